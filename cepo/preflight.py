@@ -109,7 +109,6 @@ def check_before_loading(config: RunConfig, rewards: RewardPool, problems: Probl
         RewardError, ConfigError: one of these checks fails.
     """
     from cepo.trainer.asking import reward_input
-    from cepo.workers.loading import check_adapter_targets
 
     problem = problems[0]
     failure = rewards.trial(reward_input(problem, problem.ground_truth, 1, rewards.needs_images))
@@ -121,4 +120,7 @@ def check_before_loading(config: RunConfig, rewards: RewardPool, problems: Probl
             "the run ends there",
             failure.reason,
         )
-    check_adapter_targets(config.worker.actor)
+    if config.worker.actor.model.lora.rank:
+        from cepo.workers.adapters import check_adapter_targets  # loads PEFT
+
+        check_adapter_targets(config.worker.actor)

@@ -123,7 +123,7 @@ def read_section(
         SectionError: unknown key, wrong type, value out of bounds, or a required setting is missing.
     """
     adapter = TypeAdapter(kind)
-    given = _merged(default_tree(kind), cast("Tree", tree)) if isinstance(tree, Mapping) else tree
+    given = merged_trees(default_tree(kind), cast("Tree", tree)) if isinstance(tree, Mapping) else tree
     try:
         return adapter.validate_python(given)
     except ValidationError as error:
@@ -149,13 +149,13 @@ def default_tree(kind: type[Any]) -> Tree:
     return tree
 
 
-def _merged(below: Tree, above: Mapping[str, Any]) -> Tree:
+def merged_trees(below: Tree, above: Mapping[str, Any]) -> Tree:
     """Merges `above` into a copy of `below`: mappings are merged, everything else is replaced."""
     tree = copy.deepcopy(below)
     for name, value in above.items():
         inner = tree.get(name)
         if isinstance(value, Mapping) and isinstance(inner, dict):
-            tree[name] = _merged(cast("Tree", inner), cast("Tree", value))
+            tree[name] = merged_trees(cast("Tree", inner), cast("Tree", value))
         else:
             tree[name] = copy.deepcopy(cast(Any, value))
     return tree

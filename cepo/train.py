@@ -253,12 +253,12 @@ def _problem_sets(
     if config.data.val_files is not None:
         held_out = ProblemSet(config.data.val_files, config.data, processing)
     if with_solutions:
-        problems.require_solutions(f"algorithm.{config.algorithm.adv_estimator}.positive.source=solution")
+        problems.require_solutions("algorithm.positive.source=solution")
     return problems, held_out
 
 
 def _total_steps(config: RunConfig, num_problems: int) -> int:
-    from cepo.data.order import steps_per_epoch
+    from cepo.data.dataset import steps_per_epoch
 
     per_epoch = steps_per_epoch(num_problems, config.data.rollout_batch_size)
     chosen = config.trainer.max_steps

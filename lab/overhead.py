@@ -64,7 +64,7 @@ def sides_of(options: argparse.Namespace, folder: str) -> dict[str, tuple[str, d
         "micro_batch": options.micro_batch,
         "gradient_checkpointing": options.gradient_checkpointing,
     }
-    decay = f"algorithm.{options.with_teachers}.lambda_decay_steps={options.warm_up + options.pairs}"
+    decay = f"algorithm.weight.lambda_decay_steps={options.warm_up + options.pairs}"
     module, without = "lab.support.training", {"method": options.without}
     told = {
         WITH: shared | {"method": options.with_teachers, "overrides": [decay, *options.overrides]},
@@ -83,7 +83,7 @@ def num_active_steps(options: argparse.Namespace) -> int:
     """Returns the number of steps of the full schedule in which the method uses its teachers."""
     from cepo.algorithms import build_estimator
 
-    estimator = build_estimator(options.with_teachers, {"lambda_decay_steps": options.decay})
+    estimator = build_estimator(options.with_teachers, {"weight": {"lambda_decay_steps": options.decay}})
     return sum(estimator.needs_teacher(step=step) for step in range(options.schedule))
 
 

@@ -78,7 +78,7 @@ COMMON = [
 RUNS: Mapping[str, Sequence[str]] = {
     "transformers": [
         "worker.rollout.name=transformers",
-        "algorithm.cepo.teacher.source=ema",
+        "algorithm.teacher.source=ema",
         "algorithm.disable_kl=false",
         "algorithm.use_kl_loss=true",
     ],

@@ -13,13 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from cepo.algorithms import available_estimators
+from cepo.algorithms.base import presets_of
+from cepo.algorithms.settings import SharedSettings
 from cepo.config import RunConfig, load_config
 from cepo.config.easyr1 import EASYR1_KEYS, ENGINE_KEYS, TABLE, engine_key_of
-from cepo.config.listing import REQUIRED, Setting, file_schema, method_settings, settings_of, written
+from cepo.config.listing import REQUIRED, Setting, declared_settings, file_schema, method_settings, settings_of, written
 from cepo.config.schema import LoraConfig
 from cepo.models.families import family_lines
-from cepo.models.families.qwen3_vl import PUBLISHED_SIZES, published_config
+from cepo.models.families.qwen import PUBLISHED_SIZES, published_config
+from cepo.sections import default_tree
 from cepo.sizing import ModelShape, estimate_memory, fit, shape_of
+from cepo.trees import leaves
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -46,6 +50,21 @@ Paths are relative to the working directory. Paths under `configs/` and `cepo/` 
 folder.
 """
 
+CRITIC = """
+`worker.critic` has the settings of `worker.actor` too, with the same defaults and meanings, except
+those of the policy alone: `clip_ratio_*`, `loss_type`, `rollout_is*`, `tau_*`,
+`model.tokenizer_path`, `model.fp32_logits` and `model.lora`.
+"""
+METHODS = """## Methods
+
+`algorithm.adv_estimator` chooses the method, which reads some of the sections of `algorithm`. Their
+values hold for every method, so that another method can be chosen while the rest stays. A preset is
+a method's own default. A changed setting that the method does not read has no effect, and the plan
+of the run says so. [methods.md](methods.md) has the equations.
+
+| method | reads | presets |
+| --- | --- | --- |"""
+
 
 def rows(settings: Iterable[Setting]) -> Iterator[str]:
     """Yields table rows of settings with their meaning."""
@@ -55,13 +74,14 @@ def rows(settings: Iterable[Setting]) -> Iterator[str]:
 
 def document() -> str:
     """Returns the whole page on settings."""
+    of_methods = {setting.key for name in available_estimators() for setting in method_settings(name)}
     parts = [HEAD, "## Settings\n", "| key | default | accepts | meaning |", "| --- | --- | --- | --- |"]
-    parts += rows(settings_of())
-    parts.append("\n## Methods\n\nEach method reads its own section; [methods.md](methods.md) has the equations.\n")
-    for name in available_estimators():
-        parts += [f"### `algorithm.{name}.*`\n", "| key | default | accepts | meaning |", "| --- | --- | --- | --- |"]
-        parts += [*rows(method_settings(name)), ""]
+    parts += rows(setting for setting in declared_settings() if setting.key not in of_methods)
+    parts += [CRITIC, METHODS, *map(_method_row, available_estimators()), ""]
+    parts += ["| key | default | accepts | meaning |", "| --- | --- | --- | --- |"]
+    parts += [row for name in available_estimators() for row in rows(method_settings(name))]
     parts += [
+        "",
         "## EasyR1 keys without effect\n",
         "These keys are accepted, and one notice lists those that a run sets.\n[from-easyr1.md](from-easyr1.md) has every key.\n",
         "| key | why |",
@@ -69,6 +89,13 @@ def document() -> str:
     ]
     parts += [f"| `{name}` | {_cell(entry.why)} |" for name, entry in ENGINE_KEYS.items()]
     return "\n".join(parts) + "\n"
+
+
+def _method_row(name: str) -> str:
+    presets, defaults = presets_of(name), dict(leaves(default_tree(SharedSettings)))
+    read = ", ".join(f"`{section}`" for section in presets) or "nothing"
+    own = ", ".join(f"`{key}={written(value)}`" for key, value in leaves(presets) if key and value != defaults[key])
+    return f"| `{name}` | {read} | {own} |"
 
 
 def easyr1_rows() -> Iterator[str]:

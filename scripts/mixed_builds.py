@@ -33,23 +33,32 @@ def fails(*packages: str) -> bool:
     return done.returncode != 0
 
 
-def main() -> int:
-    """Mends the environment of this Python if its builds do not match; returns 0, or 1 if torchvision still fails."""
+def declare_operators() -> bool:
+    """Declares torchvision's operators where its own library does not load; returns whether it was needed."""
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None or not fails("torch", "torchvision"):
-        return 0
+        return False
     file = Path(spec.origin).with_name("_meta_registrations.py")
     text = file.read_text(encoding="utf-8")
     if _MARK not in text:
         file.write_text(_DECLARATION + text, encoding="utf-8")
         for cached in file.parent.glob("__pycache__/_meta_registrations.*.pyc"):
             cached.unlink()
+    return True
+
+
+def main() -> int:
+    """Mends the environment of this Python if its builds do not match; returns 0, or 1 if torchvision still fails."""
+    mended = ["torchvision, which imports without its operators"] if declare_operators() else []
+    # pip brings these back with each installation, also where torchvision was mended before.
     beside = [name for name in ("torchaudio", "torchcodec") if importlib.util.find_spec(name) and fails("torch", name)]
     if beside:
         subprocess.run([sys.executable, "-m", "pip", "uninstall", "--quiet", "--yes", *beside], check=True)
-    names = ", ".join(["torchvision", *beside])
-    print(f"{names}: built for CUDA beside a CPU build of torch; torchvision imports without its operators {beside}")
-    return int(fails("torch", "torchvision"))
+        mended += [f"{name}, which was removed" for name in beside]
+    if not mended:
+        return 0
+    print(f"Built for CUDA beside a CPU build of torch: {'; '.join(mended)}.")
+    return int(importlib.util.find_spec("torchvision") is not None and fails("torch", "torchvision"))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from cepo.config import RunConfig, load_config
 from cepo.config.schema import LoraConfig
 from cepo.doctor.machine import Machine
 from cepo.hardware.tools import BuildTools
-from cepo.models.families.qwen3_vl import published_config
+from cepo.models.families.qwen import published_config
 from cepo.sizing import ModelShape, shape_of
 
 GIB = 2**30

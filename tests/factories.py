@@ -81,7 +81,7 @@ def token_batch(
 
 def weighted_advantages(advantages: Tensor, delta: Tensor, *, mixing: float, clip_radius: float) -> Tensor:
     """What the contrastive method makes of given (B,) advantages and (B, T) evidence, in place of its group's."""
-    settings = {"lambda_init": mixing, "lambda_schedule": "constant", "clip_radius": clip_radius}
+    settings = {"weight": {"lambda_init": mixing, "lambda_schedule": "constant", "clip_radius": clip_radius}}
     rows, width = delta.shape
     views = {"correct": delta, "wrong": torch.zeros_like(delta)}
     batch = token_batch([0.0] * rows, [0] * rows, lengths=[width] * rows, old=delta, views=views, dtype=delta.dtype)

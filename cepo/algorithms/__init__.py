@@ -10,6 +10,7 @@ from cepo.algorithms.base import (
     estimator_class,
     load_plugin,
     register_estimator,
+    section_of,
 )
 from cepo.algorithms.grpo import group_advantages
 
@@ -24,4 +25,5 @@ __all__ = [
     "group_advantages",
     "load_plugin",
     "register_estimator",
+    "section_of",
 ]

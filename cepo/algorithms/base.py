@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 from pydantic.dataclasses import is_pydantic_dataclass
 
 from cepo.algorithms import credit
-from cepo.algorithms.settings import NegativeConfig, NoSettings, PositiveConfig, TeacherConfig
+from cepo.algorithms.settings import NegativeConfig, NoSettings, PositiveConfig, SharedSettings, TeacherConfig
 from cepo.errors import ConfigError, did_you_mean
-from cepo.sections import read_section, section
+from cepo.sections import Tree, default_tree, fields_of, read_section, section
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ _registry: dict[str, type[Estimator]] = {}
 _plugins: dict[str, list[str]] = {}
 _EstimatorType = TypeVar("_EstimatorType", bound="type[Estimator]")
 _Section = TypeVar("_Section", TeacherConfig, PositiveConfig, NegativeConfig)
+SHARED: Mapping[str, Any] = {name: field.annotation for name, field in fields_of(SharedSettings).items()}
+"""The types of the settings and sections of `algorithm` that methods share, by name."""
 
 
 class Estimator(ABC):
@@ -37,6 +39,9 @@ class Estimator(ABC):
     scheduled is a function of its config and the step.
 
     Attributes:
+        Config: the settings that the method reads. A field with the name of a section of `SharedSettings`, such as
+            `teacher`, takes the values of `algorithm.teacher`, with the field's default as the method's presets; all
+            other fields are `algorithm.<name>.*`.
         views: names of the teacher contexts, in a fixed order.
         distilled_view: the view of which the update needs the whole distribution, not only log-probs of sampled tokens.
         needs_group: the method compares the responses to a prompt, so at least two are needed.
@@ -44,7 +49,6 @@ class Estimator(ABC):
         needs_values: the method reads a critic's values and returns its targets.
         reads_old_log_probs: the signal of a row (of a row with a reference, for a method with views) depends on
             `old_log_probs`. Otherwise rows whose update starts from the weights that sampled them need no scoring.
-        shared_settings: key of a common setting `algorithm.<key>` -> the method's own setting, which takes precedence.
     """
 
     name: ClassVar[str]
@@ -55,7 +59,6 @@ class Estimator(ABC):
     needs_baseline: ClassVar[bool] = False
     needs_values: ClassVar[bool] = False
     reads_old_log_probs: bool = True  # likewise
-    shared_settings: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -135,7 +138,7 @@ def register_estimator(name: str) -> Callable[[_EstimatorType], _EstimatorType]:
     """Decorates a class to register it as `algorithm.adv_estimator=<name>`, with its `Config` as a section.
 
     Raises:
-        ConfigError: another class already has this name.
+        ConfigError: another class already has this name, or a field has the name of a shared section and another type.
     """
 
     def register(cls: _EstimatorType) -> _EstimatorType:
@@ -144,6 +147,13 @@ def register_estimator(name: str) -> Callable[[_EstimatorType], _EstimatorType]:
         cls.name = name
         if not is_pydantic_dataclass(cls.Config):
             cls.Config = section(cls.Config)
+        for key, field in fields_of(cls.Config).items():
+            own, kind = field.annotation, SHARED.get(key, field.annotation)
+            if own is not kind and not (isinstance(own, type) and issubclass(kind, own)):
+                raise ConfigError(
+                    f"{cls.__qualname__}.Config.{key}: algorithm.{key} is shared by the methods and has the type "
+                    f"{kind.__name__}; declare that type, or give the setting another name"
+                )
         _registry[name] = cls
         return cls
 
@@ -203,15 +213,43 @@ def estimator_class(name: str) -> type[Estimator]:
     return _registry[name]
 
 
+def own_fields(name: str) -> list[str]:
+    """Returns the settings of the method that no other has, `algorithm.<name>.*`."""
+    return [field for field in fields_of(estimator_class(name).Config) if field not in SHARED]
+
+
+def path_of(name: str) -> str:
+    """Returns the key before those of a method's settings in messages: `algorithm` if it has none of its own."""
+    return f"algorithm.{name}" if own_fields(name) else "algorithm"
+
+
+def presets_of(name: str) -> Tree:
+    """Returns the method's defaults of the shared settings that it reads."""
+    return {field: value for field, value in default_tree(estimator_class(name).Config).items() if field in SHARED}
+
+
+def section_of(name: str, algorithm: Mapping[str, Any]) -> Tree:
+    """Returns the settings that the method reads, for `build_config`, out of a configuration's section `algorithm`."""
+    read: Tree = {}
+    for field, declared in fields_of(estimator_class(name).Config).items():
+        value = algorithm.get(field)
+        if field in SHARED and isinstance(value, Mapping):
+            known = fields_of(cast("type[Any]", declared.annotation))
+            read[field] = {key: each for key, each in cast("Tree", value).items() if key in known}
+        elif field in SHARED and field in algorithm:
+            read[field] = value
+    return read | dict(algorithm.get(name) or {})
+
+
 def build_config(name: str, mapping: Mapping[str, Any] | None) -> Any:
-    """Builds the method's `Config` from its YAML section `algorithm.<name>`.
+    """Builds the method's `Config` from a mapping of its fields, which `section_of` returns.
 
     Raises:
         ConfigError: the method or a key is unknown, or a value has the wrong type or is not allowed.
     """
-    return read_section(estimator_class(name).Config, mapping or {}, path=f"algorithm.{name}")
+    return read_section(estimator_class(name).Config, mapping or {}, path=path_of(name))
 
 
 def build_estimator(name: str, config: Mapping[str, Any] | None = None) -> Estimator:
-    """Builds the method `name` with the settings of its section; raises `ConfigError` like `build_config`."""
+    """Builds the method `name` with the settings of its fields; raises `ConfigError` like `build_config`."""
     return estimator_class(name)(build_config(name, config))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cepo.algorithms import credit
 from cepo.algorithms.base import Estimator, GroupRelativeEstimator
 from cepo.algorithms.grpo import group_advantages
-from cepo.algorithms.settings import EvidenceConfig, HindsightConfig, PositiveConfig, WeightConfig
+from cepo.algorithms.settings import EvidenceConfig, HindsightAdvantageConfig, PositiveConfig, WeightedConfig
 from cepo.metrics import Metrics, mean_of, mean_value
 from cepo.types import TokenBatch, TokenSignal
 
@@ -24,7 +24,7 @@ def one_sided_delta(batch: TokenBatch) -> Float[Tensor, "B T"]:
 
 
 def hindsight_advantages(
-    batch: TokenBatch, config: HindsightConfig
+    batch: TokenBatch, config: HindsightAdvantageConfig
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
     """Computes `A_t = (R - V_t) / sigma`, with the share V_t of right continuations, and returns both.
 
@@ -62,23 +62,23 @@ class WeightedEstimator(GroupRelativeEstimator):
     Degenerate cases, each exactly A: lambda = 0 (no teacher is used), clip radius 0, evidence 0.
     """
 
-    config: WeightConfig
+    config: WeightedConfig
 
     def is_weighted(self, step: int) -> bool:
         """Returns whether weights have any effect at this step, that is, lambda(step) > 0 and the clip radius > 0."""
-        return self.config.lambda_at(step) > 0 and self.config.clip_radius > 0
+        return self.config.weight.lambda_at(step) > 0 and self.config.weight.clip_radius > 0
 
     def needs_teacher(self, *, step: int) -> bool:
         return self.is_weighted(step)
 
     def advantages(self, batch: TokenBatch) -> tuple[Float[Tensor, "B _"], Float[Tensor, "B T"] | None]:
         """Returns A: (B, 1) of the rollouts, or (B, T) of the tokens together with their baseline V_t."""
-        return group_advantages(batch.rewards, batch.group_ids, self.config).unsqueeze(1), None
+        return group_advantages(batch.rewards, batch.group_ids, self.config.advantage).unsqueeze(1), None
 
     def plain_signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         """Returns GRPO's signal, for a step without a teacher."""
-        plain = credit.outcome_signal(batch, group_advantages(batch.rewards, batch.group_ids, self.config))
-        mixing = {"evidence/lambda": mean_value(self.config.lambda_at(step))}
+        plain = credit.outcome_signal(batch, group_advantages(batch.rewards, batch.group_ids, self.config.advantage))
+        mixing = {"evidence/lambda": mean_value(self.config.weight.lambda_at(step))}
         return dataclasses.replace(plain, metrics=plain.metrics | mixing)
 
     def weighted_signal(self, batch: TokenBatch, delta: Float[Tensor, "B T"], *, step: int) -> TokenSignal:
@@ -87,9 +87,10 @@ class WeightedEstimator(GroupRelativeEstimator):
         `w_t = clip(exp(sign(A) delta_t), 1 - r, 1 + r)`. Diagnostics are delta, the weight before and after clipping,
         and the values of a hindsight baseline.
         """
-        mask, mixing, radius = batch.response_mask, self.config.lambda_at(step), self.config.clip_radius
+        settings, mask = self.config.weight, batch.response_mask
+        mixing, radius = settings.lambda_at(step), settings.clip_radius
         (advantages, values), counted = self.advantages(batch), mask
-        if self.config.mixed_groups_only:
+        if settings.mixed_groups_only:
             counted = mask & credit.mixed_rows(batch.correct, batch.group_ids).unsqueeze(1)
         delta, sign = delta.detach().where(counted, 0.0), credit.advantage_sign(advantages)
         weight = credit.evidence_weight(delta, sign, clip_radius=radius)
@@ -110,7 +111,7 @@ class WeightedEstimator(GroupRelativeEstimator):
 
 
 class EvidenceEstimator(WeightedEstimator):
-    """Base of methods that weight GRPO's advantage, or with `baseline: hindsight` that of `hindsight_advantages`.
+    """Base of methods that weight GRPO's advantage, or with `advantage.baseline: hindsight` that of `hindsight_advantages`.
 
     The weights are evidence from answers. With the hindsight baseline every step uses teachers, and all rollouts learn.
     """
@@ -124,7 +125,7 @@ class EvidenceEstimator(WeightedEstimator):
     @property
     def in_hindsight(self) -> bool:
         """Whether the hindsight baseline is used."""
-        return self.config.baseline == "hindsight"
+        return self.config.advantage.baseline == "hindsight"
 
     @property
     def positive(self) -> PositiveConfig:
@@ -144,4 +145,4 @@ class EvidenceEstimator(WeightedEstimator):
 
     def advantages(self, batch: TokenBatch) -> tuple[Float[Tensor, "B _"], Float[Tensor, "B T"] | None]:
         """Returns A: (B, 1) of the group, or with the hindsight baseline (B, T) and V_t."""
-        return hindsight_advantages(batch, self.config) if self.in_hindsight else super().advantages(batch)
+        return hindsight_advantages(batch, self.config.advantage) if self.in_hindsight else super().advantages(batch)

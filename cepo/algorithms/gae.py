@@ -22,19 +22,12 @@ class Gae(Estimator):
     class Config:
         """The recursion's two factors."""
 
-        gamma: float = Field(default=1.0, ge=0, le=1, description="Discount of later rewards, per token.")
-        gae_lambda: float = Field(
-            default=1.0,
-            ge=0,
-            le=1,
-            description="Lambda of GAE: a lower value reduces the variance of the returns, a higher one the bias from "
-            "the critic.",
-        )
+        gamma: float = Field(default=1.0, ge=0, le=1)
+        lam: float = Field(default=1.0, ge=0, le=1)
 
     config: Config
     needs_values = True
     reads_old_log_probs = False
-    shared_settings = {"gamma": "gamma", "lam": "gae_lambda"}  # noqa: RUF012
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         """Computes whitened advantages for the policy and unwhitened returns for the critic, both 0 on padding."""
@@ -42,7 +35,7 @@ class Gae(Estimator):
         assert batch.values is not None, "needs_values: the batch must bring the critic's values"
         mask, dtype = batch.response_mask, batch.token_level_rewards.dtype
         advantages, returns = credit.generalised_advantages(
-            batch.token_level_rewards, batch.values, mask, gamma=self.config.gamma, gae_lambda=self.config.gae_lambda
+            batch.token_level_rewards, batch.values, mask, gamma=self.config.gamma, gae_lambda=self.config.lam
         )
         return TokenSignal(
             advantages=credit.whitened(advantages, mask).to(dtype),

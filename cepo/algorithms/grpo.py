@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cepo.algorithms import credit
 from cepo.algorithms.base import GroupRelativeEstimator, register_estimator
-from cepo.algorithms.settings import GroupAdvantageConfig
+from cepo.algorithms.settings import GroupAdvantageConfig, GroupConfig
 from cepo.types import TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
@@ -41,11 +41,11 @@ class Grpo(GroupRelativeEstimator):
     Source: DeepSeekMath (Shao et al. 2024), with EasyR1's unbiased deviation and epsilon.
     """
 
-    Config = GroupAdvantageConfig
-    config: GroupAdvantageConfig
+    Config = GroupConfig
+    config: GroupConfig
     reads_old_log_probs = False
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         """Returns the group advantage on every response token, 0 on padding."""
         del step
-        return credit.outcome_signal(batch, group_advantages(batch.rewards, batch.group_ids, self.config))
+        return credit.outcome_signal(batch, group_advantages(batch.rewards, batch.group_ids, self.config.advantage))

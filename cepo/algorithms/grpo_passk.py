@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cepo.algorithms import credit
 from cepo.algorithms.base import Estimator, register_estimator
-from cepo.algorithms.settings import GroupAdvantageConfig
+from cepo.algorithms.settings import GroupConfig
 from cepo.types import TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ class GrpoPassK(Estimator):
     Source: Tang et al. 2025 (arXiv 2503.19595).
     """
 
-    Config = GroupAdvantageConfig
-    config: GroupAdvantageConfig
+    Config = GroupConfig
+    config: GroupConfig
     needs_group = True
     reads_old_log_probs = False
 
@@ -39,13 +39,13 @@ class GrpoPassK(Estimator):
 
     def _advantages(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Float[Tensor, " B"]:
         group, num_groups = credit.groups_of(group_ids)
-        _, deviation, _ = credit.group_moments(rewards, group_ids, ddof=self.config.ddof)
+        _, deviation, _ = credit.group_moments(rewards, group_ids, ddof=self.config.advantage.ddof)
         exact = rewards.double()
         lowest = exact.new_full((num_groups,), -math.inf)
         best = exact == lowest.scatter_reduce(0, group, exact, "amax")[group]
         second = lowest.scatter_reduce(0, group, exact.masked_fill(best, -math.inf), "amax")[group]
         alone = group[best].bincount(minlength=num_groups)[group] == 1
         margin = exact - second
-        if self.config.scale == "std":
+        if self.config.advantage.scale == "std":
             margin = margin / (deviation + credit.DEVIATION_FLOOR)
         return margin.where(best & alone & credit.live_rows(rewards, group_ids), 0.0).to(rewards.dtype)

@@ -8,7 +8,8 @@ from cepo.algorithms import credit
 from cepo.algorithms.base import Estimator, register_estimator
 from cepo.algorithms.evidence import hindsight_advantages, of_others, one_sided_delta, value_metrics
 from cepo.algorithms.references import positive_references
-from cepo.algorithms.settings import HindsightConfig
+from cepo.algorithms.settings import HindsightAdvantageConfig, PositiveConfig, TeacherConfig
+from cepo.sections import section
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 
@@ -22,8 +23,15 @@ class Hindsight(Estimator):
     Source: docs/hindsight.md; the ratio is from RLSD (Yang et al. 2026), the unbiasedness from Williams 1992.
     """
 
-    Config = HindsightConfig
-    config: HindsightConfig
+    @section
+    class Config:
+        """The advantage, the right answer and the teacher."""
+
+        advantage: HindsightAdvantageConfig = HindsightAdvantageConfig()
+        positive: PositiveConfig = PositiveConfig()
+        teacher: TeacherConfig = TeacherConfig()
+
+    config: Config
     views = ("correct",)
     needs_group = True
 
@@ -34,7 +42,7 @@ class Hindsight(Estimator):
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         """Computes `A_t = (R - V_t) / sigma` on every response token."""
         del step
-        advantages, values = hindsight_advantages(batch, self.config)
+        advantages, values = hindsight_advantages(batch, self.config.advantage)
         metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
         return TokenSignal(
             advantages=advantages,

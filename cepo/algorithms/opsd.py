@@ -9,8 +9,9 @@ from cepo.algorithms import credit
 from cepo.algorithms.base import Estimator, register_estimator
 from cepo.algorithms.grpo import group_advantages
 from cepo.algorithms.references import positive_references
-from cepo.algorithms.settings import DistillationConfig
+from cepo.algorithms.settings import DistillationConfig, GroupConfig, PositiveConfig, TeacherConfig
 from cepo.metrics import mean_of
+from cepo.sections import section
 from cepo.types import Distillation, Reference, RolloutGroup, TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
@@ -31,14 +32,21 @@ class Opsd(Estimator):
     Source: OPSD (Zhao et al. 2026), with settings of the CEPO paper's comparison: live teacher, ground-truth answer.
     """
 
-    Config = DistillationConfig
-    config: DistillationConfig
+    @section
+    class Config(GroupConfig):
+        """The loss, the right answer and the teacher; the group advantage is that of `policy_weight`."""
+
+        distillation: DistillationConfig = DistillationConfig()
+        positive: PositiveConfig = PositiveConfig()
+        teacher: TeacherConfig = TeacherConfig()
+
+    config: Config
     views = ("correct",)
     distilled_view = "correct"
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.needs_group = self.config.policy_weight > 0 or self.config.positive.from_peer
+        self.needs_group = self.config.distillation.policy_weight > 0 or self.config.positive.from_peer
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         """Returns the right answer or a right peer's response; with `positive.exclude_self` never a rollout's own."""
@@ -47,11 +55,11 @@ class Opsd(Estimator):
     def needs_teacher(self, *, step: int) -> bool:
         """Returns whether the teacher is read, that is, whether `weight` is above 0."""
         del step
-        return self.config.weight > 0
+        return self.config.distillation.weight > 0
 
     def live_rows(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
         """Returns True for all rows, as any may get a reference; without distillation, where group rewards differ."""
-        if self.config.weight > 0:
+        if self.config.distillation.weight > 0:
             return super().live_rows(rewards, group_ids)
         return credit.live_rows(rewards, group_ids)
 
@@ -59,14 +67,14 @@ class Opsd(Estimator):
         self, live: Bool[Tensor, " B"], has_reference: Mapping[str, Bool[Tensor, " B"]]
     ) -> Bool[Tensor, " B"]:
         """Returns the live rows with a reference, or with an additional policy loss all live rows."""
-        return live if self.config.policy_weight > 0 else live & has_reference["correct"]
+        return live if self.config.distillation.policy_weight > 0 else live & has_reference["correct"]
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         """Returns the weight of each token's divergence; the teacher's log-probs serve only metrics and diagnostics."""
-        config, mask, rewards = self.config, batch.response_mask, batch.rewards
+        config, mask, rewards = self.config.distillation, batch.response_mask, batch.rewards
         advantages = rewards.new_zeros(mask.shape)
         if config.policy_weight > 0:
-            of_rows = config.policy_weight * group_advantages(rewards, batch.group_ids, config)
+            of_rows = config.policy_weight * group_advantages(rewards, batch.group_ids, self.config.advantage)
             advantages = credit.over_response(of_rows, mask)
         metrics = credit.group_metrics(rewards, batch.correct, batch.group_ids)
         if not self.needs_teacher(step=step):

@@ -21,11 +21,9 @@ class ReinforcePlusPlus(Estimator):
     class Config:
         """The returns' one factor."""
 
-        gamma: float = Field(default=1.0, ge=0, le=1, description="Discount of later rewards, per token.")
+        gamma: float = Field(default=1.0, ge=0, le=1)
 
     config: Config
-    shared_settings = {"gamma": "gamma"}  # noqa: RUF012
-
     reads_old_log_probs = False
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:

@@ -19,10 +19,10 @@ class Sdpo(Opsd):
     """
 
     @section
-    class Config(DistillationConfig):
-        """The distillation settings with this method's divergence and teacher."""
+    class Config(Opsd.Config):
+        """Those of OPSD with another divergence and teacher."""
 
-        divergence: DivergenceConfig = DivergenceConfig(kind="jsd")
+        distillation: DistillationConfig = DistillationConfig(divergence=DivergenceConfig(kind="jsd"))
         teacher: TeacherConfig = TeacherConfig(source="ema")
 
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -1,4 +1,8 @@
-"""Declares the settings that methods share. `DivergenceConfig` is in `cepo.types`, because the losses use it too."""
+"""Declares the settings `algorithm.*` that methods share, in sections of which each method reads some.
+
+A method's `Config` has a field of the same name and type for each section that it reads; the field's default is the
+method's preset. `DivergenceConfig` is in `cepo.types`, because the losses use it too.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ ReferenceSource = Literal["ground_truth", "peer_answer", "peer_full", "peer_pref
 
 @section
 class NoSettings:
-    """The section of a method without settings."""
+    """The settings of a method that has none."""
 
 
 @section
@@ -32,8 +36,38 @@ class GroupAdvantageConfig:
 
 
 @section
+class HindsightAdvantageConfig(GroupAdvantageConfig):
+    """Settings of the advantage over the hindsight baseline: also the meaning of rewards."""
+
+    reward_low: float = Field(default=0.0, description="Hindsight baseline: reward of a wrong response.")
+    reward_high: float = Field(
+        default=1.0,
+        description="Hindsight baseline: reward of a right response; rewards in between count in proportion.",
+    )
+
+    @model_validator(mode="after")
+    def _rewards_differ(self) -> Self:
+        if self.reward_high <= self.reward_low:
+            raise ValueError(
+                f"reward_high {self.reward_high} is not above reward_low {self.reward_low}; a right response must earn more"
+            )
+        return self
+
+
+@section
+class AdvantageConfig(HindsightAdvantageConfig):
+    """`algorithm.advantage.*`: what the reward is compared with, and the scale of the difference."""
+
+    baseline: Literal["group", "hindsight"] = Field(
+        default="group",
+        description="What the reward is compared with. group: the group's mean; hindsight: the pass rate of the other "
+        "rollouts, updated at each token by the evidence of the right answer.",
+    )
+
+
+@section
 class PositiveConfig:
-    """Settings of the correct answer that the teacher sees."""
+    """`algorithm.positive.*`: the correct answer that the teacher sees."""
 
     source: Literal[ReferenceSource, "solution", "solution_or_answer"] = Field(
         default="ground_truth",
@@ -60,7 +94,7 @@ class PositiveConfig:
 
 @section
 class NegativeConfig:
-    """Settings of the wrong answer: its source, the choice of the wrong rollout, and what happens without one."""
+    """`algorithm.negative.*`: the wrong answer, the choice of the wrong rollout, and what happens without one."""
 
     source: ReferenceSource = Field(
         default="peer_answer",
@@ -87,7 +121,7 @@ class NegativeConfig:
 
 @section
 class TeacherConfig:
-    """Settings of the teacher's weights, and of how it is shown the reference."""
+    """`algorithm.teacher.*`: the teacher's weights, and how it is shown the reference."""
 
     source: Literal["actor", "reference", "snapshot", "ema"] = Field(
         default="actor",
@@ -120,29 +154,8 @@ class TeacherConfig:
 
 
 @section
-class HindsightConfig(GroupAdvantageConfig):
-    """Settings of the hindsight baseline: the meaning of rewards, the reference, the teacher."""
-
-    reward_low: float = Field(default=0.0, description="Hindsight baseline: reward of a wrong response.")
-    reward_high: float = Field(
-        default=1.0,
-        description="Hindsight baseline: reward of a right response; rewards in between count in proportion.",
-    )
-    positive: PositiveConfig = PositiveConfig()
-    teacher: TeacherConfig = TeacherConfig()
-
-    @model_validator(mode="after")
-    def _rewards_differ(self) -> Self:
-        if self.reward_high <= self.reward_low:
-            raise ValueError(
-                f"reward_high {self.reward_high} is not above reward_low {self.reward_low}; a right response must earn more"
-            )
-        return self
-
-
-@section
-class WeightConfig(GroupAdvantageConfig):
-    """Settings of the evidence weight: its strength at each step, and its bounds."""
+class WeightConfig:
+    """`algorithm.weight.*`: the evidence weight, its strength at each step, and its bounds."""
 
     lambda_init: float = Field(default=0.5, ge=0, le=1, description="Highest value of the mixing weight lambda.")
     lambda_schedule: Literal["linear", "constant"] = Field(
@@ -181,35 +194,8 @@ class WeightConfig(GroupAdvantageConfig):
 
 
 @section
-class EvidenceConfig(WeightConfig, HindsightConfig):
-    """Settings of the methods that weight the advantage by evidence, with either baseline."""
-
-    baseline: Literal["group", "hindsight"] = Field(
-        default="group",
-        description="What the reward is compared with. group: the group's mean; hindsight: the pass rate of the other "
-        "rollouts, updated at each token by the evidence of the right answer.",
-    )
-
-
-@section
-class ContrastiveConfig(EvidenceConfig):
-    """Settings of the methods that contrast the correct answer with wrong ones."""
-
-    negative: NegativeConfig = NegativeConfig()
-
-    @model_validator(mode="after")
-    def _the_baseline_keeps_its_side(self) -> Self:
-        if self.baseline == "hindsight" and self.negative.fallback == "neutral":
-            raise ValueError(
-                "negative.fallback neutral leaves rollouts without a right side, which baseline hindsight needs; "
-                "accepted with that baseline: student"
-            )
-        return self
-
-
-@section
-class DistillationConfig(GroupAdvantageConfig):
-    """Settings of the distillation methods. `ddof` and `scale` belong to the group advantage that `policy_weight` adds."""
+class DistillationConfig:
+    """`algorithm.distillation.*`: the loss of the methods that distil the teacher."""
 
     weight: float = Field(default=1.0, ge=0, description="Weight of the divergence in the loss.")
     policy_weight: float = Field(
@@ -219,13 +205,72 @@ class DistillationConfig(GroupAdvantageConfig):
         "loss.",
     )
     divergence: DivergenceConfig = DivergenceConfig()
-    positive: PositiveConfig = PositiveConfig()
-    teacher: TeacherConfig = TeacherConfig()
 
     @model_validator(mode="after")
     def _learns_something(self) -> Self:
         if self.weight + self.policy_weight == 0:
             raise ValueError(
                 "weight and policy_weight are both 0, so that nothing is learned; one of them must be above 0"
+            )
+        return self
+
+
+@section
+class SharedSettings:
+    """The settings of `algorithm` that several methods read."""
+
+    gamma: float = Field(
+        default=1.0, ge=0, le=1, description="Discount of later rewards per token, for methods that have one."
+    )
+    lam: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="Lambda of generalised advantage estimation: a lower value reduces the variance of the returns, a "
+        "higher one the bias from the critic.",
+    )
+    advantage: AdvantageConfig = AdvantageConfig()
+    weight: WeightConfig = WeightConfig()
+    positive: PositiveConfig = PositiveConfig()
+    negative: NegativeConfig = NegativeConfig()
+    teacher: TeacherConfig = TeacherConfig()
+    distillation: DistillationConfig = DistillationConfig()
+
+
+@section
+class GroupConfig:
+    """What a group-relative method reads."""
+
+    advantage: GroupAdvantageConfig = GroupAdvantageConfig()
+
+
+@section
+class WeightedConfig(GroupConfig):
+    """What a method reads that weights the group's advantage token by token."""
+
+    weight: WeightConfig = WeightConfig()
+
+
+@section
+class EvidenceConfig(WeightedConfig):
+    """What a method reads that weights the advantage over either baseline by evidence from answers."""
+
+    advantage: AdvantageConfig = AdvantageConfig()
+    positive: PositiveConfig = PositiveConfig()
+    teacher: TeacherConfig = TeacherConfig()
+
+
+@section
+class ContrastiveConfig(EvidenceConfig):
+    """What a method reads that contrasts the correct answer with wrong ones."""
+
+    negative: NegativeConfig = NegativeConfig()
+
+    @model_validator(mode="after")
+    def _the_baseline_keeps_its_side(self) -> Self:
+        if self.advantage.baseline == "hindsight" and self.negative.fallback == "neutral":
+            raise ValueError(
+                "negative.fallback neutral leaves rollouts without a right side, which advantage.baseline hindsight "
+                "needs; accepted with that baseline: student"
             )
         return self

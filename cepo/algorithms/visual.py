@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from cepo.algorithms.base import register_estimator
 from cepo.algorithms.evidence import WeightedEstimator
-from cepo.algorithms.settings import WeightConfig
+from cepo.algorithms.settings import WeightedConfig
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 
@@ -20,7 +20,7 @@ class Visual(WeightedEstimator):
     privilege of ViCuR (arXiv 2606.05718), with RLSD's weight.
     """
 
-    Config = WeightConfig
+    Config = WeightedConfig
     views = ("blind",)
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:

@@ -134,9 +134,8 @@ def evaluate(plan: Plan) -> dict[str, Any]:
     """
     from cepo.data.dataset import most_visuals
     from cepo.evaluation.accuracy import benchmark_figures
-    from cepo.evaluation.engine import engine
     from cepo.evaluation.results import GENERATIONS_FILE, write_results
-    from cepo.evaluation.run import asker_of, graded_rows, reward_pool
+    from cepo.evaluation.run import asker_of, engine, graded_rows, reward_pool
     from cepo.tracking.lines import LineFile
 
     model = plan.config.worker.actor.model

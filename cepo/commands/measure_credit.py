@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from cepo.commands.checkpoint_arguments import config_of_checkpoint, name_of_results
 from cepo.config import RunConfig
+from cepo.config.loader import plain_tree
 from cepo.errors import ConfigError
+from cepo.live_view import SafeConsole
 from cepo.progress import log_to_stderr
-from cepo.terminal import SafeConsole
 
 if TYPE_CHECKING:
     from cepo.credit.method_list import MeasuredMethod
@@ -63,7 +64,7 @@ def make_credit_plan(
         config=config,
         checkpoint=checkpoint,
         actor=actor,
-        methods=read_methods(methods, config.methods),
+        methods=read_methods(methods, plain_tree(config)["algorithm"]),
         numbers=numbers,
         out=Path(out or f"credit/{name}"),
     )

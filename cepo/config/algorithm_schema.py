@@ -1,4 +1,4 @@
-"""Declares the settings `algorithm.*` that all methods share."""
+"""Declares the settings `algorithm.*`; those that methods read are in `cepo.algorithms.settings`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from typing import Literal
 
 from pydantic import Field
 
-from cepo.algorithms.settings import DEFAULT_ESTIMATOR
+from cepo.algorithms.settings import DEFAULT_ESTIMATOR, SharedSettings
 from cepo.sections import section
 
 
 @section
-class AlgorithmConfig:
-    """`algorithm.*`: the method, and what counts as a correct response. Each method adds its own section."""
+class AlgorithmConfig(SharedSettings):
+    """`algorithm.*`: the method, the settings of methods, and what counts as a correct response."""
 
     adv_estimator: str = Field(
         default=DEFAULT_ESTIMATOR,
-        description="Name of the method (the advantage estimator); `algorithm.<name>.*` holds its settings.",
+        description="Name of the method (the advantage estimator). It reads some of the sections below, with its own "
+        "presets, and `algorithm.<name>` if it has settings that no other method has.",
     )
     disable_kl: bool = Field(default=False, description="Train without a KL penalty, and without reference weights.")
     use_kl_loss: bool = Field(
@@ -39,19 +40,6 @@ class AlgorithmConfig:
         description="Adaptive KL: horizon in sequences; the larger it is, the more slowly the weight changes.",
     )
     kl_target: float = Field(default=0.1, gt=0, description="Adaptive KL: target of the KL in nats per token.")
-    gamma: float = Field(
-        default=1.0,
-        ge=0,
-        le=1,
-        description="Discount of later rewards, for methods that have one; the method's own section takes precedence.",
-    )
-    lam: float = Field(
-        default=1.0,
-        ge=0,
-        le=1,
-        description="Lambda of generalised advantage estimation, for methods that use it; the method's own section "
-        "takes precedence.",
-    )
     online_filtering: bool = Field(
         default=False,
         description="Keep only groups whose mean filter_key is between filter_low and filter_high, and sample other "

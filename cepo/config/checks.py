@@ -131,7 +131,7 @@ def _positions_of(model: ModelConfig) -> int | None:
 def _check_method(config: RunConfig) -> None:
     name = config.algorithm.adv_estimator
     estimator = build_estimator(name, config.methods[name])
-    require_file(f"algorithm.{name}.teacher.template", estimator.teacher.template)
+    require_file("algorithm.teacher.template", estimator.teacher.template)
     if estimator.needs_group and config.worker.rollout.n == 1:
         raise ConfigError(
             f"worker.rollout.n=1 with algorithm.adv_estimator={name}: this method compares the responses to one prompt "

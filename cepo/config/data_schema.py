@@ -41,7 +41,7 @@ class DataConfig:
     )
     train_weights: list[Annotated[float, Field(gt=0)]] | None = Field(
         default=None,
-        description="Share of each training set in every step, in the order of train_files; the sum does not matter. "
+        description="Share of problems from each training set, in the order of train_files; the sum does not matter. "
         "null: all rows form one set.",
     )
     val_files: Annotated[Annotated[str, AfterValidator(located_data)] | None, NOT_DECISIVE] = Field(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from cepo.algorithms import available_estimators, estimator_class
+from cepo.algorithms.base import own_fields
 from cepo.config.schema import RunSettings
 from cepo.errors import ConfigError, did_you_mean
 from cepo.sections import Tree, accepted_range, accepted_type, choices_of, default_tree, leaves_of
@@ -43,7 +44,7 @@ class Setting:
 
 
 def settings_of(section: type[Any] = RunSettings, path: str = "") -> Iterator[Setting]:
-    """Yields the settings of a section in order of declaration, without those of methods."""
+    """Yields the settings of a section in order of declaration, without those that a single method has."""
     defaults = default_tree(section)
     for key, node in leaves_of(TypeAdapter(section).json_schema()):
         default: Any = defaults
@@ -60,13 +61,26 @@ def settings_of(section: type[Any] = RunSettings, path: str = "") -> Iterator[Se
 
 
 def method_settings(name: str) -> list[Setting]:
-    """Returns the settings of `algorithm.<name>`."""
-    return list(settings_of(estimator_class(name).Config, f"algorithm.{name}."))
+    """Returns the settings of `algorithm.<name>`, which no other method has."""
+    own, path = own_fields(name), f"algorithm.{name}."
+    found = settings_of(estimator_class(name).Config, path)
+    return [setting for setting in found if setting.key.removeprefix(path).partition(".")[0] in own]
 
 
 def all_settings() -> list[Setting]:
     """Returns all settings of a configuration, with those of the methods last."""
     return [*settings_of(), *(setting for name in available_estimators() for setting in method_settings(name))]
+
+
+def declared_settings() -> list[Setting]:
+    """Returns all settings, each declaration once: the critic's settings are the actor's where nothing but the key differs."""
+    found = {setting.key: setting for setting in all_settings()}
+
+    def is_the_actors(setting: Setting) -> bool:
+        actors = setting.key.replace("worker.critic.", "worker.actor.")
+        return actors != setting.key and found.get(actors) == replace(setting, key=actors)
+
+    return [setting for setting in found.values() if not is_the_actors(setting)]
 
 
 def settings_in_words(name: str) -> str:
@@ -93,25 +107,19 @@ def written(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def run_schema() -> Tree:
-    """Returns the JSON schema of a whole configuration, with the sections of all registered methods."""
-    kinds = {"": RunSettings, **{name: estimator_class(name).Config for name in available_estimators()}}
-    schemas, shared = TypeAdapter.json_schemas(
-        [(name, "validation", TypeAdapter(kind)) for name, kind in kinds.items()]
-    )
-    definitions = shared["$defs"]
-    run = schemas["", "validation"]
-    definitions["AlgorithmConfig"]["properties"] |= {name: schemas[name, "validation"] for name in kinds if name}
-    return {**definitions[str(run["$ref"]).rpartition("/")[2]], "$defs": definitions}
-
-
 def file_schema() -> Tree:
-    """Returns the schema for editors: `run_schema` without required keys, because a file may extend another one.
+    """Returns the JSON schema for editors, with the own settings of all registered methods.
 
-    It accepts a reference `${...}` for any value, and unknown sections of `algorithm` for the methods of plug-ins.
+    No key is required, because a file may extend another one; a reference `${...}` is accepted for any value, and unknown
+    sections of `algorithm` for the methods of plug-ins.
     """
-    schema = run_schema()
+    schema = TypeAdapter(RunSettings).json_schema()
     definitions = schema["$defs"]
+    for name in available_estimators():
+        nodes = TypeAdapter(estimator_class(name).Config).json_schema().get("properties", {})
+        if own := {field: nodes[field] for field in own_fields(name)}:
+            definitions[f"algorithm.{name}"] = {"type": "object", "additionalProperties": False, "properties": own}
+            definitions["AlgorithmConfig"]["properties"][name] = {"$ref": f"#/$defs/algorithm.{name}"}
     for section in (schema, *definitions.values()):
         section.pop("required", None)
         section["properties"] = {name: _or_reference(node) for name, node in section.get("properties", {}).items()}

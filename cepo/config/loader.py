@@ -12,9 +12,10 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic.dataclasses import is_pydantic_dataclass
 
 from cepo import interrupts
-from cepo.algorithms import available_estimators, estimator_class, load_plugin
+from cepo.algorithms import available_estimators, estimator_class, load_plugin, section_of
+from cepo.algorithms.base import SHARED, own_fields, path_of, presets_of
 from cepo.config.easyr1 import EASYR1_KEYS, refuse_fork_keys, report_engine_keys, without_engine_keys
-from cepo.config.listing import run_schema
+from cepo.config.moved_keys import refuse_moved_keys
 from cepo.config.other_programs import own_name
 from cepo.config.paths import located
 from cepo.config.private import environment_references, with_references, without_secrets
@@ -22,7 +23,7 @@ from cepo.config.schema import RunConfig, RunSettings
 from cepo.config.sources import Origins, Source, read_arguments
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import ConfigError, place_in
-from cepo.sections import Tree, default_tree, fields_of
+from cepo.sections import Tree, default_tree, fields_of, merged_trees
 from cepo.trees import is_dict, is_mapping, leaves, with_texts
 
 logger = logging.getLogger(__name__)
@@ -44,10 +45,14 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
     origins = Origins()
     for source in sources:
         origins.update(source.origins)
-    merged = _merged(sources)
+    defaults = default_tree(RunSettings)
+    merged = _merged(sources, defaults)
     with interrupts.loading():
         _load_plugins(merged, origins)
     refuse_fork_keys(_plain_unresolved(merged), origins)
+    refuse_moved_keys(_plain_unresolved(merged), origins)
+    if presets := presets_of(_method(merged, origins)):
+        merged = _merged(sources, merged_trees(defaults, {"algorithm": presets}))
     tree, without_effect = without_engine_keys(_resolved(merged, origins), origins)
     run = _read_run(tree, origins)
     report_engine_keys(without_effect, origins)
@@ -58,22 +63,17 @@ def _read_run(tree: Tree, origins: Origins) -> RunConfig:
     for key, _ in leaves(tree):
         if (own := own_name(key)) is not None:
             raise origins.error(key, f"unknown key '{key}'. This is another program's name; here it is {own}.")
-    algorithm: Tree = tree["algorithm"]
+    tree["algorithm"] = algorithm = _located_strings(tree["algorithm"])
     written = {name: algorithm.pop(name) for name in available_estimators() if name in algorithm}
-    settings = origins.read(RunSettings, tree, schema=run_schema, elsewhere=tuple(EASYR1_KEYS))
-    chosen = settings.algorithm.adv_estimator
-    try:
-        estimator_class(chosen)
-    except ConfigError as error:
-        raise origins.error("algorithm.adv_estimator", str(error)) from None
+    own = [f"algorithm.{name}.{field}" for name in available_estimators() for field in own_fields(name)]
+    settings = origins.read(RunSettings, tree, elsewhere=(*EASYR1_KEYS, *own))
+    shared = dataclasses.asdict(settings.algorithm)
     methods: dict[str, Tree] = {}
-    for name in sorted({chosen, *written}):
-        estimator = estimator_class(name)
-        section: Any = written.get(name) or {}
-        shared = {own: getattr(settings.algorithm, key) for key, own in estimator.shared_settings.items()}
-        if is_mapping(section):
-            section = _located_strings({**shared, **section})
-        methods[name] = dataclasses.asdict(origins.read(estimator.Config, section, path=f"algorithm.{name}"))
+    for name in sorted({settings.algorithm.adv_estimator, *written}):
+        if not is_mapping(section := written.get(name) or {}):
+            raise origins.error(f"algorithm.{name}", f"algorithm.{name} must be a section with keys, got {section!r}.")
+        tree = section_of(name, {**shared, name: section})
+        methods[name] = dataclasses.asdict(origins.read(estimator_class(name).Config, tree, path=path_of(name)))
     parts = {field: getattr(settings, field) for field in fields_of(RunSettings)}
     return RunConfig(**parts, methods=methods)
 
@@ -82,7 +82,9 @@ def plain_tree(config: RunConfig) -> dict[str, Any]:
     """Returns all settings as plain mappings, lists and values, under the keys of configuration files."""
     tree = dataclasses.asdict(config)
     tree.pop("from_environment")
-    tree["algorithm"].update(tree.pop("methods"))
+    for name, settings in tree.pop("methods").items():
+        if own := {field: settings[field] for field in own_fields(name)}:
+            tree["algorithm"][name] = own
     return tree
 
 
@@ -92,11 +94,16 @@ def dump_config(config: RunConfig) -> str:
 
 
 def record_tree(config: RunConfig) -> dict[str, Any]:
-    """Returns all settings for records that others may read.
+    """Returns the settings of a run for records that others may read, without those that its method does not read.
 
     Values from the environment remain references, and secret settings (`api_key`, `token`, ...) are masked.
     """
-    return with_references(without_secrets(_escaped(plain_tree(config))), config.from_environment)
+    tree = plain_tree(config)
+    read = config.methods[config.algorithm.adv_estimator]
+    for name in SHARED:
+        del tree["algorithm"][name]
+    tree["algorithm"].update({name: value for name, value in read.items() if name in SHARED})
+    return with_references(without_secrets(_escaped(tree)), config.from_environment)
 
 
 def dump_for_record(config: RunConfig) -> str:
@@ -104,9 +111,9 @@ def dump_for_record(config: RunConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(record_tree(config)))
 
 
-def _merged(sources: Sequence[Source]) -> DictConfig:
+def _merged(sources: Sequence[Source], defaults: Tree) -> DictConfig:
     """Merges defaults and sources without resolving interpolations. A section left empty keeps its defaults."""
-    merged: Any = OmegaConf.create(default_tree(RunSettings))
+    merged: Any = OmegaConf.create(defaults)
     for source in sources:
         trimmed: Any = _without_empty_sections(OmegaConf.to_container(source.tree), RunSettings, "", source.origins)
         try:
@@ -176,6 +183,17 @@ def _load_plugins(merged: DictConfig, origins: Origins) -> None:
         except Exception as error:
             where = place_in(error, [path]) or path
             raise origins.error(key, f"{key}: importing {where} failed: {type(error).__name__}: {error}") from error
+
+
+def _method(merged: DictConfig, origins: Origins) -> str:
+    """Returns the chosen method's name; raises `ConfigError` if it is unknown."""
+    key = "algorithm.adv_estimator"
+    try:
+        return estimator_class(str(OmegaConf.select(merged, key))).name
+    except OmegaConfBaseException as error:
+        raise _unresolved(error, origins) from error
+    except ConfigError as error:
+        raise origins.error(key, str(error)) from None
 
 
 def _located_strings(value: Any) -> Any:

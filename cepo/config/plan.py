@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from cepo.algorithms import build_estimator, estimator_class
+import dataclasses
+
+from cepo.algorithms import build_estimator
+from cepo.algorithms.settings import SharedSettings
 from cepo.config.derived import chosen_launcher, needs_critic, num_devices, resolved_critic, run_folder
 from cepo.config.schema import RunConfig
+from cepo.sections import default_tree
+from cepo.trees import leaves
 
 
 def plan_lines(config: RunConfig) -> list[str]:
@@ -61,17 +66,14 @@ def plan_lines(config: RunConfig) -> list[str]:
 
 
 def _settings_not_read(config: RunConfig) -> list[str]:
-    """Returns changed settings of `algorithm` that the chosen method lacks or overrides."""
-    algorithm = config.algorithm
-    name, shared = algorithm.adv_estimator, estimator_class(algorithm.adv_estimator).shared_settings
-    lines: list[str] = []
-    for key in ("gamma", "lam"):
-        value = getattr(algorithm, key)
-        if value != 1.0 and key not in shared:
-            lines.append(f"algorithm.{key}={value:g} has no effect: {name} has no such setting")
-        elif value != 1.0 and config.methods[name][shared[key]] != value:
-            lines.append(f"algorithm.{key}={value:g} has no effect: algorithm.{name}.{shared[key]} takes precedence")
-    return lines
+    """Returns changed settings of `algorithm` that the chosen method does not read."""
+    method, defaults = config.algorithm.adv_estimator, dict(leaves(default_tree(SharedSettings)))
+    read, given = dict(leaves(config.methods[method])), dataclasses.asdict(config.algorithm)
+    return [
+        f"algorithm.{key}={value} has no effect: {method} does not read it"
+        for key, value in leaves(given)
+        if key in defaults and key not in read and value != defaults[key]
+    ]
 
 
 def _devices_in_words(config: RunConfig) -> str:

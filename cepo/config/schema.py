@@ -46,13 +46,9 @@ class LoraConfig:
 
 
 @section
-class ModelConfig:
-    """`worker.actor.model.*`."""
+class LoadedModelConfig:
+    """`worker.{actor,critic}.model.*`."""
 
-    model_path: str = Field(description="Model to train: hub name `org/name`, local folder, or `microgeo:model`.")
-    tokenizer_path: str | None = Field(
-        default=None, description="Where the tokenizer and the processor are loaded from; null: model_path."
-    )
     override_config: Mapping[str, Any] = Field(
         default={}, description="Entries that replace those of the model's own configuration."
     )
@@ -62,13 +58,34 @@ class ModelConfig:
     trust_remote_code: bool = Field(
         default=False, description="Run Python code that comes with the model. Enable it only for a model you trust."
     )
-    freeze_vision_tower: bool = Field(default=False, description="Train the language model only.")
+    freeze_vision_tower: bool = Field(default=False, description="Train only what follows the vision tower.")
+
+
+@section
+class ModelConfig(LoadedModelConfig):
+    """`worker.actor.model.*`."""
+
+    model_path: str = Field(description="Model to train: hub name `org/name`, local folder, or `microgeo:model`.")
+    tokenizer_path: str | None = Field(
+        default=None, description="Where the tokenizer and the processor are loaded from; null: model_path."
+    )
     fp32_logits: bool = Field(
         default=True,
         description="Accumulate and keep the LM head's logits in float32, in the trainer and in the rollout engine; "
         "false: both round them to the 16-bit type they compute in.",
     )
     lora: LoraConfig = LoraConfig()
+
+
+@section
+class CriticModelConfig(LoadedModelConfig):
+    """`worker.critic.model.*`. The value head replaces the language head; the critic has no adapter."""
+
+    model_path: str | None = Field(
+        default=None,
+        description="Value model, in the same forms as the actor's; null: the actor's model, with its override_config "
+        "and trust_remote_code.",
+    )
 
 
 @section
@@ -149,12 +166,9 @@ class OffloadConfig:
 
 
 @section
-class ActorConfig:
-    """`worker.actor.*`: the trained policy and its update."""
+class UpdateConfig:
+    """`worker.{actor,critic}.*`: how a model is scored and updated. One declaration for both, so that they cannot differ."""
 
-    global_batch_size: int = Field(
-        default=256, ge=1, description="Prompts per optimizer step; it must divide data.rollout_batch_size."
-    )
     micro_batch_size_per_device_for_update: Annotated[int, NOT_DECISIVE] = Field(
         default=4,
         ge=1,
@@ -163,17 +177,36 @@ class ActorConfig:
     micro_batch_size_per_device_for_experience: Annotated[int, NOT_DECISIVE] = Field(
         default=16, ge=1, description="Samples per log-prob pass on a device. Lower it if scoring runs out of memory."
     )
-    padding_free: Annotated[bool, NOT_DECISIVE] = Field(
-        default=True,
-        description="Pack rows without padding, and compute tokens that several rows share only once; false: pad the "
-        "rows.",
-    )
     dynamic_batching: Annotated[bool, NOT_DECISIVE] = Field(
         default=True,
         description="Fill each pass up to a number of tokens: the micro-batch size times the longest prompt plus the "
         "longest response. false: each pass has micro-batch size samples.",
     )
     max_grad_norm: float = Field(default=1.0, gt=0, description="The gradient is clipped to this norm.")
+    loss_avg_mode: Literal["token", "seq", "seq_sum", "constant"] = Field(
+        default="token",
+        description="Average of the token losses. token: over all tokens; seq: over sequences, of their token means; "
+        "seq_sum: over sequences, of their token sums; constant: sum divided by the number of sequences times "
+        "data.max_response_length (Dr. GRPO).",
+    )
+    ppo_epochs: int = Field(default=1, ge=1, description="Number of times the update passes over each rollout batch.")
+    optim: OptimConfig = OptimConfig()
+    fsdp: FsdpConfig = FsdpConfig()
+    offload: Annotated[OffloadConfig, NOT_DECISIVE] = OffloadConfig()
+
+
+@section
+class ActorConfig(UpdateConfig):
+    """`worker.actor.*`: the trained policy and its update."""
+
+    global_batch_size: int = Field(
+        default=256, ge=1, description="Prompts per optimizer step; it must divide data.rollout_batch_size."
+    )
+    padding_free: Annotated[bool, NOT_DECISIVE] = Field(
+        default=True,
+        description="Pack rows without padding, and compute tokens that several rows share only once; false: pad the "
+        "rows.",
+    )
     clip_ratio_low: float = Field(
         default=0.2, ge=0, le=1, description="Lower clip range: the probability ratio is clipped at 1 - clip_ratio_low."
     )
@@ -184,12 +217,6 @@ class ActorConfig:
         default=3.0,
         gt=1,
         description="Dual clip: a token with negative advantage A has a loss of at most -A times this; null: no bound.",
-    )
-    loss_avg_mode: Literal["token", "seq", "seq_sum", "constant"] = Field(
-        default="token",
-        description="Average of the token losses. token: over all tokens; seq: over sequences, of their token means; "
-        "seq_sum: over sequences, of their token sums; constant: sum divided by the number of sequences times "
-        "data.max_response_length (Dr. GRPO).",
     )
     loss_type: Literal["default", "gspo", "gspo_token", "cispo", "sapo"] = Field(
         default="default", description="Policy loss; `default` is PPO's clipped surrogate."
@@ -207,77 +234,23 @@ class ActorConfig:
     tau_negative: float = Field(
         default=1.05, gt=0, description="Temperature of the gate of loss_type `sapo` for negative advantages."
     )
-    ppo_epochs: int = Field(default=1, ge=1, description="Number of times the update passes over each rollout batch.")
     model: ModelConfig = Field()
-    optim: OptimConfig = OptimConfig()
-    fsdp: FsdpConfig = FsdpConfig()
-    offload: Annotated[OffloadConfig, NOT_DECISIVE] = OffloadConfig()
 
 
 @section
-class CriticModelConfig:
-    """`worker.critic.model.*`. The value head replaces the language head; the critic has no adapter."""
-
-    model_path: str | None = Field(
-        default=None,
-        description="Value model, in the same forms as the actor's; null: the actor's model, with its override_config "
-        "and trust_remote_code.",
-    )
-    override_config: Mapping[str, Any] = Field(
-        default={}, description="Entries that replace those of the model's own configuration."
-    )
-    enable_gradient_checkpointing: Annotated[bool, NOT_DECISIVE] = Field(
-        default=True, description="Recompute activations in the backward pass. This saves memory and costs time."
-    )
-    trust_remote_code: bool = Field(
-        default=False, description="Run Python code that comes with the model. Enable it only for a model you trust."
-    )
-    freeze_vision_tower: bool = Field(default=False, description="Train the language model and the value head only.")
-
-
-@section
-class CriticConfig:
+class CriticConfig(UpdateConfig):
     """`worker.critic.*`: the value model and its update, for methods that need values."""
 
     global_batch_size: int | None = Field(
-        default=None,
-        ge=1,
-        description="Prompts per optimizer step; null: the actor's.",
+        default=None, ge=1, description="Prompts per optimizer step; null: the actor's."
     )
-    micro_batch_size_per_device_for_update: Annotated[int, NOT_DECISIVE] = Field(
-        default=4,
-        ge=1,
-        description="Samples per forward and backward pass on a device.",
-    )
-    micro_batch_size_per_device_for_experience: Annotated[int, NOT_DECISIVE] = Field(
-        default=16,
-        ge=1,
-        description="Samples per pass that predicts values on a device.",
-    )
-    padding_free: Annotated[bool, NOT_DECISIVE] = Field(
-        default=False,
-        description="Pack rows without padding, and compute tokens that several rows share only once; false: pad the "
-        "rows.",
-    )
-    dynamic_batching: Annotated[bool, NOT_DECISIVE] = Field(
-        default=True,
-        description="Fill each pass up to a number of tokens; see worker.actor.dynamic_batching.",
-    )
-    max_grad_norm: float = Field(default=1.0, gt=0, description="The gradient is clipped to this norm.")
+    padding_free: Annotated[bool, NOT_DECISIVE] = Field(default=False, description="As worker.actor.padding_free.")
     cliprange_value: float = Field(
         default=0.5,
         gt=0,
         description="Clip range of the value loss: how far a value may move from its value before the update.",
     )
-    loss_avg_mode: Literal["token", "seq", "seq_sum", "constant"] = Field(
-        default="token",
-        description="Average of the token losses; see worker.actor.loss_avg_mode.",
-    )
-    ppo_epochs: int = Field(default=1, ge=1, description="Number of times the update passes over each rollout batch.")
     model: CriticModelConfig = CriticModelConfig()
-    optim: OptimConfig = OptimConfig()
-    fsdp: FsdpConfig = FsdpConfig()
-    offload: Annotated[OffloadConfig, NOT_DECISIVE] = OffloadConfig()
 
 
 @section
@@ -305,7 +278,7 @@ class RunConfig(RunSettings):
     """A whole run. Made by `cepo.config.load_config`.
 
     Attributes:
-        methods: the sections `algorithm.<name>`, the chosen method's and all others that are written, in full. They are
+        methods: by name, all settings that the chosen method reads, and the methods with a section of their own. They are
             plain data, so that a run reaches processes that have not imported the file of a plug-in's method.
         from_environment: path and unresolved text of settings that took text from the environment.
     """

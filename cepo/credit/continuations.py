@@ -8,12 +8,11 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
-from cepo.credit.claimed_folder import read_whole
-from cepo.credit.prefixes import Prefix
 from cepo.credit.session import Session
+from cepo.credit.stored import read_whole
+from cepo.credit.truth import Continued, Prefix
 from cepo.foreign_files import read_objects
 from cepo.progress import Progress
 from cepo.rollout.generator import Generation, GenerationRequest, sampling_seed
@@ -24,21 +23,6 @@ FILE = "continuations.jsonl"
 CONTINUATION_STEP = -2
 """The step in the sampling seeds of continuations. Neither training nor validation uses it."""
 _PREFIXES_AT_ONCE = 64
-
-
-@dataclass(frozen=True, kw_only=True)
-class Continued:
-    """The continuations of one prefix.
-
-    Attributes:
-        verdicts: whether the response with each continuation is correct.
-        entropy: mean of -log P of their first tokens in nats, an unbiased estimate of the entropy of the next token.
-        num_tokens: number of tokens sampled for them.
-    """
-
-    verdicts: tuple[bool, ...]
-    entropy: float
-    num_tokens: int
 
 
 class Continuations:

@@ -12,15 +12,13 @@ from typing import Any
 
 from cepo.credit import agreement
 from cepo.credit.arms import Arm, credit_arms, value_arms
-from cepo.credit.claimed_folder import claim_folder
 from cepo.credit.continuations import Continuations, expected_tokens
 from cepo.credit.method_list import MeasuredMethod
-from cepo.credit.prefixes import Prefix, chosen_tokens, needed_prefixes
 from cepo.credit.session import Session
 from cepo.credit.signals import MethodSignal, signals_of
-from cepo.credit.stored_rollouts import kept_rollouts
+from cepo.credit.stored import claim_folder, kept_rollouts
 from cepo.credit.traces import write_traces
-from cepo.credit.truth import Truth, assemble
+from cepo.credit.truth import Prefix, Truth, assemble, chosen_tokens, needed_prefixes
 from cepo.tracking.run_folder import write_atomically
 from cepo.trainer.asking import Rollouts
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from cepo.algorithms import Estimator, GroupRelativeEstimator, build_estimator, credit, estimator_class
+from cepo.algorithms import Estimator, GroupRelativeEstimator, build_estimator, credit, estimator_class, section_of
 from cepo.algorithms.settings import NoSettings
-from cepo.errors import ConfigError
-from cepo.sections import fields_of
+from cepo.errors import ConfigError, did_you_mean
+from cepo.sections import default_tree, fields_of
+from cepo.trees import leaves
 from cepo.types import TokenBatch, TokenSignal
 
-SCALE = "scale"
 _OPENING, _CLOSING = "([{", ")]}"
 
 
@@ -44,11 +44,12 @@ UNIFORM = MeasuredMethod(label=LeaveOneOut.name, estimator=LeaveOneOut(NoSetting
 """The first method of every measurement."""
 
 
-def read_methods(line: str, sections: Mapping[str, Mapping[str, Any]]) -> list[MeasuredMethod]:
+def read_methods(line: str, algorithm: Mapping[str, Any]) -> list[MeasuredMethod]:
     """Builds the methods of a line, with `UNIFORM` first.
 
-    Settings in parentheses override those of `sections`, a run's `algorithm.<name>`. Advantages are not divided by the
-    standard deviation of their group (`scale=none`) unless the parentheses say so. After that division, credit is no
+    Settings in parentheses override those of `algorithm`, a run's section; their keys may lack the section, as in
+    `lambda_init` for `weight.lambda_init`. Advantages are not divided by the
+    standard deviation of their group (`advantage.scale=none`) unless the parentheses say so. After that division, credit is no
     longer a difference of probabilities, and groups have other weights in a gradient.
 
     Raises:
@@ -59,11 +60,11 @@ def read_methods(line: str, sections: Mapping[str, Mapping[str, Any]]) -> list[M
         name, _, given = text.partition("(")
         if given and not given.endswith(")"):
             raise ConfigError(f"methods: '{text}' has no closing parenthesis; write name(setting=value, ...)")
-        own = _settings(text, given.removesuffix(")"))
         cls = estimator_class(name.strip())
-        tree: dict[str, Any] = {**sections.get(cls.name, {})}
-        if SCALE in fields_of(cls.Config):
-            tree[SCALE] = "none"
+        own = _settings(text, given.removesuffix(")"), [key for key, _ in leaves(default_tree(cls.Config))])
+        tree = section_of(cls.name, algorithm)
+        if "advantage" in fields_of(cls.Config):
+            tree["advantage"] = {**tree.get("advantage", {}), "scale": "none"}
         estimator = build_estimator(cls.name, OmegaConf.to_container(OmegaConf.merge(tree, own)))  # type: ignore[arg-type]
         _require_advantages(text, estimator)
         if text in (method.label for method in methods):
@@ -72,14 +73,28 @@ def read_methods(line: str, sections: Mapping[str, Mapping[str, Any]]) -> list[M
     return methods
 
 
-def _settings(text: str, inside: str) -> Any:
+def _settings(text: str, inside: str, known: Sequence[str]) -> Any:
     parts = _split(inside) if inside.strip() else []
     if any("=" not in part for part in parts):
         raise ConfigError(f"methods: '{text}' names a setting without a value; write name(setting=value, ...)")
+    assignments = [_with_section(text, part, known) for part in parts]
     try:
-        return OmegaConf.from_dotlist(parts)
+        return OmegaConf.from_dotlist(assignments)
     except (OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"methods: the settings of '{text}' cannot be read: {error}") from error
+
+
+def _with_section(text: str, assignment: str, known: Sequence[str]) -> str:
+    """Returns `key=value` with the whole dotted key, of which the given one may be the end."""
+    key, _, value = assignment.partition("=")
+    key = key.strip()
+    if any(each == key or each.startswith(f"{key}.") for each in known):
+        return assignment
+    found = [each for each in known if each.endswith(f".{key}")]
+    if len(found) != 1:
+        near = did_you_mean(key, [each.rpartition(".")[2] for each in known])
+        raise ConfigError(f"methods: '{text}': the method has no setting '{key}'.{near}")
+    return f"{found[0]}={value}"
 
 
 def _require_advantages(text: str, estimator: Estimator) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,13 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from cepo.config.schema import DataConfig
-from cepo.data.image_store import decoded_images, listed
-from cepo.data.images import limited_size, verify_image
-from cepo.data.messages import is_conversation, read_conversation
-from cepo.data.order import problem_indices
+from cepo.data.hints import UserTemplate, template_text
+from cepo.data.images import decoded_images, limited_size, listed, verify_image
 from cepo.data.reading import read_source, without_decoding
 from cepo.data.row_checks import RowMeasure, check_rows, why_none_is_usable
-from cepo.data.user_template import UserTemplate, template_text
 from cepo.data.videos import FrameRules, load_video
 from cepo.errors import ConfigError, DataError
 from cepo.models.inputs import ImageSource, Turn, Video
@@ -26,6 +24,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 logger = logging.getLogger(__name__)
+
+ROLES = ("system", "user", "assistant")
+_ACCEPTED = "accepted: a list of messages {role, content}, of which the last is the user's"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,6 +227,22 @@ class ProblemSet(Sequence[Problem]):
         return RowMeasure(length=length, num_images=len(images), num_videos=len(videos), visual_tokens=visual)
 
 
+def steps_per_epoch(num_problems: int, batch_size: int) -> int:
+    """Returns the number of full batches in one pass; an incomplete last batch is dropped, as in EasyR1."""
+    return num_problems // batch_size
+
+
+def problem_indices(step: int, *, num_problems: int, batch_size: int, shuffle: bool, seed: int) -> list[int]:
+    """Returns the indices of the problems of the 0-based `step`; each pass over the data has its own order."""
+    per_epoch = steps_per_epoch(num_problems, batch_size)
+    assert per_epoch > 0, "a batch must not be larger than the problem set; checked when the run is put together"
+    epoch, place = divmod(step, per_epoch)
+    order = list(range(num_problems))
+    if shuffle:
+        random.Random(f"{seed}/{epoch}").shuffle(order)
+    return order[place * batch_size : (place + 1) * batch_size]
+
+
 class _WithVisuals(Protocol):
     most_images: int
     most_videos: int
@@ -255,3 +272,58 @@ def _format_template(path: str | None) -> UserTemplate | None:
             "which stands for the question"
         )
     return template
+
+
+def is_conversation(value: Any) -> bool:
+    """Returns whether a cell of the prompt column holds messages."""
+    return isinstance(value, list | tuple)
+
+
+def read_conversation(messages: Any) -> list[Turn]:
+    """Returns the turns of a cell's messages. The last turn is the question.
+
+    A message's content is text or a list of parts: `{type: text, text: ...}`, `{type: image}` and `{type: video}`.
+    Image and video parts stand for the row's images and videos in order.
+
+    Raises:
+        DataError: there are no messages, a role or part is unknown, or the last turn is not the user's.
+    """
+    if not messages:
+        raise DataError(f"the prompt has no message; {_ACCEPTED}")
+    turns = [_turn(message, number) for number, message in enumerate(messages)]
+    if turns[-1].role != "user":
+        raise DataError(f"the last message is the {turns[-1].role}'s; {_ACCEPTED}")
+    return turns
+
+
+def _mapping(value: object) -> Mapping[str, Any] | None:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else None
+
+
+def _turn(message: object, number: int) -> Turn:
+    given = _mapping(message)
+    if given is None or given.get("content") is None or "role" not in given:
+        found = type(message).__name__ if given is None else f"the keys {', '.join(map(str, given))}"
+        raise DataError(f"message {number} has no role or no content (it is: {found}); {_ACCEPTED}")
+    if given["role"] not in ROLES:
+        raise DataError(f"message {number} has the role {given['role']!r}; accepted: {', '.join(ROLES)}")
+    content: Any = given["content"]
+    if not isinstance(content, str | list | tuple):
+        raise DataError(
+            f"message {number} has a {type(content).__name__} as content; accepted: text or a list of parts"
+        )
+    parts: list[object] = [{"type": "text", "text": content}] if isinstance(content, str) else [*content]
+    return Turn(given["role"], "".join(_part(part, number) for part in parts))
+
+
+def _part(part: object, number: int) -> str:
+    given = {key: value for key, value in (_mapping(part) or {}).items() if value is not None}
+    kind = given.get("type")
+    if kind == "text" and isinstance(given.get("text"), str):
+        return given["text"]
+    if kind in ("image", "video") and len(given) == 1:
+        return IMAGE_MARK if kind == "image" else VIDEO_MARK
+    raise DataError(
+        f"message {number} has the part {str(given or part)[:200]}; accepted: {{type: text, text: ...}}, {{type: image}} and "
+        "{type: video}, whose images and videos stand in the row's columns data.image_key and data.video_key"
+    )

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import random
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 
+import numpy
+
 from cepo.config.schema import DataConfig
-from cepo.data.dataset import Problem, ProblemSet
-from cepo.data.order import problem_indices, weighted_indices
+from cepo.data.dataset import Problem, ProblemSet, problem_indices
 from cepo.errors import ConfigError
 from cepo.models.inputs import ImageSource
 from cepo.models.processing import Processing
@@ -97,3 +100,30 @@ def read_training_sets(config: DataConfig, processing: Processing) -> ProblemSet
     for source, size, weight in zip(config.train_sources, sizes, weights, strict=True):
         logger.info("plan: %.1f %% of the prompts from %s (%d problems)", 100 * weight / sum(weights), source, size)
     return MixedProblems(parts, config)
+
+
+def weighted_indices(
+    step: int, *, sizes: Sequence[int], weights: Sequence[float], batch_size: int, shuffle: bool, seed: int
+) -> list[tuple[int, int]]:
+    """Returns pairs (set, index in the set) for the 0-based `step`, with sets drawn in proportion to `weights`.
+
+    Each set has its own epochs, with every problem once per epoch and a new order for each. As in `datasets`'
+    `interleave_datasets`, sets are drawn by numpy's generator; its first numbers do not depend on how many are drawn.
+    """
+    shares = [weight / sum(weights) for weight in weights]
+    drawn = numpy.random.default_rng(seed).choice(len(sizes), size=(step + 1) * batch_size, p=shares)
+    counts: list[int] = numpy.bincount(drawn[: step * batch_size], minlength=len(sizes)).tolist()
+    chosen: list[tuple[int, int]] = []
+    parts: list[int] = drawn[step * batch_size :].tolist()
+    for part in parts:
+        epoch, index = divmod(counts[part], sizes[part])
+        counts[part] += 1
+        chosen.append((part, _order(sizes[part], f"{seed}/{part}/{epoch}")[index] if shuffle else index))
+    return chosen
+
+
+@lru_cache(maxsize=16)
+def _order(size: int, seed: str) -> tuple[int, ...]:
+    order = list(range(size))
+    random.Random(seed).shuffle(order)
+    return tuple(order)

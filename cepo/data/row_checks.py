@@ -1,4 +1,4 @@
-"""Checks before a run which rows of a source can be used, in about 1 ms for a row with an image."""
+"""Checks before a run which rows of a source can be used (about 1 ms with an image), and reads prompts given as messages."""
 
 from __future__ import annotations
 

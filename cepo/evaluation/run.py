@@ -1,11 +1,13 @@
-"""Samples and grades responses to one set of problems."""
+"""Samples and grades responses to one set of problems with a checkpoint's weights."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from cepo.algorithms.settings import TeacherConfig
@@ -14,12 +16,18 @@ from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import ProblemSet
 from cepo.data.reading import read_source
 from cepo.evaluation.benchmarks import PLAIN, REWARD, converted, recognise
+from cepo.leftovers import OwnFolder
 from cepo.models.processing import Processing
+from cepo.models.quantization import read_quantization
 from cepo.rewards.benchmark import kind_of, read_answer
 from cepo.rewards.pool import RewardPool
-from cepo.rollout.generator import Generator
+from cepo.rollout.factory import build_generator, settings_of_run
+from cepo.rollout.generator import AdapterWeights, Generator
 from cepo.tracking.run_folder import thumbnail
 from cepo.trainer.asking import VALIDATION_STEP, Asker, validation_settings
+from cepo.workers.checkpoint import ADAPTER
+from cepo.workers.distributed import this_device
+from cepo.workers.merged_model import ADAPTER_CONFIG, BaseModel, merge_checkpoint, read_adapter
 
 logger = logging.getLogger(__name__)
 
@@ -138,3 +146,54 @@ def asker_of(config: RunConfig, processing: Processing, rewards: RewardPool) -> 
     """Returns an `Asker` that builds prompts and rewards responses like the config's validation."""
     contexts = ContextBuilder(processing, TeacherConfig(), max_context_length=config.data.max_prompt_length)
     return Asker(config.worker, config.algorithm, contexts, processing, rewards)
+
+
+@contextlib.contextmanager
+def engine(
+    config: RunConfig, processing: Processing, actor: Path | None, most_visuals: tuple[int, int]
+) -> Iterator[Generator]:
+    """Yields a generator with the weights of a checkpoint's `actor` folder; without one, with the model's own.
+
+    Raises:
+        ConfigError, CheckpointError, EngineError: model or checkpoint cannot be loaded.
+    """
+    adapter = None if actor is None else adapter_of(actor)
+    with contextlib.ExitStack() as stack:
+        of_run = settings_of_run(config, most_visuals=most_visuals)
+        settings = dataclasses.replace(
+            of_run,
+            model_path=of_run.model_path if actor is None or adapter is not None else _merged(actor, config, stack),
+            lora_rank=0 if adapter is None else int(str(adapter.adapter_config["r"])),
+            max_num_batched_tokens=max(config.worker.rollout.max_num_batched_tokens, of_run.max_model_len),
+            max_num_seqs=config.worker.rollout.max_num_seqs,  # the default is for the batches of the run
+            tensor_parallel_size=1,
+            sleeps=False,
+            show_progress=False,  # the command draws a bar over problems
+        )
+        generator = build_generator(settings, processing, device=this_device().type)
+        stack.callback(generator.close)
+        if adapter is not None:
+            generator.sync_weights(adapter)
+        yield generator
+
+
+def adapter_of(actor: Path) -> AdapterWeights | None:
+    """Returns the checkpoint's adapter; None if it must be merged (DoRA, 4-bit base) or if all weights were trained."""
+    folder = actor / ADAPTER
+    if not (folder / ADAPTER_CONFIG).is_file() or read_quantization(folder) is not None:
+        return None
+    adapter = read_adapter(folder)
+    return None if adapter.adapter_config.get("use_dora") else adapter
+
+
+def _merged(actor: Path, config: RunConfig, stack: contextlib.ExitStack) -> str:
+    model = config.worker.actor.model
+    folder = stack.enter_context(OwnFolder("evaluate")) / "model"
+    base = BaseModel(
+        path=model.model_path,
+        tokenizer_path=model.tokenizer_path,
+        override_config=model.override_config,
+        trust_remote_code=model.trust_remote_code,
+    )
+    merge_checkpoint(actor, folder, base, dtype=config.worker.rollout.dtype)
+    return str(folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate.utils import gather_object
@@ -33,7 +33,7 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
 
     Args:
         method: a name as in `algorithm.adv_estimator`.
-        settings: of the method, as in its section `algorithm.<method>`.
+        settings: of the method, as in the section `algorithm` of a configuration.
         ground_truth: column of the right answer.
         solution: column of the worked solution, for `positive.source` solution.
         correct_by: name of the reward function that decides whether a rollout is right; None: the weighted sum decides.
@@ -42,6 +42,13 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
     Raises:
         ConfigError: the method or a setting is unknown, or needs a loss, critic, rollout or teacher that TRL lacks.
     """
+
+    # TRL sets them in its own __init__; transformers declares them wider than they are there.
+    model: Any
+    args: Any
+    accelerator: Any
+    processing_class: Any
+    num_generations: int
 
     def __init__(
         self,
@@ -200,7 +207,7 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         messages, prefix = self._references.teacher_messages(messages, reference)
         tools = self.tools if self.environment_factories is None else self._env_tools[self._batch_environments[row]]
         options = {"tools": tools or None, "chat_template": self.chat_template, "tokenize": False}
-        options |= {"add_generation_prompt": True, **self.chat_template_kwargs}
+        options |= {"add_generation_prompt": True, **cast("dict[str, Any]", self.chat_template_kwargs)}
         text = self.processing_class.apply_chat_template(messages, **options)
         return text + prefix, images_of(messages)
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transfer_queue import KVBatchMeta  # pyright: ignore[reportMissingImports]
 from verl.experimental.agent_loop import AgentLoopWorker  # pyright: ignore[reportMissingImports]
+from verl.trainer.ppo.core_algos import AdvantageEstimator  # pyright: ignore[reportMissingImports]
 from verl.trainer.ppo.v1 import get_trainer_cls  # pyright: ignore[reportMissingImports]
 from verl.trainer.ppo.v1.trainer_base import register_trainer  # pyright: ignore[reportMissingImports]
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict  # pyright: ignore[reportMissingImports]
@@ -58,7 +59,8 @@ _FIELDS = [
 class CepoSettings:
     """The section `trainer.v1.cepo_sync` of verl's configuration."""
 
-    method: str = Field(default="cepo", description="A method, as in `algorithm.adv_estimator`.")
+    method: str = "cepo"
+    """A method, as in `algorithm.adv_estimator`."""
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
     solution_key: str = Field(default="solution", description="Key of `extra_info` with the worked solution.")
     correct_key: str | None = Field(
@@ -88,7 +90,7 @@ class CepoTrainer(get_trainer_cls("sync")):
         source = self.estimator.teacher.source
         needs = {
             "a loss over the whole vocabulary": self.estimator.distilled_view is not None,
-            "the critic of verl's own gae": self.estimator.needs_values,
+            "a critic": self.estimator.needs_values,
             "a greedy rollout of each prompt": self.estimator.needs_baseline,
             f"teacher.source {source}": source != "actor",
         }
@@ -96,8 +98,8 @@ class CepoTrainer(get_trainer_cls("sync")):
             raise ConfigError(
                 f"method {self._settings.method} needs {' and '.join(lacking)}, which {MODE} lacks and `cepo train` has"
             )
-        # verl compares the mode with "sync", and its default estimator, gae, would start a critic.
-        config.trainer.v1.trainer_mode, config.algorithm.adv_estimator = "sync", "grpo"
+        # verl compares the mode with "sync", and its default estimator would start a critic.
+        config.trainer.v1.trainer_mode, config.algorithm.adv_estimator = "sync", AdvantageEstimator.GRPO.value
         super().__init__(config)
 
     def _init_tokenizer(self) -> None:

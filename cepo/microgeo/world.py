@@ -15,13 +15,46 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cepo.errors import DataError
-from cepo.microgeo.kinds import SHAPES, WorldKind
 from cepo.microgeo.problems import Problem
 from cepo.progress import phase
 from cepo.tracking.run_folder import png_bytes
 
 if TYPE_CHECKING:
     from cepo.config import RunConfig
+from typing import TYPE_CHECKING
+
+from cepo.microgeo.figures import draw_figure
+from cepo.microgeo.problems import generate_problem
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldKind:
+    """The definition of an embedded world.
+
+    Attributes:
+        assets: folder of the shipped weights. The code beside it belongs to the world's fingerprint.
+        generate: `generate(seed, index, stream=...)` returns a problem.
+        solution: returns the correct response for the column `solution` of the data set; None without that column.
+        held_out: splits besides `train` and `validation`, each with its own distribution.
+    """
+
+    name: str
+    assets: Path
+    generate: Callable[..., Problem]
+    draw: Callable[[Any], Image.Image]
+    solution: Callable[[Any], str] | None = None
+    held_out: tuple[str, ...] = ()
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return "train", "validation", *self.held_out
+
+
+SHAPES = WorldKind(name="shapes", assets=Path(__file__).parent / "assets", generate=generate_problem, draw=draw_figure)
+
 
 ASSETS = SHAPES.assets
 _MANIFEST = "world.json"

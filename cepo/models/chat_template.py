@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -21,6 +22,9 @@ SECONDS = 10.0
 """The processor time of one rendering, which normally takes about a millisecond."""
 MOST_OWN_CHARACTERS = 1_000_000
 """The maximum number of characters that a template may add to the texts of a conversation."""
+_MOST_BYTES = 2 << 30
+"""The address space of the process; without a template it takes about 0.2 GiB."""
+_MOST_ERROR_CHARACTERS = 1000
 _PACKAGE_PARENT = str(Path(cepo.__file__).resolve().parent.parent)
 
 
@@ -77,7 +81,7 @@ class _Renderer:
         self._lock = threading.Lock()
 
     def reply(self, request: Mapping[str, Any]) -> tuple[str, Any]:
-        """Returns what `template_serving` answers, or ("ended", the exit code) if rendering ended the process."""
+        """Returns what `main` answers, or ("ended", the exit code) if rendering ended the process."""
         with self._lock:
             process, self._process = (
                 self._process or _start(),
@@ -100,7 +104,7 @@ class _Renderer:
 def _start() -> subprocess.Popen[bytes]:
     python_path = [_PACKAGE_PARENT, *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "cepo.models.template_serving"],
+        [sys.executable, "-P", "-m", "cepo.models.chat_template"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(python_path), "OMP_NUM_THREADS": "1"},
@@ -111,3 +115,42 @@ def _start() -> subprocess.Popen[bytes]:
 def _renderer(process: int) -> _Renderer:
     """Returns the renderer of this process; a forked one must not share its parent's pipes."""
     return _Renderer()
+
+
+def main() -> None:
+    """Answers requests until the standard input ends: each line is a request, each line of the output its reply, in JSON."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        # Processor time, so that a paused machine exceeds no limit. The signal ends the process, in whatever code it is.
+        signal.setitimer(signal.ITIMER_PROF, request["seconds"])
+        reply = _attempt(render_jinja_template, request)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        sys.stdout.buffer.write(json.dumps(reply).encode() + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def _attempt(render: Any, request: dict[str, Any]) -> tuple[str, Any]:
+    """Returns ("text", the conversation), ("characters", how many are too many), or the kind of an error and its text."""
+    from jinja2 import TemplateSyntaxError
+
+    try:
+        texts, _ = render([request["messages"]], add_generation_prompt=True, **request["variables"])
+        if len(texts[0]) > request["most_characters"]:
+            return "characters", len(texts[0])
+        return "text", texts[0].encode("utf-8", errors="replace").decode(
+            "utf-8"
+        )  # no tokenizer accepts a lone surrogate
+    except MemoryError:
+        return "memory", f"{_MOST_BYTES >> 30} GiB"
+    except Exception as error:  # a template is a program: it can raise anything
+        kind = "unparsable" if isinstance(error, TemplateSyntaxError) else "raised"
+        return kind, f"{type(error).__name__}: {error}"[:_MOST_ERROR_CHARACTERS]
+
+
+if __name__ == "__main__":
+    main()

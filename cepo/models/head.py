@@ -257,6 +257,26 @@ def _by_recomputation(
     return torch.cat(found)
 
 
+def log_probs_and_entropies(
+    hidden: Float[Tensor, "N H"],
+    head: nn.Module,
+    targets: Int64[Tensor, " N"],
+    *,
+    temperature: float,
+    chunk_tokens: int,
+) -> tuple[Float[Tensor, " N"], tuple[Float[Tensor, " N"]]]:
+    """Computes `log P(y_n)` and the entropy `-sum_v P_n(v) log P_n(v)` in nats, with `P = softmax(head(h) / temperature)`.
+
+    Both are float32 and have no gradient beyond their chunk's graph.
+    """
+    log_probs, entropies = list[Tensor](), list[Tensor]()
+    for here in _chunks(len(targets), chunk_tokens):
+        log_p = (head(hidden[here]).float() / temperature).log_softmax(dim=1)
+        log_probs.append(log_p.gather(1, targets[here].unsqueeze(1)).squeeze(1))
+        entropies.append(-(log_p.exp() * log_p).sum(dim=1))
+    return torch.cat(log_probs), (torch.cat(entropies),)
+
+
 def _chunks(count: int, size: int) -> Iterator[slice]:
     yield from (slice(start, start + size) for start in range(0, count, size))
 

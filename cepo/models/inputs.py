@@ -9,6 +9,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy
+import torch
+from jaxtyping import Int64
 from PIL import Image
 from torch import Tensor
 
@@ -85,7 +87,7 @@ class ImageSource:
 class ImageInputs:
     """The images of a prompt as inputs of the vision tower; compared by identity.
 
-    Families with a patch grid (`cepo.models.families.grid`) treat each image separately. A video is then a sequence of
+    Families with a patch grid (`cepo.models.families.qwen`) treat each image separately. A video is then a sequence of
     images, one per temporal patch, because the tower attends only within each patch. Video images follow the prompt's
     own images. Other families (`cepo.models.families.processed`) keep all images of a prompt together, as their
     processor returns them.
@@ -160,3 +162,9 @@ class EncodedPrompt:
     token_ids: tuple[int, ...]
     engine_ids: tuple[int, ...]
     images: ImageInputs | None
+
+
+def sequence_positions(context: Int64[Tensor, "3 C"], num_response_tokens: int) -> Int64[Tensor, "3 L"]:
+    """Appends the response's positions, which continue after the context's largest position on all axes."""
+    start = int(context.max()) + 1
+    return torch.cat([context, torch.arange(start, start + num_response_tokens).expand(3, -1)], dim=1)

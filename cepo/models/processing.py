@@ -20,7 +20,7 @@ from cepo.foreign_files import read_text
 from cepo.models.chat_template import ChatTemplate
 from cepo.models.families import ImageReader, family_of
 from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageSource, Turn, Video
-from cepo.models.model_files import check_model_files
+from cepo.models.pretrained import check_model_files
 
 IMAGE_MARK, VIDEO_MARK = "<image>", "<video>"
 """The marks that stand for an image or a video in a dataset's text, as in EasyR1."""

@@ -8,8 +8,6 @@ norms, linear layers, adapters) do not depend on the layout. Only attention rece
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
@@ -17,16 +15,13 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from cepo.errors import EngineError
+
 ATTENTION_NAME = "shared_segments"
 """The name of this attention in transformers, which builds no mask because no mask function has this name."""
 
 BLOCK_SIZE = 128
 """The side of a FlexAttention block in tokens."""
-
-_SCORES_AT_ONCE = 2**26
-"""The number of scores that `attend_by_formula` holds at once (float32: 256 MiB)."""
-
-_BY_FORMULA = ContextVar("by_formula", default=False)
 
 
 class Part(NamedTuple):
@@ -98,14 +93,10 @@ def segment_attention(
     segments: SegmentLayout | None = None,
     **settings: Any,
 ) -> tuple[Float[Tensor, "1 L H D"], None]:
-    """Computes attention for transformers: packed attention with `segments`, else `sdpa` or `attend_by_formula`.
+    """Computes attention for transformers: packed attention with `segments`, else `sdpa`.
 
-    Packed attention is flash attention part by part on a CPU and FlexAttention on other devices. `attend_by_formula` is
-    used inside `attention_by_formula`.
+    Packed attention is flash attention part by part on a CPU and FlexAttention on other devices.
     """
-    if segments is None and _BY_FORMULA.get() and attention_mask is None:
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        return attend_by_formula(query, key, value, scale).transpose(1, 2).contiguous(), None
     if segments is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -117,34 +108,6 @@ def segment_attention(
     else:
         attended = attend_by_blocks(query, key, value, segments, scale)
     return attended.transpose(1, 2).contiguous(), None
-
-
-@contextmanager
-def attention_by_formula() -> Iterator[None]:
-    """Makes rows without a layout use `attend_by_formula`, which rounds differently, inside this context."""
-    token = _BY_FORMULA.set(True)
-    try:
-        yield
-    finally:
-        _BY_FORMULA.reset(token)
-
-
-def attend_by_formula(
-    query: Float[Tensor, "R H L D"], key: Float[Tensor, "R K L D"], value: Float[Tensor, "R K L D"], scale: float
-) -> Float[Tensor, "R H L D"]:
-    """Computes causal softmax attention in float32 for some queries at a time and returns it in the query's type."""
-    rows, heads, length, _ = query.shape
-    grouped = query.unflatten(1, (key.shape[1], -1))
-    keys, values = key.float().unsqueeze(2), value.float().unsqueeze(2)
-    attended = torch.empty_like(grouped)
-    place = torch.arange(length, device=query.device)
-    step = max(1, _SCORES_AT_ONCE // (rows * heads * length))
-    for start in range(0, length, step):
-        stop = min(start + step, length)
-        scores = grouped[..., start:stop, :].float() @ keys[..., :stop, :].mT * scale
-        scores.masked_fill_(place[:stop] > place[start:stop, None], float("-inf"))
-        attended[..., start:stop, :] = scores.softmax(dim=-1) @ values[..., :stop, :]
-    return attended.flatten(1, 2)
 
 
 def attend_by_parts(
@@ -227,15 +190,14 @@ def attend_by_blocks(
     It is compiled on a GPU. On a CPU it is a dense computation without gradient, used to test the mask.
 
     Raises:
-        RuntimeError: the device's compiler cannot build both kernels, which a first call without gradient tests too.
+        EngineError: the device's compiler cannot build the kernels of both directions.
     """
     if query.device not in layout.block_masks:
         layout.block_masks[query.device] = block_mask(layout, query.device)
     mask = layout.block_masks[query.device]
     if query.device.type == "cpu":
         return attend_to_mask(query, key, value, mask, scale)
-    if not torch.is_grad_enabled():
-        _require_gradients(query.device, query.dtype, query.shape[1], key.shape[1], query.shape[3], scale)
+    _require_gradients(query.device, query.dtype, query.shape[1], key.shape[1], query.shape[3], scale)
     return compiled("inductor")(query, key, value, mask, scale)
 
 
@@ -286,10 +248,16 @@ def _require_gradients(
     """Runs forward and backward on two blocks, so that a kernel too large for the device fails before the update."""
     layout = SegmentLayout(starts=(0, 2 * BLOCK_SIZE), parents=(-1,), branch_ends=(2 * BLOCK_SIZE,))
     shapes = [(1, number, layout.num_tokens, width) for number in (heads, key_heads, key_heads)]
-    with torch.enable_grad():
-        inputs = [torch.zeros(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes]
-        output = compiled("inductor")(inputs[0], inputs[1], inputs[2], block_mask(layout, device), scale)
-        torch.autograd.grad(output.sum(), inputs)
+    try:
+        with torch.enable_grad():
+            inputs = [torch.zeros(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes]
+            output = compiled("inductor")(inputs[0], inputs[1], inputs[2], block_mask(layout, device), scale)
+            torch.autograd.grad(output.sum(), inputs)
+    except RuntimeError as error:  # a kernel that this device, driver or torch build cannot run
+        raise EngineError(
+            f"packed rows cannot be computed here ({type(error).__name__}: {error}); set worker.actor.padding_free=false, "
+            "and worker.critic.padding_free=false for a method with a critic"
+        ) from error
 
 
 def block_mask(layout: SegmentLayout, device: torch.device) -> Any:

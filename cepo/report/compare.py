@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
+from cepo.algorithms.base import SHARED
 from cepo.config.listing import REQUIRED, settings_of
 from cepo.errors import DataError
 from cepo.report.charts import Chart, Series, save_figure
@@ -282,7 +283,11 @@ def _seconds_per_step(setting: Setting) -> Spread | None:
 
 def _configs(runs: Sequence[RunData]) -> list[dict[str, str]]:
     """Returns the settings of each run as text, with defaults, and files by their content, however their path is spelt."""
-    defaults = {each.key: as_yaml(each.default) for each in settings_of() if each.default is not REQUIRED}
+    defaults = {
+        each.key: as_yaml(each.default)
+        for each in settings_of()
+        if each.default is not REQUIRED and not _is_of_methods(each.key)
+    }
     configs = [defaults | {key: as_yaml(value) for key, value in leaves(run.config)} for run in runs]
     spelt: dict[str, str] = {}
     for run, config in zip(runs, configs, strict=True):
@@ -302,9 +307,14 @@ def _configs(runs: Sequence[RunData]) -> list[dict[str, str]]:
 
 
 def _differs(key: str, configs: Sequence[Mapping[str, str]]) -> bool:
-    """Returns whether runs differ in a setting; one of a method is compared between the runs of that method alone."""
-    is_of_method = any(key.startswith(f"algorithm.{config[_METHOD]}.") for config in configs)
-    return len({config.get(key, "not set") for config in configs if key in config or not is_of_method}) > 1
+    """Returns whether runs differ in a setting; one that some methods read, between their runs alone."""
+    return len({config.get(key, "not set") for config in configs if key in config or not _is_of_methods(key)}) > 1
+
+
+def _is_of_methods(key: str) -> bool:
+    """Returns whether only some methods read a setting, so that the runs of others do not record it."""
+    section, _, name = key.partition(".")
+    return section == "algorithm" and ("." in name or name in SHARED)
 
 
 def _without_folders(values: Sequence[str]) -> Sequence[str]:

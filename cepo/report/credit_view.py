@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from cepo.algorithms import Estimator, available_estimators, build_estimator, credit
+from cepo.algorithms import Estimator, available_estimators, build_estimator, credit, section_of
 from cepo.algorithms.settings import DEFAULT_ESTIMATOR
 from cepo.foreign_files import damaged_as, open_image, require_within
 from cepo.report.recorded_run import RunData
@@ -127,7 +127,7 @@ def _comparable(run: RunData, groups: Sequence[GroupRecord]) -> Iterator[str]:
     recorded = set(groups[0].rollouts[0].log_probs)
     is_compared = min(len(group.rollouts) for group in groups) > 1
     for name in available_estimators():
-        kind = build_estimator(name, run.setting(f"algorithm.{name}"))
+        kind = build_estimator(name, section_of(name, run.setting("algorithm", {})))
         reads_more = kind.needs_values or kind.needs_baseline or kind.distilled_view is not None
         if not reads_more and set(kind.views) <= recorded and (is_compared or not kind.needs_group):
             yield name
@@ -137,7 +137,7 @@ def _signal_columns(
     run: RunData, name: str, batch: TokenBatch, groups: Sequence[GroupRecord]
 ) -> dict[str, numpy.ndarray]:
     """Returns a method's columns (B, T): its advantages and diagnostics."""
-    estimator: Estimator = build_estimator(name, run.setting(f"algorithm.{name}"))
+    estimator: Estimator = build_estimator(name, section_of(name, run.setting("algorithm", {})))
     signal = estimator.signal(batch, step=groups[0].step - 1)
     found = {_ADVANTAGE: signal.advantages, **signal.diagnostics}
     if "delta" in found and "value" not in found and min(len(group.rollouts) for group in groups) > 1:

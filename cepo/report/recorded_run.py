@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from cepo.config.checks import last_checkpoint
 from cepo.config.listing import written
+from cepo.config.moved_keys import with_present_keys
 from cepo.config.recorded import without_interpolation
 from cepo.config.sources import read_file
 from cepo.errors import ConfigError, DataError
@@ -114,4 +115,4 @@ def _read_config(path: Path) -> dict[str, Any]:
     except ConfigError as error:
         raise DataError(str(error)) from error
     tree = without_interpolation(OmegaConf.to_container(source.tree))
-    return {str(key): value for key, value in tree.items()}
+    return with_present_keys({str(key): value for key, value in tree.items()})

@@ -71,8 +71,13 @@ def engine_options(settings: GeneratorSettings, machine: EngineMachine) -> dict[
     """Returns the keyword arguments of `vllm.LLM`.
 
     Raises:
-        EngineError: vLLM does not support the LoRA rank.
+        EngineError: vLLM does not support the LoRA rank, or several devices would share an engine without a GPU.
     """
+    if settings.tensor_parallel_size > 1 and not machine.on_gpu:
+        raise EngineError(
+            f"worker.rollout.tensor_parallel_size is {settings.tensor_parallel_size}, but engines are shared on GPUs only: "
+            "vLLM's CPU build gives the shared memory of all runs on a machine the same name; set it to 1"
+        )
     options: dict[str, Any] = {
         **_FIXED_OPTIONS,
         "model": settings.model_path,

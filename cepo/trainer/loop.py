@@ -19,7 +19,7 @@ from cepo.data.batch import RowName, ScoringRow
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem, ProblemSet
 from cepo.data.mixing import MixedProblems
-from cepo.losses.kl import kl_penalty
+from cepo.losses.objective import kl_penalty
 from cepo.metrics import Metrics, merge_metrics, results, sum_value
 from cepo.models.processing import Processing
 from cepo.progress import phase

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from cepo.config.algorithm_schema import AlgorithmConfig
 from cepo.data.batch import OWN_VIEW, CriticBatch, DistillationRows, OptimizerBatch, RowName
-from cepo.losses.kl import KLController, penalised_rewards
-from cepo.losses.objective import agreement_metrics
+from cepo.losses.objective import KLController, agreement_metrics, penalised_rewards
 from cepo.losses.policy import LossDenominators
 from cepo.metrics import Metrics, mean_of, mean_value
 from cepo.trainer.asking import Rollouts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, Unpack
@@ -21,17 +20,21 @@ from cepo.models.processing import Processing
 from cepo.progress import shown
 from cepo.rollout.generator import AdapterWeights, FullWeights, Weights
 from cepo.types import DivergenceConfig
-from cepo.workers.distributed import data_parallel_mesh, on_first_rank, reshard, this_device
-from cepo.workers.gathering import GatheredWeights, MergedWeights, trained_weights, whole_tensor
-from cepo.workers.kept_states import KeptStates
+from cepo.workers.distributed import (
+    GatheredWeights,
+    MergedWeights,
+    data_parallel_mesh,
+    on_first_rank,
+    reshard,
+    this_device,
+    trained_weights,
+    whole_tensor,
+)
 from cepo.workers.loading import build_scoring_model
-from cepo.workers.lockstep import Lockstep, RankPass
-from cepo.workers.offload import PhaseOffload
 from cepo.workers.optimizing import build_optimizer, clipped_step, set_learning_rate, zero_gradients
-from cepo.workers.passes import Passes
-from cepo.workers.reduction import GradientReduction
-from cepo.workers.scoring_model import CollatedRows, TeacherStates
-from cepo.workers.teacher_weights import TeacherWeights
+from cepo.workers.passes import GradientReduction, Passes, RankPass
+from cepo.workers.scoring_model import KeptStates, TeacherStates
+from cepo.workers.swapping import PhaseOffload, TeacherWeights
 
 FULL_KL = DivergenceConfig(kind="reverse_kl")
 """The settings of KL(P_student || P_reference) over the whole vocabulary."""
@@ -76,18 +79,12 @@ class Actor:
             temperature=temperature,
             seed=seed,
         )
-        in_step = None if self.module.encoder.keeps else processing.images
-        self._lockstep = Lockstep(reader=in_step, device=self.device)
-        self.passes = Passes(
-            config,
-            processing,
-            self._lockstep,
-            device=self.device,
-            why_padded=self.module.why_padded,
-            longest_row=longest_row,
-        )
+        self.passes = Passes(config, processing, self.module, device=self.device, longest_row=longest_row)
         self.reduction = GradientReduction(
-            self.module, config.fsdp, has_adapter=config.model.lora.rank > 0, same_blocks=in_step is None
+            self.module,
+            config.fsdp,
+            has_adapter=config.model.lora.rank > 0,
+            same_blocks=self.module.encoder.keeps or processing.images is None,
         )
         self.optimizer = build_optimizer(self.module, config.optim)
         self.offload = PhaseOffload(self.module, self.optimizer, config.offload, config.fsdp, self.device)
@@ -100,7 +97,7 @@ class Actor:
 
     def score(self, rows: Sequence[ScoringRow], **options: Unpack[ScoringOptions]) -> list[Tensor]:
         """Returns each row's log-probs, (response length,) float32 on the CPU, in the order of `rows`."""
-        self.offload.weights_here()
+        self.offload.load_weights()
         weights = self.teacher_weights.active() if options.get("as_teacher") else nullcontext()
         with weights, self.module.at_temperature(options.get("temperature")):
             return self._pass(rows, keep=options.get("keep_states"))
@@ -108,25 +105,20 @@ class Actor:
     def score_reference(self, rows: Sequence[ScoringRow], *, keep_states: bool = False) -> list[Tensor]:
         """Scores with the initial weights (LoRA: without the adapter); a KL over the vocabulary needs `keep_states`."""
         assert self.reference_weights is not None, "no KL penalty was announced"
-        self.offload.weights_here()
+        self.offload.load_weights()
         with self.reference_weights.active():
             return self._pass(rows, keep=OWN_VIEW if keep_states else None)
 
     def reference_divergence(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
         """Returns each token's KL(P_student || P_reference) over the vocabulary in nats, from kept reference states."""
-        self.offload.weights_here()
+        self.offload.load_weights()
         self.kept.require(OWN_VIEW, rows)
         return self._pass(rows, beside=OWN_VIEW)
 
     def entropies(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        """Returns the entropy in nats of the distribution from which each response token was drawn.
-
-        It is `log V - KL(P || uniform)`. A teacher whose hidden states are 0 is uniform, since the head has no bias.
-        """
-        self.offload.weights_here()
-        assert self.module.base.lm_head.bias is None, "a head with a bias is not uniform at 0"
-        size = math.log(self.module.base.lm_head.weight.shape[0])
-        return [size - divergence for divergence in self._pass(rows, beside_uniform=True)]
+        """Returns the entropy in nats of the distribution from which each response token was drawn."""
+        self.offload.load_weights()
+        return self._pass(rows, entropy=True)
 
     @torch.no_grad()
     def _pass(
@@ -135,29 +127,25 @@ class Actor:
         *,
         keep: str | None = None,
         beside: str | None = None,
-        beside_uniform: bool = False,
+        entropy: bool = False,
     ) -> list[Tensor]:
-        """Returns each row's log-probs, or its divergence from the kept states of view `beside` or from uniform.
+        """Returns each row's log-probs, its divergence from the kept states of view `beside`, or its entropy.
 
         Keeps the hidden states of view `keep`.
         """
         self.module.eval()
         results: dict[int, Tensor] = {}
         states: dict[int, Tensor] = {}
-        self._check(rows)
         for part in shown(self.passes.cut(rows, self._config.micro_batch_size_per_device_for_experience), "scoring"):
-            passing = part.rows(rows)
-            lengths = [len(row.response_ids) for row in passing]
-            teacher = None if beside is None else self.kept.states_for(beside, passing, FULL_KL)
-            if beside_uniform:
-                nothing = torch.zeros(sum(lengths), self.module.base.lm_head.weight.shape[1])
-                teacher = TeacherStates(hidden=nothing, head=None, divergence=FULL_KL)
-            log_probs, (other, *_) = self.module(self.passes.collate(passing), () if teacher is None else (teacher,))
-            values = log_probs if teacher is None else other
+            lengths = [len(row.response_ids) for row in part.rows]
+            teacher = None if beside is None else self.kept.states_for(beside, part.rows, FULL_KL)
+            teachers = () if teacher is None else (teacher,)
+            log_probs, (other, *_) = self.module(self.passes.collate(part), teachers, entropy=entropy)
+            values = other if teachers or entropy else log_probs
             # Entries beyond the indices belong to the filler.
             results |= dict(zip(part.indices, values.float().cpu().split(lengths), strict=False))
             if keep is not None:
-                of_rows = zip(passing, other.cpu().split(lengths), strict=True)
+                of_rows = zip(part.rows, other.cpu().split(lengths), strict=True)
                 states |= {row.row: state for row, state in of_rows if row.view == keep and row.row is not None}
         if keep is not None:
             self.kept.keep(keep, states, self.module)
@@ -167,10 +155,10 @@ class Actor:
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
         """Takes one optimizer step per batch at the 0-based step's learning rate; denominators span all ranks."""
         learning_rate = set_learning_rate(self.optimizer, self._config.optim, step=step, total_steps=self._total_steps)
-        self.offload.weights_here()
-        self.offload.optimizer_here()
+        self.offload.load_weights()
+        self.offload.load_optimizer()
         parts = [self._optimizer_step(batch) for batch in batches]
-        self.offload.optimizer_away()
+        self.offload.offload_optimizer()
         encoded = self.module.encoder.drain_count()
         images = {"work/pictures_encoded": sum_value(encoded), "work/pictures_encoded_max": max_value(encoded)}
         common = on_first_rank({"actor/lr": mean_value(learning_rate)})
@@ -178,7 +166,7 @@ class Actor:
 
     def gradients(self, batch: OptimizerBatch) -> list[Tensor]:
         """Returns the unsharded gradient of the batch's loss for each trained weight, on the CPU; updates nothing."""
-        self.offload.weights_here()
+        self.offload.load_weights()
         self._accumulate(batch)
         trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         found = [whole_tensor(parameter.grad).float().cpu().clone() for parameter in trained]
@@ -203,7 +191,7 @@ class Actor:
 
     def rest(self) -> None:
         """Offloads weights before sampling, if `offload` is set; the next call loads them again."""
-        self.offload.weights_away()
+        self.offload.offload_weights()
 
     def rollout_weights(self, *, merged: bool = False) -> Weights:
         """Returns the current weights under the rollout engine's names: under LoRA only the adapter, else all weights.
@@ -244,8 +232,6 @@ class Actor:
 
     def _accumulate(self, batch: OptimizerBatch) -> list[Metrics]:
         """Computes the gradient of the batch's loss and leaves it in the weights' `grad`."""
-        self.module.eval()
-        self._check(batch.rows)
         self.module.train()
         zero_gradients(self.optimizer)
         weights = token_weights(batch.response_mask, self._config.loss_avg_mode, batch.denominators)
@@ -254,9 +240,9 @@ class Actor:
         return self.reduction.over(passes, lambda part: self._accumulate_gradient(batch, weights, part))
 
     def _accumulate_gradient(self, batch: OptimizerBatch, weights: Tensor, part: RankPass) -> Metrics:
-        own, rows = batch.at(part.indices), part.rows(batch.rows)
-        teachers = self._teachers(own, rows)
-        flat, beside = self.module(self.passes.collate(rows), tuple(teachers.values()))
+        own = batch.at(part.indices)
+        teachers = self._teachers(own, part.rows)
+        flat, beside = self.module(self.passes.collate(part), tuple(teachers.values()))
         if not part.indices:
             flat.sum().mul(0.0).backward()
             return {}
@@ -299,10 +285,3 @@ class Actor:
             self.kept.require(view, [row for row, weight in zip(own.rows, weights, strict=True) if weight.any()])
             found = {"teacher": self.kept.states_for(view, rows, own.distillation.divergence)} | found
         return {name: states for name, states in found.items() if states is not None}
-
-    def _check(self, rows: Sequence[ScoringRow]) -> None:
-        with self.module.encoder.uncounted():
-            self.passes.check(rows, self._log_probs)
-
-    def _log_probs(self, batch: CollatedRows) -> Tensor:
-        return self.module(batch)[0]

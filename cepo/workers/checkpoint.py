@@ -38,7 +38,7 @@ def save_actor(actor: Actor, folder: Path, *, weights_only: bool = False) -> Non
     """
     folder.mkdir(parents=True, exist_ok=True)
     dcp.save(_weights(actor) if weights_only else _state(actor), checkpoint_id=str(folder / SHARDS))
-    actor.offload.optimizer_away()
+    actor.offload.offload_optimizer()
     rank, adapter = dist.get_rank(), actor.adapter_weights() if actor.has_adapter else None
     # Each rank's own files come last, so that no other rank waits for a failed write.
     if not weights_only:
@@ -87,7 +87,7 @@ def save_critic(critic: Critic, folder: Path, *, weights_only: bool = False) -> 
     """Saves sharded trainable weights and, unless `weights_only`, the optimizer state; no random state."""
     folder.mkdir(parents=True, exist_ok=True)
     dcp.save(_weights(critic) if weights_only else _trained_state(critic), checkpoint_id=str(folder / SHARDS))
-    critic.offload.optimizer_away()
+    critic.offload.offload_optimizer()
 
 
 def load_critic(critic: Critic, folder: Path) -> None:
@@ -103,13 +103,13 @@ def load_critic(critic: Critic, folder: Path) -> None:
 
 
 def _weights(worker: Actor | Critic) -> dict[str, Any]:
-    worker.offload.weights_here()
+    worker.offload.load_weights()
     return {"model": get_model_state_dict(worker.module, options=StateDictOptions(ignore_frozen_params=True))}
 
 
 def _trained_state(worker: Actor | Critic) -> dict[str, Any]:
-    worker.offload.weights_here()
-    worker.offload.optimizer_here()
+    worker.offload.load_weights()
+    worker.offload.load_optimizer()
     model, optimizer = get_state_dict(
         worker.module, worker.optimizer, options=StateDictOptions(ignore_frozen_params=True)
     )
@@ -127,7 +127,7 @@ def _restore(worker: Actor | Critic, state: dict[str, Any]) -> None:
     # The moments come from the checkpoint; their settings come from the resumed run, which sets the learning rate later.
     for group in worker.optimizer.param_groups:
         group.update(worker.optimizer.defaults)
-    worker.offload.optimizer_away()
+    worker.offload.offload_optimizer()
 
 
 def pass_interruption_on(error: BaseException) -> None:

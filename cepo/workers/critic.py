@@ -9,17 +9,16 @@ from torch import Tensor
 
 from cepo.config.schema import CriticConfig
 from cepo.data.batch import CriticBatch, ScoringRow
+from cepo.losses.objective import value_loss, value_metrics
 from cepo.losses.policy import token_weights
-from cepo.losses.value import value_loss, value_metrics
 from cepo.metrics import Metrics, fraction, mean_value, merge_metrics
 from cepo.models.processing import Processing
 from cepo.progress import shown
 from cepo.workers.distributed import data_parallel_mesh, on_first_rank, reshard, this_device
 from cepo.workers.loading import build_value_model
-from cepo.workers.lockstep import Lockstep, RankPass
-from cepo.workers.offload import PhaseOffload
 from cepo.workers.optimizing import build_optimizer, clipped_step, set_learning_rate, zero_gradients
-from cepo.workers.passes import Passes
+from cepo.workers.passes import Passes, RankPass
+from cepo.workers.swapping import PhaseOffload
 
 
 class Critic:
@@ -49,29 +48,19 @@ class Critic:
         self.device = this_device()
         mesh = data_parallel_mesh(config.fsdp.fsdp_size)
         self.module = build_value_model(config, processing, mesh=mesh, device=self.device, seed=seed)
-        in_step = None if self.module.encoder.keeps else processing.images
-        self.passes = Passes(
-            config,
-            processing,
-            Lockstep(reader=in_step, device=self.device),
-            device=self.device,
-            why_padded=self.module.why_padded,
-            longest_row=longest_row,
-        )
+        self.passes = Passes(config, processing, self.module, device=self.device, longest_row=longest_row)
         self.optimizer = build_optimizer(self.module, config.optim)
         self.offload = PhaseOffload(self.module, self.optimizer, config.offload, config.fsdp, self.device)
 
     @torch.no_grad()
     def values(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
         """Returns each row's values before its response tokens, (response length,) float32 on the CPU."""
-        self.offload.weights_here()
+        self.offload.load_weights()
         self.module.eval()
         results: dict[int, Tensor] = {}
-        self.passes.check(rows, self.module)
         for part in shown(self.passes.cut(rows, self._config.micro_batch_size_per_device_for_experience), "values"):
-            passing = part.rows(rows)
-            lengths = [len(row.response_ids) for row in passing]
-            values = self.module(self.passes.collate(passing)).cpu().split(lengths)
+            lengths = [len(row.response_ids) for row in part.rows]
+            values = self.module(self.passes.collate(part)).cpu().split(lengths)
             # Entries beyond the indices belong to the filler.
             results |= dict(zip(part.indices, values, strict=False))
         reshard(self.module)
@@ -80,11 +69,11 @@ class Critic:
     def update(self, batches: Sequence[CriticBatch], *, step: int) -> Metrics:
         """Takes one optimizer step per batch at the learning rate of the 0-based training step."""
         learning_rate = set_learning_rate(self.optimizer, self._config.optim, step=step, total_steps=self._total_steps)
-        self.offload.weights_here()
-        self.offload.optimizer_here()
+        self.offload.load_weights()
+        self.offload.load_optimizer()
         parts = [self._optimizer_step(batch) for batch in batches]
         self.module.encoder.forget()
-        self.offload.optimizer_away()
+        self.offload.offload_optimizer()
         return merge_metrics([*parts, on_first_rank({"critic/lr": mean_value(learning_rate)})])
 
     def forget_gradients(self) -> None:
@@ -93,7 +82,7 @@ class Critic:
 
     def rest(self) -> None:
         """See `Actor.rest`."""
-        self.offload.weights_away()
+        self.offload.offload_weights()
 
     def _optimizer_step(self, batch: CriticBatch) -> Metrics:
         self.module.train()
@@ -111,7 +100,7 @@ class Critic:
             tensor[indices].to(self.device)
             for tensor in (batch.response_mask, batch.old_values, batch.returns, weights)
         )
-        flat = self.module(self.passes.collate(part.rows(batch.rows)))
+        flat = self.module(self.passes.collate(part))
         if not indices:
             flat.sum().mul(0.0).backward()
             return {}

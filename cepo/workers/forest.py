@@ -7,6 +7,7 @@ therefore computes for each row the same results as from the row alone.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 
@@ -68,6 +69,35 @@ class TokenForest:
         """The number of computed tokens."""
         return sum(len(segment) for segment in self.segments)
 
+    def of_rows(self, rows: Sequence[int]) -> TokenForest:
+        """Returns the part of the forest that `rows` need, numbered in their order.
+
+        A segment with a single remaining branch and no row that ends at it is joined with that branch.
+        """
+        owners: dict[int, int] = {}
+        for number, row in enumerate(rows):
+            node = self.context_ends[row] if self.leaves[row] < 0 else self.leaves[row]
+            while node >= 0 and node not in owners:
+                owners[node] = number
+                node = self.segments[node].parent
+        kept, ends = sorted(owners), {self.context_ends[row] for row in rows}
+        branches = Counter(self.segments[node].parent for node in kept)
+        new: dict[int, int] = {-1: -1}
+        segments: list[tuple[int, int, int, int]] = []
+        for node in kept:
+            segment, parent = self.segments[node], self.segments[node].parent
+            if parent >= 0 and branches[parent] == 1 and parent not in ends:
+                _, start, _, before = segments.pop()
+                segments.append((owners[node], start, segment.stop, before))
+            else:
+                segments.append((owners[node], segment.start, segment.stop, new[parent]))
+            new[node] = len(segments) - 1
+        return TokenForest(
+            segments=_counted(segments),
+            context_ends=tuple(new[self.context_ends[row]] for row in rows),
+            leaves=tuple(new[self.leaves[row]] for row in rows),
+        )
+
 
 def plan_forest(
     rows: Sequence[TokenRow], *, placeholders: Collection[int] = (), min_shared: int = MIN_SHARED_TOKENS
@@ -102,10 +132,7 @@ class _Planner:
         for contexts in by_images.values():
             self._grow(list(contexts.values()), start=0, parent=-1)
         return TokenForest(
-            segments=tuple(
-                Segment(row=row, start=start, stop=stop, parent=parent, num_descendants=count)
-                for (row, start, stop, parent), count in zip(self._segments, self._num_descendants(), strict=True)
-            ),
+            segments=_counted(self._segments),
             context_ends=tuple(self._context_ends),
             leaves=tuple(self._leaves),
         )
@@ -150,13 +177,18 @@ class _Planner:
         self._segments.append((row, start, stop, parent))
         return len(self._segments) - 1
 
-    def _num_descendants(self) -> list[int]:
-        counts = [0] * len(self._segments)
-        for index in range(len(self._segments) - 1, -1, -1):
-            parent = self._segments[index][3]
-            if parent >= 0:
-                counts[parent] += counts[index] + 1
-        return counts
+
+def _counted(segments: Sequence[tuple[int, int, int, int]]) -> tuple[Segment, ...]:
+    """Returns segments (row, start, stop, parent) with their numbers of descendants."""
+    counts = [0] * len(segments)
+    for index in range(len(segments) - 1, -1, -1):
+        parent = segments[index][3]
+        if parent >= 0:
+            counts[parent] += counts[index] + 1
+    return tuple(
+        Segment(row=row, start=start, stop=stop, parent=parent, num_descendants=count)
+        for (row, start, stop, parent), count in zip(segments, counts, strict=True)
+    )
 
 
 def _num_common(sequences: Sequence[tuple[int, ...]]) -> int:

@@ -12,16 +12,15 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from cepo.config.schema import ActorConfig, CriticConfig, FsdpConfig, LoraConfig
+from cepo.config.schema import ActorConfig, CriticConfig, FsdpConfig
 from cepo.errors import ConfigError
 from cepo.models import pretrained
 from cepo.models.families import family_of
 from cepo.models.head import use_float32_logits
 from cepo.models.processing import Processing
 from cepo.models.quantization import quantised_weights, quantization_of
-from cepo.workers.adapter_targets import require_targets, target_names
-from cepo.workers.offload import offload_policy
 from cepo.workers.scoring_model import ImageEncoder, ScoringModel, ValueModel
+from cepo.workers.swapping import offload_policy
 
 
 def build_scoring_model(
@@ -47,6 +46,8 @@ def build_scoring_model(
         pretrained.freeze_vision_tower(model)
     base = model
     if with_adapter:
+        from cepo.workers.adapters import add_adapter  # PEFT takes a second to import
+
         model = add_adapter(model, config.model.lora, dtype=trained_dtype, seed=seed)
     if config.model.enable_gradient_checkpointing:
         _checkpoint_gradients(model)
@@ -106,65 +107,6 @@ def _require_vocabulary(model: Any, processing: Processing, *, key: str, path: s
 def _checkpoint_gradients(model: Any) -> None:
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.enable_input_require_grads()
-
-
-def add_adapter(model: nn.Module, lora: LoraConfig, *, dtype: torch.dtype, seed: int) -> Any:
-    """Wraps the model in PEFT with a LoRA adapter on the language model's linear layers.
-
-    Raises:
-        ConfigError: `target_modules` and `exclude_modules` leave no layer, or a name of `target_modules` matches none.
-    """
-    from peft import LoraConfig as PeftLoraConfig
-    from peft import get_peft_model
-
-    from cepo.models.fused_adapter import fuse_adapters
-
-    excluded = pretrained.excluded_from_adapter(lora, model.config)
-    names = target_names(lora.target_modules)
-    require_targets(model, names, excluded=excluded)
-    settings = PeftLoraConfig(
-        task_type="CAUSAL_LM",
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        lora_dropout=0.0,
-        use_dora=lora.use_dora,
-        target_modules=names or lora.target_modules,
-        exclude_modules=excluded,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        try:
-            wrapped = get_peft_model(model, settings, autocast_adapter_dtype=False)  # pyright: ignore[reportArgumentType]
-        except ValueError as error:
-            raise ConfigError(
-                f"worker.actor.model.lora: target_modules '{lora.target_modules}' without exclude_modules "
-                f"'{lora.exclude_modules}' fits no layer of this model ({error})"
-            ) from error
-    for parameter in wrapped.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.to(dtype)
-    fuse_adapters(wrapped)
-    return wrapped
-
-
-def check_adapter_targets(config: ActorConfig) -> None:
-    """Checks, without reading weights, that the model has the layers that the adapter's settings name.
-
-    Raises:
-        ConfigError: see `add_adapter`.
-    """
-    lora, settings = config.model.lora, config.model
-    names = target_names(lora.target_modules)
-    if lora.rank == 0 or not names:
-        return
-    model: Any = pretrained.load_model(
-        settings.model_path,
-        dtype=pretrained.torch_dtype(config.fsdp.mp_param_dtype),
-        trust_remote_code=settings.trust_remote_code,
-        override_config=settings.override_config,
-        with_weights=False,
-    )
-    require_targets(model, names, excluded=pretrained.excluded_from_adapter(lora, model.config))
 
 
 def _reads_weights(fsdp: FsdpConfig) -> bool:

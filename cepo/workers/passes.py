@@ -1,55 +1,64 @@
-"""Divides rows into passes, which are packed or padded, and checks that both forms give the same results."""
+"""Divides rows into passes that all ranks run together, packs or pads the rows of a pass, and reduces gradients."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
-from cepo.config.schema import ActorConfig, CriticConfig
+from cepo.config.schema import ActorConfig, CriticConfig, FsdpConfig
 from cepo.data.batch import ScoringRow
+from cepo.errors import EngineError
 from cepo.metrics import Metrics, fraction, max_value, sum_value
+from cepo.models.families import ImageReader
+from cepo.models.inputs import EncodedPrompt, ImageInputs, sequence_positions
 from cepo.models.processing import Processing
-from cepo.models.segments import attention_by_formula
-from cepo.workers.forest import families
-from cepo.workers.lockstep import Lockstep, RankPass
-from cepo.workers.optimizing import micro_batches
-from cepo.workers.packing import collate_packed, forest_of, packs
-from cepo.workers.scoring_model import CollatedRows, collate
+from cepo.models.segments import BLOCK_SIZE, SegmentLayout
+from cepo.progress import shown
+from cepo.workers.forest import TokenForest, TokenRow, families, pack_rows, plan_forest
+from cepo.workers.scoring_model import CollatedRows, DistinctImages, ScoringModel, ValueModel, collate
 
 logger = logging.getLogger(__name__)
 
-ROWS_OF_A_CHECK = 8
-"""Number of rows checked in each of two families of rows that share tokens."""
+_ANY_TOKEN = 0
+"""The token of fillers; every vocabulary has it."""
 
-GAPS = ("mean", "99th percentile", "largest")
-FLOAT32_LIMIT = 1e-4
-"""Largest gap in nats between packed and padded rows that is allowed in float32."""
 
-TIMES_THE_NOISE = 3.0
-NOISE_MARGIN = 1e-3
-"""Limits in 16-bit types: the mean and 99th percentile of the gaps may be `TIMES_THE_NOISE` times those of the rounding
-noise, plus `NOISE_MARGIN` nats. The noise depends on model and device, so it is measured, as the gap between padded
-rows and the same rows padded in another layout with another attention algorithm."""
+@dataclass(frozen=True, kw_only=True)
+class RankPass:
+    """This rank's part of a pass that all ranks run together.
 
-COARSE_LIMIT = 0.2
-"""Largest mean gap in nats that is allowed, however large the noise; a wrong mask causes more."""
+    Attributes:
+        indices: indices of its rows in the call; may be empty.
+        rows: these rows and, if the rank lacks rows or images that other ranks have, a filler, whose results are
+            dropped and whose loss has weight 0.
+        forest: the plan of packed rows; None if the rows are padded, or if there is a filler.
+    """
+
+    indices: list[int]
+    rows: list[ScoringRow]
+    forest: TokenForest | None = None
 
 
 class Passes:
     """Divides rows into passes and collates the rows of a pass into tensors.
 
+    FSDP gathers weights and reduces gradients of each block in every pass, so all ranks must take part. Each rank runs
+    as many passes as the rank with the most. If any rank has images in a pass, all ranks run a sharded vision tower.
+
     Args:
         config: `worker.actor` or `worker.critic`; each call gives the micro-batch size.
-        lockstep: aligns the passes of all ranks.
-        why_padded: the reason why the model cannot compute packed rows; None if it can.
+        module: the sharded model.
         longest_row: number of tokens of the longest prompt and response together. With `dynamic_batching` a pass has at
             most the micro-batch size times this number of tokens. With None, the micro-batch size counts rows.
 
     Attributes:
+        packed: whether rows are packed.
         tokens_computed: tokens of all passes so far, including padding.
         tokens_asked: tokens of all rows in these passes, with shared tokens counted for each row.
     """
@@ -58,80 +67,64 @@ class Passes:
         self,
         config: ActorConfig | CriticConfig,
         processing: Processing,
-        lockstep: Lockstep,
+        module: ScoringModel | ValueModel,
         *,
         device: torch.device,
-        why_padded: str | None,
         longest_row: int | None,
     ) -> None:
-        self._processing, self._lockstep, self._device = processing, lockstep, device
+        self._processing, self._device = processing, device
         self._longest_row = longest_row if config.dynamic_batching else None
-        self._exact = config.fsdp.mp_param_dtype == "fp32"
-        self.packed = config.padding_free
-        self._checked = False
+        self.packed = config.padding_free and module.why_padded is None
         self.tokens_computed = self.tokens_asked = 0
         self._reported = (0, 0)
-        if self.packed and why_padded is not None:
-            self._pad(why_padded)
+        # A rank with a whole vision tower runs it alone.
+        self._text_filler, self._image_filler = _fillers(None if module.encoder.keeps else processing.images)
+        if config.padding_free and module.why_padded is not None:
+            logger.warning("padding_free is off for this run, and rows are padded: %s", module.why_padded)
 
     def cut(self, rows: Sequence[ScoringRow], size: int) -> list[RankPass]:
-        """Divides `rows` into passes that are aligned with those of the other ranks. Collective."""
-        return self._lockstep.passes(rows, self._own_passes(rows, size))
+        """Divides `rows` into passes that are aligned with those of the other ranks. Collective, also without rows."""
+        forest = forest_of(rows, self._processing) if self.packed else None
+        own = self._own_passes(rows, forest, size)
+        (count,) = self._largest([len(own)])
+        own += [[] for _ in range(count - len(own))]
+        images_here = [any(rows[index].context.images is not None for index in indices) for indices in own]
+        images_anywhere = (
+            images_here if self._image_filler is None else self._largest([int(has) for has in images_here])
+        )
+        passes: list[RankPass] = []
+        for indices, here, anywhere in zip(own, images_here, images_anywhere, strict=True):
+            filler = self._image_filler if anywhere and not here else None if indices else self._text_filler
+            inside = [rows[index] for index in indices]
+            if filler is None:
+                passes.append(RankPass(indices=indices, rows=inside, forest=forest and forest.of_rows(indices)))
+            else:
+                passes.append(RankPass(indices=indices, rows=[*inside, filler]))
+        return passes
 
-    def _own_passes(self, rows: Sequence[ScoringRow], size: int) -> list[list[int]]:
-        if not rows:
-            return []
-        if self._longest_row is None:
-            if not self.packed:
-                return micro_batches(rows, size)
-            order = [row for family in families(forest_of(rows, self._processing)) for row in family]
-            return [order[start : start + size] for start in range(0, len(order), size)]
-        budget = size * self._longest_row
-        return packs(rows, processing=self._processing, budget=budget) if self.packed else padded_batches(rows, budget)
+    def _own_passes(self, rows: Sequence[ScoringRow], forest: TokenForest | None, size: int) -> list[list[int]]:
+        if self._longest_row is not None:
+            budget = size * self._longest_row
+            return padded_batches(rows, budget) if forest is None else pack_rows(forest, budget=budget)
+        order = by_length(rows) if forest is None else [row for family in families(forest) for row in family]
+        return [order[start : start + size] for start in range(0, len(order), size)]
 
-    def collate(self, rows: Sequence[ScoringRow]) -> CollatedRows:
+    def _largest(self, values: list[int]) -> list[int]:
+        tensor = torch.tensor(values, dtype=torch.long, device=self._device)
+        if values:
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        return tensor.tolist()
+
+    def collate(self, part: RankPass) -> CollatedRows:
         """Collates the rows of one pass into tensors on the device."""
-        form = collate_packed if self.packed else collate
-        batch = form(rows, processing=self._processing, device=self._device)
+        if self.packed:
+            forest = part.forest or forest_of(part.rows, self._processing)
+            batch = collate_packed(part.rows, forest, processing=self._processing, device=self._device)
+        else:
+            batch = collate(part.rows, processing=self._processing, device=self._device)
         self.tokens_computed += batch.input_ids.numel()
-        self.tokens_asked += sum(row.num_tokens for row in rows)
+        self.tokens_asked += sum(row.num_tokens for row in part.rows)
         return batch
-
-    @torch.no_grad()
-    def check(self, rows: Sequence[ScoringRow], outputs: Callable[[CollatedRows], Tensor]) -> None:
-        """Compares packed and padded rows once in a run; if they differ, all later passes use padded rows.
-
-        Args:
-            outputs: a forward pass that returns one number per response token, in nats.
-        """
-        if self._checked or not self.packed:
-            return
-        sample = self._sample(rows) if rows else []
-        whole = self._lockstep.passes(rows, [sample] if sample else [])
-        if not whole:  # no rank has rows
-            return
-        self._checked = True
-
-        def numbers(parts: Sequence[RankPass], form: Callable[..., CollatedRows]) -> Tensor:
-            found: dict[int, Tensor] = {}
-            for part in parts:
-                passing = part.rows(rows)
-                values = outputs(form(passing, processing=self._processing, device=self._device)).double()
-                found |= dict(zip(part.indices, values.split([len(row.response_ids) for row in passing]), strict=False))
-            return torch.cat([found[index] for index in sample]) if sample else torch.zeros(1, device=self._device)
-
-        try:
-            packed = numbers(whole, collate_packed)
-        except RuntimeError as error:  # a kernel that this device, driver or torch build cannot run
-            self._pad(f"packed rows cannot be computed here: {type(error).__name__}: {error}")
-            return
-        padded = numbers(whole, collate)
-        noise: Tensor | None = None
-        if not self._exact:
-            halves = [half for half in (sample[::2], sample[1::2]) if half]
-            with attention_by_formula():
-                noise = numbers(self._lockstep.passes(rows, halves), collate) - padded
-        self._judge(packed - padded, noise)
 
     def metrics(self) -> Metrics:
         """Returns the tokens computed since the last call (with padding; `_max`: over ranks), and the share saved."""
@@ -143,59 +136,166 @@ class Passes:
             "work/tokens_saved": fraction(asked - computed, asked),
         }
 
-    def _sample(self, rows: Sequence[ScoringRow]) -> list[int]:
-        """Returns rows spread over the contexts of the first two families."""
-        sample: list[int] = []
-        for family in families(forest_of(rows, self._processing))[:2]:
-            sample += family[:: -(-len(family) // ROWS_OF_A_CHECK)]
-        return sample
 
-    def _judge(self, gaps: Tensor, noise: Tensor | None) -> None:
-        found = _summary(gaps)
-        of_noise = torch.zeros_like(found) if noise is None else _summary(noise)
-        verdict = torch.cat([found, of_noise, (~_allowed(found, None if noise is None else of_noise)).double()])
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            verdict = verdict.to(self._device)
-            dist.all_reduce(verdict, op=dist.ReduceOp.MAX)
-        *measured, fails = verdict.tolist()
-        words = _in_words(measured[:3])
-        if noise is None:
-            words += f"; at most {FLOAT32_LIMIT:.0e} is allowed"
-        else:
-            words += f"; between two ways to compute padded rows: {_in_words(measured[3:])}"
-        if not fails:
-            logger.info("packed and padded rows agree; differences in nats: %s", words)
-        else:
-            self._pad(f"packed and padded rows differ, in nats: {words}")
+def _fillers(reader: ImageReader | None) -> tuple[ScoringRow, ScoringRow | None]:
+    """Returns rows of as few tokens as possible, without and with an image."""
 
-    def _pad(self, reason: str) -> None:
-        self.packed = False
-        logger.warning("padding_free is off for this run, and rows are padded: %s", reason)
+    def filler(token_ids: tuple[int, ...], images: ImageInputs | None) -> ScoringRow:
+        context = EncodedPrompt(token_ids=token_ids, engine_ids=token_ids, images=images)
+        return ScoringRow(context=context, response_ids=(_ANY_TOKEN,))
+
+    text = filler((_ANY_TOKEN,), None)
+    if reader is None:
+        return text, None
+    token_ids, images = reader.smallest()
+    return text, filler((_ANY_TOKEN, *token_ids), images)
 
 
-def _summary(gaps: Tensor) -> Tensor:
-    sizes = gaps.abs()
-    return torch.stack([sizes.mean(), sizes.quantile(0.99), sizes.max()]).cpu()
-
-
-def _allowed(gaps: Tensor, noise: Tensor | None) -> Tensor:
-    """Returns (1,) whether the gaps' summary is within the limits; False if any gap is NaN."""
-    if noise is None:
-        return (gaps <= FLOAT32_LIMIT).all().unsqueeze(0)
-    relative = (gaps <= TIMES_THE_NOISE * noise + NOISE_MARGIN)[:2].all()
-    return (relative & (gaps[0] <= COARSE_LIMIT)).unsqueeze(0)
-
-
-def _in_words(gaps: Sequence[float]) -> str:
-    return ", ".join(f"{name} {gap:.1e}" for name, gap in zip(GAPS, gaps, strict=True))
+def by_length(rows: Sequence[ScoringRow]) -> list[int]:
+    """Returns the rows' indices, the longest row first, so that passes of neighbours need little padding."""
+    return sorted(range(len(rows)), key=lambda index: (-rows[index].num_tokens, index))
 
 
 def padded_batches(rows: Sequence[ScoringRow], budget: int) -> list[list[int]]:
     """Returns batches of row indices, sorted by length, each of at most `budget` tokens including padding."""
     batches: list[list[int]] = []
-    for index in sorted(range(len(rows)), key=lambda index: (-rows[index].num_tokens, index)):
+    for index in by_length(rows):
         if batches and rows[batches[-1][0]].num_tokens * (len(batches[-1]) + 1) <= budget:
             batches[-1].append(index)
         else:
             batches.append([index])
     return batches
+
+
+def forest_of(rows: Sequence[ScoringRow], processing: Processing) -> TokenForest:
+    """Plans the forest of tokens that the rows share. Images are compared by content."""
+    kinds = (processing.image_token_id, processing.video_token_id)
+    return plan_forest(
+        [
+            TokenRow(
+                context=row.context.token_ids,
+                response=row.response_ids,
+                images=None if row.context.images is None else row.context.images.content_key,
+            )
+            for row in rows
+        ],
+        placeholders=[token for token in kinds if token is not None],
+    )
+
+
+def collate_packed(
+    rows: Sequence[ScoringRow],
+    forest: TokenForest,
+    *,
+    processing: Processing,
+    device: torch.device,
+    multiple_of: int | None = None,
+) -> CollatedRows:
+    """Collates the rows' forest into one packed row on `device`, in which shared tokens and images occur only once.
+
+    Tokens keep the position ids that they have in their own rows.
+
+    Args:
+        multiple_of: the row's length is padded to a multiple of this. The default is the attention's block size on
+            GPUs, so that kernels get whole blocks, and 1 on CPUs.
+    """
+    layout = _layout(forest).filled_to(multiple_of or (1 if device.type == "cpu" else BLOCK_SIZE))
+    token_ids: list[int] = []
+    positions: list[Tensor] = []
+    images = DistinctImages()
+    order: list[int] = []
+    known: dict[int, Tensor] = {}
+    for segment in forest.segments:
+        row = rows[segment.row]
+        context = row.context
+        token_ids += (*context.token_ids, *row.response_ids)[segment.start : segment.stop]
+        if id(context) not in known:
+            known[id(context)] = processing.positions(context)
+        whole = sequence_positions(known[id(context)], len(row.response_ids))
+        positions.append(whole[:, segment.start : segment.stop])
+        if context.images is not None and segment.start < len(context.token_ids):
+            first = images.first(context.images)
+            assert processing.images is not None, "images were read"
+            inside = processing.images.units_inside(context.token_ids, context.images, segment.start, segment.stop)
+            order.extend(first + index for index in inside)
+    missing = layout.num_tokens - len(token_ids)
+    token_ids += [processing.pad_token_id] * missing
+    positions.append(torch.zeros(3, missing, dtype=torch.long))
+    return CollatedRows(
+        input_ids=torch.tensor(token_ids).unsqueeze(0).to(device),
+        position_ids=torch.cat(positions, dim=1).unsqueeze(1).to(device),
+        response_index=_response_index(rows, forest, layout).to(device),
+        targets=torch.tensor([token for row in rows for token in row.response_ids]).to(device),
+        images=images if order else None,
+        image_order=tuple(order),
+        segments=layout,
+    )
+
+
+def _layout(forest: TokenForest) -> SegmentLayout:
+    starts = [0]
+    for segment in forest.segments:
+        starts.append(starts[-1] + len(segment))
+    return SegmentLayout(
+        starts=tuple(starts),
+        parents=tuple(segment.parent for segment in forest.segments),
+        branch_ends=tuple(starts[index + 1 + segment.num_descendants] for index, segment in enumerate(forest.segments)),
+    )
+
+
+def _response_index(rows: Sequence[ScoringRow], forest: TokenForest, layout: SegmentLayout) -> Tensor:
+    """Returns the indices of the hidden states before response tokens: the context's last, then the response's own."""
+    found: list[Tensor] = []
+    for row, end, leaf in zip(rows, forest.context_ends, forest.leaves, strict=True):
+        found.append(torch.tensor([layout.starts[end + 1] - 1]))
+        if leaf >= 0:
+            found.append(torch.arange(layout.starts[leaf], layout.starts[leaf] + len(row.response_ids) - 1))
+    return torch.cat(found)
+
+
+class GradientReduction:
+    """Runs the passes of an optimizer step, and has FSDP reduce gradients after every pass or only after the last.
+
+    In both cases the shards get the sum over ranks and passes; only the order of its terms differs.
+
+    Args:
+        module: the sharded model.
+        fsdp: its FSDP settings.
+        has_adapter: whether only an adapter is trained.
+        same_blocks: whether every pass uses all trained weights.
+
+    Attributes:
+        once: whether each rank first sums its own passes, and the last pass reduces these sums over ranks.
+    """
+
+    def __init__(self, module: nn.Module, fsdp: FsdpConfig, *, has_adapter: bool, same_blocks: bool) -> None:
+        assert isinstance(module, FSDPModule), "gradients are reduced by FSDP"
+        self._module = module
+        # With `once`, a rank holds unsharded gradients of all trained weights until the last pass. For an adapter they
+        # are small; for all weights they would undo the sharding. FSDP then sums passes in the reduce type, of which a
+        # 16-bit type loses small terms, instead of the shards' type. It fails on blocks that no pass used, and on
+        # weights that only the last pass uses.
+        self.once = has_adapter and same_blocks and fsdp.mp_reduce_dtype == "fp32" and dist.get_world_size() > 1
+        self._holds = False
+
+    def over(self, passes: Sequence[RankPass], accumulate: Callable[[RankPass], Metrics]) -> list[Metrics]:
+        """Calls `accumulate`, which runs a backward pass, for each of `passes`; afterwards the gradients are reduced.
+
+        Raises:
+            EngineError: an earlier call was interrupted, so FSDP holds gradients that the next reduction would add.
+        """
+        if self._holds:
+            raise EngineError(
+                "an earlier update was interrupted between its passes: its gradients are still in memory and would be "
+                "added to those of the next update. Build a new worker, from the last checkpoint if there is one."
+            )
+        self._holds = self.once and len(passes) > 1
+        metrics = []
+        try:
+            for number, part in enumerate(shown(passes, "updating"), start=1):
+                self._module.set_requires_gradient_sync(not self.once or number == len(passes))
+                metrics.append(accumulate(part))
+        finally:
+            self._module.set_requires_gradient_sync(True)
+        self._holds = False
+        return metrics

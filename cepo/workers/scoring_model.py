@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +15,18 @@ from torch import Tensor, nn
 from cepo.data.batch import ScoringRow
 from cepo.losses.divergence import chunked_divergence
 from cepo.models.families import ImageFeatures, family_of
-from cepo.models.head import divergence_chunk_tokens, head_chunk_tokens, target_log_probs, with_weight
-from cepo.models.inputs import ImageInputs
-from cepo.models.positions import sequence_positions
+from cepo.models.head import (
+    divergence_chunk_tokens,
+    head_chunk_tokens,
+    log_probs_and_entropies,
+    target_log_probs,
+    with_weight,
+)
+from cepo.models.inputs import ImageInputs, sequence_positions
 from cepo.models.processing import Processing
 from cepo.models.segments import SegmentLayout
 from cepo.types import DivergenceConfig
+from cepo.workers.distributed import whole_tensor
 
 HEAD_SCALE = 0.01
 """Standard deviation of untrained values for hidden states of unit size, so that initial values are close to 0."""
@@ -56,7 +62,7 @@ class DistinctImages:
 
 @dataclass(frozen=True, kw_only=True)
 class CollatedRows:
-    """A batch of right-padded rows or, with `segments`, one packed row without padding (`cepo.workers.packing`, R = 1).
+    """A batch of right-padded rows or, with `segments`, one packed row without padding (`cepo.workers.passes`, R = 1).
 
     Causal attention cannot see padding on the right, so padded rows need no mask.
 
@@ -120,17 +126,6 @@ class ImageEncoder:
         self.keeps = keep
         self._known: dict[str, list[ImageFeatures]] = {}
         self._encoded = 0
-
-    @contextmanager
-    def uncounted(self) -> Iterator[None]:
-        """Discards the counts and features of images encoded inside the context, for a check that runs once.
-
-        The last bits of features depend on which images are encoded together. If the check's features were kept, the
-        first step of a resumed run, which contains the check, would not be bit-identical to that of an unbroken run.
-        """
-        known, encoded = dict(self._known), self._encoded
-        yield
-        self._known, self._encoded = known, encoded
 
     def features(self, base: Any, distinct: DistinctImages, device: torch.device) -> list[ImageFeatures]:
         """Returns the features of all units in order."""
@@ -230,16 +225,21 @@ class ScoringModel(nn.Module):
             self.temperature = before
 
     def forward(
-        self, batch: CollatedRows, teachers: Sequence[TeacherStates] = ()
+        self, batch: CollatedRows, teachers: Sequence[TeacherStates] = (), *, entropy: bool = False
     ) -> tuple[Float[Tensor, " N"], tuple[Tensor, ...]]:
         """Returns (log-probs, extras) of all response tokens, row by row.
 
-        Without teachers, the extras are the hidden states (N, H), otherwise one divergence (N,) per teacher.
+        The extras are one divergence (N,) per teacher. Without teachers they are the hidden states (N, H) or, with
+        `entropy`, the entropy (N,) of each token's distribution.
         """
         hidden = response_states(self.base, batch, self.encoder)
         if not teachers:
             head = self.base.lm_head
             chunk = head_chunk_tokens(hidden.device, head.weight.shape[0])
+            if entropy:
+                return log_probs_and_entropies(
+                    hidden, head, batch.targets, temperature=self.temperature, chunk_tokens=chunk
+                )
             log_probs = target_log_probs(hidden, head, batch.targets, temperature=self.temperature, chunk_tokens=chunk)
             return log_probs, (hidden,)
         parts = [self._divergence(hidden, teacher, batch.targets) for teacher in teachers]
@@ -284,3 +284,51 @@ class ValueModel(nn.Module):
         """Returns the values of all response tokens of the batch, row by row."""
         values = self.head(response_states(self.model, batch, self.encoder).float())
         return values.squeeze(1).clone()  # FSDP2 hooks into the root's output and warns about views
+
+
+@dataclass(frozen=True)
+class _KeptView:
+    states: Mapping[int, Tensor]
+    head: Tensor | None
+
+
+class KeptStates:
+    """Hidden states by view and row, on the CPU: tokens x hidden size, which is smaller than tokens x vocabulary.
+
+    The update distils from the teacher of the scoring pass, even if the step's updates change its weights; a trained
+    head is therefore kept with the states. Each rank distils the rows whose states it keeps, because within a step all
+    rows of a prompt go to one rank.
+    """
+
+    def __init__(self) -> None:
+        self._views: dict[str, _KeptView] = {}
+
+    def keep(self, view: str, states: Mapping[int, Tensor], module: ScoringModel) -> None:
+        """Keeps one (response length, H) tensor per row and, if the head of `module` is trained, a copy of the head."""
+        weight: Any = module.base.lm_head.weight
+        head = whole_tensor(weight).detach().clone() if weight.requires_grad else None
+        self._views[view] = _KeptView(states, head)
+
+    def forget(self) -> None:
+        """Frees all states."""
+        self._views = {}
+
+    def require(self, view: str, rows: Sequence[ScoringRow]) -> None:
+        """Asserts that the states of these rows were kept on this rank."""
+        kept = self._views[view].states if view in self._views else {}
+        missing = [row.row for row in rows if row.row not in kept]
+        assert not missing, f"no hidden states of the view '{view}' are kept here for the rows {missing}"
+
+    def states_for(self, view: str, rows: Sequence[ScoringRow], divergence: DivergenceConfig) -> TeacherStates | None:
+        """Concatenates the rows' states, with zeros for rows without any (of weight 0); None if the view has none."""
+        kept = self._views.get(view)
+        if kept is None or not kept.states:
+            return None
+        (width, *_), kind = next((state.shape[1:], state.dtype) for state in kept.states.values())
+        parts = [
+            torch.zeros(len(row.response_ids), width, dtype=kind)
+            if row.row is None or row.row not in kept.states
+            else kept.states[row.row]
+            for row in rows
+        ]
+        return TeacherStates(hidden=torch.cat(parts), head=kept.head, divergence=divergence)

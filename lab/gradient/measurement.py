@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cepo.credit.claimed_folder import claim_folder, read_whole
 from cepo.credit.method_list import MeasuredMethod
 from cepo.credit.session import Session
 from cepo.credit.signals import MethodSignal, signals_of
+from cepo.credit.stored import claim_folder, read_whole
 from cepo.errors import DataError
 from cepo.foreign_files import read_json
 from cepo.progress import Progress

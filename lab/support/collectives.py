@@ -125,7 +125,7 @@ def install(count: Count) -> None:
     import torch.distributed as dist
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 
-    from cepo.workers import gathering
+    from cepo.workers import distributed
     from cepo.workers.actor import Actor
     from cepo.workers.scoring_model import ScoringModel
 
@@ -172,7 +172,7 @@ def install(count: Count) -> None:
 
     replace(collectives.DefaultAllGather, "__call__", gather)
     replace(collectives.DefaultReduceScatter, "__call__", scatter)
-    replace(gathering, "whole_tensor", whole)
+    replace(distributed, "whole_tensor", whole)
     replace(ScoringModel, "forward", forward)
     replace(Actor, "_pass", scoring)
     replace(Actor, "_optimizer_step", updating)

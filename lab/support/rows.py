@@ -32,7 +32,7 @@ def build_rows(
     import torch
 
     from cepo.data.batch import ScoringRow
-    from cepo.models.families.grid import GridReader
+    from cepo.models.families.qwen import GridReader
     from cepo.models.inputs import EncodedPrompt, ImageInputs
 
     reader = processing.images

@@ -185,7 +185,7 @@ def arguments(profile: Profile, run: Run, world: Path, folder: Path) -> list[str
         "data.max_prompt_length=512",
         f"data.seed={run.seed}",
         f"algorithm.adv_estimator={arm.estimator}",
-        *(f"algorithm.{arm.estimator}.{key}={shares.get(value, value)}" for key, value in arm.settings.items()),
+        *(f"algorithm.{key}={shares.get(value, value)}" for key, value in arm.settings.items()),
         f"worker.actor.model.model_path={world}/model",
         f"worker.actor.global_batch_size={prompts}",
         f"worker.actor.optim.lr={run.rate}",

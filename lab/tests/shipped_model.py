@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from cepo.microgeo.kinds import SHAPES, WorldKind
 from cepo.microgeo.problems import FAMILIES, Problem, Steps, no_slip
+from cepo.microgeo.world import SHAPES, WorldKind
 from lab.worlds.prompts import user_messages
 from lab.worlds.warmstart import batched_vision_attention
 

@@ -44,7 +44,7 @@ def test_measured_steps_have_the_scripts_lengths_and_rewards(tmp_path: Path) -> 
     """They have them with and without teachers."""
     module = "lab.support.training"
     sides = {
-        "with": {"method": "cepo", "overrides": ["algorithm.cepo.lambda_decay_steps=1"]},
+        "with": {"method": "cepo", "overrides": ["algorithm.weight.lambda_decay_steps=1"]},
         "without": {"method": "grpo"},
     }
     records = turns(tmp_path, sides, dict.fromkeys(sides, module))

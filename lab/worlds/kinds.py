@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cepo.microgeo import kinds
-from cepo.microgeo.kinds import WorldKind
+from cepo.microgeo import world
 from cepo.microgeo.problems import right_response
+from cepo.microgeo.world import WorldKind
 from lab.worlds.chain import DISTRIBUTIONS, NAMES, chain_solution, generate_chain_problem
 from lab.worlds.chain_demonstrations import demonstrate_chain
 from lab.worlds.chain_figures import draw_chain
@@ -33,7 +33,7 @@ class TaughtWorld(WorldKind):
 
 
 SHAPES = TaughtWorld(
-    **vars(kinds.SHAPES),
+    **vars(world.SHAPES),
     demonstrate=lambda problem, seed: demonstrate(problem, NoiseRates(), seed=seed),
     response=right_response,
     seen_words=(),

@@ -115,7 +115,9 @@ def test_the_weight_stays_within_its_bounds(name: str, view: str) -> None:
 def test_visual_evidence_is_the_student_less_the_blind_policy() -> None:
     """A right rollout's token of delta log 1.2 has weight 1.2, a wrong one's 1 / 1.2; lambda is 1."""
     old, blind = torch.full((8, 5), math.log(0.6)), torch.full((8, 5), math.log(0.5))
-    signal = build_estimator("visual", {"lambda_init": 1.0}).signal(batch_with(old, {"blind": blind}), step=0)
+    signal = build_estimator("visual", {"weight": {"lambda_init": 1.0}}).signal(
+        batch_with(old, {"blind": blind}), step=0
+    )
     assert float(signal.diagnostics["delta"][0, 0]) == pytest.approx(math.log(1.2), rel=1e-6)
     assert float(signal.diagnostics["weight"][0, 0]) == pytest.approx(1.2, rel=1e-6)
     assert float(signal.diagnostics["weight"][1, 0]) == pytest.approx(1 / 1.2, rel=1e-6)
@@ -132,7 +134,7 @@ def test_evidence_can_be_limited_to_groups_with_both_verdicts() -> None:
     )
     plain = build_estimator("grpo").signal(batch, step=0).advantages
     everywhere = build_estimator("cepo").signal(batch, step=0).advantages
-    limited = build_estimator("cepo", {"mixed_groups_only": True}).signal(batch, step=0).advantages
+    limited = build_estimator("cepo", {"weight": {"mixed_groups_only": True}}).signal(batch, step=0).advantages
     assert same_bits(limited[:4], plain[:4])
     assert not same_bits(everywhere[:4], plain[:4])
     assert same_bits(limited[4:], everywhere[4:])

@@ -19,6 +19,7 @@ from cepo.errors import ConfigError
 from cepo.losses.divergence import chunked_divergence, distillation_losses
 from cepo.losses.policy import AGGREGATIONS, LossDenominators, token_weights
 from cepo.metrics import results
+from cepo.trees import leaves
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 METHODS = ("opsd", "sdpo")
@@ -46,12 +47,15 @@ def signal_of(method: str, batch: TokenBatch, **config: Any) -> TokenSignal:
 def test_only_live_rows_with_a_reference_get_an_update_pass(method: str) -> None:
     live, shown = torch.tensor([True, True, False, False]), {"correct": torch.tensor([True, False, True, False])}
     assert build_estimator(method).learning_rows(live, shown).tolist() == [True, False, False, False]
-    assert build_estimator(method, {"policy_weight": 0.5}).learning_rows(live, shown).tolist() == live.tolist()
+    assert (
+        build_estimator(method, {"distillation": {"policy_weight": 0.5}}).learning_rows(live, shown).tolist()
+        == live.tolist()
+    )
 
 
 def test_a_section_with_one_key_keeps_the_other_defaults() -> None:
-    config = build_config("sdpo", {"divergence": {"support": "topk"}, "teacher": {"ema_decay": 0.95}})
-    assert (config.divergence.kind, config.divergence.support) == ("jsd", "topk")
+    config = build_config("sdpo", {"distillation": {"divergence": {"support": "topk"}}, "teacher": {"ema_decay": 0.95}})
+    assert (config.distillation.divergence.kind, config.distillation.divergence.support) == ("jsd", "topk")
     assert (config.teacher.source, config.teacher.ema_decay) == ("ema", 0.95)
 
 
@@ -59,7 +63,7 @@ def test_the_published_recipes_of_both_methods_can_be_written() -> None:
     build_config(
         "opsd",
         {
-            "divergence": {"clip": 0.05, "clip_mode": "vocab_entry"},
+            "distillation": {"divergence": {"clip": 0.05, "clip_mode": "vocab_entry"}},
             "positive": {"source": "solution"},
             "teacher": {"source": "reference"},
         },
@@ -67,7 +71,9 @@ def test_the_published_recipes_of_both_methods_can_be_written() -> None:
     build_config(
         "sdpo",
         {
-            "divergence": {"support": "topk", "topk": 100, "topk_from": "student", "importance_clip": 2.0},
+            "distillation": {
+                "divergence": {"support": "topk", "topk": 100, "topk_from": "student", "importance_clip": 2.0}
+            },
             "positive": {"source": "peer_full", "exclude_self": True, "success_threshold": 0.5},
             "teacher": {"ema_decay": 0.95},
         },
@@ -77,15 +83,21 @@ def test_the_published_recipes_of_both_methods_can_be_written() -> None:
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"weight": -1.0}, r"algorithm\.opsd\.weight must be at least 0, got -1\.0"),
-        ({"policy_weight": math.inf}, r"algorithm\.opsd\.policy_weight must be at least 0, got inf"),
-        ({"weight": 0.0}, r"algorithm\.opsd: weight and policy_weight are both 0, so that nothing is learned"),
-        ({"divergence": {"knd": "jsd"}}, r"unknown key 'algorithm\.opsd\.divergence\.knd'\. Did you mean 'kind'\?"),
+        ({"distillation": {"weight": -1.0}}, r"algorithm\.distillation\.weight must be at least 0, got -1\.0"),
         (
-            {"divergence": {"support": "sampled"}},
-            r"algorithm\.opsd\.divergence: support is sampled with kind forward_kl",
+            {"distillation": {"policy_weight": math.inf}},
+            r"algorithm\.distillation\.policy_weight must be at least 0, got inf",
         ),
-        ({"positive": {"source": "solutions"}}, r"algorithm\.opsd\.positive\.source .*Did you mean 'solution'"),
+        (
+            {"distillation": {"weight": 0.0}},
+            r"algorithm\.distillation: weight and policy_weight are both 0, so that nothing",
+        ),
+        ({"distillation": {"knd": "jsd"}}, r"unknown key 'algorithm\.distillation\.knd'"),
+        (
+            {"distillation": {"divergence": {"support": "sampled"}}},
+            r"algorithm\.distillation\.divergence: support is sampled with kind forward_kl",
+        ),
+        ({"positive": {"source": "solutions"}}, r"algorithm\.positive\.source .*Did you mean 'solution'"),
     ],
 )
 def test_a_bad_setting_is_an_error_that_begins_with_its_full_key(section: dict[str, Any], message: str) -> None:
@@ -95,10 +107,10 @@ def test_a_bad_setting_is_an_error_that_begins_with_its_full_key(section: dict[s
 
 @both
 def test_rows_with_a_reference_weigh_2_5_and_others_0(method: str) -> None:
-    signal = signal_of(method, batch_of([True, False, True, False]), weight=2.5)
+    signal = signal_of(method, batch_of([True, False, True, False]), distillation={"weight": 2.5})
     assert signal.distillation is not None
     assert signal.distillation.view == "correct"
-    assert signal.distillation.divergence == build_config(method, None).divergence
+    assert signal.distillation.divergence == build_config(method, None).distillation.divergence
     expected = [[2.5, 2.5, 2.5], [0.0, 0.0, 0.0], [2.5, 2.5, 0.0], [0.0, 0.0, 0.0]]
     assert signal.distillation.token_weight.tolist() == expected
     assert torch.count_nonzero(signal.advantages) == 0
@@ -121,21 +133,23 @@ def test_a_policy_weight_blends_in_the_group_advantage(
     """Weight 0.1 gives a tenth of it. Weight 0 with policy_weight 1 is the group method, bit for bit."""
     batch = batch_of([True] * 4)
     # Rewards 1 and 0: the deviation is sqrt(1/2), the advantage +-sqrt(1/2).
-    blended = signal_of(method, batch, policy_weight=0.1)
+    blended = signal_of(method, batch, distillation={"policy_weight": 0.1})
     assert blended.distillation is not None
     assert blended.advantages[0].tolist() == pytest.approx([0.1 * math.sqrt(0.5)] * 3, rel=1e-5)
     assert blended.advantages[1].tolist() == pytest.approx([-0.1 * math.sqrt(0.5), 0.0, 0.0], rel=1e-5)
-    alone = signal_of(method, dataclasses.replace(batch, teacher_log_probs={}), weight=0.0, policy_weight=1.0)
+    alone = signal_of(
+        method, dataclasses.replace(batch, teacher_log_probs={}), distillation={"weight": 0.0, "policy_weight": 1.0}
+    )
     assert alone.distillation is None
     assert same_bits(alone.advantages, build_estimator("grpo").signal(batch, step=0).advantages)
-    equal = signal_of(method, batch, weight=1.0, policy_weight=1.0)
+    equal = signal_of(method, batch, distillation={"weight": 1.0, "policy_weight": 1.0})
     assert equal.distillation is not None
     assert same_bits(equal.advantages, alone.advantages)
 
 
 @both
 def test_weight_0_asks_no_teacher_and_leaves_flat_groups_out(method: str) -> None:
-    estimator = build_estimator(method, {"weight": 0.0, "policy_weight": 1.0})
+    estimator = build_estimator(method, {"distillation": {"weight": 0.0, "policy_weight": 1.0}})
     rewards, groups = torch.tensor([1.0, 0.0, 0.5, 0.5]), torch.tensor([0, 0, 1, 1])
     assert not estimator.needs_teacher(step=0)
     assert estimator.live_rows(rewards, groups).tolist() == [True, True, False, False]
@@ -176,7 +190,9 @@ def test_a_masked_row_has_zero_loss_and_a_zero_gradient(
     method: str, aggregation: str, importance_clip: float | None
 ) -> None:
     """The gradient is attached: it is 0 and not None."""
-    signal = signal_of(method, batch_of([True, False, False, False]), divergence={"importance_clip": importance_clip})
+    signal = signal_of(
+        method, batch_of([True, False, False, False]), distillation={"divergence": {"importance_clip": importance_clip}}
+    )
     distillation = signal.distillation
     assert distillation is not None
     generator = torch.Generator().manual_seed(3)
@@ -288,7 +304,7 @@ def test_only_the_source_solution_needs_solutions() -> None:
     ("section", "needed"),
     [
         ({}, False),
-        ({"policy_weight": 0.5}, True),
+        ({"distillation": {"policy_weight": 0.5}}, True),
         ({"positive": {"source": "peer_full"}}, True),
         ({"positive": {"source": "solution"}}, False),
     ],
@@ -296,8 +312,7 @@ def test_only_the_source_solution_needs_solutions() -> None:
 def test_one_rollout_per_prompt_is_enough_without_peers(section: dict[str, Any], needed: bool) -> None:
     assert build_estimator("opsd", section).needs_group is needed
     arguments = ["worker.rollout.n=1", "algorithm.adv_estimator=opsd"]
-    arguments += [f"algorithm.opsd.{key}={value}" for key, value in section.items() if not isinstance(value, dict)]
-    arguments += [f"algorithm.opsd.positive.source={section['positive']['source']}"] if "positive" in section else []
+    arguments += [f"algorithm.{key}={value}" for key, value in leaves(section) if key]
     run = load_config(["config=configs/microgeo/base.yaml", *arguments])
     if needed:
         with pytest.raises(ConfigError, match=r"worker\.rollout\.n=1 with algorithm\.adv_estimator=opsd"):

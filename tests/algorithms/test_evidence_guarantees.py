@@ -153,7 +153,8 @@ def three_log_probs(seed: int, scale: float = 3.0) -> tuple[Tensor, Tensor, Tens
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["cepo", "rlsd"])
 @pytest.mark.parametrize(
-    ("config", "step"), [({"lambda_init": 0.0}, 0), ({"clip_radius": 0.0}, 0), ({}, 25), ({}, 10_000)]
+    ("config", "step"),
+    [({"weight": {"lambda_init": 0.0}}, 0), ({"weight": {"clip_radius": 0.0}}, 0), ({}, 25), ({}, 10_000)],
 )
 def test_lambda_0_or_radius_0_is_grpo_and_reads_no_teacher(
     name: str, config: dict[str, float], step: int, dtype: torch.dtype
@@ -172,7 +173,7 @@ def test_lambda_0_or_radius_0_is_grpo_and_reads_no_teacher(
 @given(seed=st.integers(0, 10_000), mixing=mixings, radius=radii)
 def test_equal_views_are_grpo_bit_for_bit(dtype: torch.dtype, seed: int, mixing: float, radius: float) -> None:
     old, teacher, _ = three_log_probs(seed)
-    config = {"lambda_init": mixing, "clip_radius": radius}
+    config = {"weight": {"lambda_init": mixing, "clip_radius": radius}}
     plain = build_estimator("grpo").signal(batch_with({}, old, dtype), step=0).advantages
     both = batch_with({"correct": teacher, "wrong": teacher}, old, dtype)
     assert same_bits(build_estimator("cepo", config).signal(both, step=0).advantages, plain)
@@ -187,7 +188,7 @@ def test_cepo_with_the_student_as_wrong_view_is_rlsd(
 ) -> None:
     """The student's log-probs stand in the wrong view's place, and the signals are equal bit for bit."""
     old, correct, _ = three_log_probs(seed)
-    config = {"lambda_init": mixing, "clip_radius": radius}
+    config = {"weight": {"lambda_init": mixing, "clip_radius": radius}}
     contrastive = batch_with({"correct": correct, "wrong": old}, old, dtype)
     one_sided = batch_with({"correct": correct}, old, dtype)
     left = build_estimator("cepo", config).signal(contrastive, step=2)

@@ -109,7 +109,7 @@ def pass_rate(rewards: Tensor) -> float:
 def test_the_expected_gradient_is_the_exact_policy_gradient(seed: int) -> None:
     """3,375 groups of 3 of the 15 responses; any teacher will do, here a random one."""
     assert 0.1 < pass_rate(RIGHT) < 0.9
-    gradient = expected_gradient(with_teacher(RIGHT, tables(seed)[0]), "hindsight", {"scale": "none"})
+    gradient = expected_gradient(with_teacher(RIGHT, tables(seed)[0]), "hindsight", {"advantage": {"scale": "none"}})
     torch.testing.assert_close(gradient, exact_gradient(RIGHT), **EXACT)
 
 
@@ -128,7 +128,7 @@ def test_the_scale_multiplies_it_by_the_mean_of_1_over_sigma() -> None:
 def test_rewards_between_and_beyond_the_ends_stay_unbiased() -> None:
     """Rewards are -1, 1, or -1.3 for a cut response; the baseline counts the last as wrong."""
     rewards = 2 * RIGHT - 1 - 0.3 * (MASK.sum(dim=1) == LONGEST) * (RIGHT == 0)
-    settings = {"scale": "none", "reward_low": -1.0}
+    settings = {"advantage": {"scale": "none", "reward_low": -1.0}}
     gradient = expected_gradient(with_teacher(rewards, tables(2)[0]), "hindsight", settings)
     torch.testing.assert_close(gradient, exact_gradient(rewards), **EXACT)
 
@@ -144,7 +144,9 @@ def test_a_peers_answer_leaves_it_unbiased_and_the_own_does_not() -> None:
     """The own answer, the response's last token, tells the baseline what comes after the prefix."""
     gradients = [
         expected_gradient(
-            lambda old, owner=owner: batch_of_groups(RIGHT, old, shown_answers(owner)), "hindsight", {"scale": "none"}
+            lambda old, owner=owner: batch_of_groups(RIGHT, old, shown_answers(owner)),
+            "hindsight",
+            {"advantage": {"scale": "none"}},
         )
         for owner in (0, 1)
     ]
@@ -173,7 +175,7 @@ def test_a_value_is_the_priors_odds_times_what_the_tokens_say() -> None:
     batch = token_batch(
         [0.0, 1.0, 0.0, 0.0], [0] * 4, lengths=[3] * 4, old=old, views={"correct": correct}, dtype=torch.float64
     )
-    signal = build_estimator("hindsight", {"scale": "none"}).signal(batch, step=0)
+    signal = build_estimator("hindsight", {"advantage": {"scale": "none"}}).signal(batch, step=0)
     expected = torch.tensor([3 / 8, 9 / 14, 3 / 8], dtype=torch.float64)
     torch.testing.assert_close(signal.diagnostics["value"][0], expected)
     torch.testing.assert_close(signal.advantages[0], -expected)
@@ -189,7 +191,7 @@ def test_values_stand_on_the_scale_of_the_rewards(scale: str, sigma: float) -> N
     old = torch.zeros(2, 2, dtype=torch.float64)
     correct = torch.tensor([[math.log(3.0), 5.0], [0.0, 5.0]], dtype=torch.float64)
     batch = token_batch([3.0, -1.0], [0, 0], lengths=[2, 2], old=old, views={"correct": correct}, dtype=torch.float64)
-    settings = {"scale": scale, "reward_low": -1.0, "reward_high": 3.0}
+    settings = {"advantage": {"scale": scale, "reward_low": -1.0, "reward_high": 3.0}}
     advantages = build_estimator("hindsight", settings).signal(batch, step=0).advantages
     expected = torch.tensor([[3.0, 2.0], [-3.0, -3.0]], dtype=torch.float64) / sigma
     torch.testing.assert_close(advantages, expected)
@@ -209,7 +211,7 @@ def test_no_rollouts_own_response_is_its_right_reference(name: str) -> None:
     these = group(
         rollout(0, 1.0, "70", correct=True), rollout(1, 1.0, "70.0", correct=True), rollout(2, 0.0, "3"),
     )  # fmt: skip
-    settings = {} if name == "hindsight" else {"baseline": "hindsight"}
+    settings = {} if name == "hindsight" else {"advantage": {"baseline": "hindsight"}}
     for source in ("peer_answer", "peer_full"):
         estimator = build_estimator(name, {"positive": {"source": source}, **settings})
         sources = [None if one is None else one.source_index for one in estimator.references(these)["correct"]]
@@ -224,7 +226,7 @@ def test_the_weight_scales_the_baselines_advantage_within_bounds(name: str, step
     rewards, ids, lengths = [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0], [0] * 4 + [1] * 4, [6, 4, 1, 5, 6, 6, 2, 3]
     batch = token_batch(rewards, ids, lengths=lengths, old=old, views={"correct": correct, "wrong": wrong})
     plain = build_estimator("hindsight").signal(batch, step=step).advantages
-    signal = build_estimator(name, {"baseline": "hindsight"}).signal(batch, step=step)
+    signal = build_estimator(name, {"advantage": {"baseline": "hindsight"}}).signal(batch, step=step)
     assert torch.equal(signal.advantages.sign(), plain.sign())
     mixing = 0.5 * max(0.0, 1 - step / 25)
     assert ((signal.advantages - plain).abs() <= mixing * 0.5 * plain.abs() * (1 + 1e-5)).all()
@@ -241,7 +243,8 @@ def test_each_tokens_own_sign_weights_its_advantage() -> None:
     batch = token_batch([0.25, 1.0], [0, 0], lengths=[4, 4], old=torch.zeros(2, 4), views=views, dtype=torch.float64)
     plain = build_estimator("hindsight").signal(batch, step=0).advantages
     assert len(plain[0].sign().unique()) == 2
-    settings = {"baseline": "hindsight", "lambda_init": 0.5, "lambda_schedule": "constant", "clip_radius": 0.4}
+    weight = {"lambda_init": 0.5, "lambda_schedule": "constant", "clip_radius": 0.4}
+    settings = {"advantage": {"baseline": "hindsight"}, "weight": weight}
     weighted = build_estimator("cepo", settings).signal(batch, step=0).advantages
     weight = (plain.sign() * correct.double()).exp().clamp(0.6, 1.4)
     torch.testing.assert_close(weighted, plain * (1 + 0.5 * (weight - 1)), rtol=0.0, atol=1e-12)
@@ -250,7 +253,7 @@ def test_each_tokens_own_sign_weights_its_advantage() -> None:
 def test_the_baseline_goes_on_when_lambda_is_0() -> None:
     """Then the wrong side, which only the weight reads, is not asked any more."""
     these = group(rollout(0, 1.0, "70", correct=True), rollout(1, 0.0, "3"))
-    estimator = build_estimator("cepo", {"baseline": "hindsight"})
+    estimator = build_estimator("cepo", {"advantage": {"baseline": "hindsight"}})
     for step, shown in ((24, True), (25, False)):
         assert estimator.needs_teacher(step=step)
         found = estimator.references(dataclasses.replace(these, step=step))
@@ -261,7 +264,9 @@ def test_the_baseline_goes_on_when_lambda_is_0() -> None:
 @pytest.mark.parametrize("name", ["hindsight", "cepo", "rlsd"])
 def test_every_rollout_learns_since_no_reward_is_certain(name: str) -> None:
     rewards, ids = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([0, 0, 1, 1])
-    settings: Sequence[dict[str, object]] = ({},) if name == "hindsight" else ({}, {"baseline": "hindsight"})
+    settings: Sequence[dict[str, object]] = (
+        ({},) if name == "hindsight" else ({}, {"advantage": {"baseline": "hindsight"}})
+    )
     live = [build_estimator(name, each).live_rows(rewards, ids).tolist() for each in settings]
     assert live[-1] == [True] * 4
     assert name == "hindsight" or live[0] == [False] * 4
@@ -276,8 +281,11 @@ def test_a_group_of_one_rollout_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"reward_low": 1.0}, "reward_high 1.0 is not above reward_low 1.0"),
-        ({"baseline": "hindsight", "negative": {"fallback": "neutral"}}, "accepted with that baseline: student"),
+        ({"advantage": {"reward_low": 1.0}}, "reward_high 1.0 is not above reward_low 1.0"),
+        (
+            {"advantage": {"baseline": "hindsight"}, "negative": {"fallback": "neutral"}},
+            "accepted with that baseline: student",
+        ),
     ],
 )
 def test_settings_that_leave_no_baseline_are_refused(settings: dict[str, object], said: str) -> None:

@@ -17,7 +17,7 @@ from cepo.algorithms import (
     load_plugin,
     register_estimator,
 )
-from cepo.algorithms.settings import EvidenceConfig
+from cepo.algorithms.settings import EvidenceConfig, WeightConfig
 from cepo.errors import ConfigError
 
 PLUGIN = """
@@ -68,21 +68,30 @@ def test_a_second_class_of_the_same_name_is_refused() -> None:
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"lamda_init": 0.5}, r"unknown key 'algorithm\.cepo\.lamda_init'\. Did you mean 'lambda_init'\?"),
+        (
+            {"weight": {"lamda_init": 0.5}},
+            r"unknown key 'algorithm\.weight\.lamda_init'\. Did you mean 'lambda_init'\?",
+        ),
         (
             {"negative": {"selct": "random"}},
-            r"unknown key 'algorithm\.cepo\.negative\.selct'\. Did you mean 'select'\?",
+            r"unknown key 'algorithm\.negative\.selct'\. Did you mean 'select'\?",
         ),
-        ({"clip_radius": "wide"}, r"algorithm\.cepo\.clip_radius must be a number, got the text 'wide'\."),
-        ({"clip_radius": True}, r"algorithm\.cepo\.clip_radius must be a number, got true"),
-        ({"clip_radius": 1.5}, r"algorithm\.cepo\.clip_radius must be at least 0 and below 1, got 1\.5"),
-        ({"lambda_decay_steps": 2.5}, r"algorithm\.cepo\.lambda_decay_steps must be an integer, got 2\.5"),
+        (
+            {"weight": {"clip_radius": "wide"}},
+            r"algorithm\.weight\.clip_radius must be a number, got the text 'wide'\.",
+        ),
+        ({"weight": {"clip_radius": True}}, r"algorithm\.weight\.clip_radius must be a number, got true"),
+        ({"weight": {"clip_radius": 1.5}}, r"algorithm\.weight\.clip_radius must be at least 0 and below 1, got 1\.5"),
+        (
+            {"weight": {"lambda_decay_steps": 2.5}},
+            r"algorithm\.weight\.lambda_decay_steps must be an integer, got 2\.5",
+        ),
         (
             {"negative": {"select": "lowest"}},
-            r"algorithm\.cepo\.negative\.select must be one of .*Did you mean 'lowest_reward'\?",
+            r"algorithm\.negative\.select must be one of .*Did you mean 'lowest_reward'\?",
         ),
-        ({"teacher": {"sync_every": 0}}, r"algorithm\.cepo\.teacher\.sync_every must be at least 1, got 0"),
-        ({"teacher": "actor"}, r"algorithm\.cepo\.teacher must be a section with keys"),
+        ({"teacher": {"sync_every": 0}}, r"algorithm\.teacher\.sync_every must be at least 1, got 0"),
+        ({"teacher": "actor"}, r"algorithm\.teacher must be a section with keys"),
     ],
 )
 def test_a_bad_setting_is_an_error_that_begins_with_its_full_key(section: dict[str, object], message: str) -> None:
@@ -91,19 +100,21 @@ def test_a_bad_setting_is_an_error_that_begins_with_its_full_key(section: dict[s
 
 
 def test_whole_numbers_are_read_as_floats_and_null_if_accepted() -> None:
-    config = build_config("cepo", {"lambda_init": 1, "teacher": {"template": None}})
-    assert (config.lambda_init, type(config.lambda_init), config.teacher.template) == (1.0, float, None)
+    config = build_config("cepo", {"weight": {"lambda_init": 1}, "teacher": {"template": None}})
+    assert (config.weight.lambda_init, type(config.weight.lambda_init), config.teacher.template) == (1.0, float, None)
 
 
 def test_sections_of_a_method_reach_its_config() -> None:
     config = build_config("cepo", {"negative": {"select": "random"}, "positive": {"source": "peer_full"}})
-    assert (config.negative.select, config.positive.source, config.clip_radius) == ("random", "peer_full", 0.5)
-    assert dataclasses.replace(config, clip_radius=0.1).negative == config.negative
+    assert (config.negative.select, config.positive.source, config.weight.clip_radius) == ("random", "peer_full", 0.5)
+    assert dataclasses.replace(config, weight=WeightConfig(clip_radius=0.1)).negative == config.negative
 
 
 def test_the_largest_double_below_1_is_an_accepted_clip_radius() -> None:
     largest = 1.0 - 2.0**-53
-    assert build_config("rlsd", {"clip_radius": largest}) == EvidenceConfig(clip_radius=largest)
+    assert build_config("rlsd", {"weight": {"clip_radius": largest}}) == EvidenceConfig(
+        weight=WeightConfig(clip_radius=largest)
+    )
 
 
 def test_a_plugin_registers_once_and_is_built_like_any_other(tmp_path: Path) -> None:

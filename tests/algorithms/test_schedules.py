@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from cepo.algorithms.settings import EvidenceConfig
+from cepo.algorithms.settings import WeightConfig
 
 
 def test_default_is_a_half_at_step_0_and_0_from_step_25_on() -> None:
-    config = EvidenceConfig()
+    config = WeightConfig()
     assert config.lambda_at(0) == 0.5
     assert config.lambda_at(5) == 0.4
     assert config.lambda_at(24) == pytest.approx(0.02)
@@ -19,17 +19,17 @@ def test_default_is_a_half_at_step_0_and_0_from_step_25_on() -> None:
 
 
 def test_default_mixing_adds_up_to_6_5_over_a_run_of_50_steps() -> None:
-    assert sum(EvidenceConfig().lambda_at(step) for step in range(50)) == pytest.approx(6.5)
+    assert sum(WeightConfig().lambda_at(step) for step in range(50)) == pytest.approx(6.5)
 
 
 def test_constant_schedule_stays_at_lambda_init() -> None:
-    config = EvidenceConfig(lambda_schedule="constant", lambda_init=1.0)
+    config = WeightConfig(lambda_schedule="constant", lambda_init=1.0)
     assert {config.lambda_at(step) for step in range(100)} == {1.0}
 
 
 def test_warm_up_reaches_lambda_init_and_decays_after_it() -> None:
     """It is reached at the last of 4 warm-up steps."""
-    config = EvidenceConfig(lambda_init=0.8, lambda_warmup_steps=4, lambda_decay_steps=10)
+    config = WeightConfig(lambda_init=0.8, lambda_warmup_steps=4, lambda_decay_steps=10)
     assert [config.lambda_at(step) for step in range(4)] == pytest.approx([0.2, 0.4, 0.6, 0.8])
     assert config.lambda_at(4) == 0.8
     assert config.lambda_at(9) == pytest.approx(0.4)
@@ -46,7 +46,7 @@ def test_lambda_stays_in_its_range_and_never_rises_after_warm_up(
     init: float, decay: int, warmup: int, step: int
 ) -> None:
     """The range is 0 to lambda_init."""
-    config = EvidenceConfig(lambda_init=init, lambda_decay_steps=decay, lambda_warmup_steps=warmup)
+    config = WeightConfig(lambda_init=init, lambda_decay_steps=decay, lambda_warmup_steps=warmup)
     value = config.lambda_at(step)
     assert 0 <= value <= init
     if step >= warmup:
@@ -56,9 +56,9 @@ def test_lambda_stays_in_its_range_and_never_rises_after_warm_up(
 
 @given(st.integers(0, 100))
 def test_a_resumed_run_reads_the_same_lambda(step: int) -> None:
-    config = EvidenceConfig(lambda_warmup_steps=3)
+    config = WeightConfig(lambda_warmup_steps=3)
     uninterrupted = [config.lambda_at(k) for k in range(step + 1)][-1]
-    assert EvidenceConfig(lambda_warmup_steps=3).lambda_at(step) == uninterrupted
+    assert WeightConfig(lambda_warmup_steps=3).lambda_at(step) == uninterrupted
 
 
 @pytest.mark.parametrize(
@@ -76,4 +76,4 @@ def test_a_resumed_run_reads_the_same_lambda(step: int) -> None:
 )
 def test_values_out_of_range_are_refused_by_the_settings_name(key: str, value: object) -> None:
     with pytest.raises(ValidationError, match=key):
-        EvidenceConfig(**{key: value})  # type: ignore[arg-type]
+        WeightConfig(**{key: value})  # type: ignore[arg-type]

@@ -65,8 +65,8 @@ def test_help_for_a_section_lists_each_setting_with_its_default(capsys: pytest.C
 
 
 def test_help_for_a_method_has_its_settings(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["help", "algorithm.cepo"]) == 0
-    assert "algorithm.cepo.clip_radius=" in capsys.readouterr().out
+    assert main(["help", "algorithm.weight"]) == 0
+    assert "algorithm.weight.clip_radius=" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("name", "near"), [("worker.rolout", "worker.rollout"), ("data.sed", "data.seed")])

@@ -58,7 +58,7 @@ def answered(programs: Path, shell: str, *command: str) -> list[str]:
         ("train worker.rollout.name = v", ["vllm "]),
         ("train worker.rollout.name=v", ["worker.rollout.name=vllm "]),
         ("train algorithm.adv_estimator = rl", ["rlcsd ", "rloo ", "rlsd "]),
-        ("config algorithm.cepo.clip", ["algorithm.cepo.clip_radius="]),
+        ("config algorithm.weight.clip", ["algorithm.weight.clip_radius="]),
         ("evaluate checkp", ["checkpoint="]),
         ("train checkp", []),
         ("train config = r", ["run.yaml ", "runs/"]),

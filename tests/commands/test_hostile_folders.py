@@ -26,9 +26,9 @@ from safetensors.torch import save_file
 from cepo.cli import main
 from cepo.config import dump_config, load_config
 from cepo.config.recorded import recorded_for_evaluation
-from cepo.credit.claimed_folder import claim_folder
+from cepo.credit.stored import claim_folder
 from cepo.errors import CepoError, CheckpointError, ConfigError, DataError
-from cepo.evaluation.engine import adapter_of
+from cepo.evaluation.run import adapter_of
 from cepo.microgeo.world import ASSETS
 from cepo.models.pretrained import load_model
 from cepo.report.score_tables import Column, ScoreTable, TableRow

@@ -47,7 +47,7 @@ SETTINGS = [
     "algorithm.correct_threshold=.nan", "algorithm.correct_threshold=.inf", "worker.actor.model.model_path=~nobody_here/x",
     "worker.actor.model.model_path=" + "x" * 5000, "data.train_files=~nobody_here/x", "data.train_files=" + "x" * 5000,
     "data.format_prompt=" + "x" * 5000, "data.image_dir=~nobody_here", "data.image_dir=" + "x" * 5000,
-    "algorithm.sdpo.positive.success_threshold=.nan", "data.train_files=" + "{a: " * 2000,
+    "algorithm.positive.success_threshold=.nan", "data.train_files=" + "{a: " * 2000,
 ]  # fmt: skip
 
 

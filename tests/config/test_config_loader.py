@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cepo.algorithms import available_estimators
 from cepo.config import dump_config, load_config
-from cepo.config.listing import all_settings
+from cepo.config.listing import all_settings, declared_settings
 from cepo.config.schema import OptimConfig
 
 REPOSITORY = Path(__file__).parents[2]
@@ -117,7 +117,7 @@ def test_a_dumped_config_loads_to_the_same_run(tmp_path: Path, name: str) -> Non
     assert run.data.image_dir == "${literal}"
     text = dump_config(run)
     assert load_config([write(tmp_path, "dumped.yaml", text)]) == run
-    assert f"\n  {name}:" in text
+    assert f"adv_estimator: {name}\n" in text
 
 
 @settings(max_examples=25, deadline=None)
@@ -141,6 +141,17 @@ def test_any_text_and_number_survives_dump_and_load(
 def test_settings_cannot_be_changed_after_loading() -> None:
     with pytest.raises(FrozenInstanceError):
         load().data.seed = 3  # type: ignore[misc]
+
+
+def test_there_are_at_most_220_settings() -> None:
+    """Those of the methods and of the critic included; a declaration that actor and critic share counts once."""
+    declared = declared_settings()
+    assert len(declared) <= 220
+    keys = {setting.key for setting in declared}
+    assert {"worker.actor.optim.lr", "worker.critic.cliprange_value", "algorithm.rlcsd.num_wrong"} <= keys
+    repeated = {setting.key for setting in all_settings()} - keys
+    assert repeated
+    assert all(key.startswith("worker.critic.") for key in repeated)
 
 
 def test_every_setting_has_a_description_of_one_line() -> None:

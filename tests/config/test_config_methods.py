@@ -9,15 +9,20 @@ from pathlib import Path
 import pytest
 from config_arguments import REQUIRED, load, message_of, write
 
-from cepo.algorithms import available_estimators, base
+from cepo.algorithms import Estimator, available_estimators, base, build_estimator, register_estimator
+from cepo.algorithms.base import section_of
+from cepo.config import record_tree
+from cepo.config.moved_keys import with_present_keys
+from cepo.errors import ConfigError
+from cepo.types import TokenBatch, TokenSignal
 
 REPOSITORY = Path(__file__).parents[2]
 
 
 def test_only_the_chosen_method_gets_its_whole_section() -> None:
-    run = load("algorithm.adv_estimator=cepo", "algorithm.rlsd.clip_radius=0.2")
-    assert set(run.methods) == {"cepo", "rlsd"}
-    assert run.methods["rlsd"]["clip_radius"] == 0.2
+    run = load("algorithm.adv_estimator=cepo", "algorithm.rlcsd.num_wrong=2")
+    assert set(run.methods) == {"cepo", "rlcsd"}
+    assert run.methods["rlcsd"]["num_wrong"] == 2
     assert run.methods["cepo"]["negative"]["source"] == "peer_answer"
 
 
@@ -31,23 +36,84 @@ def test_an_unknown_method_is_named_with_the_known_and_its_line(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("section", "line", "part"),
     [
-        ("    lambda_init: 3\n", 4, "lambda_init"),
-        ("    clip_radius: 0.5\n    negative:\n      select: lowst_reward\n", 6, "lowest_reward"),
-        ("    lamda_init: 0.5\n", 4, "lambda_init"),
-        ("    lambda_decay_steps: soon\n", 4, "soon"),
+        ("  weight:\n    lambda_init: 3\n", 4, "lambda_init"),
+        ("  weight:\n    clip_radius: 0.5\n  negative:\n    select: lowst_reward\n", 6, "lowest_reward"),
+        ("  weight:\n    lamda_init: 0.5\n", 4, "lambda_init"),
+        ("  weight:\n    lambda_decay_steps: soon\n", 4, "soon"),
+        ("  rlcsd:\n    num_wrong: soon\n", 4, "algorithm.rlcsd.num_wrong"),
+        ("  rlcsd: 3\n", 3, "must be a section"),
+        ("  cepo:\n    lamda_init: 0.5\n", 4, "lambda_init"),
     ],
 )
 def test_a_fault_in_a_method_section_names_its_line(tmp_path: Path, section: str, line: int, part: str) -> None:
-    file = write(tmp_path, "run.yaml", "algorithm:\n  adv_estimator: cepo\n  cepo:\n" + section)
+    file = write(tmp_path, "run.yaml", "algorithm:\n  adv_estimator: cepo\n" + section)
     message = message_of([*REQUIRED, file])
     assert f"run.yaml, line {line}: " in message
     assert part in message
 
 
 def test_a_section_of_no_method_is_an_unknown_key() -> None:
-    message = message_of(["algorithm.ceppo.lambda_init=0"])
-    assert "unknown key 'algorithm.ceppo'" in message
-    assert "Did you mean 'cepo'?" in message
+    message = message_of(["algorithm.rlcds.num_wrong=1"])
+    assert "unknown key 'algorithm.rlcds'" in message
+    assert "Did you mean 'rlcsd'?" in message
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("cepo.teacher.source=ema", "algorithm.teacher.source"),
+        ("rlsd.clip_radius=0.2", "algorithm.weight.clip_radius"),
+        ("cepo.baseline=hindsight", "algorithm.advantage.baseline"),
+        ("opsd.weight=2", "algorithm.distillation.weight"),
+        ("sdpo.divergence.kind=jsd", "algorithm.distillation.divergence.kind"),
+        ("gae.gae_lambda=0.9", "algorithm.lam"),
+    ],
+)
+def test_a_key_of_0_3_is_an_error_that_names_the_present_one(old: str, new: str) -> None:
+    argument = f"algorithm.{old}"
+    message = message_of([argument])
+    assert message.startswith(f"argument '{argument}': {argument.partition('=')[0]} is now {new}, ")
+    load(f"{new}={old.partition('=')[2]}")
+
+
+def test_another_method_keeps_settings_and_brings_its_presets() -> None:
+    given = ["algorithm.weight.clip_radius=0.2", "algorithm.positive.source=peer_full"]
+    runs = {name: load(f"algorithm.adv_estimator={name}", *given) for name in ("cepo", "rlsd", "sdpo")}
+    assert [run.methods[name]["positive"]["source"] for name, run in runs.items()] == ["peer_full"] * 3
+    assert [runs[name].methods[name]["weight"]["clip_radius"] for name in ("cepo", "rlsd")] == [0.2, 0.2]
+    assert [run.algorithm.teacher.source for run in runs.values()] == ["actor", "actor", "ema"]
+    chosen = load("algorithm.adv_estimator=sdpo", "algorithm.teacher.source=snapshot")
+    assert chosen.methods["sdpo"]["teacher"]["source"] == "snapshot"
+    assert chosen.methods["sdpo"]["distillation"]["divergence"]["kind"] == "jsd"
+
+
+def test_a_record_has_only_the_settings_that_the_method_reads() -> None:
+    recorded = record_tree(load("algorithm.adv_estimator=grpo", "algorithm.teacher.source=ema"))["algorithm"]
+    assert recorded["advantage"] == {"ddof": 1, "scale": "std"}
+    assert not {"teacher", "weight", "gamma"} & set(recorded)
+
+
+def test_a_record_of_0_3_is_read_with_the_present_keys() -> None:
+    old = {"algorithm": {"adv_estimator": "cepo", "cepo": {"clip_radius": 0.2, "teacher": {"source": "ema"}}}}
+    found = with_present_keys(old)["algorithm"]
+    assert (found["weight"], found["teacher"]) == ({"clip_radius": 0.2}, {"source": "ema"})
+    assert build_estimator("cepo", section_of("cepo", found)).teacher.source == "ema"
+    present = {"algorithm": {"adv_estimator": "rlcsd", "weight": {"clip_radius": 0.2}, "rlcsd": {"num_wrong": 2}}}
+    assert with_present_keys(present) == present
+
+
+def test_a_plugins_field_cannot_be_named_as_a_shared_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "_registry", dict(base._registry))
+
+    class Wrong(Estimator):
+        class Config:
+            weight: float = 1.0
+
+        def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
+            raise NotImplementedError
+
+    with pytest.raises(ConfigError, match=r"algorithm\.weight is shared by the methods and has the type WeightConfig"):
+        register_estimator("wrong_for_config_test")(Wrong)
 
 
 PLUGIN = """

@@ -49,7 +49,11 @@ def test_the_forks_script_gets_its_values_in_lines_that_resolve(tmp_path: Path) 
     for run in pasted(message, tmp_path):
         assert run.algorithm.adv_estimator == "cepo"
         section = run.methods["cepo"]
-        assert (section["lambda_init"], section["lambda_decay_steps"], section["clip_radius"]) == (0.4, 20, 0.2)
+        assert tuple(section["weight"][key] for key in ("lambda_init", "lambda_decay_steps", "clip_radius")) == (
+            0.4,
+            20,
+            0.2,
+        )
         assert (section["teacher"]["source"], section["positive"]["source"]) == ("actor", "ground_truth")
 
 
@@ -58,9 +62,9 @@ def test_forks_keys_in_a_file_are_answered_in_its_form(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
     message = message_of([f"config={tmp_path / 'run.yaml'}"])
     assert f"algorithm.rlsd_epsilon_w ({tmp_path / 'run.yaml'}, line 4)" in message
-    assert "\n\nalgorithm:\n  rlsd:\n    lambda_init: 0.3\n    clip_radius: 0.1\n    teacher:\n" in message
+    assert "\n\nalgorithm:\n  weight:\n    lambda_init: 0.3\n    clip_radius: 0.1\n  teacher:\n" in message
     for run in pasted(message, tmp_path):
-        assert run.methods["rlsd"]["teacher"]["sync_every"] == 10
+        assert run.algorithm.teacher.sync_every == 10
 
 
 @pytest.mark.parametrize(
@@ -74,9 +78,9 @@ def test_a_switch_that_is_on_is_answered_by_what_it_turned_on(
     argument: str, key: str, value: str, tmp_path: Path
 ) -> None:
     for run in pasted(message_of([argument]), tmp_path):
-        setting: Any = run.methods["cepo"]
+        setting: Any = run.algorithm
         for part in key.split("."):
-            setting = setting[part]
+            setting = getattr(setting, part)
         assert setting == value
 
 

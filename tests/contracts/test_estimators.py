@@ -11,6 +11,7 @@ from factories import group, log_probs_like, rollout, same_bits, token_batch
 from torch import Tensor
 
 from cepo.algorithms import available_estimators, build_config, build_estimator, estimator_class
+from cepo.algorithms.base import path_of
 from cepo.errors import ConfigError
 from cepo.types import TokenBatch, TokenSignal
 
@@ -199,7 +200,7 @@ def test_the_default_config_builds_and_is_frozen(name: str) -> None:
 
 @every_method
 def test_an_unknown_key_is_an_error_that_names_it_in_full(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^unknown key 'algorithm\.{name}\.no_such_setting'\..* Known under "):
+    with pytest.raises(ConfigError, match=rf"^unknown key '{path_of(name)}\.no_such_setting'\..* Known under "):
         build_estimator(name, {"no_such_setting": 1})
 
 

@@ -9,9 +9,10 @@ from typing import Any, cast
 import pytest
 
 from cepo.config import load_config
-from cepo.credit.claimed_folder import FILE, claim_folder
 from cepo.credit.continuations import FILE as CONTINUATIONS_FILE
 from cepo.credit.continuations import Continuations
+from cepo.credit.stored import SETTINGS_FILE as FILE
+from cepo.credit.stored import claim_folder
 from cepo.errors import DataError
 
 WHOLE = {"prefix": "0/3", "right": "0110", "entropy": 0.5, "num_tokens": 40}

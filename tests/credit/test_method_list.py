@@ -11,17 +11,18 @@ from cepo.errors import ConfigError
 
 
 def test_settings_in_parentheses_win_over_the_configs() -> None:
-    sections = {"cepo": {"lambda_init": 0.25, "clip_radius": 0.1, "scale": "std"}}
+    algorithm = {"weight": {"lambda_init": 0.25, "clip_radius": 0.1}, "advantage": {"scale": "std"}}
     uniform, first, second, third = read_methods(
-        "grpo, cepo(lambda_init=1, negative.select=random), cepo(scale=std)", sections
+        "grpo, cepo(lambda_init=1, negative.select=random), cepo(scale=std)", algorithm
     )
     assert [method.label for method in (uniform, first, second, third)] == [
         "uniform", "grpo", "cepo(lambda_init=1, negative.select=random)", "cepo(scale=std)",
     ]  # fmt: skip
     settings = second.estimator.config
-    assert (settings.lambda_init, settings.clip_radius, settings.negative.select) == (1.0, 0.1, "random")
-    assert (settings.scale, third.estimator.config.scale) == ("none", "std")
-    assert first.estimator.config.scale == "none"
+    assert (settings.weight.lambda_init, settings.weight.clip_radius) == (1.0, 0.1)
+    assert settings.negative.select == "random"
+    assert (settings.advantage.scale, third.estimator.config.advantage.scale) == ("none", "std")
+    assert first.estimator.config.advantage.scale == "none"
 
 
 def test_the_reference_is_the_reward_less_that_of_the_others() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cepo.credit.prefixes import chosen_tokens, needed_prefixes, prefix_of
+from cepo.credit.truth import chosen_tokens, needed_prefixes, prefix_of
 from cepo.data.dataset import Problem
 from cepo.errors import DataError
 from cepo.rollout.generator import Generation

@@ -15,7 +15,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 
 from cepo.data.batch import OptimizerBatch
 from cepo.workers.actor import Actor
-from cepo.workers.reduction import GradientReduction
+from cepo.workers.passes import GradientReduction
 
 MICRO_BATCH = 2
 _SETTINGS = {

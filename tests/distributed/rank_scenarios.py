@@ -29,7 +29,7 @@ from cepo.types import DivergenceConfig
 from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import load_actor, save_actor
 from cepo.workers.critic import Critic
-from cepo.workers.gathering import whole_tensor
+from cepo.workers.distributed import whole_tensor
 
 KEPT = "hinted"
 WITHOUT_TEACHER = (0, 3, 5, 8)

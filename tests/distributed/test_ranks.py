@@ -9,7 +9,6 @@ from typing import TypeVar
 
 import pytest
 import torch
-from rank_checks import RIGHT, WRONG, check_runs
 from rank_processes import run_ranks
 from rank_reductions import SCENARIOS as REDUCTIONS
 from rank_reductions import WEIGHTS, Reductions, every_run_and_reduction
@@ -51,13 +50,11 @@ Key = TypeVar("Key", str, int)
 
 @dataclass(frozen=True)
 class Runs:
-    """Outcomes by number of ranks, then rank, then scenario; those resumed from checkpoints of more ranks; what was reduced;
-    whether rows stayed packed."""
+    """Outcomes by number of ranks, then rank, then scenario; those resumed from checkpoints of more ranks; what was reduced."""
 
     whole: Mapping[int, list[dict[str, Outcome]]]
     resumed: Mapping[int, list[dict[str, Outcome]]]
     reductions: Mapping[int, list[dict[str, Reductions]]]
-    packed: Mapping[int, list[dict[str, bool]]]
     saved: Path
 
     def one(self, name: str) -> Outcome:
@@ -67,18 +64,13 @@ class Runs:
         return [outcomes[name] for outcomes in self.whole[num_ranks]]
 
 
-def everything(folder: Path, saved: Path) -> tuple[dict[str, Outcome], dict[str, Reductions], dict[str, bool]]:
-    """What a rank does; one start of processes serves all."""
-    return *every_run_and_reduction(folder, saved), check_runs(folder)
-
-
 @pytest.fixture(scope="module")
 def runs(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """One start of processes for each number of ranks, and one more for those that resume what more ranks saved."""
     saved = tmp_path_factory.mktemp("saved")
-    found = {number: run_ranks(everything, number, tiny_model_folder, saved) for number in NUM_RANKS}
-    whole, reductions, packed = (
-        {number: [each[place] for each in ranks] for number, ranks in found.items()} for place in range(3)
+    found = {number: run_ranks(every_run_and_reduction, number, tiny_model_folder, saved) for number in NUM_RANKS}
+    whole, reductions = (
+        {number: [each[place] for each in ranks] for number, ranks in found.items()} for place in range(2)
     )
     resumed = {
         1: run_ranks(resumed_runs, 1, tiny_model_folder, saved, RESUMED_BY_ONE),
@@ -88,7 +80,7 @@ def runs(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> R
         earlier = [{key: value for key, value in each.items() if key not in SCENARIOS} for each in whole[number]]
         more = resumed.get(number, [{} for _ in earlier])
         resumed[number] = [one | other for one, other in zip(earlier, more, strict=True)]
-    return Runs(whole, resumed, reductions, packed, saved)
+    return Runs(whole, resumed, reductions, saved)
 
 
 def gap(left: Mapping[Key, Tensor], right: Mapping[Key, Tensor]) -> float:
@@ -248,8 +240,3 @@ def test_only_small_fp32_gradients_are_reduced_once(runs: Runs, num_ranks: int) 
     for ranks in runs.reductions[num_ranks]:
         for found in ranks.values():
             assert [name for name, once in found.decisions.items() if once] == ["an adapter"]
-
-
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
-def test_in_bf16_all_ranks_keep_packed_rows_or_all_pad(runs: Runs, num_ranks: int) -> None:
-    assert runs.packed[num_ranks] == [{RIGHT: True, WRONG: False}] * num_ranks

@@ -43,7 +43,7 @@ def settings(place: Place, model: Path, folder: Path) -> list[str]:
         "worker.rollout.name=transformers",
         f"worker.rollout.n={place.samples}",
         f"worker.reward.reward_function={folder / 'parity.py'}:parity",
-        "algorithm.cepo.negative.source=peer_full",
+        "algorithm.negative.source=peer_full",
         "trainer.max_steps=2",
         "trainer.val_before_train=false",
         "trainer.val_freq=-1",

@@ -38,11 +38,11 @@ TAKEN = [name for name in available_estimators() if name not in REFUSED]
 BEST_ALONE = "grpo_passk"  # teaches only groups with one right rollout, which the rollouts below need not have
 CASES = [
     *((name, {}) for name in TAKEN if name != BEST_ALONE),
-    ("cepo", {"baseline": "hindsight"}),
-    ("rlsd", {"baseline": "hindsight"}),
+    ("cepo", {"advantage": {"baseline": "hindsight"}}),
+    ("rlsd", {"advantage": {"baseline": "hindsight"}}),
 ]
 CASES += [
-    ("cepo", {"lambda_init": 1.0, "clip_radius": 0.8, "negative": {"source": "peer_full"}}),
+    ("cepo", {"weight": {"lambda_init": 1.0, "clip_radius": 0.8}, "negative": {"source": "peer_full"}}),
     ("cepo", {"teacher": {"placement": "assistant_prefix"}}),
     ("cepo", {"teacher": {"with_images": False}}),
     ("rlsd", {"positive": {"source": "peer_answer"}}),
@@ -192,7 +192,7 @@ def test_three_steps_with_images_learn_and_log_metrics(method: str, settings: di
 
 
 def rows_of_the_world(number: int) -> list[dict[str, Any]]:
-    from cepo.microgeo.kinds import SHAPES
+    from cepo.microgeo.world import SHAPES
 
     drawn = [SHAPES.generate(0, index, stream="train") for index in range(number)]
     return [

@@ -11,8 +11,14 @@ from torch import Tensor
 
 from cepo.config import check_config, load_config
 from cepo.errors import ConfigError
-from cepo.losses.kl import KLController
-from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, agreement_metrics, objective, step_metrics
+from cepo.losses.objective import (
+    KLController,
+    ObjectiveSettings,
+    ObjectiveTerms,
+    agreement_metrics,
+    objective,
+    step_metrics,
+)
 from cepo.losses.policy import ClipRange, LossDenominators, PolicyLossSettings, RolloutCorrection
 from cepo.metrics import merge_metrics, results
 from cepo.types import DivergenceConfig

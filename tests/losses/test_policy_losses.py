@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cepo.config.listing import settings_of
-from cepo.losses.kl import KL_PENALTIES, KLController, kl_penalty, penalised_rewards
+from cepo.losses.objective import KL_PENALTIES, KLController, kl_penalty, penalised_rewards, value_loss, value_metrics
 from cepo.losses.policy import (
     AGGREGATIONS,
     LOSS_TYPES,
@@ -25,7 +25,6 @@ from cepo.losses.policy import (
     policy_metrics,
     token_weights,
 )
-from cepo.losses.value import value_loss, value_metrics
 from cepo.metrics import merge_metrics, observations, results
 
 SETTINGS = PolicyLossSettings(clip=ClipRange(low=0.2, high=0.28, dual=3.0))

@@ -9,7 +9,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
-from cepo.models.fused_adapter import FusedLoraLinear, fuse_adapters
+from cepo.workers.adapters import FusedLoraLinear, fuse_adapters
 
 SIZES = (24, 40)
 

@@ -8,18 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
-from torch.nn.functional import scaled_dot_product_attention
 
-from cepo.models import segments
 from cepo.models.segments import (
     SegmentLayout,
     attend_by_blocks,
-    attend_by_formula,
     attend_by_parts,
-    attention_by_formula,
     block_mask,
     compiled,
-    segment_attention,
 )
 
 FLEX = torch.ops.higher_order.flex_attention
@@ -214,34 +209,3 @@ def test_compiled_attention_is_compiled_twice_for_6_layouts() -> None:
         assert call.args[5] == scale
         assert call.args[4][-3:-1] == (128, 128)
         assert (call.args[6]["fwd_BLOCK_M"], call.args[6]["fwd_num_stages"]) == (64, 1), "little shared memory"
-
-
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
-@pytest.mark.parametrize("scores_at_once", [2**26, 2 * 6 * 37 * 5])
-def test_attention_by_formula_is_causal_attention(
-    dtype: torch.dtype, limit: float, scores_at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is computed 5 queries at a time as well."""
-    monkeypatch.setattr(segments, "_SCORES_AT_ONCE", scores_at_once)
-    generator = torch.Generator().manual_seed(4)
-    shapes = ((2, 6, 37, 8), (2, 2, 37, 8), (2, 2, 37, 8))
-    query, key, value = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
-    found = attend_by_formula(query, key, value, 0.3)
-    wide = [tensor.double() for tensor in (query, key, value)]
-    expected = scaled_dot_product_attention(*wide, is_causal=True, scale=0.3, enable_gqa=True)
-    assert found.dtype is dtype
-    assert float((found - expected).abs().max()) < limit
-
-
-def test_only_padded_rows_are_computed_by_formula_when_asked() -> None:
-    query, key, value = (
-        tensor.detach() for tensor in tensors(random_layout(2, num_segments=4, longest=9), torch.bfloat16)
-    )
-    module = torch.nn.Module()
-    module.is_causal, module.num_key_value_groups = True, 3  # type: ignore[assignment]
-    formula = attend_by_formula(query, key, value, 0.3).transpose(1, 2)
-    with attention_by_formula():
-        assert torch.equal(segment_attention(module, query, key, value, None, scaling=0.3)[0], formula)
-    after = segment_attention(module, query, key, value, None, scaling=0.3)[0]
-    assert not torch.equal(after, formula), "torch's kernel rounds in other places"
-    assert float((after - formula).abs().max()) < 5e-2

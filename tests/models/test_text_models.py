@@ -87,7 +87,7 @@ def text_run(text_model: Path, tmp_path: Path) -> list[str]:
         "data.max_response_length=10",
         "data.rollout_batch_size=4",
         "algorithm.adv_estimator=cepo",
-        "algorithm.cepo.negative.source=peer_full",
+        "algorithm.negative.source=peer_full",
         f"worker.actor.model.model_path={text_model}",
         "worker.actor.global_batch_size=2",
         "worker.actor.micro_batch_size_per_device_for_update=4",
@@ -191,7 +191,7 @@ def test_a_text_models_default_adapter_warns_0_times(text_model: Path) -> None:
     from transformers import Qwen3ForCausalLM
 
     from cepo.config.schema import LoraConfig
-    from cepo.workers.loading import add_adapter
+    from cepo.workers.adapters import add_adapter
 
     model: Any = Qwen3ForCausalLM.from_pretrained(text_model, dtype=torch.float32)
     wrapped = add_adapter(model, LoraConfig(rank=2), dtype=torch.float32, seed=1)

@@ -11,8 +11,7 @@ from tiny_checkpoints import FAMILIES, write_checkpoint
 from cepo.config.schema import LoraConfig
 from cepo.errors import ConfigError
 from cepo.models.families import family_of
-from cepo.models.families.text import TextModel, TextMoe
-from cepo.models.families.untried import plain_head_gap
+from cepo.models.families.text import TextModel, TextMoe, plain_head_gap
 from cepo.models.processing import Processing
 from cepo.sizing import shape_of
 

@@ -92,7 +92,9 @@ def test_a_local_dataset_keeps_its_split_and_a_hub_name_stays() -> None:
 
 
 def test_every_example_with_a_yaml_file_is_trained_here() -> None:
-    assert {str(file.relative_to(EXAMPLES)) for file in EXAMPLES.rglob("*.yaml")} == set(TRAINED)
+    """But for the judge's, which needs a server: tests/rewards/test_rewards_with_eyes.py starts one."""
+    found = {str(file.relative_to(EXAMPLES)) for file in EXAMPLES.rglob("*.yaml")}
+    assert found == {*TRAINED, "reward_function/judged.yaml"}
 
 
 @pytest.mark.heavy
@@ -331,7 +333,8 @@ def test_every_example_reward_scores_in_the_pool_as_here() -> None:
     asked = sample(r"<think>7*4</think> \boxed{28}") | {"prompt": "Find x.", "tolerance": 0.1}
     keywords = {"dapo": {"max_response_length": 64, "overlong_buffer_length": 16}}
     names = sorted(file.stem for file in (EXAMPLES / "reward_function").glob("*.py"))
-    assert names == ["dapo", "math", "r1v", "rounded"]
+    assert names == ["dapo", "math", "r1v", "reward_model", "rounded"]
+    names.remove("reward_model")  # needs a model of its own, see tests/rewards/test_rewards_with_eyes.py
     for name in names:
         settings = keywords.get(name, {})
         spec = f"{EXAMPLES}/reward_function/{name}.py:compute_score"

@@ -118,7 +118,7 @@ def test_arguments_win_over_variables(tmp_path: Path) -> None:
     assert settings["data.train_files"] == "other/set@train"
     assert settings["data.val_files"] == "held out.parquet"
     assert (settings["worker.rollout.n"], settings["trainer.seed"]) == (4, 7)
-    assert settings["algorithm.rlsd.clip_radius"] == 0.2
+    assert settings["algorithm.weight.clip_radius"] == 0.2
     assert settings["trainer.save_checkpoint_path"] == f"{tmp_path}/runs/cepo/geo3k-own-paper-rlsd-2b"
 
 
@@ -182,15 +182,15 @@ def test_a_dry_sweep_lists_a_folders_runs_and_starts_nothing(tmp_path: Path) -> 
 
 
 def test_a_sweep_without_a_name_is_of_the_ablations(tmp_path: Path) -> None:
-    done = launch("sweep.sh", "algorithm.cepo.clip_radius=2", folder=tmp_path)
+    done = launch("sweep.sh", "algorithm.weight.clip_radius=2", folder=tmp_path)
     assert done.returncode == 1
     assert "ablations/clip_radius_0.1 cannot be trained" in done.stderr
 
 
 def test_a_sweep_with_one_faulty_configuration_starts_none(tmp_path: Path) -> None:
-    done = launch("sweep.sh", "rlsd", "grpo", "algorithm.rlsd.clip_radius=2", folder=tmp_path)
+    done = launch("sweep.sh", "rlsd", "grpo", "algorithm.weight.clip_radius=2", folder=tmp_path)
     assert done.returncode == 1
-    assert "algorithm.rlsd.clip_radius" in done.stderr
+    assert "algorithm.weight.clip_radius" in done.stderr
     assert "Nothing was started." in done.stderr
     assert done.stdout == ""
 
@@ -236,7 +236,7 @@ def test_the_2b_launcher_trains_two_steps_on_geometry3k(
         "MODEL_PATH": tiny_model_folder, "TRAIN_FILES": geo3k_slice, "VAL_FILES": geo3k_slice,
         "CHECKPOINTS": tmp_path / "runs", "HF_DATASETS_CACHE": tmp_path / "cache", "HF_HUB_OFFLINE": 1,
     }  # fmt: skip
-    overrides = [*tiny_overrides, "algorithm.cepo.negative.source=peer_full"]
+    overrides = [*tiny_overrides, "algorithm.negative.source=peer_full"]
     done = launch("cepo.sh", "2b", *overrides, folder=tmp_path, **variables)
     assert done.returncode == 0, done.stderr
     assert "Training can start." in done.stderr, "machine, engine and memory are looked at first"

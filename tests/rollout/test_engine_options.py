@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cepo.config import load_config
+from cepo.errors import EngineError
 from cepo.hardware.tools import find_build_tools, path_with, program_folder
 from cepo.rollout.engine_options import (
     EngineMachine,
@@ -124,12 +125,17 @@ def test_the_engine_has_room_and_graphs_for_a_ranks_responses(changes: list[str]
 
 
 def test_without_a_gpu_nothing_of_a_gpus_start_is_asked_for() -> None:
-    found = options(NO_GPU, tensor_parallel_size=2, sleeps=True)
+    found = options(NO_GPU, sleeps=True)
     assert found["enforce_eager"]
     assert not found["enable_sleep_mode"]
     assert not {"attention_config", "disable_custom_all_reduce", "compilation_config"} & found.keys()
     assert options(on((9, 0)), sleeps=True)["enable_sleep_mode"]
     assert not options(on((9, 0)))["enforce_eager"]
+
+
+def test_without_a_gpu_no_engine_is_shared() -> None:
+    with pytest.raises(EngineError, match=r"tensor_parallel_size is 2, but .* on GPUs only.* set it to 1"):
+        options(NO_GPU, tensor_parallel_size=2)
 
 
 def in_fresh_python(script: str, **variables: str) -> Any:
@@ -153,7 +159,8 @@ def in_vllm() -> dict[str, Any]:
     """What vLLM's own code says of what it is given. One process serves all tests: it takes 10 s to load vLLM."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
     shared = dataclasses.asdict(dataclasses.replace(SETTINGS, tensor_parallel_size=2))
-    asked = [options(machine, tensor_parallel_size=2, sleeps=True) for machine in (NO_GPU, on((9, 0)), ON_B200)]
+    asked = [options(NO_GPU, sleeps=True)]
+    asked += [options(machine, tensor_parallel_size=2, sleeps=True) for machine in (on((9, 0)), ON_B200)]
     script = f"""
 import inspect, json, logging, os, sys, types
 import cepo

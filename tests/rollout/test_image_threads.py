@@ -13,7 +13,7 @@ from generator_cases import open_generator, picture, request, tokens
 
 from cepo.errors import EngineError
 from cepo.models.processing import Processing
-from cepo.rollout import vllm_process, vllm_requests
+from cepo.rollout import vllm_engine, vllm_process
 from cepo.rollout.generator import GenerationRequest, SamplingSettings
 
 pytestmark = pytest.mark.heavy
@@ -55,16 +55,16 @@ def test_images_on_several_threads_give_one_threads_samples(
 
         def process_and_note(*given: Any, **named: Any) -> Any:
             name = threading.current_thread().name
-            if name.startswith(vllm_requests.PREPARING) and name not in names:
+            if name.startswith(vllm_engine.PREPARING) and name not in names:
                 together.wait(timeout=60)  # the first of each thread: two at a time, or this breaks
             names.append(name)
             return process(*given, **named)
 
-        monkeypatch.setattr(vllm_requests, "num_processors", lambda: 2)
+        monkeypatch.setattr(vllm_engine, "num_processors", lambda: 2)
         monkeypatch.setattr(renderer, "_process_multimodal", process_and_note)
         assert tokens(threaded.generate(prompts, SETTINGS)) == expected
-        assert len({name for name in names if name.startswith(vllm_requests.PREPARING)}) == 2
-        assert not names[0].startswith(vllm_requests.PREPARING), "the first prompt goes alone"
+        assert len({name for name in names if name.startswith(vllm_engine.PREPARING)}) == 2
+        assert not names[0].startswith(vllm_engine.PREPARING), "the first prompt goes alone"
 
         def fails(*given: Any, **named: Any) -> Any:
             raise ValueError("no image")

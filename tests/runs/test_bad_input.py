@@ -243,11 +243,11 @@ def test_an_interrupted_run_says_how_to_resume(
 
 def test_missing_solutions_are_noticed_before_a_model_is_loaded(refused: Command, tmp_path: Path) -> None:
     rows = [{**GOOD, "problem": f"<image>Find x{number}."} for number in range(4)]
-    shown = ["algorithm.adv_estimator=opsd", "algorithm.opsd.positive.source=solution", "data.shuffle=false"]
+    shown = ["algorithm.adv_estimator=opsd", "algorithm.positive.source=solution", "data.shuffle=false"]
     file = write_rows(tmp_path, rows)
     files = [f"data.train_files={file}", f"data.image_dir={tmp_path}", "data.prompt_key=problem"]
     message = refused(*shown, *files)
-    for words in ("algorithm.opsd.positive.source=solution", "no column 'solution'", "problem", "data.solution_key"):
+    for words in ("algorithm.positive.source=solution", "no column 'solution'", "problem", "data.solution_key"):
         assert words in message
     solved = [{**row, "solution": text} for row, text in zip(rows, ["x = 4.", None, " ", "so 4"], strict=True)]
     message = refused(*shown, f"data.train_files={write_rows(tmp_path, solved)}", *files[1:])

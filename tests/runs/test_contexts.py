@@ -49,7 +49,7 @@ def test_a_teacher_in_the_students_context_has_no_evidence(tiny_run: list[str], 
     finished = run(
         tiny_run,
         "algorithm.adv_estimator=rlsd",  # its delta is teacher minus student
-        f"algorithm.rlsd.teacher.template={template}",
+        f"algorithm.teacher.template={template}",
         "trainer.max_steps=1",
         folder=tmp_path / "run",
     )

@@ -13,7 +13,7 @@ from training_runs import FinishedRun, actor_of, run
 from cepo.cli import main
 from cepo.rollout.generator import FullWeights
 from cepo.workers.actor import Actor
-from cepo.workers.gathering import MergedWeights
+from cepo.workers.distributed import MergedWeights
 
 pytestmark = pytest.mark.heavy
 

@@ -56,7 +56,7 @@ def test_cepo_with_lambda_0_is_grpo_without_a_teacher_pass(tiny_run: list[str], 
     passes: dict[str, list[int]] = {"none": [], "some": []}
     cepo = [*tiny_run, "algorithm.adv_estimator=cepo", EVERY_WRONG_ROLLOUT_TEACHES]
     grpo = run(tiny_run, "algorithm.adv_estimator=grpo", folder=tmp_path / "grpo")
-    without = run(cepo, "algorithm.cepo.lambda_init=0", folder=tmp_path / "without", prepare=counting(passes["none"]))
+    without = run(cepo, "algorithm.weight.lambda_init=0", folder=tmp_path / "without", prepare=counting(passes["none"]))
     assert differing(grpo.parameters, without.parameters) == []
     assert passes["none"] == []
     assert [row["work/teacher_rows"] for row in without.metrics] == [0, 0]
@@ -89,7 +89,7 @@ def test_cepo_without_wrong_answers_is_rlsd_bit_for_bit(tiny_run: list[str], tmp
     assert total(runs["cepo"], "references/groups_wrong_unextractable") > 0
     assert total(runs["cepo"], "work/teacher_rows") == total(runs["rlsd"], "work/teacher_rows") > 0
     neutral = run(
-        tiny_run, "algorithm.adv_estimator=cepo", "algorithm.cepo.negative.fallback=neutral", folder=tmp_path / "n"
+        tiny_run, "algorithm.adv_estimator=cepo", "algorithm.negative.fallback=neutral", folder=tmp_path / "n"
     )
     grpo = run(tiny_run, "algorithm.adv_estimator=grpo", folder=tmp_path / "grpo")
     assert differing(neutral.parameters, grpo.parameters) == []

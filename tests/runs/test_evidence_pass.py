@@ -92,7 +92,7 @@ def test_of_two_optimizer_batches_only_the_second_is_scored(tiny_run: list[str],
 @pytest.mark.heavy
 def test_teachers_with_other_weights_take_a_pass_of_their_own(tiny_run: list[str], tmp_path: Path) -> None:
     calls: list[tuple[bool, int, int]] = []
-    options = ["algorithm.adv_estimator=rlsd", "algorithm.rlsd.teacher.source=reference"]
+    options = ["algorithm.adv_estimator=rlsd", "algorithm.teacher.source=reference"]
     run(tiny_run, *ONE_OPTIMIZER_BATCH, *options, folder=tmp_path, prepare=watched(calls))
     assert [(as_teacher, hinted > 0) for as_teacher, _, hinted in calls] == [(False, False), (True, True)]
 

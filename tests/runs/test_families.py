@@ -34,7 +34,7 @@ from cepo.models.quantization import quantised_weights
 from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import save_actor
 from cepo.workers.merged_model import BaseModel, merge_checkpoint
-from cepo.workers.packing import collate_packed
+from cepo.workers.passes import collate_packed, forest_of
 from cepo.workers.scoring_model import collate
 
 BuildActor = Callable[..., Actor]
@@ -244,7 +244,7 @@ def test_packed_rows_score_as_padded_ones_where_the_family_packs(
         assert actor.module.why_padded == processing.family.why_padded
         return
     device = torch.device("cpu")
-    packed = collate_packed(rows, processing=processing, device=device)
+    packed = collate_packed(rows, forest_of(rows, processing), processing=processing, device=device)
     padded = collate(rows, processing=processing, device=device)
     assert packed.input_ids.numel() < padded.input_ids.numel()
     with torch.no_grad():

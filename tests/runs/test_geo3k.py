@@ -60,7 +60,7 @@ def geo3k_run(geo3k_file: Path, tiny_model_folder: Path, parity_reward: str) -> 
         "worker.rollout.dtype=fp32",
         "worker.rollout.n=4",
         f"worker.reward.reward_function={parity_reward}",
-        "algorithm.cepo.negative.source=peer_full",
+        "algorithm.negative.source=peer_full",
         "trainer.max_steps=2",
         "trainer.val_before_train=false",
         "trainer.val_freq=-1",

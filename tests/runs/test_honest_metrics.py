@@ -113,7 +113,7 @@ def test_rows_that_no_reference_is_found_for_get_no_update_pass(
 
         trainer.backend.update = noted  # type: ignore[method-assign]
 
-    settings = ["algorithm.adv_estimator=sdpo", "algorithm.sdpo.positive.source=peer_full", never_right, *ONE_STEP]
+    settings = ["algorithm.adv_estimator=sdpo", "algorithm.positive.source=peer_full", never_right, *ONE_STEP]
     row = step_row(run(tiny_run, *settings, folder=tmp_path, prepare=prepare))
     assert [len(batch.rows) for batch in updates] == [0, 0]
     assert sum(batch.denominators.num_sequences for batch in updates) == 16
@@ -121,8 +121,8 @@ def test_rows_that_no_reference_is_found_for_get_no_update_pass(
 
 
 def test_records_show_the_reference_that_each_teacher_read(tiny_run: list[str], tmp_path: Path) -> None:
-    options = ["algorithm.adv_estimator=sdpo", "algorithm.sdpo.positive.source=peer_full"]
-    finished = run(tiny_run, *options, "algorithm.sdpo.positive.exclude_self=true", *ONE_STEP, folder=tmp_path)
+    options = ["algorithm.adv_estimator=sdpo", "algorithm.positive.source=peer_full"]
+    finished = run(tiny_run, *options, "algorithm.positive.exclude_self=true", *ONE_STEP, folder=tmp_path)
     several = [group for group in finished.rollouts if sum(one["accuracy"] for one in group["rollouts"]) >= 2]
     assert several
     for group in several:
@@ -167,8 +167,8 @@ def test_an_emptied_wrong_side_is_as_if_there_were_none(
 
         return prepare
 
-    settings = ["algorithm.adv_estimator=cepo", "algorithm.cepo.negative.source=peer_full", *ONE_STEP]
-    settings += [f"algorithm.cepo.negative.fallback={fallback}"]
+    settings = ["algorithm.adv_estimator=cepo", "algorithm.negative.source=peer_full", *ONE_STEP]
+    settings += [f"algorithm.negative.fallback={fallback}"]
     rows = {
         side: step_row(run(tiny_run, *settings, folder=tmp_path / side, prepare=emptied(side)))
         for side in ("correct", "wrong")

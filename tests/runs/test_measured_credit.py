@@ -180,7 +180,7 @@ def test_the_same_command_gives_the_same_table(measured: Path, credit_command: l
         ("worker.rollout.top_k=3", "holds a measurement with other settings: worker.rollout.top_k"),
         ("worker.reward.reward_function={reward}", "have equal rewards"),
         ("out={tmp_path}", "does not hold a measurement"),
-        ("responses=0", "responses=0: give a whole number of at least 1"),
+        ("responses=0", "'--responses': 0 is not in the range x>=1"),
         ("worker.rollout.n=1", "groups of at least 2"),
         ("data.rollout_batch_size=9", "train.parquet has 8 usable problems"),
         ("continuation=4", "continuations"),

@@ -35,6 +35,7 @@ from cepo.rollout.generator import GenerationRequest, GeneratorSettings, Samplin
 from cepo.train import run_policy
 from cepo.trainer.checkpoints import FILES_FILE, written_files
 from cepo.workers.distributed import reshard
+from cepo.workers.passes import RankPass
 
 pytestmark = pytest.mark.heavy
 
@@ -73,7 +74,7 @@ def merge(*arguments: object) -> int:
 def trained_logits(finished: FinishedRun, row: ScoringRow) -> Tensor:
     """(response length, V) of the run's own worker, adapter apart and shards gathered as they were in training."""
     module = finished.actor.module.eval()
-    _, (states,) = module(finished.actor.passes.collate([row]))
+    _, (states,) = module(finished.actor.passes.collate(RankPass(indices=[0], rows=[row])))
     reshard(module)
     return states.float() @ whole(module.base.lm_head.weight).float().T
 

@@ -25,7 +25,7 @@ from cepo.algorithms.settings import DivergenceConfig, TeacherConfig
 from cepo.data.batch import DistillationRows, OptimizerBatch, ScoringRow
 from cepo.losses.policy import LossDenominators
 from cepo.trainer.loop import Trainer
-from cepo.workers.teacher_weights import TeacherWeights
+from cepo.workers.swapping import TeacherWeights
 
 pytestmark = pytest.mark.heavy
 

@@ -13,7 +13,7 @@ from cepo.data.batch import ScoringRow
 from cepo.models.processing import Processing
 from cepo.workers.actor import Actor
 from cepo.workers.distributed import process_group_backend
-from cepo.workers.offload import move_state
+from cepo.workers.swapping import move_state
 
 pytestmark = pytest.mark.heavy
 
@@ -23,7 +23,7 @@ def test_offloading_on_a_cpu_does_nothing_and_is_reported_once(
 ) -> None:
     row = ScoringRow(context=encoded(tiny_processing, "Find x."), response_ids=random_response(6, 3))
     plain = build_actor()
-    with caplog.at_level(logging.WARNING, logger="cepo.workers.offload"):
+    with caplog.at_level(logging.WARNING, logger="cepo.workers.swapping"):
         actor = build_actor(fsdp__enable_cpu_offload=True, offload__offload_params=True)
     told = [record.getMessage() for record in caplog.records if "no effect" in record.getMessage()]
     assert len(told) == 2

@@ -50,7 +50,7 @@ def test_it_has_300_lines_and_needs_no_further_library() -> None:
     own = set(imported) - set(sys.stdlib_module_names)
     assert own == {"torch", "transformers"}
     inner = [line.strip() for line in source.splitlines() if line.startswith(" ") and " import " in line]
-    assert inner == ["from cepo.microgeo.kinds import SHAPES"], "the package gives the data alone"
+    assert inner == ["from cepo.microgeo.world import SHAPES"], "the package gives the data alone"
 
 
 def in_its_words(one_file: ModuleType, rollouts: Rollouts) -> tuple[list[Any], list[list[int]]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from cepo.losses.policy import LossDenominators
 from cepo.models.inputs import EncodedPrompt, ImageInputs
 from cepo.models.processing import Processing
 from cepo.workers.actor import Actor
-from cepo.workers.packing import collate_packed, forest_of
+from cepo.workers.passes import collate_packed, forest_of
 
 BuildActor = Callable[..., Actor]
 HINTS = ("", "\nHere is a sample answer: 3", "\nHere is a sample answer: 47 degrees")
@@ -150,7 +149,9 @@ def test_a_budget_of_tokens_cuts_passes_and_changes_no_log_prob(
 def test_equal_images_in_two_objects_are_encoded_once(tiny_processing: Processing) -> None:
     one, other = (encoded(tiny_processing, "Find x in this figure, please.", picture(1)) for _ in range(2))
     rows = [ScoringRow(context=context, response_ids=(5, 6, 7)) for context in (one, other)]
-    batch = collate_packed(rows, processing=tiny_processing, device=torch.device("cpu"))
+    batch = collate_packed(
+        rows, forest_of(rows, tiny_processing), processing=tiny_processing, device=torch.device("cpu")
+    )
     assert batch.image_order == (0,)
     assert batch.input_ids.numel() == len(one.token_ids) + 2 * 2
 
@@ -159,7 +160,8 @@ def test_equal_images_in_two_objects_are_encoded_once(tiny_processing: Processin
 def test_a_frozen_tower_sees_each_image_once_a_step(
     build_actor: BuildActor, tiny_processing: Processing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cepo.models.families.grid import GridFamily
+    """A trained tower sees it in every pass."""
+    from cepo.models.families.qwen import GridFamily
 
     seen: list[int] = []
     original = GridFamily.features
@@ -172,7 +174,6 @@ def test_a_frozen_tower_sees_each_image_once_a_step(
     rows = mixed_rows(tiny_processing, num_contexts=2, size=2)  # four pictures
     for frozen, expected in ((True, 4), (False, 4 * 3)):
         actor = build_actor(model__freeze_vision_tower=str(frozen).lower())
-        actor.passes._checked = True
         seen.clear()
         actor.score(rows)
         actor.score(rows, as_teacher=True)
@@ -184,40 +185,15 @@ def test_a_frozen_tower_sees_each_image_once_a_step(
 
 
 @pytest.mark.heavy
-def test_a_gap_of_the_first_rows_pads_the_rest_of_the_run(
-    build_actor: BuildActor,
-    tiny_processing: Processing,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """The gap is above 1e-4, and the rows are checked once."""
-    import cepo.models.segments as segments
-
-    rows = mixed_rows(tiny_processing, num_contexts=2, size=3)
-    good = build_actor()
-    with caplog.at_level(logging.INFO, logger="cepo"):
-        good.score(rows)
-        good.score(rows)
-    assert sum("packed and padded rows agree" in record.message for record in caplog.records) == 1
-    caplog.clear()
-    monkeypatch.setattr(segments, "attend_by_parts", lambda query, key, value, layout, scale: query * 0 + value.mean())
-    bad = build_actor()
-    with caplog.at_level(logging.WARNING, logger="cepo"):
-        scores = bad.score(rows)
-    assert "padding_free is off for this run, and rows are padded: packed and padded rows differ" in caplog.text
-    assert not bad.passes.packed
-    assert largest_gap(scores, build_actor(padding_free="false").score(rows)) == 0.0
-
-
-@pytest.mark.heavy
 def test_filling_a_packed_row_to_blocks_changes_no_log_prob(
     build_actor: BuildActor, tiny_processing: Processing
 ) -> None:
     """The blocks have 128 tokens."""
     actor = build_actor()
     rows = mixed_rows(tiny_processing, num_contexts=2, size=3)
+    forest = forest_of(rows, tiny_processing)
     plain, filled = (
-        collate_packed(rows, processing=tiny_processing, device=actor.device, multiple_of=multiple)
+        collate_packed(rows, forest, processing=tiny_processing, device=actor.device, multiple_of=multiple)
         for multiple in (1, 128)
     )
     assert filled.input_ids.shape[1] % 128 == 0

@@ -33,6 +33,7 @@ from cepo.models.quantization import dequantised, quantised_weights
 from cepo.rollout.generator import FullWeights
 from cepo.sizing import bytes_in_4_bits
 from cepo.workers.actor import Actor
+from cepo.workers.passes import RankPass
 
 pytestmark = pytest.mark.heavy
 
@@ -113,7 +114,7 @@ def test_only_the_adapter_is_trained_and_the_engine_follows(
 def test_a_pass_with_gradient_scores_as_one_without(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
     actor = build_actor(model__lora__rank=4, model__lora__quantization="nf4")
     scores = torch.cat(actor.score(rows))
-    log_probs, _ = actor.module.train()(actor.passes.collate(rows))
+    log_probs, _ = actor.module.train()(actor.passes.collate(RankPass(indices=[*range(len(rows))], rows=list(rows))))
     torch.testing.assert_close(log_probs.detach(), scores, rtol=0, atol=LOG_PROBS)
     log_probs.sum().backward()
     gradients = {name for name, weight in actor.module.named_parameters() if weight.grad is not None}

@@ -10,12 +10,10 @@ from torch.distributed.fsdp import fully_shard
 from cepo.config.schema import FsdpConfig
 from cepo.errors import EngineError
 from cepo.metrics import Metrics
-from cepo.workers.distributed import data_parallel_mesh
-from cepo.workers.gathering import whole_tensor
-from cepo.workers.lockstep import RankPass
-from cepo.workers.reduction import GradientReduction
+from cepo.workers.distributed import data_parallel_mesh, whole_tensor
+from cepo.workers.passes import GradientReduction, RankPass
 
-PASSES = [RankPass(indices=[index], filler=None) for index in range(3)]
+PASSES = [RankPass(indices=[index], rows=[]) for index in range(3)]
 
 
 class Passes:

@@ -93,9 +93,7 @@ def _evidence(method: str, **settings: Any) -> Settings:
     return Settings(method=method, mixing=0.7, mixing_steps=4, radius=0.4, **settings)
 
 
-def _mixing(method: str) -> list[str]:
-    section = f"algorithm.{method}"
-    return [f"{section}.lambda_init=0.7", f"{section}.lambda_decay_steps=4", f"{section}.clip_radius=0.4"]
+MIXING = [f"algorithm.weight.{setting}" for setting in ("lambda_init=0.7", "lambda_decay_steps=4", "clip_radius=0.4")]
 
 
 def _kl(penalty: str, coefficient: float, *, in_loss: bool) -> list[str]:
@@ -115,37 +113,38 @@ CASES = {
     "grpo, LoRA, means of sequences": Case(
         Settings(method="grpo", lora=(4, 8), aggregation="seq"), [*LORA, "worker.actor.loss_avg_mode=seq"]
     ),
-    "rlsd": Case(_evidence("rlsd"), _mixing("rlsd")),
+    "rlsd": Case(_evidence("rlsd"), MIXING),
     "rlsd, averaged teacher, LoRA, one epoch": Case(
         _evidence("rlsd", teacher="ema", lora=(4, 8), epochs=1),
         [
-            *_mixing("rlsd"), *LORA, "worker.actor.ppo_epochs=1",
-            "algorithm.rlsd.teacher.source=ema", "algorithm.rlsd.teacher.ema_decay=0.9",
+            *MIXING, *LORA, "worker.actor.ppo_epochs=1",
+            "algorithm.teacher.source=ema", "algorithm.teacher.ema_decay=0.9",
         ],
     ),
-    "cepo": Case(_evidence("cepo"), _mixing("cepo")),
+    "cepo": Case(_evidence("cepo"), MIXING),
+    "cepo, one epoch": Case(_evidence("cepo", epochs=1), [*MIXING, "worker.actor.ppo_epochs=1"]),
     "cepo, LoRA, whole responses, initial teacher, KL in the reward": Case(
         _evidence(
             "cepo", lora=(4, 8), teacher="reference", right_source="peer_full", wrong_source="peer_full",
             kl=("kl", 0.2, "reward"),
         ),
         [
-            *_mixing("cepo"), *LORA, *_kl("kl", 0.2, in_loss=False), "algorithm.cepo.teacher.source=reference",
-            "algorithm.cepo.positive.source=peer_full", "algorithm.cepo.negative.source=peer_full",
+            *MIXING, *LORA, *_kl("kl", 0.2, in_loss=False), "algorithm.teacher.source=reference",
+            "algorithm.positive.source=peer_full", "algorithm.negative.source=peer_full",
         ],
     ),
     "cepo, baseline of evidence, one epoch": Case(
         _evidence("cepo", baseline="hindsight", epochs=1),
-        [*_mixing("cepo"), "algorithm.cepo.baseline=hindsight", "worker.actor.ppo_epochs=1"],
+        [*MIXING, "algorithm.advantage.baseline=hindsight", "worker.actor.ppo_epochs=1"],
     ),
     "hindsight, from a peer": Case(
         Settings(method="hindsight", right_source="peer_answer", exclude_self=True),
-        ["algorithm.hindsight.positive.source=peer_answer"],
+        ["algorithm.positive.source=peer_answer"],
     ),
     "rlcsd, two wrong references": Case(
-        _evidence("rlcsd", num_wrong=2), [*_mixing("rlcsd"), "algorithm.rlcsd.num_wrong=2"]
+        _evidence("rlcsd", num_wrong=2), [*MIXING, "algorithm.rlcsd.num_wrong=2"]
     ),
-    "visual": Case(_evidence("visual"), _mixing("visual")),
+    "visual": Case(_evidence("visual"), MIXING),
     "opsd": Case(Settings(method="opsd", divergence=Divergence(kind="forward_kl"))),
     "sdpo, top 20 from a peer, beside the reward": Case(
         Settings(
@@ -153,10 +152,10 @@ CASES = {
             exclude_self=True, teacher="ema", policy_weight=0.5,
         ),
         [
-            "algorithm.sdpo.divergence.support=topk", "algorithm.sdpo.divergence.topk=20",
-            "algorithm.sdpo.divergence.importance_clip=1.1", "algorithm.sdpo.positive.source=peer_full",
-            "algorithm.sdpo.positive.exclude_self=true", "algorithm.sdpo.teacher.ema_decay=0.9",
-            "algorithm.sdpo.policy_weight=0.5",
+            "algorithm.distillation.divergence.support=topk", "algorithm.distillation.divergence.topk=20",
+            "algorithm.distillation.divergence.importance_clip=1.1", "algorithm.positive.source=peer_full",
+            "algorithm.positive.exclude_self=true", "algorithm.teacher.ema_decay=0.9",
+            "algorithm.distillation.policy_weight=0.5",
         ],
     ),
     "rloo, ratios of sequences, constant length": Case(
@@ -168,13 +167,13 @@ CASES = {
         Settings(method="reinforce_plus_plus", gamma=0.9, kl=("low_var_kl", 0.3, "reward"), adaptive=(0.1, 64.0)),
         [
             *_kl("low_var_kl", 0.3, in_loss=False), "algorithm.kl_type=adaptive", "algorithm.kl_horizon=64",
-            "algorithm.reinforce_plus_plus.gamma=0.9",
+            "algorithm.gamma=0.9",
         ],
     ),
     "gae": Case(
         Settings(method="gae", gamma=0.95, gae_lambda=0.9),
         [
-            "algorithm.gae.gamma=0.95", "algorithm.gae.gae_lambda=0.9", "worker.critic.optim.lr=1e-3",
+            "algorithm.gamma=0.95", "algorithm.lam=0.9", "worker.critic.optim.lr=1e-3",
             "worker.critic.optim.betas=[0.9,0.99]", "worker.critic.micro_batch_size_per_device_for_update=8",
         ],
     ),

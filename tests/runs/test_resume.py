@@ -39,15 +39,15 @@ pytestmark = pytest.mark.heavy
 FOUR_STEPS = [
     "algorithm.adv_estimator=cepo",
     EVERY_WRONG_ROLLOUT_TEACHES,
-    "algorithm.cepo.lambda_decay_steps=5",
+    "algorithm.weight.lambda_decay_steps=5",
     "trainer.max_steps=4",
     "trainer.save_freq=1",
     "worker.actor.optim.lr_scheduler_type=cosine",
     "worker.actor.optim.lr_warmup_steps=1",
 ]
 LORA = ["worker.actor.model.lora.rank=4", "worker.actor.model.lora.alpha=8"]
-AVERAGE = ["algorithm.cepo.teacher.source=ema", "algorithm.cepo.teacher.ema_decay=0.7"]
-SNAPSHOT = ["algorithm.cepo.teacher.source=snapshot", "algorithm.cepo.teacher.sync_every=3"]
+AVERAGE = ["algorithm.teacher.source=ema", "algorithm.teacher.ema_decay=0.7"]
+SNAPSHOT = ["algorithm.teacher.source=snapshot", "algorithm.teacher.sync_every=3"]
 
 
 def stop_within(step: int) -> Any:

@@ -31,8 +31,7 @@ from cepo.data.batch import ScoringRow
 from cepo.data.dataset import ProblemSet
 from cepo.data.videos import FrameRules, load_video
 from cepo.errors import ConfigError, DataError
-from cepo.models.inputs import EncodedPrompt, ImageSource, Video
-from cepo.models.positions import sequence_positions
+from cepo.models.inputs import EncodedPrompt, ImageSource, Video, sequence_positions
 from cepo.models.processing import Processing
 from cepo.report.page import write_report
 from cepo.workers.actor import Actor

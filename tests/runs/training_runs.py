@@ -30,7 +30,7 @@ from cepo.trainer.loop import Trainer
 from cepo.workers.actor import Actor
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-EVERY_WRONG_ROLLOUT_TEACHES = "algorithm.cepo.negative.source=peer_full"
+EVERY_WRONG_ROLLOUT_TEACHES = "algorithm.negative.source=peer_full"
 """An untrained model boxes no answer; whole responses serve as references without one."""
 WRONG_ROLLOUTS_TEACH = {
     "cepo": [EVERY_WRONG_ROLLOUT_TEACHES],

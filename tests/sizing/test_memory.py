@@ -21,7 +21,7 @@ from cepo.config import load_config
 from cepo.config.rollout_schema import RolloutConfig
 from cepo.config.schema import LoraConfig
 from cepo.errors import ConfigError
-from cepo.models.families.qwen3_vl import PUBLISHED_SIZES
+from cepo.models.families.qwen import PUBLISHED_SIZES
 from cepo.sizing import ASLEEP_BYTES, Memory, bytes_in_4_bits, estimate_memory, fit, require_memory, shape_of
 from lab.worlds.model import model_config
 from lab.worlds.tokenizer import build_tokenizer

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cepo.config.algorithm_schema import AlgorithmConfig
-from cepo.losses.kl import kl_penalty
+from cepo.losses.objective import kl_penalty
 from cepo.metrics import results
 from cepo.trainer.checkpoints import TrainerState
 from cepo.trainer.scoring import penalise

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from cepo.errors import ConfigError
-from cepo.workers.adapter_targets import require_targets, target_names
+from cepo.workers.adapters import require_targets, target_names
 
 
 class _Model(nn.Module):

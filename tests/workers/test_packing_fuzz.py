@@ -24,10 +24,8 @@ from cepo.trainer.asking import Rollouts
 from cepo.trainer.planning import ScoringPlan
 from cepo.trainer.scoring import ScoredBatch, actor_batches
 from cepo.types import TokenSignal
-from cepo.workers.forest import families
-from cepo.workers.optimizing import micro_batches
-from cepo.workers.packing import collate_packed, forest_of, packs
-from cepo.workers.passes import padded_batches
+from cepo.workers.forest import families, pack_rows
+from cepo.workers.passes import by_length, collate_packed, forest_of, padded_batches
 from cepo.workers.scoring_model import CollatedRows, collate
 
 CPU = torch.device("cpu")
@@ -108,16 +106,23 @@ def visible(batch: CollatedRows, place: int) -> list[int]:
     return by_branch
 
 
-@given(places=PLACES, multiple=st.sampled_from([1, 1, 8]))
+@given(places=PLACES, multiple=st.sampled_from([1, 1, 8]), data=st.data())
 def test_packed_rows_have_the_tokens_and_positions_of_their_own(
     contexts: Contexts,
     tiny_processing: Processing,
     places: list[tuple[int, int, tuple[int, ...]]],
     multiple: int,
+    data: st.DataObject,
 ) -> None:
-    """What a response token's prediction reads: the same tokens at the same positions with the same images, in order."""
+    """What a response token's prediction reads: the same tokens at the same positions with the same images, in order.
+
+    The rows are those of a whole forest or of a part of one.
+    """
     rows = rows_of(contexts, places)
-    packed = collate_packed(rows, processing=tiny_processing, device=CPU, multiple_of=multiple)
+    forest = forest_of(rows, tiny_processing)
+    if chosen := data.draw(st.lists(st.integers(0, len(rows) - 1), unique=True)):
+        rows, forest = [rows[index] for index in chosen], forest.of_rows(chosen)
+    packed = collate_packed(rows, forest, processing=tiny_processing, device=CPU, multiple_of=multiple)
     padded = collate(rows, processing=tiny_processing, device=CPU)
     assert torch.equal(packed.targets, padded.targets)
     assert packed.input_ids.shape[1] % multiple == 0
@@ -147,29 +152,25 @@ def test_characters_are_in_the_tokens_found_for_them(
     assert text[start:stop] in tiny_processing.decode(tokens[found.start : max(found.start, found.stop)])
 
 
-@given(places=PLACES, budget=st.integers(1, 600), size=st.integers(1, 5))
+@given(places=PLACES, budget=st.integers(1, 600))
 def test_passes_have_each_row_once_within_their_bound(
     contexts: Contexts,
     tiny_processing: Processing,
     places: list[tuple[int, int, tuple[int, ...]]],
     budget: int,
-    size: int,
 ) -> None:
     """A row that is longer may exceed it, with rows that need no token beside its own; padding counts as computed."""
     rows = rows_of(contexts, places)
-    for passes, form in (
-        (packs(rows, processing=tiny_processing, budget=budget), collate_packed),
-        (padded_batches(rows, budget), collate),
-    ):
+    forest = forest_of(rows, tiny_processing)
+    for passes, is_packed in ((pack_rows(forest, budget=budget), True), (padded_batches(rows, budget), False)):
         assert sorted(index for indices in passes for index in indices) == list(range(len(rows)))
         for indices in passes:
             inside = [rows[index] for index in indices]
-            computed = form(inside, processing=tiny_processing, device=CPU).input_ids.numel()
+            padded = collate(inside, processing=tiny_processing, device=CPU).input_ids.numel()
+            computed = forest.of_rows(indices).num_tokens if is_packed else padded
             assert computed <= max(budget, *(row.num_tokens for row in inside))
-    parts = micro_batches(rows, size)
-    assert sorted(index for indices in parts for index in indices) == list(range(len(rows)))
-    assert max(map(len, parts)) <= size
-    together = families(forest_of(rows, tiny_processing))
+    assert sorted(by_length(rows)) == list(range(len(rows)))
+    together = families(forest)
     assert sorted(index for indices in together for index in indices) == list(range(len(rows)))
 
 

@@ -9,18 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 
 from cepo.algorithms import available_estimators
 from cepo.config.listing import written
 from cepo.config.sources import Origins
 from cepo.errors import ConfigError, did_you_mean
-from cepo.sections import Tree, read_section, section
+from cepo.sections import Tree, read_section, section, shown
 from cepo.trees import is_dict
 
 logger = logging.getLogger(__name__)
 
-_KINDS: Mapping[str, Any] = {"bool": bool, "int": int, "float": float, "str": str, "dict": dict[str, Any]}
+_KINDS: Mapping[str, tuple[Any, str]] = {
+    "bool": (bool, "true or false"),
+    "int": (int, "an integer"),
+    "float": (float, "a number"),
+    "str": (str, "text"),
+    "dict": (dict[str, Any], "a mapping of keys to values"),
+}
 
 
 @dataclass(frozen=True)
@@ -108,15 +114,17 @@ def without_engine_keys(tree: Tree, origins: Origins) -> tuple[Tree, Tree]:
 
 
 def _accepted(key: str, value: Any, origins: Origins) -> Any:
-    path, _, name = key.rpartition(".")
+    path = key.rpartition(".")[0]
     if key not in _KNOWN and (value or not any(other.startswith(f"{key}.") for other in _KNOWN)):
         siblings = [other for other in _KNOWN if other.startswith(f"{path}.")]
         raise origins.error(key, f"unknown key '{key}'.{did_you_mean(key, siblings)}")
     if key in EASYR1_KEYS:
         kind = EASYR1_KEYS[key].kind
-        hint = _KINDS[kind.removesuffix("?")]
-        declared = section(type("Key", (), {"__annotations__": {name: hint | None if kind.endswith("?") else hint}}))
-        value = getattr(origins.read(declared, {name: value}, path=path), name)
+        hint, words = _KINDS[kind.removesuffix("?")]
+        try:
+            value = TypeAdapter(hint | None if kind.endswith("?") else hint).validate_python(value)
+        except ValidationError:
+            raise origins.error(key, f"{key} must be {words}, got {shown(value)}.") from None
     entry = engine_key_of(key)
     if entry is not None and entry.only is not None and value != entry.only:
         raise origins.error(key, f"{key} must be {written(entry.only)}, got {written(value)}. {entry.remedy}")

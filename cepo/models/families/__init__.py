@@ -7,15 +7,9 @@ from typing import Any
 
 from cepo.errors import ConfigError
 from cepo.models.families.family import EngineUse, Family, ImageFeatures, ImageReader
-from cepo.models.families.gemma3 import Gemma3
-from cepo.models.families.internvl import InternVL
-from cepo.models.families.llava_onevision import LlavaOneVision
-from cepo.models.families.qwen2_vl import Qwen2VL, Qwen25VL
-from cepo.models.families.qwen3_5 import Qwen35, Qwen35Moe
-from cepo.models.families.qwen3_vl import Qwen3VL, Qwen3VLMoe
-from cepo.models.families.smolvlm import SmolVLM
-from cepo.models.families.text import Qwen3, TextModel, TextMoe
-from cepo.models.families.untried import LARGEST_GAP, UntriedText, plain_head_gap
+from cepo.models.families.processed import Gemma3, InternVL, LlavaOneVision, SmolVLM
+from cepo.models.families.qwen import Qwen2VL, Qwen3VL, Qwen3VLMoe, Qwen25VL, Qwen35, Qwen35Moe
+from cepo.models.families.text import LARGEST_GAP, Qwen3, TextModel, TextMoe, UntriedText, plain_head_gap
 
 logger = logging.getLogger(__name__)
 

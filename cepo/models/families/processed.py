@@ -1,4 +1,4 @@
-"""Supports families generically, by the model's own processor and `get_image_features`, with padded rows.
+"""Supports InternVL, SmolVLM, LLaVA-OneVision and Gemma 3 by their own processor and `get_image_features`, padded.
 
 Each placeholder is replaced by the tokens that the processor writes for it. All images of a prompt are one unit: they
 are preprocessed and encoded together, as in a separate call of the processor and the model.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from cepo.errors import DataError
-from cepo.models.families.family import EncodeText, Family, ImageFeatures, ImageReader
+from cepo.models.families.family import EncodeText, EngineUse, Family, ImageFeatures, ImageReader
 from cepo.models.inputs import ImageInputs, ImageSource
 
 _SIZES_KEPT = 4096
@@ -138,3 +139,107 @@ class ProcessedFamily(Family):
 def with_tower_named(name: str) -> str:
     """Inserts `vision_model` into the names of a SigLIP tower, as in published checkpoints; transformers omits it."""
     return re.sub(r"^(model\.)?vision_tower\.(?!vision_model\.)", r"\1vision_tower.vision_model.", name)
+
+
+class InternVL(ProcessedFamily):
+    """Supports InternVL3, which cuts a large image into tiles of equally many tokens between `<img>` and `</img>`."""
+
+    title = "InternVL3"
+    model_types = ("internvl",)
+    vision_modules = ("vision_tower", "multi_modal_projector")
+
+
+class SmolVLM(ProcessedFamily):
+    """Supports SmolVLM2 and Idefics3. Features are (tiles, tokens per tile, H), which the model merges."""
+
+    title = "SmolVLM2, Idefics3"
+    model_types = ("smolvlm", "idefics3")
+    tower_inputs = ("pixel_attention_mask",)
+    vision_modules = ("vision_model", "connector")
+
+
+class LlavaOneVision(ProcessedFamily):
+    """Supports LLaVA-OneVision. Only a prompt's sole image is tiled; `batch_num_images` tells the model."""
+
+    title = "LLaVA-OneVision"
+    model_types = ("llava_onevision",)
+    tower_inputs = ("image_sizes", "batch_num_images")
+    vision_modules = ("vision_tower", "multi_modal_projector")
+    vision_parameters = ("image_newline",)
+
+    def joined(self, embeddings: Any) -> Tensor:
+        """Concatenates the images' features to (image tokens, H), because images differ in their number of tokens."""
+        return torch.cat(list(embeddings))
+
+    def why_not_vllm(self, use: EngineUse) -> str | None:
+        """vLLM serves no adapters for this architecture, and tiles images even if a prompt has several."""
+        if use.with_adapter:
+            return "vLLM serves no LoRA adapters on LLaVA-OneVision"
+        if use.most_images > 1:
+            return "vLLM cuts each of several images into tiles, but the model's own processor cuts none of them"
+        return None
+
+    def published(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
+        return with_tower_named(name), weight
+
+    def feature_inputs(self, features: Sequence[ImageFeatures], is_frame: Sequence[bool]) -> dict[str, Any]:
+        """Returns the features as a list, which the model concatenates itself."""
+        return {"mm_encoder_outputs": {"image": SimpleNamespace(pooler_output=[one.embeddings for one in features])}}
+
+
+_JOINED_LINES = (("\n", "\n\n", "\n\n\n"), ("\n\n", "\n", "\n\n\n"), ("\n\n", "\n\n", "\n\n\n\n"))
+"""Pairs of line-break tokens with the single token that the tokenizer produces for them within a text."""
+
+
+class Gemma3Reader(ProcessedReader):
+    """Reads Gemma 3's images. The empty lines around an image merge with adjacent line breaks into one token."""
+
+    def __init__(self, processor: Any, config: Any) -> None:
+        super().__init__(processor, config, placeholder=processor.boi_token, tower_inputs=())
+        vocabulary = processor.tokenizer.get_vocab()
+        rules = [[vocabulary.get(text) for text in rule] for rule in _JOINED_LINES]
+        self._rules = [(one, two, both) for one, two, both in rules if None not in (one, two, both)]
+
+    def expand(self, engine_ids: Sequence[int], images: ImageInputs) -> list[int]:
+        """See `ImageReader.expand`. Adjacent line breaks are then merged, as by the tokenizer and vLLM in a text."""
+        expanded = super().expand(engine_ids, images)
+        for one, two, both in self._rules:
+            joined: list[int] = []
+            for token in expanded:
+                if joined and (joined[-1], token) == (one, two):
+                    joined[-1] = both  # type: ignore[assignment]
+                else:
+                    joined.append(token)
+            expanded = joined
+        return expanded
+
+
+class Gemma3(ProcessedFamily):
+    """Supports Gemma 3 with a vision tower."""
+
+    title = "Gemma 3"
+    model_types = ("gemma3",)
+    vision_modules = ("vision_tower", "multi_modal_projector")
+
+    def placeholder_text(self, processor: Any) -> str:
+        return processor.boi_token
+
+    def image_reader(self, processor: Any, config: Any, encode_text: EncodeText) -> ImageReader:
+        return Gemma3Reader(processor, config)
+
+    def placeholders(self, config: Any) -> tuple[int | None, int | None]:
+        """Returns `<start_of_image>`, the placeholder of a whole image."""
+        return config.boi_token_id, None
+
+    def why_not_vllm(self, use: EngineUse) -> str | None:
+        """On a CPU, vLLM's attention is causal even among an image's tokens, which changes log-probs by 0.1 nats."""
+        if use.on_gpu or not use.most_images:
+            return None
+        return "vLLM on a CPU masks later tokens of the same image, to which this model attends"
+
+    def published(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
+        return with_tower_named(name), weight
+
+    def token_inputs(self, input_ids: Int64[Tensor, "R L"], config: Any) -> dict[str, Tensor]:
+        """Returns which tokens belong to an image; the model builds its attention mask from them."""
+        return {"token_type_ids": (input_ids == config.image_token_id).long()}

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from cepo.config import RunConfig
-from cepo.data.image_store import ImageStore
+from cepo.data.images import ImageStore
 from cepo.errors import CepoError, EngineError
 from cepo.hardware.devices import require_usable_torch
 from cepo.models.processing import load_processing

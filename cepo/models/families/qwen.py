@@ -1,4 +1,4 @@
-"""Implements what Qwen-VL families share: images on a patch grid with M-RoPE positions.
+"""Supports Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: images on a patch grid with M-RoPE positions.
 
 The placeholder of an image of (h, w) patches is replaced by h w / merge^2 tokens, and each image has its own features.
 Therefore equal images are encoded once, and rows that share an image can be packed.
@@ -16,9 +16,8 @@ from PIL.Image import Image
 from torch import Tensor
 
 from cepo.errors import DataError
-from cepo.models.families.family import EncodeText, Family, ImageFeatures, ImageReader
+from cepo.models.families.family import EncodeText, EngineUse, Family, ImageFeatures, ImageReader, experts_unserved
 from cepo.models.inputs import ImageInputs, ImageSource, Video
-from cepo.models.positions import context_positions
 
 
 class GridReader(ImageReader):
@@ -180,3 +179,136 @@ class GridFamily(Family):
 
 def _time_text(seconds: float) -> str:
     return f"<{seconds:.1f} seconds>"
+
+
+class Qwen2VL(GridFamily):
+    """Supports Qwen2-VL."""
+
+    title = "Qwen2-VL"
+    model_types = ("qwen2_vl",)
+
+
+class Qwen25VL(GridFamily):
+    """Supports Qwen2.5-VL, the model of most of EasyR1's scripts."""
+
+    title = "Qwen2.5-VL"
+    model_types = ("qwen2_5_vl",)
+
+
+_EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
+_TEXT = {
+    "2B": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16},
+    "4B": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
+    "8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32},
+}
+_TOWER = {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "deepstack_visual_indexes": [5, 11, 17]}
+_LARGE_TOWER = {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "deepstack_visual_indexes": [8, 16, 24]}
+PUBLISHED_SIZES = tuple(_TEXT)
+"""Names of the dense models: Qwen3-VL-<name>-Instruct."""
+
+
+class Qwen3VL(GridFamily):
+    """Supports Qwen3-VL. Each frame of a video is preceded by its time as text."""
+
+    title = "Qwen3-VL"
+    model_types = ("qwen3_vl",)
+    reads_videos = True
+    fused_decoding = True
+
+
+class Qwen3VLMoe(GridFamily):
+    """Supports Qwen3-VL with a mixture of experts. The experts are not linear layers, so LoRA adapts only attention."""
+
+    title = "Qwen3-VL-MoE"
+    model_types = ("qwen3_vl_moe",)
+    reads_videos = True
+
+    def why_not_vllm(self, use: EngineUse) -> str | None:
+        return experts_unserved(use)
+
+    def published(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
+        """Transposes experts from transformers' (experts, out, in) to published checkpoints' (experts, in, out)."""
+        return name, weight.transpose(-1, -2) if name.endswith(_EXPERTS) else weight
+
+
+def published_config(size: str) -> Any:
+    """Returns the configuration of a dense model, with its published sizes; no file is read."""
+    from transformers import Qwen3VLConfig
+
+    tied = size != "8B"
+    heads = {"num_key_value_heads": 8, "head_dim": 128}
+    text = {"vocab_size": 151936, **heads, "tie_word_embeddings": tied, **_TEXT[size]}
+    patches = {"patch_size": 16, "temporal_patch_size": 2, "spatial_merge_size": 2, "num_position_embeddings": 2304}
+    tower = _LARGE_TOWER if size == "8B" else _TOWER
+    vision = {**tower, **patches, "num_heads": 16, "out_hidden_size": text["hidden_size"]}
+    return Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=tied)
+
+
+class Qwen35(GridFamily):
+    """Supports Qwen3.5."""
+
+    title = "Qwen3.5"
+    model_types = ("qwen3_5",)
+    packs = False
+    why_padded = (
+        "linear-attention layers carry a state from token to token, which the branches of a packed row cannot share"
+    )
+
+    def why_not_vllm(self, use: EngineUse) -> str | None:
+        """vLLM's CPU build has a linear-attention kernel only for bf16."""
+        if use.on_gpu:
+            return None
+        if use.dtype != "bf16":
+            return f"vLLM computes linear attention on a CPU only in bf16, but worker.rollout.dtype is {use.dtype}"
+        return None
+
+
+class Qwen35Moe(Qwen35):
+    """Supports Qwen3.5 with a mixture of experts. LoRA adapts attention and the expert that all tokens share."""
+
+    title = "Qwen3.5-MoE"
+    model_types = ("qwen3_5_moe",)
+
+    def why_not_vllm(self, use: EngineUse) -> str | None:
+        """Returns the reason that holds for dense models, else the one for every mixture of experts."""
+        return super().why_not_vllm(use) or experts_unserved(use)
+
+
+def context_positions(
+    token_ids: Sequence[int],
+    images: ImageInputs,
+    *,
+    image_token_id: int,
+    merge_size: int,
+    video_token_id: int | None = None,
+) -> Int64[Tensor, "3 L"]:
+    """Returns the M-RoPE positions of a context by Qwen3-VL's rule.
+
+    Text advances all three axes by one per token. An image of (h, w) merged patches that starts at position p has time
+    p, height p + row and width p + column. The text after it continues at p + max(h, w). Each temporal patch of a video
+    is such an image, preceded by its time as text.
+    """
+    grids = images.grid.tolist()
+    remaining = {image_token_id: iter(grids[: images.num_images])}
+    if video_token_id is not None:
+        remaining[video_token_id] = iter(grids[images.num_images :])
+    pieces: list[Tensor] = []
+    position = index = 0
+    while index < len(token_ids):
+        if token_ids[index] in remaining:
+            time, height, width = next(remaining[token_ids[index]])
+            height, width = height // merge_size, width // merge_size
+            axes = torch.meshgrid(
+                torch.zeros(time, dtype=torch.long), torch.arange(height), torch.arange(width), indexing="ij"
+            )
+            pieces.append(torch.stack([axis.reshape(-1) for axis in axes]) + position)
+            index += time * height * width
+            position += max(height, width)
+            continue
+        end = index
+        while end < len(token_ids) and token_ids[end] not in remaining:
+            end += 1
+        pieces.append(torch.arange(position, position + end - index).expand(3, -1))
+        position += end - index
+        index = end
+    return torch.cat(pieces, dim=1)

@@ -1,0 +1,152 @@
+"""Adds a LoRA adapter to a model: checks which layers its settings name, and computes those layers in fewer passes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from peft import LoraConfig as PeftLoraConfig
+from peft import get_peft_model
+from peft.tuners.lora.layer import Linear
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from cepo.config.schema import ActorConfig, LoraConfig
+from cepo.errors import ConfigError, did_you_mean
+from cepo.models import pretrained
+
+ALL_LINEAR = "all-linear"
+_KEY = "worker.actor.model.lora.target_modules"
+
+
+def add_adapter(model: nn.Module, lora: LoraConfig, *, dtype: torch.dtype, seed: int) -> Any:
+    """Wraps the model in PEFT with a LoRA adapter on the language model's linear layers.
+
+    Raises:
+        ConfigError: `target_modules` and `exclude_modules` leave no layer, or a name of `target_modules` matches none.
+    """
+    excluded = pretrained.excluded_from_adapter(lora, model.config)
+    names = target_names(lora.target_modules)
+    require_targets(model, names, excluded=excluded)
+    settings = PeftLoraConfig(
+        task_type="CAUSAL_LM",
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=0.0,
+        use_dora=lora.use_dora,
+        target_modules=names or lora.target_modules,
+        exclude_modules=excluded,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        try:
+            wrapped = get_peft_model(model, settings, autocast_adapter_dtype=False)  # pyright: ignore[reportArgumentType]
+        except ValueError as error:
+            raise ConfigError(
+                f"worker.actor.model.lora: target_modules '{lora.target_modules}' without exclude_modules "
+                f"'{lora.exclude_modules}' fits no layer of this model ({error})"
+            ) from error
+    for parameter in wrapped.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
+    fuse_adapters(wrapped)
+    return wrapped
+
+
+def check_adapter_targets(config: ActorConfig) -> None:
+    """Checks, without reading weights, that the model has the layers that the adapter's settings name.
+
+    Raises:
+        ConfigError: see `add_adapter`.
+    """
+    lora, settings = config.model.lora, config.model
+    names = target_names(lora.target_modules)
+    if lora.rank == 0 or not names:
+        return
+    model: Any = pretrained.load_model(
+        settings.model_path,
+        dtype=pretrained.torch_dtype(config.fsdp.mp_param_dtype),
+        trust_remote_code=settings.trust_remote_code,
+        override_config=settings.override_config,
+        with_weights=False,
+    )
+    require_targets(model, names, excluded=pretrained.excluded_from_adapter(lora, model.config))
+
+
+def target_names(target_modules: str) -> list[str]:
+    """Splits the setting into module names; returns an empty list for `all-linear`."""
+    return [] if target_modules == ALL_LINEAR else [name.strip() for name in target_modules.split(",")]
+
+
+def require_targets(model: nn.Module, names: Sequence[str], *, excluded: str | None) -> None:
+    """Checks that each name matches at least one layer of the model that is not excluded.
+
+    As in PEFT, a name matches paths that equal it or end with it; `excluded` is a regular expression for whole paths.
+
+    Raises:
+        ConfigError: a name matches no layer; the message lists the model's layers.
+    """
+    paths = [path for path, _ in model.named_modules()]
+    left = [path for path in paths if excluded is None or re.fullmatch(excluded, path) is None]
+    for name in names:
+        if any(_fits(path, name) for path in left):
+            continue
+        if any(_fits(path, name) for path in paths):
+            raise ConfigError(f"{_KEY}: '{name}' matches only layers that exclude_modules '{excluded}' excludes")
+        linear = {path for path, module in model.named_modules() if isinstance(module, nn.Linear)}
+        known = sorted({path.rpartition(".")[2] for path in linear.intersection(left)})
+        raise ConfigError(
+            f"{_KEY}: '{name}' fits no layer of this model.{did_you_mean(name, known)} Its linear layers: {', '.join(known)}; "
+            f"{ALL_LINEAR} takes all of them"
+        )
+
+
+def _fits(path: str, name: str) -> bool:
+    return path == name or path.endswith(f".{name}")
+
+
+def fuse_adapters(model: nn.Module) -> int:
+    """Converts every plain LoRA layer of `model` to a `FusedLoraLinear` and returns their number."""
+    plain = [module for module in model.modules() if type(module) is Linear and type(module.base_layer) is nn.Linear]
+    for module in plain:
+        module.__class__ = FusedLoraLinear
+    return len(plain)
+
+
+class FusedLoraLinear(Linear):
+    """Computes `W x + scaling * B A x` by accumulating the second product into the first.
+
+    PEFT's layer computes, scales and adds `B A x` in three tensors of the output's size, and also scales the gradient.
+    Here, weights, names and gradients are the same, but the sum is rounded once instead of three times. All cases
+    except a single active adapter without dropout are left to PEFT.
+    """
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        name = self._only_adapter(x)
+        if name is None or args or kwargs:
+            return super().forward(x, *args, **kwargs)
+        flat = x.reshape(-1, x.shape[-1])
+        base, down, up = self._modules_of(name)
+        # The in-place sum needs a tensor that is not a view, because autograd would copy the gradient of a view.
+        result: Tensor = base(flat)
+        result.addmm_(linear(flat, down.weight), up.weight.t(), alpha=self.scaling[name])
+        return result.view(*x.shape[:-1], result.shape[-1])
+
+    def _only_adapter(self, x: Tensor) -> str | None:
+        """Returns the adapter's name if this class's formula covers the call, else None."""
+        if self.disable_adapters or self.merged or len(self.active_adapters) != 1 or self.lora_variant:
+            return None
+        name = self.active_adapters[0]
+        if (
+            name not in self.lora_A
+            or any(self.lora_bias.values())
+            or not isinstance(self.lora_dropout[name], nn.Identity)
+        ):
+            return None
+        types = {x.dtype, *(module.weight.dtype for module in self._modules_of(name))}
+        return name if len(types) == 1 else None
+
+    def _modules_of(self, name: str) -> tuple[Any, Any, Any]:
+        return self.base_layer, self.lora_A[name], self.lora_B[name]
