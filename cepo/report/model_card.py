@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def write_card(
 ) -> Path:
     """Writes `README.md` and `curves.png` into `folder`, which is to be published, and returns the card's path.
 
-    Paths of this machine are shortened to names.
+    Figures are those at the checkpoint's step; the image shows the whole run. Paths of this machine are shortened to names.
 
     Args:
         run_folder: the run that made the weights.
@@ -52,6 +53,8 @@ def write_card(
         DataError: the run has no metrics, or they are damaged.
     """
     run = load_run(run_folder)
+    if step is not None:
+        run = replace(run, rows=[row for row in run.rows if row.step <= step])
     if run.rows:
         save_curves(run_folder, folder / CURVES_FILE)
     lines = [*_front_matter(run, base_model, adapter), *_text(run, base_model, step, adapter)]

@@ -34,6 +34,9 @@ class Hub:
         if "/preupload/" in path:
             names = [file["path"] for file in json.loads(body)["files"]]
             return {"files": [{"path": name, "uploadMode": "regular", "shouldIgnore": False} for name in names]}
+        if path == "/api/validate-yaml":
+            assert yaml.safe_load(json.loads(body)["content"].split("---\n")[1])["library_name"]
+            return {}
         assert "/commit/" in path, path
         for line in map(json.loads, body.splitlines()):
             if line["key"] == "file":
@@ -89,7 +92,7 @@ def test_a_published_checkpoint_has_a_card_and_is_resumed(tiny_run: list[str], t
     whole = run(tiny_run, *LORA, folder=tmp_path / "whole")
     address = cepo.push(tmp_path / "whole" / "global_step_1", "someone/model")
     assert address == "https://huggingface.co/someone/model/commit/1"
-    assert [each["private"] for each in hub.created] == [True]
+    assert [each["visibility"] for each in hub.created] == ["private"]
     assert hub.keys == {"Bearer hf_of_a_test"}
     assert {"README.md", "curves.png", "config.yaml", "adapter_config.json", "adapter_model.safetensors"} <= set(
         hub.files
