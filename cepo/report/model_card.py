@@ -113,10 +113,9 @@ def _curve(run: RunData) -> Iterator[str]:
 
 def _versions(run: RunData) -> Iterator[tuple[str, str]]:
     start: Mapping[str, Any] = next(iter(reversed(read_environment(run.folder))), {})
-    versions = start.get("versions")
-    for name in _VERSIONS if isinstance(versions, Mapping) else ():
-        if versions.get(name):
-            yield name, str(versions[name])
+    found = start.get("versions")
+    versions: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
+    yield from ((name, str(versions[name])) for name in _VERSIONS if versions.get(name))
 
 
 def _is_local(name: str) -> bool:
