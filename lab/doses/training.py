@@ -20,12 +20,12 @@ SETTINGS = WarmStartSettings(
 )
 
 
-def teach(folder: Path, *, use: float, settings: WarmStartSettings = SETTINGS, progress: Callable[..., None]) -> None:
-    """Writes a copy of the chain world's weights to `folder` and trains it; a pure function of use and settings.
+def teach(folder: Path, *, settings: WarmStartSettings = SETTINGS, progress: Callable[..., None]) -> None:
+    """Writes a copy of the chain world's weights to `folder` and trains it; a pure function of the settings.
 
-    Three quarters of each batch are demonstrations of `demonstrate_worked(use=use)`. The others are those of the warm start,
+    Three quarters of each batch are demonstrations of `demonstrate_worked`. The others are those of the warm start,
     without a hint or with an answer as hint; on their tokens the loss is the cross-entropy to the distribution of the
-    weights before, so that the policy and what a teacher makes of an answer stay as they were.
+    shipped weights, so that the policy stays as it was.
     """
     from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
 
@@ -35,18 +35,15 @@ def teach(folder: Path, *, use: float, settings: WarmStartSettings = SETTINGS, p
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
     )
-    num_worked = settings.batch_size * 3 // 4
+    size = settings.batch_size
+    num_worked = size * 3 // 4
     with threads(settings.num_threads), batched_vision_attention(model), batched_vision_attention(before):
         for step in range(settings.num_steps):
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * schedule(step, settings)
-            problems = [
-                generate_chain_problem(1, NUM_NAMINGS + step * settings.batch_size + number, stream=WARM_START)
-                for number in range(settings.batch_size)
-            ]
-            worked = chunk_of(
-                processor, CHAIN, [demonstrate_worked(one, use=use, seed=1) for one in problems[:num_worked]], 1.0
-            )
+            first = NUM_NAMINGS + step * size
+            problems = [generate_chain_problem(1, first + index, stream=WARM_START) for index in range(size)]
+            worked = chunk_of(processor, CHAIN, [demonstrate_worked(one, seed=1) for one in problems[:num_worked]], 1.0)
             usual = chunk_of(processor, CHAIN, [CHAIN.demonstrate(one, 1) for one in problems[num_worked:]], 1.0)
             learnt = torch.nn.functional.cross_entropy(_logits(model, worked), _targets(worked))
             with torch.no_grad():
@@ -56,7 +53,7 @@ def teach(folder: Path, *, use: float, settings: WarmStartSettings = SETTINGS, p
             torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
             optimizer.step()
             optimizer.zero_grad()
-            progress(step + 1, settings.num_steps, learnt.item(), held.item() + _log_mean(kept))
+            progress(step + 1, learnt.item(), held.item() - _entropy(kept))
     model.save_pretrained(folder)
 
 
@@ -69,6 +66,5 @@ def _targets(chunk: Chunk) -> Tensor:
     return chunk.inputs["input_ids"][chunk.rows, chunk.columns]
 
 
-def _log_mean(kept: Tensor) -> float:
-    """Minus the mean entropy, which turns the cross-entropy to `kept` into a divergence."""
-    return float(torch.xlogy(kept, kept).sum(-1).mean())
+def _entropy(kept: Tensor) -> float:
+    return -float(torch.xlogy(kept, kept).sum(-1).mean())

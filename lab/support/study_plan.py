@@ -178,7 +178,7 @@ def arguments(profile: Profile, run: Run, world: Path, folder: Path) -> list[str
     shares = {"half": max(1, steps // 2), "fifth": max(1, steps // 5), "all": steps}
     plugins = [str(ROOT / "lab" / "support" / arm.plugin)] if arm.plugin else []
     return [
-        f"config={ROOT}/{'configs/microgeo/base' if run.world == 'shapes' else f'lab/{run.world}'}.yaml",
+        f"config={ROOT}/{'configs/microgeo/base' if run.world == 'shapes' else 'lab/chain'}.yaml",
         f"data.train_files={world}/train.parquet",
         f"data.val_files={world}/validation.parquet",
         f"data.rollout_batch_size={prompts}",

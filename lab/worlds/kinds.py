@@ -53,8 +53,8 @@ CHAIN = TaughtWorld(
     seen_words=("hollow", *NAMES.values()),
     warm_start={"num_steps": 1900, "batch_size": 32, "num_threads": 2, "bfloat16": False},
 )
-DOSES = {"chain-weak": 0.35, "chain-strong": 0.95}
-"""Chain worlds whose weights use a worked solution in view with this probability (`lab.doses`); they are not shipped."""
+DOSES = {"chain-weak": 400, "chain-strong": 1800}
+"""The chain world with weights that were trained so many steps to use worked solutions (`lab.doses`); not shipped."""
 KINDS = {kind.name: kind for kind in (SHAPES, CHAIN)} | {
     name: dataclasses.replace(CHAIN, name=name, assets=ROOT / "build" / name, held_out=()) for name in DOSES
 }

@@ -1,0 +1,126 @@
+"""Writes docs/doses.md: what teachers know in three doses, their gradients' signal-to-noise, and the speed of learning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from cepo.report.charts import Chart, Series, save_figure
+from lab.support.machine import ROOT, machine_record
+from lab.support.study_plan import BASELINE, EQUAL_RATES, PLAN, PROFILES, Comparison, comparisons, first_runs
+from lab.support.study_records import Record, read_record
+from lab.support.study_speed import interval, rollout_accuracy, speed_table, steps_to_reach
+from lab.support.study_statistics import Runs
+from lab.support.tables import table
+from lab.worlds.kinds import DOSES
+
+MEASUREMENTS = ROOT / "build" / "doses"
+RESULTS = ROOT / "lab" / "results" / "doses.json"
+PAGE = ROOT / "docs" / "doses.md"
+TITLES = {"chain": "answer alone", "chain-weak": "solutions, weak", "chain-strong": "solutions, strong"}
+KNOWLEDGE, GRADIENTS = (", ".join(PLAN["doses"][part]) for part in ("knowledge", "gradients"))
+
+
+def write_page(study: Path) -> None:
+    """Collects what was measured and run, and writes the page and its chart."""
+    if (MEASUREMENTS / "chain").is_dir():
+        RESULTS.write_text(json.dumps(_collected(study), indent=1) + "\n", encoding="utf-8")
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    PAGE.write_text("\n\n".join(_parts(results)) + "\n", encoding="utf-8")
+    save_figure([*_charts(results)], PAGE.parent / "images" / "doses.png")
+
+
+def _collected(study: Path) -> dict[str, Any]:
+    known = json.loads((ROOT / "lab" / "results" / "study.json").read_text(encoding="utf-8"))["runs"]
+    (earlier,) = [other for other in comparisons(PROFILES["small"], "chain") if other.batch == PLAN["doses"]["batch"]]
+    return {
+        "machine": machine_record(threads=1),
+        "measured": {
+            world: {
+                "knowledge": json.loads((MEASUREMENTS / world / "knowledge" / "credit.json").read_text())["knowledge"],
+                "gradient": json.loads((MEASUREMENTS / world / "gradient" / "gradient.json").read_text())["gradient"],
+            }
+            for world in TITLES
+        },
+        "runs": [
+            *(run for run in known if (run["world"], run["batch"]) == ("chain", earlier.batch)),
+            *(record for run in first_runs(PROFILES["doses"]) if (record := read_record(run, study)) is not None),
+        ],
+    }
+
+
+def _comparison(world: str) -> Comparison:
+    profile = PROFILES["doses" if world in DOSES else "small"]
+    return next(other for other in comparisons(profile, world) if other.batch == PLAN["doses"]["batch"])
+
+
+def _runs(results: Mapping[str, Any], world: str) -> Runs:
+    own = _comparison(world)
+    return Runs(results["runs"], world, own.batch, own.seeds, {})
+
+
+def _parts(results: Mapping[str, Any]) -> Iterator[str]:
+    yield f"# Dose and response\n\n{PLAN['doses']['text'].strip()}"
+    yield "![Knowledge and speed of learning](images/doses.png)"
+    yield "## What the teachers know\n\n" + PLAN["doses"]["about_knowledge"].strip()
+    yield table(
+        ["dose", "teacher", "nats", "first quarter", "second", "third", "last", "limit"],
+        [
+            [TITLES[world], f"`{row['name']}`", *(_figure(row[key]) for key in _KEYS)]
+            for world, found in results["measured"].items()
+            for row in found["knowledge"]
+        ],
+    )
+    yield "## Gradients\n\n" + PLAN["doses"]["about_gradients"].strip()
+    yield table(
+        ["dose", "estimator", "SNR ratio", "95 %", "direction", "95 %"],
+        [
+            [TITLES[world], f"`{row['name']}`", *_with_interval(row["ratio"]), *_with_interval(row["direction"])]
+            for world, found in results["measured"].items()
+            for row in found["gradient"]
+        ],
+    )
+    yield "## Speed of learning\n\n" + PLAN["doses"]["about_learning"].strip()
+    for world, title in TITLES.items():
+        own = _comparison(world)
+        seeds = ", ".join(map(str, own.seeds))
+        yield (
+            f"**{title}**: {own.batch} rollouts per step, {own.steps} steps, learning rate {EQUAL_RATES[world]:g}, run seeds "
+            f"{seeds}."
+        )
+        yield speed_table(_runs(results, world), own.arms, own.steps)
+
+
+_KEYS = ("nats", "first", "second", "third", "last", "limit")
+
+
+def _figure(found: Mapping[str, float]) -> str:
+    return f"{found['value']:.2f} ± {found['error']:.2f}"
+
+
+def _with_interval(found: Mapping[str, float | None]) -> list[str]:
+    value, low, high = (found[key] for key in ("value", "low", "high"))
+    return ["-" if value is None else f"{value:.2f}", "-" if low is None else f"{low:.2f} to {high:.2f}"]
+
+
+def _charts(results: Mapping[str, Any]) -> Iterator[Chart]:
+    for world, title in TITLES.items():
+        runs = _runs(results, world)
+        yield Chart(
+            title=f"{title}: rollouts of the last 12 steps",
+            unit="accuracy",
+            series=[_series(arm, [*runs.equal(arm).values()]) for arm in _comparison(world).arms if runs.equal(arm)],
+        )
+
+
+def _series(arm: str, records: list[Record]) -> Series:
+    width = 12
+    curves = numpy.array([record["trained"] for record in records])
+    smooth = numpy.array([numpy.convolve(curve, numpy.ones(width) / width, "valid") for curve in curves])
+    mean, error = smooth.mean(0), smooth.std(0, ddof=1) / len(smooth) ** 0.5
+    steps = [*range(width, curves.shape[1] + 1)]
+    return Series(label=arm, steps=steps, values=[*mean], low=[*(mean - error)], high=[*(mean + error)])
