@@ -20,8 +20,8 @@ from pathlib import Path
 
 from cepo.cli import main as cepo
 from cepo.microgeo.world import build_world
-from lab.gradient.__main__ import main as measure_gradients
 from lab.doses.page import GRADIENTS, KNOWLEDGE, MEASUREMENTS, write_page
+from lab.gradient.__main__ import main as measure_gradients
 from lab.support.machine import ROOT
 from lab.support.study_plan import PLAN
 from lab.worlds.kinds import DOSES, KINDS

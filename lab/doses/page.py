@@ -11,9 +11,9 @@ import numpy
 
 from cepo.report.charts import Chart, Series, save_figure
 from lab.support.machine import ROOT, machine_record
-from lab.support.study_plan import BASELINE, EQUAL_RATES, PLAN, PROFILES, Comparison, comparisons, first_runs
+from lab.support.study_plan import EQUAL_RATES, PLAN, PROFILES, Comparison, comparisons, first_runs
 from lab.support.study_records import Record, read_record
-from lab.support.study_speed import interval, rollout_accuracy, speed_table, steps_to_reach
+from lab.support.study_speed import speed_table
 from lab.support.study_statistics import Runs
 from lab.support.tables import table
 from lab.worlds.kinds import DOSES
