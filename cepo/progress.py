@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from cepo.terminal import LogHandler
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
     from rich.progress import TaskID
 
     from cepo.live_view import LiveView
@@ -58,12 +58,9 @@ def end_view() -> None:
         view.stop()
 
 
-def show_board(board: RenderableType) -> Console | None:
-    """Draws `board` above the tasks in the live view. Returns the console that prints above it; None without a view."""
-    if _view is None:
-        return None
-    _view.board = board
-    return _view.console
+def view_console() -> Console | None:
+    """Returns the console that prints above the live view; None without a view."""
+    return None if _view is None else _view.console
 
 
 @contextmanager
@@ -103,7 +100,7 @@ class Progress:
             if self._task is None and now - self._start >= SECONDS_UNTIL_A_VIEW:
                 self._draw()
             if self._task is not None and _view is not None:
-                _view.tasks.update(self._task, completed=self._done)
+                _view.update(self._task, completed=self._done)
         elif not self._is_terminal and now - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = now
             spent = now - self._start
@@ -125,7 +122,7 @@ class Progress:
         self._drawn.enter_context(live_view())
         if _view is not None:
             self._task = _view.add(self._what, self._total, seconds=time.monotonic() - self._start)
-            self._drawn.callback(_view.remove, self._task)
+            self._drawn.callback(_view.remove_task, self._task)
 
 
 def shown(items: Iterable[_Item], what: str, total: int | None = None) -> Iterator[_Item]:
