@@ -12,14 +12,35 @@ import click
 from click.shell_completion import get_completion_class
 
 from cepo import __version__, interrupts
-from cepo.commands.completion import SettingType
-from cepo.errors import CepoError
+from cepo.errors import CepoError, did_you_mean
 from cepo.terminal import print_plain
 
 _USAGE_ERROR = 2
 _COPIED = ("configs", "examples", "scripts/geo3k", "scripts/common.sh")
 _FILE, _FOLDER = click.Path(path_type=Path, dir_okay=False), click.Path(path_type=Path, file_okay=False)
 _WORDS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+class SettingType(click.ParamType):
+    """The words `config=FILE` and `a.b.c=value` of a command line; the reader of the configuration checks them."""
+
+    name = "setting"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Refuses a word that can only be a misspelt option of the command."""
+        options: dict[str, bool] = {}
+        if ctx is not None and not ctx.resilient_parsing:
+            options = {str(each.name): each.is_flag for each in ctx.command.params if isinstance(each, click.Option)}
+        key = value.partition("=")[0]
+        if not all(options.values()) and "." not in key and key != "config":
+            known = ("config", *options)
+            raise click.UsageError(
+                f"argument '{value}':{did_you_mean(key.lstrip('-'), known)} Accepted: "
+                f"{', '.join(f'{name}=...' for name in known)}, and settings a.b.c=value",
+                ctx,
+            )
+        return value
+
 
 takes_settings = click.argument(
     "settings", nargs=-1, type=SettingType(), metavar="[config=FILE] [a.b.c=value]..."
@@ -291,13 +312,11 @@ def credit(dry_run: bool, **options: Any) -> None:
 @click.option("--chat-template", type=_FILE, help="Chat template of the run, if it is not its model's.")
 @click.option("--dtype", type=click.Choice(("bf16", "fp16", "fp32")), help="Type of the weights; default: the base's.")
 @click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the base model.")
-@click.option("--upload", metavar="ORG/NAME", help="Upload the folder to the hub; a new repository is private.")
-@click.option("--public", is_flag=True, help="With --upload: make a new repository public.")
 def merge(**options: Any) -> None:
     """Export a checkpoint as a Hugging Face folder."""
-    from cepo.commands.merge import merge_and_upload
+    from cepo.commands import merge as command
 
-    merge_and_upload(**options)
+    command.merge(**options)
 
 
 @cli.command()
@@ -338,7 +357,7 @@ def microgeo(out: Path | None, seed: int, num_train: int, num_validation: int) -
 @cli.command()
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 def completion(shell: str) -> None:
-    """Print a script with which SHELL completes commands, settings and their values.
+    """Print a script with which SHELL completes commands and their options.
 
     \b
     bash   eval "$(cepo completion bash)"                          in ~/.bashrc

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
     from cepo.live_view import LiveView
 
+
+from collections.abc import Generator
+
+from cepo.metrics import Metrics, sum_value
+
 logger = logging.getLogger(__name__)
 
 SECONDS_UNTIL_A_VIEW = 2.0
@@ -135,3 +140,33 @@ def shown(items: Iterable[_Item], what: str, total: int | None = None) -> Iterat
 
 def _is_terminal() -> bool:
     return sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+class StageClock:
+    """Sums wall-clock seconds and tokens of each stage between two calls of `drain`."""
+
+    def __init__(self) -> None:
+        self._metrics: Metrics = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Generator[None]:
+        """Times the body as part of stage `name`. Stages may repeat, but a stage must not contain itself."""
+        start = time.perf_counter()
+        try:
+            with Progress(name, None):
+                yield
+        finally:
+            self._add(f"timing_s/{name}", time.perf_counter() - start)
+
+    def count_tokens(self, name: str, tokens: int) -> None:
+        """Counts tokens that stage `name` processed, including those of contexts if it computed them."""
+        self._add(f"tokens/{name}", tokens)
+
+    def drain(self) -> Metrics:
+        """Returns the sums since the last call."""
+        metrics, self._metrics = self._metrics, {}
+        return metrics
+
+    def _add(self, name: str, value: float) -> None:
+        added = sum_value(value)
+        self._metrics[name] = self._metrics[name].merge(added) if name in self._metrics else added

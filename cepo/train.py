@@ -14,7 +14,6 @@ from cepo import interrupts, preflight
 from cepo.config import RunConfig, check_config, chosen_launcher, dump_for_record, load_config, run_folder
 from cepo.config.decisive import decisive_settings, run_identity
 from cepo.errors import CepoError, WorkerLostError, place_in
-from cepo.leftovers import remove_left_behind
 from cepo.progress import live_view, log_to_stderr, phase
 from cepo.runtime.reach import prepare_own_cluster
 
@@ -127,10 +126,8 @@ def train(config: RunConfig, *, callbacks: Sequence[Callback] = ()) -> Run:
 
 def _train_in_its_folder(config: RunConfig, callbacks: Sequence[Callback]) -> None:
     from cepo.microgeo.world import with_embedded_world
-    from cepo.trainer.callbacks import Callbacks
     from cepo.trainer.run_policy import RunFinishedError
 
-    remove_left_behind()
     if chosen_launcher(config) == "ray" and preflight.ray_address(config) is None:
         prepare_own_cluster()
     with run_policy(config) as policy:
@@ -139,7 +136,7 @@ def _train_in_its_folder(config: RunConfig, callbacks: Sequence[Callback]) -> No
             try:
                 with ExitStack() as stack:
                     trainer = build_trainer(config, stack, policy)
-                    trainer.callback = Callbacks(callbacks)
+                    trainer.callbacks = callbacks
                     trainer.fit()
                 return
             except RunFinishedError as done:

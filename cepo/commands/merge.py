@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from cepo.workers.merged_model import BaseModel
 
 
-def merge_and_upload(
+def merge(
     checkpoint: Path,
     out: Path,
     *,
@@ -27,79 +26,21 @@ def merge_and_upload(
     chat_template: Path | None,
     dtype: FloatType | None,
     trust_remote_code: bool,
-    upload: str | None,
-    public: bool,
 ) -> None:
-    """Writes the merged model to `out` and, with `upload`, to the hub; the parameters are the options of `cepo merge`.
+    """Writes the merged model to `out`; the parameters are the options of `cepo merge`.
 
     Raises:
-        ConfigError, CheckpointError: the checkpoint or its base cannot be read, or the hub cannot be used.
+        ConfigError, CheckpointError: the checkpoint or its base cannot be read.
     """
     log_to_stderr()
     with phase("loading libraries"):
         from cepo.workers.merged_model import actor_folder, merge_checkpoint
 
-    if public and upload is None:
-        raise ConfigError("--public applies only to --upload; add --upload ORG/NAME, or leave --public out")
     actor = actor_folder(checkpoint)
     model = find_base(actor, path=base, chat_template=chat_template, trust_remote_code=trust_remote_code)
-    if upload is not None:
-        prepare_repository(upload, private=not public)
     print_plain(f"merging {actor} with base {model.path}")
     written = merge_checkpoint(actor, out, model, dtype=dtype)
     print_plain(f"written: {out} ({str(written).removeprefix('torch.')})")
-    if upload is not None:
-        print_plain(f"uploaded: {upload_folder(out, upload)}")
-
-
-def prepare_repository(name: str, *, private: bool) -> None:
-    """Creates the model repository `name` on the hub before the merge, so that problems show before the work.
-
-    An existing repository is used unchanged, public or private.
-
-    Raises:
-        ConfigError: `name` is not of the form org/name, or there is no token.
-        CheckpointError: the hub cannot be reached, or rejects the request.
-    """
-    import huggingface_hub
-    from huggingface_hub.utils import validate_repo_id
-
-    try:
-        validate_repo_id(name)
-    except ValueError as error:
-        raise ConfigError(f"--upload '{name}' is not a repository name of the hub ({error}); give ORG/NAME") from error
-    if name.count("/") != 1:
-        raise ConfigError(f"--upload '{name}' is not a repository name of the hub; give ORG/NAME")
-    if huggingface_hub.get_token() is None:
-        raise ConfigError(
-            f"--upload {name} needs a token with write access, and none is set: run `hf auth login`, or set HF_TOKEN"
-        )
-    with _hub_errors(f"--upload {name}: nothing was merged yet"):
-        huggingface_hub.create_repo(name, private=private, exist_ok=True)
-
-
-def upload_folder(folder: Path, name: str) -> str:
-    """Uploads a merged folder to the repository `name` and returns the address of the commit.
-
-    Raises:
-        CheckpointError: the hub cannot be reached, or rejects the upload; the folder remains.
-    """
-    import huggingface_hub
-
-    with _hub_errors(f"{folder} is whole; once the cause is gone, publish it with `hf upload {name} {folder}`"):
-        return str(huggingface_hub.upload_folder(repo_id=name, folder_path=folder, commit_message="Merged by cepo"))
-
-
-@contextmanager
-def _hub_errors(situation: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # the hub's client raises its own, its HTTP library's and the operating system's types
-        reason = str(error).strip() or type(error).__name__
-        raise CheckpointError(
-            f"the hub cannot be reached, or refuses: {reason}. {situation}. Check the network (HF_HUB_OFFLINE must not be "
-            "set), and with `hf auth whoami` whether the token may write there"
-        ) from error
 
 
 def find_base(

@@ -16,7 +16,6 @@ from cepo.algorithms import available_estimators, estimator_class, load_plugin, 
 from cepo.algorithms.base import SHARED, own_fields, path_of, presets_of
 from cepo.config.easyr1 import EASYR1_KEYS, refuse_fork_keys, report_engine_keys, without_engine_keys
 from cepo.config.moved_keys import refuse_moved_keys
-from cepo.config.other_programs import own_name
 from cepo.config.paths import located
 from cepo.config.private import environment_references, with_references, without_secrets
 from cepo.config.schema import RunConfig, RunSettings
@@ -24,7 +23,7 @@ from cepo.config.sources import Origins, Source, read_arguments
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import ConfigError, place_in
 from cepo.sections import Tree, default_tree, fields_of, merged_trees
-from cepo.trees import is_dict, is_mapping, leaves, with_texts
+from cepo.trees import is_dict, is_mapping, with_texts
 
 logger = logging.getLogger(__name__)
 
@@ -60,9 +59,6 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
 
 
 def _read_run(tree: Tree, origins: Origins) -> RunConfig:
-    for key, _ in leaves(tree):
-        if (own := own_name(key)) is not None:
-            raise origins.error(key, f"unknown key '{key}'. This is another program's name; here it is {own}.")
     tree["algorithm"] = algorithm = _located_strings(tree["algorithm"])
     written = {name: algorithm.pop(name) for name in available_estimators() if name in algorithm}
     own = [f"algorithm.{name}.{field}" for name in available_estimators() for field in own_fields(name)]
