@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from cepo.algorithms import Estimator
-from cepo.config import resolved_critic
 from cepo.config.algorithm_schema import AlgorithmConfig
 from cepo.config.data_schema import DataConfig
 from cepo.config.schema import WorkerConfig
@@ -280,7 +279,7 @@ class Trainer:
         metrics: Metrics = {}
         with self.clock.stage("update"):
             if self.estimator.needs_values:
-                critic = resolved_critic(self.worker)
+                critic = self.worker.resolved_critic
                 targets = critic_batches(
                     batch,
                     signal,
