@@ -292,11 +292,13 @@ def credit(dry_run: bool, **options: Any) -> None:
 @click.option("--chat-template", type=_FILE, help="Chat template of the run, if it is not its model's.")
 @click.option("--dtype", type=click.Choice(("bf16", "fp16", "fp32")), help="Type of the weights; default: the base's.")
 @click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the base model.")
+@click.option("--upload", metavar="ORG/NAME", help="Upload the folder to the hub; a new repository is private.")
+@click.option("--public", is_flag=True, help="With --upload: make a new repository public.")
 def merge(**options: Any) -> None:
     """Export a checkpoint as a Hugging Face folder."""
-    from cepo.commands import merge as command
+    from cepo.commands.merge import merge_and_upload
 
-    command.merge(**options)
+    merge_and_upload(**options)
 
 
 @cli.command()

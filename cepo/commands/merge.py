@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cepo.config.recorded import CHAT_TEMPLATE, MODEL, recorded_model
 from cepo.errors import CheckpointError, ConfigError, ForeignFileError
-from cepo.foreign_files import read_text
+from cepo.foreign_files import irregular_file, read_text
 from cepo.progress import log_to_stderr, phase
 from cepo.terminal import print_plain
 from cepo.tracking.run_folder import CONFIG_FILE
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from cepo.workers.merged_model import BaseModel
 
 
-def merge(
+def merge_and_upload(
     checkpoint: Path,
     out: Path,
     *,
@@ -26,21 +28,130 @@ def merge(
     chat_template: Path | None,
     dtype: FloatType | None,
     trust_remote_code: bool,
+    upload: str | None,
+    public: bool,
 ) -> None:
-    """Writes the merged model to `out`; the parameters are the options of `cepo merge`.
+    """Writes the merged model to `out` and, with `upload`, to the hub; the parameters are the options of `cepo merge`.
 
     Raises:
-        ConfigError, CheckpointError: the checkpoint or its base cannot be read.
+        ConfigError, CheckpointError: the checkpoint or its base cannot be read, or the hub cannot be used.
     """
     log_to_stderr()
     with phase("loading libraries"):
         from cepo.workers.merged_model import actor_folder, merge_checkpoint
 
+    if public and upload is None:
+        raise ConfigError("--public applies only to --upload; add --upload ORG/NAME, or leave --public out")
     actor = actor_folder(checkpoint)
     model = find_base(actor, path=base, chat_template=chat_template, trust_remote_code=trust_remote_code)
+    if upload is not None:
+        prepare_repository(upload, private=not public)
     print_plain(f"merging {actor} with base {model.path}")
     written = merge_checkpoint(actor, out, model, dtype=dtype)
     print_plain(f"written: {out} ({str(written).removeprefix('torch.')})")
+    if upload is not None:
+        write_card_of(actor, out, base=model.path, adapter=None)
+        print_plain(f"uploaded: {upload_folder(out, upload)}")
+
+
+def prepare_repository(name: str, *, private: bool) -> None:
+    """Creates the model repository `name` on the hub before the merge, so that problems show before the work.
+
+    An existing repository is used unchanged, public or private.
+
+    Raises:
+        ConfigError: `name` is not of the form org/name, or there is no token.
+        CheckpointError: the hub cannot be reached, or rejects the request.
+    """
+    import huggingface_hub
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except ValueError as error:
+        raise ConfigError(f"--upload '{name}' is not a repository name of the hub ({error}); give ORG/NAME") from error
+    if name.count("/") != 1:
+        raise ConfigError(f"--upload '{name}' is not a repository name of the hub; give ORG/NAME")
+    if huggingface_hub.get_token() is None:
+        raise ConfigError(
+            f"--upload {name} needs a token with write access, and none is set: run `hf auth login`, or set HF_TOKEN"
+        )
+    with _hub_errors(f"--upload {name}: nothing was merged yet"):
+        huggingface_hub.create_repo(name, private=private, exist_ok=True)
+
+
+def write_card_of(actor: Path, folder: Path, *, base: str | None, adapter: str | None) -> None:
+    """Writes the card of an actor's run into a folder; does nothing without the run's metrics."""
+    from cepo.report.model_card import write_card
+    from cepo.tracking.run_folder import METRICS_FILE
+
+    checkpoint = actor.resolve().parent
+    step = checkpoint.name.removeprefix("global_step_")
+    if (checkpoint.parent / METRICS_FILE).is_file():
+        write_card(
+            checkpoint.parent, folder, base_model=base, step=int(step) if step.isdecimal() else None, adapter=adapter
+        )
+
+
+def publish_checkpoint(checkpoint: Path, name: str, *, private: bool) -> str:
+    """Uploads a checkpoint to the repository `name`: the adapter at its root, for PEFT, and all of it, for resuming.
+
+    The repository gets `global_step_<N>/`, the run's `config.yaml`, a card and the curves. The record has no secrets, but
+    it has paths of this machine.
+
+    Returns:
+        The address of the commit.
+
+    Raises:
+        ConfigError: see `prepare_repository`.
+        CheckpointError: the checkpoint cannot be read, or the hub cannot be reached or rejects the upload.
+    """
+    import huggingface_hub
+
+    from cepo.workers.merged_model import ADAPTER, actor_folder, adapter_base
+
+    actor = actor_folder(checkpoint).resolve()
+    whole, adapter = actor.parent, actor / ADAPTER
+    if (odd := irregular_file(whole)) is not None:
+        raise CheckpointError(f"{odd} is not a regular file; give a checkpoint without links and pipes")
+    prepare_repository(name, private=private)
+    files = {f"{whole.name}/{path.relative_to(whole)}": path for path in sorted(whole.rglob("*")) if path.is_file()}
+    if adapter.is_dir():
+        files |= {path.name: path for path in sorted(adapter.iterdir()) if path.is_file()}
+    if (record := whole.parent / CONFIG_FILE).is_file():
+        files[CONFIG_FILE] = record
+    with tempfile.TemporaryDirectory() as made:
+        write_card_of(actor, Path(made), base=adapter_base(actor), adapter="." if adapter.is_dir() else None)
+        files |= {path.name: path for path in Path(made).iterdir()}
+        additions = [huggingface_hub.CommitOperationAdd(target, path) for target, path in files.items()]
+        with _hub_errors(f"{checkpoint} remains as it is"):
+            return str(
+                huggingface_hub.create_commit(name, additions, commit_message=f"Add {whole.name}, trained with cepo")
+            )
+
+
+def upload_folder(folder: Path, name: str) -> str:
+    """Uploads a merged folder to the repository `name` and returns the address of the commit.
+
+    Raises:
+        CheckpointError: the hub cannot be reached, or rejects the upload; the folder remains.
+    """
+    import huggingface_hub
+
+    with _hub_errors(f"{folder} is whole; once the cause is gone, publish it with `hf upload {name} {folder}`"):
+        return str(huggingface_hub.upload_folder(repo_id=name, folder_path=folder, commit_message="Merged by cepo"))
+
+
+@contextmanager
+def _hub_errors(situation: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # the hub's client raises its own, its HTTP library's and the operating system's types
+        reason = str(error).strip() or type(error).__name__
+        raise CheckpointError(
+            f"the hub cannot be reached, or refuses: {reason}. {situation}. Check the network (HF_HUB_OFFLINE must not be "
+            "set), and with `hf auth whoami` whether the token may write there"
+        ) from error
 
 
 def find_base(

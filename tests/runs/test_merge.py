@@ -148,6 +148,27 @@ def test_an_adapter_written_by_peft_merges_to_pefts_logits(
     assert (logits - folder_logits(tiny_model_folder, row)).abs().max() > 0.1
 
 
+def test_an_impossible_upload_is_refused_before_the_merge(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = train(*LORA).folder / "global_step_2"
+    arguments = ["--checkpoint", checkpoint, "--out", tmp_path / "merged"]
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no_token"))
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    assert "hf auth login" in refusal(capsys, *arguments, "--upload", "someone/model")
+    assert "give ORG/NAME" in refusal(capsys, *arguments, "--upload", "model")
+    assert "give ORG/NAME" in refusal(capsys, *arguments, "--upload", "some one/model")
+    assert "--upload" in refusal(capsys, *arguments, "--public")
+    monkeypatch.setenv("HF_TOKEN", "hf_not_a_token")
+    # Nothing listens there: the same failure as without a network, on every machine.
+    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", "http://127.0.0.1:9")
+    unreachable = refusal(capsys, *arguments, "--upload", "someone/model")
+    assert "the hub cannot be reached" in unreachable
+    assert "hf auth whoami" in unreachable
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_end_tokens_template_and_image_settings_are_kept(
     train: Train, tiny_model_folder: Path, tiny_processing: Processing, tmp_path: Path
 ) -> None:
