@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from cepo.config.data_schema import DataConfig
 from cepo.config.schema import ModelConfig
 from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import read_text
+from cepo.models.chat_template import ChatTemplate
 from cepo.models.families import ImageReader, family_of
 from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageSource, Turn, Video
 from cepo.models.pretrained import check_model_files
@@ -281,47 +282,3 @@ def _eos_token_ids(path: str, config: Any, tokenizer: Any, trust_remote_code: bo
     if not ids:
         raise ConfigError(f"worker.actor.model.model_path '{path}' declares no token that ends a response")
     return tuple(ids)
-
-
-_MOST_ERROR_CHARACTERS = 1000
-
-
-class ChatTemplate:
-    """Renders conversations with a processor's chat template. `origin` names the template in errors."""
-
-    def __init__(self, processor: Any, origin: str) -> None:
-        self._processor, self._origin = processor, origin
-
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Returns the conversation as text that ends with the assistant header.
-
-        Raises:
-            ConfigError: there is no template, or it does not parse.
-            DataError: the template refuses the roles, their order, or the content.
-        """
-        from jinja2 import TemplateSyntaxError
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        chosen = self._processor.chat_template
-        chosen = chosen.get("default") if isinstance(chosen, dict) else chosen
-        if chosen is None:
-            raise self.error("is missing")
-        tokenizer = getattr(self._processor, "tokenizer", self._processor)
-        try:
-            (text,), _ = render_jinja_template(
-                [list(map(dict, messages))],
-                chat_template=chosen,
-                add_generation_prompt=True,
-                **tokenizer.special_tokens_map,
-            )
-        except TemplateSyntaxError as error:
-            raise self.error(f"does not parse: {error}") from error
-        except Exception as error:  # a template is a program: it can raise anything
-            reason = f"{type(error).__name__}: {error}"[:_MOST_ERROR_CHARACTERS]
-            roles = ", ".join(message["role"] for message in messages)
-            raise DataError(f"{self._origin} refuses messages of the roles {roles}: {reason}") from error
-        return text.encode("utf-8", errors="replace").decode("utf-8")  # no tokenizer accepts a lone surrogate
-
-    def error(self, what: str) -> ConfigError:
-        """Returns an error that names the template and the remedy."""
-        return ConfigError(f"{self._origin} {what}; name another template in data.override_chat_template")

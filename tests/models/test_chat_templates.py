@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from cepo.errors import ConfigError, DataError
+from cepo.models import chat_template
 from cepo.models.processing import Processing
+
+pytestmark = pytest.mark.heavy  # templates are rendered in a process of their own
 
 
 @pytest.mark.parametrize(
@@ -29,6 +36,9 @@ def test_a_failing_chat_template_is_an_error_of_ours(tiny_model_folder: Path, te
 @pytest.mark.parametrize(
     ("template", "what"),
     [
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "is not done"),
+        ("{{ 10 ** (10 ** 9) }}", "(takes more than 2 GiB|is not done)"),
+        ("{% for i in range(99999) %}{{ messages }}{% endfor %}", r"makes \d,\d+,\d+ characters"),
         ("{% if %}", "does not parse"),
         ("{{ messages[0].role }}", "drops or repeats texts"),
         ("{{ messages[0].content[0].text | lower }}", "drops or repeats texts"),
@@ -41,7 +51,10 @@ def test_a_failing_chat_template_is_an_error_of_ours(tiny_model_folder: Path, te
         ),
     ],
 )
-def test_an_unusable_chat_template_is_named(tiny_model_folder: Path, template: str, what: str) -> None:
+def test_an_unusable_chat_template_is_named(
+    tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch, template: str, what: str
+) -> None:
+    monkeypatch.setattr(chat_template, "SECONDS", 0.5 if "is not done" in what else 60.0)
     processing = Processing(str(tiny_model_folder), chat_template=template)
     question = "What is <image>?" if "reverse %}" in template else "What is it? <image>"
     with pytest.raises(ConfigError, match=f"^the chat template in data.override_chat_template {what}.*; name another"):
@@ -64,3 +77,37 @@ def test_a_chat_template_of_the_folder_is_named(tiny_model_folder: Path, tmp_pat
     (folder / "chat_template.jinja").write_bytes(b"\xff{{ messages }}")
     with pytest.raises(ConfigError, match=f"'{folder}': no model can be read there .*utf-8"):
         Processing(str(folder))
+
+
+def test_a_template_without_memory_for_its_text_is_named_at_once(tiny_model_folder: Path) -> None:
+    began = time.process_time()
+    processing = Processing(str(tiny_model_folder))
+    whole = processing.template_ids("What is x?")
+    hostile = Processing(str(tiny_model_folder), chat_template="{{ 'x' | center(4000000000) }}")
+    with pytest.raises(ConfigError, match=r"takes more than 2 GiB for messages of the roles user; name another"):
+        hostile.template_ids("What is x?")
+    assert processing.template_ids("What is x?") == whole
+    assert time.process_time() - began < 20
+
+
+def test_a_killed_renderer_is_named_and_replaced(tiny_model_folder: Path) -> None:
+    processing = Processing(str(tiny_model_folder))
+    whole = processing.template_ids("What is x?")
+    process = chat_template._renderer(os.getpid())._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    with pytest.raises(ConfigError, match="ends its process with code -9"):
+        processing.template_ids("What is x?")
+    assert processing.template_ids("What is x?") == whole
+
+
+def test_a_pause_in_a_rendering_exceeds_no_limit(tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "SECONDS", 0.2)
+    processing = Processing(str(tiny_model_folder))
+    whole = processing.template_ids("What is x?")
+    process = chat_template._renderer(os.getpid())._process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    threading.Timer(1.0, process.send_signal, [signal.SIGCONT]).start()
+    assert processing.template_ids("What is x?") == whole

@@ -1,4 +1,4 @@
-"""Any chat template gives prompts with one placeholder per image, or an error that names it: no code runs."""
+"""Any chat template gives prompts with one placeholder per image, or an error that names it: no code runs, nothing hangs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from fuzzing import only_our_errors
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cepo.models import chat_template
+from cepo.models.chat_template import ChatTemplate
 from cepo.models.inputs import Turn
-from cepo.models.processing import IMAGE_MARK, ChatTemplate, Processing
+from cepo.models.processing import IMAGE_MARK, Processing
+
+pytestmark = pytest.mark.heavy  # templates are rendered in a process of their own
 
 TURNS = """\
 {%- for message in messages -%}{{ '<|im_start|>' + message.role + '\\n' }}
@@ -34,7 +38,12 @@ TEXTS = [
     "{{ part.text | nosuch }}", "{{ part }}", "<|im_end|>{{ part.text }}",
 ]  # fmt: skip
 PIECES = [
-    "{% macro m(n) %}{{ m(n) }}{% endmacro %}{{ m(1) }}", "{{ range(10 ** 12) }}",
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "{% for a in range(99999) %}{{ messages }}{{ messages }}{{ messages }}{{ messages }}{{ messages }}{% endfor %}",
+    "{% macro m(n) %}{{ m(n) }}{% endmacro %}{{ m(1) }}",
+    "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    "{{ 10 ** (10 ** 9) }}", "{{ 9 | round(10 ** 9, 'floor') }}", "{{ 'x' * 10000000 }}", "{{ range(10 ** 12) }}",
+    "{% set n = namespace(v=9) %}{% for a in range(60) %}{% set n.v = n.v * n.v %}{% endfor %}{{ n.v }}",
     "{{ cycler.__init__.__globals__.os.system('touch MARK') }}", "{{ lipsum.__globals__['os'].popen('touch MARK') }}",
     "{{ raise_exception.__globals__ }}", "{{ strftime_now.__globals__ }}", "{{ messages.__class__.__mro__ }}",
     "{{ ''.__class__.__base__.__subclasses__() }}", "{{ '{0.__class__.__mro__}'.format(messages) }}",
@@ -49,7 +58,7 @@ PIECES = [
     "{% set messages = messages[1:] %}", "{% set add_generation_prompt = false %}", "{% if %}", "{% endfor %}", "{{", "%}",
     "{% raw %}", "{# ", "\0", "\ud800", "<|im_start|>", "<|image_pad|>", "CEPO-TEXT-SLOT-000", "CEPO-TEXT-SLOT-001", "é\n",
     "{{ messages[0].content[1].text }}", "{{ messages | first }}", "{{ messages | string | urlize }}",
-    "{{ 'x' | center(99999) }}",
+    "{{ 'x' | center(99999) }}", "{{ 'x' | center(4000000000) }}",
 ]  # fmt: skip
 QUESTIONS = ["Find x.", "", "{{ 7 * 7 }}", "CEPO-TEXT-SLOT-000", "<|im_end|>", "\ud800", "{% raw %}", "a\nb", " x "]
 HISTORIES = [
@@ -76,6 +85,13 @@ TEMPLATES = st.builds(
 def processing(tiny_model_folder: Path) -> Processing:
     """One of our own, whose template changes."""
     return Processing(str(tiny_model_folder))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _short_limit() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chat_template, "SECONDS", 0.5)
+        yield
 
 
 @pytest.fixture(scope="module")
