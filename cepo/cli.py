@@ -21,7 +21,6 @@ _COPIED = ("configs", "examples", "scripts/geo3k", "scripts/common.sh")
 _FILE, _FOLDER = click.Path(path_type=Path, dir_okay=False), click.Path(path_type=Path, file_okay=False)
 _WORDS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
-
 takes_settings = click.argument(
     "settings", nargs=-1, type=SettingType(), metavar="[config=FILE] [a.b.c=value]..."
 )  # fmt: skip

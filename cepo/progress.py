@@ -6,11 +6,12 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from operator import length_hint
 from typing import TYPE_CHECKING, TypeVar
 
+from cepo.metrics import Metrics, sum_value
 from cepo.terminal import LogHandler
 
 if TYPE_CHECKING:
@@ -18,11 +19,6 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from cepo.live_view import LiveView
-
-
-from collections.abc import Generator
-
-from cepo.metrics import Metrics, sum_value
 
 logger = logging.getLogger(__name__)
 

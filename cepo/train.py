@@ -14,6 +14,7 @@ from cepo import interrupts, preflight
 from cepo.config import RunConfig, check_config, dump_for_record, load_config
 from cepo.config.loader import decisive_settings, run_identity
 from cepo.errors import CepoError, WorkerLostError, place_in
+from cepo.leftovers import remove_left_behind
 from cepo.progress import live_view, log_to_stderr, phase
 from cepo.runtime.reach import prepare_own_cluster
 
@@ -128,6 +129,7 @@ def _train_in_its_folder(config: RunConfig, callbacks: Sequence[Callback]) -> No
     from cepo.microgeo.world import with_embedded_world
     from cepo.trainer.run_policy import RunFinishedError
 
+    remove_left_behind()
     if config.trainer.chosen_launcher == "ray" and preflight.ray_address(config.trainer) is None:
         prepare_own_cluster()
     with run_policy(config) as policy:

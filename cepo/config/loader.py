@@ -16,6 +16,7 @@ from cepo.algorithms import available_estimators, estimator_class, load_plugin, 
 from cepo.algorithms.base import SHARED, own_fields, path_of, presets_of
 from cepo.config.easyr1 import EASYR1_KEYS, refuse_fork_keys, report_engine_keys, without_engine_keys
 from cepo.config.moved_keys import refuse_moved_keys
+from cepo.config.other_programs import own_name
 from cepo.config.paths import located
 from cepo.config.private import digest, environment_references, with_references, without_secrets
 from cepo.config.schema import RunConfig, RunSettings
@@ -61,6 +62,9 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
 
 
 def _read_run(tree: Tree, origins: Origins) -> RunConfig:
+    for key, _ in leaves(tree):
+        if (own := own_name(key)) is not None:
+            raise origins.error(key, f"unknown key '{key}'. This is another program's name; here it is {own}.")
     tree["algorithm"] = algorithm = _located_strings(tree["algorithm"])
     written = {name: algorithm.pop(name) for name in available_estimators() if name in algorithm}
     own = [f"algorithm.{name}.{field}" for name in available_estimators() for field in own_fields(name)]

@@ -12,6 +12,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from cepo.config.other_programs import own_name
 from cepo.config.paths import find_config_file, find_path, searched
 from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import read_text
@@ -162,7 +163,8 @@ def read_argument(argument: str) -> Source:
         if bare.endswith((".yaml", ".yml")) and not separator:
             raise ConfigError(f"argument '{argument}': a YAML file is named as config={bare}.")
         hint = " Write it without the leading dashes." if argument.startswith("-") else ""
-        example = f"{bare.partition('=')[0]}={bare.partition('=')[2] or '...'}"
+        name = bare.partition("=")[0]
+        example = f"{own_name(name) or name}={bare.partition('=')[2] or '...'}"
         raise ConfigError(f"argument '{argument}': settings have the form a.b.c=value, for example '{example}'.{hint}")
     try:
         tree = OmegaConf.from_dotlist([argument])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import ProblemSet
 from cepo.data.reading import read_source
 from cepo.evaluation.benchmarks import PLAIN, REWARD, converted, recognise
+from cepo.leftovers import OwnFolder
 from cepo.models.processing import Processing
 from cepo.models.quantization import read_quantization
 from cepo.rewards.benchmark import kind_of, read_answer
@@ -190,7 +190,7 @@ def adapter_of(actor: Path) -> AdapterWeights | None:
 
 def _merged(actor: Path, config: RunConfig, stack: contextlib.ExitStack) -> str:
     model = config.worker.actor.model
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cepo-evaluate-"))) / "model"
+    folder = stack.enter_context(OwnFolder("evaluate")) / "model"
     base = BaseModel(
         path=model.model_path,
         tokenizer_path=model.tokenizer_path,

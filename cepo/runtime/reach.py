@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import secrets
@@ -10,6 +11,7 @@ import subprocess
 import sys
 
 from cepo.errors import ConfigError
+from cepo.leftovers import OwnFolder
 
 CONNECTION_SECONDS, ANSWER_SECONDS = 3.0, 30.0
 _ADDRESS = re.compile(r"(?:ray://)?\[?(?P<host>[^/\]]+)\]?:(?P<port>\d{1,5})")
@@ -20,8 +22,8 @@ _REACHABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 def prepare_own_cluster() -> None:
     """Sets the variables that Ray reads at its import: a cluster of this process stays on loopback and needs a token.
 
-    The token is for this process's clusters alone. A user's own RAY_AUTH_MODE, RAY_AUTH_TOKEN and RAY_AUTH_TOKEN_PATH
-    are left unchanged. Further calls change nothing.
+    The token is for this process's clusters alone; only this user can enter the folder (mode 0700) of its file. A
+    user's own RAY_AUTH_MODE, RAY_AUTH_TOKEN and RAY_AUTH_TOKEN_PATH are left unchanged. Further calls change nothing.
 
     Raises:
         ConfigError: Ray was imported without these variables, and is not connected to a cluster, which would be used.
@@ -39,8 +41,14 @@ def prepare_own_cluster() -> None:
             f"{_REACHABLE}=0, RAY_AUTH_MODE=token and a secret RAY_AUTH_TOKEN"
         )
     os.environ[_REACHABLE] = "0"
-    if not has_token:
-        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    if has_token:
+        return
+    folder = OwnFolder("ray-token")
+    atexit.register(folder.remove)
+    file = folder.path / "auth_token"
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as opened:
+        opened.write(secrets.token_hex(32))
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(file)}
 
 
 def why_no_answer(address: str) -> str | None:

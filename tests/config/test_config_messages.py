@@ -7,11 +7,24 @@ from pathlib import Path
 import pytest
 from config_arguments import REQUIRED, load, message_of, write
 
+from cepo.config.listing import settings_of
+from cepo.config.other_programs import NAMES
+
 
 def test_a_missing_config_file_is_named_with_the_places_searched() -> None:
     message = message_of(["config=configs/none.yaml"])
     assert message.startswith("config=configs/none.yaml: there is no such file")
     assert "working directory" in message
+
+
+@pytest.mark.parametrize(("name", "own"), NAMES.items())
+def test_another_programs_name_of_a_setting_leads_to_ours(name: str, own: str) -> None:
+    keys = [setting.key for setting in settings_of()]
+    assert any(f"{key}.".startswith(f"{own}.") for key in keys)
+    assert name not in keys
+    longer = f"{name}.n" if own not in keys else name
+    ours = f"{own}.n" if own not in keys else own
+    assert f"'{longer}'. This is another program's name; here it is {ours}." in message_of([f"{longer}=1"])
 
 
 def test_an_empty_value_before_another_setting_is_no_space() -> None:

@@ -333,9 +333,8 @@ def test_every_example_reward_scores_in_the_pool_as_here() -> None:
     asked = sample(r"<think>7*4</think> \boxed{28}") | {"prompt": "Find x.", "tolerance": 0.1}
     keywords = {"dapo": {"max_response_length": 64, "overlong_buffer_length": 16}}
     names = sorted(file.stem for file in (EXAMPLES / "reward_function").glob("*.py"))
-    assert names == ["dapo", "judge", "math", "r1v", "reward_model", "rounded"]
-    for name in ("judge", "reward_model"):  # need a server and a model, see tests/rewards/test_rewards_with_eyes.py
-        names.remove(name)
+    assert names == ["dapo", "math", "r1v", "reward_model", "rounded"]
+    names.remove("reward_model")  # needs a model of its own, see tests/rewards/test_rewards_with_eyes.py
     for name in names:
         settings = keywords.get(name, {})
         spec = f"{EXAMPLES}/reward_function/{name}.py:compute_score"

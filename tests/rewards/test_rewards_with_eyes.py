@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import runpy
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,10 +21,9 @@ from cepo.data.dataset import Problem
 from cepo.errors import ConfigError, RewardError
 from cepo.models.inputs import Video
 from cepo.rewards.combined import load_reward
+from cepo.rewards.judge import compute_score
 from cepo.rewards.pool import RewardPool
 from cepo.trainer.asking import reward_input
-
-compute_score = runpy.run_path("examples/reward_function/judge.py")["compute_score"]
 
 Answer = Callable[[int, dict[str, Any]], tuple[int, dict[str, str], str]]
 

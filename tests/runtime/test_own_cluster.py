@@ -52,7 +52,7 @@ def driver(script: str, **environment: str) -> Any:
 def test_every_port_is_on_loopback_and_wants_the_token() -> None:
     seen = driver("""
 cluster.connect(TrainerConfig())
-of_ray = cluster._own._folder.name
+token, of_ray = os.environ["RAY_AUTH_TOKEN_PATH"], str(cluster._own._folder.path)
 family = {os.getpid(), *(each.pid for each in psutil.Process().children(recursive=True))}
 ports = [each.laddr.ip for each in psutil.net_connections("inet") if each.status == "LISTEN" and each.pid in family]
 address, answered = ray.get_runtime_context().gcs_address, answer()
@@ -60,13 +60,15 @@ why = [why_no_answer(address)]
 os.environ["RAY_AUTH_TOKEN"] = "0" * 64
 why.append(why_no_answer(address))
 print(json.dumps({
-    "ports": ports, "mode": oct(os.stat(of_ray).st_mode & 0o777), "answer": answered, "why": why,
+    "ports": ports, "modes": [oct(os.stat(each).st_mode & 0o777) for each in (token, os.path.dirname(token), of_ray)],
+    "beside": sorted(os.listdir(os.path.dirname(token))), "answer": answered, "why": why,
 }))
 """)
     assert seen["answer"] == 7
     assert len(seen["ports"]) >= 4
     assert {address.removeprefix("::ffff:") for address in seen["ports"]} == {"127.0.0.1"}
-    assert seen["mode"] == "0o700"
+    assert seen["modes"] == ["0o600", "0o700", "0o700"]
+    assert seen["beside"] == ["auth_token"]
     with_its_token, with_another = seen["why"]
     assert with_its_token is None
     assert "InvalidAuthToken" in with_another
@@ -140,7 +142,7 @@ def test_a_stopped_raylet_does_not_keep_the_process_alive() -> None:
 from cepo.runtime.ray import own_cluster
 own_cluster._SHUTDOWN_SECONDS = 4.0
 cluster.connect(TrainerConfig())
-folder = cluster._own._folder.name
+folder = os.path.dirname(os.environ["RAY_AUTH_TOKEN_PATH"])
 victim = part("raylet")
 victim.suspend()
 print(json.dumps({"folder": folder, "pid": victim.pid}))

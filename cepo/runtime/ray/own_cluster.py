@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import tempfile
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +13,7 @@ import psutil
 import ray
 
 from cepo.errors import EngineError, WorkerLostError
+from cepo.leftovers import OwnFolder
 from cepo.runtime.reach import prepare_own_cluster
 
 logger = logging.getLogger(__name__)
@@ -24,8 +24,8 @@ _SHUTDOWN_SECONDS = 20.0
 class OwnCluster:
     """A Ray cluster that this process starts, and that ends with it.
 
-    Other users of the machine can reach its loopback ports, but cannot run anything: only this user has the token
-    (`prepare_own_cluster`) and can enter the folder (mode 0700) of Ray's own folder.
+    Other users of the machine can reach its loopback ports, but cannot run anything, since only this user can read the
+    token (`prepare_own_cluster`) and enter the folder (mode 0700) of Ray's own folder.
 
     Args:
         options: further arguments of `ray.init`.
@@ -37,7 +37,7 @@ class OwnCluster:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         prepare_own_cluster()
-        self._folder = tempfile.TemporaryDirectory(prefix="cepo-ray-", dir="/tmp", ignore_cleanup_errors=True)
+        self._folder = OwnFolder("ray")
         atexit.register(self.end)
         earlier = set(psutil.Process().children())
         logger.info("starting Ray on this machine")
@@ -46,7 +46,7 @@ class OwnCluster:
                 address="local",
                 include_dashboard=False,
                 num_cpus=os.cpu_count(),
-                _temp_dir=f"{self._folder.name}/r",  # Ray opens it to all users; a short name, for its sockets
+                _temp_dir=str(self._folder.path / "r"),  # Ray opens it to all users; a short name, for its sockets
                 **options,
             )
         except Exception as error:
@@ -55,7 +55,7 @@ class OwnCluster:
             self._processes = {
                 process: process.name() for process in psutil.Process().children() if process not in earlier
             }
-        logger.info("started Ray on this machine, its files in %s", self._folder.name)
+        logger.info("started Ray on this machine, its files in %s", self._folder.path)
 
     def require_alive(self) -> None:
         """Checks that all processes of the cluster run.
@@ -82,7 +82,7 @@ class OwnCluster:
             for process in self._processes:
                 _kill_tree(process)
             _shut_down()
-        self._folder.cleanup()
+        self._folder.remove()
 
 
 def _shut_down() -> bool:

@@ -1,0 +1,65 @@
+"""Creates temporary folders that the next start removes if their process was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+_PREFIX = "cepo-"
+
+
+class OwnFolder:
+    """Creates a temporary folder `cepo-<kind>-<process>-...`, which is locked while its process lives.
+
+    As a context manager it removes the folder on exit. The folder is in /tmp if that exists, because paths of sockets
+    in it must be short. Creating one also removes the folders of killed processes.
+    """
+
+    def __init__(self, kind: str) -> None:
+        remove_left_behind()
+        # What is removed is this text. The path is handed out, and what it names could change.
+        self._name = tempfile.mkdtemp(prefix=f"{_PREFIX}{kind}-{os.getpid()}-", dir=str(_parent()))
+        self.path = Path(self._name)
+        self._lock = os.open(self._name, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        shutil.rmtree(self._name, ignore_errors=True)
+        os.close(self._lock)
+
+
+def remove_left_behind() -> None:
+    """Removes folders of this user's dead processes.
+
+    A folder is kept if its process is running, or if a process that is not visible in this container has locked it.
+    """
+    for folder in _parent().glob(f"{_PREFIX}*-*-*"):
+        number = folder.name.rsplit("-", maxsplit=2)[1]
+        with contextlib.suppress(FileNotFoundError):  # another start removes it at the same time
+            if number.isdecimal() and folder.stat().st_uid == os.getuid() and not Path(f"/proc/{number}").exists():
+                _remove_unlocked(folder)
+
+
+def _remove_unlocked(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    except BlockingIOError:
+        return
+    finally:
+        os.close(descriptor)
+
+
+def _parent() -> Path:
+    return Path("/tmp") if os.path.isdir("/tmp") else Path(tempfile.gettempdir())
