@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cepo.data.mixing import MixedProblems
     from cepo.models.inputs import ImageSource
     from cepo.models.processing import Processing
-    from cepo.report.opened import Run
+    from cepo.report.recorded_run import Run
     from cepo.sizing import Memory
     from cepo.tracking.tracker import Tracker
     from cepo.trainer.callbacks import Callback
@@ -109,7 +109,7 @@ def train(config: RunConfig, *, callbacks: Sequence[Callback] = ()) -> Run:
             another run holds the run folder.
         WorkerLostError: a worker was lost, and `trainer.max_restarts` are used up or this process is the worker.
     """
-    from cepo.report.opened import Run
+    from cepo.report.recorded_run import open_run
 
     lines = check_config(config)
     preflight.check_before_imports(config)
@@ -122,7 +122,7 @@ def train(config: RunConfig, *, callbacks: Sequence[Callback] = ()) -> Run:
         logger.info("plan: %s", devices)
         preflight.check_hub_names(config)
         _train_in_its_folder(config, callbacks)
-    return Run(run_folder(config))
+    return open_run(run_folder(config))
 
 
 def _train_in_its_folder(config: RunConfig, callbacks: Sequence[Callback]) -> None:

@@ -13,9 +13,8 @@ from run_folders import report_pixels, write_run
 
 from cepo.cli import main
 from cepo.errors import DataError
-from cepo.report.curves import running_mean
 from cepo.report.page import write_report
-from cepo.report.recorded_run import load_run
+from cepo.report.recorded_run import open_run
 from cepo.report.summary import accuracy_change, run_summary, tokens_per_second
 
 
@@ -23,10 +22,6 @@ def shown(table: object, width: int = 110) -> str:
     output = io.StringIO()
     Console(file=output, width=width).print(table)
     return output.getvalue()
-
-
-def test_a_running_mean_of_2_over_1_3_5_is_1_2_4() -> None:
-    assert running_mean([1.0, 3.0, 5.0], 2) == [1.0, 2.0, 4.0]
 
 
 def with_evidence(mixing: float, positive: float, negative: float, weight: float) -> dict[str, float]:
@@ -45,9 +40,10 @@ SUMMARY_ROWS = [
 
 def test_the_summary_says_36_to_50_percent_and_14_points(tmp_path: Path) -> None:
     text = shown(run_summary(write_run(tmp_path, SUMMARY_ROWS)))
-    assert "0.360 ± 0.048 (n 100), step 0" in text
-    assert "0.500 ± 0.050 (n 100), step 3" in text
-    assert "+14.0 points ± 6.9 (as if the two were independent)" in text  # sqrt(.048^2 + .05^2)
+    assert "from 36.0 % (27.3 to 45.8) at step 0" in text
+    assert "50.0 % (40.4 to 59.6)" in text
+    assert "+14.0 ± 6.9 points" in text  # sqrt(.048^2 + .05^2)
+    assert "paired" not in text
     assert "30.0 %" in text
     assert "15.0 %" in text
     assert "1.1250" in text
@@ -57,34 +53,35 @@ def test_the_summary_says_36_to_50_percent_and_14_points(tmp_path: Path) -> None
 
 
 def test_tokens_per_second_needs_both_counts_and_seconds(tmp_path: Path) -> None:
-    run = load_run(write_run(tmp_path, SUMMARY_ROWS))
+    run = open_run(write_run(tmp_path, SUMMARY_ROWS))
     assert tokens_per_second(run, "generate") == 400
     assert tokens_per_second(run, "update") is None
 
 
 def test_teachers_tokens_count_as_scored_without_own_seconds(tmp_path: Path) -> None:
     counted = {"tokens/score": 100, "timing_s/score": 1.0, "tokens/teachers": 500}
-    run = load_run(write_run(tmp_path, [(1, counted), (2, counted | {"timing_s/teachers": 5.0})]))
+    run = open_run(write_run(tmp_path, [(1, counted), (2, counted | {"timing_s/teachers": 5.0})]))
     assert tokens_per_second(run, "score") == 350  # 600 in the first second, 100 in the other
     assert tokens_per_second(run, "teachers") == 100
 
 
 def test_the_paired_error_of_4_problems_with_1_changed_is_25(tmp_path: Path) -> None:
     def samples(*right: float) -> list[dict[str, object]]:
-        return [{"prompt_id": str(k), "response": "", "accuracy": value} for k, value in enumerate(right)]
+        greedy = {"response": "", "greedy_accuracy": 1.0}
+        return [{"prompt_id": str(k), "accuracy": value, **greedy} for k, value in enumerate(right)]
 
     rows = [(step, {"val/accuracy": value, "val/num_samples": 4}) for step, value in ((0, 0.25), (1, 0.5))]
     paired = write_run(tmp_path / "a", rows, generations={0: samples(1, 0, 0, 0), 1: samples(1, 1, 0, 0)})
-    change = accuracy_change(load_run(paired))
+    change = accuracy_change(open_run(paired))
     assert change is not None
     assert change.paired
     assert change.difference == 0.25
-    assert change.difference_error == pytest.approx(0.25)  # differences 0 1 0 0: deviation 0.5, over sqrt(4)
+    assert change.error == pytest.approx(0.25)  # differences 0 1 0 0: deviation 0.5, over sqrt(4)
     incomplete = write_run(tmp_path / "b", rows, generations={0: samples(1, 0, 0), 1: samples(1, 1, 0)})
-    change = accuracy_change(load_run(incomplete))
+    change = accuracy_change(open_run(incomplete))
     assert change is not None
     assert not change.paired
-    assert change.difference_error == pytest.approx(0.3)  # Wilson: sqrt(.0625) / 1.25, sqrt(.078125) / 1.25
+    assert change.error == pytest.approx(0.3)  # Wilson: sqrt(.0625) / 1.25, sqrt(.078125) / 1.25
 
 
 def test_a_summary_without_validation_or_evidence_says_so(tmp_path: Path) -> None:
@@ -100,9 +97,9 @@ def test_cepo_report_prints_the_table_and_the_pages_path(tmp_path: Path, capsys:
     arguments = [str(run), "--out", str(files["html"]), "--png", str(files["png"]), "--pdf", str(files["pdf"])]
     assert main(["report", *arguments]) == 0
     printed = capsys.readouterr().out
-    assert "+14.0 points" in printed
+    assert "+14.0 ± 6.9 points" in printed
     assert printed.endswith(f"page: {files['html']}\n")
-    assert "+14.0 points" in files["html"].read_text("utf-8")
+    assert "+14.0 ± 6.9 points" in files["html"].read_text("utf-8")
     assert report_pixels(files["png"]).std() > 0.02
     assert files["pdf"].read_bytes().startswith(b"%PDF")
 
@@ -133,7 +130,7 @@ def test_a_config_that_is_no_mapping_names_the_file(tmp_path: Path) -> None:
     for text in ("a: [", "- 1\n- 2\n"):
         run = write_run(tmp_path / text[0], [(1, {"reward/mean": 0.5})], config=text)
         with pytest.raises(DataError, match=r"config\.yaml"):
-            load_run(run)
+            open_run(run)
 
 
 def test_the_report_loads_no_torch_when_imported() -> None:
