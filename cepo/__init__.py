@@ -26,6 +26,7 @@ _HOMES = {
     "load_config": "cepo.api",
     "merge": "cepo.api",
     "open_run": "cepo.report.recorded_run",
+    "push": "cepo.api",
     "train": None,
 }
 __all__ = ["__version__", *_HOMES]

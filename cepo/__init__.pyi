@@ -2,6 +2,7 @@ from cepo.api import Evaluation as Evaluation
 from cepo.api import evaluate as evaluate
 from cepo.api import load_config as load_config
 from cepo.api import merge as merge
+from cepo.api import push as push
 from cepo.config import RunConfig as RunConfig
 from cepo.report.recorded_run import Run as Run
 from cepo.report.recorded_run import open_run as open_run

@@ -101,6 +101,27 @@ def merge(
     return Path(out)
 
 
+def push(checkpoint: Path | str, name: str, *, private: bool = True) -> str:
+    """Publishes a checkpoint on the Hugging Face hub and returns the address of the commit.
+
+    The repository has the adapter at its root, in PEFT's format, the checkpoint `global_step_<N>`, the run's `config.yaml`,
+    and a card with data, method, settings, curve, accuracy and versions. After `hf download NAME --local-dir FOLDER`,
+    training resumes with `trainer.load_checkpoint_path=FOLDER/global_step_<N>`. `cepo merge --upload` publishes merged weights.
+
+    Args:
+        checkpoint: `global_step_<N>` of a run.
+        name: `org/name`.
+        private: whether a new repository is private; an existing one remains as it is.
+
+    Raises:
+        ConfigError: `name` is not a repository's, or no token is set.
+        CheckpointError: the checkpoint cannot be read, or the hub cannot be reached or rejects the upload.
+    """
+    from cepo.commands.merge import publish_checkpoint
+
+    return publish_checkpoint(Path(checkpoint), name, private=private)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """The results of an evaluation.

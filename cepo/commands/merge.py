@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cepo.config.recorded import CHAT_TEMPLATE, MODEL, recorded_model
 from cepo.errors import CheckpointError, ConfigError, ForeignFileError
-from cepo.foreign_files import read_text
+from cepo.foreign_files import irregular_file, read_text
 from cepo.progress import log_to_stderr, phase
 from cepo.terminal import print_plain
 from cepo.tracking.run_folder import CONFIG_FILE
@@ -49,6 +50,7 @@ def merge_and_upload(
     written = merge_checkpoint(actor, out, model, dtype=dtype)
     print_plain(f"written: {out} ({str(written).removeprefix('torch.')})")
     if upload is not None:
+        write_card_of(actor, out, base=model.path, adapter=None)
         print_plain(f"uploaded: {upload_folder(out, upload)}")
 
 
@@ -76,6 +78,56 @@ def prepare_repository(name: str, *, private: bool) -> None:
         )
     with _hub_errors(f"--upload {name}: nothing was merged yet"):
         huggingface_hub.create_repo(name, private=private, exist_ok=True)
+
+
+def write_card_of(actor: Path, folder: Path, *, base: str | None, adapter: str | None) -> None:
+    """Writes the card of an actor's run into a folder; does nothing without the run's metrics."""
+    from cepo.report.model_card import write_card
+    from cepo.tracking.run_folder import METRICS_FILE
+
+    checkpoint = actor.resolve().parent
+    step = checkpoint.name.removeprefix("global_step_")
+    if (checkpoint.parent / METRICS_FILE).is_file():
+        write_card(
+            checkpoint.parent, folder, base_model=base, step=int(step) if step.isdecimal() else None, adapter=adapter
+        )
+
+
+def publish_checkpoint(checkpoint: Path, name: str, *, private: bool) -> str:
+    """Uploads a checkpoint to the repository `name`: the adapter at its root, for PEFT, and all of it, for resuming.
+
+    The repository gets `global_step_<N>/`, the run's `config.yaml`, a card and the curves. The record has no secrets, but
+    it has paths of this machine.
+
+    Returns:
+        The address of the commit.
+
+    Raises:
+        ConfigError: see `prepare_repository`.
+        CheckpointError: the checkpoint cannot be read, or the hub cannot be reached or rejects the upload.
+    """
+    import huggingface_hub
+
+    from cepo.workers.merged_model import ADAPTER, actor_folder, adapter_base
+
+    actor = actor_folder(checkpoint).resolve()
+    whole, adapter = actor.parent, actor / ADAPTER
+    if (odd := irregular_file(whole)) is not None:
+        raise CheckpointError(f"{odd} is not a regular file; give a checkpoint without links and pipes")
+    prepare_repository(name, private=private)
+    files = {f"{whole.name}/{path.relative_to(whole)}": path for path in sorted(whole.rglob("*")) if path.is_file()}
+    if adapter.is_dir():
+        files |= {path.name: path for path in sorted(adapter.iterdir()) if path.is_file()}
+    if (record := whole.parent / CONFIG_FILE).is_file():
+        files[CONFIG_FILE] = record
+    with tempfile.TemporaryDirectory() as made:
+        write_card_of(actor, Path(made), base=adapter_base(actor), adapter="." if adapter.is_dir() else None)
+        files |= {path.name: path for path in Path(made).iterdir()}
+        additions = [huggingface_hub.CommitOperationAdd(target, path) for target, path in files.items()]
+        with _hub_errors(f"{checkpoint} remains as it is"):
+            return str(
+                huggingface_hub.create_commit(name, additions, commit_message=f"Add {whole.name}, trained with cepo")
+            )
 
 
 def upload_folder(folder: Path, name: str) -> str:

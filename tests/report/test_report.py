@@ -91,6 +91,7 @@ def test_a_summary_without_validation_or_evidence_says_so(tmp_path: Path) -> Non
     assert "none: this run consulted no teacher" in text
 
 
+@pytest.mark.heavy
 def test_cepo_report_prints_the_table_and_the_pages_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(tmp_path / "run", SUMMARY_ROWS)
     files = {kind: tmp_path / "deep" / f"p.{kind}" for kind in ("html", "png", "pdf")}

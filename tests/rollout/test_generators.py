@@ -66,7 +66,7 @@ def test_sample_i_is_the_same_among_2_and_among_5_samples(
 
 
 def test_other_prompts_do_not_change_a_prompts_tokens(generator: Generator, requests: list[GenerationRequest]) -> None:
-    settings = SamplingSettings(num_samples=3, max_response_length=32)
+    settings = SamplingSettings(num_samples=2, max_response_length=16)
     together = tokens(generator.generate(requests, settings))
     for index, prompt in enumerate(requests):
         assert tokens(generator.generate([prompt], settings)) == [together[index]]
@@ -110,23 +110,23 @@ def test_a_presence_penalty_keeps_tokens_from_coming_again(
     assert min(len(set(response)) for group in free for response in group) < 24
 
 
-def test_banned_tokens_never_come_in_3000_tokens(
+def test_banned_tokens_never_come_in_768_tokens(
     generator: Generator, requests: list[GenerationRequest], redrawn_weights: Redraw, tiny_processing: Processing
 ) -> None:
     banned = list(tiny_processing.banned_token_ids)
     weights = redrawn_weights(1)
     weights["lm_head.weight"][banned] *= 500  # logits of hundreds: a bias of -100 would not hold them
     generator.sync_weights(FullWeights(tensors=weights))
-    settings = SamplingSettings(num_samples=12, max_response_length=64, ignore_eos=True)
+    settings = SamplingSettings(num_samples=12, max_response_length=16, ignore_eos=True)
     groups = generator.generate(requests, settings)
     sampled = [token for group in tokens(groups) for response in group for token in response]
-    assert len(sampled) == 4 * 12 * 64
+    assert len(sampled) == 4 * 12 * 16
     assert not set(sampled) & set(banned)
     wanted = [log_prob for group in groups for sample in group for log_prob in sample.log_probs]
     assert numpy.median(wanted) < -100  # so the bans are not in the log-probs, and were needed
     for settings in (
-        SamplingSettings(num_samples=1, max_response_length=64, temperature=0, ignore_eos=True),
-        SamplingSettings(num_samples=4, max_response_length=64, top_p=0.5, top_k=3, ignore_eos=True),
+        SamplingSettings(num_samples=1, max_response_length=16, temperature=0, ignore_eos=True),
+        SamplingSettings(num_samples=4, max_response_length=16, top_p=0.5, top_k=3, ignore_eos=True),
     ):
         groups = generator.generate(requests, settings)
         assert not {token for group in tokens(groups) for response in group for token in response} & set(banned)
@@ -136,22 +136,22 @@ def test_a_response_ends_at_its_first_end_token_or_the_limit(
     generator: Generator, requests: list[GenerationRequest], tiny_processing: Processing
 ) -> None:
     ends = set(tiny_processing.eos_token_ids)
-    settings = SamplingSettings(num_samples=32, max_response_length=60)
+    settings = SamplingSettings(num_samples=16, max_response_length=40)
     samples = [sample for group in generator.generate(requests, settings) for sample in group]
-    assert 0 < sum(sample.finished for sample in samples) < len(samples) == 128
+    assert 0 < sum(sample.finished for sample in samples) < len(samples) == 64
     for sample in samples:
         assert len(sample.response_ids) == len(sample.log_probs)
         assert not ends & set(sample.response_ids[:-1])
         assert (sample.response_ids[-1] in ends) == sample.finished
-        assert sample.finished or len(sample.response_ids) == 60
+        assert sample.finished or len(sample.response_ids) == 40
 
 
 def test_ignoring_end_tokens_fills_every_response_to_the_limit(
     generator: Generator, requests: list[GenerationRequest]
 ) -> None:
-    settings = SamplingSettings(num_samples=32, max_response_length=60, ignore_eos=True)
+    settings = SamplingSettings(num_samples=16, max_response_length=40, ignore_eos=True)
     samples = [sample for group in generator.generate(requests, settings) for sample in group]
-    assert {(len(sample.response_ids), sample.finished) for sample in samples} == {(60, False)}
+    assert {(len(sample.response_ids), sample.finished) for sample in samples} == {(40, False)}
 
 
 @pytest.mark.parametrize(

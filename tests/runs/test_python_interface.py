@@ -18,7 +18,7 @@ from cepo.trainer.planning import ScoringPlan
 from cepo.trainer.scoring import ScoredBatch
 from cepo.types import TokenSignal
 
-NAMES = ("Callback", "Evaluation", "Run", "RunConfig", "evaluate", "load_config", "merge", "open_run", "train")
+NAMES = ("Callback", "Evaluation", "Run", "RunConfig", "evaluate", "load_config", "merge", "open_run", "push", "train")
 
 
 class Witness(cepo.Callback):
