@@ -409,7 +409,7 @@ def test_the_page_of_a_comparison_opens_quietly(browser: Browser, tmp_path: Path
     path = write_comparison(compare_runs(folders), tmp_path / "comparison.html")
     for dark in (False, True):
         opened = Opened(browser, path, dark=dark)
-        assert opened.draw_all() == 13
+        assert opened.draw_all() == 11
         assert opened.errors == []
         assert opened.requests == [path.as_uri()]
     assert "onerror=alert(1)>0" in (opened.page.locator("table").nth(1).text_content() or "")

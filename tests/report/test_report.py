@@ -67,16 +67,19 @@ def test_teachers_tokens_count_as_scored_without_own_seconds(tmp_path: Path) -> 
 
 def test_the_paired_error_of_4_problems_with_1_changed_is_25(tmp_path: Path) -> None:
     def samples(*right: float) -> list[dict[str, object]]:
-        greedy = {"response": "", "greedy_accuracy": 1.0}
-        return [{"prompt_id": str(k), "accuracy": value, **greedy} for k, value in enumerate(right)]
+        own = {"response": ""}
+        return [{"prompt_id": str(k), "accuracy": v, "greedy_accuracy": 1 - v, **own} for k, v in enumerate(right)]
 
-    rows = [(step, {"val/accuracy": value, "val/num_samples": 4}) for step, value in ((0, 0.25), (1, 0.5))]
+    counts = {"val/num_samples": 4, "val/num_greedy_samples": 4}
+    rows = [(k, {"val/accuracy": p, "val/greedy_accuracy": 1 - p, **counts}) for k, p in ((0, 0.25), (1, 0.5))]
     paired = write_run(tmp_path / "a", rows, generations={0: samples(1, 0, 0, 0), 1: samples(1, 1, 0, 0)})
     change = accuracy_change(open_run(paired))
     assert change is not None
     assert change.paired
     assert change.difference == 0.25
     assert change.error == pytest.approx(0.25)  # differences 0 1 0 0: deviation 0.5, over sqrt(4)
+    greedy = accuracy_change(open_run(paired), "val/greedy_accuracy")
+    assert greedy == (-0.25, pytest.approx(0.25), True)
     incomplete = write_run(tmp_path / "b", rows, generations={0: samples(1, 0, 0), 1: samples(1, 1, 0)})
     change = accuracy_change(open_run(incomplete))
     assert change is not None
