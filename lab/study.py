@@ -22,7 +22,7 @@ from pathlib import Path
 
 from cepo.interrupts import EXIT_CODES
 from cepo.microgeo.world import build_world
-from cepo.report.recorded_run import open_run
+from cepo.report.recorded_run import load_run
 from cepo.train import main as train
 from lab.support.machine import ROOT
 from lab.support.study_plan import (
@@ -126,7 +126,7 @@ def run_one(profile: Profile, run: Run, out: Path) -> int:
 
 
 def _accuracies(folder: Path) -> dict[str, float]:
-    values = open_run(folder).rows[-1].values
+    values = load_run(folder).rows[-1].values
     return {"sampled": values["val/accuracy"], "greedy": values["val/greedy_accuracy"]}
 
 

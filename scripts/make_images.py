@@ -19,7 +19,7 @@ from PIL import Image
 
 from cepo.report.credit_view import credit_view
 from cepo.report.page import write_report
-from cepo.report.recorded_run import open_run
+from cepo.report.recorded_run import load_run
 from cepo.tracking.run_folder import read_generations
 from cepo.tracking.trace import read_rollouts
 
@@ -42,7 +42,7 @@ def digest() -> str:
 
 def copy_run(source: Path) -> None:
     """Replaces the run of the images with a run's metrics and settings, and the step whose rollout opens its page."""
-    run = open_run(source)
+    run = load_run(source)
     view = credit_view(run, source / "report.html")
     if view is None:
         raise SystemExit(f"{source} has no recorded rollouts")

@@ -19,7 +19,7 @@ from cepo.report.charts import Chart, Series, save_figure
 from cepo.report.curves import COUNTS, planned_charts, series_of, wilson_interval, words
 from cepo.report.html import Section, Table, scores, write_page
 from cepo.report.page import chart_sections
-from cepo.report.recorded_run import UNKNOWN_ESTIMATOR, Run, as_yaml, open_run
+from cepo.report.recorded_run import UNKNOWN_ESTIMATOR, RunData, as_yaml, load_run
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
 from cepo.trees import leaves
 
@@ -46,7 +46,7 @@ class Setting:
     """Runs that differ only in their seeds. `label` names the method and what distinguishes it from other settings."""
 
     label: str
-    runs: tuple[Run, ...] = field(repr=False)
+    runs: tuple[RunData, ...] = field(repr=False)
 
     @property
     def last_steps(self) -> list[int]:
@@ -90,7 +90,9 @@ class Comparison:
     def _cells(self, setting: Setting) -> dict[str, Cell | str]:
         first, lasts = self.settings[0], sorted(run.last_step for run in setting.runs)
         seconds, other = _seconds_per_step(setting), _seconds_per_step(first)
-        is_timed = setting is not first and not isinstance(other, str)
+        overhead: Cell | str = ""
+        if setting is not first and isinstance(seconds, Cell) and isinstance(other, Cell):
+            overhead = Cell(mean=100 * (seconds.mean / other.mean - 1))
         return {
             "runs": str(len(setting.runs)),
             "steps": " to ".join(map(str, dict.fromkeys((lasts[0], lasts[-1])))),
@@ -99,9 +101,7 @@ class Comparison:
             "greedy after": setting.at_end(_GREEDY),
             "difference": "" if setting is first else paired_difference(first, setting),
             "seconds a step": seconds,
-            "overhead %": Cell(mean=100 * (seconds.mean / other.mean - 1))
-            if is_timed and not isinstance(seconds, str)
-            else "",
+            "overhead %": overhead,
             "hours": Cell.over([run.seconds / 3600 for run in setting.runs]),
         }
 
@@ -133,7 +133,7 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
     """
     if not folders:
         raise DataError("nothing to compare: give at least one run folder")
-    runs = [open_run(folder) for folder in folders]
+    runs = [load_run(folder) for folder in folders]
     for run in runs:
         if not run.rows:
             raise DataError(
@@ -143,7 +143,7 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
             raise DataError(f"{run.folder}/config.yaml does not set {_METHOD}; runs are grouped by their settings")
     configs = _configs(runs)
     differing = [key for key in sorted({*chain(*configs)}) if _differs(key, configs)]
-    grouped: dict[tuple[str, ...], list[Run]] = {}
+    grouped: dict[tuple[str, ...], list[RunData]] = {}
     for run, config in zip(runs, configs, strict=True):
         grouped.setdefault(tuple(config.get(key, _UNSET) for key in differing), []).append(run)
     labels = _labels([members[0].estimator for members in grouped.values()], list(grouped), differing)
@@ -217,7 +217,7 @@ def _seconds_per_step(setting: Setting) -> Cell | str:
     return Cell.over(medians) if medians and min(medians) > 0 else ""
 
 
-def _configs(runs: Sequence[Run]) -> list[dict[str, str]]:
+def _configs(runs: Sequence[RunData]) -> list[dict[str, str]]:
     """Returns the settings of each run as text, with defaults, and files by their content, however their path is spelt."""
     listed = [each for each in settings_of() if each.default is not REQUIRED and not _is_of_methods(each.key)]
     defaults = {each.key: as_yaml(each.default) for each in listed}
@@ -239,7 +239,7 @@ def _configs(runs: Sequence[Run]) -> list[dict[str, str]]:
     return configs
 
 
-def _training_data(run: Run) -> str | None:
+def _training_data(run: RunData) -> str | None:
     """Returns the name and checksum of the training set as the run's last checkpoint states them; None without one."""
     checkpoint = last_checkpoint(run.folder)
     if checkpoint is None:
@@ -305,7 +305,7 @@ def _notes(settings: Sequence[Setting], differing: Mapping[str, Sequence[str]]) 
         yield f"More than the method differs: {', '.join(others)}."
 
 
-def _seeds(run: Run) -> tuple[tuple[str, str], ...]:
+def _seeds(run: RunData) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((key, str(value)) for key, value in leaves(run.config) if _is_seed(key)))
 
 

@@ -21,7 +21,7 @@ import numpy
 from cepo.algorithms import Estimator, available_estimators, build_estimator, credit, section_of
 from cepo.algorithms.settings import DEFAULT_ESTIMATOR
 from cepo.foreign_files import damaged_as, open_image, require_within
-from cepo.report.recorded_run import Run
+from cepo.report.recorded_run import RunData
 from cepo.tracking.run_folder import write_atomically
 from cepo.tracking.trace import STUDENT, GroupRecord, RolloutRecord, read_rollouts
 from cepo.types import TokenBatch
@@ -35,7 +35,7 @@ _LARGEST_IMAGE = 640
 _ADVANTAGE = "advantage"
 
 
-def credit_view(run: Run, page: Path) -> dict[str, Any] | None:
+def credit_view(run: RunData, page: Path) -> dict[str, Any] | None:
     """Returns the data of the page's credit view: an index of all rollouts and a block per step; None without a trace.
 
     Large blocks are written into a folder next to the page, and the view has their paths.
@@ -61,7 +61,7 @@ def credit_view(run: Run, page: Path) -> dict[str, Any] | None:
     }
 
 
-def step_credit(run: Run, groups: Sequence[GroupRecord]) -> dict[str, Any]:
+def step_credit(run: RunData, groups: Sequence[GroupRecord]) -> dict[str, Any]:
     """Returns what the page shows of a step. A rollout's columns are its log-probs by view, then each method's values.
 
     The run's own method has the recorded values. Other methods are left out if they read what the trace lacks: a
@@ -74,7 +74,7 @@ def step_credit(run: Run, groups: Sequence[GroupRecord]) -> dict[str, Any]:
     shown: list[dict[str, Any]] = []
     for row, (place, rollout) in enumerate(rollouts):
         recorded = {_ADVANTAGE: rollout.token_advantages, "delta": rollout.delta, "weight": rollout.weight}
-        columns = [rollout.log_probs]
+        columns: list[Mapping[str, Any]] = [rollout.log_probs]
         for name, values in signals.items():
             computed = {key: value[row, : len(rollout.tokens)] for key, value in values.items()}
             columns.append(
@@ -119,7 +119,7 @@ def _token_batch(groups: Sequence[GroupRecord]) -> TokenBatch:
     )
 
 
-def _comparable(run: Run, groups: Sequence[GroupRecord]) -> Iterator[tuple[str, Estimator]]:
+def _comparable(run: RunData, groups: Sequence[GroupRecord]) -> Iterator[tuple[str, Estimator]]:
     """Yields the registered methods that can be computed from the trace."""
     recorded = set(groups[0].rollouts[0].log_probs)
     is_compared = min(len(group.rollouts) for group in groups) > 1

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from cepo.report.charts import Chart, Series
-from cepo.report.recorded_run import Run
+from cepo.report.recorded_run import RunData
 from cepo.tracking.console import STAGES
 
 LEARNING, HELD_OUT = "Learning", "Held-out accuracy"
@@ -112,7 +112,7 @@ _WORDS = {
 """Of some metrics a label, in words, and the definition."""
 
 
-def run_charts(run: Run) -> dict[str, list[Chart]]:
+def run_charts(run: RunData) -> dict[str, list[Chart]]:
     """Returns the charts of a run by heading, without empty charts."""
     parts: dict[str, list[Chart]] = {}
     for heading, chart, names in planned_charts(run.names()):
@@ -130,7 +130,7 @@ def planned_charts(known: Sequence[str]) -> Iterator[tuple[str, Chart, list[str]
                 yield heading, Chart(title=title, unit=unit, series=(), note=note, stacked=title in _STACKED), names
 
 
-def series_of(run: Run, name: str) -> Series:
+def series_of(run: RunData, name: str) -> Series:
     """Returns a metric's curve, with its band if it has one."""
     steps, values = run.series(name)
     counts, spread = run.values_by_step(COUNTS.get(name, "")), run.values_by_step(_SPREADS.get(name, ""))
@@ -154,7 +154,7 @@ def words(name: str) -> tuple[str, str]:
     return label, f"{meaning + '; ' if meaning else ''}{name}"
 
 
-def _stage(run: Run, name: str) -> Series:
+def _stage(run: RunData, name: str) -> Series:
     """Returns a value for each training step; 0 where the step did not measure it."""
     values = run.values_by_step(name)
     steps = [step for step in run.series("timing_s/step")[0] or values if step > 0]

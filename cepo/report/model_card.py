@@ -12,7 +12,7 @@ import yaml
 import cepo
 from cepo.config.paths import find_path
 from cepo.report.page import save_curves
-from cepo.report.recorded_run import Run, open_run
+from cepo.report.recorded_run import RunData, load_run
 from cepo.report.summary import result_lines, summary_rows
 from cepo.tracking.run_folder import read_environment
 
@@ -52,7 +52,7 @@ def write_card(
     Raises:
         DataError: the run has no metrics, or they are damaged.
     """
-    run = open_run(run_folder)
+    run = load_run(run_folder)
     if step is not None:
         run = replace(run, rows=[row for row in run.rows if row.step <= step])
     if run.rows:
@@ -63,7 +63,7 @@ def write_card(
     return card
 
 
-def _front_matter(run: Run, base_model: str | None, adapter: str | None) -> Iterator[str]:
+def _front_matter(run: RunData, base_model: str | None, adapter: str | None) -> Iterator[str]:
     data = _public(run.setting("data.train_files"))
     values: dict[str, Any] = {
         "library_name": "transformers" if adapter is None else "peft",
@@ -76,7 +76,7 @@ def _front_matter(run: Run, base_model: str | None, adapter: str | None) -> Iter
     yield from ("---", yaml.safe_dump(values, sort_keys=False, allow_unicode=True).rstrip(), "---", "")
 
 
-def _text(run: Run, base_model: str | None, step: int | None, adapter: str | None) -> Iterator[str]:
+def _text(run: RunData, base_model: str | None, step: int | None, adapter: str | None) -> Iterator[str]:
     weights = "A LoRA adapter" if adapter is not None else "Weights"
     trained = f"of {_public(base_model) or 'a model'}, trained with [cepo](https://arxiv.org/abs/2605.19436) {cepo.__version__}"
     yield from (f"# {run.name}", "", f"{weights} {trained}{'' if step is None else f', after step {step}'}.", "")
@@ -98,7 +98,7 @@ def _section(title: str, rows: Iterator[tuple[str, Any]] | Sequence[tuple[str, A
         yield ""
 
 
-def _curve(run: Run) -> Iterator[str]:
+def _curve(run: RunData) -> Iterator[str]:
     """Yields the curve as an image, and some of its points as a table: the first, the last, and evenly spaced ones between."""
     name = "val/accuracy" if len(run.series("val/accuracy")[0]) > 1 else "reward/mean"
     steps, values = run.series(name)
@@ -111,7 +111,7 @@ def _curve(run: Run) -> Iterator[str]:
     yield ""
 
 
-def _versions(run: Run) -> Iterator[tuple[str, str]]:
+def _versions(run: RunData) -> Iterator[tuple[str, str]]:
     start: Mapping[str, Any] = next(iter(reversed(read_environment(run.folder))), {})
     found = start.get("versions")
     versions: Mapping[str, Any] = found if isinstance(found, Mapping) else {}

@@ -15,7 +15,7 @@ from cepo.report.charts import Chart, save_figure
 from cepo.report.credit_view import credit_view
 from cepo.report.curves import HELD_OUT, LEARNING, run_charts
 from cepo.report.html import Sample, Section, Story, Table, samples_table, write_page
-from cepo.report.recorded_run import Run, as_yaml, open_run
+from cepo.report.recorded_run import RunData, as_yaml, load_run
 from cepo.report.summary import result_lines, subtitle, summary_rows
 from cepo.tracking.run_folder import read_environment, read_generations
 from cepo.trees import leaves
@@ -29,7 +29,7 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
     Raises:
         DataError: the folder or its metrics are missing or broken.
     """
-    run = open_run(run_folder)
+    run = load_run(run_folder)
     page = run.folder / REPORT_FILE if out is None else Path(out)
     charts = run_charts(run)
     first = [chart for chart in charts.get(LEARNING, ()) if chart.title == HELD_OUT]
@@ -48,7 +48,7 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
 
 def save_curves(run_folder: Path, out: Path) -> Path:
     """Draws a run's charts into one PNG, PDF or SVG file; returns its path; raises `DataError` as `write_report`."""
-    return save_figure([*itertools.chain(*run_charts(open_run(run_folder)).values())], Path(out))
+    return save_figure([*itertools.chain(*run_charts(load_run(run_folder)).values())], Path(out))
 
 
 def chart_sections(charts: Mapping[str, Sequence[Chart]]) -> Iterator[Section]:
@@ -63,7 +63,7 @@ def chart_sections(charts: Mapping[str, Sequence[Chart]]) -> Iterator[Section]:
         )
 
 
-def _clocks(run: Run) -> dict[str, dict[int, float]]:
+def _clocks(run: RunData) -> dict[str, dict[int, float]]:
     """Returns the tokens that were generated, and the minutes that passed, up to each step."""
     clocks: dict[str, dict[int, float]] = {}
     for name, metric, unit in (("tokens", "tokens/generate", 1), ("minutes", "timing_s/step", 60)):
@@ -75,7 +75,7 @@ def _clocks(run: Run) -> dict[str, dict[int, float]]:
     return clocks
 
 
-def _records(run: Run) -> Iterator[Section]:
+def _records(run: RunData) -> Iterator[Section]:
     samples = list(read_generations(run.folder))
     starts = [dict(leaves(entry)) for entry in read_environment(run.folder)]
     rows = [[key, *(str(start.get(key, "")) for start in starts)] for key in dict.fromkeys(itertools.chain(*starts))]
@@ -104,7 +104,7 @@ def _samples_table(samples: Sequence[Mapping[str, Any]]) -> Table:
     return samples_table(measured)
 
 
-def _metrics_table(run: Run) -> Table:
+def _metrics_table(run: RunData) -> Table:
     rows: list[Sequence[str | float]] = []
     for name in run.names():
         steps, values = run.series(name)
@@ -114,7 +114,7 @@ def _metrics_table(run: Run) -> Table:
     return Table(head=["metric", "measured", "first", "last", "lowest", "highest", "mean", "last step"], rows=rows)
 
 
-def _config_tables(run: Run) -> Iterator[Table]:
+def _config_tables(run: RunData) -> Iterator[Table]:
     settings = [*settings_of(), *(method_settings(run.estimator) if run.estimator in available_estimators() else [])]
     defaults = {setting.key: setting.default for setting in settings}
     values = dict(leaves(run.config))

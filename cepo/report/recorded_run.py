@@ -1,33 +1,28 @@
-"""Opens the folder of a finished or running run as values: metrics, settings, rollouts, samples, checkpoints, page."""
+"""Reads the metrics and settings of a finished or running run."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
 
-from cepo.config.checks import checkpoints_in
 from cepo.config.listing import written
 from cepo.config.moved_keys import with_present_keys
 from cepo.config.recorded import without_interpolation
 from cepo.config.sources import read_file
 from cepo.errors import ConfigError, DataError
-from cepo.tracking.run_folder import CONFIG_FILE, MetricsRow, read_generations, read_metrics
-
-if TYPE_CHECKING:
-    import pandas
+from cepo.tracking.run_folder import CONFIG_FILE, MetricsRow, read_metrics
 
 UNKNOWN_ESTIMATOR = "unknown method"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class RunData:
     """The records of a run, as they were when it was opened.
 
     Attributes:
@@ -86,44 +81,10 @@ class Run:
         """Returns a metric's values by step."""
         return dict(zip(*self.series(name), strict=True))
 
-    @cached_property
-    def metrics(self) -> pandas.DataFrame:
-        """The metrics: one row per step (the index; 0 is before training), one column per metric, NaN where unmeasured."""
-        import pandas
 
-        steps = pandas.Index([row.step for row in self.rows], name="step", dtype="int64")
-        return pandas.DataFrame([dict(row.values) for row in self.rows], index=steps, dtype="float64")
-
-    @cached_property
-    def rollouts(self) -> pandas.DataFrame:
-        """The recorded rollouts, one row each, with the columns of the trace (`docs/tracking.md`); raises `DataError`."""
-        from cepo.tracking.trace import read_rollout_table
-
-        return read_rollout_table(self.folder).to_pandas()
-
-    @cached_property
-    def validation_samples(self) -> pandas.DataFrame:
-        """The recorded validation responses, one row each, with the step after which they were sampled."""
-        import pandas
-
-        return pandas.DataFrame(list(read_generations(self.folder)))
-
-    @property
-    def checkpoints(self) -> dict[int, Path]:
-        """The folders of the complete checkpoints by step, oldest first."""
-        return checkpoints_in(self.folder)
-
-    def page(self, out: Path | str | None = None) -> Path:
-        """Writes the report of the run, by default `report.html` in its folder, and returns the file's path."""
-        from cepo.report.page import write_report
-
-        return write_report(self.folder, None if out is None else Path(out))
-
-
-def open_run(folder: Path | str) -> Run:
+def load_run(folder: Path) -> RunData:
     """Opens a run folder, which may have no steps yet; raises `DataError` if it or a file is missing or broken."""
-    folder = Path(folder)
-    return Run(folder=folder, rows=read_metrics(folder), config=_read_config(folder / CONFIG_FILE))
+    return RunData(folder=folder, rows=read_metrics(folder), config=_read_config(folder / CONFIG_FILE))
 
 
 def as_yaml(value: Any) -> str:

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cepo.report.curves import COUNTS, wilson_interval
-from cepo.report.recorded_run import Run, open_run
+from cepo.report.recorded_run import RunData, load_run
 from cepo.report.score_tables import Cell
 from cepo.tracking.console import STAGES
 from cepo.tracking.run_folder import read_environment, read_generations
@@ -33,7 +33,7 @@ class Change(NamedTuple):
 
 def run_summary(run_folder: Path) -> Table:
     """Returns a run's summary as a table; raises `DataError` if the folder or its metrics are missing or broken."""
-    run = open_run(run_folder)
+    run = load_run(run_folder)
     title = escape(f"{run.estimator}: {run.name}")
     table = Table(title=title, title_justify="left", show_header=False, title_style="bold")
     table.add_column("quantity", no_wrap=True)
@@ -43,7 +43,7 @@ def run_summary(run_folder: Path) -> Table:
     return table
 
 
-def summary_rows(run: Run) -> list[tuple[str, str]]:
+def summary_rows(run: RunData) -> list[tuple[str, str]]:
     """Returns the rows of the summary: quantities and their values as text."""
     results = [
         row
@@ -54,7 +54,7 @@ def summary_rows(run: Run) -> list[tuple[str, str]]:
     return [("training steps", str(run.last_step)), *accuracy, *_evidence_rows(run), *_time_rows(run)]
 
 
-def subtitle(run: Run) -> str:
+def subtitle(run: RunData) -> str:
     """Returns one line on a run: method, model, data, device, date, duration and status."""
     start = next(iter(read_environment(run.folder)), {})
     names = [run.setting("worker.actor.model.model_path"), run.setting("data.train_files")]
@@ -70,12 +70,12 @@ def subtitle(run: Run) -> str:
     return " · ".join(filter(None, parts))
 
 
-def result_lines(run: Run) -> list[tuple[str, str, str]]:
+def result_lines(run: RunData) -> list[tuple[str, str, str]]:
     """Returns of sampled and of greedy accuracy its last value, its name with a 95 % interval, and the change."""
     return [(value, name + interval, change) for value, name, interval, change in _results(run)]
 
 
-def _results(run: Run) -> Iterator[tuple[str, str, str, str]]:
+def _results(run: RunData) -> Iterator[tuple[str, str, str, str]]:
     names = (f"accuracy at temperature {run.temperature:g}", "greedy accuracy")
     for label, (name, counted) in zip(names, COUNTS.items(), strict=True):
         counts = run.values_by_step(counted)
@@ -94,7 +94,7 @@ def _results(run: Run) -> Iterator[tuple[str, str, str, str]]:
         yield after, label, interval, story
 
 
-def accuracy_change(run: Run, name: str = "val/accuracy") -> Change | None:
+def accuracy_change(run: RunData, name: str = "val/accuracy") -> Change | None:
     """Returns the change from the first to the last validation; None if fewer than two were made."""
     steps, values = run.series(name)
     if len(steps) < 2:
@@ -107,7 +107,7 @@ def accuracy_change(run: Run, name: str = "val/accuracy") -> Change | None:
     return Change(values[-1] - values[0], unpaired if error is None else error, paired=error is not None)
 
 
-def _paired_error(run: Run, name: str, ends: tuple[int, int], counts: dict[int, float]) -> float | None:
+def _paired_error(run: RunData, name: str, ends: tuple[int, int], counts: dict[int, float]) -> float | None:
     """Returns the standard error of the mean per-problem difference; None unless all samples of both are recorded."""
     key = name.removeprefix("val/")
     found: dict[int, dict[str, list[float]]] = {step: defaultdict(list) for step in ends}
@@ -126,7 +126,7 @@ def _interval(value: float, count: float | None) -> str:
     return f" ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})" if interval else ""
 
 
-def tokens_per_second(run: Run, stage: str) -> float | None:
+def tokens_per_second(run: RunData, stage: str) -> float | None:
     """Returns a stage's tokens per second, over all steps that recorded both numbers; None if no step did.
 
     If a step has no seconds for teachers, they were scored together with the student, and their tokens count there.
@@ -142,7 +142,7 @@ def tokens_per_second(run: Run, stage: str) -> float | None:
     return math.fsum(tokens[step] for step in both) / spent if spent > 0 else None
 
 
-def _evidence_rows(run: Run) -> Iterator[tuple[str, str]]:
+def _evidence_rows(run: RunData) -> Iterator[tuple[str, str]]:
     for sign in ("positive", "negative"):
         shares = run.series(f"evidence/{sign}_fraction")[1]
         if not shares:
@@ -156,7 +156,7 @@ def _evidence_rows(run: Run) -> Iterator[tuple[str, str]]:
         yield "lambda, first to last step", f"{lambdas[0]:.3f} to {lambdas[-1]:.3f}"
 
 
-def _time_rows(run: Run) -> Iterator[tuple[str, str]]:
+def _time_rows(run: RunData) -> Iterator[tuple[str, str]]:
     for stage in (*STAGES, "step"):
         measured = run.values_by_step(f"timing_s/{stage}").items()
         values = [value for step, value in measured if step > 0 and value > 0]

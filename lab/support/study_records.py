@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cepo.report import recorded_run
+from cepo.report.recorded_run import RunData, load_run
 from lab.support.study_plan import Profile, Run, sweep, swept
 
 DONE = "study_run.json"
@@ -34,7 +34,7 @@ def read_record(run: Run, out: Path) -> Record | None:
     folder = out / run.folder
     if not (folder / DONE).is_file():
         return None
-    data, extra = recorded_run.open_run(folder), json.loads((folder / DONE).read_text(encoding="utf-8"))
+    data, extra = load_run(folder), json.loads((folder / DONE).read_text(encoding="utf-8"))
     assert data.last_step == run.steps, f"{folder} is marked as done and has {data.last_step} of {run.steps} steps"
     return {
         **asdict(run),
@@ -52,7 +52,7 @@ def _rounded(values: dict[int, float]) -> dict[str, float | None]:
     return {str(step): round(value, 5) if math.isfinite(value) else None for step, value in values.items()}
 
 
-def _thirds(data: recorded_run.Run, metrics: Sequence[str]) -> list[float]:
+def _thirds(data: RunData, metrics: Sequence[str]) -> list[float]:
     """Returns means of the metrics' sum over each third of the steps that have them; empty for fewer than three."""
     series = [data.series(metric)[1] for metric in metrics]
     sums = [sum(values) for values in zip(*series, strict=True)]

@@ -14,7 +14,7 @@ from cepo.commands.merge import find_base
 from cepo.config import load_config
 from cepo.config.recorded import recorded_for_evaluation, recorded_model
 from cepo.errors import CheckpointError, ConfigError
-from cepo.report.recorded_run import open_run
+from cepo.report.recorded_run import load_run
 
 CODE = "import os\nos.mkdir({trace!r})\ndef reward(samples):\n    return [{{'overall': 0.0}} for _ in samples]\n"
 
@@ -137,7 +137,7 @@ def test_a_report_shows_a_reference_as_text(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n', encoding="utf-8")
     text = "algorithm:\n  adv_estimator: ${oc.env:CEPO_SECRET}\n  note: \\${kept}\n"
     (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
-    run = open_run(tmp_path)
+    run = load_run(tmp_path)
     assert run.estimator == "${oc.env:CEPO_SECRET}"
     assert run.config["algorithm"]["note"] == "${kept}"
 

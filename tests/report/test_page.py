@@ -24,7 +24,7 @@ from cepo.evaluation.verdicts import write_evaluations
 from cepo.report.compare import compare_runs, write_comparison
 from cepo.report.credit_view import step_credit
 from cepo.report.page import write_report
-from cepo.report.recorded_run import open_run
+from cepo.report.recorded_run import load_run
 from cepo.tracking.console import STAGES
 from cepo.tracking.run_folder import thumbnail
 from cepo.tracking.trace import GroupRecord, RolloutRecord, read_rollouts
@@ -173,7 +173,7 @@ def test_hover_shows_the_numbers_of_trace_and_methods(browser: Browser, tmp_path
     opened = Opened(browser, write_report(folder), anchor="#step=1&rollout=3")
     for box in opened.page.locator("#methods input").all():
         box.check()
-    step = step_credit(open_run(folder), list(read_rollouts(folder)))
+    step = step_credit(load_run(folder), list(read_rollouts(folder)))
     columns = step["rollouts"][3]["columns"]
     assert len(step["methods"]) >= 5
     assert opened.page.locator("#panels h3").all_text_contents() == step["methods"]

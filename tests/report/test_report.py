@@ -14,7 +14,7 @@ from run_folders import report_pixels, write_run
 from cepo.cli import main
 from cepo.errors import DataError
 from cepo.report.page import write_report
-from cepo.report.recorded_run import open_run
+from cepo.report.recorded_run import load_run
 from cepo.report.summary import accuracy_change, run_summary, tokens_per_second
 
 
@@ -53,14 +53,14 @@ def test_the_summary_says_36_to_50_percent_and_14_points(tmp_path: Path) -> None
 
 
 def test_tokens_per_second_needs_both_counts_and_seconds(tmp_path: Path) -> None:
-    run = open_run(write_run(tmp_path, SUMMARY_ROWS))
+    run = load_run(write_run(tmp_path, SUMMARY_ROWS))
     assert tokens_per_second(run, "generate") == 400
     assert tokens_per_second(run, "update") is None
 
 
 def test_teachers_tokens_count_as_scored_without_own_seconds(tmp_path: Path) -> None:
     counted = {"tokens/score": 100, "timing_s/score": 1.0, "tokens/teachers": 500}
-    run = open_run(write_run(tmp_path, [(1, counted), (2, counted | {"timing_s/teachers": 5.0})]))
+    run = load_run(write_run(tmp_path, [(1, counted), (2, counted | {"timing_s/teachers": 5.0})]))
     assert tokens_per_second(run, "score") == 350  # 600 in the first second, 100 in the other
     assert tokens_per_second(run, "teachers") == 100
 
@@ -73,15 +73,15 @@ def test_the_paired_error_of_4_problems_with_1_changed_is_25(tmp_path: Path) -> 
     counts = {"val/num_samples": 4, "val/num_greedy_samples": 4}
     rows = [(k, {"val/accuracy": p, "val/greedy_accuracy": 1 - p, **counts}) for k, p in ((0, 0.25), (1, 0.5))]
     paired = write_run(tmp_path / "a", rows, generations={0: samples(1, 0, 0, 0), 1: samples(1, 1, 0, 0)})
-    change = accuracy_change(open_run(paired))
+    change = accuracy_change(load_run(paired))
     assert change is not None
     assert change.paired
     assert change.difference == 0.25
     assert change.error == pytest.approx(0.25)  # differences 0 1 0 0: deviation 0.5, over sqrt(4)
-    greedy = accuracy_change(open_run(paired), "val/greedy_accuracy")
+    greedy = accuracy_change(load_run(paired), "val/greedy_accuracy")
     assert greedy == (-0.25, pytest.approx(0.25), True)
     incomplete = write_run(tmp_path / "b", rows, generations={0: samples(1, 0, 0), 1: samples(1, 1, 0)})
-    change = accuracy_change(open_run(incomplete))
+    change = accuracy_change(load_run(incomplete))
     assert change is not None
     assert not change.paired
     assert change.error == pytest.approx(0.3)  # Wilson: sqrt(.0625) / 1.25, sqrt(.078125) / 1.25
@@ -134,7 +134,7 @@ def test_a_config_that_is_no_mapping_names_the_file(tmp_path: Path) -> None:
     for text in ("a: [", "- 1\n- 2\n"):
         run = write_run(tmp_path / text[0], [(1, {"reward/mean": 0.5})], config=text)
         with pytest.raises(DataError, match=r"config\.yaml"):
-            open_run(run)
+            load_run(run)
 
 
 def test_the_report_loads_no_torch_when_imported() -> None:
