@@ -269,7 +269,11 @@ def evaluate(settings: Sequence[str], compare: str | None, dry_run: bool, **opti
 )
 @click.option("--tokens", type=click.IntRange(1), default=64, show_default=True, help="Tokens measured per response.")
 @click.option(
-    "--continuations", type=click.IntRange(2), default=32, show_default=True, help="Samples that continue each prefix."
+    "--continuations",
+    type=click.IntRange(0),
+    default=32,
+    show_default=True,
+    help="Samples that continue each prefix; 0: only what the teachers know.",
 )
 @click.option("--out", help="New folder, or that of an interrupted measurement; default: credit/<checkpoint>.")
 @click.option("--dry-run", is_flag=True, help="Count the continuations and estimate the time.")

@@ -17,6 +17,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from run_folders import PICTURE, group, rollout, write_run
 
+from cepo.credit.knowledge import QUARTERS
 from cepo.credit.tables import write_credit_page
 from cepo.evaluation.accuracy import benchmark_figures
 from cepo.evaluation.results import write_results
@@ -491,14 +492,16 @@ def credit_results(**pearson: float | None) -> dict[str, Any]:
         | {column: figure(value) for column in names}
         for name, value in pearson.items()
     ]
-    return {**CREDIT, "credit": rows, "value": rows}
+    known = {"name": "correct", **{name: figure(0.5) for name in ("nats", *QUARTERS, "limit")}}
+    return {**CREDIT, "knowledge": [known], "credit": rows, "value": rows}
 
 
 def test_credit_is_drawn_as_bars_with_the_truths_own_limit(browser: Browser, tmp_path: Path) -> None:
     """From -0.4 to 1.0 in 1.4: 0 is at 28.57 %, 0.4 at 57.14 %, and the oracle's 0.8 at 85.71 %."""
     page_file = write_credit_page(credit_results(cepo=0.4, rlsd=-0.2, gae=None, oracle=0.8), tmp_path / "credit.html")
     opened = Opened(browser, page_file)
-    cells = opened.page.locator("table").first.locator("tbody tr td:nth-child(2)")
+    assert opened.page.locator("h2").all_text_contents() == ["Knowledge", "Credit", "Value"]
+    cells = opened.page.locator("table").nth(1).locator("tbody tr td:nth-child(2)")
     assert cells.all_text_contents() == ["0.400 ± 0.100", "-0.200 ± 0.100", "–", "0.800 ± 0.100"]
     style = cells.first.locator(".bar").get_attribute("style")
     assert style == "--start:28.57%;--end:57.14%;--low:42.86%;--high:71.43%;--limit:85.71%;"
