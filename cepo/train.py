@@ -109,7 +109,7 @@ def train(config: RunConfig, *, callbacks: Sequence[Callback] = ()) -> Run:
             another run holds the run folder.
         WorkerLostError: a worker was lost, and `trainer.max_restarts` are used up or this process is the worker.
     """
-    from cepo.report.opened import Run
+    from cepo.report.opened import open_run
 
     lines = check_config(config)
     preflight.check_before_imports(config.worker, config.trainer)
@@ -122,7 +122,7 @@ def train(config: RunConfig, *, callbacks: Sequence[Callback] = ()) -> Run:
         logger.info("plan: %s", devices)
         preflight.check_hub_names(config.data, config.algorithm, config.worker)
         _train_in_its_folder(config, callbacks)
-    return Run(config.trainer.run_folder)
+    return open_run(config.trainer.run_folder)
 
 
 def _train_in_its_folder(config: RunConfig, callbacks: Sequence[Callback]) -> None:
