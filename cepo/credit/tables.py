@@ -28,11 +28,12 @@ _KNOWLEDGE = {
     "nats": "nats",
     **{quarter: f"{quarter} quarter" for quarter in QUARTERS},
     "limit": "limit, -log p",
+    "wrong": "nats of wrong responses",
 }
 _PARTS = (
     (
         "knowledge",
-        "What teachers know of right responses, in nats per response, ± standard error over problems",
+        "What teachers know of right and wrong responses, in nats per response, ± standard error over problems",
         _KNOWLEDGE,
     ),
     ("credit", "Credit of a token, against A*, ± standard error over problems", _CREDIT),
@@ -100,7 +101,8 @@ def _calibration(results: Mapping[str, Any]) -> Chart:
 
 _KNOWING = (
     "The mean log-probability ratio of teacher to student on right responses: how far the reference announces them. "
-    "No teacher exceeds the limit on average. What it knows in the last quarter alone, it knows of the answer only."
+    "No teacher exceeds the limit on average. What it knows in the last quarter alone, it knows of the answer only. On wrong "
+    "responses the mean is the lower, the better the reference tells them from right ones."
 )
 _LEGEND = (
     "The thin line of a bar is its 95 % interval. The mark across a column is the row 'oracle': what the truth from one "

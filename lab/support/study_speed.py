@@ -53,7 +53,7 @@ def speed_parts(runs: Runs, arms: Sequence[str], profile: Profile) -> Iterator[s
         f"steps. For these steps, accuracy is a mean over seeds and over a window of a fifth of {BASELINE}'s steps; {BASELINE} "
         "itself may reach it earlier. Intervals are 95 % bootstrap intervals over seeds."
     )
-    yield _speed_table(runs, arms, num_steps)
+    yield speed_table(runs, arms, num_steps)
 
 
 def comparison_parts(runs: Runs, profile: Profile) -> Iterator[str]:
@@ -65,7 +65,7 @@ def comparison_parts(runs: Runs, profile: Profile) -> Iterator[str]:
             f"{', '.join(map(str, other.seeds))}; {other.batch} rollouts per step, {other.steps} steps, learning rate "
             f"{EQUAL_RATES[runs.world]:g}. The measure, accuracy on the rollouts of all steps, was fixed before these runs."
         )
-        yield _speed_table(own, other.arms, other.steps)
+        yield speed_table(own, other.arms, other.steps)
         yield "Accuracy on the held-out problems after these steps:"
         yield arm_table(own.equal, other.arms, own.seeds)
 
@@ -97,7 +97,7 @@ def _differences(runs: Runs, arms: Sequence[str]) -> dict[str, list[float]]:
     return {arm: paired(base, runs.equal(arm), rollout_accuracy) for arm in arms if arm != BASELINE}
 
 
-def _speed_table(runs: Runs, arms: Sequence[str], num_steps: int) -> str:
+def speed_table(runs: Runs, arms: Sequence[str], num_steps: int) -> str:
     base, differences, moments = runs.equal(BASELINE), _differences(runs, arms), (num_steps // 2, num_steps)
     adjusted = adjusted_cells(differences)
     rows: list[list[str]] = []

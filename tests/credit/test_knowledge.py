@@ -1,4 +1,4 @@
-"""What a teacher knows of right responses: the exact posterior reaches the limit, and no other teacher exceeds it."""
+"""What a teacher knows of responses: the exact posterior reaches the limit, and no other teacher exceeds it."""
 
 from __future__ import annotations
 
@@ -69,9 +69,8 @@ def rollouts() -> Rollouts:
 
 def measure(rollouts: Rollouts, teacher: Callable[[tuple[int, ...], int], float]) -> dict[str, float]:
     responses = [generation.response_ids for generation in rollouts.generations]
-    rows = [row for row, right in enumerate(rollouts.correct.tolist()) if right]
-    found = known(gains(responses, teacher), rollouts, rows, seed=0)
-    assert found.pop("responses") == len(rows)
+    found = known(gains(responses, teacher), rollouts, range(len(responses)), seed=0)
+    assert found.pop("responses") == rollouts.correct.sum()
     assert all(figure["low"] <= figure["value"] <= figure["high"] for figure in found.values())
     return {name: figure["value"] for name, figure in found.items()}
 
@@ -91,3 +90,10 @@ def test_other_teachers_know_less(rollouts: Rollouts, trust: float) -> None:
     found = measure(rollouts, lambda prefix, token: max(value((*prefix, token)), 1e-3) ** trust)
     assert found["nats"] < found["limit"]
     assert (found["nats"] > 0) == (trust > 0)
+    assert (found["wrong"] < 0) == (trust > 0), "what announces right responses tells against wrong ones"
+
+
+def test_without_a_wrong_response_its_figure_is_undefined(rollouts: Rollouts) -> None:
+    rows = [row for row, right in enumerate(rollouts.correct.tolist()) if right]
+    found = known(torch.zeros(len(rollouts.correct), LENGTH), rollouts, rows, seed=0)
+    assert (found["wrong"]["value"], found["nats"]["value"]) == (None, 0.0)

@@ -492,7 +492,7 @@ def credit_results(**pearson: float | None) -> dict[str, Any]:
         | {column: figure(value) for column in names}
         for name, value in pearson.items()
     ]
-    known = {"name": "correct", **{name: figure(0.5) for name in ("nats", *QUARTERS, "limit")}}
+    known = {"name": "correct", **{name: figure(0.5) for name in ("nats", *QUARTERS, "limit", "wrong")}}
     return {**CREDIT, "knowledge": [known], "credit": rows, "value": rows}
 
 
