@@ -99,7 +99,7 @@ def _runs(study: Mapping[str, Any], world: str, batch: int | None = None) -> Run
 def study_page(study: Mapping[str, Any]) -> str:
     profile = profile_of(study)
     parts = [_head(study, profile)]
-    for world in KINDS:
+    for world in PROFILES["full"].worlds:
         if any(record["world"] == world for record in study["runs"]):
             parts += _world(study, profile, world)
         else:
