@@ -12,7 +12,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from cepo import __version__, interrupts
-from cepo.commands.completion import SettingType
+from cepo.commands.setting_type import SettingType
 from cepo.errors import CepoError
 from cepo.terminal import print_plain
 
@@ -342,7 +342,7 @@ def microgeo(out: Path | None, seed: int, num_train: int, num_validation: int) -
 @cli.command()
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 def completion(shell: str) -> None:
-    """Print a script with which SHELL completes commands, settings and their values.
+    """Print a script with which SHELL completes commands and their options.
 
     \b
     bash   eval "$(cepo completion bash)"                          in ~/.bashrc

@@ -18,15 +18,17 @@ from cepo.config.easyr1 import EASYR1_KEYS, refuse_fork_keys, report_engine_keys
 from cepo.config.moved_keys import refuse_moved_keys
 from cepo.config.other_programs import own_name
 from cepo.config.paths import located
-from cepo.config.private import environment_references, with_references, without_secrets
+from cepo.config.private import digest, environment_references, with_references, without_secrets
 from cepo.config.schema import RunConfig, RunSettings
 from cepo.config.sources import Origins, Source, read_arguments
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import ConfigError, place_in
-from cepo.sections import Tree, default_tree, fields_of, merged_trees
+from cepo.sections import Tree, default_tree, fields_of, is_decisive, merged_trees
 from cepo.trees import is_dict, is_mapping, leaves, with_texts
 
 logger = logging.getLogger(__name__)
+
+_KEYWORDS = "worker.reward.reward_function_kwargs"
 
 
 def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunConfig:
@@ -234,3 +236,27 @@ def _located_strings(value: Any) -> Any:
 def _escaped(value: Any) -> Any:
     """Escapes `${`, so that resolved text is not interpreted as a reference when it is loaded again."""
     return with_texts(value, lambda text: text.replace("${", "\\${"))
+
+
+def run_identity(config: RunConfig) -> dict[str, Any]:
+    """Returns the settings without which a checkpoint does not fit at all: method, model and form of the weights."""
+    model, lora = config.worker.actor.model, config.worker.actor.model.lora
+    return {
+        "adv_estimator": config.algorithm.adv_estimator,
+        "model_path": model.model_path,
+        "lora_rank": lora.rank,
+        "quantization": lora.quantization,
+        "double_quantization": None if lora.quantization is None else lora.double_quantization,
+    }
+
+
+def decisive_settings(config: RunConfig) -> dict[str, Any]:
+    """Returns the recorded settings that decide what is trained, by dotted key, without empty mappings.
+
+    They are those that the schema marks so. Of the reward function's keywords, which may be confidential, a digest is
+    kept.
+    """
+    tree = leaves(record_tree(config))
+    found = {key: value for key, value in tree if is_decisive(RunSettings, key) and not is_mapping(value)}
+    keywords = {key: found.pop(key) for key in list(found) if key.startswith(_KEYWORDS)}
+    return found | {f"{_KEYWORDS} (digest)": digest(keywords)}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cepo.credit.knowledge import QUARTERS
 from cepo.report.charts import Chart, Series
-from cepo.report.html import Section, Story, Table, bars, write_page
+from cepo.report.html import Section, Story, scores, write_page
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
 
 PAGE_FILE = "credit.html"
@@ -40,19 +40,22 @@ _PARTS = (
 )
 
 
-def credit_tables(results: Mapping[str, Any]) -> list[ScoreTable]:
-    """Returns the tables of credits and of values; a figure that is undefined has no cell."""
+def credit_tables(results: Mapping[str, Any], *, with_kinds: bool = False) -> list[ScoreTable]:
+    """Returns the tables of credits and of values, with 95 % intervals; a figure that is undefined has no cell.
+
+    With `with_kinds`, the name of each row ends with its kind.
+    """
     return [
         ScoreTable(
             title=title,
             columns=[Column(name=column, digits=3) for column in columns.values()],
             rows=[
                 TableRow(
-                    name=row["name"],
+                    name=f"{row['name']} ({row['kind']})" if with_kinds and "kind" in row else row["name"],
                     cells={
-                        column: Cell(mean=row[name]["value"], error=row[name]["error"])
+                        column: Cell(mean=found["value"], **{name: found[name] for name in ("error", "low", "high")})
                         for name, column in columns.items()
-                        if row[name]["value"] is not None
+                        if (found := row[name])["value"] is not None
                     },
                 )
                 for row in results[part]
@@ -67,13 +70,14 @@ def credit_tables(results: Mapping[str, Any]) -> list[ScoreTable]:
 def write_credit_page(results: Mapping[str, Any], out: Path) -> Path:
     """Writes the page of a measurement: its tables as bars with 95 % intervals, and the values' calibration curves."""
     description, sections = results["description"], list[Section]()
+    tables = [scores(table, first="method", limit=_ORACLE) for table in credit_tables(results, with_kinds=True)]
     if results["knowledge"]:
-        sections.append(Section(title="Knowledge", closed=False, notes=[_KNOWING], tables=[_bar_table(results, 0)]))
+        sections.append(Section(title="Knowledge", closed=False, notes=[_KNOWING], tables=tables[:1]))
     if "credit" in results:
         notes = [*_notes(results["counts"]), _LEGEND]
         sections += [
-            Section(title="Credit", closed=False, notes=notes, tables=[_bar_table(results, 1)]),
-            Section(title="Value", closed=False, tables=[_bar_table(results, 2)], charts=[_calibration(results)]),
+            Section(title="Credit", closed=False, notes=notes, tables=tables[1:2]),
+            Section(title="Value", closed=False, tables=tables[2:], charts=[_calibration(results)]),
         ]
     model = "/".join(Path(str(description["checkpoint"] or description["model"])).parts[-2:])
     return write_page(
@@ -102,30 +106,6 @@ _LEGEND = (
     "The thin line of a bar is its 95 % interval. The mark across a column is the row 'oracle': what the truth from one "
     "half of the continuations reaches against that from the other, as far as any credit can be seen to agree with it."
 )
-
-
-def _bar_table(results: Mapping[str, Any], number: int) -> Table:
-    part, title, columns = _PARTS[number]
-    rows: Sequence[Mapping[str, Any]] = results[part]
-    drawn = []
-    for name in columns:
-        limit = next((row[name]["value"] for row in rows if row["name"] == _ORACLE), None)
-        drawn.append(bars([_figure(row[name]) for row in rows], limit))
-    cells = zip(*drawn, strict=True)
-    names = [f"{row['name']} ({row['kind']})" if "kind" in row else row["name"] for row in rows]
-    return Table(
-        head=["method", *columns.values()],
-        rows=[[name, *row] for name, row in zip(names, cells, strict=True)],
-        caption=title,
-    )
-
-
-def _figure(figure: Mapping[str, float | None]) -> tuple[float, str, float, float] | None:
-    value, error = figure["value"], figure["error"]
-    if value is None:
-        return None
-    low, high = (value if figure[end] is None else figure[end] for end in ("low", "high"))
-    return value, f"{value:.3f}" if error is None else f"{value:.3f} ± {error:.3f}", low or 0.0, high or 0.0
 
 
 def _notes(counts: Mapping[str, Any]) -> list[str]:
