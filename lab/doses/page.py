@@ -11,9 +11,10 @@ import numpy
 
 from cepo.report.charts import Chart, Series, save_figure
 from lab.support.machine import ROOT, machine_record
-from lab.support.study_plan import EQUAL_RATES, PLAN, PROFILES, Comparison, comparisons, first_runs
+from lab.support.study_page import wrapped
+from lab.support.study_plan import EQUAL_RATES, PLAN, PROFILES, Comparison, Profile, comparisons, first_runs
 from lab.support.study_records import Record, read_record
-from lab.support.study_speed import speed_table
+from lab.support.study_speed import comparison_sentences, speed_table
 from lab.support.study_statistics import Runs
 from lab.support.tables import table
 from lab.worlds.kinds import DOSES
@@ -22,6 +23,7 @@ MEASUREMENTS = ROOT / "build" / "doses"
 RESULTS = ROOT / "lab" / "results" / "doses.json"
 PAGE = ROOT / "docs" / "doses.md"
 TITLES = {"chain": "answer alone", "chain-weak": "solutions, weak", "chain-strong": "solutions, strong"}
+_WINDOW = 12
 KNOWLEDGE, GRADIENTS = (", ".join(PLAN["doses"][part]) for part in ("knowledge", "gradients"))
 
 
@@ -30,13 +32,14 @@ def write_page(study: Path) -> None:
     if (MEASUREMENTS / "chain").is_dir():
         RESULTS.write_text(json.dumps(_collected(study), indent=1) + "\n", encoding="utf-8")
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
-    PAGE.write_text("\n\n".join(_parts(results)) + "\n", encoding="utf-8")
+    paragraphs = "\n\n".join(_parts(results)).split("\n\n")
+    PAGE.write_text("\n\n".join(map(wrapped, paragraphs)) + "\n", encoding="utf-8")
     save_figure([*_charts(results)], PAGE.parent / "images" / "doses.png")
 
 
 def _collected(study: Path) -> dict[str, Any]:
     known = json.loads((ROOT / "lab" / "results" / "study.json").read_text(encoding="utf-8"))["runs"]
-    (earlier,) = [other for other in comparisons(PROFILES["small"], "chain") if other.batch == PLAN["doses"]["batch"]]
+    batch = PLAN["doses"]["batch"]
     return {
         "machine": machine_record(threads=1),
         "measured": {
@@ -47,28 +50,44 @@ def _collected(study: Path) -> dict[str, Any]:
             for world in TITLES
         },
         "runs": [
-            *(run for run in known if (run["world"], run["batch"]) == ("chain", earlier.batch)),
+            *(run for run in known if (run["world"], run["batch"]) == ("chain", batch)),
             *(record for run in first_runs(PROFILES["doses"]) if (record := read_record(run, study)) is not None),
         ],
     }
 
 
+def _profile(world: str) -> Profile:
+    return PROFILES["doses" if world in DOSES else "small"]
+
+
+def _trained() -> list[str]:
+    """The worlds with runs, in the order of doses."""
+    return [world for world in TITLES if any(_comparisons(world))]
+
+
+def _comparisons(world: str) -> list[Comparison]:
+    profile = _profile(world)
+    planned = comparisons(profile, world) if world in profile.worlds else ()
+    return [other for other in planned if other.batch == PLAN["doses"]["batch"]]
+
+
 def _comparison(world: str) -> Comparison:
-    profile = PROFILES["doses" if world in DOSES else "small"]
-    return next(other for other in comparisons(profile, world) if other.batch == PLAN["doses"]["batch"])
+    (own,) = _comparisons(world)
+    return own
 
 
 def _runs(results: Mapping[str, Any], world: str) -> Runs:
     own = _comparison(world)
-    return Runs(results["runs"], world, own.batch, own.seeds, {})
+    return Runs(records=results["runs"], world=world, batch=own.batch, seeds=own.seeds, own_rates={})
 
 
 def _parts(results: Mapping[str, Any]) -> Iterator[str]:
     yield f"# Dose and response\n\n{PLAN['doses']['text'].strip()}"
-    yield "![Knowledge and speed of learning](images/doses.png)"
+    yield "![Accuracy on the training rollouts by dose](images/doses.png)"
+    yield "".join(comparison_sentences(_runs(results, world), _profile(world)).strip() + "\n" for world in _trained())
     yield "## What the teachers know\n\n" + PLAN["doses"]["about_knowledge"].strip()
     yield table(
-        ["dose", "teacher", "nats", "first quarter", "second", "third", "last", "limit"],
+        ["dose", "teacher", "nats", "first quarter", "second", "third", "last", "limit", "nats, wrong"],
         [
             [TITLES[world], f"`{row['name']}`", *(_figure(row[key]) for key in _KEYS)]
             for world, found in results["measured"].items()
@@ -85,8 +104,8 @@ def _parts(results: Mapping[str, Any]) -> Iterator[str]:
         ],
     )
     yield "## Speed of learning\n\n" + PLAN["doses"]["about_learning"].strip()
-    for world, title in TITLES.items():
-        own = _comparison(world)
+    for world in _trained():
+        own, title = _comparison(world), TITLES[world]
         seeds = ", ".join(map(str, own.seeds))
         yield (
             f"**{title}**: {own.batch} rollouts per step, {own.steps} steps, learning rate {EQUAL_RATES[world]:g}, run seeds "
@@ -95,7 +114,7 @@ def _parts(results: Mapping[str, Any]) -> Iterator[str]:
         yield speed_table(_runs(results, world), own.arms, own.steps)
 
 
-_KEYS = ("nats", "first", "second", "third", "last", "limit")
+_KEYS = ("nats", "first", "second", "third", "last", "limit", "wrong")
 
 
 def _figure(found: Mapping[str, float]) -> str:
@@ -108,19 +127,18 @@ def _with_interval(found: Mapping[str, float | None]) -> list[str]:
 
 
 def _charts(results: Mapping[str, Any]) -> Iterator[Chart]:
-    for world, title in TITLES.items():
+    for world in _trained():
         runs = _runs(results, world)
         yield Chart(
-            title=f"{title}: rollouts of the last 12 steps",
+            title=f"{TITLES[world]}: rollouts of the last {_WINDOW} steps",
             unit="accuracy",
             series=[_series(arm, [*runs.equal(arm).values()]) for arm in _comparison(world).arms if runs.equal(arm)],
         )
 
 
 def _series(arm: str, records: list[Record]) -> Series:
-    width = 12
     curves = numpy.array([record["trained"] for record in records])
-    smooth = numpy.array([numpy.convolve(curve, numpy.ones(width) / width, "valid") for curve in curves])
+    smooth = numpy.array([numpy.convolve(curve, numpy.ones(_WINDOW) / _WINDOW, "valid") for curve in curves])
     mean, error = smooth.mean(0), smooth.std(0, ddof=1) / len(smooth) ** 0.5
-    steps = [*range(width, curves.shape[1] + 1)]
+    steps = [*range(_WINDOW, curves.shape[1] + 1)]
     return Series(label=arm, steps=steps, values=[*mean], low=[*(mean - error)], high=[*(mean + error)])

@@ -106,10 +106,10 @@ def study_page(study: Mapping[str, Any]) -> str:
             why = "Its runs are planned." if world in profile.worlds else "It was not asked for (`--worlds`)."
             parts.append(f"## {world}\n\nThe world `{world}` is not run. {why}")
     parts += [_compute(study), _limits(profile)]
-    return "\n\n".join(map(_wrapped, "\n\n".join(parts).split("\n\n"))) + "\n"
+    return "\n\n".join(map(wrapped, "\n\n".join(parts).split("\n\n"))) + "\n"
 
 
-def _wrapped(paragraph: str) -> str:
+def wrapped(paragraph: str) -> str:
     """Wraps prose at 100 characters; leaves tables, headings and images unchanged."""
     if paragraph.startswith(("|", "#", "!")):
         return paragraph
