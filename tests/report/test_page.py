@@ -377,6 +377,7 @@ def test_8_rollouts_of_2000_tokens_take_5_mb_and_10_s(browser: Browser, tmp_path
     assert "delta" in opened.tip(0, 1999)
 
 
+@pytest.mark.nightly("writes for half a minute")
 def test_10000_rollouts_lie_in_files_that_open_lazily(browser: Browser, tmp_path: Path) -> None:
     """500 steps of 20 rollouts of 50 tokens; another step's file is asked for when it is looked at."""
     folder = folder_of(tmp_path, 500, [mixed(step, tokens=50, size=20) for step in range(1, 501)])
@@ -573,7 +574,18 @@ def axe() -> str:
     return (Path(package.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1400, False), (1400, True), (800, True), (360, False)])
+OTHER_VIEW = pytest.mark.nightly("a quarter of a minute; dark and light, wide and narrow are in the other cases")
+
+
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [
+        pytest.param(1400, False, marks=OTHER_VIEW),
+        (1400, True),
+        pytest.param(800, True, marks=OTHER_VIEW),
+        (360, False),
+    ],
+)
 def test_axe_has_no_serious_finding_on_any_page(
     browser: Browser, axe: str, tmp_path: Path, width: int, dark: bool
 ) -> None:
