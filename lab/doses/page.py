@@ -84,7 +84,8 @@ def _runs(results: Mapping[str, Any], world: str) -> Runs:
 def _parts(results: Mapping[str, Any]) -> Iterator[str]:
     yield f"# Dose and response\n\n{PLAN['doses']['text'].strip()}"
     yield "![Accuracy on the training rollouts by dose](images/doses.png)"
-    yield "".join(comparison_sentences(_runs(results, world), _profile(world)).strip() + "\n" for world in _trained())
+    yield " ".join(comparison_sentences(_runs(results, world), _profile(world)).strip() for world in _trained())
+    yield PLAN["doses"]["found"].strip()
     yield "## What the teachers know\n\n" + PLAN["doses"]["about_knowledge"].strip()
     yield table(
         ["dose", "teacher", "nats", "first quarter", "second", "third", "last", "limit", "nats, wrong"],

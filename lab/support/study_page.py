@@ -182,8 +182,13 @@ def _head(study: Mapping[str, Any], profile: Profile) -> str:
     ]
     return f"""# The study
 
-The study trains all methods from the same weights on the same problems with the same number of
-rollouts. `bash scripts/study.sh {profile.name} --worlds {" ".join(profile.worlds)}` generates this page, its verdicts
+![Accuracy on the training rollouts with an answer and with worked solutions as references](images/doses.png)
+
+{PLAN["beginning"].strip()}
+
+## In numbers
+
+`bash scripts/study.sh {profile.name} --worlds {" ".join(profile.worlds)}` generates this page, its verdicts
 included, from `lab/results/study.json`.
 
 {summary(study)}
