@@ -182,7 +182,7 @@ def _head(study: Mapping[str, Any], profile: Profile) -> str:
     ]
     return f"""# The study
 
-![Accuracy on the training rollouts with an answer and with worked solutions as references](images/doses.png)
+![Accuracy on the training rollouts, with two kinds of references](images/doses.png)
 
 {PLAN["beginning"].strip()}
 
