@@ -18,14 +18,14 @@ if sys.version_info < (3, 11):  # noqa: UP036
     raise SystemExit(2)
 
 _HOMES = {
-    "Callback": "cepo.trainer.callbacks",
+    "Callback": "cepo.trainer.protocol",
     "Evaluation": "cepo.api",
-    "Run": "cepo.report.opened",
+    "Run": "cepo.report.recorded_run",
     "RunConfig": "cepo.config",
     "evaluate": "cepo.api",
     "load_config": "cepo.api",
     "merge": "cepo.api",
-    "open_run": "cepo.report.opened",
+    "open_run": "cepo.report.recorded_run",
     "push": "cepo.api",
     "train": None,
 }

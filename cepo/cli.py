@@ -12,9 +12,30 @@ import click
 from click.shell_completion import get_completion_class
 
 from cepo import __version__, interrupts
-from cepo.commands.setting_type import SettingType
-from cepo.errors import CepoError
+from cepo.errors import CepoError, did_you_mean
 from cepo.terminal import print_plain
+
+
+class SettingType(click.ParamType):
+    """The words `config=FILE` and `a.b.c=value` of a command line; the reader of the configuration checks them."""
+
+    name = "setting"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Refuses a word that can only be a misspelt option of the command."""
+        options: dict[str, bool] = {}
+        if ctx is not None and not ctx.resilient_parsing:
+            options = {str(each.name): each.is_flag for each in ctx.command.params if isinstance(each, click.Option)}
+        key = value.partition("=")[0]
+        if not all(options.values()) and "." not in key and key != "config":
+            known = ("config", *options)
+            raise click.UsageError(
+                f"argument '{value}':{did_you_mean(key.lstrip('-'), known)} Accepted: "
+                f"{', '.join(f'{name}=...' for name in known)}, and settings a.b.c=value",
+                ctx,
+            )
+        return value
+
 
 _USAGE_ERROR = 2
 _COPIED = ("configs", "examples", "scripts/geo3k", "scripts/common.sh")

@@ -18,7 +18,7 @@ from cepo.config.paths import located_data
 from cepo.data.hub import require_hub_names
 from cepo.errors import ConfigError
 from cepo.foreign_files import read_text
-from cepo.hardware.devices import require_usable_torch
+from cepo.hardware import require_usable_torch
 from cepo.live_view import SafeConsole
 from cepo.progress import Progress, log_to_stderr
 from cepo.terminal import print_plain

@@ -15,8 +15,7 @@ from cepo import interrupts
 from cepo.algorithms import available_estimators, estimator_class, load_plugin, section_of
 from cepo.algorithms.base import SHARED, own_fields, path_of, presets_of
 from cepo.config.easyr1 import EASYR1_KEYS, refuse_fork_keys, report_engine_keys, without_engine_keys
-from cepo.config.moved_keys import refuse_moved_keys
-from cepo.config.other_programs import own_name
+from cepo.config.other_names import own_name, refuse_moved_keys
 from cepo.config.paths import located
 from cepo.config.private import digest, environment_references, with_references, without_secrets
 from cepo.config.schema import RunConfig, RunSettings

@@ -12,7 +12,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from cepo.config.other_programs import own_name
+from cepo.config.other_names import own_name
 from cepo.config.paths import find_config_file, find_path, searched
 from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import read_text

@@ -15,9 +15,8 @@ from cepo.credit.arms import Arm, credit_arms, value_arms
 from cepo.credit.continuations import Continuations, expected_tokens
 from cepo.credit.method_list import MeasuredMethod
 from cepo.credit.session import Session
-from cepo.credit.signals import MethodSignal, signals_of
+from cepo.credit.signals import MethodSignal, signals_of, write_traces
 from cepo.credit.stored import claim_folder, kept_rollouts
-from cepo.credit.traces import write_traces
 from cepo.credit.truth import Prefix, Truth, assemble, chosen_tokens, needed_prefixes
 from cepo.tracking.run_folder import write_atomically
 from cepo.trainer.asking import Rollouts

@@ -15,8 +15,7 @@ from trl.data_utils import prepare_multimodal_messages  # pyright: ignore[report
 
 from cepo.algorithms import build_estimator
 from cepo.errors import ConfigError, DataError, RewardError
-from cepo.integrations.gathered import References, Row, Texts, rollouts_of
-from cepo.integrations.hinted_messages import images_of
+from cepo.integrations.gathered import References, Row, Texts, images_of, rollouts_of
 from cepo.metrics import Metrics, fraction
 from cepo.trainer.asking import Rollouts
 from cepo.types import Reference, TokenBatch, TokenSignal

@@ -30,8 +30,7 @@ from verl.utils.tokenizer import get_processor_token_id  # pyright: ignore[repor
 
 from cepo.algorithms import build_estimator
 from cepo.errors import ConfigError, DataError
-from cepo.integrations.gathered import References, Row, Texts, rollouts_of
-from cepo.integrations.hinted_messages import spliced
+from cepo.integrations.gathered import References, Row, Texts, rollouts_of, spliced
 from cepo.metrics import Metrics, fraction, merge_metrics, results
 from cepo.sections import read_section, section
 from cepo.trainer.asking import Rollouts

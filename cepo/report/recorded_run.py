@@ -1,24 +1,28 @@
-"""Reads the folder of a finished or running run for reports."""
+"""Reads the folder of a finished or running run, for reports and as values for programs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from omegaconf import OmegaConf
 
-from cepo.config.checks import last_checkpoint
+from cepo.config.checks import checkpoints_in, last_checkpoint
 from cepo.config.listing import written
-from cepo.config.moved_keys import with_present_keys
+from cepo.config.other_names import with_present_keys
 from cepo.config.recorded import without_interpolation
 from cepo.config.sources import read_file
 from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import read_json
-from cepo.tracking.run_folder import CONFIG_FILE, MetricsRow, read_metrics
+from cepo.tracking.run_folder import CONFIG_FILE, MetricsRow, read_generations, read_metrics
+
+if TYPE_CHECKING:
+    import pandas
 
 UNKNOWN_ESTIMATOR = "unknown method"
 _TIMED = ("timing_s/step", "timing_s/validate", "timing_s/save")
@@ -116,3 +120,65 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise DataError(str(error)) from error
     tree = without_interpolation(OmegaConf.to_container(source.tree))
     return with_present_keys({str(key): value for key, value in tree.items()})
+
+
+@dataclass(frozen=True)
+class Run:
+    """The records of a finished or running run. Each property reads its files once; open the run anew to read on.
+
+    Attributes:
+        folder: the run folder, `trainer.save_checkpoint_path`.
+    """
+
+    folder: Path
+
+    @cached_property
+    def records(self) -> RunData:
+        """The metrics by name and the settings by dotted key, as the report reads them; raises `DataError`."""
+        return load_run(self.folder)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The resolved settings as nested mappings; empty if the run wrote none."""
+        return self.records.config
+
+    @cached_property
+    def metrics(self) -> pandas.DataFrame:
+        """The metrics: one row per step (the index; 0 is before training), one column per metric, NaN where unmeasured."""
+        import pandas
+
+        rows = self.records.rows
+        steps = pandas.Index([row.step for row in rows], name="step", dtype="int64")
+        return pandas.DataFrame([dict(row.values) for row in rows], index=steps, dtype="float64")
+
+    @cached_property
+    def rollouts(self) -> pandas.DataFrame:
+        """The recorded rollouts, one row each, with the columns of the trace (`docs/tracking.md`); raises `DataError`."""
+        from cepo.tracking.trace import read_rollout_table
+
+        return read_rollout_table(self.folder).to_pandas()
+
+    @cached_property
+    def validation_samples(self) -> pandas.DataFrame:
+        """The recorded validation responses, one row each, with the step after which they were sampled."""
+        import pandas
+
+        return pandas.DataFrame(list(read_generations(self.folder)))
+
+    @property
+    def checkpoints(self) -> dict[int, Path]:
+        """The folders of the complete checkpoints by step, oldest first."""
+        return checkpoints_in(self.folder)
+
+    def page(self, out: Path | str | None = None) -> Path:
+        """Writes the report of the run, by default `report.html` in its folder, and returns the file's path."""
+        from cepo.report.page import write_report
+
+        return write_report(self.folder, None if out is None else Path(out))
+
+
+def open_run(folder: Path | str) -> Run:
+    """Opens a run folder; raises `DataError` if it is not one."""
+    run = Run(Path(folder))
+    read_metrics(run.folder)
+    return run

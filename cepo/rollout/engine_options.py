@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cepo.errors import EngineError
-from cepo.hardware.tools import Capability
+from cepo.hardware import Capability
 from cepo.models.pretrained import DTYPE_NAMES
 from cepo.rollout.generator import GeneratorSettings
 

@@ -42,7 +42,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from cepo.hardware.devices import num_processors
+from cepo.hardware import num_processors
 from cepo.metrics import fraction
 from cepo.progress import Progress
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import cepo
 from cepo.config.private import masked_argument
-from cepo.hardware.devices import num_processors, processor_name
+from cepo.hardware import num_processors, processor_name
 from cepo.tracking.run_folder import RECORDS_FORMAT
 from cepo.tracking.sink import RunDescription
 

@@ -8,7 +8,7 @@ import pytest
 from config_arguments import REQUIRED, load, message_of, write
 
 from cepo.config.listing import settings_of
-from cepo.config.other_programs import NAMES
+from cepo.config.other_names import NAMES
 
 
 def test_a_missing_config_file_is_named_with_the_places_searched() -> None:

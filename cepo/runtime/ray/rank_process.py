@@ -21,7 +21,7 @@ import torch.distributed as dist
 from cepo.config.data_schema import DataConfig
 from cepo.data.images import ImageStore
 from cepo.errors import CepoError, EngineError
-from cepo.hardware.devices import require_usable_torch
+from cepo.hardware import require_usable_torch
 from cepo.models.processing import load_processing
 from cepo.runtime.wire import Receiver, decode, encode
 from cepo.workers.distributed import process_group_backend, stay_on_loopback, this_device
