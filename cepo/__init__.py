@@ -20,12 +20,12 @@ if sys.version_info < (3, 11):  # noqa: UP036
 _HOMES = {
     "Callback": "cepo.trainer.protocol",
     "Evaluation": "cepo.api",
-    "Run": "cepo.report.recorded_run",
+    "Run": "cepo.report.opened",
     "RunConfig": "cepo.config",
     "evaluate": "cepo.api",
     "load_config": "cepo.api",
     "merge": "cepo.api",
-    "open_run": "cepo.report.recorded_run",
+    "open_run": "cepo.report.opened",
     "push": "cepo.api",
     "train": None,
 }

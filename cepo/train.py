@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cepo.data.mixing import MixedProblems
     from cepo.models.inputs import ImageSource
     from cepo.models.processing import Processing
-    from cepo.report.recorded_run import Run
+    from cepo.report.opened import Run
     from cepo.sizing import Memory
     from cepo.tracking.tracker import Tracker
     from cepo.trainer.loop import Trainer
@@ -108,7 +108,7 @@ def train(config: RunConfig, *, callbacks: Sequence[Callback] = ()) -> Run:
             another run holds the run folder.
         WorkerLostError: a worker was lost, and `trainer.max_restarts` are used up or this process is the worker.
     """
-    from cepo.report.recorded_run import Run
+    from cepo.report.opened import open_run
 
     lines = check_config(config)
     preflight.check_before_imports(config.worker, config.trainer)
@@ -121,7 +121,7 @@ def train(config: RunConfig, *, callbacks: Sequence[Callback] = ()) -> Run:
         logger.info("plan: %s", devices)
         preflight.check_hub_names(config.data, config.algorithm, config.worker)
         _train_in_its_folder(config, callbacks)
-    return Run(config.trainer.run_folder)
+    return open_run(config.trainer.run_folder)
 
 
 def _train_in_its_folder(config: RunConfig, callbacks: Sequence[Callback]) -> None:
@@ -227,9 +227,9 @@ def build_backend(
         from cepo.runtime.ray import RayBackend
 
         return RayBackend(config.data, config.worker, config.trainer, facts, image_probe)
-    from cepo.runtime.local import LocalBackend
+    from cepo.workers.worker import Worker
 
-    return LocalBackend(config.worker, facts, processing)
+    return Worker(config.worker, facts, processing)
 
 
 def _memory(config: RunConfig, processing: Processing, facts: WorkerFacts) -> Memory | None:
