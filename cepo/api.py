@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from cepo.config import RunConfig, check_config
 from cepo.config import load_config as _load_config
@@ -132,7 +132,7 @@ class Evaluation:
     """
 
     folder: Path
-    results: Mapping[str, Any]
+    results: Mapping[str, object]
 
     @cached_property
     def accuracy(self) -> pandas.DataFrame:

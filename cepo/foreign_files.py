@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from cepo.errors import CepoError, DataError, ForeignFileError
+from cepo.trees import Tree
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -43,14 +44,14 @@ def require_within(path: Path, folder: Path | str | None) -> Path:
         ForeignFileError: it is elsewhere or does not exist.
     """
     try:
-        place = Path(os.path.realpath(path, strict=True))
+        target = Path(os.path.realpath(path, strict=True))
     except (OSError, ValueError) as error:  # ValueError: a null byte
         raise ForeignFileError(path, _unreadable(error)) from error
-    if folder is not None and not place.is_relative_to(os.path.realpath(folder)):
+    if folder is not None and not target.is_relative_to(os.path.realpath(folder)):
         raise ForeignFileError(
             path, f"lies outside of {folder}, or is a link that leads out of it; copy the file there"
         )
-    return place
+    return target
 
 
 def hub_folder(folder: Path) -> Path:
@@ -78,9 +79,9 @@ def open_regular(
     """
     # Without O_NONBLOCK, opening a pipe would wait for its other end. The path has no more links.
     flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (os.O_RDWR if writable else os.O_RDONLY)
-    place = require_within(path, within)
+    target = require_within(path, within)
     try:
-        descriptor = os.open(place, flags)
+        descriptor = os.open(target, flags)
     except OSError as error:
         raise ForeignFileError(path, _unreadable(error)) from error
     status = os.fstat(descriptor)
@@ -141,7 +142,7 @@ def read_json(path: Path, kind: type, *, within: Path | str | None = None) -> An
     return value
 
 
-def read_objects(path: Path, *, within: Path | str | None = None) -> Iterator[dict[str, Any]]:
+def read_objects(path: Path, *, within: Path | str | None = None) -> Iterator[Tree]:
     """Yields the objects of a file of JSON lines in order; skips an incomplete last line.
 
     Raises:
@@ -151,7 +152,7 @@ def read_objects(path: Path, *, within: Path | str | None = None) -> Iterator[di
         yield from (row for row, _ in objects_in(path, file))
 
 
-def objects_in(path: Path, file: BinaryIO) -> Iterator[tuple[dict[str, Any], int]]:
+def objects_in(path: Path, file: BinaryIO) -> Iterator[tuple[Tree, int]]:
     """Yields the objects of an open file of JSON lines with the lengths of their lines; raises as `read_objects`."""
     number = 0
     while line := file.readline(LARGEST_LINE):
@@ -168,7 +169,7 @@ def objects_in(path: Path, file: BinaryIO) -> Iterator[tuple[dict[str, Any], int
                 f"is damaged in line {number}: every line must be a JSON object of at most {LARGEST_LINE:,} bytes; only the "
                 "last may be incomplete. Remove that line to read the rest.",
             )
-        yield cast("dict[str, Any]", row), len(line)
+        yield cast("Tree", row), len(line)
 
 
 @contextmanager

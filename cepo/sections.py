@@ -16,9 +16,7 @@ from pydantic_core import ErrorDetails
 from pydantic_core.core_schema import CoreSchema
 
 from cepo.errors import ConfigError, did_you_mean
-
-Tree = dict[str, Any]
-"""Nested settings, or a JSON schema."""
+from cepo.trees import Tree
 
 _Section = TypeVar("_Section")
 _RULES = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)

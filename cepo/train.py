@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import sys
 from collections.abc import Sequence
@@ -222,13 +221,16 @@ def build_backend(
     config: RunConfig, processing: Processing, facts: WorkerFacts, image_probe: ImageSource | None
 ) -> Backend:
     """Builds the backend, which runs on this process's device or on those of a Ray cluster."""
-    facts = dataclasses.replace(facts, memory=_memory(config, processing, facts))
+    memory = _memory(config, processing, facts)
     if config.trainer.chosen_launcher == "ray":
         from cepo.runtime.ray import RayBackend
 
-        return RayBackend(config.data, config.worker, config.trainer, facts, image_probe)
+        return RayBackend(config.data, config.worker, config.trainer, facts, memory, image_probe)
+    from cepo.sizing import require_memory
+    from cepo.workers.distributed import this_device
     from cepo.workers.worker import Worker
 
+    require_memory(memory, config.worker.rollout, this_device())
     return Worker(config.worker, facts, processing)
 
 

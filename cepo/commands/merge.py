@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cepo.config.recorded import CHAT_TEMPLATE, MODEL, recorded_model
 from cepo.errors import CheckpointError, ConfigError, ForeignFileError
@@ -187,7 +187,7 @@ def find_base(
     )
 
 
-def _trained_with(config_file: Path, given: Collection[str]) -> tuple[Mapping[str, Any], str | None]:
+def _trained_with(config_file: Path, given: Collection[str]) -> tuple[Mapping[str, object], str | None]:
     """Returns `worker.actor.model` and the text of `data.override_chat_template`; both empty without a file.
 
     Other settings are ignored: reward files, plugins and data need not exist where the merge runs. Consent to remote

@@ -17,7 +17,7 @@ from cepo.config.paths import find_config_file, find_path, searched
 from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import read_text
 from cepo.sections import SectionError, read_section
-from cepo.trees import is_mapping
+from cepo.trees import Tree, is_mapping
 
 _Section = TypeVar("_Section")
 _ARGUMENT_KEY = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
@@ -53,7 +53,7 @@ class Origins:
         place = self.place_of(key)
         return ConfigError(message if place is None else f"{place}: {message}")
 
-    def read(self, kind: type[_Section], tree: Any, **reading: Any) -> _Section:
+    def read(self, kind: type[_Section], tree: object, **reading: Any) -> _Section:
         """Calls `read_section` and adds to each fault its file and line, or its argument.
 
         Raises:
@@ -109,7 +109,7 @@ def read_file(path: Path, *, within: Path | None = None) -> tuple[Source, Path |
     try:
         text = read_text(path, within=within)
         root: Any = yaml.SafeLoader(text).get_single_node()
-        empty: dict[str, Any] = {}
+        empty: Tree = {}
         tree = OmegaConf.create(text if isinstance(root, yaml.MappingNode) else empty)
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
@@ -179,7 +179,7 @@ def read_argument(argument: str) -> Source:
     return Source(tree, Origins(places, {key: value}))
 
 
-def _collect_argument_keys(node: Any, prefix: str, place: str, places: dict[str, str]) -> None:
+def _collect_argument_keys(node: object, prefix: str, place: str, places: dict[str, str]) -> None:
     if is_mapping(node):
         for key, value in node.items():
             places[f"{prefix}{key}"] = place

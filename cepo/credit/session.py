@@ -7,7 +7,6 @@ import logging
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import RunConfig
@@ -18,6 +17,7 @@ from cepo.models.processing import Processing, load_processing
 from cepo.rewards.pool import RewardPool
 from cepo.tracking.environment import describe_software
 from cepo.trainer.asking import Asker, Rollouts, training_settings
+from cepo.trees import Tree
 from cepo.workers.checkpoint import load_weights
 from cepo.workers.worker import Worker, WorkerFacts
 
@@ -36,7 +36,7 @@ class Session:
     backend: Worker
     asker: Asker
 
-    def description(self, checkpoint: str | None) -> dict[str, Any]:
+    def description(self, checkpoint: str | None) -> Tree:
         """Returns a description of what the results depend on."""
         config = self.config
         return {

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy
 import torch
@@ -118,7 +117,7 @@ def write_traces(
 
 def _trace(
     folder: Path, rollouts: Rollouts, truth: Truth, signals: Sequence[MethodSignal], processing: Processing, row: int
-) -> Mapping[str, Any]:
+) -> Mapping[str, object]:
     number = row // rollouts.group_size
     problem, tokens = rollouts.problems[number], rollouts.generations[row].response_ids
     image = None
@@ -131,11 +130,11 @@ def _trace(
 
     values: list[float | None] = [None] * (len(tokens) + 1)
     credit: list[float | None] = [None] * len(tokens)
-    for place in numpy.flatnonzero(truth.row == row):
-        token = int(truth.token[place])
-        credit[token] = float(truth.credit[place])
-        values[token] = float(truth.value[place])
-        values[token + 1] = float(truth.value[place] + truth.credit[place])
+    for index in numpy.flatnonzero(truth.row == row):
+        token = int(truth.token[index])
+        credit[token] = float(truth.credit[index])
+        values[token] = float(truth.value[index])
+        values[token + 1] = float(truth.value[index] + truth.credit[index])
     return {
         "prompt_id": problem.prompt_id,
         "problem": problem.text,

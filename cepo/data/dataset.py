@@ -172,7 +172,7 @@ class ProblemSet(Sequence[Problem]):
     def _image_source(self, row_number: int, *, has_videos: bool) -> ImageSource | None:
         return None if has_videos or self._rows_are_given else ImageSource(data=self._source, row=row_number)
 
-    def _turns(self, row: Mapping[str, Any]) -> list[Turn]:
+    def _turns(self, row: Mapping[str, object]) -> list[Turn]:
         """Returns the prompt's turns, with the format prompt applied to the last one."""
         value = row[self._config.prompt_key]
         *history, last = read_conversation(value) if is_conversation(value) else [Turn("user", plain_text(value))]
@@ -180,7 +180,7 @@ class ProblemSet(Sequence[Problem]):
             last = Turn(last.role, self._template.render(content=last.text))
         return [*history, last]
 
-    def _video(self, value: Any) -> Video:
+    def _video(self, value: object) -> Video:
         config = self._config
         rules = FrameRules(
             fps=config.video_fps,
@@ -190,7 +190,7 @@ class ProblemSet(Sequence[Problem]):
         )
         return load_video(value, config.image_dir, rules)
 
-    def _measure(self, row: Mapping[str, Any]) -> RowMeasure:
+    def _measure(self, row: Mapping[str, object]) -> RowMeasure:
         """Measures the prompt and its images. Videos are decoded completely, the only way to find damaged ones."""
         config = self._config
         for key, wrong, accepted in (
@@ -236,11 +236,11 @@ def problem_indices(step: int, *, num_problems: int, batch_size: int, shuffle: b
     """Returns the indices of the problems of the 0-based `step`; each pass over the data has its own order."""
     per_epoch = steps_per_epoch(num_problems, batch_size)
     assert per_epoch > 0, "a batch must not be larger than the problem set; checked when the run is put together"
-    epoch, place = divmod(step, per_epoch)
+    epoch, number = divmod(step, per_epoch)
     order = list(range(num_problems))
     if shuffle:
         random.Random(f"{seed}/{epoch}").shuffle(order)
-    return order[place * batch_size : (place + 1) * batch_size]
+    return order[number * batch_size : (number + 1) * batch_size]
 
 
 class _WithVisuals(Protocol):
@@ -254,7 +254,7 @@ def most_visuals(*problem_sets: _WithVisuals | None) -> tuple[int, int]:
     return max(each.most_images for each in present), max(each.most_videos for each in present)
 
 
-def plain_text(value: Any) -> str:
+def plain_text(value: object) -> str:
     """Returns a cell as text: empty for None, and whole numbers without the `.0` of a float column."""
     if value is None:
         return ""
@@ -274,7 +274,7 @@ def _format_template(path: str | None) -> UserTemplate | None:
     return template
 
 
-def is_conversation(value: Any) -> bool:
+def is_conversation(value: object) -> bool:
     """Returns whether a cell of the prompt column holds messages."""
     return isinstance(value, list | tuple)
 
@@ -296,7 +296,7 @@ def read_conversation(messages: Any) -> list[Turn]:
     return turns
 
 
-def _mapping(value: object) -> Mapping[str, Any] | None:
+def _mapping(value: object) -> Mapping[str, object] | None:
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else None
 
 
@@ -307,7 +307,7 @@ def _turn(message: object, number: int) -> Turn:
         raise DataError(f"message {number} has no role or no content (it is: {found}); {_ACCEPTED}")
     if given["role"] not in ROLES:
         raise DataError(f"message {number} has the role {given['role']!r}; accepted: {', '.join(ROLES)}")
-    content: Any = given["content"]
+    content: object = given["content"]
     if not isinstance(content, str | list | tuple):
         raise DataError(
             f"message {number} has a {type(content).__name__} as content; accepted: text or a list of parts"

@@ -41,7 +41,7 @@ _TURNS = {
 """Maps the orientation in EXIF data to the transposition that turns the image upright."""
 
 
-def image_of(value: Any, image_dir: str | None) -> Image.Image:
+def image_of(value: object, image_dir: str | None) -> Image.Image:
     """Opens an image without decoding its pixels; its size is known.
 
     Args:
@@ -66,7 +66,7 @@ def image_of(value: Any, image_dir: str | None) -> Image.Image:
     return value
 
 
-def bytes_or_path(value: Any) -> Any:
+def bytes_or_path(value: object) -> Any:
     """Returns a mapping's `bytes`, or its `path` if it has none, and the content of a text in base64; else the value.
 
     Raises:
@@ -93,7 +93,7 @@ def _decoded(text: str) -> bytes:
         raise DataError(f"{text[:20]}... is not valid base64; encode the file again, or give its path") from error
 
 
-def verify_image(value: Any, image_dir: str | None) -> tuple[int, int]:
+def verify_image(value: object, image_dir: str | None) -> tuple[int, int]:
     """Checks as cheaply as the format allows that an image can be decoded; returns its upright (width, height).
 
     Raises:
@@ -147,7 +147,7 @@ def limited_size(size: tuple[int, int], min_pixels: int | None, max_pixels: int 
     return width, height
 
 
-def load_rgb(value: Any, image_dir: str | None, min_pixels: int | None, max_pixels: int | None) -> Image.Image:
+def load_rgb(value: object, image_dir: str | None, min_pixels: int | None, max_pixels: int | None) -> Image.Image:
     """Returns the decoded image in RGB (from palettes, grey and alpha too), upright and within the pixel limits.
 
     Raises:
@@ -164,7 +164,7 @@ def load_rgb(value: Any, image_dir: str | None, min_pixels: int | None, max_pixe
     return image if size == image.size else image.resize(size, Image.Resampling.BICUBIC)
 
 
-def listed(row: Mapping[str, Any], key: str) -> list[Any]:
+def listed(row: Mapping[str, object], key: str) -> list[Any]:
     """Returns a cell's values as a list: none, one, or several."""
     value = row.get(key)
     if value is None or value == "":
@@ -172,7 +172,7 @@ def listed(row: Mapping[str, Any], key: str) -> list[Any]:
     return [*cast("Sequence[Any]", value)] if isinstance(value, list | tuple) else [value]
 
 
-def decoded_images(row: Mapping[str, Any], config: DataConfig) -> tuple[Image.Image, ...]:
+def decoded_images(row: Mapping[str, object], config: DataConfig) -> tuple[Image.Image, ...]:
     """Returns a row's images in RGB, within the pixel limits; raises `DataError` if one cannot be decoded."""
     return tuple(
         load_rgb(value, config.image_dir, config.min_pixels, config.max_pixels)

@@ -111,7 +111,7 @@ def _problem(number: int, row: Row) -> Problem:
     )
 
 
-Messages = Sequence[Mapping[str, Any]]
+Messages = Sequence[Mapping[str, object]]
 """Turns with a `role` and a `content`, which is a text or a list of parts of the types `text` and `image`."""
 
 
@@ -173,5 +173,5 @@ def images_of(messages: Messages) -> list[Any]:
     return [part["image"] for content in contents for part in content if part["type"] == "image"]
 
 
-def _without_images(content: Any) -> Any:
+def _without_images(content: object) -> Any:
     return [part for part in content if part["type"] not in _VISUALS] if isinstance(content, list) else content

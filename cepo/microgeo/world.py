@@ -335,15 +335,15 @@ def with_embedded_world(config: RunConfig) -> RunConfig:
         return config
     world = build_world()
     files = {f"microgeo:{split}": str(world.split_file(split)) for split in SHAPES.splits}
-    places = files | {"microgeo:model": str(world.model_path)}
+    paths = files | {"microgeo:model": str(world.model_path)}
     new_data = dataclasses.replace(
         data,
-        train_files=",".join(places.get(source, source) for source in data.train_sources),
-        val_files=places.get(data.val_files or "", data.val_files),
+        train_files=",".join(paths.get(source, source) for source in data.train_sources),
+        val_files=paths.get(data.val_files or "", data.val_files),
     )
-    new_model = dataclasses.replace(model, model_path=places.get(model.model_path, model.model_path))
+    new_model = dataclasses.replace(model, model_path=paths.get(model.model_path, model.model_path))
     actor = dataclasses.replace(config.worker.actor, model=new_model)
-    critic_path = places.get(critic.model.model_path or "", critic.model.model_path)
+    critic_path = paths.get(critic.model.model_path or "", critic.model.model_path)
     critic = dataclasses.replace(critic, model=dataclasses.replace(critic.model, model_path=critic_path))
     worker = dataclasses.replace(config.worker, actor=actor, critic=critic)
     return dataclasses.replace(config, data=new_data, worker=worker)

@@ -34,7 +34,7 @@ class ChatTemplate:
     def __init__(self, processor: Any, origin: str) -> None:
         self._processor, self._origin = processor, origin
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, object]]) -> str:
         """Returns the conversation as text that ends with the assistant header.
 
         Raises:
@@ -80,7 +80,7 @@ class _Renderer:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def reply(self, request: Mapping[str, Any]) -> tuple[str, Any]:
+    def reply(self, request: Mapping[str, object]) -> tuple[str, Any]:
         """Returns what `main` answers, or ("ended", the exit code) if rendering ended the process."""
         with self._lock:
             process, self._process = (

@@ -6,13 +6,14 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy
 import torch
 from jaxtyping import Int64
 from PIL import Image
 from torch import Tensor
+
+from cepo.trees import Tree
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Video:
         """Returns at most `most` evenly spaced frames as images, starting with the first."""
         return [Image.fromarray(frame) for frame in self.frames[:: -(-len(self.frames) // most)]]
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> Tree:
         """Returns the metadata that the processors of transformers and vLLM need with the frames."""
         width, height = self.size
         return {

@@ -123,7 +123,7 @@ def attend_by_parts(
     `l = logsumexp_p l_p` and `o = sum_p exp(l_p - l) o_p`. No key is copied and no mask is built. In the backward pass
     each part's kernel gets the merged `o` and `l`, so it returns exactly its share of the gradient.
     """
-    result: Any = _AttentionByParts.apply(query, key, value, layout, scale)
+    result: object = _AttentionByParts.apply(query, key, value, layout, scale)
     return result
 
 
@@ -169,8 +169,8 @@ class _AttentionByParts(torch.autograd.Function):
                 part.causal,
                 scale=ctx.scale,
             )
-            for total, place, share in zip(sums, (part.queries, part.keys, part.keys), shares, strict=True):
-                total[:, :, place] += share
+            for total, tokens, share in zip(sums, (part.queries, part.keys, part.keys), shares, strict=True):
+                total[:, :, tokens] += share
         return *(total.to(query.dtype) for total in sums), None, None
 
 

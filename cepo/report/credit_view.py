@@ -74,7 +74,7 @@ def step_credit(run: RunData, groups: Sequence[GroupRecord]) -> dict[str, Any]:
     shown: list[dict[str, Any]] = []
     for row, (place, rollout) in enumerate(rollouts):
         recorded = {_ADVANTAGE: rollout.token_advantages, "delta": rollout.delta, "weight": rollout.weight}
-        columns: list[Mapping[str, Any]] = [rollout.log_probs]
+        columns: list[Mapping[str, object]] = [rollout.log_probs]
         for name, values in signals.items():
             computed = {key: value[row, : len(rollout.tokens)] for key, value in values.items()}
             columns.append(
@@ -173,7 +173,7 @@ def _data_uri(png: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(png).decode()
 
 
-def _packed(content: Any) -> str:
+def _packed(content: object) -> str:
     return base64.b64encode(gzip.compress(json.dumps(content).encode(), compresslevel=6, mtime=0)).decode()
 
 

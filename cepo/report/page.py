@@ -7,7 +7,6 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from cepo.algorithms import available_estimators
 from cepo.config.listing import REQUIRED, method_settings, settings_of
@@ -91,7 +90,7 @@ def _records(run: RunData) -> Iterator[Section]:
             yield Section(title=title, tables=tables)
 
 
-def _samples_table(samples: Sequence[Mapping[str, Any]]) -> Table:
+def _samples_table(samples: Sequence[Mapping[str, object]]) -> Table:
     """Returns each problem's responses at the first and at the last validation."""
     steps = sorted({row["step"] for row in samples})
     counts = collections.Counter[tuple[int, str]]()
@@ -125,5 +124,5 @@ def _config_tables(run: RunData) -> Iterator[Table]:
     yield Table(caption="settings as by default", head=["setting", "value"], rows=rest)
 
 
-def _default(value: Any) -> str:
+def _default(value: object) -> str:
     return "required" if value is REQUIRED else as_yaml(value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from cepo.errors import RewardError, did_you_mean
 from cepo.rewards.contract import RewardScore
@@ -39,7 +38,7 @@ class CombinedReward:
         """Whether any function needs the row's images."""
         return any(part.needs_images for part in self.parts.values())
 
-    def score(self, reward_inputs: Sequence[Mapping[str, Any]], *, first_sample: int = 0) -> list[RewardScore]:
+    def score(self, reward_inputs: Sequence[Mapping[str, object]], *, first_sample: int = 0) -> list[RewardScore]:
         """Scores the inputs with all functions; see `LoadedReward.score`."""
         given = [part.score(reward_inputs, first_sample=first_sample) for part in self.parts.values()]
         return [self._sum(scores) for scores in zip(*given, strict=True)]
@@ -56,7 +55,7 @@ class CombinedReward:
 
 
 def load_reward(
-    spec: str, kwargs: Mapping[str, Any], weights: Sequence[float] | None = None
+    spec: str, kwargs: Mapping[str, object], weights: Sequence[float] | None = None
 ) -> LoadedReward | CombinedReward:
     """Loads the function that `spec` names, or the weighted sum of several, separated by commas.
 

@@ -46,7 +46,7 @@ class RewardStream:
     def __contains__(self, position: int) -> bool:
         return position in self._parts
 
-    def add(self, position: int, samples: Sequence[Any]) -> None:
+    def add(self, position: int, samples: Sequence[object]) -> None:
         """Queues the part of the batch at `position` and returns at once."""
         assert position not in self._parts, f"part {position} was added twice"
         self._parts[position] = self._pool.submit(self, samples)
@@ -102,7 +102,7 @@ class RewardPool:
     def __init__(
         self,
         spec: str,
-        kwargs: Mapping[str, Any],
+        kwargs: Mapping[str, object],
         *,
         weights: Sequence[float] | None = None,
         answer_function: str | None = None,
@@ -148,7 +148,7 @@ class RewardPool:
             timeout_seconds=config.timeout_seconds,
         )
 
-    def score(self, inputs: Sequence[Mapping[str, Any]]) -> RewardOutcome:
+    def score(self, inputs: Sequence[Mapping[str, object]]) -> RewardOutcome:
         """Scores the samples; raises as `RewardStream.outcome` does."""
         return self.outcome(self._verdicts("score", inputs))
 
@@ -156,7 +156,7 @@ class RewardPool:
         """Returns a stream for a batch whose parts arrive at different times."""
         return RewardStream(self)
 
-    def outcome(self, verdicts: Sequence[Any]) -> RewardOutcome:
+    def outcome(self, verdicts: Sequence[object]) -> RewardOutcome:
         """Returns the outcome of a batch from its samples' verdicts."""
         faults = {index: verdict for index, verdict in enumerate(verdicts) if isinstance(verdict, _Fault)}
         for verdict in verdicts:
@@ -174,7 +174,7 @@ class RewardPool:
             first_failure=faults[min(faults)].failure if faults else None,
         )
 
-    def trial(self, sample: Mapping[str, Any]) -> RewardFailure | None:
+    def trial(self, sample: Mapping[str, object]) -> RewardFailure | None:
         """Returns why the function fails for `sample`, or None if it returns a score. Logs nothing."""
         (verdict,) = self._verdicts("score", [sample])
         return verdict.failure if isinstance(verdict, _Fault) else None
@@ -217,14 +217,14 @@ class RewardPool:
         keys = self._results("value", answers, "%d of %d answers have no value and are compared by spelling")
         return [answer if key is None else key for key, answer in zip(keys, answers, strict=True)]
 
-    def _results(self, action: _Action, items: Sequence[Any], consequence: str) -> list[Any]:
+    def _results(self, action: _Action, items: Sequence[object], consequence: str) -> list[Any]:
         """Returns the worker's result for each item, None for failed items."""
         verdicts = self._verdicts(action, items)
         faults = {index: verdict for index, verdict in enumerate(verdicts) if isinstance(verdict, _Fault)}
         _warn_of_faults(faults, len(items), consequence)
         return [None if index in faults else verdict for index, verdict in enumerate(verdicts)]
 
-    def _verdicts(self, action: _Action, items: Sequence[Any]) -> list[Any]:
+    def _verdicts(self, action: _Action, items: Sequence[object]) -> list[Any]:
         with RewardStream(self, action) as stream:
             stream.add(0, items)
             return stream.verdicts()
@@ -240,7 +240,7 @@ class RewardPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def submit(self, stream: RewardStream, items: Sequence[Any]) -> list[Future[list[Any]]]:
+    def submit(self, stream: RewardStream, items: Sequence[object]) -> list[Future[list[Any]]]:
         """Queues a part of a stream; its futures have the verdicts in order."""
         if self._is_closed or os.getpid() != self._owner:
             state = "is closed" if self._is_closed else f"belongs to process {self._owner}, this is {os.getpid()}"
@@ -260,7 +260,7 @@ class RewardPool:
     def _serve(self, stream: RewardStream, first: int, items: list[Any]) -> list[Any]:
         """Returns the verdicts on some items, of which `first` is the number of the first one in its part."""
         status: str
-        value: Any
+        value: object
         worker = self._idle.pop()
         if worker.functions is not None and not worker.is_alive:
             logger.warning("%s while it was idle; a new one replaces it.", worker.kill())

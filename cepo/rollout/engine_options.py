@@ -16,7 +16,7 @@ _CPU_BLOCK_TOKENS = 32  # the smallest size for which the CPU build has fast ker
 
 FLOAT32_HEAD = {"head_dtype": "float32"}
 """Sets a float32 head by vLLM's `hf_overrides`. On a GPU 16-bit operands give float32; elsewhere both are cast."""
-_FIXED_OPTIONS: Mapping[str, Any] = {
+_FIXED_OPTIONS: Mapping[str, object] = {
     "enable_prefix_caching": True,
     # The response's log-prob must not depend on temperature, bans or filters.
     "logprobs_mode": "raw_logprobs",

@@ -32,7 +32,7 @@ class Sender:
         self._sent.clear()
         self._forgets = True
 
-    def encode(self, value: Any) -> bytes:
+    def encode(self, value: object) -> bytes:
         """Encodes `value` as bytes for `Receiver.decode`."""
         buffer = io.BytesIO()
         _Pickler(buffer, self._by_source, self._sent).dump((self._forgets, value))
@@ -60,7 +60,7 @@ class Receiver:
         return value
 
 
-def encode(value: Any) -> bytes:
+def encode(value: object) -> bytes:
     """Encodes a worker's answer, which contains no images, as bytes for `decode`."""
     return Sender(by_source=False).encode(value)
 

@@ -24,6 +24,7 @@ from cepo.foreign_files import read_json
 from cepo.tracking.run_folder import MLFLOW_FOLDER, SWANLAB_FOLDER, TRACKERS_FILE, write_atomically
 from cepo.tracking.sink import RunDescription, Sink
 from cepo.tracking.trace import GroupRecord
+from cepo.trees import Tree
 
 STEP_NAME = "trainer/step"
 """The axis of all W&B charts. On W&B's own step axis, a resumed run's values for earlier steps would be dropped."""
@@ -58,7 +59,7 @@ class WandbSink(Sink):
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log({STEP_NAME: step, **{name: float(value) for name, value in values.items()}})
 
-    def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
         if not rows:
             return
         columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -103,7 +104,7 @@ class SwanlabSink(Sink):
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log({name: finite_or_nan(value) for name, value in values.items()}, step=step)
 
-    def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
         texts = [self._text("\n\n".join(f"{name}: {value}" for name, value in row.items())) for row in rows]
         if texts:
             self._run.log({"val/generations": texts}, step=step)
@@ -151,7 +152,7 @@ class MlflowSink(Sink):
         ]
         self._client.log_batch(self._run_id, metrics=metrics)
 
-    def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
         if rows:
             lines = "".join(json.dumps(dict(row), ensure_ascii=False, default=str) + "\n" for row in rows)
             self._client.log_text(self._run_id, lines, f"generations/step_{step}.jsonl")
@@ -182,12 +183,12 @@ def remember_run(run: RunDescription, tracker: str, identifier: str) -> None:
     write_atomically(run.folder / TRACKERS_FILE, json.dumps(known, indent=2) + "\n")
 
 
-def config_tree(run: RunDescription) -> dict[str, Any]:
+def config_tree(run: RunDescription) -> Tree:
     """Returns the resolved configuration as nested mappings."""
     return yaml.safe_load(run.config_text) or {}
 
 
-def flat_settings(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+def flat_settings(tree: Mapping[str, object], path: str = "") -> Iterator[tuple[str, str]]:
     """Yields the dotted names and values of a nested configuration."""
     for key, value in tree.items():
         name = f"{path}{key}"

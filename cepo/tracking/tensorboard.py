@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -34,7 +33,7 @@ class TensorboardSink(Sink):
             self._writer.add_scalar(name, float(value), global_step=step)
         self._writer.flush()
 
-    def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
         for number, row in enumerate(rows):
             text = "\n\n".join(f"**{name}**\n\n{_indented(str(value))}" for name, value in row.items())
             self._writer.add_text(f"val/sample_{number}", text, global_step=step)

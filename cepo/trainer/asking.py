@@ -257,7 +257,7 @@ def validation_settings(rollout: RolloutConfig, data: DataConfig) -> SamplingSet
     return _settings(rollout, data, rollout.val_override_config)
 
 
-def _settings(rollout: RolloutConfig, data: DataConfig, override: Mapping[str, Any]) -> SamplingSettings:
+def _settings(rollout: RolloutConfig, data: DataConfig, override: Mapping[str, object]) -> SamplingSettings:
     return SamplingSettings(
         num_samples=override.get("n", rollout.n),
         max_response_length=data.max_response_length,

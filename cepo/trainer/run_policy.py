@@ -12,7 +12,6 @@ from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from cepo import interrupts
 from cepo.config.trainer_schema import TrainerConfig
@@ -22,7 +21,7 @@ from cepo.tracking.run_folder import LOCK_FILE, require_own_records
 from cepo.trainer.checkpoints import CheckpointStore, TrainerState
 from cepo.trainer.health import Health
 from cepo.trainer.protocol import Backend
-from cepo.trees import is_dict
+from cepo.trees import Tree, is_dict
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +88,7 @@ class RunLock:
         os.close(self._descriptor)
         self._descriptor = None
 
-    def _refused(self, holder: dict[str, Any]) -> CheckpointError:
+    def _refused(self, holder: Tree) -> CheckpointError:
         who = _in_words(holder) if holder else "another process"
         return CheckpointError(
             f"the run folder {self._folder} is in use by {who}; two runs would overwrite each other's checkpoints and "
@@ -98,11 +97,11 @@ class RunLock:
         )
 
 
-def _in_words(holder: dict[str, Any]) -> str:
+def _in_words(holder: Tree) -> str:
     return f"process {holder.get('pid')} on {holder.get('host')}, since {holder.get('since')}"
 
 
-def _holder(descriptor: int) -> dict[str, Any]:
+def _holder(descriptor: int) -> Tree:
     """Returns the holder recorded in the file, or an empty dict if it is empty or unreadable."""
     try:
         found = json.loads(os.pread(descriptor, 4096, 0))
@@ -145,8 +144,8 @@ class RunPolicy:
         folder: Path,
         settings: TrainerConfig,
         *,
-        identity: Mapping[str, Any],
-        decisive: Mapping[str, Any] | None = None,
+        identity: Mapping[str, object],
+        decisive: Mapping[str, object] | None = None,
         max_restarts: int = 0,
         validates: bool = False,
     ) -> None:

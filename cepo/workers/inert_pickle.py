@@ -174,7 +174,7 @@ class _Values:
         self._archive, self._members = archive, members
         self._read: dict[str, torch.Tensor] = {}
 
-    def of(self, value: Any) -> Any:
+    def of(self, value: object) -> Any:
         if isinstance(value, Record):
             return self._tensor(value)
         if isinstance(value, dict):
@@ -195,10 +195,10 @@ class _Values:
 
     def _storage(self, info: zipfile.ZipInfo, dtype: torch.dtype) -> torch.Tensor:
         whole = torch.empty(info.file_size // dtype.itemsize, dtype=dtype)
-        place, done = whole.view(torch.uint8).numpy(), 0
+        buffer, done = whole.view(torch.uint8).numpy(), 0
         member: Any
         with self._archive.open(info) as member:
-            while count := member.readinto(place[done : done + (1 << 20)]):
+            while count := member.readinto(buffer[done : done + (1 << 20)]):
                 done += count
         if done != info.file_size:
             raise ValueError(f"a tensor has {done} of {info.file_size} bytes")
@@ -214,7 +214,7 @@ def fields(record: Any, name: str) -> dict[str, Any]:
     return state
 
 
-def whole_numbers(value: Any) -> tuple[int, ...]:
+def whole_numbers(value: object) -> tuple[int, ...]:
     """Returns a tuple of sizes or offsets; raises ValueError if it is none."""
     if isinstance(value, Record) and value.name == "torch.Size" and value.arguments:
         (value,) = value.arguments

@@ -15,8 +15,8 @@ from cepo.algorithms import available_estimators
 from cepo.config.listing import written
 from cepo.config.sources import Origins
 from cepo.errors import ConfigError, did_you_mean
-from cepo.sections import Tree, read_section, section, shown
-from cepo.trees import is_dict
+from cepo.sections import read_section, section, shown
+from cepo.trees import Tree, is_dict
 
 logger = logging.getLogger(__name__)
 

@@ -43,7 +43,7 @@ class OwnCluster:
         EngineError: Ray does not start here.
     """
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, options: Mapping[str, object]) -> None:
         prepare_own_cluster()
         self._folder = OwnFolder("ray")
         atexit.register(self.end)
@@ -197,7 +197,7 @@ def _connect(trainer: TrainerConfig) -> None:
     _own = OwnCluster(common)
 
 
-def _join(address: str, common: Mapping[str, Any]) -> None:
+def _join(address: str, common: Mapping[str, object]) -> None:
     logger.info("joining the Ray cluster at %s", address)
     try:
         ray.init(address=address, **common)

@@ -137,7 +137,7 @@ class Ranks:
         self._processes, self._locations = [], []
 
     def _answers(
-        self, calls: Sequence[Any], *, what: str, seconds: float, arrived: Callable[[int, Any], None] | None = None
+        self, calls: Sequence[object], *, what: str, seconds: float, arrived: Callable[[int, Any], None] | None = None
     ) -> list[Any]:
         start = said = time.monotonic()
         deadline = start + seconds
