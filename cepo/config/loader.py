@@ -15,11 +15,11 @@ from cepo import interrupts
 from cepo.algorithms import available_estimators, estimator_class, load_plugin, section_of
 from cepo.algorithms.base import SHARED, own_fields, path_of, presets_of
 from cepo.config.easyr1 import EASYR1_KEYS, refuse_fork_keys, report_engine_keys, without_engine_keys
-from cepo.config.other_names import own_name, refuse_moved_keys
+from cepo.config.moved_keys import refuse_moved_keys
 from cepo.config.paths import located
 from cepo.config.private import digest, environment_references, with_references, without_secrets
 from cepo.config.schema import RunConfig, RunSettings
-from cepo.config.sources import Origins, Source, read_arguments
+from cepo.config.sources import Origins, Source, own_name, read_arguments
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import ConfigError, place_in
 from cepo.sections import default_tree, fields_of, is_decisive, merged_trees

@@ -12,7 +12,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from cepo.config.listing import written
-from cepo.config.other_names import with_present_keys
+from cepo.config.moved_keys import with_present_keys
 from cepo.config.recorded import without_interpolation
 from cepo.config.sources import read_file
 from cepo.errors import ConfigError, DataError
