@@ -71,7 +71,7 @@ def read_source(source: str, *, text_columns: Sequence[str] = ()) -> Any:
         raise ConfigError(f"data files '{source}': neither a local path nor reachable on the hub ({error})") from error
 
 
-def _load_dataset(*arguments: Any, **options: Any) -> Any:
+def _load_dataset(*arguments: object, **options: object) -> Any:
     """Calls `datasets.load_dataset`, whose return type depends on its arguments."""
     library: Any = datasets
     return library.load_dataset(*arguments, **options)

@@ -17,6 +17,7 @@ from typing import Any
 
 import cepo
 from cepo.errors import ConfigError, DataError
+from cepo.trees import Tree
 
 SECONDS = 10.0
 """The processor time of one rendering, which normally takes about a millisecond."""
@@ -63,7 +64,7 @@ class ChatTemplate:
         """Returns an error that names the template and the remedy."""
         return ConfigError(f"{self._origin} {what}; name another template in data.override_chat_template")
 
-    def _variables(self) -> dict[str, Any]:
+    def _variables(self) -> Tree:
         """Returns the template and the special tokens that it may name."""
         chosen = self._processor.chat_template
         chosen = chosen.get("default") if isinstance(chosen, dict) else chosen
@@ -134,7 +135,7 @@ def main() -> None:
         sys.stdout.buffer.flush()
 
 
-def _attempt(render: Any, request: dict[str, Any]) -> tuple[str, Any]:
+def _attempt(render: Any, request: Tree) -> tuple[str, Any]:
     """Returns ("text", the conversation), ("characters", how many are too many), or the kind of an error and its text."""
     from jinja2 import TemplateSyntaxError
 

@@ -15,6 +15,7 @@ from cepo.report.page import save_curves
 from cepo.report.recorded_run import RunData, load_run
 from cepo.report.summary import result_lines, summary_rows
 from cepo.tracking.run_folder import read_environment
+from cepo.trees import Tree
 
 CARD_FILE = "README.md"
 CURVES_FILE = "curves.png"
@@ -65,7 +66,7 @@ def write_card(
 
 def _front_matter(run: RunData, base_model: str | None, adapter: str | None) -> Iterator[str]:
     data = _public(run.setting("data.train_files"))
-    values: dict[str, Any] = {
+    values: Tree = {
         "library_name": "transformers" if adapter is None else "peft",
         "tags": ["cepo", "reinforcement-learning", run.estimator],
     }

@@ -17,6 +17,7 @@ from cepo.config.recorded import without_interpolation
 from cepo.config.sources import read_file
 from cepo.errors import ConfigError, DataError
 from cepo.tracking.run_folder import CONFIG_FILE, MetricsRow, read_metrics
+from cepo.trees import Tree
 
 UNKNOWN_ESTIMATOR = "unknown method"
 
@@ -94,7 +95,7 @@ def as_yaml(value: object) -> str:
     return yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=math.inf).strip()
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def _read_config(path: Path) -> Tree:
     """Returns the configuration as plain mappings, without resolving references; `DataError` if it is not a mapping."""
     if not path.exists():
         return {}

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from cepo.errors import ConfigError, EngineError, RewardError
 from cepo.rewards.combined import function_names
@@ -41,7 +41,7 @@ class RewardStream:
     def __init__(self, pool: RewardPool, action: _Action = "score") -> None:
         self.action, self.is_given_up = action, False
         self._pool = pool
-        self._parts: dict[int, list[Future[list[Any]]]] = {}
+        self._parts: dict[int, list[Future[list[object]]]] = {}
 
     def __contains__(self, position: int) -> bool:
         return position in self._parts
@@ -59,7 +59,7 @@ class RewardStream:
         """
         return self._pool.outcome(self.verdicts())
 
-    def verdicts(self) -> list[Any]:
+    def verdicts(self) -> list[object]:
         """Waits for all parts and returns the worker's result, or a fault, for each sample."""
         futures = (future for position in sorted(self._parts) for future in self._parts[position])
         return [verdict for future in futures for verdict in _settled(future)]
@@ -72,11 +72,11 @@ class RewardStream:
         self._pool.give_up(self)
 
 
-def _settled(future: Future[list[Any]]) -> list[Any]:
+def _settled(future: Future[list[object]]) -> list[object]:
     """Returns the future's verdicts, where samples that are tried again have futures of their own."""
-    found: list[Any] = []
+    found: list[object] = []
     for each in future.result():
-        found += _settled(cast("Future[list[Any]]", each)) if isinstance(each, Future) else [each]
+        found += _settled(cast("Future[list[object]]", each)) if isinstance(each, Future) else [each]
     return found
 
 
@@ -217,14 +217,14 @@ class RewardPool:
         keys = self._results("value", answers, "%d of %d answers have no value and are compared by spelling")
         return [answer if key is None else key for key, answer in zip(keys, answers, strict=True)]
 
-    def _results(self, action: _Action, items: Sequence[object], consequence: str) -> list[Any]:
+    def _results(self, action: _Action, items: Sequence[object], consequence: str) -> list[object]:
         """Returns the worker's result for each item, None for failed items."""
         verdicts = self._verdicts(action, items)
         faults = {index: verdict for index, verdict in enumerate(verdicts) if isinstance(verdict, _Fault)}
         _warn_of_faults(faults, len(items), consequence)
         return [None if index in faults else verdict for index, verdict in enumerate(verdicts)]
 
-    def _verdicts(self, action: _Action, items: Sequence[object]) -> list[Any]:
+    def _verdicts(self, action: _Action, items: Sequence[object]) -> list[object]:
         with RewardStream(self, action) as stream:
             stream.add(0, items)
             return stream.verdicts()
@@ -240,7 +240,7 @@ class RewardPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def submit(self, stream: RewardStream, items: Sequence[object]) -> list[Future[list[Any]]]:
+    def submit(self, stream: RewardStream, items: Sequence[object]) -> list[Future[list[object]]]:
         """Queues a part of a stream; its futures have the verdicts in order."""
         if self._is_closed or os.getpid() != self._owner:
             state = "is closed" if self._is_closed else f"belongs to process {self._owner}, this is {os.getpid()}"
@@ -257,7 +257,7 @@ class RewardPool:
             if served is stream:
                 worker.stop()
 
-    def _serve(self, stream: RewardStream, first: int, items: list[Any]) -> list[Any]:
+    def _serve(self, stream: RewardStream, first: int, items: list[object]) -> list[object]:
         """Returns the verdicts on some items, of which `first` is the number of the first one in its part."""
         status: str
         value: object

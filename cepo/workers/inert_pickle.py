@@ -77,8 +77,8 @@ class _Machine:
     """The stack machine of the pickle format, with the opcodes that checkpoints use."""
 
     def __init__(self) -> None:
-        self._stack: list[Any] = []
-        self._marked: list[list[Any]] = []
+        self._stack: list[object] = []
+        self._marked: list[list[object]] = []
         self._memo: dict[int, Any] = {}
 
     def run(self, content: bytes) -> Any:
@@ -132,7 +132,7 @@ class _Machine:
             case _:
                 raise ValueError(f"it has the opcode {name}")
 
-    def _collect(self, name: str, items: list[Any]) -> None:
+    def _collect(self, name: str, items: list[object]) -> None:
         if name.startswith("TUPLE"):
             self._stack.append(tuple(items))
             return

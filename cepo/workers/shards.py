@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import (
+    STATE_DICT_TYPE,
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
@@ -141,7 +142,7 @@ class ShardReader(dcp.FileSystemReader):
                 raise ValueError(f"it has a value of kind '{_kind(value)}' in place of one of kind '{_kind(target)}'")
 
 
-def load_shards(state: dict[str, Any], folder: Path, *, no_dist: bool = False) -> None:
+def load_shards(state: STATE_DICT_TYPE, folder: Path, *, no_dist: bool = False) -> None:
     """Fills `state` from the shards in `folder`, on any number of ranks.
 
     Raises:

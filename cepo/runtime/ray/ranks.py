@@ -233,7 +233,7 @@ class Ranks:
             "on storage that all machines share under the same path: set trainer.save_checkpoint_path"
         )
 
-    def _simple_call(self, method: str, *arguments: Any, what: str) -> list[Any]:
+    def _simple_call(self, method: str, *arguments: object, what: str) -> list[Any]:
         calls = [getattr(process, method).remote(*arguments) for process in self._processes]
         try:
             return ray.get(calls, timeout=self._trainer.start_timeout_seconds)
