@@ -7,6 +7,8 @@ from typing import Any, TypeGuard
 
 Tree = dict[str, Any]
 """Nested data by key, as YAML and JSON files have it: texts, numbers, truth values, nulls, lists and mappings."""
+Fields = Mapping[str, Any]
+"""A `Tree` or a row of a table that is only read."""
 
 
 def is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:

@@ -48,7 +48,7 @@ def settings_of(section: type[Any] = RunSettings, path: str = "") -> Iterator[Se
     """Yields the settings of a section in order of declaration, without those that a single method has."""
     defaults = default_tree(section)
     for key, node in leaves_of(TypeAdapter(section).json_schema()):
-        default: object = defaults
+        default: Any = defaults
         for part in key.split("."):
             default = default.get(part, REQUIRED)
         bounds = accepted_range(node)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from cepo.config.paths import PACKAGE_FOLDER, SHIPPED_FOLDER, find_path, split_f
 from cepo.config.sources import Origins, Source, read_file
 from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import require_within
-from cepo.trees import Tree, is_dict, is_list, is_mapping, with_texts
+from cepo.trees import Fields, Tree, is_dict, is_list, is_mapping, with_texts
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def recorded_for_evaluation(file: Path, given: Collection[str], *, also: Collect
     return Source(_tree(kept), Origins(places))
 
 
-def recorded_model(file: Path, given: Collection[str]) -> tuple[Mapping[str, object], str | None]:
+def recorded_model(file: Path, given: Collection[str]) -> tuple[Fields, str | None]:
     """Returns the run's `worker.actor.model`, without `trust_remote_code`, and the file of its chat template.
 
     Raises:
@@ -84,7 +84,7 @@ def recorded_model(file: Path, given: Collection[str]) -> tuple[Mapping[str, obj
     return model, without_interpolation(kept.get(CHAT_TEMPLATE))
 
 
-def _require_own_file(kept: Mapping[str, object], key: str, file: Path, remedy: str) -> None:
+def _require_own_file(kept: Fields, key: str, file: Path, remedy: str) -> None:
     """Refuses a file outside the run folder, unless it is part of cepo: a record could expose any of this machine."""
     name = kept.get(key)
     if name is None or _is_shipped(str(name)):
@@ -127,14 +127,14 @@ def _kept(file: Path, taken: Collection[str], given: Collection[str]) -> tuple[T
     return kept, {key: place for key in kept if (place := source.origins.place_of(key)) is not None}
 
 
-def _tree(kept: Mapping[str, object]) -> DictConfig:
+def _tree(kept: Fields) -> DictConfig:
     tree = OmegaConf.create({})
     for key, value in kept.items():
         OmegaConf.update(tree, key, value, force_add=True)
     return tree
 
 
-def _leaves(tree: object, prefix: str) -> Iterator[tuple[str, Any]]:
+def _leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     """Yields dotted keys and values; a mapping whose keys are not plain names is a value."""
     for key, value in tree.items():
         named = is_mapping(value) and value and all(isinstance(each, str) and "." not in each for each in value)

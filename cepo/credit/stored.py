@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -18,12 +17,12 @@ from cepo.rollout.generator import Generation
 from cepo.tracking.lines import encode_line
 from cepo.tracking.run_folder import write_atomically
 from cepo.trainer.asking import Rollouts
-from cepo.trees import Tree, leaves
+from cepo.trees import Fields, Tree, leaves
 
 SETTINGS_FILE = "measurement.json"
 
 
-def claim_folder(folder: Path, own: Mapping[str, object], config: RunConfig) -> None:
+def claim_folder(folder: Path, own: Fields, config: RunConfig) -> None:
     """Writes the settings that the folder's samples depend on, or compares them with those that the folder has.
 
     Raises:
@@ -119,7 +118,7 @@ def _read(path: Path, session: Session) -> Rollouts:
         )
 
 
-def _generation(row: Mapping[str, object]) -> Generation:
+def _generation(row: Fields) -> Generation:
     return Generation(
         response_ids=tuple(row["response_ids"]), log_probs=tuple(row["log_probs"]), finished=row["finished"]
     )

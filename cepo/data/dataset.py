@@ -19,6 +19,7 @@ from cepo.data.videos import FrameRules, load_video
 from cepo.errors import ConfigError, DataError
 from cepo.models.inputs import ImageSource, Turn, Video
 from cepo.models.processing import IMAGE_MARK, VIDEO_MARK, Processing
+from cepo.trees import Fields
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -172,7 +173,7 @@ class ProblemSet(Sequence[Problem]):
     def _image_source(self, row_number: int, *, has_videos: bool) -> ImageSource | None:
         return None if has_videos or self._rows_are_given else ImageSource(data=self._source, row=row_number)
 
-    def _turns(self, row: Mapping[str, object]) -> list[Turn]:
+    def _turns(self, row: Fields) -> list[Turn]:
         """Returns the prompt's turns, with the format prompt applied to the last one."""
         value = row[self._config.prompt_key]
         *history, last = read_conversation(value) if is_conversation(value) else [Turn("user", plain_text(value))]
@@ -190,7 +191,7 @@ class ProblemSet(Sequence[Problem]):
         )
         return load_video(value, config.image_dir, rules)
 
-    def _measure(self, row: Mapping[str, object]) -> RowMeasure:
+    def _measure(self, row: Fields) -> RowMeasure:
         """Measures the prompt and its images. Videos are decoded completely, the only way to find damaged ones."""
         config = self._config
         for key, wrong, accepted in (
@@ -296,7 +297,7 @@ def read_conversation(messages: Any) -> list[Turn]:
     return turns
 
 
-def _mapping(value: object) -> Mapping[str, object] | None:
+def _mapping(value: object) -> Fields | None:
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else None
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from cepo.errors import DataError
 from cepo.report.score_tables import Cell
 from cepo.rewards.benchmark import KINDS
-from cepo.trees import Tree
+from cepo.trees import Fields, Tree
 
-Row = Mapping[str, object]
+Row = Fields
 """One graded response of generations.jsonl; see `cepo.evaluation.run.graded_rows`."""
 
 

@@ -11,7 +11,7 @@ from cepo.evaluation.accuracy import macro_average
 from cepo.evaluation.results import RESULTS_FILE, compare_evaluations
 from cepo.foreign_files import damaged_as, read_json
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
-from cepo.trees import Tree
+from cepo.trees import Fields, Tree
 
 AVERAGE, _DIFFERENCE = "Average", "difference"
 NAMES = {
@@ -126,7 +126,7 @@ def _paired(first: Path, second: Path) -> Cell:
     return _cell(macro_average([each.difference for each in compare_evaluations(first, second)]), 100.0)
 
 
-def _cell(estimate: Mapping[str, object], scale: float) -> Cell:
+def _cell(estimate: Fields, scale: float) -> Cell:
     mean, error = (None if value is None else float(value) for value in (estimate["mean"], estimate["error"]))
     if mean is None or not abs(mean) <= 100 or not 0 <= (error or 0) <= 100:
         raise ValueError("neither a fraction nor a percentage")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from cepo.rewards.pool import RewardPool
 from cepo.rollout.generator import Generation
 from cepo.trainer.asking import Rollouts
 from cepo.trainer.planning import fallback_metrics, num_without_answer, rollout_groups
+from cepo.trees import Fields
 from cepo.types import Reference
 
 
@@ -111,7 +112,7 @@ def _problem(number: int, row: Row) -> Problem:
     )
 
 
-Messages = Sequence[Mapping[str, object]]
+Messages = Sequence[Fields]
 """Turns with a `role` and a `content`, which is a text or a list of parts of the types `text` and `image`."""
 
 

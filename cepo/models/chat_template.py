@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 
 import cepo
 from cepo.errors import ConfigError, DataError
-from cepo.trees import Tree
+from cepo.trees import Fields, Tree
 
 SECONDS = 10.0
 """The processor time of one rendering, which normally takes about a millisecond."""
@@ -35,7 +35,7 @@ class ChatTemplate:
     def __init__(self, processor: Any, origin: str) -> None:
         self._processor, self._origin = processor, origin
 
-    def render(self, messages: Sequence[Mapping[str, object]]) -> str:
+    def render(self, messages: Sequence[Fields]) -> str:
         """Returns the conversation as text that ends with the assistant header.
 
         Raises:
@@ -81,7 +81,7 @@ class _Renderer:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def reply(self, request: Mapping[str, object]) -> tuple[str, Any]:
+    def reply(self, request: Fields) -> tuple[str, Any]:
         """Returns what `main` answers, or ("ended", the exit code) if rendering ended the process."""
         with self._lock:
             process, self._process = (

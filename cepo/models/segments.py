@@ -123,7 +123,7 @@ def attend_by_parts(
     `l = logsumexp_p l_p` and `o = sum_p exp(l_p - l) o_p`. No key is copied and no mask is built. In the backward pass
     each part's kernel gets the merged `o` and `l`, so it returns exactly its share of the gradient.
     """
-    result: object = _AttentionByParts.apply(query, key, value, layout, scale)
+    result: Any = _AttentionByParts.apply(query, key, value, layout, scale)
     return result
 
 

@@ -24,7 +24,7 @@ from cepo.foreign_files import damaged_as, open_image, require_within
 from cepo.report.recorded_run import RunData
 from cepo.tracking.run_folder import write_atomically
 from cepo.tracking.trace import STUDENT, GroupRecord, RolloutRecord, read_rollouts
-from cepo.trees import Tree
+from cepo.trees import Fields, Tree
 from cepo.types import TokenBatch
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def step_credit(run: RunData, groups: Sequence[GroupRecord]) -> Tree:
     shown: list[Tree] = []
     for row, (place, rollout) in enumerate(rollouts):
         recorded = {_ADVANTAGE: rollout.token_advantages, "delta": rollout.delta, "weight": rollout.weight}
-        columns: list[Mapping[str, object]] = [rollout.log_probs]
+        columns: list[Fields] = [rollout.log_probs]
         for name, values in signals.items():
             computed = {key: value[row, : len(rollout.tokens)] for key, value in values.items()}
             columns.append(

@@ -17,7 +17,7 @@ from cepo.report.html import Sample, Section, Story, Table, samples_table, write
 from cepo.report.recorded_run import RunData, as_yaml, load_run
 from cepo.report.summary import result_lines, subtitle, summary_rows
 from cepo.tracking.run_folder import read_environment, read_generations
-from cepo.trees import leaves
+from cepo.trees import Fields, leaves
 
 REPORT_FILE = "report.html"
 
@@ -90,7 +90,7 @@ def _records(run: RunData) -> Iterator[Section]:
             yield Section(title=title, tables=tables)
 
 
-def _samples_table(samples: Sequence[Mapping[str, object]]) -> Table:
+def _samples_table(samples: Sequence[Fields]) -> Table:
     """Returns each problem's responses at the first and at the last validation."""
     steps = sorted({row["step"] for row in samples})
     counts = collections.Counter[tuple[int, str]]()

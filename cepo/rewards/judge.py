@@ -13,7 +13,7 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from cepo.errors import ConfigError, DataError, RewardError
 from cepo.foreign_files import read_json
-from cepo.trees import Tree
+from cepo.trees import Fields, Tree
 
 REWARD_NAME = "judge"
 REWARD_TYPE = "batch"
@@ -74,7 +74,7 @@ class Judge:
     input_price: float = 0.0
     output_price: float = 0.0
 
-    def score(self, sample: Mapping[str, object]) -> dict[str, float]:
+    def score(self, sample: Fields) -> dict[str, float]:
         """Returns the score of a sample, see `compute_score`; raises `RewardError` if there is no verdict in time."""
         body = json.dumps(self._request(sample), sort_keys=True).encode()
         place = (
@@ -87,7 +87,7 @@ class Judge:
         if reply is None:
             reply, attempts = self._asked(body)
         text = _content(reply)
-        spent: Mapping[str, object] = reply.get("usage") or {}
+        spent: Fields = reply.get("usage") or {}
         found = _SCORE.findall(text)
         if not found:
             raise RewardError(f"the judge's reply has no <score>: {text[-200:]!r}")
@@ -101,7 +101,7 @@ class Judge:
             "judge_cost": (tokens[0] * self.input_price + tokens[1] * self.output_price) / 1e6,
         }
 
-    def _request(self, sample: Mapping[str, object]) -> Tree:
+    def _request(self, sample: Fields) -> Tree:
         fields = {name: str(sample[name]) for name in ("prompt", "ground_truth", "response")}
         fields["response"] = fields["response"].replace("RESPONSE>>>", "")  # it would end the quoted text
         text = _FIELD.sub(lambda found: fields[found[1]], self.instructions)
@@ -155,7 +155,7 @@ class Judge:
 
 
 def compute_score(
-    samples: Sequence[Mapping[str, object]],
+    samples: Sequence[Fields],
     *,
     base_url: str,
     model: str,
@@ -200,14 +200,14 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 _OPENER = urllib.request.build_opener(_NoRedirect)
 
 
-def _content(reply: Mapping[str, object]) -> str:
+def _content(reply: Fields) -> str:
     try:
         return str(reply["choices"][0]["message"]["content"])
     except (LookupError, TypeError) as error:
         raise RewardError(f"the judge's reply has no choices[0].message.content: {str(reply)[:200]}") from error
 
 
-def _images(sample: Mapping[str, object]) -> list[Any]:
+def _images(sample: Fields) -> list[Any]:
     """Returns the row's images and up to 8 evenly spaced frames of each video as PIL images."""
     from PIL import Image
 
@@ -234,7 +234,7 @@ def _kept(place: Path) -> Tree | None:
         return None
 
 
-def _keep(place: Path, reply: Mapping[str, object]) -> None:
+def _keep(place: Path, reply: Fields) -> None:
     """Writes a reply under its name at once: other workers read and write the same folder."""
     beside = place.with_name(f"{place.name}.{os.getpid()}.{time.monotonic_ns()}")
     beside.write_text(json.dumps(reply), encoding="utf-8")

@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from cepo.errors import ConfigError, EngineError, RewardError
 from cepo.rewards.combined import function_names
 from cepo.rewards.contract import RewardFailure, RewardOutcome, check_picklable
 from cepo.rewards.process import START_SECONDS, WorkerProcess
+from cepo.trees import Fields
 
 if TYPE_CHECKING:
     from cepo.config.schema import RewardConfig
@@ -41,12 +42,12 @@ class RewardStream:
     def __init__(self, pool: RewardPool, action: _Action = "score") -> None:
         self.action, self.is_given_up = action, False
         self._pool = pool
-        self._parts: dict[int, list[Future[list[object]]]] = {}
+        self._parts: dict[int, list[Future[list[Any]]]] = {}
 
     def __contains__(self, position: int) -> bool:
         return position in self._parts
 
-    def add(self, position: int, samples: Sequence[object]) -> None:
+    def add(self, position: int, samples: Sequence[Any]) -> None:
         """Queues the part of the batch at `position` and returns at once."""
         assert position not in self._parts, f"part {position} was added twice"
         self._parts[position] = self._pool.submit(self, samples)
@@ -59,7 +60,7 @@ class RewardStream:
         """
         return self._pool.outcome(self.verdicts())
 
-    def verdicts(self) -> list[object]:
+    def verdicts(self) -> list[Any]:
         """Waits for all parts and returns the worker's result, or a fault, for each sample."""
         futures = (future for position in sorted(self._parts) for future in self._parts[position])
         return [verdict for future in futures for verdict in _settled(future)]
@@ -72,11 +73,11 @@ class RewardStream:
         self._pool.give_up(self)
 
 
-def _settled(future: Future[list[object]]) -> list[object]:
+def _settled(future: Future[list[Any]]) -> list[Any]:
     """Returns the future's verdicts, where samples that are tried again have futures of their own."""
-    found: list[object] = []
+    found: list[Any] = []
     for each in future.result():
-        found += _settled(cast("Future[list[object]]", each)) if isinstance(each, Future) else [each]
+        found += _settled(cast("Future[list[Any]]", each)) if isinstance(each, Future) else [each]
     return found
 
 
@@ -102,7 +103,7 @@ class RewardPool:
     def __init__(
         self,
         spec: str,
-        kwargs: Mapping[str, object],
+        kwargs: Fields,
         *,
         weights: Sequence[float] | None = None,
         answer_function: str | None = None,
@@ -148,7 +149,7 @@ class RewardPool:
             timeout_seconds=config.timeout_seconds,
         )
 
-    def score(self, inputs: Sequence[Mapping[str, object]]) -> RewardOutcome:
+    def score(self, inputs: Sequence[Fields]) -> RewardOutcome:
         """Scores the samples; raises as `RewardStream.outcome` does."""
         return self.outcome(self._verdicts("score", inputs))
 
@@ -156,7 +157,7 @@ class RewardPool:
         """Returns a stream for a batch whose parts arrive at different times."""
         return RewardStream(self)
 
-    def outcome(self, verdicts: Sequence[object]) -> RewardOutcome:
+    def outcome(self, verdicts: Sequence[Any]) -> RewardOutcome:
         """Returns the outcome of a batch from its samples' verdicts."""
         faults = {index: verdict for index, verdict in enumerate(verdicts) if isinstance(verdict, _Fault)}
         for verdict in verdicts:
@@ -174,7 +175,7 @@ class RewardPool:
             first_failure=faults[min(faults)].failure if faults else None,
         )
 
-    def trial(self, sample: Mapping[str, object]) -> RewardFailure | None:
+    def trial(self, sample: Fields) -> RewardFailure | None:
         """Returns why the function fails for `sample`, or None if it returns a score. Logs nothing."""
         (verdict,) = self._verdicts("score", [sample])
         return verdict.failure if isinstance(verdict, _Fault) else None
@@ -217,14 +218,14 @@ class RewardPool:
         keys = self._results("value", answers, "%d of %d answers have no value and are compared by spelling")
         return [answer if key is None else key for key, answer in zip(keys, answers, strict=True)]
 
-    def _results(self, action: _Action, items: Sequence[object], consequence: str) -> list[object]:
+    def _results(self, action: _Action, items: Sequence[Any], consequence: str) -> list[Any]:
         """Returns the worker's result for each item, None for failed items."""
         verdicts = self._verdicts(action, items)
         faults = {index: verdict for index, verdict in enumerate(verdicts) if isinstance(verdict, _Fault)}
         _warn_of_faults(faults, len(items), consequence)
         return [None if index in faults else verdict for index, verdict in enumerate(verdicts)]
 
-    def _verdicts(self, action: _Action, items: Sequence[object]) -> list[object]:
+    def _verdicts(self, action: _Action, items: Sequence[Any]) -> list[Any]:
         with RewardStream(self, action) as stream:
             stream.add(0, items)
             return stream.verdicts()
@@ -240,7 +241,7 @@ class RewardPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def submit(self, stream: RewardStream, items: Sequence[object]) -> list[Future[list[object]]]:
+    def submit(self, stream: RewardStream, items: Sequence[Any]) -> list[Future[list[Any]]]:
         """Queues a part of a stream; its futures have the verdicts in order."""
         if self._is_closed or os.getpid() != self._owner:
             state = "is closed" if self._is_closed else f"belongs to process {self._owner}, this is {os.getpid()}"
@@ -257,10 +258,10 @@ class RewardPool:
             if served is stream:
                 worker.stop()
 
-    def _serve(self, stream: RewardStream, first: int, items: list[object]) -> list[object]:
+    def _serve(self, stream: RewardStream, first: int, items: list[Any]) -> list[Any]:
         """Returns the verdicts on some items, of which `first` is the number of the first one in its part."""
         status: str
-        value: object
+        value: Any
         worker = self._idle.pop()
         if worker.functions is not None and not worker.is_alive:
             logger.warning("%s while it was idle; a new one replaces it.", worker.kill())

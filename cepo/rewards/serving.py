@@ -64,12 +64,12 @@ def _serve(setup: dict[str, Any], connection: Connection) -> None:
             return
     connection.send(("ready", (reward.name, reward.reward_type, reward.needs_images)))
 
-    def score(samples: list[object], first: int) -> list[object]:
+    def score(samples: list[Any], first: int) -> list[Any]:
         if extract is not None:
             samples = [{**sample, "extracted_answer": extract(sample["response"])} for sample in samples]
         return reward.score(samples, first_sample=first)
 
-    actions: dict[str, Callable[[list[object], int], list[object]]] = {
+    actions: dict[str, Callable[[list[Any], int], list[Any]]] = {
         "score": score,
         "extract": lambda responses, _: [extract(response) if extract else None for response in responses],
         "value": lambda answers, _: [value_key(answer) for answer in answers],
@@ -82,7 +82,7 @@ def _serve(setup: dict[str, Any], connection: Connection) -> None:
         connection.send(reply)
 
 
-def _attempt(action: Callable[[list[object], int], list[object]], items: list[object], first: int) -> tuple[str, Any]:
+def _attempt(action: Callable[[list[Any], int], list[Any]], items: list[Any], first: int) -> tuple[str, Any]:
     """Returns ("done", results), ("refused", why no sample of a batch can be scored), or ("raised", a `RewardFailure`)."""
     try:
         return "done", action(items, first)

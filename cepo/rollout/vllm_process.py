@@ -43,7 +43,7 @@ def start_engine(settings: GeneratorSettings) -> LLM:
         return _started(settings.model_path, options, machine)
 
 
-def _started(model_path: str, options: Mapping[str, object], machine: EngineMachine) -> LLM:
+def _started(model_path: str, options: Mapping[str, Any], machine: EngineMachine) -> LLM:
     try:
         from vllm import LLM
     except ImportError as error:
@@ -88,7 +88,7 @@ def require_float32_head(llm: LLM) -> None:
         )
 
 
-def _head_types(worker: object) -> set[str]:
+def _head_types(worker: Any) -> set[str]:
     """Returns the types of the logits of the LM heads; runs in vLLM's worker."""
     from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
@@ -147,7 +147,7 @@ def shut_down(llm: LLM, *, keep_process_group: bool) -> None:
     parallel_state._WORLD = parallel_state._NODE_COUNT = None
 
 
-def _free_model(worker: object) -> None:
+def _free_model(worker: Any) -> None:
     """Runs in vLLM's worker."""
     runner = worker.model_runner
     runner.lora_manager = None

@@ -63,7 +63,7 @@ def clear_caches(llm: LLM) -> None:
     llm.llm_engine.reset_encoder_cache()
 
 
-def _forget_packed_experts(worker: object) -> None:
+def _forget_packed_experts(worker: Any) -> None:
     """Drops packed experts, which vLLM's CPU build makes at the first load and would keep; runs in vLLM's worker."""
     if torch.cuda.is_available():
         return
@@ -74,7 +74,7 @@ def _forget_packed_experts(worker: object) -> None:
             method.moe_kernel = None
 
 
-def _load_adapter(worker: object, weights: AdapterWeights, identifier: int) -> None:
+def _load_adapter(worker: Any, weights: AdapterWeights, identifier: int) -> None:
     """Loads an adapter as vLLM does from a folder, but from tensors; runs in vLLM's worker."""
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.peft_helper import PEFTHelper

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from cepo.errors import CepoError, DataError, ForeignFileError
 from cepo.foreign_files import damaged_as, irregular_file, read_json, read_objects
 from cepo.tracking.lines import finite_or_none, to_disk
-from cepo.trees import Tree, is_dict
+from cepo.trees import Fields, Tree, is_dict
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -105,7 +105,7 @@ def metrics_object(row: MetricsRow) -> Tree:
     return {"step": row.step} | {name: finite_or_none(value) for name, value in row.values.items()}
 
 
-def metrics_row(line: Mapping[str, object]) -> MetricsRow:
+def metrics_row(line: Fields) -> MetricsRow:
     """Reads what `metrics_object` wrote; raises `DataError` if there is no `step`."""
     if "step" not in line:
         raise DataError(f"a row of {METRICS_FILE} has no 'step'")

@@ -20,7 +20,7 @@ import pyarrow.parquet
 from cepo.errors import DataError
 from cepo.foreign_files import LARGEST_IMAGE, damaged_as, open_regular, read_bytes
 from cepo.tracking.lines import to_disk
-from cepo.trees import Tree
+from cepo.trees import Fields, Tree
 
 ROLLOUTS_FOLDER = "rollouts"
 IMAGES_FOLDER = "images"
@@ -283,7 +283,7 @@ def _group(file: Path, rows: Sequence[Tree]) -> GroupRecord:
     )
 
 
-def _rollout(row: Mapping[str, object]) -> RolloutRecord:
+def _rollout(row: Fields) -> RolloutRecord:
     own = ("response", "tokens", "reward", "accuracy", "token_advantages", "token_ids", "delta", "weight", "is_scored")
     return RolloutRecord(
         log_probs={name.removeprefix(_LOG_PROBS): row[name] for name in row if name.startswith(_LOG_PROBS)},

@@ -25,7 +25,7 @@ from cepo.models.processing import Processing
 from cepo.progress import StageClock
 from cepo.rewards.pool import RewardPool
 from cepo.rollout.generator import Generation, GenerationRequest, Sampler, SamplingSettings, sampling_seed
-from cepo.trees import Tree
+from cepo.trees import Fields, Tree
 
 VALIDATION_STEP = -1
 """Step number in the sampling seeds of validation. It is the same at every validation and no training step has it."""
@@ -257,7 +257,7 @@ def validation_settings(rollout: RolloutConfig, data: DataConfig) -> SamplingSet
     return _settings(rollout, data, rollout.val_override_config)
 
 
-def _settings(rollout: RolloutConfig, data: DataConfig, override: Mapping[str, object]) -> SamplingSettings:
+def _settings(rollout: RolloutConfig, data: DataConfig, override: Fields) -> SamplingSettings:
     return SamplingSettings(
         num_samples=override.get("n", rollout.n),
         max_response_length=data.max_response_length,

@@ -53,7 +53,7 @@ class BaseModel:
     path: str
     tokenizer_path: str | None = None
     chat_template: str | None = field(default=None, repr=False)
-    override_config: Mapping[str, object] = field(default_factory=dict)
+    override_config: Mapping[str, Any] = field(default_factory=dict)
     trust_remote_code: bool = False
 
 
@@ -175,7 +175,7 @@ def _with_adapter_merged(model: Any, folder: Path) -> Any:
     settings = {name: value for name, value in adapter.adapter_config.items() if name != "peft_type"}
     try:
         wrapped: Any = get_peft_model(model, LoraConfig(**cast(Any, settings)), autocast_adapter_dtype=False)
-        result: object = set_peft_model_state_dict(wrapped, dict(adapter.tensors))
+        result: Any = set_peft_model_state_dict(wrapped, dict(adapter.tensors))
     except (ValueError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"the adapter {folder} does not fit this base model: {error}") from error
     # PEFT ignores unknown names and leaves missing adapter weights at zero, so the base would be written unchanged.
@@ -211,7 +211,7 @@ def _load_shards(model: Any, folder: Path) -> None:
         raise CheckpointError(f"{folder} cannot be read: {error}") from error
 
 
-def _untrained(model: Any, own: Mapping[str, torch.Tensor], saved: Mapping[str, object]) -> set[str]:
+def _untrained(model: Any, own: Mapping[str, torch.Tensor], saved: Mapping[str, Any]) -> set[str]:
     """Returns the weights missing from the shards, except those tied to a saved weight or in a frozen vision tower."""
     addresses = {own[name].data_ptr() for name in saved}
     missing = {name for name, tensor in own.items() if name not in saved and tensor.data_ptr() not in addresses}

@@ -130,9 +130,9 @@ class ShardReader(dcp.FileSystemReader):
         if location is None or not size < location.length <= size + LARGEST_PICKLE:
             raise ValueError(f"{name!a} is not stored, or not in its size")
 
-    def _require_described(self, item: ReadItem, value: object, planner: Any) -> None:
+    def _require_described(self, item: ReadItem, value: Any, planner: Any) -> None:
         if item.type == LoadItemType.TENSOR:
-            entry: object = self._metadata.state_dict_metadata[item.storage_index.fqn]
+            entry: Any = self._metadata.state_dict_metadata[item.storage_index.fqn]
             sizes = [chunk.sizes for chunk in entry.chunks if chunk.offsets == item.storage_index.offset]
             if not isinstance(value, torch.Tensor) or value.dtype != entry.properties.dtype or value.shape not in sizes:
                 raise ValueError(f"it is not the tensor that {METADATA} describes")
@@ -159,7 +159,7 @@ def load_shards(state: STATE_DICT_TYPE, folder: Path, *, no_dist: bool = False) 
         raise
 
 
-def read_saved(path: Path) -> Mapping[str, object]:
+def read_saved(path: Path) -> Mapping[str, Any]:
     """Reads a mapping of numbers and tensors written by `torch.save`.
 
     Raises:

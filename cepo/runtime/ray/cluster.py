@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 import ray
@@ -42,7 +43,7 @@ class OwnCluster:
         EngineError: Ray does not start here.
     """
 
-    def __init__(self, options: Mapping[str, object]) -> None:
+    def __init__(self, options: Mapping[str, Any]) -> None:
         prepare_own_cluster()
         self._folder = OwnFolder("ray")
         atexit.register(self.end)
@@ -183,7 +184,7 @@ def _connect(trainer: TrainerConfig) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # By default the head keeps records of 4 kB of the last 100,000 calls. We read none of them.
     os.environ.setdefault("RAY_task_events_max_num_task_in_gcs", "1000")
-    common: dict[str, object] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     address = trainer.ray_address or os.environ.get("RAY_ADDRESS")
     if address:
         _join(address, common)
@@ -196,7 +197,7 @@ def _connect(trainer: TrainerConfig) -> None:
     _own = OwnCluster(common)
 
 
-def _join(address: str, common: Mapping[str, object]) -> None:
+def _join(address: str, common: Mapping[str, Any]) -> None:
     logger.info("joining the Ray cluster at %s", address)
     try:
         ray.init(address=address, **common)
@@ -284,6 +285,6 @@ def _cluster_in_words() -> str:
     return f"{len(nodes)} machine{'s' * (len(nodes) != 1)} ({each}), free: {_in_words(free)}"
 
 
-def _in_words(resources: dict[str, object]) -> str:
+def _in_words(resources: dict[str, Any]) -> str:
     words = [f"{resources[name]:g} {name}s" for name in ("GPU", "CPU") if resources.get(name)]
     return " and ".join(words) or "nothing"
