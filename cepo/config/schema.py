@@ -13,6 +13,7 @@ from cepo.config.data_schema import CountOrOff, DataConfig
 from cepo.config.rollout_schema import FloatType, RewardConfig, RolloutConfig
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.sections import NOT_DECISIVE, section
+from cepo.trees import Fields
 
 
 @section
@@ -57,7 +58,7 @@ class LoraConfig:
 class LoadedModelConfig:
     """`worker.{actor,critic}.model.*`."""
 
-    override_config: Mapping[str, Any] = Field(
+    override_config: Fields = Field(
         default={}, description="Entries that replace those of the model's own configuration."
     )
     enable_gradient_checkpointing: Annotated[bool, NOT_DECISIVE] = Field(
@@ -309,7 +310,7 @@ class RunConfig(RunSettings):
         from_environment: path and unresolved text of settings that took text from the environment.
     """
 
-    methods: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict[str, Mapping[str, Any]])
+    methods: Mapping[str, Fields] = dataclasses.field(default_factory=dict[str, Fields])
     from_environment: Mapping[tuple[str, ...], Any] = dataclasses.field(
         default_factory=dict[tuple[str, ...], Any], compare=False, repr=False
     )

@@ -90,7 +90,7 @@ class TrainerConfig:
         default=2, ge=0, description="Groups of responses recorded in rollouts/ at each recorded step."
     )
     rollouts_freq: int = Field(
-        default=1, ge=1, description="Fields responses every this many steps, beginning with the first step."
+        default=1, ge=1, description="Record responses every this many steps, beginning with the first step."
     )
     rollouts_max_mb: int = Field(
         default=256,

@@ -298,7 +298,7 @@ def read_conversation(messages: Any) -> list[Turn]:
 
 
 def _mapping(value: object) -> Fields | None:
-    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else None
+    return cast("Fields", value) if isinstance(value, Mapping) else None
 
 
 def _turn(message: object, number: int) -> Turn:

@@ -18,6 +18,7 @@ from cepo.errors import DataError
 from cepo.foreign_files import LARGEST_IMAGE, open_image, read_bytes, require_few_pixels
 from cepo.models.inputs import ImageInputs, ImageSource
 from cepo.models.processing import Processing
+from cepo.trees import Tree
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ def bytes_or_path(value: object) -> Any:
         DataError: the text is an address, or is damaged or too long as base64.
     """
     if isinstance(value, dict):
-        entries = cast("dict[str, Any]", value)
+        entries = cast("Tree", value)
         value = entries["bytes"] if entries.get("bytes") is not None else entries.get("path")
     if isinstance(value, str) and value.startswith(("http://", "https://")):
         raise DataError(f"{value:.200} is an address, and nothing is downloaded; download it and give the file's path")

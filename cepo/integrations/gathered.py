@@ -21,7 +21,7 @@ from cepo.rewards.pool import RewardPool
 from cepo.rollout.generator import Generation
 from cepo.trainer.asking import Rollouts
 from cepo.trainer.planning import fallback_metrics, num_without_answer, rollout_groups
-from cepo.trees import Fields
+from cepo.trees import Fields, Tree
 from cepo.types import Reference
 
 
@@ -77,7 +77,7 @@ class References:
         unanswered = {"references/responses_without_answer": fraction(num_without_answer(groups), len(rows))}
         return shown, fallback_metrics(groups, estimator.negative) | unanswered
 
-    def teacher_messages(self, messages: Messages, reference: Reference | None) -> tuple[list[dict[str, Any]], str]:
+    def teacher_messages(self, messages: Messages, reference: Reference | None) -> tuple[list[Tree], str]:
         """Returns the conversation that a teacher reads, and the text after its assistant header."""
         return teacher_messages(messages, reference, self._estimator.teacher, self._contexts.template)
 
@@ -121,7 +121,7 @@ _VISUALS = ("image", "video")
 
 def teacher_messages(
     messages: Messages, reference: Reference | None, teacher: TeacherConfig, template: HintTemplate
-) -> tuple[list[dict[str, Any]], str]:
+) -> tuple[list[Tree], str]:
     """Returns the conversation that a teacher reads, and the text after its assistant header.
 
     The reference is added to the last user turn's last text, or with `assistant_prefix` it is that text. None gives the

@@ -22,6 +22,7 @@ from cepo.errors import DataError
 from cepo.microgeo.problems import Problem, generate_problem
 from cepo.progress import phase
 from cepo.tracking.run_folder import png_bytes
+from cepo.trees import Tree
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -239,7 +240,7 @@ def write_problems(file: Path, problems: Iterable[Problem], kind: WorldKind = SH
     from datasets import Dataset, Features, Image, List, Value
 
     columns: dict[str, list[Any]] = {"images": [], "problem": [], "answer": [], "id": [], "family": []}
-    types: dict[str, Any] = {name: Value("string") for name in columns} | {
+    types: Tree = {name: Value("string") for name in columns} | {
         "images": List(Image()),
         "id": Value("int64"),
     }

@@ -25,7 +25,7 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
     "int": (int, "an integer"),
     "float": (float, "a number"),
     "str": (str, "text"),
-    "dict": (dict[str, Any], "a mapping of keys to values"),
+    "dict": (Tree, "a mapping of keys to values"),
 }
 
 
