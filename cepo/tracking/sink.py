@@ -22,7 +22,7 @@ _SINKS = {
     "file": ("cepo.tracking.file", "FileSink"),
     "mlflow": ("cepo.tracking.external", "MlflowSink"),
     "swanlab": ("cepo.tracking.external", "SwanlabSink"),
-    "tensorboard": ("cepo.tracking.tensorboard", "TensorboardSink"),
+    "tensorboard": ("cepo.tracking.external", "TensorboardSink"),
     "wandb": ("cepo.tracking.external", "WandbSink"),
 }
 _LIBRARIES = {"mlflow": ("mlflow", "sqlalchemy", "alembic"), "swanlab": ("swanlab",), "wandb": ("wandb",)}

@@ -11,10 +11,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from cepo.config.algorithm_schema import AlgorithmConfig
 from cepo.config.data_schema import DataConfig
 from cepo.config.rollout_schema import RolloutConfig
-from cepo.config.schema import WorkerConfig
+from cepo.config.schema import AlgorithmConfig, WorkerConfig
 from cepo.data.batch import OWN_VIEW, ScoringRow
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem

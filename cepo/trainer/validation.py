@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from cepo.config.algorithm_schema import AlgorithmConfig
 from cepo.config.data_schema import DataConfig
-from cepo.config.schema import WorkerConfig
+from cepo.config.schema import AlgorithmConfig, WorkerConfig
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem, ProblemSet

@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException
 
 from cepo.algorithms.settings import TeacherConfig
-from cepo.config.algorithm_schema import AlgorithmConfig
 from cepo.config.data_schema import DataConfig
-from cepo.config.schema import ActorConfig, WorkerConfig
+from cepo.config.schema import ActorConfig, AlgorithmConfig, WorkerConfig
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
 from cepo.errors import CheckpointError
