@@ -12,7 +12,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from cepo import __version__, interrupts
-from cepo.commands.completion import SettingType
+from cepo.commands.setting_type import SettingType
 from cepo.errors import CepoError
 from cepo.terminal import print_plain
 
@@ -269,7 +269,11 @@ def evaluate(settings: Sequence[str], compare: str | None, dry_run: bool, **opti
 )
 @click.option("--tokens", type=click.IntRange(1), default=64, show_default=True, help="Tokens measured per response.")
 @click.option(
-    "--continuations", type=click.IntRange(2), default=32, show_default=True, help="Samples that continue each prefix."
+    "--continuations",
+    type=click.IntRange(0),
+    default=32,
+    show_default=True,
+    help="Samples that continue each prefix; 0: only what the teachers know.",
 )
 @click.option("--out", help="New folder, or that of an interrupted measurement; default: credit/<checkpoint>.")
 @click.option("--dry-run", is_flag=True, help="Count the continuations and estimate the time.")
@@ -338,7 +342,7 @@ def microgeo(out: Path | None, seed: int, num_train: int, num_validation: int) -
 @cli.command()
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 def completion(shell: str) -> None:
-    """Print a script with which SHELL completes commands, settings and their values.
+    """Print a script with which SHELL completes commands and their options.
 
     \b
     bash   eval "$(cepo completion bash)"                          in ~/.bashrc

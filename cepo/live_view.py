@@ -6,8 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     Progress,
@@ -33,64 +32,35 @@ class SafeConsole(Console):
             yield segment if segment.control else segment._replace(text=without_controls(segment.text))
 
 
-class _Tasks(Progress):
-    """A line for each running task, which appears after half a second."""
+class LiveView(Progress):
+    """A line for each running task, outermost first; a line appears after half a second.
 
-    def get_renderables(self) -> Iterable[RenderableType]:
-        yield self.make_tasks_table([task for task in self.tasks if (task.elapsed or 0.0) >= _SHORTEST_SECONDS])
-
-
-class LiveView:
-    """Shows a board, if the run has one, and below it a line for each task.
-
-    Attributes:
-        board: drawn above the tasks; it remains on the terminal after the view has ended.
-        tasks: the running tasks, outermost first.
-        console: prints above the view.
+    What is written to the terminal meanwhile is printed above the lines. They vanish when the view stops.
     """
 
     def __init__(self) -> None:
-        self.board: RenderableType | None = None
-        self.console = SafeConsole(stderr=True)
-        self.tasks = _Tasks(
+        super().__init__(
             TextColumn("{task.description}", markup=False),
             TimeElapsedColumn(),
             BarColumn(),
             TaskProgressColumn(),
             TimeRemainingColumn(),
-            console=self.console,
-        )
-        self._live = Live(
-            console=self.console,
-            get_renderable=lambda: self.tasks if self.board is None else Group(self.board, self.tasks),
+            console=SafeConsole(stderr=True),
             refresh_per_second=4,
-            # Output to a file or a pipe must still go there.
-            redirect_stdout=sys.stdout.isatty(),
+            transient=True,
+            redirect_stdout=sys.stdout.isatty(),  # output to a file or a pipe must still go there
         )
 
-    def start(self) -> None:
-        """Starts drawing; what is written to the terminal from now on is printed above the view."""
-        self._live.start()
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table([task for task in self.tasks if (task.elapsed or 0.0) >= _SHORTEST_SECONDS])
 
     def add(self, what: str, total: int | None, *, seconds: float) -> TaskID:
         """Adds a task that began `seconds` ago."""
-        number = self.tasks.add_task(what, total=total)
-        self.tasks.tasks[-1].start_time = self.console.get_time() - seconds
+        number = self.add_task(what, total=total)
+        self.tasks[-1].start_time = self.console.get_time() - seconds
         if seconds >= _SHORTEST_SECONDS:
-            self._live.refresh()
+            self.refresh()
         return number
-
-    def remove(self, task: TaskID) -> None:
-        """Removes a task and its line."""
-        if task in self.tasks.task_ids:
-            self.tasks.remove_task(task)
-
-    def stop(self) -> None:
-        """Stops drawing, leaves the board on the terminal and restores the cursor."""
-        for task in self.tasks.task_ids:
-            self.remove(task)
-        self._live.transient = self.board is None
-        self._live.stop()
 
 
 def duration(seconds: float) -> str:

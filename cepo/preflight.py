@@ -6,9 +6,11 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from cepo.config import RunConfig, chosen_launcher, run_folder
+from cepo.config.algorithm_schema import AlgorithmConfig
 from cepo.config.checks import require_weights
-from cepo.config.derived import needs_critic
+from cepo.config.data_schema import DataConfig
+from cepo.config.schema import ActorConfig, WorkerConfig
+from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.hub import require_hub_names
 from cepo.errors import ConfigError, DataError, RewardError
 from cepo.hardware.devices import device_in_words, limit_threads, require_devices, require_usable_torch
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("cepo.train")
 
 
-def check_before_imports(config: RunConfig) -> None:
+def check_before_imports(worker: WorkerConfig, trainer: TrainerConfig) -> None:
     """Checks everything that needs neither torch nor an engine.
 
     Raises:
@@ -33,12 +35,12 @@ def check_before_imports(config: RunConfig) -> None:
     """
     from cepo.rewards.functions import require_imports, resolve_reward_path
 
-    require_weights(config.worker.actor.model.model_path)
-    reward = config.worker.reward
+    require_weights(worker.actor.model.model_path)
+    reward = worker.reward
     for spec in [*reward.reward_functions, *filter(None, [reward.answer_function])]:
         require_imports(resolve_reward_path(spec)[0])
-    address = ray_address(config)
-    if chosen_launcher(config) == "ray" and address is not None:
+    address = ray_address(trainer)
+    if trainer.chosen_launcher == "ray" and address is not None:
         why = why_no_answer(address)
         if why is not None:
             raise ConfigError(
@@ -47,38 +49,38 @@ def check_before_imports(config: RunConfig) -> None:
             )
 
 
-def limited_threads(config: RunConfig) -> str | None:
+def limited_threads(trainer: TrainerConfig) -> str | None:
     """Limits the threads of a run in this process, before torch is loaded; returns what was chosen, if anything.
 
     Under Ray each worker gets its share of the processors.
     """
-    if chosen_launcher(config) != "local":
+    if trainer.chosen_launcher != "local":
         return None
     try:
-        starts = read_environment(run_folder(config)) if config.trainer.find_last_checkpoint else []
+        starts = read_environment(trainer.run_folder) if trainer.find_last_checkpoint else []
     except DataError:  # the tracker reports damaged records, and renames them
         starts = []
     recorded = dict(leaves(starts[-1])).get("threads.torch") if starts else None
     return limit_threads(recorded if isinstance(recorded, int) else None)
 
 
-def check_hub_names(config: RunConfig) -> None:
+def check_hub_names(data: DataConfig, algorithm: AlgorithmConfig, worker: WorkerConfig) -> None:
     """Checks that models and data sets with hub names are available.
 
     Raises:
         ConfigError: a name is available neither from the hub nor from the cache.
     """
-    actor, critic, data = config.worker.actor.model, config.worker.critic.model, config.data
+    actor, critic = worker.actor.model, worker.critic.model
     models = [
         ("worker.actor.model.model_path", actor.model_path),
         ("worker.actor.model.tokenizer_path", actor.tokenizer_path),
-        ("worker.critic.model.model_path", critic.model_path if needs_critic(config) else None),
+        ("worker.critic.model.model_path", critic.model_path if algorithm.needs_critic else None),
     ]
     sources = [("data.train_files", source) for source in data.train_sources]
     require_hub_names(models, [*sources, ("data.val_files", data.val_files)])
 
 
-def check_devices(config: RunConfig) -> str:
+def check_devices(trainer: TrainerConfig) -> str:
     """Checks that the run's devices are available and describes where training runs. Imports torch.
 
     In a Ray cluster of several machines each worker checks its own device.
@@ -86,20 +88,20 @@ def check_devices(config: RunConfig) -> str:
     Raises:
         ConfigError: torch cannot be used, or this machine has fewer devices than the run needs.
     """
-    address = ray_address(config)
-    if chosen_launcher(config) == "ray" and (address is not None or config.trainer.nnodes > 1):
+    address = ray_address(trainer)
+    if trainer.chosen_launcher == "ray" and (address is not None or trainer.nnodes > 1):
         return "device: those of the Ray cluster" + ("" if address is None else f" at {address}")
     require_usable_torch()
-    require_devices(config.trainer.n_gpus_per_node)
+    require_devices(trainer.n_gpus_per_node)
     return f"device: {device_in_words()}"
 
 
-def ray_address(config: RunConfig) -> str | None:
+def ray_address(trainer: TrainerConfig) -> str | None:
     """Returns the address of the Ray cluster that a run joins; None if it starts one on this machine."""
-    return config.trainer.ray_address or os.environ.get("RAY_ADDRESS") or None
+    return trainer.ray_address or os.environ.get("RAY_ADDRESS") or None
 
 
-def check_before_loading(config: RunConfig, rewards: RewardPool, problems: ProblemSet | MixedProblems) -> None:
+def check_before_loading(actor: ActorConfig, rewards: RewardPool, problems: ProblemSet | MixedProblems) -> None:
     """Checks that the adapter's settings name layers of the model, and that the reward function returns a score.
 
     It gets the first problem's own answer as the response. If it raises, this only logs a warning, because it may raise
@@ -120,7 +122,7 @@ def check_before_loading(config: RunConfig, rewards: RewardPool, problems: Probl
             "the run ends there",
             failure.reason,
         )
-    if config.worker.actor.model.lora.rank:
+    if actor.model.lora.rank:
         from cepo.workers.adapters import check_adapter_targets  # loads PEFT
 
-        check_adapter_targets(config.worker.actor)
+        check_adapter_targets(actor)

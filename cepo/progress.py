@@ -6,15 +6,16 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from operator import length_hint
 from typing import TYPE_CHECKING, TypeVar
 
+from cepo.metrics import Metrics, sum_value
 from cepo.terminal import LogHandler
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
     from rich.progress import TaskID
 
     from cepo.live_view import LiveView
@@ -58,12 +59,9 @@ def end_view() -> None:
         view.stop()
 
 
-def show_board(board: RenderableType) -> Console | None:
-    """Draws `board` above the tasks in the live view. Returns the console that prints above it; None without a view."""
-    if _view is None:
-        return None
-    _view.board = board
-    return _view.console
+def view_console() -> Console | None:
+    """Returns the console that prints above the live view; None without a view."""
+    return None if _view is None else _view.console
 
 
 @contextmanager
@@ -103,7 +101,7 @@ class Progress:
             if self._task is None and now - self._start >= SECONDS_UNTIL_A_VIEW:
                 self._draw()
             if self._task is not None and _view is not None:
-                _view.tasks.update(self._task, completed=self._done)
+                _view.update(self._task, completed=self._done)
         elif not self._is_terminal and now - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = now
             spent = now - self._start
@@ -125,7 +123,7 @@ class Progress:
         self._drawn.enter_context(live_view())
         if _view is not None:
             self._task = _view.add(self._what, self._total, seconds=time.monotonic() - self._start)
-            self._drawn.callback(_view.remove, self._task)
+            self._drawn.callback(_view.remove_task, self._task)
 
 
 def shown(items: Iterable[_Item], what: str, total: int | None = None) -> Iterator[_Item]:
@@ -138,3 +136,33 @@ def shown(items: Iterable[_Item], what: str, total: int | None = None) -> Iterat
 
 def _is_terminal() -> bool:
     return sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+class StageClock:
+    """Sums wall-clock seconds and tokens of each stage between two calls of `drain`."""
+
+    def __init__(self) -> None:
+        self._metrics: Metrics = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Generator[None]:
+        """Times the body as part of stage `name`. Stages may repeat, but a stage must not contain itself."""
+        start = time.perf_counter()
+        try:
+            with Progress(name, None):
+                yield
+        finally:
+            self._add(f"timing_s/{name}", time.perf_counter() - start)
+
+    def count_tokens(self, name: str, tokens: int) -> None:
+        """Counts tokens that stage `name` processed, including those of contexts if it computed them."""
+        self._add(f"tokens/{name}", tokens)
+
+    def drain(self) -> Metrics:
+        """Returns the sums since the last call."""
+        metrics, self._metrics = self._metrics, {}
+        return metrics
+
+    def _add(self, name: str, value: float) -> None:
+        added = sum_value(value)
+        self._metrics[name] = self._metrics[name].merge(added) if name in self._metrics else added

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from cepo.algorithms import build_estimator
-from cepo.config import RunConfig, resolved_critic
+from cepo.config import RunConfig
 from cepo.config.schema import ActorConfig, CriticConfig, LoraConfig, RolloutConfig
 from cepo.errors import ConfigError
 from cepo.models import pretrained
@@ -125,7 +125,7 @@ def estimate_memory(config: RunConfig, *, with_vllm: bool, shape_of_path: ShapeO
     shape = look_up(model.model_path, model.trust_remote_code, model.override_config, model.lora)
     trained = [_model_memory(config, actor, shape, model.lora, copies=copies, compares=compares)]
     if estimator.needs_values:
-        critic = resolved_critic(config.worker)
+        critic = config.worker.resolved_critic
         model, plain = critic.model, LoraConfig()
         valued = look_up(str(model.model_path), model.trust_remote_code, model.override_config, plain)
         trained.append(_model_memory(config, critic, valued, plain, copies=0, compares=False))

@@ -11,8 +11,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from cepo import interrupts, preflight
-from cepo.config import RunConfig, check_config, chosen_launcher, dump_for_record, load_config, run_folder
-from cepo.config.decisive import decisive_settings, run_identity
+from cepo.config import RunConfig, check_config, dump_for_record, load_config
+from cepo.config.loader import decisive_settings, run_identity
 from cepo.errors import CepoError, WorkerLostError, place_in
 from cepo.leftovers import remove_left_behind
 from cepo.progress import live_view, log_to_stderr, phase
@@ -85,11 +85,11 @@ def run_policy(config: RunConfig) -> RunPolicy:
 
     settings = config.trainer
     return RunPolicy(
-        run_folder(config),
+        config.trainer.run_folder,
         settings,
         identity=run_identity(config),
         decisive=decisive_settings(config),
-        max_restarts=settings.max_restarts if chosen_launcher(config) == "ray" else 0,
+        max_restarts=settings.max_restarts if config.trainer.chosen_launcher == "ray" else 0,
         validates=config.data.val_files is not None and (settings.val_freq > 0 or settings.val_before_train),
     )
 
@@ -109,29 +109,28 @@ def train(config: RunConfig, *, callbacks: Sequence[Callback] = ()) -> Run:
             another run holds the run folder.
         WorkerLostError: a worker was lost, and `trainer.max_restarts` are used up or this process is the worker.
     """
-    from cepo.report.opened import Run
+    from cepo.report.opened import open_run
 
     lines = check_config(config)
-    preflight.check_before_imports(config)
-    threads = preflight.limited_threads(config)
+    preflight.check_before_imports(config.worker, config.trainer)
+    threads = preflight.limited_threads(config.trainer)
     for line in (*lines, *filter(None, [threads])):
         logger.info("plan: %s", line)
     with live_view():
         with interrupts.loading(), phase("looking at the devices"):
-            devices = preflight.check_devices(config)
+            devices = preflight.check_devices(config.trainer)
         logger.info("plan: %s", devices)
-        preflight.check_hub_names(config)
+        preflight.check_hub_names(config.data, config.algorithm, config.worker)
         _train_in_its_folder(config, callbacks)
-    return Run(run_folder(config))
+    return open_run(config.trainer.run_folder)
 
 
 def _train_in_its_folder(config: RunConfig, callbacks: Sequence[Callback]) -> None:
     from cepo.microgeo.world import with_embedded_world
-    from cepo.trainer.callbacks import Callbacks
     from cepo.trainer.run_policy import RunFinishedError
 
     remove_left_behind()
-    if chosen_launcher(config) == "ray" and preflight.ray_address(config) is None:
+    if config.trainer.chosen_launcher == "ray" and preflight.ray_address(config.trainer) is None:
         prepare_own_cluster()
     with run_policy(config) as policy:
         config = with_embedded_world(config)
@@ -139,7 +138,7 @@ def _train_in_its_folder(config: RunConfig, callbacks: Sequence[Callback]) -> No
             try:
                 with ExitStack() as stack:
                     trainer = build_trainer(config, stack, policy)
-                    trainer.callback = Callbacks(callbacks)
+                    trainer.callbacks = callbacks
                     trainer.fit()
                 return
             except RunFinishedError as done:
@@ -168,16 +167,23 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
         from cepo.trainer.validation import Validator
         from cepo.workers.worker import WorkerFacts
 
-        processing = load_processing(config)
+        processing = load_processing(config.worker.actor.model, config.data)
     estimator = _estimator(config)
     contexts = ContextBuilder(processing, estimator.teacher, max_context_length=config.data.max_prompt_length)
     with phase("reading and checking the problems"):
         problems, held_out = _problem_sets(config, processing, with_solutions=estimator.needs_solutions)
     total_steps = _total_steps(config, len(problems))
     policy.choose_start(data=problems.content(), total_steps=total_steps, kl_coefficient=config.algorithm.kl_coef)
-    preflight.check_before_loading(config, rewards, problems)
+    preflight.check_before_loading(config.worker.actor, rewards, problems)
     policy.claim_folder()  # last of the checks: a refused run leaves no folder
-    facts = WorkerFacts.of(estimator, total_steps=total_steps, most_visuals=most_visuals(problems, held_out))
+    sections = config.data, config.algorithm, config.worker, config.trainer
+    facts = WorkerFacts.of(
+        *sections,
+        teacher=estimator.teacher,
+        needs_values=estimator.needs_values,
+        total_steps=total_steps,
+        most_visuals=most_visuals(problems, held_out),
+    )
     backend = build_backend(config, processing, facts, problems.image_probe())
     stack.callback(backend.close)
     if policy.checkpoint is not None:
@@ -186,7 +192,6 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
             "resumed from %s: continues with step %d of %d", policy.checkpoint, policy.state.step + 1, total_steps
         )
     tracker = _tracker(config, stack, total_steps, policy.begin())
-    sections = config.data, config.algorithm, config.worker, config.trainer
     return Trainer(
         data=config.data,
         algorithm=config.algorithm,
@@ -219,26 +224,26 @@ def build_backend(
 ) -> Backend:
     """Builds the backend, which runs on this process's device or on those of a Ray cluster."""
     facts = dataclasses.replace(facts, memory=_memory(config, processing, facts))
-    if chosen_launcher(config) == "ray":
+    if config.trainer.chosen_launcher == "ray":
         from cepo.runtime.ray import RayBackend
 
-        return RayBackend(config, facts, image_probe)
+        return RayBackend(config.data, config.worker, config.trainer, facts, image_probe)
     from cepo.runtime.local import LocalBackend
 
-    return LocalBackend(config, facts, processing)
+    return LocalBackend(config.worker, facts, processing)
 
 
 def _memory(config: RunConfig, processing: Processing, facts: WorkerFacts) -> Memory | None:
     """Returns the memory that the run needs, by which it may be refused; None without a GPU."""
     import torch
 
-    from cepo.rollout.factory import settings_of_run, vllm_samples
+    from cepo.rollout.factory import vllm_samples
     from cepo.sizing import estimate_memory
 
-    on_other_machines = chosen_launcher(config) == "ray"
+    on_other_machines = config.trainer.chosen_launcher == "ray"
     if not (torch.cuda.is_available() or on_other_machines):
         return None
-    with_vllm = vllm_samples(settings_of_run(config, most_visuals=facts.most_visuals), processing)
+    with_vllm = vllm_samples(facts.generator, processing)
     return estimate_memory(config, with_vllm=with_vllm)
 
 
@@ -275,7 +280,7 @@ def _tracker(config: RunConfig, stack: ExitStack, total_steps: int, resumed_step
     tracker = build_tracker(
         config.trainer.logger,
         RunDescription(
-            folder=run_folder(config),
+            folder=config.trainer.run_folder,
             config_text=dump_for_record(config),
             max_steps=total_steps,
             project=config.trainer.project_name,

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cepo.config import check_config, load_config, run_folder
+from cepo.config import check_config, load_config
 from cepo.runtime.reach import prepare_own_cluster
 from cepo.train import train
 from cepo.trainer.loop import Trainer
@@ -267,7 +267,7 @@ def disturbed_run(folder: Path, faults: list[Fault], given: Sequence[str]) -> No
     config = load_config(arguments_of(folder, given))
     check_config(config)
     train(config)
-    assert run_folder(config).is_dir()
+    assert config.trainer.run_folder.is_dir()
 
 
 def killed_runs(scratch: Path, launcher: str, given: Sequence[str], *, num_kills: int) -> dict[str, Any]:

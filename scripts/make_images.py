@@ -20,6 +20,7 @@ from PIL import Image
 from cepo.report.credit_view import credit_view
 from cepo.report.page import write_report
 from cepo.report.recorded_run import load_run
+from cepo.tracking.run_folder import read_generations
 from cepo.tracking.trace import read_rollouts
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -45,7 +46,7 @@ def copy_run(source: Path) -> None:
     view = credit_view(run, source / "report.html")
     if view is None:
         raise SystemExit(f"{source} has no recorded rollouts")
-    step = view["start"]["step"]
+    step = view["start"][0]
     shutil.rmtree(RUN, ignore_errors=True)
     (RUN / "rollouts").mkdir(parents=True)
     (RUN / "images").mkdir()
@@ -53,12 +54,16 @@ def copy_run(source: Path) -> None:
     (RUN / "config.yaml").write_text(config.replace(str(Path.home()), "~"), encoding="utf-8")
     for name in ("metrics.jsonl", f"rollouts/step_{step:08d}.parquet"):
         shutil.copy(source / name, RUN / name)
+    with (RUN / "generations.jsonl").open("w", encoding="utf-8") as file:  # verdicts alone, for the paired errors
+        for row in (row for row in read_generations(source) if row["step"] in (0, run.last_step)):
+            kept = {name: row[name] for name in ("step", "prompt_id", "accuracy", "greedy_accuracy")}
+            file.write(json.dumps(kept) + "\n")
     for group in (group for group in read_rollouts(source) if group.step == step):
         for image in group.images:
             (RUN / "images" / f"{hashlib.sha256(image).hexdigest()[:32]}.png").write_bytes(image)
     starts = json.loads((source / "environment.json").read_text(encoding="utf-8"))
-    kept = [{name: start[name] for name in _ENVIRONMENT if name in start} for start in starts]
-    (RUN / "environment.json").write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+    described = [{name: start[name] for name in _ENVIRONMENT if name in start} for start in starts]
+    (RUN / "environment.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
 
 
 def draw() -> None:

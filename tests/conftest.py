@@ -70,9 +70,8 @@ def _same_numbers_whatever_ran_before() -> None:
 
 @pytest.fixture(autouse=True)
 def _process_as_it_was(request: pytest.FixtureRequest) -> Iterator[None]:
-    """No test notices which ones ran before it in this process. Small tensors need one thread."""
-    may_use_threads = request.node.get_closest_marker("heavy") or request.node.get_closest_marker("gpu")
-    with restored_process(threads=None if may_use_threads else 1):
+    """No test notices which ones ran before it in this process. Tiny models need one thread: each core has a worker."""
+    with restored_process(threads=None if request.node.get_closest_marker("gpu") else 1):
         yield
 
 

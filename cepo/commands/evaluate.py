@@ -183,7 +183,7 @@ def _prepared(plan: Plan) -> tuple[RunConfig, Processing, list[Task]]:
         located = located_data(source)
         data = dataclasses.replace(plan.config.data, train_files=located, val_files=located)
         config = with_embedded_world(dataclasses.replace(plan.config, data=data))
-        processing = processing or load_processing(config)
+        processing = processing or load_processing(config.worker.actor.model, config.data)
         task = read_task(config.data.train_files, config, processing)
         tasks.append(dataclasses.replace(task, source=source, name=_name(task, source, [each.name for each in tasks])))
     assert processing is not None

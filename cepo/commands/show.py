@@ -44,9 +44,9 @@ def show_credit(
     text = None if response is None else read_text(response).rstrip("\n")
     config = load_config([*_settings_of_one_step(model, data, problems, out), *settings])
     check_config(config)
-    check_before_imports(config)
-    check_devices(config)
-    check_hub_names(config)
+    check_before_imports(config.worker, config.trainer)
+    check_devices(config.trainer)
+    check_hub_names(config.data, config.algorithm, config.worker)
     with ExitStack() as stack, live_view():
         show(build_trainer(with_embedded_world(config), stack), text)
     print_plain(f"page: {write_report(out)}")

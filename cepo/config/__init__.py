@@ -1,7 +1,6 @@
 """Contains the schema, loader and checks of a run's settings. It never imports torch."""
 
 from cepo.config.checks import check_config
-from cepo.config.derived import chosen_launcher, num_devices, resolved_critic, run_folder, served_adapter_rank
 from cepo.config.loader import dump_config, dump_for_record, load_config, record_tree
 from cepo.config.paths import find_path, split_function
 from cepo.config.plan import plan_lines
@@ -10,16 +9,11 @@ from cepo.config.schema import RunConfig
 __all__ = [
     "RunConfig",
     "check_config",
-    "chosen_launcher",
     "dump_config",
     "dump_for_record",
     "find_path",
     "load_config",
-    "num_devices",
     "plan_lines",
     "record_tree",
-    "resolved_critic",
-    "run_folder",
-    "served_adapter_rank",
     "split_function",
 ]

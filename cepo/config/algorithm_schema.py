@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from cepo.algorithms import estimator_class
 from cepo.algorithms.settings import DEFAULT_ESTIMATOR, SharedSettings
 from cepo.sections import section
 
@@ -65,3 +66,8 @@ class AlgorithmConfig(SharedSettings):
         "decides.",
     )
     correct_threshold: float = Field(default=0.5, description="A response is correct if that field is at least this.")
+
+    @property
+    def needs_critic(self) -> bool:
+        """Whether the method uses a critic."""
+        return estimator_class(self.adv_estimator).needs_values

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from cepo.algorithms import build_estimator
-from cepo.config.derived import chosen_launcher, needs_critic, num_devices
 from cepo.config.paths import PACKAGE_FOLDER, find_path, searched, split_function, without_user
 from cepo.config.plan import plan_lines
 from cepo.config.schema import ModelConfig, RewardConfig, RunConfig
@@ -46,9 +45,9 @@ def check_config(config: RunConfig) -> list[str]:
 
 def _check_batches(config: RunConfig) -> None:
     rollout = config.data.rollout_batch_size
-    devices = num_devices(config)
+    devices = config.trainer.num_devices
     sizes = {"actor": config.worker.actor.global_batch_size}
-    if needs_critic(config):
+    if config.algorithm.needs_critic:
         sizes["critic"] = config.worker.critic.global_batch_size or sizes["actor"]
     for worker, update in sizes.items():
         if rollout % update:
@@ -67,9 +66,9 @@ def _check_batches(config: RunConfig) -> None:
 
 
 def _check_sharding(config: RunConfig) -> None:
-    devices = num_devices(config)
+    devices = config.trainer.num_devices
     sections = {"actor": config.worker.actor.fsdp}
-    if needs_critic(config):
+    if config.algorithm.needs_critic:
         sections["critic"] = config.worker.critic.fsdp
     for worker, fsdp in sections.items():
         if 0 < fsdp.fsdp_size < devices and devices % fsdp.fsdp_size:
@@ -216,14 +215,14 @@ def _check_validation(config: RunConfig) -> None:
 
 
 def _check_devices(config: RunConfig) -> None:
-    trainer, devices = config.trainer, num_devices(config)
+    trainer, devices = config.trainer, config.trainer.num_devices
     product = f"trainer.nnodes={trainer.nnodes} x trainer.n_gpus_per_node={trainer.n_gpus_per_node}"
     if devices > 1 and trainer.launcher == "local":
         raise ConfigError(
             f"{product} are {devices} devices, and trainer.launcher=local drives one, in this process. "
             "Set trainer.launcher to auto or ray, or both numbers to 1."
         )
-    if chosen_launcher(config) == "ray" and not _is_installed("ray"):
+    if config.trainer.chosen_launcher == "ray" and not _is_installed("ray"):
         raise ConfigError(
             f"{product} with trainer.launcher={trainer.launcher} need Ray, which is not installed here. Install it with: "
             "pip install 'ray>=2.52', or set trainer.launcher=local and both numbers to 1."
@@ -254,7 +253,7 @@ def _check_files(config: RunConfig) -> None:
     _require_model("worker.actor.model.model_path", model.model_path)
     if model.tokenizer_path is not None:
         _require_model("worker.actor.model.tokenizer_path", model.tokenizer_path)
-    if needs_critic(config) and config.worker.critic.model.model_path is not None:
+    if config.algorithm.needs_critic and config.worker.critic.model.model_path is not None:
         _require_model("worker.critic.model.model_path", config.worker.critic.model.model_path)
     require_file("data.format_prompt", data.format_prompt)
     require_file("data.override_chat_template", data.override_chat_template)

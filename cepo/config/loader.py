@@ -18,15 +18,17 @@ from cepo.config.easyr1 import EASYR1_KEYS, refuse_fork_keys, report_engine_keys
 from cepo.config.moved_keys import refuse_moved_keys
 from cepo.config.other_programs import own_name
 from cepo.config.paths import located
-from cepo.config.private import environment_references, with_references, without_secrets
+from cepo.config.private import digest, environment_references, with_references, without_secrets
 from cepo.config.schema import RunConfig, RunSettings
 from cepo.config.sources import Origins, Source, read_arguments
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import ConfigError, place_in
-from cepo.sections import Tree, default_tree, fields_of, merged_trees
+from cepo.sections import Tree, default_tree, fields_of, is_decisive, merged_trees
 from cepo.trees import is_dict, is_mapping, leaves, with_texts
 
 logger = logging.getLogger(__name__)
+
+_KEYWORDS = "worker.reward.reward_function_kwargs"
 
 
 def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunConfig:
@@ -111,17 +113,46 @@ def dump_for_record(config: RunConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(record_tree(config)))
 
 
-def _merged(sources: Sequence[Source], defaults: Tree) -> DictConfig:
+def _merged(sources: Sequence[Source], defaults: Tree, *, one_by_one: bool = False) -> DictConfig:
     """Merges defaults and sources without resolving interpolations. A section left empty keeps its defaults."""
     merged: Any = OmegaConf.create(defaults)
+    trees: list[tuple[Source, Tree]] = []
     for source in sources:
-        trimmed: Any = _without_empty_sections(OmegaConf.to_container(source.tree), RunSettings, "", source.origins)
+        trimmed = _without_empty_sections(OmegaConf.to_container(source.tree), RunSettings, "", source.origins)
+        # A merge by OmegaConf takes 10 ms even for one argument.
+        if not one_by_one and trees and _are_plain(trees[-1][1], trimmed):
+            _join(trees[-1][1], trimmed)
+        else:
+            trees.append((source, trimmed))
+    for source, tree in trees:
         try:
-            merged = OmegaConf.unsafe_merge(merged, trimmed)  # in place: nothing else refers to the earlier result
+            merged = OmegaConf.unsafe_merge(merged, tree)  # in place: nothing else refers to the earlier result
         except (OmegaConfBaseException, ValueError, TypeError, AssertionError) as error:  # a mapping over a list
+            if not one_by_one:
+                return _merged(sources, defaults, one_by_one=True)  # which names the argument at fault
             place = next(iter(source.origins.places.values()), "config")
             raise ConfigError(f"{place}: cannot be combined with the settings before it: {error}") from error
     return merged
+
+
+def _are_plain(below: Tree, above: Tree) -> bool:
+    """Returns whether no reference, missing value or other kind of value is replaced or replaces another."""
+
+    def is_plain(one: Any, other: Any) -> bool:
+        if is_dict(one) and is_dict(other):
+            return _are_plain(one, other)
+        texts = [value for value in (one, other) if isinstance(value, str)]
+        return not (is_dict(one) or is_dict(other) or any("${" in text or text == "???" for text in texts))
+
+    return all(is_plain(below[key], value) for key, value in above.items() if key in below)
+
+
+def _join(below: Tree, above: Tree) -> None:
+    for key, value in above.items():
+        if is_dict(value) and is_dict(inner := below.get(key)):
+            _join(inner, value)
+        else:
+            below[key] = value
 
 
 def _without_empty_sections(tree: Any, section: type[Any], path: str, origins: Origins) -> Any:
@@ -205,3 +236,27 @@ def _located_strings(value: Any) -> Any:
 def _escaped(value: Any) -> Any:
     """Escapes `${`, so that resolved text is not interpreted as a reference when it is loaded again."""
     return with_texts(value, lambda text: text.replace("${", "\\${"))
+
+
+def run_identity(config: RunConfig) -> dict[str, Any]:
+    """Returns the settings without which a checkpoint does not fit at all: method, model and form of the weights."""
+    model, lora = config.worker.actor.model, config.worker.actor.model.lora
+    return {
+        "adv_estimator": config.algorithm.adv_estimator,
+        "model_path": model.model_path,
+        "lora_rank": lora.rank,
+        "quantization": lora.quantization,
+        "double_quantization": None if lora.quantization is None else lora.double_quantization,
+    }
+
+
+def decisive_settings(config: RunConfig) -> dict[str, Any]:
+    """Returns the recorded settings that decide what is trained, by dotted key, without empty mappings.
+
+    They are those that the schema marks so. Of the reward function's keywords, which may be confidential, a digest is
+    kept.
+    """
+    tree = leaves(record_tree(config))
+    found = {key: value for key, value in tree if is_decisive(RunSettings, key) and not is_mapping(value)}
+    keywords = {key: found.pop(key) for key in list(found) if key.startswith(_KEYWORDS)}
+    return found | {f"{_KEYWORDS} (digest)": digest(keywords)}

@@ -6,7 +6,6 @@ import dataclasses
 
 from cepo.algorithms import build_estimator
 from cepo.algorithms.settings import SharedSettings
-from cepo.config.derived import chosen_launcher, needs_critic, num_devices, resolved_critic, run_folder
 from cepo.config.schema import RunConfig
 from cepo.sections import default_tree
 from cepo.trees import leaves
@@ -16,7 +15,7 @@ def plan_lines(config: RunConfig) -> list[str]:
     """Returns facts about the run that follow from its settings, one per line."""
     data, actor, rollout, trainer = config.data, config.worker.actor, config.worker.rollout, config.trainer
     samples = data.rollout_batch_size * rollout.n
-    devices = num_devices(config)
+    devices = config.trainer.num_devices
     updates = data.rollout_batch_size // actor.global_batch_size * actor.ppo_epochs
     per_update = actor.global_batch_size * rollout.n
     size = actor.micro_batch_size_per_device_for_update
@@ -47,10 +46,10 @@ def plan_lines(config: RunConfig) -> list[str]:
             else f"{actor.optim.lr_warmup_steps} warm-up steps"
         ),
         f"devices: {_devices_in_words(config)}",
-        f"run folder: {run_folder(config)}",
+        f"run folder: {config.trainer.run_folder}",
     ]
-    if needs_critic(config):
-        critic = resolved_critic(config.worker)
+    if config.algorithm.needs_critic:
+        critic = config.worker.resolved_critic
         assert critic.global_batch_size is not None
         steps = data.rollout_batch_size // critic.global_batch_size * critic.ppo_epochs
         lines.append(
@@ -77,8 +76,8 @@ def _settings_not_read(config: RunConfig) -> list[str]:
 
 
 def _devices_in_words(config: RunConfig) -> str:
-    trainer, devices = config.trainer, num_devices(config)
-    if chosen_launcher(config) == "local":
+    trainer, devices = config.trainer, config.trainer.num_devices
+    if config.trainer.chosen_launcher == "local":
         return "one, in this process"
     words = f"{devices} ({trainer.nnodes} x {trainer.n_gpus_per_node}), one worker each under Ray"
     if config.worker.actor.global_batch_size < devices:

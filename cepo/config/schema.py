@@ -44,6 +44,14 @@ class LoraConfig:
         "vision tower, whatever the model calls it.",
     )
 
+    def served_rank(self, *, merged: bool) -> int:
+        """Returns the rank of the adapter that the rollout engine serves on the base; 0 if it loads all weights instead.
+
+        It loads them if the adapter is `merged` by request, is a DoRA adapter, which vLLM cannot serve, or was trained
+        on a 4-bit base, which is not the one that vLLM reads from the checkpoint.
+        """
+        return 0 if merged or self.use_dora or self.quantization is not None else self.rank
+
 
 @section
 class LoadedModelConfig:
@@ -261,6 +269,24 @@ class WorkerConfig:
     critic: CriticConfig = CriticConfig()
     rollout: Annotated[RolloutConfig, NOT_DECISIVE] = RolloutConfig()
     reward: Annotated[RewardConfig, NOT_DECISIVE] = RewardConfig()
+
+    @property
+    def resolved_critic(self) -> CriticConfig:
+        """`critic`, with batch size and model path taken from the actor if they are null.
+
+        The actor's model path brings its `override_config`, which the critic's entries override, and
+        `trust_remote_code`.
+        """
+        model, actors = self.critic.model, self.actor.model
+        if model.model_path is None:
+            model = dataclasses.replace(
+                model,
+                model_path=actors.model_path,
+                override_config={**actors.override_config, **model.override_config},
+                trust_remote_code=actors.trust_remote_code or model.trust_remote_code,
+            )
+        size = self.critic.global_batch_size or self.actor.global_batch_size
+        return dataclasses.replace(self.critic, model=model, global_batch_size=size)
 
 
 @section

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -163,3 +164,22 @@ class TrainerConfig:
     seed: Annotated[int, DECISIVE] = Field(
         default=1, ge=0, description="Seed of everything that has no seed of its own."
     )
+
+    @property
+    def num_devices(self) -> int:
+        """The number of devices of the whole run; without GPUs, the number of worker processes."""
+        return self.nnodes * self.n_gpus_per_node
+
+    @property
+    def chosen_launcher(self) -> str:
+        """`local` or `ray`: `launcher`, with `auto` resolved for this run's devices."""
+        if self.launcher != "auto":
+            return self.launcher
+        return "ray" if self.num_devices > 1 else "local"
+
+    @property
+    def run_folder(self) -> Path:
+        """The run folder: `save_checkpoint_path`, else checkpoints/<project_name>/<experiment_name>."""
+        if self.save_checkpoint_path is not None:
+            return Path(self.save_checkpoint_path)
+        return Path("checkpoints") / self.project_name / self.experiment_name

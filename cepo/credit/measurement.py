@@ -13,6 +13,7 @@ from typing import Any
 from cepo.credit import agreement
 from cepo.credit.arms import Arm, credit_arms, value_arms
 from cepo.credit.continuations import Continuations, expected_tokens
+from cepo.credit.knowledge import knowledge
 from cepo.credit.method_list import MeasuredMethod
 from cepo.credit.session import Session
 from cepo.credit.signals import MethodSignal, signals_of
@@ -35,7 +36,7 @@ class Effort:
     Attributes:
         num_responses: maximum number of measured responses.
         num_tokens: maximum number of measured tokens per response.
-        num_continuations: M, the number of continuations per prefix.
+        num_continuations: M, the number of continuations per prefix; with 0 only the teachers' knowledge is measured.
     """
 
     num_responses: int = 80
@@ -64,8 +65,8 @@ class CreditMeasurement:
         self.chosen = chosen_tokens(
             self.rollouts, num_responses=effort.num_responses, num_tokens=effort.num_tokens, seed=self.seed
         )
-        self.prefixes: list[Prefix] = needed_prefixes(self.rollouts, self.chosen)
         self.number = effort.num_continuations
+        self.prefixes: list[Prefix] = needed_prefixes(self.rollouts, self.chosen) if self.number else []
         self.continuations = Continuations(folder, session, self.rollouts, number=self.number)
 
     def lines(self) -> list[str]:
@@ -94,13 +95,15 @@ class CreditMeasurement:
         logger.info("%d continuations for %d prefixes", len(self.prefixes) * self.number, len(self.prefixes))
         self.continuations.sample(self.prefixes)
         signals = signals_of(self.rollouts, self._methods, self._session)
-        truth = assemble(self.rollouts, self.chosen, self.continuations.done)
-        results = {
+        results: dict[str, Any] = {
             "description": self._session.description(self._checkpoint),
-            "counts": self._counts(truth),
-            **compared(truth, self.rollouts, signals, seed=self.seed),
+            "knowledge": knowledge(signals, self.rollouts, seed=self.seed),
         }
-        write_traces(self._folder, self.rollouts, truth, signals, self._session.processing)
+        if self.number:
+            truth = assemble(self.rollouts, self.chosen, self.continuations.done)
+            results["counts"] = self._counts(truth)
+            results |= compared(truth, self.rollouts, signals, seed=self.seed)
+            write_traces(self._folder, self.rollouts, truth, signals, self._session.processing)
         write_atomically(self._folder / RESULTS_FILE, json.dumps(results, indent=1) + "\n")
         return results
 

@@ -74,13 +74,22 @@ def opened(config: RunConfig, actor: Path | None) -> Iterator[Session]:
         ConfigError, DataError, CheckpointError, EngineError, RewardError: problems, weights, engine or reward cannot be
             used.
     """
-    processing = load_processing(config)
+    processing = load_processing(config.worker.actor.model, config.data)
     problems = read_training_sets(config.data, processing)
     contexts = ContextBuilder(processing, TeacherConfig(), max_context_length=config.data.max_prompt_length)
-    facts = WorkerFacts(teacher=TeacherConfig(), needs_values=False, total_steps=1, most_visuals=most_visuals(problems))
+    facts = WorkerFacts.of(
+        config.data,
+        config.algorithm,
+        config.worker,
+        config.trainer,
+        teacher=TeacherConfig(),
+        needs_values=False,
+        total_steps=1,
+        most_visuals=most_visuals(problems),
+    )
     with contextlib.ExitStack() as stack:
         rewards = stack.enter_context(RewardPool.of(config.worker.reward))
-        backend = LocalBackend(config, facts, processing)
+        backend = LocalBackend(config.worker, facts, processing)
         stack.callback(backend.close)
         if actor is not None:
             load_weights(backend.actor, actor)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
-from cepo.config import RunConfig, find_path, run_folder
-from cepo.config.derived import num_devices
+from cepo.config import RunConfig, find_path
 from cepo.doctor.machine import Machine
 from cepo.doctor.versions import Finding
 from cepo.errors import CepoError
@@ -55,7 +54,9 @@ def run_findings(config: RunConfig, machine: Machine) -> dict[str, list[Finding]
 def chosen_generator(config: RunConfig, family: Family, machine: Machine) -> str:
     """Returns the generator that a run would choose; raises `ConfigError` if the configured one cannot run here."""
     device = "cuda" if machine.gpus else "cpu"
-    settings = settings_of_run(config, most_visuals=(int(family.reads_images), 0))
+    settings = settings_of_run(
+        config.data, config.worker, num_devices=config.trainer.num_devices, most_visuals=(int(family.reads_images), 0)
+    )
     return choose_generator(settings.name, device=device, unserved=vllm_obstacle(settings, family, device))
 
 
@@ -71,11 +72,11 @@ def _devices_finding(config: RunConfig, machine: Machine) -> Finding:
 
 def engine_findings(config: RunConfig, machine: Machine) -> list[Finding]:
     """Reports vLLM's options and environment as a run would start it on the first GPU."""
-    settings = settings_of_run(config, most_visuals=(1, 0))
+    settings = settings_of_run(config.data, config.worker, num_devices=config.trainer.num_devices, most_visuals=(1, 0))
     start = EngineMachine(
         capability=machine.gpus[0].capability,
         flashinfer_kernels=machine.tools.flashinfer_kernels,
-        num_ranks=num_devices(config),
+        num_ranks=config.trainer.num_devices,
     )
     try:
         options = json.dumps(engine_options(settings, start), sort_keys=True)
@@ -121,7 +122,7 @@ def memory_finding(memory: Memory, workers: int, free: int) -> Finding:
 def disk_findings(memory: Memory, config: RunConfig) -> list[Finding]:
     """Checks that the disks hold a checkpoint, and weights that the hub's cache does not have yet."""
     cache, path = Path(constants.HF_HUB_CACHE), config.worker.actor.model.model_path
-    wanted = [("checkpoints", run_folder(config), memory.checkpoint, "set trainer.save_checkpoint_path")]
+    wanted = [("checkpoints", config.trainer.run_folder, memory.checkpoint, "set trainer.save_checkpoint_path")]
     cached = cache / f"models--{path.replace('/', '--')}" / "snapshots"
     if find_path(path) is None and not any(cached.rglob("*.safetensors")):
         wanted.append(("weights", cache, 2 * memory.parameters, "set HF_HOME"))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cepo.errors import DataError
-from cepo.report.compare import Spread
+from cepo.report.score_tables import Cell
 from cepo.rewards.benchmark import KINDS
 
 Row = Mapping[str, Any]
@@ -46,7 +46,7 @@ def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> Est
     for value, cluster in zip(values, clusters, strict=True):
         residuals[cluster] += value - mean
     scale = len(residuals) / len(values)
-    spread = Spread(values=tuple(scale * residual for residual in residuals.values()))
+    spread = Cell.over([scale * residual for residual in residuals.values()])
     return Estimate(mean=mean, error=spread.error, num_clusters=len(residuals))
 
 

@@ -159,7 +159,9 @@ def engine(
     """
     adapter = None if actor is None else adapter_of(actor)
     with contextlib.ExitStack() as stack:
-        of_run = settings_of_run(config, most_visuals=most_visuals)
+        of_run = settings_of_run(
+            config.data, config.worker, num_devices=config.trainer.num_devices, most_visuals=most_visuals
+        )
         settings = dataclasses.replace(
             of_run,
             model_path=of_run.model_path if actor is None or adapter is not None else _merged(actor, config, stack),

@@ -71,11 +71,8 @@ def _subtitle(results: Mapping[str, Any]) -> str:
 
 
 def _sample(row: Row) -> Sample:
-    return Sample(
-        name=f"{row['problem_id']} {row.get('sample', 0)}",
-        problem=str(row.get("problem", f"problem {row['problem_id']}")),
-        answer=row["ground_truth"],
-        response=str(row.get("response", "")),
-        right=row["correct"],
-        image=row.get("image"),
+    return (
+        f"{row['problem_id']} {row.get('sample', 0)}",
+        row["correct"],
+        {"problem": f"problem {row['problem_id']}", **row},
     )

@@ -14,7 +14,8 @@ from jaxtyping import Int64
 from PIL.Image import Image
 from torch import Tensor
 
-from cepo.config import RunConfig
+from cepo.config.data_schema import DataConfig
+from cepo.config.schema import ModelConfig
 from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import read_text
 from cepo.models.chat_template import ChatTemplate
@@ -253,9 +254,9 @@ class Processing:
         return parts
 
 
-def load_processing(config: RunConfig) -> Processing:
+def load_processing(model: ModelConfig, data: DataConfig) -> Processing:
     """Loads the run's tokenizer, chat template and image processor."""
-    model, template = config.worker.actor.model, config.data.override_chat_template
+    template = data.override_chat_template
     return Processing(
         model.tokenizer_path or model.model_path,
         trust_remote_code=model.trust_remote_code,

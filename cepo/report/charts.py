@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 # Okabe and Ito's colours, which people with common forms of colour blindness can distinguish, with grey for black.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#777777", "#A0522D", "#F0E442")
-DASHES = ("solid", "dashed", "dotted", "dashdot")
+DASHES = ((), (6, 4), (2, 3), (6, 3, 2, 3))
 _MARKED_POINTS = 60
 _PANEL_INCHES = (4.4, 3.2)
 
@@ -44,21 +44,23 @@ class Chart:
         series = [one for one in self.series if any(one.values)]
         return replace(self, series=series) if series else None
 
+    def styled(self) -> Iterator[tuple[Series, str, tuple[int, ...]]]:
+        """Yields the series with their colours and dashes."""
+        return zip(self.series, itertools.cycle(COLOURS), itertools.cycle(DASHES))
 
-def chart_data(chart: Chart) -> dict[str, Any]:
-    """Returns the chart as the JSON object that the page's script draws; a value that is not finite is None."""
+    def as_json(self) -> dict[str, Any]:
+        """Returns what the page's script draws; a value that is not finite is None."""
 
-    def finite(values: Sequence[float] | None) -> list[float | None] | None:
-        return None if values is None else [value if math.isfinite(value) else None for value in values]
+        def finite(values: Sequence[float] | None) -> list[float | None]:
+            return [value if math.isfinite(value) else None for value in values or ()]
 
-    series = [
-        {
-            **{"label": one.label, "help": one.help, "steps": list(one.steps), "colour": colour, "dash": dash},
-            **{"values": finite(one.values), "low": finite(one.low), "high": finite(one.high)},
-        }
-        for one, colour, dash in zip(chart.series, itertools.cycle(COLOURS), itertools.cycle(DASHES))
-    ]
-    return {"title": chart.title, "unit": chart.unit, "x": chart.x, "stacked": chart.stacked, "series": series}
+        series = [
+            asdict(one)
+            | {name: finite(getattr(one, name)) for name in ("values", "low", "high")}
+            | {"c": colour, "dash": dash}
+            for one, colour, dash in self.styled()
+        ]
+        return {"title": self.title, "unit": self.unit, "x": self.x, "stacked": self.stacked, "series": series}
 
 
 def save_figure(charts: Sequence[Chart], path: Path, *, columns: int = 3) -> Path:
@@ -69,9 +71,8 @@ def save_figure(charts: Sequence[Chart], path: Path, *, columns: int = 3) -> Pat
     columns = min(columns, len(charts)) or 1
     rows = -(-len(charts) // columns) or 1
     width, height = _PANEL_INCHES
-    padded = [*charts, *[None] * (rows * columns - len(charts))]
     figure = Figure(figsize=(width * columns, height * rows), dpi=150, layout="constrained")
-    for axes, chart in zip(figure.subplots(rows, columns, squeeze=False).flat, padded, strict=True):
+    for axes, chart in itertools.zip_longest(figure.subplots(rows, columns, squeeze=False).flat, charts):
         if chart is None:
             axes.set_axis_off()
             continue
@@ -88,14 +89,13 @@ def save_figure(charts: Sequence[Chart], path: Path, *, columns: int = 3) -> Pat
 
 def _draw(axes: Any, chart: Chart) -> None:
     base = [0.0] * (len(chart.series[0].steps) if chart.stacked else 0)
-    for series, colour, dash in zip(chart.series, itertools.cycle(COLOURS), itertools.cycle(DASHES)):
+    for series, colour, dash in chart.styled():
         if chart.stacked:
             axes.bar(series.steps, series.values, bottom=base, width=0.9, color=colour, label=series.label)
             base = [low + value for low, value in zip(base, series.values, strict=True)]
             continue
         marker = "o" if len(series.steps) <= _MARKED_POINTS else None
-        axes.plot(
-            series.steps, series.values, color=colour, linestyle=dash, marker=marker, markersize=3, label=series.label
-        )
+        style = {"color": colour, "linestyle": (0, dash), "marker": marker, "markersize": 3}
+        axes.plot(series.steps, series.values, label=series.label, **style)
         if series.low is not None and series.high is not None:
             axes.fill_between(series.steps, series.low, series.high, color=colour, alpha=0.15, linewidth=0)

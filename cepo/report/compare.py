@@ -6,82 +6,39 @@ import hashlib
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
 from cepo.algorithms.base import SHARED
+from cepo.config.checks import last_checkpoint
 from cepo.config.listing import REQUIRED, settings_of
 from cepo.errors import DataError
+from cepo.foreign_files import read_json
 from cepo.report.charts import Chart, Series, save_figure
-from cepo.report.curves import wilson_interval
-from cepo.report.html import Section, Table, write_page
+from cepo.report.curves import COUNTS, planned_charts, series_of, wilson_interval, words
+from cepo.report.html import Section, Table, scores, write_page
+from cepo.report.page import chart_sections
 from cepo.report.recorded_run import UNKNOWN_ESTIMATOR, RunData, as_yaml, load_run
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
 from cepo.trees import leaves
 
-_METHOD, _DATA = "algorithm.adv_estimator", "data.train_files"
-_ACCURACY, _GREEDY = "val/accuracy", "val/greedy_accuracy"
+_METHOD, _DATA, _UNSET = "algorithm.adv_estimator", "data.train_files", "not set"
+_ACCURACY, _GREEDY = COUNTS
 # Beginnings of the settings that cannot change what is trained or how it is measured: names, records, waiting.
 _MAY_DIFFER = (
-    *(
-        "trainer.experiment_name",
-        "trainer.project_name",
-        "trainer.logger",
-        "trainer.save_",
-        "trainer.load_checkpoint_path",
-    ),
-    *("trainer.find_last_checkpoint", "trainer.accept_changes", "trainer.rollouts_", "trainer.val_generations_to_log"),
-    *("trainer.val_freq", "trainer.val_before_train", "trainer.start_timeout", "trainer.stage_timeout"),
-    *("trainer.launcher", "trainer.ray_address", "trainer.max_restarts"),
+    *("trainer.experiment_name", "trainer.project_name", "trainer.logger", "trainer.save_", "trainer.launcher"),
+    *("trainer.load_checkpoint_path", "trainer.find_last_checkpoint", "trainer.accept_changes", "trainer.rollouts_"),
+    *("trainer.val_generations_to_log", "trainer.val_freq", "trainer.val_before_train", "trainer.start_timeout"),
+    *("trainer.stage_timeout", "trainer.ray_address", "trainer.max_restarts"),
 )
 _LONGEST_LABEL = 28
-_CURVES = (
-    ("Held-out accuracy", "fraction right", _ACCURACY),
-    ("Held-out accuracy, greedy", "fraction right", _GREEDY),
-    ("Training accuracy", "fraction right", "reward/correct"),
-    ("Reward", "reward", "reward/mean"),
-    ("Response length", "tokens", "response_length/mean"),
-    ("Entropy", "nats per token", "rollout/entropy"),
-    ("KL", "nats per token", "critic/kl"),
-    ("Gradient norm", "norm before clipping", "actor/grad_norm"),
-    ("Ratio clip rate", "fraction of tokens", "actor/pg_clipfrac_higher"),
-    ("Positive evidence", "fraction of tokens", "evidence/positive_fraction"),
-    ("Negative evidence", "fraction of tokens", "evidence/negative_fraction"),
-    ("Weights clipped from above", "fraction of tokens", "evidence/clip_high_rate"),
-    ("Weights clipped from below", "fraction of tokens", "evidence/clip_low_rate"),
-    ("Mixed groups", "fraction of groups", "groups/mixed"),
-    ("Log-prob gap of engine and trainer", "nats", "rollout/log_prob_gap_mean"),
-    ("Seconds of a step", "seconds", "timing_s/step"),
-)
 _COLUMNS = (
-    Column(name="runs", digits=0),
-    Column(name="steps", digits=0),
-    Column(name="before"),
-    Column(name="after", is_ranked=True),
-    Column(name="greedy after", is_ranked=True),
-    Column(name="difference", signed=True),
-    Column(name="seconds a step"),
-    Column(name="overhead %", digits=1, signed=True),
-    Column(name="hours"),
+    *(Column(name="runs"), Column(name="steps"), Column(name="before")),
+    *(Column(name="after", is_ranked=True), Column(name="greedy after", is_ranked=True)),
+    *(Column(name="difference", signed=True), Column(name="seconds a step")),
+    *(Column(name="overhead %", digits=1, signed=True), Column(name="hours")),
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spread:
-    """The values of one quantity over runs, or over other independent units."""
-
-    values: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.values)
-
-    @property
-    def error(self) -> float | None:
-        """The standard error of the mean, `sd / sqrt(n)` with n - 1 in the variance; None for a single value or a NaN."""
-        known = len(self.values) > 1 and all(map(math.isfinite, self.values))
-        return statistics.stdev(self.values) / math.sqrt(len(self.values)) if known else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +48,10 @@ class Setting:
     label: str
     runs: tuple[RunData, ...] = field(repr=False)
 
-    def last_step(self, run: RunData) -> int | None:
-        """Returns the step of a run's last validation; None if it has none."""
-        return run.series(_ACCURACY)[0][-1] if run.series(_ACCURACY)[0] else None
+    @property
+    def last_steps(self) -> list[int]:
+        """The steps of the runs' last validations, without runs that made none."""
+        return sorted({steps[-1] for run in self.runs if (steps := run.series(_ACCURACY)[0])})
 
     def at_end(self, name: str, *, before: bool = False) -> Cell | str:
         """Returns the mean over runs of a validation metric, in percent, at each run's last measurement after training.
@@ -101,18 +59,14 @@ class Setting:
         With `before`, the one before training. Empty if a run has none.
         """
         measured = [
-            [value for step, value in zip(*run.series(name), strict=True) if (step == 0) == before] for run in self.runs
+            [value for step, value in run.values_by_step(name).items() if (step == 0) == before] for run in self.runs
         ]
-        ends = [values[-1] for values in measured if values]
-        if len(ends) < len(self.runs):
+        if not all(measured):
             return ""
-        spread = Spread(values=tuple(ends))
-        error = spread.error
-        if error is None:
-            counts = self.runs[0].series("val/num_samples" if name == _ACCURACY else "val/num_greedy_samples")[1]
-            interval = wilson_interval(spread.mean, counts[-1] if counts else None)
-            error = None if interval is None else (interval[1] - interval[0]) / 2
-        return Cell(mean=100 * spread.mean, error=None if error is None else 100 * error)
+        cell = Cell.over([100 * values[-1] for values in measured])
+        counts = self.runs[0].series(COUNTS[name])[1]
+        interval = wilson_interval(cell.mean / 100, counts[-1] if counts else None)
+        return replace(cell, error=50 * (interval[1] - interval[0])) if cell.error is None and interval else cell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +79,7 @@ class Comparison:
 
     def table(self) -> ScoreTable:
         """Returns accuracies in percent, differences from the first setting, and times."""
-        runs = [run for setting in self.settings for run in setting.runs]
-        temperatures = sorted({str(run.temperature(validation=True)) for run in runs})
+        temperatures = sorted({str(run.temperature) for setting in self.settings for run in setting.runs})
         return ScoreTable(
             title=f"Held-out accuracy in % at temperature {', '.join(temperatures)} and greedy, ± standard error",
             columns=_COLUMNS,
@@ -135,12 +88,11 @@ class Comparison:
         )
 
     def _cells(self, setting: Setting) -> dict[str, Cell | str]:
-        first = self.settings[0]
-        seconds = _seconds_per_step(setting)
-        own, other = (spread.mean if spread else 0.0 for spread in (seconds, _seconds_per_step(first)))
-        lasts = sorted({run.last_step for run in setting.runs})
-        hours = Spread(values=tuple(run.seconds / 3600 for run in setting.runs))
-        is_timed = seconds is not None and setting is not first and other > 0
+        first, lasts = self.settings[0], sorted(run.last_step for run in setting.runs)
+        seconds, other = _seconds_per_step(setting), _seconds_per_step(first)
+        overhead: Cell | str = ""
+        if setting is not first and isinstance(seconds, Cell) and isinstance(other, Cell):
+            overhead = Cell(mean=100 * (seconds.mean / other.mean - 1))
         return {
             "runs": str(len(setting.runs)),
             "steps": " to ".join(map(str, dict.fromkeys((lasts[0], lasts[-1])))),
@@ -148,9 +100,9 @@ class Comparison:
             "after": setting.at_end(_ACCURACY),
             "greedy after": setting.at_end(_GREEDY),
             "difference": "" if setting is first else paired_difference(first, setting),
-            "seconds a step": "" if seconds is None else Cell(mean=seconds.mean, error=seconds.error),
-            "overhead %": Cell(mean=100 * (own / other - 1)) if is_timed else "",
-            "hours": Cell(mean=hours.mean, error=hours.error),
+            "seconds a step": seconds,
+            "overhead %": overhead,
+            "hours": Cell.over([run.seconds / 3600 for run in setting.runs]),
         }
 
     def settings_table(self) -> list[list[str]]:
@@ -159,18 +111,18 @@ class Comparison:
         head = ["setting", *(setting.label for setting in self.settings)]
         return [head, ["runs", *names], *([key, *_without_folders(values)] for key, values in self.differing.items())]
 
-    def charts(self) -> list[Chart]:
-        """Returns the charts for which any run has values, each with the curves of all settings."""
-        drawn = [
-            Chart(
-                title=title,
-                unit=unit,
-                series=[one for setting in self.settings for one in _curves(setting, name)],
-                note="mean over runs, band from the lowest to the highest run",
-            )
-            for title, unit, name in _CURVES
-        ]
-        return [chart for chart in drawn if chart.without_zeros() is not None]
+    def charts(self) -> dict[str, list[Chart]]:
+        """Returns a chart of each metric that any run has, by heading, with the curves of all settings."""
+        parts: dict[str, list[Chart]] = {}
+        are_several = any(len(setting.runs) > 1 for setting in self.settings)
+        note = "of several runs the mean, and a band from the lowest to the highest" if are_several else ""
+        known = sorted({name for setting in self.settings for run in setting.runs for name in run.names()})
+        for heading, chart, names in planned_charts(known):
+            for name in () if chart.stacked else names:
+                title = chart.title if len(names) == 1 else f"{chart.title}: {words(name)[0]}"
+                series = [one for setting in self.settings for one in _curves(setting, name)]
+                parts.setdefault(heading, []).append(replace(chart, title=title, series=series, note=note))
+        return parts
 
 
 def compare_runs(folders: Sequence[Path]) -> Comparison:
@@ -181,7 +133,7 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
     """
     if not folders:
         raise DataError("nothing to compare: give at least one run folder")
-    runs = [load_run(Path(folder)) for folder in folders]
+    runs = [load_run(folder) for folder in folders]
     for run in runs:
         if not run.rows:
             raise DataError(
@@ -190,14 +142,13 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
         if run.estimator == UNKNOWN_ESTIMATOR:
             raise DataError(f"{run.folder}/config.yaml does not set {_METHOD}; runs are grouped by their settings")
     configs = _configs(runs)
-    differing = [key for key in sorted({*chain(*configs)}) if not _may_differ(key) and _differs(key, configs)]
-    grouped: dict[tuple[str, ...], list[int]] = {}
-    for number, config in enumerate(configs):
-        grouped.setdefault(tuple(config.get(key, "not set") for key in differing), []).append(number)
-    labels = _labels([runs[numbers[0]].estimator for numbers in grouped.values()], list(grouped), differing)
+    differing = [key for key in sorted({*chain(*configs)}) if _differs(key, configs)]
+    grouped: dict[tuple[str, ...], list[RunData]] = {}
+    for run, config in zip(runs, configs, strict=True):
+        grouped.setdefault(tuple(config.get(key, _UNSET) for key in differing), []).append(run)
+    labels = _labels([members[0].estimator for members in grouped.values()], list(grouped), differing)
     settings = tuple(
-        Setting(label=label, runs=tuple(runs[number] for number in numbers))
-        for label, numbers in zip(labels, grouped.values(), strict=True)
+        Setting(label=label, runs=tuple(members)) for label, members in zip(labels, grouped.values(), strict=True)
     )
     table = {key: [values[place] for values in grouped] for place, key in enumerate(differing)}
     return Comparison(settings=settings, differing=table, notes=tuple(_notes(settings, table)))
@@ -205,29 +156,22 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
 
 def write_comparison(comparison: Comparison, out: Path) -> Path:
     """Writes a comparison as an HTML page and returns its path."""
-    table = comparison.table()
-    head = ["setting", *(column.name for column in table.columns)]
-    rows = [[row.name, *(column.value(row) for column in table.columns)] for row in table.rows]
-    settings_head, *settings = comparison.settings_table()
+    head, *settings = comparison.settings_table()
     return write_page(
         out,
         title=f"Comparison of {sum(len(setting.runs) for setting in comparison.settings)} runs",
         sections=[
-            Section(title="Result", closed=False, tables=[Table(caption=table.title, head=head, rows=rows)]),
-            Section(
-                title="Runs and the settings in which they differ",
-                closed=False,
-                tables=[Table(head=settings_head, rows=settings)],
-            ),
+            Section(title="Result", closed=False, tables=[scores(comparison.table(), first="setting")]),
+            Section(title="Runs and what differs", closed=False, tables=[Table(head=head, rows=settings)]),
             Section(title="Notes", closed=False, notes=comparison.notes),
-            Section(title="Curves", closed=False, charts=comparison.charts()),
+            *chart_sections(comparison.charts()),
         ],
     )
 
 
 def plot_comparison(comparison: Comparison, out: Path) -> Path:
     """Draws the curves into one PNG, PDF or SVG file and returns its path."""
-    return save_figure(comparison.charts(), out)
+    return save_figure([*chain(*comparison.charts().values())], out)
 
 
 def paired_difference(first: Setting, second: Setting) -> Cell | str:
@@ -243,55 +187,44 @@ def paired_difference(first: Setting, second: Setting) -> Cell | str:
         before, after = first.at_end(_ACCURACY), second.at_end(_ACCURACY)
         if isinstance(before, str) or isinstance(after, str):
             return ""
-        errors = (before.error, after.error)
-        error = None if None in errors else math.hypot(*(error for error in errors if error is not None))
-        return Cell(mean=after.mean - before.mean, error=error)
-    differences: list[float] = []
-    for one, other in pairs:
-        values = one.values_by_step(_ACCURACY), other.values_by_step(_ACCURACY)
-        common = [step for step in values[0].keys() & values[1].keys() if step > 0]
-        if not common:
-            return ""
-        differences.append(100 * (values[1][max(common)] - values[0][max(common)]))
-    spread = Spread(values=tuple(differences))
-    return Cell(mean=spread.mean, error=spread.error)
+        errors = [cell.error for cell in (before, after) if cell.error is not None]
+        return Cell(mean=after.mean - before.mean, error=math.hypot(*errors) if len(errors) == 2 else None)
+    measured = [(one.values_by_step(_ACCURACY), other.values_by_step(_ACCURACY)) for one, other in pairs]
+    ends = [max((step for step in one.keys() & other.keys() if step > 0), default=0) for one, other in measured]
+    if 0 in ends:
+        return ""
+    return Cell.over([100 * (other[end] - one[end]) for (one, other), end in zip(measured, ends, strict=True)])
 
 
 def _curves(setting: Setting, name: str) -> Iterator[Series]:
     """Yields the mean of the runs over the steps that all of them measured; without such a curve, one curve per run."""
-    measured = {run.name: run.values_by_step(name) for run in setting.runs}
-    measured = {run: values for run, values in measured.items() if values}
-    steps = sorted(set.intersection(*(set(values) for values in measured.values()))) if measured else []
-    longest = max((len(values) for values in measured.values()), default=0)
-    if len(steps) < min(2, longest):
-        for run, values in measured.items():
-            yield Series(
-                label=f"{setting.label}: {run}", steps=sorted(values), values=[values[k] for k in sorted(values)]
-            )
-        return
-    if steps:
-        columns = [[values[step] for values in measured.values()] for step in steps]
-        means = [statistics.fmean(column) for column in columns]
-        band = (None, None) if len(measured) == 1 else ([*map(min, columns)], [*map(max, columns)])
-        yield Series(label=setting.label, steps=steps, values=means, low=band[0], high=band[1])
+    drawn = [(run.name, series) for run in setting.runs if (series := series_of(run, name)).steps]
+    shared = sorted(set.intersection(*(set(series.steps) for _, series in drawn))) if drawn else []
+    if len(drawn) == 1:
+        band = {} if name in COUNTS else {"low": None, "high": None}
+        yield replace(drawn[0][1], label=setting.label, **band)
+    elif len(shared) < min(2, max((len(series.steps) for _, series in drawn), default=0)):
+        yield from (replace(one, label=f"{setting.label}: {run}", low=None, high=None) for run, one in drawn)
+    elif drawn:
+        by_step = [dict(zip(series.steps, series.values, strict=True)) for _, series in drawn]
+        columns = [[values[step] for values in by_step] for step in shared]
+        low, high = list(map(min, columns)), list(map(max, columns))
+        yield Series(label=setting.label, steps=shared, values=list(map(statistics.fmean, columns)), low=low, high=high)
 
 
-def _seconds_per_step(setting: Setting) -> Spread | None:
+def _seconds_per_step(setting: Setting) -> Cell | str:
     medians = [statistics.median(values) for run in setting.runs if (values := run.series("timing_s/step")[1])]
-    return Spread(values=tuple(medians)) if medians else None
+    return Cell.over(medians) if medians and min(medians) > 0 else ""
 
 
 def _configs(runs: Sequence[RunData]) -> list[dict[str, str]]:
     """Returns the settings of each run as text, with defaults, and files by their content, however their path is spelt."""
-    defaults = {
-        each.key: as_yaml(each.default)
-        for each in settings_of()
-        if each.default is not REQUIRED and not _is_of_methods(each.key)
-    }
+    listed = [each for each in settings_of() if each.default is not REQUIRED and not _is_of_methods(each.key)]
+    defaults = {each.key: as_yaml(each.default) for each in listed}
     configs = [defaults | {key: as_yaml(value) for key, value in leaves(run.config)} for run in runs]
     spelt: dict[str, str] = {}
     for run, config in zip(runs, configs, strict=True):
-        checksum = run.training_data()
+        checksum = _training_data(run)
         for key, value in config.items():
             path, colon, name = value.rpartition(":") if ":" in value else (value, "", "")
             longer = [other[key] for other in configs if other.get(key, "").endswith(f"/{value}")]
@@ -306,9 +239,22 @@ def _configs(runs: Sequence[RunData]) -> list[dict[str, str]]:
     return configs
 
 
+def _training_data(run: RunData) -> str | None:
+    """Returns the name and checksum of the training set as the run's last checkpoint states them; None without one."""
+    checkpoint = last_checkpoint(run.folder)
+    if checkpoint is None:
+        return None
+    try:
+        settings = read_json(checkpoint / "trainer_state.json", dict, within=run.folder)["settings"]
+        return f"{Path(settings[_DATA]).name}: {settings['data']}"
+    except (DataError, KeyError, TypeError):  # an earlier version's, or damaged: the path must do
+        return None
+
+
 def _differs(key: str, configs: Sequence[Mapping[str, str]]) -> bool:
-    """Returns whether runs differ in a setting; one that some methods read, between their runs alone."""
-    return len({config.get(key, "not set") for config in configs if key in config or not _is_of_methods(key)}) > 1
+    """Returns whether runs differ in a setting that can change training; in one of some methods, between their runs."""
+    values = {config.get(key, _UNSET) for config in configs if key in config or not _is_of_methods(key)}
+    return len(values) > 1 and not _is_seed(key) and not key.startswith(_MAY_DIFFER)
 
 
 def _is_of_methods(key: str) -> bool:
@@ -338,22 +284,21 @@ def _notes(settings: Sequence[Setting], differing: Mapping[str, Sequence[str]]) 
         "Errors are standard errors over runs, and of a single run Wilson's over its samples. The difference is "
         "from the first row, paired by seed, at the last validation that both runs made; seconds are medians over steps."
     )
+    first = settings[0]
     for setting in settings:
-        lasts = sorted({step for run in setting.runs if (step := setting.last_step(run)) is not None})
+        lasts, seeds = setting.last_steps, [_seeds(run) for run in setting.runs]
+        missing = [run.name for run in setting.runs if not run.series(_ACCURACY)[0]]
         if len(lasts) > 1:
             yield f"The runs of {setting.label} end at different steps: {', '.join(map(str, lasts))}."
-        missing = [run.name for run in setting.runs if setting.last_step(run) is None]
         if missing:
             yield f"{setting.label}: {', '.join(missing)} made no validation, so there is no accuracy."
         elif lasts == [0]:
             yield f"{setting.label} has no validation after training."
-        seeds = [_seeds(run) for run in setting.runs]
         if len(set(seeds)) < len(seeds):
             yield f"Some runs of {setting.label} have the same seeds: they are not independent."
-        if setting is not settings[0] and not {_seeds(run) for run in settings[0].runs} & set(seeds):
-            yield f"{setting.label} has no seed in common with {settings[0].label}: its difference is not paired."
-    ends = {step for setting in settings for run in setting.runs if (step := setting.last_step(run)) is not None}
-    if len(ends) > 1:
+        if setting is not first and not {_seeds(run) for run in first.runs} & set(seeds):
+            yield f"{setting.label} has no seed in common with {first.label}: its difference is not paired."
+    if len({step for setting in settings for step in setting.last_steps}) > 1:
         yield "The last validations were made at different steps, so the accuracies after training are not all comparable."
     others = [key for key in differing if key != _METHOD and not key.startswith("algorithm.")]
     if others and len({setting.runs[0].estimator for setting in settings}) > 1:
@@ -366,7 +311,3 @@ def _seeds(run: RunData) -> tuple[tuple[str, str], ...]:
 
 def _is_seed(key: str) -> bool:
     return key.rpartition(".")[2] == "seed"
-
-
-def _may_differ(key: str) -> bool:
-    return _is_seed(key) or key.startswith(_MAY_DIFFER)

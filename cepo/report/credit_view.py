@@ -1,7 +1,7 @@
 """Computes the credit of every recorded token under every method that the trace allows, for the page's credit view.
 
-The methods' own code runs here, on the log-probs of the trace; the page only shows the results. Each step is one
-compressed block: a JSON header and float32 arrays, so that the page has exactly the values of the trace.
+The methods' own code runs here, on the log-probs of the trace; the page only shows the results. Each step is one block
+of compressed JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ _INLINE_BYTES = 15_000_000
 """If the blocks exceed this size together, they are files next to the page, which loads a step when it is viewed."""
 _LARGEST_IMAGE = 640
 _ADVANTAGE = "advantage"
-_Columns = dict[str, numpy.ndarray]
 
 
 def credit_view(run: RunData, page: Path) -> dict[str, Any] | None:
@@ -42,57 +41,55 @@ def credit_view(run: RunData, page: Path) -> dict[str, Any] | None:
     Large blocks are written into a folder next to the page, and the view has their paths.
     """
     blocks: dict[int, str] = {}
-    index: list[list[Any]] = []
-    problems: dict[str, int] = {}
-    start = (0, 0, -math.inf)
-    for step, groups in itertools.groupby(read_rollouts(run.folder), key=lambda group: group.step):
-        listed = list(groups)
-        blocks[step] = _block(*step_credit(run, listed))
-        rollouts = [(group, rollout) for group in listed for rollout in group.rollouts]
-        for place, (group, rollout) in enumerate(rollouts):
-            problem = problems.setdefault(f"{group.prompt_id}: {group.problem}", len(problems))
-            index.append([step, place, problem, rollout.right, rollout.reward, rollout.response])
-        clarity = [_clarity(rollout) for _, rollout in rollouts]
-        if max(clarity) >= start[2]:
-            start = (step, clarity.index(max(clarity)), max(clarity))
+    index: list[tuple[int, int, str, bool, str]] = []
+    clearest = (-math.inf, 0, 0)
+    for step, recorded in itertools.groupby(read_rollouts(run.folder), key=lambda group: group.step):
+        groups = list(recorded)
+        blocks[step] = _packed(step_credit(run, groups))
+        for place, (group, rollout) in enumerate((each, rollout) for each in groups for rollout in each.rollouts):
+            index.append((step, place, f"{group.prompt_id}: {group.problem}", rollout.right, rollout.response))
+            clearest = max(clearest, (_clarity(rollout), step, -place))
     if not blocks:
         return None
-    is_split = sum(map(len, blocks.values())) > _INLINE_BYTES
-    view: dict[str, Any] = {"start": {"step": start[0], "rollout": start[1]}, "steps": sorted(blocks)}
-    view["index"] = _packed(json.dumps({"problems": list(problems), "rollouts": index}).encode())
-    view["blocks"] = {step: block for step, block in blocks.items() if not is_split or step == start[0]}
-    view["files"] = _written(page, blocks) if is_split else {}
-    return view
+    start, is_split = clearest[1], sum(map(len, blocks.values())) > _INLINE_BYTES
+    return {
+        "start": [start, -clearest[2]],
+        "steps": list(blocks),
+        "index": _packed(index),
+        "blocks": {start: blocks[start]} if is_split else blocks,
+        "files": _written(page, blocks) if is_split else {},
+    }
 
 
-def step_credit(run: RunData, groups: Sequence[GroupRecord]) -> tuple[dict[str, Any], list[list[_Columns]]]:
-    """Returns a step's header, and the columns of each rollout: log-probs by view, then the values of each method.
+def step_credit(run: RunData, groups: Sequence[GroupRecord]) -> dict[str, Any]:
+    """Returns what the page shows of a step. A rollout's columns are its log-probs by view, then each method's values.
 
     The run's own method has the recorded values. Other methods are left out if they read what the trace lacks: a
     critic, a greedy response, the whole vocabulary, or a view that was not recorded.
     """
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    batch = _token_batch(groups)
-    comparable = list(_comparable(run, groups))
-    names = [run.estimator, *(name for name in comparable if name != run.estimator)]
-    columns: list[list[_Columns]] = [[_log_probs(rollout)] for rollout in rollouts]
-    readers: list[str] = []
-    for name in names:
-        signals = _signal_columns(run, name, batch, groups) if name in comparable else {}
-        readers += [name] if "delta" in signals or name in (run.estimator, DEFAULT_ESTIMATOR) else []
-        for row, rollout in enumerate(rollouts):
-            values = {key: value[row, : len(rollout.tokens)] for key, value in signals.items()}
-            columns[row].append(values | (_recorded(rollout) if name == run.estimator else {}))
-    header = {
+    batch, own = _token_batch(groups), run.estimator
+    signals = {name: _signal_columns(method, batch, groups) for name, method in _comparable(run, groups)}
+    signals = {own: signals.get(own, {})} | signals
+    rollouts = [(place, rollout) for place, group in enumerate(groups) for rollout in group.rollouts]
+    shown: list[dict[str, Any]] = []
+    for row, (place, rollout) in enumerate(rollouts):
+        recorded = {_ADVANTAGE: rollout.token_advantages, "delta": rollout.delta, "weight": rollout.weight}
+        columns: list[Mapping[str, Any]] = [rollout.log_probs]
+        for name, values in signals.items():
+            computed = {key: value[row, : len(rollout.tokens)] for key, value in values.items()}
+            columns.append(
+                computed | ({key: value for key, value in recorded.items() if value is not None} if name == own else {})
+            )
+        fields = ("tokens", "reward", "accuracy", "finished", "is_scored", "references")
+        numbers = [{key: _numbers(values) for key, values in part.items() if values is not None} for part in columns]
+        shown.append({"group": place, "columns": numbers} | {field: getattr(rollout, field) for field in fields})
+    return {
         "step": groups[0].step,
-        "methods": names,
-        "shown": readers,
+        "methods": list(signals),
+        "shown": [name for name, values in signals.items() if "delta" in values or name in (own, DEFAULT_ESTIMATOR)],
         "groups": [_group_header(group) for group in groups],
-        "rollouts": [
-            _rollout_header(place, rollout) for place, group in enumerate(groups) for rollout in group.rollouts
-        ],
+        "rollouts": shown,
     }
-    return header, columns
 
 
 def _token_batch(groups: Sequence[GroupRecord]) -> TokenBatch:
@@ -122,23 +119,20 @@ def _token_batch(groups: Sequence[GroupRecord]) -> TokenBatch:
     )
 
 
-def _comparable(run: RunData, groups: Sequence[GroupRecord]) -> Iterator[str]:
+def _comparable(run: RunData, groups: Sequence[GroupRecord]) -> Iterator[tuple[str, Estimator]]:
     """Yields the registered methods that can be computed from the trace."""
     recorded = set(groups[0].rollouts[0].log_probs)
     is_compared = min(len(group.rollouts) for group in groups) > 1
     for name in available_estimators():
-        kind = build_estimator(name, section_of(name, run.setting("algorithm", {})))
-        reads_more = kind.needs_values or kind.needs_baseline or kind.distilled_view is not None
-        if not reads_more and set(kind.views) <= recorded and (is_compared or not kind.needs_group):
-            yield name
+        method = build_estimator(name, section_of(name, run.setting("algorithm", {})))
+        reads_more = method.needs_values or method.needs_baseline or method.distilled_view is not None
+        if not reads_more and set(method.views) <= recorded and (is_compared or not method.needs_group):
+            yield name, method
 
 
-def _signal_columns(
-    run: RunData, name: str, batch: TokenBatch, groups: Sequence[GroupRecord]
-) -> dict[str, numpy.ndarray]:
+def _signal_columns(method: Estimator, batch: TokenBatch, groups: Sequence[GroupRecord]) -> dict[str, numpy.ndarray]:
     """Returns a method's columns (B, T): its advantages and diagnostics."""
-    estimator: Estimator = build_estimator(name, section_of(name, run.setting("algorithm", {})))
-    signal = estimator.signal(batch, step=groups[0].step - 1)
+    signal = method.signal(batch, step=groups[0].step - 1)
     found = {_ADVANTAGE: signal.advantages, **signal.diagnostics}
     if "delta" in found and "value" not in found and min(len(group.rollouts) for group in groups) > 1:
         prior, _ = credit.pass_rate_of_others(batch.correct.float(), batch.group_ids)
@@ -146,15 +140,10 @@ def _signal_columns(
     return {key: value.float().numpy() for key, value in found.items()}
 
 
-def _log_probs(rollout: RolloutRecord) -> _Columns:
-    return {
-        view: numpy.array(values, numpy.float32) for view, values in rollout.log_probs.items() if values is not None
-    }
-
-
-def _recorded(rollout: RolloutRecord) -> _Columns:
-    values = {_ADVANTAGE: rollout.token_advantages, "delta": rollout.delta, "weight": rollout.weight}
-    return {key: numpy.array(value, numpy.float32) for key, value in values.items() if value is not None}
+def _numbers(values: Sequence[float] | numpy.ndarray) -> list[float | None]:
+    """Rounds to 6 decimals; a value that is not finite is None."""
+    rounded = numpy.round(numpy.asarray(values, numpy.float64), 6).tolist()
+    return [value if math.isfinite(value) else None for value in rounded]
 
 
 def _clarity(rollout: RolloutRecord) -> float:
@@ -173,11 +162,6 @@ def _group_header(group: GroupRecord) -> dict[str, Any]:
     return {**fields, "right": right, "size": len(group.rollouts), "images": [_data_uri(png) for png in group.images]}
 
 
-def _rollout_header(group: int, rollout: RolloutRecord) -> dict[str, Any]:
-    own = ("tokens", "reward", "accuracy", "finished", "is_scored", "references")
-    return {"group": group, **{name: getattr(rollout, name) for name in own}}
-
-
 def _data_uri(png: bytes) -> str:
     image = open_image(png, formats=("PNG", "JPEG"))
     if max(image.size) > _LARGEST_IMAGE:
@@ -189,23 +173,8 @@ def _data_uri(png: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(png).decode()
 
 
-def _block(header: dict[str, Any], columns: Sequence[Sequence[_Columns]]) -> str:
-    """Returns a step as text: gzip of the header's length, the header with constant arrays, and the other arrays."""
-    arrays: list[numpy.ndarray] = []
-    for rollout, parts in zip(header["rollouts"], columns, strict=True):
-        rollout["columns"] = [{} for _ in parts]
-        for shown, part in zip(rollout["columns"], parts, strict=True):
-            for name, values in part.items():
-                is_constant = values.size > 0 and bool((values == values[0]).all())
-                shown[name] = float(values[0]) if is_constant else None
-                arrays += [] if is_constant else [values]
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 4)  # so that the arrays begin at a multiple of 4
-    return _packed(len(text).to_bytes(4, "little") + text + b"".join(array.tobytes() for array in arrays))
-
-
-def _packed(content: bytes) -> str:
-    return base64.b64encode(gzip.compress(content, compresslevel=6, mtime=0)).decode()
+def _packed(content: Any) -> str:
+    return base64.b64encode(gzip.compress(json.dumps(content).encode(), compresslevel=6, mtime=0)).decode()
 
 
 def _written(page: Path, blocks: Mapping[int, str]) -> dict[int, str]:

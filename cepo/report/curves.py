@@ -3,15 +3,75 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from cepo.report.charts import Chart, Series
 from cepo.report.recorded_run import RunData
 from cepo.tracking.console import STAGES
 
-HELD_OUT = "Held-out accuracy"
-_SMOOTHED_STEPS = 5
+LEARNING, HELD_OUT = "Learning", "Held-out accuracy"
+COUNTS = {"val/accuracy": "val/num_samples", "val/greedy_accuracy": "val/num_greedy_samples"}
+"""Of an accuracy, the metric with the number of its samples."""
+_SPREADS = {"reward/mean": "reward/std"} | {
+    f"evidence/delta_mean_{side}": f"evidence/delta_std_{side}" for side in ("right", "wrong")
+}
+_RANGES = {"response_length/mean": ("response_length/min", "response_length/max")}
+_SHARE, _NATS = "fraction of tokens", "nats per token"
+CHARTS = {
+    LEARNING: (
+        (HELD_OUT, "fraction right", "val/accuracy val/greedy_accuracy", "the band is one standard error (Wilson)"),
+        (
+            "Reward",
+            "reward",
+            r"reward/mean reward/(?!mean|std|max|min|correct|.*num_).*",
+            "the band is one standard deviation",
+        ),
+        ("Training accuracy", "fraction right", "reward/correct", ""),
+        ("Response length", "tokens", "response_length/mean", "the band reaches from the shortest to the longest"),
+        ("Responses cut by the length limit", "fraction", "response_length/clip_ratio", ""),
+    ),
+    "Evidence": (
+        ("Delta", _NATS, "evidence/delta_mean_(right|wrong)", "the band is one standard deviation over tokens"),
+        ("Evidence fractions", _SHARE, "evidence/(positive|negative)_fraction", ""),
+        ("Lambda", "mixing weight", "evidence/lambda", ""),
+        ("Delta by sign of A", _NATS, "evidence/delta_mean_.*_advantage", ""),
+        ("Weight clip rates", _SHARE, "evidence/clip_.*_rate", ""),
+        ("Mean weight", "weight", "evidence/weight_mean", ""),
+        ("Evidence against the advantage", _SHARE, "evidence/disagreement_rate", ""),
+        ("Divergence", _NATS, "distillation/divergence", ""),
+    ),
+    "Groups and references": (
+        ("Group composition", "fraction of groups", "groups/(mixed|all_right|all_wrong)", ""),
+        ("References shown", "fraction of rows that learn", "references/.*_used", ""),
+        ("Fallbacks", "fraction", "references/.*(?<!_used)", ""),
+    ),
+    "Leak probe": (
+        ("Hinted less plain", _NATS, "leak/.*", "how much the shown answer changes each token of held-out responses"),
+    ),
+    "Optimisation": (
+        ("Policy loss", "loss", "actor/pg_loss actor/distillation_loss", ""),
+        ("Gradient norm", "norm before clipping", "actor/grad_norm", ""),
+        ("Entropy", _NATS, "rollout/entropy actor/live_entropy", ""),
+        ("KL", _NATS, "critic/kl actor/kl_loss actor/live_ppo_kl", ""),
+        ("Ratio clip rate", _SHARE, "actor/pg_clipfrac_.*", ""),
+        ("Learning rate", "rate", "(actor|critic)/lr", ""),
+        ("Log-prob gap of engine and trainer", "nats", "rollout/log_prob_gap_.*", ""),
+    ),
+    "Time and memory": (
+        ("Seconds of each stage", "seconds", " ".join(f"timing_s/{stage}" for stage in STAGES), ""),
+        ("Tokens of each stage", "tokens", " ".join(f"tokens/{stage}" for stage in STAGES), ""),
+        ("Seconds of a step", "seconds", "timing_s/step", ""),
+        ("Memory", "GiB", "perf/.*", ""),
+    ),
+}
+"""By heading: title, unit, expressions for the names of the metrics, and a note on the band."""
+_STACKED = ("Group composition", "Seconds of each stage", "Tokens of each stage")
 _WORDS = {
+    "val/accuracy": ("sampled", "at the temperature of validation"),
+    "val/greedy_accuracy": ("greedy", "the likeliest token at each place"),
+    "reward/correct": ("right", "share of the sampled responses"),
     "actor/pg_loss": ("policy loss", "mean over the optimizer steps"),
     "actor/distillation_loss": ("distillation loss", "mean over the optimizer steps"),
     "actor/grad_norm": ("gradient norm", "before clipping, mean over the optimizer steps"),
@@ -20,25 +80,21 @@ _WORDS = {
     "critic/kl": ("in the reward", "distance from the reference model, as the reward's penalty"),
     "actor/kl_loss": ("in the loss", "distance from the reference model, as a term of the loss"),
     "actor/live_ppo_kl": ("old to new policy", "over the tokens of rows that got an update pass"),
-    "actor/pg_clipfrac_higher": (
-        "clipped from above",
-        "share of tokens whose probability ratio exceeds its upper limit",
-    ),
-    "actor/pg_clipfrac_lower": (
-        "clipped from below",
-        "share of tokens whose probability ratio is below its lower limit",
-    ),
+    "actor/pg_clipfrac_higher": ("clipped from above", "tokens whose ratio of probabilities exceeds its upper limit"),
+    "actor/pg_clipfrac_lower": ("clipped from below", "tokens whose ratio of probabilities is below its lower limit"),
     "actor/lr": ("policy", "learning rate of the policy"),
     "critic/lr": ("critic", "learning rate of the critic"),
     "rollout/log_prob_gap_mean": ("mean", "difference of a token's log-prob between sampler and trainer"),
     "rollout/log_prob_gap_max": ("largest", "difference of a token's log-prob between sampler and trainer"),
+    "evidence/delta_mean_right": ("right rollouts", "mean of delta, the evidence of a token"),
+    "evidence/delta_mean_wrong": ("wrong rollouts", "mean of delta, the evidence of a token"),
     "evidence/positive_fraction": (
         "for a right answer",
-        "tokens likelier with a right answer in view than with a wrong one",
+        "tokens likelier with a right answer in view than a wrong one",
     ),
     "evidence/negative_fraction": (
         "for a wrong answer",
-        "tokens likelier with a wrong answer in view than with a right one",
+        "tokens likelier with a wrong answer in view than a right one",
     ),
     "evidence/lambda": ("lambda", "share of the evidence's weights in the advantages"),
     "evidence/delta_mean_positive_advantage": ("A > 0", "mean of delta, the evidence of a token"),
@@ -54,63 +110,55 @@ _WORDS = {
     "perf/cpu_memory_used_gb": ("main memory", "of the trainer's process"),
 }
 """Of some metrics a label, in words, and the definition."""
-_PARTS = {
-    "Optimisation": (
-        ("Policy loss", "loss", ("actor/pg_loss", "actor/distillation_loss")),
-        ("Gradient norm", "norm before clipping", ("actor/grad_norm",)),
-        ("Entropy", "nats per token", ("rollout/entropy", "actor/live_entropy")),
-        ("KL", "nats per token", ("critic/kl", "actor/kl_loss", "actor/live_ppo_kl")),
-        ("Ratio clip rate", "fraction of tokens", ("actor/pg_clipfrac_higher", "actor/pg_clipfrac_lower")),
-        ("Learning rate", "rate", ("actor/lr", "critic/lr")),
-        ("Log-prob gap of engine and trainer", "nats", ("rollout/log_prob_gap_mean", "rollout/log_prob_gap_max")),
-    ),
-    "Evidence": (
-        ("Evidence fractions", "fraction of tokens", ("evidence/positive_fraction", "evidence/negative_fraction")),
-        ("Lambda", "mixing weight", ("evidence/lambda",)),
-        (
-            "Delta by sign of A",
-            "nats per token",
-            ("evidence/delta_mean_positive_advantage", "evidence/delta_mean_negative_advantage"),
-        ),
-        ("Weight clip rates", "fraction of tokens", ("evidence/clip_low_rate", "evidence/clip_high_rate")),
-        ("Mean weight", "weight", ("evidence/weight_mean",)),
-        ("Evidence against the advantage", "fraction of tokens", ("evidence/disagreement_rate",)),
-        ("Divergence", "nats per token", ("distillation/divergence",)),
-    ),
-}
-"""Charts of plain metrics: title, unit, names."""
 
 
 def run_charts(run: RunData) -> dict[str, list[Chart]]:
     """Returns the charts of a run by heading, without empty charts."""
-    groups = _plain(run, ("groups/mixed", "groups/all_right", "groups/all_wrong"))
-    shown = [name for name in run.names("references/") if name.endswith("_used")]
-    fallbacks = [name for name in run.names("references/") if name not in shown]
-    evidence = [_delta_by_verdict(run), *_plain_charts(run, "Evidence")]
-    parts = {
-        "Learning": [_rewards(run), *_accuracy(run), _lengths(run), *_cut_responses(run)],
-        "Evidence": evidence,
-        "Groups and references": [
-            Chart(title="Group composition", unit="fraction of groups", series=groups, stacked=True),
-            Chart(title="References shown", unit="fraction of rows that learn", series=_plain(run, shown)),
-            Chart(title="Fallbacks", unit="fraction", series=_plain(run, fallbacks)),
-        ],
-        "Leak probe": [_leak(run)],
-        "Optimisation": _plain_charts(run, "Optimisation"),
-        "Time and memory": [
-            Chart(title="Seconds of each stage", unit="seconds", series=_stages(run, "timing_s"), stacked=True),
-            Chart(title="Tokens of each stage", unit="tokens", series=_stages(run, "tokens"), stacked=True),
-            Chart(title="Memory", unit="GiB", series=_plain(run, run.names("perf/"))),
-        ],
-    }
-    kept = {heading: [chart for chart in charts if chart.series] for heading, charts in parts.items()}
-    return {heading: charts for heading, charts in kept.items() if charts}
+    parts: dict[str, list[Chart]] = {}
+    for heading, chart, names in planned_charts(run.names()):
+        series = [_stage(run, name) if chart.stacked else series_of(run, name) for name in names]
+        parts.setdefault(heading, []).append(replace(chart, series=series))
+    return parts
 
 
-def running_mean(values: Sequence[float], width: int) -> list[float]:
-    """Returns the mean over the last `width` values; over fewer at the start."""
-    windows = (values[max(end - width, 0) : end] for end in range(1, len(values) + 1))
-    return [sum(window) / len(window) for window in windows]
+def planned_charts(known: Sequence[str]) -> Iterator[tuple[str, Chart, list[str]]]:
+    """Yields the charts that can be drawn from the known metrics: heading, chart without series, names of metrics."""
+    for heading, charts in CHARTS.items():
+        for title, unit, patterns, note in charts:
+            names = [name for pattern in patterns.split() for name in known if re.fullmatch(pattern, name)]
+            if names:
+                yield heading, Chart(title=title, unit=unit, series=(), note=note, stacked=title in _STACKED), names
+
+
+def series_of(run: RunData, name: str) -> Series:
+    """Returns a metric's curve, with its band if it has one."""
+    steps, values = run.series(name)
+    counts, spread = run.values_by_step(COUNTS.get(name, "")), run.values_by_step(_SPREADS.get(name, ""))
+    low = high = None
+    if name in COUNTS and steps:
+        bounds = [wilson_interval(v, counts.get(step)) or (v, v) for step, v in zip(steps, values, strict=True)]
+        low, high = zip(*bounds, strict=True)
+    elif name in _SPREADS:
+        low, high = (
+            [v + sign * spread.get(step, 0.0) for step, v in zip(steps, values, strict=True)] for sign in (-1, 1)
+        )
+    elif name in _RANGES:
+        low, high = (run.series(end)[1] for end in _RANGES[name])
+    label, help_text = words(name)
+    return Series(label=label, help=help_text, steps=steps, values=values, low=low, high=high)
+
+
+def words(name: str) -> tuple[str, str]:
+    """Returns a metric's label and its definition, which ends with its name."""
+    label, meaning = _WORDS.get(name, (name.partition("/")[2].replace("_", " "), ""))
+    return label, f"{meaning + '; ' if meaning else ''}{name}"
+
+
+def _stage(run: RunData, name: str) -> Series:
+    """Returns a value for each training step; 0 where the step did not measure it."""
+    values = run.values_by_step(name)
+    steps = [step for step in run.series("timing_s/step")[0] or values if step > 0]
+    return Series(label=words(name)[0], steps=steps, values=[values.get(step, 0.0) for step in steps], help=name)
 
 
 def wilson_interval(fraction: float, count: float | None, z: float = 1.0) -> tuple[float, float] | None:
@@ -124,91 +172,3 @@ def wilson_interval(fraction: float, count: float | None, z: float = 1.0) -> tup
     square = z * z / count
     half = math.sqrt(square * max(fraction * (1 - fraction), 0.0) + square * square / 4)
     return (fraction + square / 2 - half) / (1 + square), (fraction + square / 2 + half) / (1 + square)
-
-
-def _plain_charts(run: RunData, heading: str) -> list[Chart]:
-    return [Chart(title=title, unit=unit, series=_plain(run, names)) for title, unit, names in _PARTS[heading]]
-
-
-def _plain(run: RunData, names: Sequence[str]) -> list[Series]:
-    return [
-        Series(label=label, steps=steps, values=values, help=f"{meaning + '; ' if meaning else ''}{name}")
-        for name in names
-        for label, meaning in [_WORDS.get(name, (name.partition("/")[2].replace("_", " "), ""))]
-        for steps, values in [run.series(name)]
-        if steps
-    ]
-
-
-def _banded(run: RunData, label: str, name: str, spread: str) -> list[Series]:
-    steps, values = run.series(name)
-    errors = run.values_by_step(spread)
-    low = [value - errors.get(step, 0.0) for step, value in zip(steps, values, strict=True)]
-    high = [value + errors.get(step, 0.0) for step, value in zip(steps, values, strict=True)]
-    return [Series(label=label, steps=steps, values=values, low=low, high=high)] if steps else []
-
-
-def _rewards(run: RunData) -> Chart:
-    named = {"reward/mean", "reward/std", "reward/max", "reward/min", "reward/correct"}
-    parts = [name for name in run.names("reward/") if name not in named and "num_" not in name]
-    series = [*_banded(run, "mean", "reward/mean", "reward/std"), *_plain(run, parts)]
-    return Chart(title="Reward", unit="reward", series=series, note="the band is one standard deviation over rollouts")
-
-
-def _accuracy(run: RunData) -> list[Chart]:
-    steps, values = run.series("reward/correct")
-    sampled = f"training, temperature {run.temperature()}"
-    training = [
-        Series(label=f"{sampled}, each step", steps=steps, values=values),
-        Series(label=f"mean of {_SMOOTHED_STEPS} steps", steps=steps, values=running_mean(values, _SMOOTHED_STEPS)),
-    ]
-    charts = [Chart(title="Training accuracy", unit="fraction right", series=training if steps else [])]
-    held_out: list[Series] = []
-    for name, label in (("accuracy", f"temperature {run.temperature(validation=True)}"), ("greedy_accuracy", "greedy")):
-        steps, values = run.series(f"val/{name}")
-        counts = run.values_by_step("val/num_samples" if name == "accuracy" else "val/num_greedy_samples")
-        bounds = [wilson_interval(v, counts.get(step)) or (v, v) for step, v in zip(steps, values, strict=True)]
-        low, high = ([bound[end] for bound in bounds] for end in (0, 1))
-        held_out += [Series(label=label, steps=steps, values=values, low=low, high=high)] if steps else []
-    note = "the band is one standard error (Wilson)"
-    return [*charts, Chart(title=HELD_OUT, unit="fraction right", series=held_out, note=note)]
-
-
-def _lengths(run: RunData) -> Chart:
-    steps, values = run.series("response_length/mean")
-    low, high = (run.series(f"response_length/{end}")[1] for end in ("min", "max"))
-    series = [Series(label="mean", steps=steps, values=values, low=low, high=high)] if steps else []
-    note = "the band reaches from the shortest to the longest"
-    return Chart(title="Response length", unit="tokens", series=series, note=note)
-
-
-def _cut_responses(run: RunData) -> list[Chart]:
-    series = _plain(run, ["response_length/clip_ratio"])
-    return [Chart(title="Responses cut by the length limit", unit="fraction", series=series)]
-
-
-def _delta_by_verdict(run: RunData) -> Chart:
-    series = [
-        one
-        for side in ("right", "wrong")
-        for one in _banded(run, f"{side} rollouts", f"evidence/delta_mean_{side}", f"evidence/delta_std_{side}")
-    ]
-    note = "the band is one standard deviation over tokens"
-    return Chart(title="Delta of right and wrong rollouts", unit="nats per token", series=series, note=note)
-
-
-def _leak(run: RunData) -> Chart:
-    names = ("leak/hint_gap_right", "leak/hint_gap_wrong")
-    note = "how much the shown answer changes each token of held-out responses"
-    return Chart(title="Gap between hinted and plain", unit="nats per token", series=_plain(run, names), note=note)
-
-
-def _stages(run: RunData, kind: str) -> list[Series]:
-    """Returns one bar per stage and training step; 0 if the step did not run the stage."""
-    steps = [step for step, _ in zip(*run.series("timing_s/step"), strict=True) if step > 0]
-    series: list[Series] = []
-    for stage in STAGES:
-        values = run.values_by_step(f"{kind}/{stage}")
-        if any(values.get(step, 0.0) > 0 for step in steps):
-            series.append(Series(label=stage, steps=steps, values=[values.get(step, 0.0) for step in steps]))
-    return series

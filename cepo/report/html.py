@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cepo.report.charts import Chart, chart_data
+from cepo.report.charts import Chart
+from cepo.report.score_tables import Cell, ScoreTable
 from cepo.tracking.run_folder import THUMBNAIL, write_atomically
 
 _ASSETS = Path(__file__).parent / "assets"
@@ -17,49 +17,32 @@ _MOST_CHARACTERS = 5_000_000
 """Of the responses in one table; more would make a page slow to open."""
 
 
-@dataclass(frozen=True)
-class Thumbnail:
-    """A cell with a small image, given as a data URI."""
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """A cell with a number by which it sorts and its text, an image as a data URI, or a bar.
 
-    uri: str
+    Attributes:
+        bar: start, end, low, high and limit in percent of the scale.
+    """
 
-
-@dataclass(frozen=True)
-class Bar:
-    """A cell with a number, its text and a bar; `places` are start, end, low, high and limit in percent of the scale."""
-
-    value: float
-    text: str
-    places: Mapping[str, float]
-
-
-Content = str | float | tuple[float, str] | Thumbnail | Bar | None
+    text: str = ""
+    value: float | None = None
+    image: str = ""
+    bar: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """A table that the reader sorts by clicking on a heading, and searches if it is long.
 
-    Numbers show 3 digits and keep the exact value; a pair is a number with its text. `filters` are the columns, by
-    number, of which the reader can choose one text.
+    Numbers show 3 digits and keep the exact value. `filters` are the columns, by number, of which the reader can choose
+    one text.
     """
 
     head: Sequence[str]
-    rows: Sequence[Sequence[Content]]
+    rows: Sequence[Sequence[str | float | Shown]]
     caption: str = ""
     filters: Sequence[int] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """A graded response; `name` says to which problem, and to which of its samples."""
-
-    name: str
-    problem: str
-    answer: str
-    response: str
-    right: bool
-    image: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,52 +69,66 @@ class Story:
     chart: Chart | None = None
 
 
+Sample = tuple[str, bool, Mapping[str, Any]]
+"""A graded response: its name, which says to which problem, the verdict, and the recorded row."""
+
+
 def samples_table(measured: Mapping[str, Iterable[Sample]]) -> Table:
     """Returns the responses of one or two measurements, by their names, side by side; changed verdicts are first."""
-    found: dict[str, dict[str, Sample]] = {}
+    found: dict[str, dict[str, tuple[bool, Mapping[str, Any]]]] = {}
     for label, samples in measured.items():
-        for sample in samples:
-            found.setdefault(sample.name, {})[label] = sample
-    listed: list[tuple[str, str | None, list[Content]]] = []
-    for of_problem in found.values():
-        one, *_ = samples = list(of_problem.values())
-        verdict = " → ".join(dict.fromkeys("right" if each.right else "wrong" for each in samples))
-        image = next((each.image for each in samples if THUMBNAIL.fullmatch(each.image or "")), None)
-        texts = [of_problem[label].response if label in of_problem else None for label in measured]
-        listed.append((verdict, image, [one.problem.replace("<image>", ""), one.answer, *texts]))
+        for name, right, row in samples:
+            found.setdefault(name, {})[label] = (right, row)
+    listed: list[tuple[str, str, list[str]]] = []
+    for by_label in found.values():
+        rows = {label: row for label, (_, row) in by_label.items()}
+        verdict = " → ".join(dict.fromkeys("right" if right else "wrong" for right, _ in by_label.values()))
+        image = next((image for row in rows.values() if THUMBNAIL.fullmatch(image := str(row.get("image")))), "")
+        problem, answer = (str(next(iter(rows.values())).get(key, "")) for key in ("problem", "ground_truth"))
+        texts = [
+            problem.replace("<image>", ""),
+            answer,
+            *(str(rows.get(each, {}).get("response", "")) for each in measured),
+        ]
+        listed.append((verdict, image, texts))
     listed.sort(key=lambda row: ("→" not in row[0], row[0] == "right"))
-    sizes = itertools.accumulate(len("".join(map(str, texts))) for _, _, texts in listed)
+    sizes = itertools.accumulate(sum(map(len, texts)) for _, _, texts in listed)
     shown = [row for row, size in zip(listed, sizes, strict=True) if size <= _MOST_CHARACTERS]
-    has_images = any(image for _, image, _ in shown)
+    images = ["image"] if any(image for _, image, _ in shown) else []
     return Table(
-        head=[
-            "verdict",
-            *["image"][: int(has_images)],
-            "problem",
-            "answer",
-            *(f"response {each}" for each in measured),
-        ],
-        rows=[[verdict, *[image and Thumbnail(image)][: int(has_images)], *texts] for verdict, image, texts in shown],
+        head=["verdict", *images, "problem", "answer", *(f"response {label}" for label in measured)],
+        rows=[[verdict, *(Shown(image=image) for _ in images), *texts] for verdict, image, texts in shown],
         caption=f"{len(shown):,} of {len(listed):,} responses, changed and wrong ones first",
         filters=(0,),
     )
 
 
-def bars(figures: Sequence[tuple[float, str, float, float] | None], limit: float | None) -> list[Bar | None]:
-    """Returns a column of bars on one scale: of each a value, its text, and the ends of its interval; None stays None."""
-    ends = [0.0, *([] if limit is None else [limit])]
-    ends += [number for figure in figures if figure for number in (figure[0], *figure[2:])]
-    least, size = min(ends), (max(ends) - min(ends)) or 1.0
+def scores(table: ScoreTable, *, first: str, limit: str = "") -> Table:
+    """Returns a table of scores for a page: with bars if its cells have intervals.
 
-    def bar(figure: tuple[float, str, float, float] | None) -> Bar | None:
-        if figure is None:
-            return None
-        value, text, low, high = figure
-        numbers = {"start": min(value, 0.0), "end": max(value, 0.0), "low": low, "high": high}
-        numbers |= {} if limit is None else {"limit": limit}
-        return Bar(value, text, {name: round(100 * (number - least) / size, 2) for name, number in numbers.items()})
-
-    return [bar(figure) for figure in figures]
+    Args:
+        first: the heading of the rows' names.
+        limit: the beginning of the name of the row that is marked across the bars.
+    """
+    rows: list[list[str | float | Shown]] = [[row.name] for row in table.rows]
+    for column in table.columns:
+        cells = [row.cells.get(column.name, "") for row in table.rows]
+        limits = [
+            cell.mean
+            for row, cell in zip(table.rows, cells, strict=True)
+            if limit and row.name.startswith(limit) and isinstance(cell, Cell)
+        ]
+        known = [(cell.mean, cell.low, cell.high) for cell in cells if isinstance(cell, Cell)]
+        ends = [0.0, *limits, *(end for three in known for end in three if end is not None)]
+        least, size = min(ends), (max(ends) - min(ends)) or 1.0
+        for row, cell in zip(rows, cells, strict=True):
+            bar, value = None, cell.mean if isinstance(cell, Cell) else None
+            if isinstance(cell, Cell) and cell.low is not None and cell.high is not None:
+                places = {"start": min(cell.mean, 0.0), "end": max(cell.mean, 0.0), "low": cell.low, "high": cell.high}
+                places |= dict.fromkeys(["limit"], *limits) if limits else {}
+                bar = {name: round(100 * (number - least) / size, 2) for name, number in places.items()}
+            row.append(Shown(text=(cell or "–") if isinstance(cell, str) else column.shown(cell), value=value, bar=bar))
+    return Table(head=[first, *(column.name for column in table.columns)], rows=rows, caption=table.title)
 
 
 def write_page(
@@ -153,24 +150,8 @@ def write_page(
 
     environment = Environment(loader=FileSystemLoader(_ASSETS), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     text = environment.get_template("page.html").render(
-        title=title,
-        story=story,
-        sections=sections,
-        credit=credit,
-        clocks=clocks or {},
-        charts_from=next(
-            (place for place, part in enumerate(sections, 1) if any(c.x == "step" for c in part.charts)), 0
-        ),
-        style=_asset("page.css"),
-        scripts=[_asset("page.js"), *([_asset("credit.js")] if credit else [])],
-        data=chart_data,
-        is_number=lambda cell: isinstance(cell, int | float),
+        title=title, story=story, sections=sections, credit=credit, clocks=clocks or {}
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text.encode("utf-8", errors="replace").decode("utf-8"))
     return path
-
-
-@cache
-def _asset(name: str) -> str:
-    return (_ASSETS / name).read_text(encoding="utf-8")

@@ -2,48 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cepo.config.checks import checkpoints_in
+from cepo.report.page import write_report
 from cepo.report.recorded_run import RunData, load_run
-from cepo.tracking.run_folder import read_generations, read_metrics
+from cepo.tracking.run_folder import read_generations
 
 if TYPE_CHECKING:
     import pandas
 
 
-@dataclass(frozen=True)
-class Run:
-    """The records of a finished or running run. Each property reads its files once; open the run anew to read on.
-
-    Attributes:
-        folder: the run folder, `trainer.save_checkpoint_path`.
-    """
-
-    folder: Path
-
-    @cached_property
-    def records(self) -> RunData:
-        """The metrics by name and the settings by dotted key, as the report reads them; raises `DataError`."""
-        return load_run(self.folder)
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """The resolved settings as nested mappings; empty if the run wrote none."""
-        return self.records.config
+@dataclass(frozen=True, kw_only=True)
+class Run(RunData):
+    """The records of a run, as they were when it was opened; see `RunData` for the settings and for single metrics."""
 
     @cached_property
     def metrics(self) -> pandas.DataFrame:
         """The metrics: one row per step (the index; 0 is before training), one column per metric, NaN where unmeasured."""
         import pandas
 
-        rows = self.records.rows
-        steps = pandas.Index([row.step for row in rows], name="step", dtype="int64")
-        return pandas.DataFrame([dict(row.values) for row in rows], index=steps, dtype="float64")
+        steps = pandas.Index([row.step for row in self.rows], name="step", dtype="int64")
+        return pandas.DataFrame([dict(row.values) for row in self.rows], index=steps, dtype="float64")
 
     @cached_property
     def rollouts(self) -> pandas.DataFrame:
@@ -66,13 +49,9 @@ class Run:
 
     def page(self, out: Path | str | None = None) -> Path:
         """Writes the report of the run, by default `report.html` in its folder, and returns the file's path."""
-        from cepo.report.page import write_report
-
         return write_report(self.folder, None if out is None else Path(out))
 
 
 def open_run(folder: Path | str) -> Run:
-    """Opens a run folder; raises `DataError` if it is not one."""
-    run = Run(Path(folder))
-    read_metrics(run.folder)
-    return run
+    """Opens a run folder, which may have no steps yet; raises `DataError` if it or a file is missing or broken."""
+    return Run(**vars(load_run(Path(folder))))

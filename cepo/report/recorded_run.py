@@ -1,4 +1,4 @@
-"""Reads the folder of a finished or running run for reports."""
+"""Reads the metrics and settings of a finished or running run."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from cepo.config.checks import last_checkpoint
 from cepo.config.listing import written
 from cepo.config.moved_keys import with_present_keys
 from cepo.config.recorded import without_interpolation
 from cepo.config.sources import read_file
 from cepo.errors import ConfigError, DataError
-from cepo.foreign_files import read_json
 from cepo.tracking.run_folder import CONFIG_FILE, MetricsRow, read_metrics
 
 UNKNOWN_ESTIMATOR = "unknown method"
-_TIMED = ("timing_s/step", "timing_s/validate", "timing_s/save")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
-    """The metrics and configuration of a run folder; `config` is empty if the run wrote none."""
+    """The records of a run, as they were when it was opened.
+
+    Attributes:
+        folder: the run folder, `trainer.save_checkpoint_path`.
+        rows: the recorded metrics.
+        config: the resolved settings as nested mappings; empty if the run wrote none.
+    """
 
     folder: Path
     rows: Sequence[MetricsRow]
@@ -50,31 +53,24 @@ class RunData:
     @property
     def seconds(self) -> float:
         """The seconds of all steps, validations and checkpoints."""
-        return math.fsum(value for name in _TIMED for value in self.series(name)[1])
+        return math.fsum(value for name in ("step", "validate", "save") for value in self.series(f"timing_s/{name}")[1])
+
+    @property
+    def temperature(self) -> float:
+        """The sampling temperature of validation."""
+        sampled = self.setting("worker.rollout.temperature", 1.0)
+        return self.setting("worker.rollout.val_override_config.temperature", sampled)
 
     def setting(self, key: str, default: Any = None) -> Any:
-        """Returns the value of a dotted key of the configuration."""
-        return nested(self.config, key, default)
+        """Returns the value of a dotted key of the configuration, or the default if it is missing or None."""
+        node: Any = self.config
+        for part in key.split("."):
+            node = node.get(part) if isinstance(node, Mapping) else None
+        return default if node is None else node
 
-    def temperature(self, *, validation: bool = False) -> float:
-        """Returns the sampling temperature of training or of validation."""
-        sampled = self.setting("worker.rollout.temperature", 1.0)
-        return self.setting("worker.rollout.val_override_config.temperature", sampled) if validation else sampled
-
-    def training_data(self) -> str | None:
-        """Returns the name and checksum of the training set as the run's last checkpoint states them; None without one."""
-        checkpoint = last_checkpoint(self.folder)
-        if checkpoint is None:
-            return None
-        try:
-            settings = read_json(checkpoint / "trainer_state.json", dict, within=self.folder)["settings"]
-            return f"{Path(settings['data.train_files']).name}: {settings['data']}"
-        except (DataError, KeyError, TypeError):  # an earlier version's, or damaged: the path must do
-            return None
-
-    def names(self, beginning: str) -> list[str]:
-        """Returns the sorted names of the metrics that begin with `beginning`."""
-        return sorted({name for row in self.rows for name in row.values if name.startswith(beginning)})
+    def names(self) -> list[str]:
+        """Returns the sorted names of the recorded metrics."""
+        return sorted({name for row in self.rows for name in row.values})
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """Returns the steps at which a metric was measured, and its values."""
@@ -87,16 +83,8 @@ class RunData:
 
 
 def load_run(folder: Path) -> RunData:
-    """Reads a run folder, which may have no steps yet; raises `DataError` if it or a file is missing or broken."""
+    """Opens a run folder, which may have no steps yet; raises `DataError` if it or a file is missing or broken."""
     return RunData(folder=folder, rows=read_metrics(folder), config=_read_config(folder / CONFIG_FILE))
-
-
-def nested(tree: Mapping[str, Any], key: str, default: Any = None) -> Any:
-    """Returns the value of a dotted key in nested mappings, or the default if it is missing or None."""
-    node: Any = tree
-    for part in key.split("."):
-        node = node.get(part) if isinstance(node, Mapping) else None
-    return default if node is None else node
 
 
 def as_yaml(value: Any) -> str:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
+import math
 import re
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,10 +35,22 @@ _LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A mean with its standard error, None if this is unknown."""
+    """A mean with its standard error, None if this is unknown; `low` and `high` are its 95 % interval, if known."""
 
     mean: float
     error: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    @classmethod
+    def over(cls, values: Sequence[float]) -> Cell:
+        """Returns the mean over runs, or other independent units, with its standard error `sd / sqrt(n)`.
+
+        The variance has n - 1; the error is None for a single value or a NaN.
+        """
+        known = len(values) > 1 and all(map(math.isfinite, values))
+        error = statistics.stdev(values) / math.sqrt(len(values)) if known else None
+        return cls(mean=statistics.fmean(values), error=error)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,17 +62,10 @@ class Column:
     signed: bool = False
     is_ranked: bool = False
 
-    def shown(self, value: float, *, sign: bool = False) -> str:
-        """Formats a value, with a plus sign if `sign` and the column is signed."""
-        return f"{value:{'+' if sign and self.signed else ''}.{self.digits}f}"
-
-    def value(self, row: TableRow) -> str | tuple[float, str]:
-        """Returns a row's cell for a page: its text, with the exact mean by which the reader sorts."""
-        cell = row.cells.get(self.name, "")
-        if isinstance(cell, str):
-            return cell or _NOTHING
-        error = "" if cell.error is None else f" ± {self.shown(cell.error)}"
-        return cell.mean, self.shown(cell.mean, sign=True) + error
+    def shown(self, cell: Cell, best: str = "{}", error: str = "{} ± {}") -> str:
+        """Formats a cell's mean by `best`, and both by `error`."""
+        text = best.format(f"{cell.mean:{'+' if self.signed else ''}.{self.digits}f}")
+        return text if cell.error is None else error.format(text, f"{cell.error:.{self.digits}f}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,45 +86,49 @@ class ScoreTable:
     rows: Sequence[TableRow]
     notes: Sequence[str] = ()
 
+    def lines(
+        self, escape: Callable[[str], str] = str, best: str = "{}", error: str = "{} ± {}"
+    ) -> Iterator[list[str]]:
+        """Yields the head, then for each group a line with its name alone and a line for each of its rows."""
+        yield ["", *(escape(column.name) for column in self.columns)]
+        for group in dict.fromkeys(row.group for row in self.rows):
+            yield [escape(group)]
+            rows = [row for row in self.rows if row.group == group]
+            for row in rows:
+                cells = [(column, row.cells.get(column.name, "")) for column in self.columns]
+                yield [
+                    escape(row.name),
+                    *(
+                        escape(cell) or _NOTHING
+                        if isinstance(cell, str)
+                        else column.shown(cell, best if self._is_best(column, cell, rows) else "{}", error)
+                        for column, cell in cells
+                    ),
+                ]
+
+    def _is_best(self, column: Column, cell: Cell, rows: Sequence[TableRow]) -> bool:
+        rivals = [one.mean for row in rows if isinstance(one := row.cells.get(column.name), Cell)]
+        return column.is_ranked and len(rivals) > 1 and cell.mean == max(rivals)
+
     def markdown(self) -> str:
         """Returns the table as Markdown; the best cells are bold."""
-        notes = [f"- {_markdown(note)}" for note in self.notes]
-        lines = [_markdown(self.title), "", *self._markdown_lines(), "", *notes]
-        return "\n".join(lines).rstrip("\n") + "\n"
-
-    def _markdown_lines(self) -> Iterator[str]:
-        head = ["", *(_markdown(column.name) for column in self.columns)]
-        yield from ("| " + " | ".join(cells) + " |" for cells in (head, ["---", *["---:"] * len(self.columns)]))
-        for group, rows in self.groups():
-            if group:
-                yield f"| *{_markdown(group)}* |" + " |" * len(self.columns)
-            for row in rows:
-                cells = [self._text(row, column, rows, "**{}**", "{} ± {}", _markdown) for column in self.columns]
-                yield "| " + " | ".join([_markdown(row.name), *cells]) + " |"
+        head, *lines = self.lines(_markdown, "**{}**")
+        rows = [head, ["---", *["---:"] * len(self.columns)]]
+        rows += [line if line[1:] else [f"*{line[0]}*", *[""] * len(self.columns)] for line in lines if any(line)]
+        texts = [_markdown(self.title), "", *(f"| {' | '.join(row)} |" for row in rows), ""]
+        return "\n".join([*texts, *(f"- {_markdown(note)}" for note in self.notes)]).rstrip("\n") + "\n"
 
     def latex(self) -> str:
         r"""Returns a `tabular` with booktabs rules and errors as subscripts, as in the paper's tables."""
-        head = " & ".join(["", *(f"\\textbf{{{_latex(column.name)}}}" for column in self.columns)])
-        lines = [
-            f"% {_one_line(self.title)}",
-            rf"\begin{{tabular}}{{l{'r' * len(self.columns)}}}",
-            r"\toprule",
-            head + r" \\",
-        ]
-        for group, rows in self.groups():
-            lines.append(r"\midrule")
-            if group:
-                lines.append(rf"\multicolumn{{{len(self.columns) + 1}}}{{l}}{{\textit{{{_latex(group)}}}}} \\")
-            for row in rows:
-                cells = [
-                    self._text(row, column, rows, r"\textbf{{{}}}", r"{}$_{{\pm{}}}$", _latex)
-                    for column in self.columns
-                ]
-                lines.append(" & ".join([_latex(row.name), *cells]) + r" \\")
-        return (
-            "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *(f"% {_one_line(note)}" for note in self.notes)])
-            + "\n"
-        )
+        head, *lines = self.lines(_latex, r"\textbf{{{}}}", r"{}$_{{\pm{}}}$")
+        texts = [f"% {_one_line(self.title)}", rf"\begin{{tabular}}{{l{'r' * len(self.columns)}}}", r"\toprule"]
+        texts.append(" & ".join(["", *(rf"\textbf{{{name}}}" for name in head[1:])]) + r" \\")
+        for line in lines:
+            texts.append(" & ".join(line) + r" \\" if line[1:] else r"\midrule")
+            if len(line) == 1 and line[0]:
+                texts.append(rf"\multicolumn{{{len(head)}}}{{l}}{{\textit{{{line[0]}}}}} \\")
+        texts += [r"\bottomrule", r"\end{tabular}", *(f"% {_one_line(note)}" for note in self.notes)]
+        return "\n".join(texts) + "\n"
 
     def csv(self) -> str:
         """Returns the table as CSV, with one column for each mean and one for its error."""
@@ -126,11 +138,11 @@ class ScoreTable:
         for row in self.rows:
             cells = [row.cells.get(column.name, "") for column in self.columns]
             pairs = [(cell, "") if isinstance(cell, str) else (cell.mean, cell.error) for cell in cells]
-            writer.writerow([row.group, row.name, *(value for pair in pairs for value in pair)])
+            writer.writerow([row.group, row.name, *itertools.chain(*pairs)])
         return file.getvalue()
 
-    def as_json(self) -> dict[str, Any]:
-        """Returns title, columns, rows and notes as plain values, with unrounded numbers."""
+    def json(self) -> str:
+        """Returns title, columns, rows and notes as JSON, with unrounded numbers."""
         rows = [
             {"group": row.group, "name": row.name}
             | {
@@ -140,44 +152,16 @@ class ScoreTable:
             for row in self.rows
         ]
         columns = [column.name for column in self.columns]
-        return {"title": self.title, "columns": columns, "rows": rows, "notes": list(self.notes)}
+        table: dict[str, Any] = {"title": self.title, "columns": columns, "rows": rows, "notes": list(self.notes)}
+        return json.dumps(table, indent=2, ensure_ascii=False) + "\n"
 
     def terminal(self, width: int = 80) -> Group:
         """Returns the table in rich's form; too narrow a terminal gets few rows as columns, or columns in blocks."""
-        lines = [["", *(column.name for column in self.columns)]]
-        for group, rows in self.groups():
-            lines += [[group, *[""] * len(self.columns)]] if group else []
-            for row in rows:
-                lines.append([row.name, *(self._text(row, each, rows, "{}", "{} ± {}", str) for each in self.columns)])
-        is_turned = _width(lines) > width and len(self.rows) <= len(self.columns)
-        parts = [
-            Text(self.title, style="bold"),
-            *terminal_blocks([*zip(*lines, strict=True)] if is_turned else lines, width),
-        ]
-        return Group(*parts, *(Text(note) for note in self.notes))
-
-    def groups(self) -> Iterator[tuple[str, list[TableRow]]]:
-        """Yields the groups with their rows, in the order of their first rows."""
-        for group in dict.fromkeys(row.group for row in self.rows):
-            yield group, [row for row in self.rows if row.group == group]
-
-    def _text(
-        self,
-        row: TableRow,
-        column: Column,
-        rows: Sequence[TableRow],
-        bold: str,
-        with_error: str,
-        escape: Callable[[str], str],
-    ) -> str:
-        cell = row.cells.get(column.name, "")
-        if isinstance(cell, str):
-            return escape(cell) or _NOTHING
-        text = column.shown(cell.mean, sign=True)
-        rivals = [one.mean for each in rows if isinstance(one := each.cells.get(column.name), Cell)]
-        is_best = column.is_ranked and len(rivals) > 1 and cell.mean == max(rivals)
-        text = bold.format(text) if is_best else text
-        return text if cell.error is None else with_error.format(text, column.shown(cell.error))
+        count = len(self.columns) + 1
+        lines = [line + [""] * (count - len(line)) for line in self.lines() if any(line)]
+        is_turned = _width(lines) > width and len(self.rows) < count
+        blocks = terminal_blocks([*zip(*lines, strict=True)] if is_turned else lines, width)
+        return Group(Text(self.title, style="bold"), *blocks, *map(Text, self.notes))
 
 
 def terminal_blocks(lines: Sequence[Sequence[str]], width: int) -> Iterator[Table]:
@@ -189,10 +173,8 @@ def terminal_blocks(lines: Sequence[Sequence[str]], width: int) -> Iterator[Tabl
             count += 1
         head, *rows = zip(*columns[:count], strict=True)
         table = Table(box=SIMPLE, pad_edge=False)
-        for name in head:
-            table.add_column(
-                Text(name), justify="right" if table.columns else "left", overflow="fold", no_wrap=not table.columns
-            )
+        for place, name in enumerate(head):
+            table.add_column(Text(name), justify="right" if place else "left", overflow="fold", no_wrap=place == 0)
         for row in rows:
             table.add_row(*map(Text, row))
         yield table
@@ -206,12 +188,7 @@ def _width(lines: Sequence[Sequence[str]]) -> int:
 
 def write_table(table: ScoreTable, path: Path) -> None:
     """Writes the table in the format of the file's extension: .md, .tex, .csv or .json."""
-    forms = {
-        ".md": table.markdown,
-        ".tex": table.latex,
-        ".csv": table.csv,
-        ".json": lambda: json.dumps(table.as_json(), indent=2, ensure_ascii=False) + "\n",
-    }
+    forms = {".md": table.markdown, ".tex": table.latex, ".csv": table.csv, ".json": table.json}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, forms[path.suffix]())
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from cepo.config.derived import most_responses_at_once, served_adapter_rank
 from cepo.errors import ConfigError
 from cepo.models.families import EngineUse, Family
 from cepo.rollout.generator import Generator, GeneratorSettings
 
 if TYPE_CHECKING:
-    from cepo.config import RunConfig
+    from cepo.config.data_schema import DataConfig
+    from cepo.config.rollout_schema import RolloutConfig
+    from cepo.config.schema import WorkerConfig
     from cepo.models.processing import Processing
 
 logger = logging.getLogger(__name__)
@@ -72,32 +73,47 @@ def build_generator(settings: GeneratorSettings, processing: Processing, *, devi
     return TransformersGenerator(settings, processing, device=device)
 
 
-def settings_of_run(config: RunConfig, *, most_visuals: tuple[int, int]) -> GeneratorSettings:
+def settings_of_run(
+    data: DataConfig, worker: WorkerConfig, *, num_devices: int, most_visuals: tuple[int, int]
+) -> GeneratorSettings:
     """Returns the generator settings of a run, with room for its longest prompt and response.
 
     Args:
         most_visuals: maximum numbers of images and of videos in a prompt.
     """
-    rollout, model = config.worker.rollout, config.worker.actor.model
+    rollout, model = worker.rollout, worker.actor.model
     return GeneratorSettings(
         name=rollout.name,
         model_path=model.model_path,
         dtype=rollout.dtype,
-        max_model_len=rollout.max_model_len or config.data.max_prompt_length + config.data.max_response_length,
+        max_model_len=rollout.max_model_len or data.max_prompt_length + data.max_response_length,
         seed=rollout.seed,
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         enforce_eager=rollout.enforce_eager,
         max_num_batched_tokens=rollout.max_num_batched_tokens,
-        max_num_seqs=most_responses_at_once(config),
+        max_num_seqs=most_responses_at_once(data, rollout, num_devices=num_devices),
         limit_images=rollout.limit_images or most_visuals[0],
         limit_videos=most_visuals[1],
-        lora_rank=served_adapter_rank(model.lora, merged=rollout.merge_lora),
+        lora_rank=model.lora.served_rank(merged=rollout.merge_lora),
         trust_remote_code=model.trust_remote_code,
         fp32_logits=model.fp32_logits,
         show_progress=not rollout.disable_tqdm and sys.stderr.isatty(),
         tensor_parallel_size=rollout.tensor_parallel_size,
         sleeps=rollout.sleep,
     )
+
+
+def most_responses_at_once(data: DataConfig, rollout: RolloutConfig, *, num_devices: int) -> int:
+    """Returns the number of responses that one vLLM engine samples at once, `worker.rollout.max_num_seqs`.
+
+    By default these are an engine's responses of a step. vLLM captures CUDA graphs up to this number, which takes time
+    and memory. There is room for at least 128, because validation has other batches, and for at most 1,024.
+    """
+    if rollout.max_num_seqs is not None:
+        return rollout.max_num_seqs
+    engines = max(1, num_devices // rollout.tensor_parallel_size)
+    wanted = -(-data.rollout_batch_size // engines) * rollout.n
+    return min(max(wanted, 128), 1024, rollout.max_num_batched_tokens)
 
 
 def vllm_obstacle(settings: GeneratorSettings, family: Family, device: str) -> str | None:

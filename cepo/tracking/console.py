@@ -1,4 +1,4 @@
-"""Shows the progress of a training run in the live view of a terminal, or as one line per step in a log."""
+"""Prints the progress of a training run, one line per step."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from typing import Any
 from rich.text import Text
 
 from cepo.live_view import SafeConsole, duration
-from cepo.progress import show_board
-from cepo.tracking.board import Board, decimal, significant
+from cepo.progress import view_console
 from cepo.tracking.sink import RunDescription, Sink
-from cepo.tracking.trace import GroupRecord
 
 STAGES = ("generate", "reward", "score", "teachers", "estimate", "update", "sync", "validate", "save")
 """The stages of a step in the order in which they run; each has a metric `timing_s/<stage>`."""
@@ -25,41 +23,29 @@ _LONGEST_TEXT = 2_000
 
 
 class ConsoleSink(Sink):
-    """Shows the latest metrics in the live view; without one, prints a plain, unwrapped line per step.
-
-    Validations get a line in both cases. Texts of models and data are printed without control characters.
-    """
+    """Prints a plain, unwrapped line per step and per validation, and some samples without control characters."""
 
     def __init__(self, run: RunDescription) -> None:
         self._max_steps = run.max_steps
         self._step_seconds: deque[float] = deque(maxlen=_STEPS_FOR_ETA)
-        self._board = Board(printable(run.experiment, "utf-8"), run.max_steps)
-        above = show_board(self._board) if run.console is None and sys.stdout.isatty() else None
-        self._is_live = above is not None
-        self._console = above or run.console or SafeConsole()
+        above = view_console() if sys.stdout.isatty() else None
+        self._console = run.console or above or SafeConsole()
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         if "timing_s/step" in values:
             self._step_seconds.append(values["timing_s/step"])
-        remaining = self._remaining_seconds(step)
-        self._board.add_metrics(step, values, remaining_seconds=remaining)
-        if not self._is_live and any(not name.startswith(("val/", "timing_s/")) for name in values):
-            self._show(step_line(step, self._max_steps, values, remaining_seconds=remaining))
+        if any(not name.startswith(("val/", "timing_s/")) for name in values):
+            self._show(step_line(step, self._max_steps, values, remaining_seconds=self._remaining_seconds(step)))
         if "val/accuracy" in values:
             self._show(validation_line(step, self._max_steps, values))
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        for row in () if self._is_live else rows[:_MOST_SAMPLES]:
-            response = self._printable(row.get("response", ""))
+        for row in rows[:_MOST_SAMPLES]:
+            response = printable(str(row.get("response", "")), self._console.encoding)
             if len(response) > _SAMPLE_CHARACTERS:
                 response = response[: _SAMPLE_CHARACTERS - 3] + "..."
             verdict = f"accuracy {row['accuracy']:g}" if "accuracy" in row else "sample"
             self._show(Text(f"  {verdict}: {response}", style="dim"))
-
-    def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
-        for record in records[:1]:
-            rollout = record.rollouts[0]
-            self._board.add_sample(record.step, right=rollout.right, response=self._printable(rollout.response))
 
     def close(self) -> None:
         """Does nothing: the console belongs to the caller."""
@@ -68,9 +54,6 @@ class ConsoleSink(Sink):
         if not self._step_seconds:
             return None
         return sum(self._step_seconds) / len(self._step_seconds) * max(self._max_steps - step, 0)
-
-    def _printable(self, text: object) -> str:
-        return printable(str(text), self._console.encoding)
 
     def _show(self, line: Text) -> None:
         self._console.print(line, soft_wrap=True)
@@ -138,6 +121,16 @@ def _stage_seconds(values: Mapping[str, float]) -> str:
     shown = [f"{stage} {_seconds(values[f'timing_s/{stage}'])}" for stage in STAGES if f"timing_s/{stage}" in values]
     total = f"{_seconds(values['timing_s/step'])} s" if "timing_s/step" in values else ""
     return f"{total} ({', '.join(shown)})" if total and shown else total or ", ".join(shown)
+
+
+def decimal(value: float) -> str:
+    """Formats a number with three decimals."""
+    return f"{value:.3f}"
+
+
+def significant(value: float) -> str:
+    """Formats a number with three significant digits."""
+    return f"{value:.3g}"
 
 
 def _percent(value: float) -> str:

@@ -23,9 +23,9 @@ from cepo.errors import RewardError
 from cepo.metrics import Metric, Metrics
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
+from cepo.progress import StageClock
 from cepo.rewards.pool import RewardPool
 from cepo.rollout.generator import Generation, GenerationRequest, Sampler, SamplingSettings, sampling_seed
-from cepo.trainer.clock import StageClock
 
 VALIDATION_STEP = -1
 """Step number in the sampling seeds of validation. It is the same at every validation and no training step has it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,38 +39,3 @@ class Callback:
 
     def after_validate(self, step: int, metrics: Mapping[str, float]) -> None:
         """The held-out problems were answered after `step` steps (0: before training)."""
-
-
-class Callbacks(Callback):
-    """Calls several callbacks in their order."""
-
-    def __init__(self, callbacks: Sequence[Callback]) -> None:
-        self._callbacks = tuple(callbacks)
-
-    def after_ask(self, rollouts: Rollouts) -> None:
-        for each in self._callbacks:
-            each.after_ask(rollouts)
-
-    def after_plan(self, plan: ScoringPlan) -> None:
-        for each in self._callbacks:
-            each.after_plan(plan)
-
-    def after_score(self, batch: ScoredBatch) -> None:
-        for each in self._callbacks:
-            each.after_score(batch)
-
-    def after_estimate(self, batch: ScoredBatch, signal: TokenSignal) -> None:
-        for each in self._callbacks:
-            each.after_estimate(batch, signal)
-
-    def after_update(self, batch: ScoredBatch, signal: TokenSignal) -> None:
-        for each in self._callbacks:
-            each.after_update(batch, signal)
-
-    def after_record(self, step: int, metrics: Mapping[str, float]) -> None:
-        for each in self._callbacks:
-            each.after_record(step, metrics)
-
-    def after_validate(self, step: int, metrics: Mapping[str, float]) -> None:
-        for each in self._callbacks:
-            each.after_validate(step, metrics)

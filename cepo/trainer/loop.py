@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from cepo.algorithms import Estimator
-from cepo.config import resolved_critic
 from cepo.config.algorithm_schema import AlgorithmConfig
 from cepo.config.data_schema import DataConfig
 from cepo.config.schema import WorkerConfig
@@ -22,15 +21,14 @@ from cepo.data.mixing import MixedProblems
 from cepo.losses.objective import kl_penalty
 from cepo.metrics import Metrics, merge_metrics, results, sum_value
 from cepo.models.processing import Processing
-from cepo.progress import phase
+from cepo.progress import StageClock, phase
 from cepo.rewards.pool import RewardPool
 from cepo.tracking.tracker import Tracker
 from cepo.trainer.asking import Asker, Rollouts, training_settings
 from cepo.trainer.callbacks import Callback
 from cepo.trainer.checkpoints import TrainerState
-from cepo.trainer.clock import StageClock
 from cepo.trainer.filtering import ask_until_enough
-from cepo.trainer.planning import ScoringPlan, make_plan, num_without_answer, rollout_groups
+from cepo.trainer.planning import ScoringPlan, make_plan, num_without_answer, restricted, rollout_groups
 from cepo.trainer.protocol import Backend
 from cepo.trainer.recording import answer_metrics, group_records, reward_metrics, work_metrics
 from cepo.trainer.run_policy import RunPolicy
@@ -42,7 +40,6 @@ from cepo.trainer.scoring import (
     penalise,
     with_scored,
 )
-from cepo.trainer.token_masks import restricted
 from cepo.trainer.validation import Validator
 from cepo.types import TokenSignal
 
@@ -69,7 +66,7 @@ class Trainer:
     policy: RunPolicy
     validator: Validator | None
     total_steps: int
-    callback: Callback = field(default_factory=Callback)
+    callbacks: Sequence[Callback] = ()
 
     def __post_init__(self) -> None:
         self.clock = StageClock()
@@ -121,18 +118,23 @@ class Trainer:
         """Runs one training step through all its stages."""
         with self.clock.stage("step"):
             rollouts = self.ask(step)
-            self.callback.after_ask(rollouts)
+            self._call_back("after_ask", rollouts)
             plan = self.plan(rollouts)
-            self.callback.after_plan(plan)
+            self._call_back("after_plan", plan)
             batch = self.score(plan)
-            self.callback.after_score(batch)
+            self._call_back("after_score", batch)
             signal = self.estimate(batch)
-            self.callback.after_estimate(batch, signal)
+            self._call_back("after_estimate", batch, signal)
             may_update = self.policy.health.may_update(batch, signal)
             updated = self.update(batch, signal) if may_update else self.leave_out_update(step)
-            self.callback.after_update(batch, signal)
+            self._call_back("after_update", batch, signal)
         self.state.step = step + 1
         self.record(batch, signal, updated)
+
+    def _call_back(self, stage: str, *values: object) -> None:
+        """Calls the method `stage` of each callback; see `Callback`."""
+        for each in self.callbacks:
+            getattr(each, stage)(*values)
 
     def ask(self, step: int) -> Rollouts:
         """Samples and rewards responses to `rollout_batch_size` problems, in several rounds with online filtering."""
@@ -277,7 +279,7 @@ class Trainer:
         metrics: Metrics = {}
         with self.clock.stage("update"):
             if self.estimator.needs_values:
-                critic = resolved_critic(self.worker)
+                critic = self.worker.resolved_critic
                 targets = critic_batches(
                     batch,
                     signal,
@@ -329,7 +331,7 @@ class Trainer:
             views, count = self.estimator.views, settings.rollouts_to_log
             self.tracker.log_rollouts(group_records(batch, signal, self.processing, views, count))
         self.policy.health.require_sound(rollouts.step + 1, values)
-        self.callback.after_record(rollouts.step + 1, values)
+        self._call_back("after_record", rollouts.step + 1, values)
 
     def validate(self) -> None:
         """Validates the current weights on the held-out problems; does nothing if this has been done."""
@@ -344,7 +346,7 @@ class Trainer:
         self._last_validation = done, values.get("val/reward")
         self.tracker.log_metrics(done, values)
         self.tracker.log_generations(done, rows)
-        self.callback.after_validate(done, values)
+        self._call_back("after_validate", done, values)
 
     def save(self, *, is_last: bool = False) -> None:
         """Saves a checkpoint of the current step, unless it has one; see `RunPolicy.save`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import json
@@ -44,66 +43,55 @@ class RunLock:
         if self._descriptor is not None:
             return
         require_own_records(self._folder, [LOCK_FILE])
-        while self._descriptor is None:
-            try:
-                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            except OSError as error:
-                raise CheckpointError(
-                    f"the run folder {self._folder} cannot be written ({error}); set trainer.save_checkpoint_path to another"
-                ) from error
-            try:
-                self._lock(descriptor)
-                is_own = self._path.exists() and os.path.samestat(os.fstat(descriptor), os.stat(self._path))
-            except BaseException:
-                os.close(descriptor)
-                raise
-            if is_own:
-                self._descriptor = descriptor
-            else:  # its last holder removed the file between our open and our lock
-                os.close(descriptor)
+        try:
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise CheckpointError(
+                f"the run folder {self._folder} cannot be written ({error}); set trainer.save_checkpoint_path to another"
+            ) from error
+        holder = _holder(self._descriptor)
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _HELD:
+                self._close()
+                raise self._refused(holder) from error
+            logger.warning("%s: this file system has no locks (%s); give no other run this folder", self._path, error)
+        if holder:
+            logger.warning("%s was left by %s, which ended without closing its run", self._path, _in_words(holder))
         since = datetime.now(UTC).isoformat(timespec="seconds")
-        text = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": since}) + "\n"
+        self._write(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": since}) + "\n")
+
+    def release(self) -> None:
+        """Empties the lock file and releases the lock. The file stays, so that no two runs lock different ones."""
+        if self._descriptor is not None:
+            self._write("")
+            self._close()
+
+    def _write(self, text: str) -> None:
+        assert self._descriptor is not None, "the file is open"
         try:
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, text.encode("utf-8"), 0)
         except OSError as error:  # for example a full disk; the lock is held nevertheless
             logger.warning("%s cannot name this run: %s", self._path, error)
 
-    def release(self) -> None:
-        """Removes the lock file and releases the lock."""
-        if self._descriptor is None:
-            return
-        with contextlib.suppress(FileNotFoundError):  # the folder was removed
-            self._path.unlink()
+    def _close(self) -> None:
+        assert self._descriptor is not None, "the file is open"
         os.close(self._descriptor)
         self._descriptor = None
 
-    def _lock(self, descriptor: int) -> None:
-        holder = _holder(descriptor)
-        try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in _HELD:
-                raise self._refused(holder) from error
-            logger.warning("%s: this file system has no locks (%s); give no other run this folder", self._path, error)
-            return
-        if holder:
-            logger.warning(
-                "%s was left by process %s on %s, which ended without closing its run; this run takes it over",
-                self._path,
-                holder.get("pid"),
-                holder.get("host"),
-            )
-
     def _refused(self, holder: dict[str, Any]) -> CheckpointError:
-        who = "another process"
-        if holder:
-            who = f"process {holder.get('pid')} on {holder.get('host')}, since {holder.get('since')}"
+        who = _in_words(holder) if holder else "another process"
         return CheckpointError(
             f"the run folder {self._folder} is in use by {who}; two runs would overwrite each other's checkpoints and "
             "records. Wait for that run or end it, or set trainer.experiment_name or trainer.save_checkpoint_path to "
             f"another. If that run no longer exists, remove {self._path}"
         )
+
+
+def _in_words(holder: dict[str, Any]) -> str:
+    return f"process {holder.get('pid')} on {holder.get('host')}, since {holder.get('since')}"
 
 
 def _holder(descriptor: int) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class Validator:
             probed = min(self._trainer.leak_probe_size - first, len(lengths))
             if probed > 0:
                 parts.append(leak_metrics(rollouts, probed, self._contexts, backend))
-            rows += self._recorded_rows(rollouts, start)
+            greedy = None
             if self._trainer.val_greedy:
                 greedy = self._asker.ask(problems, backend, self._greedy, step=VALIDATION_STEP)
                 parts.append(
@@ -97,6 +97,7 @@ class Validator:
                         "val/num_greedy_samples": sum_value(len(greedy.correct)),
                     }
                 )
+            rows += self._recorded_rows(rollouts, start, greedy)
         return merge_metrics(parts), rows
 
     def _batches(self) -> Iterator[tuple[int, list[Problem]]]:
@@ -105,8 +106,9 @@ class Validator:
         for start in range(0, len(self._asked), size):
             yield start, [self._problems[index] for index in self._asked[start : start + size]]
 
-    def _recorded_rows(self, rollouts: Rollouts, start: int) -> Iterator[Mapping[str, Any]]:
+    def _recorded_rows(self, rollouts: Rollouts, start: int, greedy: Rollouts | None) -> Iterator[Mapping[str, Any]]:
         for number, problem in enumerate(rollouts.problems):
+            verdict = {} if greedy is None else {"greedy_accuracy": float(greedy.correct[number])}
             for row in rollouts.rows_of(number) if start + number in self._recorded else ():
                 yield {
                     "prompt_id": problem.prompt_id,
@@ -114,6 +116,7 @@ class Validator:
                     "response": rollouts.responses[row],
                     "ground_truth": problem.ground_truth,
                     "accuracy": float(rollouts.correct[row]),
+                    **verdict,
                     "image": thumbnail(problem.images),
                 }
 

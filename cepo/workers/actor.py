@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from cepo.algorithms.settings import TeacherConfig
-from cepo.config import served_adapter_rank
 from cepo.config.schema import ActorConfig
 from cepo.data.batch import OWN_VIEW, OptimizerBatch, ScoringOptions, ScoringRow
 from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, agreement_metrics, objective, step_metrics
@@ -203,7 +202,7 @@ class Actor:
         lora = self._config.model.lora
         if lora.rank == 0:
             return FullWeights(tensors=GatheredWeights(self.module, prefix="model.", device=self.device))
-        if served_adapter_rank(lora, merged=merged) > 0:
+        if lora.served_rank(merged=merged) > 0:
             return self.adapter_weights()
         return FullWeights(tensors=MergedWeights(self.module, scale=lora.alpha / lora.rank, device=self.device))
 

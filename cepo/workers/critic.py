@@ -77,11 +77,9 @@ class Critic:
         return merge_metrics([*parts, on_first_rank({"critic/lr": mean_value(learning_rate)})])
 
     def forget_gradients(self) -> None:
-        """See `Actor.forget_gradients`."""
         self.optimizer.zero_grad(set_to_none=True)
 
     def rest(self) -> None:
-        """See `Actor.rest`."""
         self.offload.offload_weights()
 
     def _optimizer_step(self, batch: CriticBatch) -> Metrics:

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException
 
-from cepo.algorithms import Estimator
 from cepo.algorithms.settings import TeacherConfig
-from cepo.config import RunConfig, resolved_critic
+from cepo.config.algorithm_schema import AlgorithmConfig
+from cepo.config.data_schema import DataConfig
+from cepo.config.schema import ActorConfig, WorkerConfig
+from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
 from cepo.errors import CheckpointError
 from cepo.losses.objective import ObjectiveSettings
@@ -23,7 +25,7 @@ from cepo.metrics import Metrics, max_value, merge_metrics
 from cepo.models.processing import Processing
 from cepo.progress import phase
 from cepo.rollout.factory import build_generator, settings_of_run
-from cepo.rollout.generator import Generation, GenerationRequest, OnFinished, SamplingSettings
+from cepo.rollout.generator import Generation, GenerationRequest, GeneratorSettings, OnFinished, SamplingSettings
 from cepo.sizing import Memory, require_memory
 from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import load_actor, load_critic, pass_interruption_on, save_actor, save_critic
@@ -33,30 +35,56 @@ from cepo.workers.distributed import this_device
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerFacts:
-    """The inputs of a worker besides the configuration, as plain values that can be sent to another process.
+    """The inputs of a worker besides its own section, as plain values that can be sent to another process.
 
     Attributes:
         teacher: the source of the weights of teacher passes.
         needs_values: whether the method uses a critic.
         total_steps: length of the learning-rate schedules.
-        most_visuals: maximum numbers of images and of videos in a prompt.
+        objective: the settings of the actor's loss.
+        with_reference: whether the initial weights are kept, for a KL penalty.
+        generator: the settings of the rollout engine.
+        longest_row: the largest number of tokens of a prompt with its response.
+        seed: `trainer.seed`.
+        saves_weights_only: `trainer.save_model_only`.
         memory: what the run needs on a GPU; None if no GPU can be in use.
     """
 
     teacher: TeacherConfig
     needs_values: bool
     total_steps: int
-    most_visuals: tuple[int, int]
+    objective: ObjectiveSettings
+    with_reference: bool
+    generator: GeneratorSettings
+    longest_row: int
+    seed: int
+    saves_weights_only: bool
     memory: Memory | None = None
 
     @classmethod
-    def of(cls, estimator: Estimator, *, total_steps: int, most_visuals: tuple[int, int]) -> WorkerFacts:
-        """Returns the facts for a run with this method."""
+    def of(
+        cls,
+        data: DataConfig,
+        algorithm: AlgorithmConfig,
+        worker: WorkerConfig,
+        trainer: TrainerConfig,
+        *,
+        teacher: TeacherConfig,
+        needs_values: bool,
+        total_steps: int,
+        most_visuals: tuple[int, int],
+    ) -> WorkerFacts:
+        """Returns the facts of a run; `most_visuals` are the maximum numbers of images and of videos in a prompt."""
         return cls(
-            teacher=estimator.teacher,
-            needs_values=estimator.needs_values,
+            teacher=teacher,
+            needs_values=needs_values,
             total_steps=total_steps,
-            most_visuals=most_visuals,
+            objective=objective_settings(worker.actor, algorithm),
+            with_reference=not algorithm.disable_kl,
+            generator=settings_of_run(data, worker, num_devices=trainer.num_devices, most_visuals=most_visuals),
+            longest_row=data.max_prompt_length + data.max_response_length,
+            seed=trainer.seed,
+            saves_weights_only=trainer.save_model_only,
         )
 
 
@@ -70,37 +98,33 @@ class Worker:
         ConfigError, EngineError: a model cannot be loaded, or the rollout engine does not start.
     """
 
-    def __init__(self, config: RunConfig, facts: WorkerFacts, processing: Processing) -> None:
+    def __init__(self, settings: WorkerConfig, facts: WorkerFacts, processing: Processing) -> None:
         if facts.memory is not None and this_device().type == "cuda":
-            require_memory(facts.memory, config.worker.rollout, this_device())
-        self._merges_adapter = config.worker.rollout.merge_lora
-        self._saves_weights_only = config.trainer.save_model_only
-        longest_row = config.data.max_prompt_length + config.data.max_response_length
+            require_memory(facts.memory, settings.rollout, this_device())
+        self._merges_adapter, self._saves_weights_only = settings.rollout.merge_lora, facts.saves_weights_only
         with phase("loading the model"):
             self.actor = Actor(
-                config.worker.actor,
+                settings.actor,
                 processing,
-                temperature=config.worker.rollout.temperature,
+                temperature=settings.rollout.temperature,
                 teacher=facts.teacher,
-                objective_settings=objective_settings(config),
-                with_reference=not config.algorithm.disable_kl,
+                objective_settings=facts.objective,
+                with_reference=facts.with_reference,
                 total_steps=facts.total_steps,
-                seed=config.trainer.seed,
-                longest_row=longest_row,
+                seed=facts.seed,
+                longest_row=facts.longest_row,
             )
             self.critic: Critic | None = None
             if facts.needs_values:
-                settings = resolved_critic(config.worker)
                 self.critic = Critic(
-                    settings,
+                    settings.resolved_critic,
                     processing,
                     total_steps=facts.total_steps,
-                    seed=config.trainer.seed,
-                    longest_row=longest_row,
+                    seed=facts.seed,
+                    longest_row=facts.longest_row,
                 )
         torch.cuda.empty_cache()  # the engine takes its share of what is free
-        settings = settings_of_run(config, most_visuals=facts.most_visuals)
-        self.generator = build_generator(settings, processing, device=this_device().type)
+        self.generator = build_generator(facts.generator, processing, device=this_device().type)
         self.generator_name = self.generator.name
 
     def generate(
@@ -121,16 +145,13 @@ class Worker:
         return self.actor.score(rows, **options)
 
     def score_reference(self, rows: Sequence[ScoringRow], *, keep_states: bool = False) -> list[Tensor]:
-        """See `Actor.score_reference`."""
         self.generator.rest()
         return self.actor.score_reference(rows, keep_states=keep_states)
 
     def reference_divergence(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        """See `Actor.reference_divergence`."""
         return self.actor.reference_divergence(rows)
 
     def entropies(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        """See `Actor.entropies`."""
         self.generator.rest()
         return self.actor.entropies(rows)
 
@@ -143,12 +164,10 @@ class Worker:
         return merge_metrics([metrics, memory, self.generator.drain_metrics()])
 
     def values(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        """See `Critic.values`."""
         self.generator.rest()
         return self._its_critic.values(rows)
 
     def update_critic(self, batches: Sequence[CriticBatch], *, step: int) -> Metrics:
-        """See `Critic.update`."""
         self.generator.rest()
         metrics = self._its_critic.update(batches, step=step)
         self._its_critic.forget_gradients()
@@ -160,7 +179,6 @@ class Worker:
         self.generator.drain_metrics()
 
     def finish_step(self, step: int) -> None:
-        """See `Actor.finish_step`."""
         self.actor.finish_step(step)
 
     def synchronise_rollout(self) -> None:
@@ -201,9 +219,8 @@ class Worker:
         return self.critic
 
 
-def objective_settings(config: RunConfig) -> ObjectiveSettings:
+def objective_settings(actor: ActorConfig, algorithm: AlgorithmConfig) -> ObjectiveSettings:
     """Returns the objective's settings for the actor's update."""
-    actor, algorithm = config.worker.actor, config.algorithm
     in_loss = algorithm.use_kl_loss and not algorithm.disable_kl
     return ObjectiveSettings(
         loss_type=actor.loss_type,

@@ -36,7 +36,7 @@ def configuration(folder: Path, *, ranks: int, tensor_parallel_size: int, sleeps
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from cepo.config import load_config
-    from cepo.config.derived import most_responses_at_once
+    from cepo.rollout.factory import most_responses_at_once
     from cepo.rollout.generator import GeneratorSettings
     from cepo.rollout.vllm_process import start_engine
 
@@ -57,7 +57,7 @@ def configuration(folder: Path, *, ranks: int, tensor_parallel_size: int, sleeps
         lora_rank=16,
         sleeps=sleeps,
         tensor_parallel_size=tensor_parallel_size,
-        max_num_seqs=most_responses_at_once(run),
+        max_num_seqs=most_responses_at_once(run.data, run.worker.rollout, num_devices=run.trainer.num_devices),
     )
     os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "0"  # vLLM is imported here before the trainer sets it
     os.environ["VLLM_LOGGING_LEVEL"] = "WARNING"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from cepo.report.charts import Chart, Series
-from cepo.report.compare import Spread
+from cepo.report.score_tables import Cell
 from lab.support.study_plan import PLAN, Profile
 from lab.support.study_statistics import Runs
 
@@ -27,7 +27,7 @@ def _series(runs: Runs, arms: Sequence[str], name: str) -> Iterator[Series]:
         if not records:
             continue
         steps = sorted(map(int, records[0][name]))
-        spreads = [Spread(values=tuple(record[name][str(step)] for record in records)) for step in steps]
+        spreads = [Cell.over([record[name][str(step)] for record in records]) for step in steps]
         means, errors = [spread.mean for spread in spreads], [spread.error or 0.0 for spread in spreads]
         low, high = ([m + sign * e for m, e in zip(means, errors, strict=True)] for sign in (-1, 1))
         yield Series(label=arm, steps=steps, values=means, low=[*low], high=[*high])

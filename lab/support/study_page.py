@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cepo.report.charts import save_figure
-from cepo.report.compare import Spread
+from cepo.report.score_tables import Cell
 from lab.support.machine import machine_record
 from lab.support.study_charts import charts
 from lab.support.study_gradients import gradients_part
@@ -301,7 +301,7 @@ def _statements(profile: Profile, runs: Runs) -> Iterator[str]:
 def _statement_row(statement: Statement, runs: Runs) -> list[str]:
     found = statement.differences(runs.equal)
     if statement.kind == "absorbs" and found:
-        spread = Spread(values=tuple(found))
+        spread = Cell.over(found)
         text = f"{spread.mean:+.3f}" + ("" if spread.error is None else f" ± {spread.error:.3f}")
     else:
         text = cell(found, signed=True)

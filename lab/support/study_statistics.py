@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy
 
-from cepo.report.compare import Spread
+from cepo.report.score_tables import Cell
 from lab.support.study_plan import EQUAL_RATES, PLAN, RATIO_ARM, RATIO_RATES
 from lab.support.study_records import Record, final
 
@@ -23,7 +23,7 @@ def cell(values: Sequence[float], *, signed: bool = False) -> str:
     """Formats mean ± standard error over seeds, in percent; a single value has no error."""
     if not values:
         return "not run"
-    spread = Spread(values=tuple(100 * value for value in values))
+    spread = Cell.over([100 * value for value in values])
     error = "" if spread.error is None else f" ± {spread.error:.1f}"
     return f"{spread.mean:{'+' if signed else ''}.1f}{error}"
 
@@ -39,7 +39,7 @@ def p_value(differences: Sequence[float]) -> float | None:
 
     With t = sqrt(n - 1) tan(a), Student's density becomes cos(a)^(n - 2) on (-pi/2, pi/2).
     """
-    spread = Spread(values=tuple(differences)) if differences else None
+    spread = Cell.over(differences) if differences else None
     if spread is None or not spread.error:
         return None
     return tail(spread.mean / spread.error, len(differences) - 1)

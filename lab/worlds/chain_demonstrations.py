@@ -70,31 +70,34 @@ def _walk(
     problem: ChainProblem, rng: random.Random, rates: ChainNoise, bent: list[int] | None
 ) -> tuple[str, list[int]]:
     """Returns a response and its positions after the rows, which are `bent` if that is given."""
-
-    def connective() -> str:
-        return f"{rng.choice(CONNECTIVES)} " if rng.random() < rates.connective else ""
-
     parts, ends, place = list[str](), list[int](), problem.numbers[0]
     for label, figure, ended_row in problem.cells():
         right = step(figure, place, problem.numbers)
-        text, result = _noisy_step(problem, figure, place, rng, rates)
+        text, result = noisy_step(problem, figure, place, rng, rates)
         if ended_row and bent:
             result = bent[len(ends)]
             right = text, result
-        parts.append(f"{connective()}{label} {text}{result}.")
+        parts.append(f"{connective(rng, rates)}{label} {text}{result}.")
         if rng.random() < (rates.doubts if (text, result) == right else rates.corrects):
             text, result = right
             parts.append(f"No, {label} {text}{result}.")
         place = result
         if ended_row:
-            parts.append(f"{connective()}Row {ended_row} {place}.")
+            parts.append(f"{connective(rng, rates)}Row {ended_row} {place}.")
             ends.append(place)
     return f"{' '.join(parts)} \\boxed{{{answer_text(ends)}}}", ends
 
 
-def _noisy_step(
+def connective(rng: random.Random, rates: ChainNoise) -> str:
+    """Returns a word without meaning and a space, or nothing."""
+    return f"{rng.choice(CONNECTIVES)} " if rng.random() < rates.connective else ""
+
+
+def noisy_step(
     problem: ChainProblem, figure: str, place: int, rng: random.Random, rates: ChainNoise
 ) -> tuple[str, int]:
+    """Returns a step's text up to its result, and the result, with the mistakes of `rates`."""
+
     def slip(result: int) -> int:
         return min(near_number(rng, result), RULER) if rng.random() < rates.slip else result
 

@@ -51,7 +51,7 @@ class WarmStartSettings:
 
 
 @dataclass(frozen=True)
-class _Chunk:
+class Chunk:
     """Some right-padded sequences of a batch: model inputs, and the (rows, columns) of the response tokens."""
 
     inputs: dict[str, Tensor]
@@ -78,7 +78,7 @@ def warm_start(
     settings = settings or WarmStartSettings(**kind.warm_start)
     processor = AutoProcessor.from_pretrained(folder)
     model = Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
-    with _threads(settings.num_threads):
+    with threads(settings.num_threads):
         losses = _train(model, processor, kind, settings, seed, progress)
     model.save_pretrained(folder)
     return losses
@@ -100,7 +100,7 @@ def _train(
     with batched_vision_attention(model):
         for step in range(settings.num_steps):
             for group in optimizer.param_groups:
-                group["lr"] = settings.learning_rate * _schedule(step, settings)
+                group["lr"] = settings.learning_rate * schedule(step, settings)
             chunks = _batch(processor, kind, settings, seed, step)
             total_weight = sum(float(chunk.weights.sum()) for chunk in chunks)
             loss = 0.0
@@ -119,7 +119,7 @@ def _train(
     return losses
 
 
-def _schedule(step: int, settings: WarmStartSettings) -> float:
+def schedule(step: int, settings: WarmStartSettings) -> float:
     """Linear warm-up to 1, then half a cosine down to 0."""
     if step < settings.num_warmup_steps:
         return (step + 1) / settings.num_warmup_steps
@@ -128,7 +128,7 @@ def _schedule(step: int, settings: WarmStartSettings) -> float:
     return 0.5 * (1 + math.cos(math.pi * done))
 
 
-def _weighted_loss(model: Qwen3VLForConditionalGeneration, chunk: _Chunk) -> Tensor:
+def _weighted_loss(model: Qwen3VLForConditionalGeneration, chunk: Chunk) -> Tensor:
     hidden = model.model(**chunk.inputs, use_cache=False).last_hidden_state
     logits = model.lm_head(hidden[chunk.rows, chunk.columns - 1]).float()
     targets = chunk.inputs["input_ids"][chunk.rows, chunk.columns]
@@ -136,7 +136,7 @@ def _weighted_loss(model: Qwen3VLForConditionalGeneration, chunk: _Chunk) -> Ten
     return (losses * chunk.weights).sum()
 
 
-def _batch(processor: Any, kind: TaughtWorld, settings: WarmStartSettings, seed: int, step: int) -> list[_Chunk]:
+def _batch(processor: Any, kind: TaughtWorld, settings: WarmStartSettings, seed: int, step: int) -> list[Chunk]:
     """Returns the demonstrations of one step, split by length into chunks to reduce padding."""
     start = step * settings.batch_size
     demonstrations = [
@@ -146,12 +146,12 @@ def _batch(processor: Any, kind: TaughtWorld, settings: WarmStartSettings, seed:
     demonstrations.sort(key=lambda one: (len(one.response), one.hint is None))
     size = math.ceil(len(demonstrations) / settings.num_chunks)
     return [
-        _chunk(processor, kind, demonstrations[first : first + size], settings.seen_weight)
+        chunk_of(processor, kind, demonstrations[first : first + size], settings.seen_weight)
         for first in range(0, len(demonstrations), size)
     ]
 
 
-def _chunk(processor: Any, kind: TaughtWorld, demonstrations: list[Demonstration], seen_weight: float) -> _Chunk:
+def chunk_of(processor: Any, kind: TaughtWorld, demonstrations: list[Demonstration], seen_weight: float) -> Chunk:
     prompts = [
         processor.apply_chat_template(
             user_messages(one.problem.question, one.hint), add_generation_prompt=True, tokenize=False
@@ -173,7 +173,7 @@ def _chunk(processor: Any, kind: TaughtWorld, demonstrations: list[Demonstration
         columns += range(end - length, end)
         is_seen = [token in seen for token in ids] if seen else [True] + [False] * (length - 1)
         weights += [seen_weight if stated else 1.0 for stated in is_seen]
-    return _Chunk(inputs, torch.tensor(rows), torch.tensor(columns), torch.tensor(weights))
+    return Chunk(inputs, torch.tensor(rows), torch.tensor(columns), torch.tensor(weights))
 
 
 @contextmanager
@@ -221,7 +221,7 @@ def _batched_forward(
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

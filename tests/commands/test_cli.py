@@ -36,6 +36,7 @@ def test_help_names_every_command(word: str, capsys: pytest.CaptureFixture[str])
     assert re.findall(r"^  (\w+)  ", shown, flags=re.MULTILINE) == list(cli.commands)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", cli.commands)
 def test_every_command_explains_itself_and_begins_nothing(name: str) -> None:
     done = command("cepo", name, "--help")

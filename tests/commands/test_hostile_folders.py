@@ -396,6 +396,7 @@ ADAPTERS: dict[str, Attack] = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_a_hostile_adapter_is_refused(tmp_path: Path, victim: Path, name: str) -> None:
     actor = checkpoint(tmp_path / "run") / "actor"
@@ -442,6 +443,7 @@ MISLEADING: dict[str, tuple[dict[str, Any], float, str]] = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", MISLEADING)
 def test_an_adapter_that_means_something_else_is_refused(tmp_path: Path, name: str) -> None:
     settings, value, words = MISLEADING[name]

@@ -18,7 +18,11 @@ from cepo.cli import main
 pytestmark = pytest.mark.heavy
 
 SECONDS_IN_THIS_PROCESS = 30
-AS_COMMANDS = ("a YAML file without config=", "a wrong image column", "a missing library of the reward")
+AS_COMMANDS = (
+    "a YAML file without config=",
+    "a missing library of the reward",
+    pytest.param("a wrong image column", marks=pytest.mark.nightly("imports torch in a process of its own")),
+)
 
 
 @pytest.fixture(scope="module")

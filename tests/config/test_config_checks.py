@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from cepo.cli import main
-from cepo.config import check_config, find_path, load_config, run_folder, split_function
+from cepo.config import check_config, find_path, load_config, split_function
 from cepo.errors import ConfigError
 
 BASE = "config=configs/microgeo/base.yaml"
@@ -182,8 +182,8 @@ def test_the_plan_counts_samples_updates_and_micro_batches() -> None:
 
 
 def test_the_run_folder_is_project_and_experiment_unless_named() -> None:
-    assert run_folder(load_config([BASE])) == Path("checkpoints/cepo/microgeo-grpo")
-    assert run_folder(load_config([BASE, "trainer.save_checkpoint_path=/a/b"])) == Path("/a/b")
+    assert load_config([BASE]).trainer.run_folder == Path("checkpoints/cepo/microgeo-grpo")
+    assert load_config([BASE, "trainer.save_checkpoint_path=/a/b"]).trainer.run_folder == Path("/a/b")
 
 
 def test_only_shipped_files_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cepo.config import RunConfig, check_config, load_config, resolved_critic
+from cepo.config import RunConfig, check_config, load_config
 from cepo.errors import ConfigError
 
 BASE = ["config=configs/microgeo/base.yaml"]
@@ -30,7 +30,7 @@ def test_nulls_of_the_critic_are_the_actors_settings() -> None:
     )
     sizes = critic.micro_batch_size_per_device_for_update, critic.micro_batch_size_per_device_for_experience
     assert (sizes, critic.optim.lr, critic.fsdp.mp_reduce_dtype) == ((4, 16), 1e-6, "fp32")
-    resolved = resolved_critic(load("worker.actor.global_batch_size=16").worker)
+    resolved = load("worker.actor.global_batch_size=16").worker.resolved_critic
     assert (resolved.model.model_path, resolved.global_batch_size) == ("microgeo:model", 16)
 
 
@@ -41,9 +41,9 @@ def test_the_critic_inherits_the_actors_overrides_and_trust() -> None:
         "worker.actor.model.override_config={initializer_range: 1, image_token_id: 2}",
         "worker.critic.model.override_config={image_token_id: 3}",
     ]
-    model = resolved_critic(load(*arguments).worker).model
+    model = load(*arguments).worker.resolved_critic.model
     assert (model.trust_remote_code, model.override_config) == (True, {"initializer_range": 1, "image_token_id": 3})
-    own = resolved_critic(load(*arguments, "worker.critic.model.model_path=org/critic").worker).model
+    own = load(*arguments, "worker.critic.model.model_path=org/critic").worker.resolved_critic.model
     assert (own.model_path, own.trust_remote_code, own.override_config) == ("org/critic", False, {"image_token_id": 3})
 
 

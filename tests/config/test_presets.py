@@ -228,6 +228,7 @@ def ids(file: Path) -> str:
     return str(file.relative_to(CONFIGS).with_suffix(""))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("file", FILES, ids=ids)
 def test_every_shipped_file_passes_the_checks(file: Path, tmp_path: Path) -> None:
     for overrides in ([], with_its_own_data(file, tmp_path)):

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from cepo.config import dump_for_record, load_config
-from cepo.config.decisive import decisive_settings
+from cepo.config.loader import decisive_settings
 from cepo.config.private import masked_argument
 from cepo.tracking.external import config_tree
 from cepo.tracking.sink import RunDescription

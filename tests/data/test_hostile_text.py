@@ -76,6 +76,7 @@ def rollouts_of(problem: Problem, prompt: EncodedPrompt, responses: list[str]) -
     )
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("placement", ["user_suffix", "assistant_prefix"])
 def test_rows_and_answers_reach_teachers_as_plain_text(
     problems: ProblemSet, pool: RewardPool, tiny_processing: Processing, placement: Any
@@ -115,6 +116,7 @@ def test_a_video_mark_without_a_video_is_plain_text(tiny_processing: Processing)
     assert text in tiny_processing.decode(tiny_processing.template_ids(text))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("unit", "size"), [("x", MEGABYTE), *((unit, 50_000) for unit in UNITS)])
 def test_a_line_of_a_megabyte_is_encoded_in_seconds(tiny_processing: Processing, unit: str, size: int) -> None:
     text = unit * (size // len(unit))

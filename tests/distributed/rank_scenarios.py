@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from cepo.algorithms.settings import TeacherConfig
-from cepo.config import load_config, resolved_critic
+from cepo.config import load_config
 from cepo.data.batch import CriticBatch, DistillationRows, OptimizerBatch, ScoringRow
 from cepo.losses.objective import ObjectiveSettings
 from cepo.losses.policy import LossDenominators
@@ -369,7 +369,7 @@ def critic_run(folder: Path, scenario: Scenario) -> Outcome:
     arguments = [f"worker.critic.{name}={value}" for name, value in tree.items()]
     config = load_config(["config=configs/microgeo/base.yaml", f"worker.actor.model.model_path={folder}", *arguments])
     processing = Processing(str(folder))
-    critic = Critic(resolved_critic(config.worker), processing, total_steps=10, seed=1)
+    critic = Critic(config.worker.resolved_critic, processing, total_steps=10, seed=1)
     share, outcome = Share(processing, scenario.share), Outcome(initial=whole_parameters(critic))
     for step in range(scenario.num_steps):
         values = critic.values(share.rows)

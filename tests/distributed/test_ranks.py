@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,14 +34,16 @@ from cepo.metrics import Metrics, merge_metrics
 
 pytestmark = pytest.mark.heavy
 
-NUM_RANKS = (1, 2, 4)
+FOUR = pytest.mark.nightly("four processes on two cores take a minute")
+NUM_RANKS = (1, 2, pytest.param(4, marks=FOUR))
 SCENARIOS = (*ACTORS, *CRITICS)
 
 
 def on_ranks(*names: str, numbers: Iterable[int] = (2, 4)) -> pytest.MarkDecorator:
-    """Each scenario on each number of ranks that makes it."""
+    """Each scenario on each number of ranks that makes it; four ranks at night."""
     pairs = [(name, number) for number in numbers for name in names if name not in LEFT_OUT[number]]
-    return pytest.mark.parametrize(("name", "num_ranks"), pairs)
+    cases = [pytest.param(name, number, marks=FOUR if number == 4 else ()) for name, number in pairs]
+    return pytest.mark.parametrize(("name", "num_ranks"), cases)
 
 
 RESUMED_BY_ONE = {2: (ALL_WEIGHTS, ADAPTER, QLORA), 4: (ALL_WEIGHTS, ADAPTER)}
@@ -50,37 +53,40 @@ Key = TypeVar("Key", str, int)
 
 @dataclass(frozen=True)
 class Runs:
-    """Outcomes by number of ranks, then rank, then scenario; those resumed from checkpoints of more ranks; what was reduced."""
+    """What ranks find on the model in `folder`: one start of processes for each number of them, when first asked for."""
 
-    whole: Mapping[int, list[dict[str, Outcome]]]
-    resumed: Mapping[int, list[dict[str, Outcome]]]
-    reductions: Mapping[int, list[dict[str, Reductions]]]
+    folder: Path
     saved: Path
 
-    def one(self, name: str) -> Outcome:
-        return self.whole[1][0][name]
+    @cache  # noqa: B019 (the fixture's one object lives as long as its module)
+    def found(self, num_ranks: int) -> list[tuple[dict[str, Outcome], dict[str, Reductions]]]:
+        """By rank. Each number resumes a checkpoint of half as many ranks, which therefore run before."""
+        if num_ranks > 1:
+            self.found(num_ranks // 2)
+        return run_ranks(every_run_and_reduction, num_ranks, self.folder, self.saved)
+
+    @cache  # noqa: B019
+    def resumed(self, saved_by: int, num_ranks: int) -> list[dict[str, Outcome]]:
+        """By rank, then `<scenario> <saved_by>`: what goes on from checkpoints of another number of ranks."""
+        if num_ranks > saved_by:
+            return [runs for runs, _ in self.found(num_ranks)]
+        self.found(saved_by)
+        names = RESUMED_BY_ONE[saved_by] if num_ranks == 1 else (ALL_WEIGHTS,)
+        return run_ranks(resumed_runs, num_ranks, self.folder, self.saved, {saved_by: names})
 
     def of(self, num_ranks: int, name: str) -> list[Outcome]:
-        return [outcomes[name] for outcomes in self.whole[num_ranks]]
+        return [runs[name] for runs, _ in self.found(num_ranks)]
+
+    def one(self, name: str) -> Outcome:
+        return self.of(1, name)[0]
+
+    def reductions(self, num_ranks: int) -> list[dict[str, Reductions]]:
+        return [reductions for _, reductions in self.found(num_ranks)]
 
 
 @pytest.fixture(scope="module")
 def runs(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """One start of processes for each number of ranks, and one more for those that resume what more ranks saved."""
-    saved = tmp_path_factory.mktemp("saved")
-    found = {number: run_ranks(every_run_and_reduction, number, tiny_model_folder, saved) for number in NUM_RANKS}
-    whole, reductions = (
-        {number: [each[place] for each in ranks] for number, ranks in found.items()} for place in range(2)
-    )
-    resumed = {
-        1: run_ranks(resumed_runs, 1, tiny_model_folder, saved, RESUMED_BY_ONE),
-        2: run_ranks(resumed_runs, 2, tiny_model_folder, saved, {4: (ALL_WEIGHTS,)}),
-    }
-    for number in (2, 4):
-        earlier = [{key: value for key, value in each.items() if key not in SCENARIOS} for each in whole[number]]
-        more = resumed.get(number, [{} for _ in earlier])
-        resumed[number] = [one | other for one, other in zip(earlier, more, strict=True)]
-    return Runs(whole, resumed, reductions, saved)
+    return Runs(tiny_model_folder, tmp_path_factory.mktemp("saved"))
 
 
 def gap(left: Mapping[Key, Tensor], right: Mapping[Key, Tensor]) -> float:
@@ -141,7 +147,7 @@ def test_merged_metrics_of_all_ranks_are_those_of_one_rank(runs: Runs, name: str
         assert_same_metrics(metrics, merge_metrics([outcome.metrics[step] for outcome in outcomes]))
 
 
-@on_ranks(FROZEN_TOWER, ADAPTER, QLORA, numbers=NUM_RANKS)
+@on_ranks(FROZEN_TOWER, ADAPTER, QLORA, numbers=(1, 2, 4))
 def test_a_frozen_tower_encodes_an_image_once_on_its_rank(runs: Runs, name: str, num_ranks: int) -> None:
     shares = SHARES[num_ranks][ACTORS[name].share]
     own = [sum(NUM_PICTURES[prompt] for prompt in prompts) for prompts in shares]
@@ -178,19 +184,22 @@ def test_unsaved_buffers_are_those_of_one_rank_bit_for_bit(runs: Runs, name: str
         assert all(torch.equal(one.buffers[buffer], outcome.buffers[buffer]) for buffer in one.buffers)
 
 
-@on_ranks(*ACTORS, numbers=NUM_RANKS)
+@on_ranks(*ACTORS, numbers=(1, 2, 4))
 def test_an_infinite_gradient_of_one_rank_is_skipped_by_all(runs: Runs, name: str, num_ranks: int) -> None:
     outcomes = runs.of(num_ranks, name)
     assert [outcome.refused_changed for outcome in outcomes] == [[]] * num_ranks
     assert merge_metrics([outcome.refused for outcome in outcomes])["actor/skipped_updates"].result == 1
 
 
-@pytest.mark.parametrize(("saved_by", "num_ranks"), [(1, 2), (2, 4), (2, 1), (4, 1), (4, 2)])
+@pytest.mark.parametrize(
+    ("saved_by", "num_ranks"),
+    [(1, 2), (2, 1), *(pytest.param(*each, marks=FOUR) for each in ((2, 4), (4, 1), (4, 2)))],
+)
 def test_a_checkpoint_goes_on_with_another_number_of_ranks(runs: Runs, saved_by: int, num_ranks: int) -> None:
     names = RESUMED_BY_ONE[saved_by] if num_ranks == 1 else (ALL_WEIGHTS,)
     for name in names:
         one = runs.one(name)
-        outcomes = [outcomes[f"{name} {saved_by}"] for outcomes in runs.resumed[num_ranks]]
+        outcomes = [outcomes[f"{name} {saved_by}"] for outcomes in runs.resumed(saved_by, num_ranks)]
         drawn = [outcome.drawn for outcome in runs.of(saved_by, name)]
         for rank, outcome in enumerate(outcomes):
             assert outcome.drawn == drawn[rank if rank < saved_by else 0]
@@ -201,7 +210,9 @@ def test_a_checkpoint_goes_on_with_another_number_of_ranks(runs: Runs, saved_by:
         assert_same_metrics(one.metrics[1], merge_metrics([outcome.metrics[0] for outcome in outcomes]))
 
 
+@FOUR
 def test_four_ranks_write_one_adapter_and_a_random_state_each(runs: Runs) -> None:
+    runs.found(4)
     folder = saved_folder(runs.saved, ADAPTER, 4)
     assert sorted(path.name for path in folder.iterdir()) == [
         "distributed",
@@ -213,12 +224,16 @@ def test_four_ranks_write_one_adapter_and_a_random_state_each(runs: Runs) -> Non
 
 PASSES = {2: 3, 4: 3}
 """Of 2 rows each, on the rank with most: 6 of 10, and 5."""
-REDUCED = [(number, name) for number, scenarios in REDUCTIONS.items() for name in scenarios]
+REDUCED = [
+    pytest.param(number, name, marks=FOUR if number == 4 else ())
+    for number, scenarios in REDUCTIONS.items()
+    for name in scenarios
+]
 
 
 @pytest.mark.parametrize(("num_ranks", "name"), REDUCED)
 def test_adapter_gradients_are_reduced_once_per_optimizer_step(runs: Runs, num_ranks: int, name: str) -> None:
-    for ranks in runs.reductions[num_ranks]:
+    for ranks in runs.reductions(num_ranks):
         found = ranks[name]
         assert found.passes == PASSES[num_ranks]
         assert found.counted_plain == found.passes * found.groups
@@ -228,15 +243,15 @@ def test_adapter_gradients_are_reduced_once_per_optimizer_step(runs: Runs, num_r
 @pytest.mark.parametrize(("num_ranks", "name"), REDUCED)
 def test_reduced_once_or_after_each_pass_agrees(runs: Runs, num_ranks: int, name: str) -> None:
     """The bound also holds in 16 bits."""
-    for ranks in runs.reductions[num_ranks]:
+    for ranks in runs.reductions(num_ranks):
         found = ranks[name]
         assert all(float(gradient.abs().max()) > 0 for gradient in found.gradients_plain.values())
         assert gap(found.gradients_plain, found.gradients) < GRADIENTS
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", NUM_RANKS[1:])
 def test_only_small_fp32_gradients_are_reduced_once(runs: Runs, num_ranks: int) -> None:
     """They are those of an adapter that every pass reaches and that fp32 sums."""
-    for ranks in runs.reductions[num_ranks]:
+    for ranks in runs.reductions(num_ranks):
         for found in ranks.values():
             assert [name for name, once in found.decisions.items() if once] == ["an adapter"]

@@ -87,7 +87,9 @@ def test_the_engine_is_described_as_the_run_starts_it(monkeypatch: pytest.Monkey
     monkeypatch.setattr(vllm_engine, "without_gpu", lambda: False)
     monkeypatch.setattr(factory, "_why_not_vllm", lambda device: None)
     config = load_config(["config=configs/geo3k/cepo.yaml", "worker.rollout.tensor_parallel_size=2"])
-    settings = factory.settings_of_run(config, most_visuals=(3, 1))
+    settings = factory.settings_of_run(
+        config.data, config.worker, num_devices=config.trainer.num_devices, most_visuals=(3, 1)
+    )
     with pytest.raises(StartedError):
         factory.build_generator(settings, Tokens(), device="cuda")  # type: ignore[arg-type]
     assert seen == [settings]

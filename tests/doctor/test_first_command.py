@@ -27,6 +27,7 @@ MACHINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     "rtx_pro_6000": ([RTX_PRO_6000], []),
     "two_h100_one_engine": ([H100, H100], ["worker.rollout.tensor_parallel_size=2"]),
 }
+MORE_CARDS = pytest.mark.nightly("each is a launcher of its own, which starts Python five times")
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,9 @@ def outcome(done: subprocess.CompletedProcess[str], model: Path) -> str:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize(
+    "name", ["b200", *(pytest.param(name, marks=MORE_CARDS) for name in MACHINES if name != "b200")]
+)
 def test_the_papers_command_starts_as_its_golden_file_says(name: str, model_folder: Path) -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed")
     devices, settings = MACHINES[name]
@@ -103,6 +106,7 @@ def test_the_golden_files_hold_what_the_audit_calls_right(name: str, asked: bool
 
 
 @pytest.mark.heavy
+@MORE_CARDS
 def test_a_b200_with_flashinfers_kernels_keeps_vllms_choice(model_folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed")
     (tmp_path / "flashinfer_jit_cache").mkdir()
@@ -119,7 +123,7 @@ def test_a_b200_with_flashinfers_kernels_keeps_vllms_choice(model_folder: Path, 
 @pytest.mark.parametrize(
     ("driver", "settings", "named"),
     [
-        ("570.86.10", [], "install driver 580 or later"),
+        pytest.param("570.86.10", [], "install driver 580 or later", marks=MORE_CARDS),
         (
             "580.65.06",
             ["worker.rollout.gpu_memory_utilization=0.97"],

@@ -36,8 +36,13 @@ def run(*command: str, folder: Path, **environment: str) -> subprocess.Completed
     "command",
     [
         ("cepo.train", f"config={REPOSITORY}/configs/geo3k/cepo.yaml"),
-        ("cepo.train", f"config={REPOSITORY}/configs/geo3k/cepo.yaml", "trainer.n_gpus_per_node=2"),
-        ("cepo.cli", "evaluate", f"config={REPOSITORY}/configs/geo3k/cepo.yaml"),
+        *(
+            pytest.param(command, marks=pytest.mark.nightly("the same check, in one more process"))
+            for command in (
+                ("cepo.train", f"config={REPOSITORY}/configs/geo3k/cepo.yaml", "trainer.n_gpus_per_node=2"),
+                ("cepo.cli", "evaluate", f"config={REPOSITORY}/configs/geo3k/cepo.yaml"),
+            )
+        ),
     ],
 )
 def test_driver_570_ends_runs_with_code_2_and_the_doctors_words(command: tuple[str, ...], tmp_path: Path) -> None:

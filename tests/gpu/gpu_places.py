@@ -103,7 +103,7 @@ def build_actor(folder: Path, *, dtype: str = "bf16", teacher: TeacherConfig | N
         Processing(str(folder)),
         temperature=1.0,
         teacher=teacher or TeacherConfig(),
-        objective_settings=objective_settings(config),
+        objective_settings=objective_settings(config.worker.actor, config.algorithm),
         with_reference=False,
         total_steps=10,
         seed=1,

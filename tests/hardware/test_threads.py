@@ -56,9 +56,9 @@ def test_a_resumed_run_keeps_its_threads(machine: Path, monkeypatch: pytest.Monk
     """A run under Ray shares the processors among its workers; another run folder has no number."""
     run = ["config=configs/microgeo/base.yaml", f"trainer.save_checkpoint_path={machine}"]
     (machine / "environment.json").write_text(json.dumps([{"threads": {"torch": 3}}]))
-    assert limited_threads(load_config([*run, "trainer.launcher=ray"])) is None
-    assert limited_threads(load_config([*run, "trainer.find_last_checkpoint=false"])) is None
-    assert (limited_threads(load_config(run)) or "").startswith("threads: 3, as many as when the run began")
+    assert limited_threads(load_config([*run, "trainer.launcher=ray"]).trainer) is None
+    assert limited_threads(load_config([*run, "trainer.find_last_checkpoint=false"]).trainer) is None
+    assert (limited_threads(load_config(run).trainer) or "").startswith("threads: 3, as many as when the run began")
 
 
 def test_a_limit_of_the_user_stays(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,7 @@ CASES += [
     ("rlsd", {"positive": {"source": "peer_answer"}}),
 ]
 GROUP = 4
+A_PROCESS = pytest.mark.nightly("a training run or a process of 15 to 25 seconds more")
 
 
 def correct(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
@@ -174,7 +175,10 @@ def test_a_method_that_needs_what_trl_lacks_is_refused(method: str, tmp_path: Pa
         trl_trainer([], tmp_path, method=method)
 
 
-@pytest.mark.parametrize(("method", "settings"), [("cepo", {}), ("hindsight", {}), ("visual", {})])
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [("cepo", {}), *(pytest.param(name, {}, marks=A_PROCESS) for name in ("hindsight", "visual"))],
+)
 def test_three_steps_with_images_learn_and_log_metrics(method: str, settings: dict[str, Any], tmp_path: Path) -> None:
     rows = rows_of_the_world(8)
     trainer = trl_trainer(rows, tmp_path, method=method, settings=settings, arguments={"num_generations": 8})
@@ -263,6 +267,7 @@ def test_tokens_of_a_tool_have_no_advantage_and_no_evidence(tmp_path: Path) -> N
     assert not torch.allclose(masked[:, 3:], plain[:, 3:]), "evidence of the tool's tokens is left out of the values"
 
 
+@A_PROCESS
 def test_two_processes_compute_the_advantages_of_one(tmp_path: Path) -> None:
     rows = rows_of_the_world(1)
     alone = trl_trainer(rows, tmp_path, method="cepo", arguments={"per_device_train_batch_size": 4})
@@ -309,10 +314,16 @@ def test_columns_and_rewards_that_are_missing_are_named(tmp_path: Path) -> None:
         advantages_of(silent, rows)
 
 
-def test_the_example_differs_from_a_script_of_trl_in_two_lines(tmp_path: Path) -> None:
-    file = Path(__file__).parents[2] / "examples" / "trl_grpo.py"
-    assert [line[:2] for line in file.read_text(encoding="utf-8").split("# ")[1:] if "was:" in line] == ["1.", "2."]
-    command = [sys.executable, str(file), "--steps", "1", "--out", str(tmp_path)]
+EXAMPLE = Path(__file__).parents[2] / "examples" / "trl_grpo.py"
+
+
+def test_the_example_differs_from_a_script_of_trl_in_two_lines() -> None:
+    assert [line[:2] for line in EXAMPLE.read_text(encoding="utf-8").split("# ")[1:] if "was:" in line] == ["1.", "2."]
+
+
+@A_PROCESS
+def test_the_example_trains_a_step(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLE), "--steps", "1", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=540)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "evidence/lambda" in done.stdout

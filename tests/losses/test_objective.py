@@ -144,7 +144,7 @@ def test_the_configured_bounds_reach_the_loss_in_their_places() -> None:
             "algorithm.kl_coef=0.03",
         ]
     )
-    assert objective_settings(config) == ObjectiveSettings(
+    assert objective_settings(config.worker.actor, config.algorithm) == ObjectiveSettings(
         loss_type="sapo",
         policy=PolicyLossSettings(clip=ClipRange(low=0.11, high=0.37, dual=5.5), tau_positive=1.2, tau_negative=1.7),
         kl_penalty="mse",
@@ -156,7 +156,7 @@ def test_the_configured_bounds_reach_the_loss_in_their_places() -> None:
 def test_a_kl_that_is_off_or_in_the_reward_adds_no_loss(disabled: str, in_loss: str) -> None:
     kl = [f"algorithm.disable_kl={disabled}", f"algorithm.use_kl_loss={in_loss}", "algorithm.kl_coef=0.5"]
     config = load_config(["config=configs/microgeo/base.yaml", *kl])
-    assert objective_settings(config).kl_coefficient == 0.0
+    assert objective_settings(config.worker.actor, config.algorithm).kl_coefficient == 0.0
 
 
 @pytest.mark.parametrize(("kind", "weights"), [("none", (1.0, 1.0)), ("truncate", (1.5, 0.5)), ("mask", (0.0, 0.0))])
@@ -182,7 +182,7 @@ def test_a_masked_weight_up_to_the_threshold_is_the_ratio(threshold: float, weig
 
 def test_the_defaults_of_losses_are_those_of_the_configuration() -> None:
     config = load_config(["data.train_files=some", "worker.actor.model.model_path=some"])
-    assert objective_settings(config).policy == PolicyLossSettings()
+    assert objective_settings(config.worker.actor, config.algorithm).policy == PolicyLossSettings()
     kl = config.algorithm
     assert KLController(kl_type=kl.kl_type, kl_target=kl.kl_target, kl_horizon=kl.kl_horizon) == KLController()
 
@@ -190,7 +190,7 @@ def test_the_defaults_of_losses_are_those_of_the_configuration() -> None:
 def test_the_correction_and_its_threshold_come_from_the_config() -> None:
     overrides = ["worker.actor.rollout_is=mask", "worker.actor.rollout_is_threshold=3"]
     config = load_config(["config=configs/microgeo/base.yaml", *overrides])
-    assert objective_settings(config).policy.correction == RolloutCorrection("mask", 3.0)
+    assert objective_settings(config.worker.actor, config.algorithm).policy.correction == RolloutCorrection("mask", 3.0)
     with pytest.raises(ConfigError, match="at temperature 1 and cannot be compared"):
         check_config(load_config(["config=configs/microgeo/base.yaml", *overrides, "worker.rollout.temperature=0.8"]))
 

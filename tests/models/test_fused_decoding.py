@@ -75,6 +75,7 @@ def largest_gap(model: Any) -> float:
     return gap
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("change", [{}, {"tie_word_embeddings": True}, {"num_key_value_heads": 6}])
 def test_fused_logits_of_ragged_prompts_are_the_models(
     change: dict[str, Any],

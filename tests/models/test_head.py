@@ -246,6 +246,7 @@ def kernel_for(capability: int, logits: str) -> Any:
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 8})
 
 
+@pytest.mark.heavy
 @NEEDS_TRITON
 @pytest.mark.parametrize(("capability", "logits"), [(80, "*fp32"), (90, "*bf16"), (100, "*bf16"), (120, "*fp32")])
 def test_the_kernel_compiles_for_the_cards_that_it_is_meant_for(

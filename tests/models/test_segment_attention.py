@@ -176,6 +176,7 @@ def test_a_layout_is_filled_by_one_segment_that_nobody_sees() -> None:
     assert filled.filled_to(128) is filled
 
 
+@pytest.mark.heavy
 def test_compiled_attention_is_compiled_twice_for_6_layouts() -> None:
     """Its scale and blocks are constants, and kernels in float32 take blocks that fit into a small card."""
     graphs: list[torch.fx.GraphModule] = []

@@ -107,8 +107,15 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("rank", [0, 4])
-@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+@pytest.mark.parametrize(
+    ("engine", "rank"),
+    [
+        ("transformers", 0),
+        ("transformers", 4),
+        ("vllm", 4),
+        pytest.param("vllm", 0, marks=pytest.mark.nightly("one more start of vLLM")),
+    ],
+)
 def test_a_text_model_trains_2_steps_as_its_generators_score(
     text_run: list[str], tmp_path: Path, rank: int, engine: str
 ) -> None:
@@ -129,6 +136,7 @@ def test_a_text_model_trains_2_steps_as_its_generators_score(
 
 
 @pytest.mark.heavy
+@pytest.mark.nightly("three runs; tests/runs/test_resume.py resumes batches without images")
 def test_a_text_run_resumes_to_the_same_second_step(text_run: list[str], tmp_path: Path) -> None:
     cepo.train.train(load_config(text_run))
     cepo.train.train(

@@ -17,6 +17,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from run_folders import PICTURE, group, rollout, write_run
 
+from cepo.credit.knowledge import QUARTERS
 from cepo.credit.tables import write_credit_page
 from cepo.evaluation.accuracy import benchmark_figures
 from cepo.evaluation.results import write_results
@@ -84,10 +85,10 @@ class Opened:
     def draw_all(self) -> int:
         """Reaches every chart, in parts that are folded too; returns their number."""
         self.page.evaluate("document.querySelectorAll('details').forEach((part) => part.open = true)")
-        charts = self.page.locator("figure.chart")
+        charts = self.page.locator(".first figure, .charts figure")
         for number in range(charts.count()):
             charts.nth(number).scroll_into_view_if_needed()
-            self.page.wait_for_selector(f"figure.chart >> nth={number} >> .plot svg")
+            charts.nth(number).locator(".plot svg").wait_for()
         return charts.count()
 
     def position(self) -> str:
@@ -127,7 +128,7 @@ def test_a_run_of_0_1_or_500_steps_opens_quietly(browser: Browser, tmp_path: Pat
     page = write_report(folder_of(tmp_path, steps, groups))
     opened = [Opened(browser, page, dark=dark) for dark in (False, True)]
     assert 0 < max(each.busy_seconds for each in opened) < 2
-    assert opened[1].draw_all() == (0 if steps == 0 else 10)
+    assert opened[1].draw_all() == (0 if steps == 0 else 11)
     for each in opened:
         assert each.errors == []
         assert each.requests == [page.as_uri()]
@@ -173,20 +174,21 @@ def test_hover_shows_the_numbers_of_trace_and_methods(browser: Browser, tmp_path
     opened = Opened(browser, write_report(folder), anchor="#step=1&rollout=3")
     for box in opened.page.locator("#methods input").all():
         box.check()
-    header, columns = step_credit(load_run(folder), list(read_rollouts(folder)))
-    assert len(header["methods"]) >= 5
-    assert opened.page.locator("#panels h3").all_text_contents() == header["methods"]
+    step = step_credit(load_run(folder), list(read_rollouts(folder)))
+    columns = step["rollouts"][3]["columns"]
+    assert len(step["methods"]) >= 5
+    assert opened.page.locator("#panels h3").all_text_contents() == step["methods"]
     (recorded,) = read_rollouts(folder)
-    for number in range(len(header["methods"])):
+    for number in range(len(step["methods"])):
         for token in (0, 5, 11):
             tip = opened.tip(number, token)
-            expected = {f"log P {view}": values[token] for view, values in columns[3][0].items()}
+            expected = {f"log P {view}": values[token] for view, values in columns[0].items()}
             names = {"weight": "weight after clipping", "raw_weight": "weight before clipping"}
-            expected |= {names.get(name, name): values[token] for name, values in columns[3][number + 1].items()}
+            expected |= {names.get(name, name): values[token] for name, values in columns[number + 1].items()}
             if number == 0:
                 expected["advantage"] = recorded.rollouts[3].token_advantages[token]
             if "delta" in tip:
-                expected["cumulative evidence"] = float(columns[3][number + 1]["delta"][: token + 1].sum())
+                expected["cumulative evidence"] = sum(columns[number + 1]["delta"][: token + 1])
             assert tip.keys() == expected.keys()
             for name, value in expected.items():
                 assert float(tip[name]) == pytest.approx(float(value), rel=6e-3, abs=1e-6), name
@@ -251,7 +253,7 @@ def test_the_first_screen_tells_the_result_with_errors(browser: Browser, tmp_pat
     opened = Opened(browser, write_report(write_run(tmp_path / "run", rows, groups=[mixed(1)])))
     sampled, greedy = opened.page.locator(".results p").all_text_contents()
     assert "50.0 % accuracy at temperature 1 (40.4 to 59.6)" in sampled
-    assert "from 36.0 % (27.3 to 45.8) at step 0: +14.0 points" in sampled
+    assert "from 36.0 % (27.3 to 45.8) at step 0: +14.0 ± 6.9 points" in sampled
     assert "100.0 % greedy accuracy (67.6 to 100.0)" in greedy
     assert "from 0.0 % (0.0 to 32.4)" in greedy
     assert opened.page.locator(".first .plot svg").count() == 1
@@ -290,11 +292,11 @@ def test_a_chart_is_read_in_its_legend_and_leads_to_rollouts(browser: Browser, t
     assert "Always 0, and not drawn: Ratio clip rate (clipped from above)." in (
         page.locator("main").text_content() or ""
     )
-    page.locator(".plot svg").first.focus()
+    page.locator(".charts .plot svg").first.focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
-    assert page.locator(".legend output").all_text_contents() == ["-2", "1"]
-    assert "actor/pg_loss" in (page.locator(".legend button").first.get_attribute("title") or "")
+    assert page.locator(".charts .legend output").all_text_contents() == ["-2", "1"]
+    assert "actor/pg_loss" in (page.locator(".charts .legend button").first.get_attribute("title") or "")
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile("#step=2&rollout=0$"))
     page.locator("#smoothing").fill("0.5")
@@ -408,7 +410,7 @@ def test_the_page_of_a_comparison_opens_quietly(browser: Browser, tmp_path: Path
     path = write_comparison(compare_runs(folders), tmp_path / "comparison.html")
     for dark in (False, True):
         opened = Opened(browser, path, dark=dark)
-        assert opened.draw_all() == 10
+        assert opened.draw_all() == 11
         assert opened.errors == []
         assert opened.requests == [path.as_uri()]
     assert "onerror=alert(1)>0" in (opened.page.locator("table").nth(1).text_content() or "")
@@ -490,15 +492,17 @@ def credit_results(**pearson: float | None) -> dict[str, Any]:
         | {column: figure(value) for column in names}
         for name, value in pearson.items()
     ]
-    return {**CREDIT, "credit": rows, "value": rows}
+    known = {"name": "correct", **{name: figure(0.5) for name in ("nats", *QUARTERS, "limit")}}
+    return {**CREDIT, "knowledge": [known], "credit": rows, "value": rows}
 
 
 def test_credit_is_drawn_as_bars_with_the_truths_own_limit(browser: Browser, tmp_path: Path) -> None:
     """From -0.4 to 1.0 in 1.4: 0 is at 28.57 %, 0.4 at 57.14 %, and the oracle's 0.8 at 85.71 %."""
     page_file = write_credit_page(credit_results(cepo=0.4, rlsd=-0.2, gae=None, oracle=0.8), tmp_path / "credit.html")
     opened = Opened(browser, page_file)
-    cells = opened.page.locator("table").first.locator("tbody tr td:nth-child(2)")
-    assert cells.all_text_contents() == ["0.400 ± 0.100", "-0.200 ± 0.100", "", "0.800 ± 0.100"]
+    assert opened.page.locator("h2").all_text_contents() == ["Knowledge", "Credit", "Value"]
+    cells = opened.page.locator("table").nth(1).locator("tbody tr td:nth-child(2)")
+    assert cells.all_text_contents() == ["0.400 ± 0.100", "-0.200 ± 0.100", "–", "0.800 ± 0.100"]
     style = cells.first.locator(".bar").get_attribute("style")
     assert style == "--start:28.57%;--end:57.14%;--low:42.86%;--high:71.43%;--limit:85.71%;"
     places = cells.first.locator(".bar, .bar i").evaluate_all(

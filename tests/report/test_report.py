@@ -13,7 +13,6 @@ from run_folders import report_pixels, write_run
 
 from cepo.cli import main
 from cepo.errors import DataError
-from cepo.report.curves import running_mean
 from cepo.report.page import write_report
 from cepo.report.recorded_run import load_run
 from cepo.report.summary import accuracy_change, run_summary, tokens_per_second
@@ -23,10 +22,6 @@ def shown(table: object, width: int = 110) -> str:
     output = io.StringIO()
     Console(file=output, width=width).print(table)
     return output.getvalue()
-
-
-def test_a_running_mean_of_2_over_1_3_5_is_1_2_4() -> None:
-    assert running_mean([1.0, 3.0, 5.0], 2) == [1.0, 2.0, 4.0]
 
 
 def with_evidence(mixing: float, positive: float, negative: float, weight: float) -> dict[str, float]:
@@ -45,9 +40,10 @@ SUMMARY_ROWS = [
 
 def test_the_summary_says_36_to_50_percent_and_14_points(tmp_path: Path) -> None:
     text = shown(run_summary(write_run(tmp_path, SUMMARY_ROWS)))
-    assert "0.360 ± 0.048 (n 100), step 0" in text
-    assert "0.500 ± 0.050 (n 100), step 3" in text
-    assert "+14.0 points ± 6.9 (as if the two were independent)" in text  # sqrt(.048^2 + .05^2)
+    assert "from 36.0 % (27.3 to 45.8) at step 0" in text
+    assert "50.0 % (40.4 to 59.6)" in text
+    assert "+14.0 ± 6.9 points" in text  # sqrt(.048^2 + .05^2)
+    assert "paired" not in text
     assert "30.0 %" in text
     assert "15.0 %" in text
     assert "1.1250" in text
@@ -71,20 +67,24 @@ def test_teachers_tokens_count_as_scored_without_own_seconds(tmp_path: Path) -> 
 
 def test_the_paired_error_of_4_problems_with_1_changed_is_25(tmp_path: Path) -> None:
     def samples(*right: float) -> list[dict[str, object]]:
-        return [{"prompt_id": str(k), "response": "", "accuracy": value} for k, value in enumerate(right)]
+        own = {"response": ""}
+        return [{"prompt_id": str(k), "accuracy": v, "greedy_accuracy": 1 - v, **own} for k, v in enumerate(right)]
 
-    rows = [(step, {"val/accuracy": value, "val/num_samples": 4}) for step, value in ((0, 0.25), (1, 0.5))]
+    counts = {"val/num_samples": 4, "val/num_greedy_samples": 4}
+    rows = [(k, {"val/accuracy": p, "val/greedy_accuracy": 1 - p, **counts}) for k, p in ((0, 0.25), (1, 0.5))]
     paired = write_run(tmp_path / "a", rows, generations={0: samples(1, 0, 0, 0), 1: samples(1, 1, 0, 0)})
     change = accuracy_change(load_run(paired))
     assert change is not None
     assert change.paired
     assert change.difference == 0.25
-    assert change.difference_error == pytest.approx(0.25)  # differences 0 1 0 0: deviation 0.5, over sqrt(4)
+    assert change.error == pytest.approx(0.25)  # differences 0 1 0 0: deviation 0.5, over sqrt(4)
+    greedy = accuracy_change(load_run(paired), "val/greedy_accuracy")
+    assert greedy == (-0.25, pytest.approx(0.25), True)
     incomplete = write_run(tmp_path / "b", rows, generations={0: samples(1, 0, 0), 1: samples(1, 1, 0)})
     change = accuracy_change(load_run(incomplete))
     assert change is not None
     assert not change.paired
-    assert change.difference_error == pytest.approx(0.3)  # Wilson: sqrt(.0625) / 1.25, sqrt(.078125) / 1.25
+    assert change.error == pytest.approx(0.3)  # Wilson: sqrt(.0625) / 1.25, sqrt(.078125) / 1.25
 
 
 def test_a_summary_without_validation_or_evidence_says_so(tmp_path: Path) -> None:
@@ -94,15 +94,16 @@ def test_a_summary_without_validation_or_evidence_says_so(tmp_path: Path) -> Non
     assert "none: this run consulted no teacher" in text
 
 
+@pytest.mark.heavy
 def test_cepo_report_prints_the_table_and_the_pages_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(tmp_path / "run", SUMMARY_ROWS)
     files = {kind: tmp_path / "deep" / f"p.{kind}" for kind in ("html", "png", "pdf")}
     arguments = [str(run), "--out", str(files["html"]), "--png", str(files["png"]), "--pdf", str(files["pdf"])]
     assert main(["report", *arguments]) == 0
     printed = capsys.readouterr().out
-    assert "+14.0 points" in printed
+    assert "+14.0 ± 6.9 points" in printed
     assert printed.endswith(f"page: {files['html']}\n")
-    assert "+14.0 points" in files["html"].read_text("utf-8")
+    assert "+14.0 ± 6.9 points" in files["html"].read_text("utf-8")
     assert report_pixels(files["png"]).std() > 0.02
     assert files["pdf"].read_bytes().startswith(b"%PDF")
 

@@ -229,7 +229,8 @@ def tiny_overrides(tmp_path: Path) -> list[str]:
     ]
 
 
-def test_the_2b_launcher_trains_two_steps_on_geometry3k(
+@pytest.mark.nightly("five commands of 5 to 10 seconds each")
+def test_the_2b_launcher_trains_and_a_sweep_goes_on(
     geo3k_slice: Path, tiny_model_folder: Path, tiny_overrides: list[str], tmp_path: Path
 ) -> None:
     variables = {

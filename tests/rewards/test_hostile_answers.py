@@ -122,6 +122,7 @@ def test_ordinary_answers_are_not_taken_for_large_ones(answer: str) -> None:
     assert not is_too_large(answer)
 
 
+@pytest.mark.heavy
 def test_any_text_has_a_magnitude() -> None:
     for parts in itertools.product(["^", "{", "}", "9", "!", "(", ")", "."], repeat=5):
         is_too_large("".join(parts))
@@ -131,13 +132,13 @@ def test_any_text_has_a_magnitude() -> None:
 
 @pytest.mark.heavy
 def test_each_hanging_sample_costs_one_time_limit(tmp_path: Path) -> None:
-    """10 of 14 samples hang, and the good ones after them are scored."""
+    """4 of 8 samples hang, and the good ones after them are scored."""
     file = tmp_path / "slow.py"
     file.write_text(
         "import time\nREWARD_TYPE = 'sequential'\n"
         "def score(sample):\n    time.sleep(60 if sample['response'] == 'hang' else 0)\n    return {'overall': 1.0}\n"
     )
     with RewardPool(f"{file}:score", {}, num_workers=2, timeout_seconds=0.5) as pool:
-        outcome = pool.score([{"response": "hang"}] * 10 + [{"response": "good"}] * 4)
-    assert (outcome.num_timed_out, outcome.num_raised) == (10, 0)
-    assert [score["overall"] for score in outcome.scores] == [0.0] * 10 + [1.0] * 4
+        outcome = pool.score([{"response": "hang"}] * 4 + [{"response": "good"}] * 4)
+    assert (outcome.num_timed_out, outcome.num_raised) == (4, 0)
+    assert [score["overall"] for score in outcome.scores] == [0.0] * 4 + [1.0] * 4

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -351,17 +350,20 @@ def test_an_input_that_cannot_travel_is_named(math_pool: RewardPool) -> None:
         math_pool.score([*_samples("good"), *_samples("good", hook=lambda: None)])
 
 
-def test_workers_end_when_their_parent_is_killed_idle_or_hanging(misbehaving: Path) -> None:
-    # The parent has no __main__ guard, on purpose, and starts its second pool's call in a thread that hangs.
+@pytest.mark.parametrize(
+    "hanging", [False, pytest.param(True, marks=pytest.mark.nightly("waits for 14 seconds of processor time"))]
+)
+def test_workers_end_when_their_parent_is_killed(hanging: bool, misbehaving: Path) -> None:
+    # The parent has no __main__ guard, on purpose, and starts the hanging call in a thread.
     program = f"""
-        import json, threading, time
+        import threading, time
         from cepo.rewards.pool import RewardPool
+        pool = RewardPool({f"{misbehaving}:batch"!r}, {{}}, num_workers=1, timeout_seconds=1.5)
         sample = {{"response": "hang in C", "response_length": 1, "ground_truth": "1"}}
-        idle = RewardPool({MATH!r}, {{}}, num_workers=1, timeout_seconds=1.0)
-        hanging = RewardPool({f"{misbehaving}:batch"!r}, {{}}, num_workers=1, timeout_seconds=1.5)
-        threading.Thread(target=hanging.score, args=([sample],), daemon=True).start()
-        time.sleep(0.5)
-        print(json.dumps([worker.pid for pool in (idle, hanging) for worker in pool._workers]), flush=True)
+        if {hanging}:
+            threading.Thread(target=pool.score, args=([sample],), daemon=True).start()
+            time.sleep(0.5)
+        print(pool._workers[0].pid, flush=True)
         time.sleep(600)
     """
     parent = subprocess.Popen(
@@ -371,12 +373,11 @@ def test_workers_end_when_their_parent_is_killed_idle_or_hanging(misbehaving: Pa
         text=True,
     )
     assert parent.stdout is not None
-    pids = json.loads(parent.stdout.readline())
+    pid = int(parent.stdout.readline())
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    _wait_until_gone(*pids[:1])
-    _wait_until_gone(*pids[1:])  # after 14 seconds of processor time
+    _wait_until_gone(pid)
 
 
 def test_neither_side_of_the_pool_imports_torch(tmp_path: Path) -> None:

@@ -116,7 +116,10 @@ def test_the_engine_has_room_and_graphs_for_a_ranks_responses(changes: list[str]
     """
     batch = ["data.rollout_batch_size=32", "worker.actor.global_batch_size=32", "worker.rollout.n=8"]
     config = load_config(["config=configs/geo3k/cepo.yaml", *batch, *changes])
-    found = engine_options(settings_of_run(config, most_visuals=(1, 0)), on((9, 0)))
+    found = engine_options(
+        settings_of_run(config.data, config.worker, num_devices=config.trainer.num_devices, most_visuals=(1, 0)),
+        on((9, 0)),
+    )
     assert found["max_num_seqs"] == most
     assert found["compilation_config"]["max_cudagraph_capture_size"] == captured
     assert "compilation_config" not in engine_options(

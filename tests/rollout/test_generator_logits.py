@@ -93,7 +93,9 @@ def test_logits_in_bf16_are_float32_beside_an_adapter(
         assert error < LOG_PROBS
 
 
-@pytest.mark.parametrize("name", ["vllm", "transformers"])
+@pytest.mark.parametrize(
+    "name", ["transformers", pytest.param("vllm", marks=pytest.mark.nightly("one more start of vLLM"))]
+)
 def test_without_fp32_logits_they_are_rounded_to_bf16(
     name: str, realistic_folder: Path, tiny_processing: Processing, requests: list[GenerationRequest]
 ) -> None:

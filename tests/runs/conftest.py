@@ -102,7 +102,7 @@ def build_actor(tiny_model_folder: Path) -> Callable[..., Actor]:
             Processing(path),
             temperature=temperature,
             teacher=teacher or TeacherConfig(),
-            objective_settings=objective_settings(config),
+            objective_settings=objective_settings(config.worker.actor, config.algorithm),
             with_reference=not config.algorithm.disable_kl,
             total_steps=10,
             seed=1,

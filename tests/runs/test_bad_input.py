@@ -164,6 +164,7 @@ def test_a_reward_that_raises_or_hangs_costs_its_own_samples(tiny_run: list[str]
     assert rewards == {"0": [0, 0], "1": [0, 0], "2": [1, 1], "3": [1, 1]}
 
 
+@pytest.mark.nightly("a process of its own; Ctrl-C in this process is the next test")
 def test_ctrl_c_after_a_checkpoint_ends_with_code_130(tiny_run: list[str], tmp_path: Path) -> None:
     arguments = [*tiny_run, f"trainer.save_checkpoint_path={tmp_path}", "trainer.max_steps=12", "trainer.save_freq=1"]
     process = subprocess.Popen(

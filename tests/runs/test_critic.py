@@ -23,7 +23,7 @@ from training_runs import (
     whole,
 )
 
-from cepo.config import load_config, resolved_critic
+from cepo.config import load_config
 from cepo.data.batch import CriticBatch, ScoringRow
 from cepo.errors import ConfigError
 from cepo.losses.policy import LossDenominators
@@ -47,7 +47,7 @@ def build_critic(tiny_model_folder: Path, tiny_processing: Processing) -> BuildC
         arguments = [f"worker.critic.{name}={value}" for name, value in tree.items()]
         model = f"worker.actor.model.model_path={tiny_model_folder}"
         config = load_config(["config=configs/microgeo/base.yaml", model, *arguments])
-        return Critic(resolved_critic(config.worker), tiny_processing, total_steps=10, seed=seed)
+        return Critic(config.worker.resolved_critic, tiny_processing, total_steps=10, seed=seed)
 
     return build
 

@@ -271,14 +271,20 @@ REFUSED = {
 }
 """What vLLM's CPU build cannot sample, or samples otherwise than transformers computes."""
 
-LIKE_OTHERS = ("qwen2_vl", "qwen2_5_vl", "internvl", "smolvlm", "idefics3")
-"""Families whose adapters vLLM samples with below: all of their weights go the way that other families' go."""
+EVERY_DAY = {
+    "vllm": {
+        ("qwen3_vl", "cepo, LoRA"), ("qwen3_vl", "grpo, full"), ("qwen3_vl_moe", "grpo, full"),
+        ("qwen3_5", "cepo, LoRA"), ("qwen2_5_vl", "cepo, LoRA"),
+    },
+    "transformers": {("qwen3_vl", "cepo, full"), ("gemma3", "cepo, full"), ("qwen3_5_moe", "grpo, LoRA")},
+}  # fmt: skip
+"""Adapters and all weights of the family that most runs train, experts, linear attention, and another vision tower."""
 RUNS = [
     pytest.param(
         *each,
-        marks=pytest.mark.nightly("one more start of vLLM")
-        if each[0] in LIKE_OTHERS and each[2] == "grpo, full"
-        else (),
+        marks=()
+        if each in REFUSED or (each[0], each[2]) in EVERY_DAY[each[1]]
+        else pytest.mark.nightly("each is one more engine and run of seconds"),
     )
     for family in VISION_FAMILIES
     for each in (
@@ -322,6 +328,8 @@ def test_two_steps_train_and_the_engine_gets_the_weights(
         *SETTINGS[setting],
     ]
     refusal = REFUSED.get((family, engine, setting))
+    if in_bf16 and refusal is None and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        refusal = "which this processor lacks"
     if refusal is not None:
         with pytest.raises(ConfigError, match=refusal):
             run(arguments, folder=tmp_path / "run")

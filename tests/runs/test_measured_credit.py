@@ -17,6 +17,7 @@ from training_runs import json_lines, reference_logits, reference_model, run
 
 from cepo.cli import main
 from cepo.credit import continuations
+from cepo.credit.knowledge import QUARTERS
 from cepo.data.batch import ScoringRow
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
@@ -159,9 +160,7 @@ def test_an_ended_measurement_goes_on_to_the_same_results(
         assert (tmp_path / name).read_bytes() == (measured / name).read_bytes(), name
 
 
-def test_the_same_command_gives_the_same_table(measured: Path, credit_command: list[str], tmp_path: Path) -> None:
-    assert main([*credit_command, f"out={tmp_path / 'again'}"]) == 0
-    assert (tmp_path / "again" / "credit.json").read_bytes() == (measured / "credit.json").read_bytes()
+def test_the_table_has_controls_and_the_page_its_bars(measured: Path) -> None:
     results = json.loads((measured / "credit.json").read_text(encoding="utf-8"))
     rows = {row["name"]: row for row in results["credit"]}
     assert rows["grpo"]["pearson"]["value"] == pytest.approx(rows["uniform"]["pearson"]["value"])
@@ -171,6 +170,24 @@ def test_the_same_command_gives_the_same_table(measured: Path, credit_command: l
     page = (measured / "credit.html").read_text(encoding="utf-8")
     assert page.count('class="bar"') > 50
     assert "cepo(lambda_init=1), permuted (baseline)" in page
+
+
+def test_knowledge_is_measured_with_and_without_continuations(
+    measured: Path, credit_command: list[str], tmp_path: Path
+) -> None:
+    """The quarters add up, a teacher's figures are listed once, and 0 continuations leave the other tables out."""
+    found = json.loads((measured / "credit.json").read_text())["knowledge"]
+    assert [row["name"] for row in found] == ["rlsd(scale=std): correct"], (
+        "no response has an answer that cepo could show"
+    )
+    for row in found:
+        parts = [row[quarter]["value"] for quarter in QUARTERS]
+        assert sum(parts) == pytest.approx(row["nats"]["value"])
+        assert row["limit"]["value"] > 0
+    assert main([*credit_command, "continuations=0", f"out={tmp_path / 'only'}"]) == 0
+    alone = json.loads((tmp_path / "only" / "credit.json").read_text())
+    assert (alone["knowledge"], "credit" in alone) == (found, False)
+    assert "limit, -log p" in (tmp_path / "only" / "credit.md").read_text()
 
 
 @pytest.mark.parametrize(

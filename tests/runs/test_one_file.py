@@ -126,6 +126,7 @@ def test_the_wrong_answer_is_the_first_of_a_wrong_rollout(one_file: ModuleType) 
     assert one_file.wrong_answer(["12", None], [1.0, 0.0]) is None
 
 
+@pytest.mark.nightly("12 steps take half a minute")
 def test_it_learns(one_file: ModuleType, loaded: tuple[Any, Any]) -> None:
     """Eight problems again and again: the share of right responses rises far above what chance explains."""
     model, processor = loaded

@@ -124,7 +124,7 @@ def test_metrics_are_a_data_frame_of_what_was_recorded(trained: tuple[cepo.Run, 
     assert run.metrics.loc[2, "reward/mean"] == witness.recorded[2]["reward/mean"] == lines[2]["reward/mean"]
     assert numpy.isnan(run.metrics.loc[0, "reward/mean"])
     assert run.config["trainer"]["max_steps"] == 2
-    assert run.records.estimator == "grpo"
+    assert run.estimator == "grpo"
 
 
 @pytest.mark.heavy
@@ -145,7 +145,7 @@ def test_a_run_names_its_checkpoints_and_writes_its_page(
     run, _ = trained
     assert run.checkpoints == {2: run.folder / "global_step_2"}
     page = run.page(tmp_path / "page.html")
-    assert run.records.name in page.read_text(encoding="utf-8")
+    assert run.name in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.heavy

@@ -107,6 +107,7 @@ def test_2_workers_sample_and_learn_as_this_process(
     assert all(bytes_sent > 0 for bytes_sent in sent["counted"].values())
 
 
+@pytest.mark.nightly("one more cluster, in a process of its own")
 def test_the_command_alone_prepares_its_cluster(tiny_run: list[str], tmp_path: Path) -> None:
     """Nothing that it loads first may import Ray; the processes of these tests are prepared by tests/conftest.py."""
     options = ["trainer.launcher=ray", "trainer.max_steps=1", f"trainer.save_checkpoint_path={tmp_path}"]
@@ -123,13 +124,16 @@ def test_the_command_alone_prepares_its_cluster(tiny_run: list[str], tmp_path: P
     assert len(json_lines(tmp_path / "metrics.jsonl")) == 1
 
 
-def test_vllm_trains_on_after_a_worker_was_killed(
-    tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "engine", ["transformers", pytest.param("vllm", marks=pytest.mark.nightly("four more starts of vLLM"))]
+)
+def test_a_run_trains_on_after_a_worker_was_killed(
+    engine: str, tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The run has 2 workers, and every step is accounted for."""
-    pytest.importorskip("vllm", reason="vLLM is not installed")
+    pytest.importorskip(engine, reason=f"{engine} is not installed")
     killed = kill_rank_1(monkeypatch, method="update", call=2, with_signal=signal.SIGKILL)
-    options = ["worker.rollout.name=vllm", "trainer.max_steps=3", "trainer.save_freq=1"]
+    options = [f"worker.rollout.name={engine}", "trainer.max_steps=3", "trainer.save_freq=1"]
     caplog.set_level("INFO", logger="cepo")
     train(config_of(tiny_run, *TWO_TEACHERS, *TWO_WORKERS, *options, folder=tmp_path))
     assert len(killed) == 1

@@ -316,7 +316,22 @@ def relative_error(found: dict[str, Tensor], expected: dict[str, Tensor], initia
     return float((flat(found) - flat(expected)).norm() / update.norm())
 
 
-@pytest.mark.parametrize("name", CASES)
+MORE_OF_THE_SAME = (
+    "grpo, LoRA, means of sequences",
+    "rlsd, averaged teacher, LoRA, one epoch",
+    "cepo, one epoch",
+    "cepo, baseline of evidence, one epoch",
+)
+"""Second settings of a method: adapters, averages and baselines have tests of their own, and every method has a case."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.nightly("second settings") if name in MORE_OF_THE_SAME else ())
+        for name in CASES
+    ],
+)
 def test_two_steps_end_with_the_weights_of_the_second_trainer(
     name: str, recorded_problems: Path, tiny_model_folder: Path, tmp_path: Path
 ) -> None:

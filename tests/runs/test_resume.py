@@ -98,7 +98,10 @@ def test_a_stopped_and_resumed_run_ends_with_the_same_bits(
     assert_same_run(whole, resumed)
 
 
-@pytest.mark.parametrize("batches", ["pictures, then text", "text alone"])
+@pytest.mark.parametrize(
+    "batches",
+    ["text alone", pytest.param("pictures, then text", marks=pytest.mark.nightly("two runs of four steps more"))],
+)
 def test_resuming_before_an_imageless_batch_gives_the_same_bits(
     tiny_run: list[str], tmp_path: Path, batches: str
 ) -> None:

@@ -59,13 +59,15 @@ def test_validation_in_batches_measures_what_one_batch_does(validated_run: list[
 
 def test_greedy_accuracy_stands_beside_the_sampled_one(validated_run: list[str], tmp_path: Path) -> None:
     """It is what a validation at temperature 0 finds, one response to each of 5 problems, and changes nothing else."""
-    only = ["trainer.val_only=true", "worker.rollout.val_override_config.n=3"]
+    only = ["trainer.val_only=true", "worker.rollout.val_override_config.n=3", "trainer.val_generations_to_log=5"]
     [plain] = run(validated_run, *only, folder=tmp_path / "plain").metrics
     [both] = run(validated_run, *only, "trainer.val_greedy=true", folder=tmp_path / "both").metrics
     alone = ["trainer.val_only=true", "worker.rollout.val_override_config.temperature=0"]
     [greedy] = run(validated_run, *alone, "worker.rollout.val_override_config.n=1", folder=tmp_path / "greedy").metrics
     assert both["val/greedy_accuracy"] == greedy["val/accuracy"]
     assert both["val/num_greedy_samples"] == 5
+    verdicts = {row["prompt_id"]: row["greedy_accuracy"] for row in json_lines(tmp_path / "both" / "generations.jsonl")}
+    assert sum(verdicts.values()) / len(verdicts) == both["val/greedy_accuracy"]
     names = {name for name in plain if name.startswith("val/")}
     assert {name: both[name] for name in names} == {name: plain[name] for name in names}
     assert "val/greedy_accuracy" not in plain

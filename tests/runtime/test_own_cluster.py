@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.heavy
+SLOW = pytest.mark.nightly("one more cluster in a process of its own; tests/runs/test_ray.py has a cluster that dies")
 
 PRELUDE = """
 import json, os, signal, sys, time, psutil
@@ -89,6 +90,7 @@ print(json.dumps({"told": told, "variables": [name for name in os.environ if nam
     assert seen["variables"] == []
 
 
+@SLOW
 def test_the_head_does_not_grow_with_the_number_of_calls() -> None:
     """By default Ray records 100,000 calls, and 2,000 more made the head larger by 6 MB."""
     seen = driver("""
@@ -107,6 +109,7 @@ print(json.dumps({"grown": size_after(2000) - before}))
     assert seen["grown"] < 3_000_000
 
 
+@SLOW
 def test_a_cluster_that_lost_a_part_is_named_and_replaced() -> None:
     seen = driver("""
 lost = []
@@ -131,6 +134,7 @@ print(json.dumps({"lost": lost, "answer": answer()}))
     assert seen["answer"] == 7
 
 
+@SLOW
 def test_a_stopped_raylet_does_not_keep_the_process_alive() -> None:
     """Ray's own shutdown waited more than 260 s for it; ours gives up after 20 s, 4 s here, and kills."""
     begun = time.monotonic()

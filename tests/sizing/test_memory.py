@@ -258,6 +258,7 @@ def test_a_worker_warns_or_ends_before_it_loads_a_model(
 
 
 @pytest.mark.heavy
+@pytest.mark.nightly("a process of its own; the same refusal is tested above in this one")
 def test_training_on_a_gpu_of_40_mb_ends_with_code_2(tmp_path: Path) -> None:
     small = card("a small card", (9, 0), 0.04) | {"free": 39_000_000}
     command = [

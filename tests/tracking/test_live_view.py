@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import subprocess
@@ -10,11 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-from run_folders import group, rollout
 from terminals import INTERRUPT, plain, run_on_terminal
 
-from cepo.tracking.board import Board, trend
 from cepo.tracking.console import printable
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -88,21 +84,14 @@ def test_a_pipe_gets_one_plain_line_per_step(tmp_path: Path, environment: dict[s
 
 @pytest.mark.heavy
 def test_a_terminal_gets_a_live_view(tmp_path: Path, environment: dict[str, str]) -> None:
-    """It has the phase, the work, the numbers with their trend and the sample, and no line per step."""
+    """It has the phase and the work while they last, and every line above them."""
     code, seen = run_on_terminal([sys.executable, "-c", RUN], folder=tmp_path, environment=environment)
     assert code == 0
     shown = plain(seen)
-    assert "loading the model" in shown.partition("step")[0]
     assert re.search("[6-9]0%", shown)
-    assert "step 3/4  reward" not in shown
-    title, numbers, more, sample = [line.rstrip() for line in shown.splitlines() if line.strip()][-4:]
-    assert "geo3k-[red]cepo  step 3/4  " in title
-    assert title.endswith("1 s left")
-    assert numbers.split() == ["reward", "0.750", "▁▅█", "held-out", "accuracy", "0.500", "▁"]
-    assert more.split() == ["gradient", "norm", "0.333", "█▃▁", "seconds", "per", "step", "0.7", "▁▁▁"]
-    assert sample.strip() == f"sample after step 3, right: {HARMLESS}"
-    for line in ("step 3/4  validation accuracy 0.500 +- 0.050 (n 100)", "checkpoint written", "a library prints"):
-        assert line in shown
+    rows = [line.strip() for line in shown.splitlines()]
+    for line in LINES[1:]:
+        assert line.strip() in rows
     assert "\x1b]" not in seen
     assert "\x07" not in seen
     assert seen.rfind("\x1b[?25h") > seen.rfind("\x1b[?25l") >= 0, "the cursor stays hidden"
@@ -131,25 +120,6 @@ def test_ctrl_c_gives_the_cursor_back(tmp_path: Path, environment: dict[str, str
     )
     assert code == 130
     assert seen.rfind("\x1b[?25h") > seen.rfind("\x1b[?25l") >= 0
-
-
-def test_a_trend_goes_from_the_lowest_to_the_highest() -> None:
-    assert trend([0.0, 0.5, 1.0, math.nan, math.inf, 0.0]) == "▁▅█  ▁"
-    assert trend([0.3, 0.3]) == "▁▁"
-    assert trend([]) == ""
-
-
-def test_a_board_fits_40_columns_and_an_ascii_terminal() -> None:
-    board = Board("run", 10)
-    board.add_metrics(3, {"reward/mean": 0.5, "actor/grad_norm": 2.0}, remaining_seconds=90.0)
-    record = group(3, [rollout(right=False)])
-    board.add_sample(record.step, right=record.rollouts[0].right, response="word " * 100)
-    console = Console(width=40, record=True, file=open(os.devnull, "w", encoding="ascii"))  # noqa: SIM115
-    console.print(board)
-    lines = console.export_text().splitlines()
-    assert all(len(line) <= 40 and line.isascii() for line in lines)
-    assert [line.split() for line in lines[1:3]] == [["reward", "0.500"], ["gradient", "norm", "2"]]
-    assert len(lines) == 6, "three lines of the sample at most"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from cepo.config.algorithm_schema import AlgorithmConfig
 from cepo.metrics import results
 from cepo.rollout.generator import Generation
 from cepo.trainer.asking import Rollouts
-from cepo.trainer.token_masks import restricted
+from cepo.trainer.planning import restricted
 from cepo.types import Distillation, DivergenceConfig, TokenSignal
 
 LENGTHS = (4, 2, 3, 4)

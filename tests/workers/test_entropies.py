@@ -32,7 +32,7 @@ def test_entropies_at_temperature_2_are_those_of_halved_logits(
         tiny_processing,
         temperature=config.worker.rollout.temperature,
         teacher=TeacherConfig(),
-        objective_settings=objective_settings(config),
+        objective_settings=objective_settings(config.worker.actor, config.algorithm),
         with_reference=False,
         total_steps=1,
         seed=1,

@@ -260,6 +260,9 @@ class Qwen35(GridFamily):
             return None
         if use.dtype != "bf16":
             return f"vLLM computes linear attention on a CPU only in bf16, but worker.rollout.dtype is {use.dtype}"
+        # torch has no public name for what oneDNN computes on this processor; ONEDNN_MAX_CPU_ISA limits it.
+        if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return "vLLM computes linear attention on a CPU with oneDNN's products in bf16, which this processor lacks"
         return None
 
 

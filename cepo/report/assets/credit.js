@@ -1,45 +1,26 @@
 "use strict";
 // The credit view: one rollout at a time, under several methods. Whatever models or data wrote is set as text.
 (() => {
-  const byId = (id) => document.getElementById(id);
-  const data = JSON.parse(byId("credit-data").textContent);
-  const waiting = {}, opened = {};
-  let all = [], problems = [], listed = [], current = null, chosen = null;
+  const data = JSON.parse(byId("credit-data").textContent), waiting = {}, opened = {}, filters = ["step", "verdict", "problem", "words"];
+  let all = [], listed = [], current = null, chosen = null;
 
   const unpack = async (text) => {
     const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
-    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
   };
   window.creditBlock = (step, text) => waiting[step](text);
-  const blockOf = (step) => step in data.blocks ? data.blocks[step] : new Promise((resolve, reject) => {
+  const open = (step) => opened[step] ??= Promise.resolve(data.blocks[step] ?? new Promise((resolve, reject) => {
     waiting[step] = resolve;
-    const script = document.createElement("script");
-    script.src = data.files[step];
+    const script = make("script", { src: data.files[step] });
     script.onerror = () => reject(new Error(`${script.src} is missing beside the page`));
     document.head.append(script);
-  });
-  const open = async (step) => {
-    const buffer = await unpack(await blockOf(step));
-    const length = new DataView(buffer).getUint32(0, true);
-    const block = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
-    let place = 4 + length;
-    for (const rollout of block.rollouts) {
-      const count = rollout.tokens.length;
-      for (const part of rollout.columns) for (const name in part) {
-        if (part[name] !== null) { part[name] = new Float32Array(count).fill(part[name]); continue; }
-        part[name] = new Float32Array(buffer, place, count);
-        place += 4 * count;
-      }
-    }
-    return block;
-  };
+  })).then(unpack);
 
   const facts = (pairs) => make("dl", {}, ...pairs.flatMap(([name, value]) => [make("dt", { textContent: name }), make("dd", { textContent: value })]));
   // Characters that would not show, or would turn the text around them, are shown by their number.
   const visible = (text) => text.replace(/\p{Cc}|\p{Cf}|\p{Cs}|\p{Zl}|\p{Zp}/gu, (character) =>
     character === "\n" ? "↵\n" : character === "\t" ? "⇥" : `⟨U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`) || "∅";
   const plain = (text) => text.replace(/[^\P{C}\n\t]/gu, (character) => visible(character));
-  const shown = short;
   const named = (rollout, place) => `token ${place + 1}: '${visible(rollout.tokens[place]).slice(0, 60)}'`;
   // Of each kind of value the neutral one, the distance of full colour, and what the two ends say: of a response that
   // is punished, a larger weight means more blame, so its colours change sides.
@@ -49,7 +30,7 @@
     delta: () => [0, 2, "speaks for a wrong answer", "speaks for a right answer"],
   };
   const scaleOf = (columns, kind) => scales[kind](columns.advantage ? columns.advantage.reduce((sum, value) => sum + value, 0) < 0 : false);
-  const colourOf = (shift) => Number.isNaN(shift) ? "var(--line)"
+  const colourOf = (shift) => shift === null ? "var(--line)"
     : `color-mix(in srgb, var(--${shift > 0 ? "more" : "less"}) ${Math.round(100 * Math.min(Math.abs(shift), 1))}%, var(--tokens))`;
   const kindOf = (columns) => byId("colour").value in columns ? byId("colour").value : "advantage";
   const tokensOf = (rollout, columns, label) => {
@@ -58,26 +39,25 @@
     tokens.setAttribute("role", "group");
     tokens.append(...rollout.tokens.map((text, place) => {
       const token = make("span", { textContent: visible(text) });
-      if (columns[kind]) token.style.background = colourOf((columns[kind][place] - neutral) / full);
+      const value = columns[kind]?.[place] ?? null;
+      token.style.background = colourOf(value === null ? null : (value - neutral) / full);
       return token;
     }));
     return Object.assign(tokens, { columns, rollout });
   };
   const legendOf = (columns) => {
     const kind = kindOf(columns), [neutral, full, less, more] = scaleOf(columns, kind);
-    return make("div", { className: "scale" }, `${less} (${kind} ${shown(neutral - full)})`, make("i"), `${more} (${shown(neutral + full)})`);
+    return make("div", { className: "scale" }, `${less} (${kind} ${short(neutral - full)})`, make("i"), `${more} (${short(neutral + full)})`);
   };
-  const sums = (values) => { let sum = 0; return Array.from(values, (value) => sum += value); };
 
   // The probability that the response is right, from 0 to 1, with a mark at each of the largest jumps.
   const curve = (values) => {
-    const last = Math.max(values.length - 1, 1), jump = (place) => Math.abs(values[place] - values[place - 1]);
-    const jumps = [...values.keys()].slice(1).filter((place) => jump(place) > 0.1).sort((a, b) => jump(b) - jump(a)).slice(0, 3);
-    const svg = inSvg("svg", { viewBox: `0 0 ${last} 1`, preserveAspectRatio: "none", role: "img", "aria-label": `probability that the response is right: from ${shown(values[0])} to ${shown(values[values.length - 1])}` });
-    svg.append(inSvg("line", { x1: 0, x2: last, y1: 0.5, y2: 0.5 }), ...jumps.map((place) => inSvg("line", { x1: place, x2: place, y1: 0, y2: 1, class: "jump" })),
-      inSvg("polyline", { points: Array.from(values, (value, place) => `${place},${1 - value}`).join(" ") }));
-    return make("div", { className: "curve" }, make("div", { className: "axis" }, ...["1", "½", "0"].map((text) => make("span", { textContent: text }))), svg,
-      make("p", { className: "note", textContent: `P(right): ${values[0].toFixed(2)} before token 1, ${values[values.length - 1].toFixed(2)} at token ${values.length}` }));
+    const jump = (place) => Math.abs(values[place] - values[place - 1]), steps = values.map((_, place) => place + 1);
+    const marks = steps.slice(1).filter((step) => jump(step - 1) > 0.1).sort((a, b) => jump(b - 1) - jump(a - 1)).slice(0, 3);
+    const figure = make("figure", { className: "chart" }, make("div", { className: "plot" }), make("div", { className: "legend" }));
+    const series = [{ label: "P(right)", help: "as the evidence up to each token tells", steps, values, low: [], high: [], c: "#0072B2", dash: [] }];
+    addChart(figure, { title: "Probability that the response is right", unit: "from 0 to 1", x: "token", marks, series });
+    return figure;
   };
 
   const panel = (block, rollout, number) => {
@@ -85,7 +65,7 @@
     const tokens = tokensOf(rollout, columns, `tokens under ${block.methods[number]}; arrow keys move between them`);
     const order = columns.delta ? [...columns.delta.keys()].sort((a, b) => Math.abs(columns.delta[b]) - Math.abs(columns.delta[a])).slice(0, 5).filter((place) => Math.abs(columns.delta[place]) > 0.001) : [];
     const decisive = make("div", { className: "decisive" }, order.length ? "largest evidence: " : "", ...order.map((place) =>
-      make("button", { textContent: `${named(rollout, place)} ${shown(columns.delta[place])}`, onclick: () => point(tokens, place) })));
+      make("button", { textContent: `${named(rollout, place)} ${short(columns.delta[place])}`, onclick: () => point(tokens, place) })));
     const value = columns.value ? curve(columns.value) : make("p", { className: "note", textContent: "This method has no value curve: it weighs no evidence token by token." });
     return make("section", { className: "panel" }, make("h3", { textContent: block.methods[number] }), tokens, value, make("div", {}, legendOf(columns), decisive));
   };
@@ -97,18 +77,18 @@
     token.classList.add("current");
     const names = { ...rollout.columns[0], ...columns };
     const called = (name) => name === "weight" ? "weight after clipping" : name === "raw_weight" ? "weight before clipping" : name in rollout.columns[0] ? `log P ${name}` : name;
-    const rows = Object.entries(names).map(([name, values]) => [called(name), shown(values[place])]);
-    if (columns.delta) rows.push(["cumulative evidence", shown(sums(columns.delta)[place])]);
+    const rows = Object.entries(names).map(([name, values]) => [called(name), short(values[place])]);
+    if (columns.delta) rows.push(["cumulative evidence", short(columns.delta.slice(0, place + 1).reduce((sum, value) => sum + value))]);
     byId("tip").replaceChildren(make("b", { textContent: named(rollout, place) }), make("p", { className: "note", textContent: tokens.ariaLabel.split(";")[0] }), facts(rows));
     tokens.place = place;
   };
-  const wordsOf = (rollout) => `${rollout.accuracy >= 0.5 ? "right" : "wrong"}, reward ${shown(rollout.reward)}${rollout.finished ? "" : ", cut by the length limit"}`;
+  const wordsOf = (rollout) => `${rollout.accuracy >= 0.5 ? "right" : "wrong"}, reward ${short(rollout.reward)}${rollout.finished ? "" : ", cut by the length limit"}`;
   const imagesOf = (group) => group.images.map((source, number) => make("button", { className: "image", title: "enlarge or shrink", onclick: (event) => event.currentTarget.classList.toggle("large") },
     make("img", { src: source, alt: `image ${number + 1} of the problem` })));
 
   // The first screen: one rollout under the run's own method.
   const drawFirst = async () => {
-    const { step, rollout: place } = data.start, block = await (opened[step] ??= open(step)), rollout = block.rollouts[place], group = block.groups[rollout.group];
+    const [step, place] = data.start, block = await open(step), rollout = block.rollouts[place], group = block.groups[rollout.group];
     byId("first-rollout")?.replaceChildren(
       make("h2", { textContent: `A response of step ${step}: ${wordsOf(rollout)}` }), make("div", { className: "problem" }, ...imagesOf(group).slice(0, 1), make("p", { textContent: `${plain(group.problem.replace("<image>", ""))} Answer: ${plain(group.ground_truth)}` })),
       tokensOf(rollout, rollout.columns[1], `tokens under ${block.methods[0]}`), legendOf(rollout.columns[1]),
@@ -137,16 +117,15 @@
   const show = async (entry) => {
     if (!entry) { byId("rollout").replaceChildren("No rollout passes the filter."); byId("panels").replaceChildren(); byId("position").value = "0 of 0"; return; }
     const [step, place] = entry;
-    opened[step] ??= open(step);
-    current = { block: await opened[step], place, entry };
+    current = { block: await open(step), place, entry };
     byId("position").value = `${listed.indexOf(entry) + 1} of ${listed.length}`;
     history.replaceState(null, "", `#step=${step}&rollout=${place}`);
     draw();
   };
   const filter = () => {
-    const [step, verdict, problem, words] = ["step", "verdict", "problem", "words"].map((id) => byId(id).value.toLowerCase());
-    listed = all.filter(([of, , number, right, , response]) => (!step || String(of) === step) && (!verdict || right === (verdict === "right"))
-      && problems[number].toLowerCase().includes(problem) && response.toLowerCase().includes(words));
+    const [step, verdict, problem, words] = filters.map((id) => byId(id).value.toLowerCase());
+    listed = all.filter(([of, , asked, right, response]) => (!step || String(of) === step) && (!verdict || right === (verdict === "right"))
+      && asked.toLowerCase().includes(problem) && response.toLowerCase().includes(words));
   };
   const move = (by) => {
     const place = listed.indexOf(current?.entry) + by;
@@ -156,15 +135,15 @@
     const asked = new URLSearchParams(location.hash.slice(1));
     const find = (step, place) => all.find((entry) => entry[0] === step && entry[1] === place);
     const entry = find(Number(asked.get("step")), Number(asked.get("rollout")));
-    if (entry && !listed.includes(entry)) { for (const id of ["step", "verdict", "problem", "words"]) byId(id).value = ""; filter(); }
-    if (entry || !asked.has("step")) { if (entry || !current) show(entry ?? find(data.start.step, data.start.rollout)); return; }
+    if (entry && !listed.includes(entry)) { for (const id of filters) byId(id).value = ""; filter(); }
+    if (entry || !asked.has("step")) { if (entry || !current) show(entry ?? find(...data.start)); return; }
     current = null;
     byId("rollout").replaceChildren(make("p", { textContent: `The address names rollout ${asked.get("rollout")} of step ${asked.get("step")}, which this run did not record. Next leads to the first that it did.` }));
     byId("panels").replaceChildren();
     byId("position").value = `0 of ${listed.length}`;
   };
 
-  for (const id of ["step", "verdict", "problem", "words"]) byId(id).addEventListener("input", () => { filter(); show(listed.includes(current?.entry) ? current.entry : listed[0]); });
+  for (const id of filters) byId(id).addEventListener("input", () => { filter(); show(listed.includes(current?.entry) ? current.entry : listed[0]); });
   byId("colour").addEventListener("input", () => { current && draw(); drawFirst(); });
   byId("previous").onclick = () => move(-1);
   byId("next").onclick = () => move(1);
@@ -185,8 +164,8 @@
     else move(by);
   });
   addEventListener("hashchange", follow);
-  unpack(data.index).then((buffer) => {
-    ({ problems, rollouts: all } = JSON.parse(new TextDecoder().decode(buffer)));
+  unpack(data.index).then((index) => {
+    all = index;
     filter();
     follow();
     drawFirst();

@@ -1,5 +1,6 @@
 "use strict";
 // The one chart of these pages, drawn as SVG when it comes into view, and the one table, which sorts and searches.
+const byId = (id) => document.getElementById(id);
 const inSvg = (tag, attributes = {}, text = "") => {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
@@ -18,9 +19,10 @@ const ticksOf = (low, high, count) => {
   const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough * 0.999);
   return Array.from({ length: Math.floor(high / step + 1e-9) - Math.ceil(low / step - 1e-9) + 1 }, (_, place) => (Math.ceil(low / step - 1e-9) + place) * step);
 };
+let addChart;  // draws data into a figure with a plot and a legend
 (() => {
-  const byId = (id) => document.getElementById(id);
-  const clocks = JSON.parse(byId("clocks").textContent), charts = [];
+  const clocks = JSON.parse(byId("clocks").textContent);
+  let charts = [];
   const smooth = (values) => {
     const weight = Number(byId("smoothing")?.value ?? 0);
     let mean = null, total = 0;
@@ -34,15 +36,15 @@ const ticksOf = (low, high, count) => {
     series.slice(0, number).reduce((sum, below) => sum + (below.hidden ? 0 : below.values[place] ?? 0), 0)));
 
   const draw = (chart) => {
-    const { data, plot } = chart, width = plot.clientWidth, height = 210, left = 46, bottom = 34;
+    const { data, plot } = chart, { clientWidth: width, clientHeight: height } = plot, left = 46, bottom = 34;
     const clock = data.x === "step" && clocks[byId("clock")?.value], log = data.x === "step" && byId("log")?.checked && !data.stacked;
     const time = (step) => clock ? clock[step] ?? NaN : step;
     const shown = data.series.filter((one) => !one.hidden), bases = stacked(data.series);
     const drawn = new Map(data.series.map((one, number) => [one, data.stacked ? one.values.map((value, place) => value + bases[number][place]) : smooth(one.values)]));
     const usable = (value) => value !== null && Number.isFinite(value) && (!log || value > 0);
-    const all = shown.flatMap((one) => [drawn.get(one), one.low ?? [], one.high ?? []].flat()).filter(usable).map((value) => log ? Math.log10(value) : value);
+    const all = shown.flatMap((one) => [drawn.get(one), one.low, one.high].flat()).filter(usable).map((value) => log ? Math.log10(value) : value);
     let low = data.stacked ? 0 : all.reduce((a, b) => Math.min(a, b), Infinity), high = all.reduce((a, b) => Math.max(a, b), -Infinity);
-    if (!all.length) [low, high] = [0, 1];
+    if (!all.length || data.x === "token") [low, high] = [0, 1];
     if (high - low < 1e-9 * Math.max(Math.abs(high), 1e-300)) [low, high] = [Math.min(low, 0), Math.max(high, 0) || 1];
     const steps = data.series.flatMap((one) => one.steps), half = data.stacked ? 0.5 : 0;
     const times = steps.map(time).filter(Number.isFinite);
@@ -50,7 +52,7 @@ const ticksOf = (low, high, count) => {
     const x = (step) => left + (time(step) - first) / (last - first || 1) * (width - left - 12);
     const y = (value) => 8 + (high - (log ? Math.log10(Math.max(value, 1e-300)) : value)) / (high - low) * (height - 8 - bottom);
     const svg = inSvg("svg", { width, height, tabindex: 0, role: "img", "aria-label": `${data.title}, ${data.unit}; ${shown.map((one) => `${one.label}: ${short(one.values[0])} to ${short(one.values.at(-1))}`).join(", ")}` });
-    for (const tick of ticksOf(low, high, 4)) {
+    for (const tick of ticksOf(low, high, height / 50)) {
       const at = 8 + (high - tick) / (high - low) * (height - 8 - bottom);
       svg.append(inSvg("line", { x1: left, x2: width - 12, y1: at, y2: at, class: "grid" }), inSvg("text", { x: left - 6, y: at + 4, "text-anchor": "end" }, short(log ? 10 ** tick : tick)));
     }
@@ -58,32 +60,34 @@ const ticksOf = (low, high, count) => {
       svg.append(inSvg("text", { x: left + (tick - first) / (last - first || 1) * (width - left - 12), y: height - bottom + 16, "text-anchor": "middle" }, short(tick)));
     svg.append(inSvg("text", { x: width - 12, y: height - 4, "text-anchor": "end" }, clock ? byId("clock").value : data.x));
     for (const one of shown) {
-      const values = drawn.get(one), style = `--c:${one.colour}`;
+      const values = drawn.get(one), style = `--c:${one.c}`;
       if (data.stacked) {
         const wide = Math.max(1, (width - left - 12) / Math.max(1, new Set(steps).size) - 2);
         one.steps.forEach((step, place) => one.values[place] && svg.append(inSvg("rect", { x: x(step) - wide / 2, width: wide, y: y(Math.max(values[place], values[place] - one.values[place])), height: Math.abs(y(values[place] - one.values[place]) - y(values[place])), style })));
         continue;
       }
       const points = one.steps.map((step, place) => [x(step), values[place]]).filter(([at, value]) => usable(value) && Number.isFinite(at));
-      if (one.low && one.high) {
+      if (one.low.length) {
         const edge = (values) => one.steps.map((step, place) => usable(values[place]) ? `${x(step)},${y(values[place])}` : "").filter(Boolean);
         svg.append(inSvg("polygon", { points: [...edge(one.low), ...edge(one.high).reverse()].join(" "), style, class: "band" }));
       }
-      svg.append(inSvg("polyline", { points: points.map(([at, value]) => `${at},${y(value)}`).join(" "), style, "stroke-dasharray": { dashed: "6 4", dotted: "2 3", dashdot: "6 3 2 3" }[one.dash] ?? "none" }));
+      svg.append(inSvg("polyline", { points: points.map(([at, value]) => `${at},${y(value)}`).join(" "), style, "stroke-dasharray": one.dash.join(" ") || "none" }));
       if (points.length <= 60) for (const [at, value] of points) svg.append(inSvg("circle", { cx: at, cy: y(value), r: 2.5, style }));
     }
+    for (const step of data.marks ?? []) svg.append(inSvg("line", { x1: x(step), x2: x(step), y1: 8, y2: height - bottom, class: "mark" }));
     chart.cross = inSvg("line", { y1: 8, y2: height - bottom, class: "cross", visibility: "hidden" });
     svg.append(chart.cross);
     chart.steps = [...new Set(steps)].sort((a, b) => a - b);
     chart.x = x;
     const nearest = (event) => chart.steps.reduce((best, step) => Math.abs(x(step) - event.offsetX) < Math.abs(x(best) - event.offsetX) ? step : best);
-    svg.addEventListener("pointermove", (event) => point(nearest(event)));
-    svg.addEventListener("pointerleave", () => point(null));
-    svg.addEventListener("click", (event) => dispatchEvent(new CustomEvent("step-chosen", { detail: nearest(event) })));
+    const choose = (step) => data.x === "step" && step !== null && dispatchEvent(new CustomEvent("step-chosen", { detail: step }));
+    svg.addEventListener("pointermove", (event) => point(nearest(event), chart));
+    svg.addEventListener("pointerleave", () => point(null, chart));
+    svg.addEventListener("click", (event) => choose(nearest(event)));
     svg.addEventListener("keydown", (event) => {
       const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-      if (by) point(chart.steps[Math.min(Math.max(chart.steps.indexOf(chart.at) + by, 0), chart.steps.length - 1)]);
-      if (event.key === "Enter" && chart.at !== null) dispatchEvent(new CustomEvent("step-chosen", { detail: chart.at }));
+      if (by) point(chart.steps[Math.min(Math.max(chart.steps.indexOf(chart.at) + by, 0), chart.steps.length - 1)], chart);
+      if (event.key === "Enter") choose(chart.at);
       if (by || event.key === "Enter") event.stopPropagation();
     });
     plot.replaceChildren(svg);
@@ -92,7 +96,7 @@ const ticksOf = (low, high, count) => {
     const entries = chart.data.series.map((one) => {
       one.reading = make("output");
       const button = make("button", { title: one.help }, inSvg("svg", { width: 14, height: 12, "aria-hidden": true }), make("span", { textContent: one.label }), one.reading);
-      button.firstChild.append(inSvg("rect", { y: 4, width: 14, height: 4, style: `--c:${one.colour}` }));
+      button.firstChild.append(inSvg("rect", { y: 4, width: 14, height: 4, style: `--c:${one.c}` }));
       button.ariaPressed = "true";
       button.onclick = () => { one.hidden = !one.hidden; button.ariaPressed = String(!one.hidden); draw(chart); };
       return button;
@@ -104,10 +108,9 @@ const ticksOf = (low, high, count) => {
     });
     chart.place.querySelector(".legend").replaceChildren(...entries, save);
   };
-  // One step is read in all charts at once, in their legends, so that nothing lies over a curve.
-  const point = (step) => {
-    for (const chart of charts) {
-      if (!chart.cross) continue;
+  // One step is read in all charts over steps at once, in their legends, so that nothing lies over a curve.
+  const point = (step, from) => {
+    for (const chart of from.data.x === "step" ? charts.filter((one) => one.data.x === "step") : [from]) {
       chart.at = step;
       const at = step === null ? NaN : chart.x(step);
       chart.cross.setAttribute("visibility", Number.isFinite(at) && chart.steps.includes(step) ? "visible" : "hidden");
@@ -118,20 +121,21 @@ const ticksOf = (low, high, count) => {
       }
     }
   };
-  const redraw = () => charts.forEach((chart) => chart.cross && draw(chart));
+  addChart = (place, data) => {
+    const plot = place.querySelector(".plot"), chart = { place, data, plot, at: null };
+    charts = [...charts.filter((one) => one.place.isConnected), chart];
+    legend(chart);
+    new ResizeObserver(() => plot.clientWidth && draw(chart)).observe(plot);
+  };
+  const redraw = () => charts.filter((one) => one.plot.clientWidth).forEach(draw);
   const seen = new IntersectionObserver((entries) => {
-    for (const entry of entries) {
-      if (!entry.isIntersecting) continue;
-      seen.unobserve(entry.target);
-      const chart = { place: entry.target, plot: entry.target.querySelector(".plot"), data: JSON.parse(entry.target.querySelector("script").textContent), at: null };
-      charts.push(chart);
-      legend(chart);
-      new ResizeObserver(() => draw(chart)).observe(chart.plot);
-      draw(chart);
+    for (const { isIntersecting, target } of entries) {
+      if (!isIntersecting) continue;
+      seen.unobserve(target);
+      addChart(target, JSON.parse(target.querySelector("script").textContent));
     }
   }, { rootMargin: "300px" });
-  const figures = document.querySelectorAll("figure.chart");
-  figures.forEach((figure) => seen.observe(figure));
+  document.querySelectorAll("figure.chart").forEach((figure) => seen.observe(figure));
   for (const id of ["smoothing", "clock", "log"]) byId(id)?.addEventListener("input", redraw);
   byId("find-chart")?.addEventListener("input", (event) => {
     const words = event.target.value.toLowerCase();

@@ -18,7 +18,7 @@ import ray
 import torch
 import torch.distributed as dist
 
-from cepo.config import RunConfig
+from cepo.config.data_schema import DataConfig
 from cepo.data.images import ImageStore
 from cepo.errors import CepoError, EngineError
 from cepo.hardware.devices import require_usable_torch
@@ -98,12 +98,12 @@ class RankProcess:
     def _build(self, content: bytes, meeting: Meeting) -> tuple[str, bool]:
         self._speak_into_log()
         require_usable_torch()  # before the ranks meet, because after that the others would wait for a failed rank
-        config, facts, probe = decode(content)
+        data, settings, facts, probe = decode(content)
         _meet(meeting)
         _hide_loading_bars()
-        processing = load_processing(config)
-        self._worker = Worker(config, facts, processing)
-        self._receiver, reads = _receiver(config, probe, processing)
+        processing = load_processing(settings.actor.model, data)
+        self._worker = Worker(settings, facts, processing)
+        self._receiver, reads = _receiver(data, probe, processing)
         return self._worker.generator_name, reads
 
     def _call(self, method: str, message: bytes) -> Any:
@@ -173,9 +173,9 @@ def _hide_loading_bars() -> None:
     transformers_logging.disable_progress_bar()
 
 
-def _receiver(config: RunConfig, probe: Any, processing: Any) -> tuple[Receiver, bool]:
+def _receiver(data: DataConfig, probe: Any, processing: Any) -> tuple[Receiver, bool]:
     """Returns the decoder of messages, and whether it can read the run's images, of which `probe` is one."""
-    store = ImageStore(config.data, processing)
+    store = ImageStore(data, processing)
     try:
         reads = probe is not None and store.images(probe) is not None
     except Exception as error:  # for any reason: images are then sent

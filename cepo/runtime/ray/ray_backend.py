@@ -9,7 +9,9 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
-from cepo.config import RunConfig, run_folder
+from cepo.config.data_schema import DataConfig
+from cepo.config.schema import WorkerConfig
+from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
 from cepo.errors import WorkerLostError
 from cepo.metrics import Metric, Metrics, max_value, mean_value, merge_metrics
@@ -35,20 +37,27 @@ class RayBackend:
         WorkerLostError: a process died while its worker was built.
     """
 
-    def __init__(self, config: RunConfig, facts: WorkerFacts, image_probe: ImageSource | None) -> None:
-        connect(config.trainer)
-        self.ranks = Ranks(config.trainer, reserve(config.trainer), run_folder(config))
+    def __init__(
+        self,
+        data: DataConfig,
+        worker: WorkerConfig,
+        trainer: TrainerConfig,
+        facts: WorkerFacts,
+        image_probe: ImageSource | None,
+    ) -> None:
+        connect(trainer)
+        self.ranks = Ranks(trainer, reserve(trainer), trainer.run_folder)
         self._is_whole = True
         number = self.ranks.number
         try:
-            answers = self.ranks.build([encode((config, facts, image_probe))] * number)
+            answers = self.ranks.build([encode((data, worker, facts, image_probe))] * number)
         except BaseException:
             self.ranks.end()
             raise
         self.generator_name: str = answers[0][0]
         self._senders = [Sender(by_source=reads) for _, reads in answers]
-        self._ranks_per_engine = config.worker.rollout.tensor_parallel_size
-        self._prompts_per_update = config.worker.actor.global_batch_size
+        self._ranks_per_engine = worker.rollout.tensor_parallel_size
+        self._prompts_per_update = worker.actor.global_batch_size
         self._begin_step()
         self._bytes, self._tokens = [0] * number, [0] * number
         machines, size = sorted({location.machine for location in self.ranks.locations}), self._ranks_per_engine
