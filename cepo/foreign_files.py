@@ -229,17 +229,18 @@ def require_host(address: str, hosts: Collection[str]) -> SplitResult:
     """Returns the parts of an address that may be downloaded.
 
     Raises:
-        DataError: it is not http or https, or its host (with a port, `host:port`) is not among `hosts`.
+        DataError: `hosts` has neither its host (with a port, `host:port`) for https nor its scheme and host for http.
     """
     try:
         parts = urlsplit(address)
         host = parts.hostname if parts.port is None else f"{parts.hostname}:{parts.port}"
     except ValueError as error:
         raise DataError(f"{address:.200} is not a valid address ({error})") from error
-    if parts.scheme not in ("http", "https") or not hosts or host not in hosts:
+    named = {"https": host, "http": f"http://{host}"}.get(parts.scheme)
+    if named is None or named not in hosts:
         raise DataError(
-            f"{address:.200} is an address; images are downloaded only by http and https from data.image_hosts, which is "
-            f"{', '.join(hosts) or 'empty'}. Name {host} there, or download the file and give its path"
+            f"{address:.200} is an address; images are downloaded only from data.image_hosts, which is "
+            f"{', '.join(hosts) or 'empty'}. Name {named or 'an https host'} there, or download the file and give its path"
         )
     return parts
 
@@ -248,7 +249,7 @@ def download(address: str, hosts: Collection[str], *, largest: int) -> bytes:
     """Returns what an address holds, without proxies, within `_DOWNLOAD_SECONDS` in all.
 
     Redirects stay within `hosts`. A name that leads to an address that is not public is refused after connecting and
-    before anything is sent; the user may name that address itself.
+    before anything is requested; the user may name that address itself.
 
     Raises:
         DataError: the host is not named, its address is not public, or the answer is too large, too late or an error.
@@ -274,6 +275,7 @@ def _answer_of(parts: SplitResult, until: float, largest: int) -> bytes | str:
     with closing(connection):
         connection.connect()
         peer = ip_address(connection.sock.getpeername()[0])
+        peer = getattr(peer, "ipv4_mapped", None) or peer
         if not peer.is_global and parts.hostname != str(peer):
             raise OSError(f"{parts.hostname} leads to {peer}, which is not public")
         # Ends a server that sends byte by byte: the timeout of the socket begins anew with each.

@@ -58,8 +58,8 @@ class DataConfig:
     )
     image_hosts: list[str] = Field(
         default_factory=list[str],
-        description="Hosts (`name` or `name:port`) from which images given as addresses are downloaded. Empty: an "
-        "address is an error.",
+        description="Hosts (`name` or `name:port`, by https; `http://name` allows http) from which images given as "
+        "addresses are downloaded. Empty: an address is an error.",
     )
     video_key: str = Field(
         default="videos", description="Column with the list of videos; a row may have none. Needs the extra `video`."

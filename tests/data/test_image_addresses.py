@@ -70,7 +70,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def size_at(server: Server, path: str, *more_hosts: str) -> tuple[int, int]:
-    return verify_image(f"http://{server.host}{path}", None, hosts=[server.host, *more_hosts])
+    return verify_image(f"http://{server.host}{path}", None, hosts=[f"http://{server.host}", *more_hosts])
 
 
 def test_an_address_is_downloaded_once_and_then_kept(server: Server) -> None:
@@ -80,18 +80,28 @@ def test_an_address_is_downloaded_once_and_then_kept(server: Server) -> None:
     assert server.asked == ["/image?of=one", "/to?/image", "/image"]
 
 
-@pytest.mark.parametrize("hosts", [[], ["127.0.0.1"], ["example.org"]])
-def test_an_address_of_a_host_not_named_is_refused(server: Server, hosts: list[str]) -> None:
-    """Neither is it asked for, nor read from the cache; the port belongs to the name."""
+@pytest.mark.parametrize("hosts", [[], ["http://127.0.0.1"], ["http://example.org"], "without http"])
+def test_an_address_of_a_host_not_named_is_refused(server: Server, hosts: list[str] | str) -> None:
+    """Neither is it asked for, nor read from the cache; port and http belong to the name."""
+    hosts = [server.host] if isinstance(hosts, str) else hosts
     assert size_at(server, "/image") == (9, 4)
-    with pytest.raises(DataError, match=rf"data.image_hosts, which is .*Name {server.host} there"):
+    with pytest.raises(DataError, match=rf"data.image_hosts, which is .*Name http://{server.host} there"):
         verify_image(f"http://{server.host}/image", None, hosts=hosts)
     assert server.asked == ["/image"]
 
 
+def test_https_is_asked_of_a_host_named_without_scheme(server: Server) -> None:
+    """The server speaks no TLS, so the handshake fails, and nothing is asked for in clear text."""
+    with pytest.raises(DataError, match=r"cannot be downloaded: .*SSL"):
+        verify_image(f"https://{server.host}/image", None, hosts=[server.host])
+    with pytest.raises(DataError, match=rf"Name {server.host} there"):
+        verify_image(f"https://{server.host}/image", None, hosts=[f"http://{server.host}"])
+    assert server.asked == []
+
+
 def test_a_redirect_leads_neither_to_another_host_nor_to_a_file(server: Server) -> None:
     for target in ("http://example.org/image", "file:///etc/passwd", "//example.org/image"):
-        with pytest.raises(DataError, match="are downloaded only by http and https from"):
+        with pytest.raises(DataError, match=r"are downloaded only from data\.image_hosts"):
             size_at(server, f"/to?{target}")
     with pytest.raises(DataError, match="more than 3 redirects"):
         size_at(server, "/loop")
@@ -100,9 +110,9 @@ def test_a_redirect_leads_neither_to_another_host_nor_to_a_file(server: Server) 
 def test_a_name_of_a_private_address_is_refused_unasked(server: Server) -> None:
     named = server.host.replace("127.0.0.1", "localhost")
     with pytest.raises(DataError, match=r"localhost leads to .*, which is not public"):
-        verify_image(f"http://{named}/image", None, hosts=[named])
+        verify_image(f"http://{named}/image", None, hosts=[f"http://{named}"])
     with pytest.raises(DataError, match="not public"):
-        size_at(server, f"/to?http://{named}/image", named)
+        size_at(server, f"/to?http://{named}/image", f"http://{named}")
     assert server.asked == [f"/to?http://{named}/image"]
 
 

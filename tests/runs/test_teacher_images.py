@@ -10,6 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
+from rounding import LOG_PROBS
 from training_runs import checked_config
 
 from cepo.data.dataset import ProblemSet
@@ -56,11 +57,12 @@ def test_only_the_teachers_log_probs_follow_its_images(
     rows[0]["crop"] = []
     file = written(rows, tmp_path)
     none, same, crop = (scored(tiny_run, file, tmp_path / column, column) for column in ("null", "same", "crop"))
-    for other in (same, crop):
-        assert torch.equal(other.old_log_probs, none.old_log_probs)
+    assert torch.equal(same.old_log_probs, none.old_log_probs)
+    # The teacher with other images shares no prefix with the student, so passes are packed otherwise and rounded otherwise.
+    torch.testing.assert_close(crop.old_log_probs, none.old_log_probs, rtol=0, atol=LOG_PROBS)
     teachers = [each.token_batch().teacher_log_probs["correct"] for each in (none, same, crop)]
     assert torch.equal(teachers[0], teachers[1])
-    changed = (teachers[0] != teachers[2]).any(dim=1)
+    changed = ((teachers[0] - teachers[2]).abs() > 100 * LOG_PROBS).any(dim=1)
     asked = (teachers[0] != none.old_log_probs).any(dim=1)
     own = torch.tensor([problem.prompt_id == "0" for problem in none.rollouts.problems for _ in range(4)])
     assert changed.any()
