@@ -1,6 +1,7 @@
-"""Draws the screenshots in docs/images: `make_images.py [RUN] [--check]`. Needs Chromium, playwright and pillow.
+"""Draws the screenshots in docs/images: `make_images.py [RUN | PAGE | --check]`. Needs Chromium, playwright and pillow.
 
-With a run folder, such as the quickstart's, `docs/images/run` is first replaced with what the screenshots show of it.
+With a run folder, such as the quickstart's, `docs/images/run` is first replaced with what the screenshots show of it. With a
+page that an earlier version wrote of `docs/images/run`, its first screen is drawn into `docs/images/before`.
 `made_from.txt` has the digest of the code and the run from which the images were drawn; a test compares it.
 """
 
@@ -66,35 +67,37 @@ def copy_run(source: Path) -> None:
     (RUN / "environment.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
 
 
-def draw() -> None:
-    """Writes the page of the run and saves its first screen at three widths, and its credit view, light and dark."""
+def draw(page_file: Path, folder: Path, *, with_credit: bool) -> None:
+    """Saves a page's first screen at three widths, and its credit view if asked, light and dark."""
     from playwright.sync_api import sync_playwright
 
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
-        shutil.copytree(RUN, Path(folder) / "quickstart")
-        page_file = write_report(Path(folder) / "quickstart")
+    with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for ending, scheme in SCHEMES.items():
             for width, height in WIDTHS.items():
-                page = _opened(browser, page_file, scheme, width, height)
-                page.wait_for_selector(".first .plot svg")
-                _save(page.screenshot(), f"report_{width}{ending}.png")
-            page = _opened(browser, page_file, scheme, 1200, 800)
-            _save(page.locator("#credit").screenshot(), f"credit{ending}.png")
+                _save(
+                    _opened(browser, page_file, scheme, width, height).screenshot(),
+                    folder / f"report_{width}{ending}.webp",
+                )
+            if with_credit:
+                page = _opened(browser, page_file, scheme, 1200, 800)
+                page.evaluate("document.querySelector('#credit').open = true")
+                _save(page.locator("#credit").screenshot(), folder / f"credit{ending}.webp")
         browser.close()
 
 
 def _opened(browser: Any, page_file: Path, scheme: str, width: int, height: int) -> Any:
     page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
     page.goto(page_file.as_uri())
-    page.wait_for_selector("#panels .tokens span")
-    page.wait_for_selector("#first-rollout .tokens span")
+    page.wait_for_selector("#panels .tokens span", state="attached")
+    page.wait_for_timeout(1000)  # for charts, of any version
     return page
 
 
-def _save(png: bytes, name: str) -> None:
+def _save(png: bytes, path: Path) -> None:
     """Saves a screenshot with 128 colours, which a page of text and curves needs no more of."""
-    Image.open(io.BytesIO(png)).convert("RGB").quantize(128).save(IMAGES / name, optimize=True)
+    few = Image.open(io.BytesIO(png)).convert("RGB").quantize(128).convert("RGB")
+    few.save(path, lossless=True, method=6)
 
 
 def main() -> int:
@@ -103,9 +106,14 @@ def main() -> int:
     arguments = sys.argv[1:]
     if "--check" in arguments:
         return 0 if made_from.read_text(encoding="utf-8").strip() == digest() else 1
+    if arguments and Path(arguments[0]).is_file():
+        draw(Path(arguments[0]).resolve(), IMAGES / "before", with_credit=False)
+        return 0
     if arguments:
         copy_run(Path(arguments[0]))
-    draw()
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(RUN, Path(folder) / "quickstart")
+        draw(write_report(Path(folder) / "quickstart"), IMAGES, with_credit=True)
     made_from.write_text(digest() + "\n", encoding="utf-8")
     return 0
 

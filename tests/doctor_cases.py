@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import cache
 from typing import Any
 
-from cepo.config import RunConfig, load_config
 from cepo.config.schema import LoraConfig
 from cepo.doctor.machine import Machine
 from cepo.hardware.tools import BuildTools
@@ -36,8 +34,3 @@ def machine(**changes: Any) -> Machine:
         "tools": BuildTools(c_compiler="gcc", python_headers="include", flashinfer_kernels=False),
     }
     return Machine(**usual | changes)
-
-
-def on_devices(**trainer: Any) -> RunConfig:
-    config = load_config(["config=configs/microgeo/base.yaml"])
-    return dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, **trainer))

@@ -61,7 +61,8 @@ def _restored_loggers() -> Iterator[None]:
     yield
     for logger in ours():
         level, logger.disabled, logger.propagate = before.get(logger.name, (logging.NOTSET, False, True))
-        logger.setLevel(level)
+        if logger.level != level:  # each call empties the caches of all loggers, of which there are thousands
+            logger.setLevel(level)
 
 
 @contextmanager

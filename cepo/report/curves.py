@@ -24,7 +24,7 @@ CHARTS = {
         (HELD_OUT, "fraction right", "val/accuracy val/greedy_accuracy", "the band is one standard error (Wilson)"),
         (
             "Reward",
-            "reward",
+            "per response",
             r"reward/mean reward/(?!mean|std|max|min|correct|.*num_).*",
             "the band is one standard deviation",
         ),

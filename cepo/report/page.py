@@ -81,11 +81,11 @@ def _records(run: RunData) -> Iterator[Section]:
     rows = [[key, *(str(start.get(key, "")) for start in starts)] for key in dict.fromkeys(itertools.chain(*starts))]
     versions = Table(head=["entry", *(f"start {number}" for number, _ in enumerate(starts, 1))], rows=rows)
     for title, tables in {
-        "Validation samples": [_samples_table(samples)] if samples else [],
-        "Summary and timings": [Table(head=["quantity", "value"], rows=summary_rows(run))] if run.rows else [],
+        "Samples": [_samples_table(samples)] if samples else [],
+        "Summary": [Table(head=["quantity", "value"], rows=summary_rows(run))] if run.rows else [],
         "All metrics": [_metrics_table(run)],
         "Configuration": [*_config_tables(run)],
-        "Versions and machine": [versions] if rows else [],
+        "Versions": [versions] if rows else [],
     }.items():
         if tables:
             yield Section(title=title, tables=tables)

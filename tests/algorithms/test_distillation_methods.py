@@ -59,45 +59,18 @@ def test_a_section_with_one_key_keeps_the_other_defaults() -> None:
     assert (config.teacher.source, config.teacher.ema_decay) == ("ema", 0.95)
 
 
-def test_the_published_recipes_of_both_methods_can_be_written() -> None:
-    build_config(
-        "opsd",
-        {
-            "distillation": {"divergence": {"clip": 0.05, "clip_mode": "vocab_entry"}},
-            "positive": {"source": "solution"},
-            "teacher": {"source": "reference"},
-        },
-    )
-    build_config(
-        "sdpo",
-        {
-            "distillation": {
-                "divergence": {"support": "topk", "topk": 100, "topk_from": "student", "importance_clip": 2.0}
-            },
-            "positive": {"source": "peer_full", "exclude_self": True, "success_threshold": 0.5},
-            "teacher": {"ema_decay": 0.95},
-        },
-    )
-
-
 @pytest.mark.parametrize(
     ("section", "message"),
     [
         ({"distillation": {"weight": -1.0}}, r"algorithm\.distillation\.weight must be at least 0, got -1\.0"),
         (
-            {"distillation": {"policy_weight": math.inf}},
-            r"algorithm\.distillation\.policy_weight must be at least 0, got inf",
-        ),
-        (
             {"distillation": {"weight": 0.0}},
             r"algorithm\.distillation: weight and policy_weight are both 0, so that nothing",
         ),
-        ({"distillation": {"knd": "jsd"}}, r"unknown key 'algorithm\.distillation\.knd'"),
         (
             {"distillation": {"divergence": {"support": "sampled"}}},
             r"algorithm\.distillation\.divergence: support is sampled with kind forward_kl",
         ),
-        ({"positive": {"source": "solutions"}}, r"algorithm\.positive\.source .*Did you mean 'solution'"),
     ],
 )
 def test_a_bad_setting_is_an_error_that_begins_with_its_full_key(section: dict[str, Any], message: str) -> None:

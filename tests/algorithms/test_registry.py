@@ -68,28 +68,8 @@ def test_a_second_class_of_the_same_name_is_refused() -> None:
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        (
-            {"weight": {"lamda_init": 0.5}},
-            r"unknown key 'algorithm\.weight\.lamda_init'\. Did you mean 'lambda_init'\?",
-        ),
-        (
-            {"negative": {"selct": "random"}},
-            r"unknown key 'algorithm\.negative\.selct'\. Did you mean 'select'\?",
-        ),
-        (
-            {"weight": {"clip_radius": "wide"}},
-            r"algorithm\.weight\.clip_radius must be a number, got the text 'wide'\.",
-        ),
-        ({"weight": {"clip_radius": True}}, r"algorithm\.weight\.clip_radius must be a number, got true"),
+        ({"negative": {"selct": "random"}}, r"unknown key 'algorithm\.negative\.selct'\. Did you mean 'select'\?"),
         ({"weight": {"clip_radius": 1.5}}, r"algorithm\.weight\.clip_radius must be at least 0 and below 1, got 1\.5"),
-        (
-            {"weight": {"lambda_decay_steps": 2.5}},
-            r"algorithm\.weight\.lambda_decay_steps must be an integer, got 2\.5",
-        ),
-        (
-            {"negative": {"select": "lowest"}},
-            r"algorithm\.negative\.select must be one of .*Did you mean 'lowest_reward'\?",
-        ),
         ({"teacher": {"sync_every": 0}}, r"algorithm\.teacher\.sync_every must be at least 1, got 0"),
         ({"teacher": "actor"}, r"algorithm\.teacher must be a section with keys"),
     ],

@@ -41,6 +41,8 @@ from cepo.trainer.protocol import Backend
 from cepo.trainer.run_lock import RunLock
 from cepo.workers.merged_model import BaseModel, merge_checkpoint
 
+pytestmark = pytest.mark.heavy
+
 SECRET = "s3cret of another file"
 TRACE = "rollouts/step_00000001.parquet"
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
@@ -396,7 +398,6 @@ ADAPTERS: dict[str, Attack] = {
 }
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_a_hostile_adapter_is_refused(tmp_path: Path, victim: Path, name: str) -> None:
     actor = checkpoint(tmp_path / "run") / "actor"
@@ -443,7 +444,6 @@ MISLEADING: dict[str, tuple[dict[str, Any], float, str]] = {
 }
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize("name", MISLEADING)
 def test_an_adapter_that_means_something_else_is_refused(tmp_path: Path, name: str) -> None:
     settings, value, words = MISLEADING[name]

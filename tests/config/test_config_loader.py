@@ -120,6 +120,7 @@ def test_a_dumped_config_loads_to_the_same_run(tmp_path: Path, name: str) -> Non
     assert f"adv_estimator: {name}\n" in text
 
 
+@pytest.mark.heavy
 @settings(max_examples=25, deadline=None)
 @given(
     name=st.text(alphabet=st.characters(codec="utf-8", exclude_categories=["C"]), max_size=12),

@@ -54,24 +54,17 @@ def test_engine_keys_share_one_notice_with_their_lines(tmp_path: Path, caplog: p
             "must be 1, got 2. Sequence parallelism (Ulysses) is not available, because packed rows",
         ),
         (
-            "worker.critic.ulysses_size=2",
-            "must be 1, got 2. Sequence parallelism (Ulysses) is not available, because packed rows",
-        ),
-        (
             "worker.rollout.name=sglang",
             "name=sglang: SGLang is not available: updated weights are handed to the engine",
         ),
-        ("worker.rollout.name=vlm", "must be one of auto, vllm, transformers, got the text 'vlm'"),
         ("worker.hybrid_engine=false", "must be true, got false"),
         ("worker.actor.use_torch_compile=perhaps", "must be true or false, got the text 'perhaps'"),
-        ("worker.rollout.tensor_parallel_size=x", "tensor_parallel_size must be an integer"),
         ("worker.ref.fsdp.fsdp_size=x", "worker.ref.fsdp.fsdp_size must be an integer"),
         (
             "worker.ref.fsdp.fdsp_size=2",
             "unknown key 'worker.ref.fsdp.fdsp_size'. Did you mean 'worker.ref.fsdp.fsdp_size'?",
         ),
         ("worker.ref.model=x", "unknown key 'worker.ref.model'"),
-        ("worker.rollout.tensor_paralel_size=1", "Did you mean 'tensor_parallel_size'?"),
         ("worker.actor.hybrid_engine=true", "Did you mean 'worker.hybrid_engine'?"),
     ],
 )

@@ -72,6 +72,7 @@ print(type(failure.error).__name__, failure.message)
 
 
 @pytest.mark.heavy
+@pytest.mark.nightly("the same check, in one more process")
 def test_the_doctor_says_the_same_and_exits_with_1(tmp_path: Path) -> None:
     done = run("-m", "cepo.cli", "doctor", folder=tmp_path, **fake_machine(driver="570.86.10", COLUMNS="300"))
     assert done.returncode == 1

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cepo.config.listing import settings_of
-from cepo.losses.objective import KL_PENALTIES, KLController, kl_penalty, penalised_rewards, value_loss, value_metrics
+from cepo.losses.objective import KL_PENALTIES, KLController, kl_penalty, value_loss, value_metrics
 from cepo.losses.policy import (
     AGGREGATIONS,
     LOSS_TYPES,
@@ -234,13 +234,6 @@ def test_low_var_kl_averages_to_the_kl_over_samplings() -> None:
     exact = float((policy.exp() * (policy - reference)).sum())
     for penalty in ("kl", "low_var_kl"):
         assert float((policy.exp() * kl_penalty(policy, reference, penalty)).sum()) == pytest.approx(exact, rel=1e-12)
-
-
-def test_a_kl_in_the_reward_is_taken_from_each_token() -> None:
-    """A coefficient of 0.1 takes a tenth of the KL."""
-    rewards, penalties = torch.tensor([[0.0, 1.0], [0.5, 0.0]]), torch.tensor([[2.0, 1.0], [4.0, 9.0]])
-    found = penalised_rewards(rewards, penalties, MASK, 0.1)
-    torch.testing.assert_close(found, torch.tensor([[-0.2, 0.9], [0.1, 0.0]]))
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
     ("engine", "rank"),
     [
         ("transformers", 0),
-        ("transformers", 4),
+        pytest.param("transformers", 4, marks=pytest.mark.nightly("an adapter is trained with vLLM")),
         ("vllm", 4),
         pytest.param("vllm", 0, marks=pytest.mark.nightly("one more start of vLLM")),
     ],

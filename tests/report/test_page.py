@@ -54,7 +54,14 @@ class Opened:
     """A page with what it said to the console and asked of the network."""
 
     def __init__(
-        self, browser: Browser, path: Path, *, width: int = 1280, anchor: str = "", dark: bool = False
+        self,
+        browser: Browser,
+        path: Path,
+        *,
+        width: int = 1280,
+        anchor: str = "",
+        dark: bool = False,
+        is_open: bool = True,
     ) -> None:
         self.page: Page = browser.new_page(
             viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
@@ -71,9 +78,11 @@ class Opened:
         session.send("Performance.enable", {"timeDomain": "threadTicks"})
         self.page.goto(path.as_uri() + anchor)
         if self.page.locator("#credit").count():
-            self.page.wait_for_selector("#panels .tokens span")
+            self.page.wait_for_selector("#panels .tokens span", state="attached")
         measured = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
         self.busy_seconds = measured["TaskDuration"]
+        if is_open and self.page.locator("#credit").count():
+            self.page.evaluate("document.querySelector('#credit').open = true")
 
     def tip(self, panel: int, token: int) -> dict[str, str]:
         """What a token shows under the pointer."""
@@ -236,7 +245,7 @@ def test_it_opens_on_evidence_and_says_if_a_link_is_bad(browser: Browser, tmp_pa
     none = group(3, [rollout(right=right, delta=None) for right in (True, False)])
     page = write_report(folder_of(tmp_path, 3, [mixed(2), none]))
     opened = Opened(browser, page)
-    assert "#step=2&" in opened.page.url
+    expect(opened.page).to_have_url(re.compile("#step=2&"))
     opened.page.evaluate("location.hash = '#step=7&rollout=99'")
     expect(opened.page.locator("#rollout")).to_contain_text("rollout 99 of step 7, which this run did not record")
     assert opened.page.locator("#panels .tokens").count() == 0
@@ -259,6 +268,26 @@ def test_the_first_screen_tells_the_result_with_errors(browser: Browser, tmp_pat
     assert opened.page.locator(".first .plot svg").count() == 1
     assert opened.page.locator("#first-rollout .tokens span").count() == 12
     assert (opened.page.locator(".subtitle").text_content() or "").startswith("cepo · ")
+
+
+def test_credit_is_folded_until_a_reader_or_a_link_opens_it(browser: Browser, tmp_path: Path) -> None:
+    """While it is folded the address names no rollout, and keys do not move. Without a learning curve it is open."""
+    rows = [(k, {"val/accuracy": 0.5, "val/num_samples": 8, "reward/correct": k / 2}) for k in (1, 2)]
+    page_file = write_report(write_run(tmp_path / "run", rows, groups=[mixed(1), mixed(2)]))
+    for click in (".first a[href^='#step']", "nav a[href='#credit']", "#credit > summary", ".charts svg"):
+        opened = Opened(browser, page_file, is_open=False)
+        page = opened.page
+        page.keyboard.press("j")
+        assert not page.locator("#panels").is_visible()
+        assert page.url == page_file.as_uri()
+        page.locator(click).first.click()
+        expect(page.locator("#panels")).to_be_visible()
+        expect(page).to_have_url(re.compile("#(credit|step=[12]&rollout=[01])$"))
+        assert opened.errors == []
+    linked = Opened(browser, page_file, anchor="#step=1&rollout=1", is_open=False)
+    expect(linked.page.locator("#panels")).to_be_visible()
+    no_curve = write_report(folder_of(tmp_path / "no_curve", 1, [mixed(1)]))
+    expect(Opened(browser, no_curve, is_open=False).page.locator("#panels")).to_be_visible()
 
 
 @pytest.mark.parametrize("width", [1400, 800, 360])
@@ -544,11 +573,11 @@ def axe() -> str:
     return (Path(package.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1400, False), (1400, True), (360, False)])
+@pytest.mark.parametrize(("width", "dark"), [(1400, False), (1400, True), (800, True), (360, False)])
 def test_axe_has_no_serious_finding_on_any_page(
     browser: Browser, axe: str, tmp_path: Path, width: int, dark: bool
 ) -> None:
-    """The pages of a run, a comparison, an evaluation and a measurement of credit, with all parts open."""
+    """The pages of a run, a comparison, an evaluation and a measurement of credit, all parts open, and none too wide."""
     sample = {"prompt_id": "0", "problem": "p", "ground_truth": "1", "response": "1"}
     samples = {step: [{**sample, "accuracy": float(step)}] * 20 for step in (0, 1)}
     rows = [(k, {"val/accuracy": 0.4 + k / 10, "val/num_samples": 50, **values}) for k, values in metric_rows(3)]
@@ -562,6 +591,7 @@ def test_axe_has_no_serious_finding_on_any_page(
     for page_file in pages:
         opened = Opened(browser, page_file, width=width, dark=dark)
         opened.draw_all()
+        assert opened.page.evaluate("document.documentElement.scrollWidth") <= width, page_file.name
         opened.page.evaluate(axe)
         found = opened.page.evaluate("axe.run().then((found) => found)")
         assert len(found["passes"]) > 10

@@ -47,7 +47,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def trained(example: str, folder: Path, *overrides: str) -> list[dict[str, Any]]:
-    """The metrics of two steps of 4 prompts x 4 responses with the embedded model."""
+    """The metrics of a step of 4 prompts x 4 responses with the embedded model."""
     from cepo.microgeo.world import ASSETS, split_problems, write_problems
 
     arguments = [
@@ -57,7 +57,7 @@ def trained(example: str, folder: Path, *overrides: str) -> list[dict[str, Any]]
         "worker.rollout.name=transformers",
         "worker.rollout.n=4",
         "data.rollout_batch_size=4",
-        "trainer.max_steps=2",
+        "trainer.max_steps=1",
         "trainer.val_before_train=false",
         "trainer.logger=[file]",
         f"trainer.save_checkpoint_path={folder / 'run'}",
@@ -69,7 +69,7 @@ def trained(example: str, folder: Path, *overrides: str) -> list[dict[str, Any]]
     config = load_config([*arguments, *overrides])
     check_config(config)
     train(config)
-    assert (folder / "run" / "global_step_2").is_dir()
+    assert (folder / "run" / "global_step_1").is_dir()
     lines = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
@@ -98,9 +98,9 @@ def test_every_example_with_a_yaml_file_is_trained_here() -> None:
 
 
 @pytest.mark.heavy
-def test_the_custom_method_trains_2_steps(elsewhere: Path) -> None:
+def test_the_custom_method_trains(elsewhere: Path) -> None:
     rows = trained("custom_method/my_method.yaml", elsewhere)
-    assert [row["step"] for row in rows] == [1, 2]
+    assert [row["step"] for row in rows] == [1]
     asked = sum(row["work/teacher_rows"] for row in rows)
     wrong = sum(16 * (1 - row["reward/correct"]) for row in rows)
     assert 0 < asked <= wrong
@@ -110,7 +110,7 @@ def test_the_custom_method_trains_2_steps(elsewhere: Path) -> None:
 
 
 @pytest.mark.heavy
-def test_the_custom_reward_trains_2_steps_and_charges_for_length(elsewhere: Path) -> None:
+def test_the_custom_reward_trains_and_charges_for_length(elsewhere: Path) -> None:
     short = "worker.reward.reward_function_kwargs.overlong_buffer_length=64"
     rows = trained("reward_function/dapo.yaml", elsewhere, short)
     for row in rows:
@@ -123,13 +123,11 @@ def test_the_custom_reward_trains_2_steps_and_charges_for_length(elsewhere: Path
 
 
 @pytest.mark.heavy
-def test_the_custom_dataset_trains_2_steps(
-    elsewhere: Path,
-) -> None:
+def test_the_custom_dataset_trains(elsewhere: Path) -> None:
     """Its solutions are the references, and it validates on 4 rows."""
-    rows = trained("custom_dataset/custom_dataset.yaml", elsewhere, "trainer.val_freq=2")
+    rows = trained("custom_dataset/custom_dataset.yaml", elsewhere, "trainer.val_freq=1")
     steps = [row for row in rows if "actor/grad_norm" in row]
-    assert len(steps) == 2
+    assert len(steps) == 1
     for row in steps:
         assert row["distillation/demonstrated_rollouts"] == 1
         assert row["distillation/divergence"] > 0
@@ -176,9 +174,9 @@ def test_a_method_of_the_examples_has_at_most_40_lines(name: str) -> None:
 
 @pytest.mark.heavy
 def test_the_method_of_the_image_asks_about_every_live_row(elsewhere: Path) -> None:
-    """Two steps of the tiny model, which reads every prompt twice: with the image, and without it behind one more line."""
+    """A step of the tiny model, which reads every prompt twice: with the image, and without it behind one more line."""
     rows = trained("visible_method/visible.yaml", elsewhere)
-    assert [row["step"] for row in rows] == [1, 2]
+    assert [row["step"] for row in rows] == [1]
     for row in rows:
         live = 16 * row["work/scored_fraction"]
         assert row["work/teacher_rows"] == live > 0
@@ -329,6 +327,7 @@ def test_the_rounded_reward_reads_the_prompt_and_a_column(
 
 
 @pytest.mark.heavy
+@pytest.mark.nightly("four pools; the custom reward's run scores in one")
 def test_every_example_reward_scores_in_the_pool_as_here() -> None:
     asked = sample(r"<think>7*4</think> \boxed{28}") | {"prompt": "Find x.", "tolerance": 0.1}
     keywords = {"dapo": {"max_response_length": 64, "overlong_buffer_length": 16}}

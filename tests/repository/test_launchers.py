@@ -95,6 +95,7 @@ def test_every_method_and_size_resolves_from_another_folder(
 ) -> None:
     """It resolves to its config and model, whatever the method. All files named after a method are one and the same."""
     call = (f"{method}.sh", size) if by_name_of_file else ("train.sh", method, size)
+    (tmp_path / "cepo").mkdir()  # which is not taken for the package
     settings = resolved(*call, folder=tmp_path)
     assert settings["algorithm.adv_estimator"] == method
     assert settings["worker.actor.model.model_path"] == MODELS[size]
@@ -103,7 +104,7 @@ def test_every_method_and_size_resolves_from_another_folder(
     assert (settings["data.rollout_batch_size"], settings["worker.rollout.n"]) == (32, 8)
     assert Path(str(settings["data.format_prompt"])).samefile(REPOSITORY / "configs/format_prompt/geo3k.jinja")
     assert settings["trainer.save_checkpoint_path"] == f"{REPOSITORY}/checkpoints/cepo/geo3k-{method}-{size}"
-    assert not list(tmp_path.iterdir()), "a dry run leaves nothing"
+    assert [path.name for path in tmp_path.iterdir()] == ["cepo"], "a dry run leaves nothing"
 
 
 def test_arguments_win_over_variables(tmp_path: Path) -> None:
@@ -120,17 +121,6 @@ def test_arguments_win_over_variables(tmp_path: Path) -> None:
     assert (settings["worker.rollout.n"], settings["trainer.seed"]) == (4, 7)
     assert settings["algorithm.weight.clip_radius"] == 0.2
     assert settings["trainer.save_checkpoint_path"] == f"{tmp_path}/runs/cepo/geo3k-own-paper-rlsd-2b"
-
-
-def test_a_folder_named_cepo_is_not_taken_for_the_package(tmp_path: Path) -> None:
-    (tmp_path / "cepo").mkdir()
-    assert resolved("train.sh", "grpo", folder=tmp_path)["algorithm.adv_estimator"] == "grpo"
-
-
-def test_num_gpus_and_num_nodes_become_workers_under_ray(tmp_path: Path) -> None:
-    done = launch("train.sh", "grpo", folder=tmp_path, NUM_GPUS=8, NUM_NODES=2, DRY_RUN=1)
-    assert done.returncode == 0, done.stderr
-    assert "devices: 16 (2 x 8), one worker each under Ray" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
@@ -262,6 +252,7 @@ def test_the_2b_launcher_trains_and_a_sweep_goes_on(
     assert other.stdout.startswith("to do  "), "finished with other settings is not finished"
 
 
+@pytest.mark.nightly("two launchers that load torch")
 def test_a_sweep_of_two_failing_runs_tries_both_and_ends_with_1(geo3k_slice: Path, tmp_path: Path) -> None:
     (tmp_path / "no-model").mkdir()
     variables = {"MODEL_PATH": tmp_path / "no-model", "TRAIN_FILES": geo3k_slice, "HF_HUB_OFFLINE": 1, "SKIP_DOCTOR": 1}
@@ -306,6 +297,7 @@ def test_a_mistake_in_an_evaluation_is_named(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.nightly("half a minute; tests/commands/test_evaluate.py evaluates in this process")
 def test_the_evaluation_script_measures_the_tiny_model(
     geo3k_slice: Path, tiny_model_folder: Path, tmp_path: Path
 ) -> None:
@@ -348,4 +340,5 @@ def test_the_slurm_example_starts_ray_on_both_machines(tmp_path: Path) -> None:
     ]
     settings = yaml.safe_load(done.stdout)
     assert (settings["trainer"]["nnodes"], settings["trainer"]["n_gpus_per_node"]) == (2, 4)
+    assert "devices: 8 (2 x 4), one worker each under Ray" in done.stdout + done.stderr
     assert settings["worker"]["actor"]["model"]["model_path"] == MODELS["4b"]

@@ -6,14 +6,12 @@ import itertools
 import random
 import re
 import time
-from pathlib import Path
 
 import pytest
 
 from cepo.rewards.answers import answers_equal, extract_answer
 from cepo.rewards.benchmark import read_answer
 from cepo.rewards.magnitude import is_too_costly, is_too_large
-from cepo.rewards.pool import RewardPool
 from lab.hostile_answers import figures, samples_of
 
 SIZE = 1_000_000
@@ -32,6 +30,7 @@ def test_the_last_tagged_answer_is_what_a_plain_search_finds() -> None:
         assert extract_answer(text) == searched_plainly(text), repr(text)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "unit",
     ["<answer>", "</answer>", "<answer></answer", r"\boxed{", "{", "}", "\\", "answer is ", "answer:\n", " ", "^{"],
@@ -110,10 +109,10 @@ def test_ordinary_expressions_are_not_too_costly() -> None:
 @pytest.mark.heavy
 def test_generated_adversarial_answers_are_graded_in_any_order() -> None:
     """`python3 -m lab.hostile_answers` does the same with 10,000."""
-    found = figures(samples_of(400, seed=3), timeout=10.0, workers=2, seed=4)
+    found = figures(samples_of(150, seed=3), timeout=10.0, workers=2, seed=4)
     assert found["other_verdict_in_another_order"] == 0
     assert (found["timed_out"], found["raised"]) == (0, 0)
-    assert 0 < found["right"] < 400
+    assert 0 < found["right"] < 150
     assert found["mean_seconds"] < 0.1
 
 
@@ -122,23 +121,8 @@ def test_ordinary_answers_are_not_taken_for_large_ones(answer: str) -> None:
     assert not is_too_large(answer)
 
 
-@pytest.mark.heavy
 def test_any_text_has_a_magnitude() -> None:
-    for parts in itertools.product(["^", "{", "}", "9", "!", "(", ")", "."], repeat=5):
+    for parts in itertools.product(["^", "{", "}", "9", "!", "(", ")", "."], repeat=4):
         is_too_large("".join(parts))
     for unit in ("^", "^{", "9^", "9^{", "(^"):
         is_too_large((unit * 512)[:512])
-
-
-@pytest.mark.heavy
-def test_each_hanging_sample_costs_one_time_limit(tmp_path: Path) -> None:
-    """4 of 8 samples hang, and the good ones after them are scored."""
-    file = tmp_path / "slow.py"
-    file.write_text(
-        "import time\nREWARD_TYPE = 'sequential'\n"
-        "def score(sample):\n    time.sleep(60 if sample['response'] == 'hang' else 0)\n    return {'overall': 1.0}\n"
-    )
-    with RewardPool(f"{file}:score", {}, num_workers=2, timeout_seconds=0.5) as pool:
-        outcome = pool.score([{"response": "hang"}] * 4 + [{"response": "good"}] * 4)
-    assert (outcome.num_timed_out, outcome.num_raised) == (4, 0)
-    assert [score["overall"] for score in outcome.scores] == [0.0] * 4 + [1.0] * 4

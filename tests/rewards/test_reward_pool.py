@@ -28,17 +28,23 @@ ROOT = str(Path(cepo.__file__).resolve().parent.parent)
 MISBEHAVING = Path(__file__).with_name("misbehaving.py")
 
 
-@pytest.fixture
-def misbehaving(tmp_path: Path) -> Path:
-    path = tmp_path / "misbehaving.py"
+@pytest.fixture(scope="module")
+def misbehaving(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("rewards") / "misbehaving.py"
     path.write_text(MISBEHAVING.read_text())
-    (tmp_path / "sequential.py").write_text(MISBEHAVING.read_text() + "\nREWARD_TYPE = 'sequential'\n")
+    path.with_name("sequential.py").write_text(MISBEHAVING.read_text() + "\nREWARD_TYPE = 'sequential'\n")
     return path
 
 
 @pytest.fixture(scope="module")
 def math_pool() -> Iterator[RewardPool]:
     with RewardPool(MATH, {}, num_workers=2, timeout_seconds=1.0) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def one_worker(misbehaving: Path) -> Iterator[RewardPool]:
+    with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=5.0) as pool:
         yield pool
 
 
@@ -169,10 +175,9 @@ def test_a_function_always_too_slow_is_refused_with_the_limit(misbehaving: Path)
 
 
 def test_a_trial_tells_what_raises_from_what_returns_no_score(
-    misbehaving: Path, caplog: pytest.LogCaptureFixture
+    one_worker: RewardPool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=5.0) as pool:
-        good, raising, without = (pool.trial(_samples(word)[0]) for word in ("good", "raise", "no overall"))
+    good, raising, without = (one_worker.trial(_samples(word)[0]) for word in ("good", "raise", "no overall"))
     assert good is None
     assert raising is not None
     assert (raising.breaks_contract, raising.reason[:8]) == (False, "KeyError")
@@ -183,12 +188,11 @@ def test_a_trial_tells_what_raises_from_what_returns_no_score(
 
 
 def test_the_warning_gives_the_sample_the_error_and_the_line(
-    misbehaving: Path, caplog: pytest.LogCaptureFixture
+    one_worker: RewardPool, caplog: pytest.LogCaptureFixture
 ) -> None:
     line = MISBEHAVING.read_text().splitlines().index('        raise KeyError("no such thing")') + 1
-    with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=5.0) as pool:
-        pool.score(_samples("good", "raise"))
-        pool.score(_samples("crash"))
+    one_worker.score(_samples("good", "raise"))
+    one_worker.score(_samples("crash"))
     assert f"sample 1: KeyError: 'no such thing' (misbehaving.py, line {line})" in caplog.text
     assert "sample 0: the worker process ended with code 7" in caplog.text
 
@@ -200,9 +204,8 @@ def test_where_every_sample_fails_each_has_an_overall_of_0(misbehaving: Path) ->
     assert outcome.num_raised == 3
 
 
-def test_what_a_reward_prints_does_not_reach_the_channel(misbehaving: Path) -> None:
-    with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=5.0) as pool:
-        assert pool.score(_samples("print")).scores == [{"overall": 5.0, "bonus": 1.0}]
+def test_what_a_reward_prints_does_not_reach_the_channel(one_worker: RewardPool) -> None:
+    assert one_worker.score(_samples("print")).scores == [{"overall": 5.0, "bonus": 1.0}]
 
 
 def test_a_slow_batch_loses_no_score_and_later_ones_are_smaller(
@@ -287,25 +290,23 @@ def test_what_a_reward_left_in_its_own_session_ends_too(misbehaving: Path, tmp_p
     _wait_until_gone(int(killed.read_text()))
 
 
-def test_an_idle_worker_that_was_ended_from_outside_is_replaced(misbehaving: Path) -> None:
-    with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=5.0) as pool:
-        first = pool._workers[0].pid
-        os.kill(first, signal.SIGKILL)
-        _wait_until_gone(first)
-        outcome = pool.score(_samples("good"))
-        assert pool._workers[0].pid != first
+def test_an_idle_worker_that_was_ended_from_outside_is_replaced(one_worker: RewardPool) -> None:
+    first = one_worker._workers[0].pid
+    os.kill(first, signal.SIGKILL)
+    _wait_until_gone(first)
+    outcome = one_worker.score(_samples("good"))
+    assert one_worker._workers[0].pid != first
     assert outcome.scores == [{"overall": 4.0, "bonus": 1.0}]
     assert outcome.num_raised == 0
 
 
-def test_a_call_that_is_interrupted_leaves_a_pool_that_works(misbehaving: Path) -> None:
-    with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=30.0) as pool:
-        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-        signal.setitimer(signal.ITIMER_REAL, 0.5)
-        with pytest.raises(KeyboardInterrupt):
-            pool.score(_samples("sleep"))
-        signal.signal(signal.SIGALRM, before)
-        assert pool.score(_samples("good")).scores == [{"overall": 4.0, "bonus": 1.0}]
+def test_a_call_that_is_interrupted_leaves_a_pool_that_works(one_worker: RewardPool) -> None:
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    with pytest.raises(KeyboardInterrupt):
+        one_worker.score(_samples("sleep"))
+    signal.signal(signal.SIGALRM, before)
+    assert one_worker.score(_samples("good")).scores == [{"overall": 4.0, "bonus": 1.0}]
 
 
 def test_closing_ends_the_processes_and_a_closed_pool_says_so() -> None:
@@ -433,8 +434,8 @@ def test_leaving_a_stream_stops_a_hang_and_the_pool_serves_on(misbehaving: Path)
         assert pool.score(_samples("good")).scores == [{"overall": 4.0, "bonus": 1.0}]
 
 
-def test_an_unsendable_input_is_reported_by_the_outcome(misbehaving: Path) -> None:
-    with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=5.0) as pool, pool.stream() as stream:
+def test_an_unsendable_input_is_reported_by_the_outcome(one_worker: RewardPool) -> None:
+    with one_worker.stream() as stream:
         stream.add(0, [{"response": "good", "function": lambda: None}])
         with pytest.raises(RewardError, match="cannot be sent to a reward worker"):
             stream.outcome()

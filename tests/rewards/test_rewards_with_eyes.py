@@ -187,6 +187,7 @@ def test_the_example_mixes_a_judge_and_a_verifier(tmp_path: Path) -> None:
     assert (wrong["overall"], wrong["accuracy"]) == (pytest.approx(0.4), 0.0)
 
 
+@pytest.mark.heavy
 def test_a_function_gets_images_and_frames_if_it_asks(tmp_path: Path) -> None:
     """In a process of its own; a function that does not ask gets none."""
     source = "def size(samples):\n    seen = [s.get('images') for s in samples]\n"

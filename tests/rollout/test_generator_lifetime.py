@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import logging
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,62 +22,52 @@ from cepo.rollout.generator import GenerationRequest, SamplingSettings
 pytestmark = pytest.mark.heavy
 
 
+@pytest.fixture
+def _process_group(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process alone; a training run before may have left one behind."""
+    if torch.distributed.is_initialized():
+        yield
+        return
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_process_group")
 def test_a_closed_generator_leaves_the_process_group(
-    tmp_path: Path, tiny_model_folder: Path, tiny_processing: Processing, requests: list[GenerationRequest]
-) -> None:
-    name = "vllm" if importlib.util.find_spec("vllm") else "transformers"
-    started_here = not torch.distributed.is_initialized()  # a training run in this process leaves its group behind
-    if started_here:
-        torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    try:
-        generator = open_generator(name, tiny_model_folder, tiny_processing)
-        settings = SamplingSettings(num_samples=2, max_response_length=4)
-        assert [len(group) for group in generator.generate(requests, settings)] == [2, 2, 2, 2]
-        generator.close()
-        generator.close()
-        with contextlib.closing(open_generator(name, tiny_model_folder, tiny_processing)) as another:
-            assert len(another.generate(requests, settings)) == 4
-        ones = torch.ones(1)
-        torch.distributed.all_reduce(ones)
-        assert ones.item() == 1
-        with pytest.raises(EngineError, match="closed"):
-            generator.generate(requests, settings)
-    finally:
-        if started_here:
-            torch.distributed.destroy_process_group()
-
-
-def test_vllms_model_is_gone_before_its_pools_are_released(
-    tmp_path: Path,
     tiny_model_folder: Path,
     tiny_processing: Processing,
+    requests: list[GenerationRequest],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A GPU's allocator aborts when a pool is released that holds living tensors; vLLM's worker releases them last."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
     from vllm.v1.worker.gpu_worker import Worker
 
-    starts_group = not torch.distributed.is_initialized()
-    if starts_group:
-        torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    try:
-        generator: Any = open_generator("vllm", tiny_model_folder, tiny_processing, lora_rank=LORA_RANK)
-        generator.sync_weights(random_adapter(tiny_model_folder, seed=1)[1])
-        (model,) = generator._llm.collective_rpc(lambda worker: weakref.ref(worker.model_runner.get_model()))
-        assert model() is not None
-        lived: list[bool] = []
-        plain = Worker.shutdown
+    generator: Any = open_generator("vllm", tiny_model_folder, tiny_processing, lora_rank=LORA_RANK)
+    generator.sync_weights(random_adapter(tiny_model_folder, seed=1)[1])
+    settings = SamplingSettings(num_samples=2, max_response_length=4)
+    assert [len(group) for group in generator.generate(requests, settings)] == [2, 2, 2, 2]
+    (model,) = generator._llm.collective_rpc(lambda worker: weakref.ref(worker.model_runner.get_model()))
+    assert model() is not None
+    lived: list[bool] = []
+    plain = Worker.shutdown
 
-        def shutdown(worker: Any) -> None:
-            lived.append(model() is not None)
-            plain(worker)
+    def shutdown(worker: Any) -> None:
+        lived.append(model() is not None)
+        plain(worker)
 
-        monkeypatch.setattr(Worker, "shutdown", shutdown)
-        generator.close()
-        assert lived == [False]
-    finally:
-        if starts_group:
-            torch.distributed.destroy_process_group()
+    monkeypatch.setattr(Worker, "shutdown", shutdown)
+    generator.close()
+    generator.close()
+    assert lived == [False]
+    with contextlib.closing(open_generator("vllm", tiny_model_folder, tiny_processing)) as another:
+        assert len(another.generate(requests, settings)) == 4
+    ones = torch.ones(1)
+    torch.distributed.all_reduce(ones)
+    assert ones.item() == 1
+    with pytest.raises(EngineError, match="closed"):
+        generator.generate(requests, settings)
 
 
 @pytest.mark.parametrize("name", ["vllm", "transformers"])

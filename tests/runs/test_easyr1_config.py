@@ -29,14 +29,11 @@ OURS = [
 def test_easyr1s_config_with_its_lora_overrides_trains_a_step(
     tmp_path: Path, tiny_model_folder: Path, problem_file: Path, parity_reward: str
 ) -> None:
-    """It has its bf16 overrides too, and the step has 10 responses."""
+    """The step has 10 responses."""
     theirs = [easyr1s_file(tmp_path), *LORA_SCRIPT]
-    theirs += ["worker.actor.optim.strategy=adamw_bf16", "worker.actor.fsdp.torch_dtype=bf16"]
     data = [f"data.train_files={problem_file}", f"data.val_files={problem_file}"]
     model = [f"worker.actor.model.model_path={tiny_model_folder}", f"worker.reward.reward_function={parity_reward}"]
     done = run([*theirs, *OURS, *data, *model], folder=tmp_path / "run")
-    assert isinstance(done.actor.optimizer, CompensatedAdamW)
-    assert {parameter.dtype for parameter in done.parameters.values()} == {torch.bfloat16}
     trained = [line for line in done.metrics if "actor/lr" in line]
     assert [line["actor/lr"] for line in trained] == [1e-5]
     assert trained[0]["actor/kl_loss"] >= 0
@@ -66,7 +63,13 @@ From examples/ of hiyouga/EasyR1 (Apache-2.0), read on 2026-11-22."""
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(name, marks=pytest.mark.nightly("the 7B script with one setting less") if "_3b_" in name else ())
+        for name in SCRIPTS
+    ],
+)
 def test_easyr1s_script_trains_two_steps_with_its_family(
     script: str, tmp_path: Path, problem_file: Path, parity_reward: str
 ) -> None:
@@ -94,6 +97,9 @@ def test_easyr1s_script_trains_two_steps_with_its_family(
     trained = [line for line in done.metrics if "actor/lr" in line]
     assert len(trained) == 2
     assert all(line["actor/kl_loss"] >= 0 for line in trained)
+    if overrides == IN_BF16:
+        assert isinstance(done.actor.optimizer, CompensatedAdamW)
+        assert {parameter.dtype for parameter in done.parameters.values()} == {torch.bfloat16}
     assert all(line["rollout/log_prob_gap_mean"] < 0.2 for line in trained if "rollout/log_prob_gap_mean" in line)
 
 

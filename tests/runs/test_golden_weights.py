@@ -106,8 +106,17 @@ def recorded(method: str, found: dict[str, Any], bits: str) -> dict[str, Any]:
     return entries[method]
 
 
+@pytest.fixture(scope="module")
+def graded_reward(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("reward") / "graded.py"
+    file.write_text(REWARD, encoding="utf-8")
+    return f"worker.reward.reward_function={file}:graded"
+
+
 @pytest.mark.parametrize("method", METHODS)
-def test_two_steps_end_with_the_weights_that_were_recorded(method: str, tiny_run: list[str], tmp_path: Path) -> None:
+def test_two_steps_end_with_the_weights_that_were_recorded(
+    method: str, tiny_run: list[str], graded_reward: str, tmp_path: Path
+) -> None:
     before: dict[str, Tensor] = {}
     gradient: dict[str, Tensor] = {}
 
@@ -115,9 +124,7 @@ def test_two_steps_end_with_the_weights_that_were_recorded(method: str, tiny_run
         before.update(served_weights(trainer))
         keep_first_gradient(trainer, gradient)
 
-    reward = tmp_path / "graded.py"
-    reward.write_text(REWARD, encoding="utf-8")
-    overrides = [*SETTINGS, f"algorithm.adv_estimator={method}", f"worker.reward.reward_function={reward}:graded"]
+    overrides = [*SETTINGS, f"algorithm.adv_estimator={method}", graded_reward]
     overrides += WRONG_ROLLOUTS_TEACH.get(method, [])
     done = run(tiny_run, *overrides, folder=tmp_path / "run", prepare=prepare)
     after = served_weights(done.trainer)

@@ -92,14 +92,33 @@ def here(tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory) -> Finis
     return run(tiny_run, *TWO_TEACHERS, folder=tmp_path_factory.mktemp("local"))
 
 
+def family() -> list[psutil.Process]:
+    return [psutil.Process(), *psutil.Process().children(recursive=True)]
+
+
+def addresses_listened_at() -> set[str]:
+    """Where this process, the parts of the cluster and the workers can be reached."""
+    found = [each for process in family() for each in process.net_connections("inet")]
+    return {each.laddr[0].removeprefix("::ffff:") for each in found if each.status == psutil.CONN_LISTEN}
+
+
 def test_2_workers_sample_and_learn_as_this_process(
     tiny_run: list[str], here: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nothing outside this machine can reach any of their processes."""
+    reached, record = set[str](), Trainer.record
+
+    def look(self: Trainer, *arguments: Any) -> None:
+        reached.update(addresses_listened_at())
+        record(self, *arguments)
+
+    monkeypatch.setattr(Trainer, "record", look)
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))  # where the counting workers' own module is found
     monkeypatch.setattr("cepo.runtime.ray.ranks.RankProcess", CountingRank)
     devices = ["trainer.launcher=ray", "trainer.n_gpus_per_node=2"]
     train(config_of(tiny_run, *TWO_TEACHERS, *devices, folder=tmp_path))
     assert_same_run(tmp_path, here)
+    assert reached == {"127.0.0.1"}
     for row in json_lines(tmp_path / "metrics.jsonl"):
         assert row["work/bytes_sent_max"] < 20_000  # 4 prompts' pixels alone would be more
     sent = between_ranks(2, tmp_path)
@@ -133,21 +152,22 @@ def test_a_run_trains_on_after_a_worker_was_killed(
     """The run has 2 workers, and every step is accounted for."""
     pytest.importorskip(engine, reason=f"{engine} is not installed")
     killed = kill_rank_1(monkeypatch, method="update", call=2, with_signal=signal.SIGKILL)
-    options = [f"worker.rollout.name={engine}", "trainer.max_steps=3", "trainer.save_freq=1"]
+    options = [f"worker.rollout.name={engine}", "trainer.max_steps=2", "trainer.save_freq=1"]
     caplog.set_level("INFO", logger="cepo")
     train(config_of(tiny_run, *TWO_TEACHERS, *TWO_WORKERS, *options, folder=tmp_path))
     assert len(killed) == 1
     rows = json_lines(tmp_path / "metrics.jsonl")
-    assert [row["step"] for row in rows] == [1, 2, 3]
-    assert [row.get("faults/restarts") for row in rows] == [None, 1.0, 1.0]
-    assert [group[0] for group in responses(tmp_path)] == [1] * 4 + [2] * 4 + [3] * 4
-    assert (tmp_path / "global_step_3" / "trainer_state.json").is_file()
+    assert [row["step"] for row in rows] == [1, 2]
+    assert [row.get("faults/restarts") for row in rows] == [None, 1.0]
+    assert [group[0] for group in responses(tmp_path)] == [1] * 4 + [2] * 4
+    assert (tmp_path / "global_step_2" / "trainer_state.json").is_file()
     assert f"process {killed[0]}) died while updating the policy" in caplog.text
     assert "restart 1 of 2" in caplog.text
-    assert f"resumed from {tmp_path}/global_step_1: continues with step 2 of 3" in caplog.text
+    assert f"resumed from {tmp_path}/global_step_1: continues with step 2 of 2" in caplog.text
     assert all(row["work/teacher_rows"] > 0 for row in rows)
 
 
+@pytest.mark.nightly("one more cluster; the same restart as after a killed worker")
 def test_a_run_goes_on_in_a_new_cluster_when_its_own_has_died(
     tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -159,30 +179,7 @@ def test_a_run_goes_on_in_a_new_cluster_when_its_own_has_died(
     assert f"the Ray cluster of this run has lost its gcs_server (process {killed[0]})" in caplog.text
 
 
-def family() -> list[psutil.Process]:
-    return [psutil.Process(), *psutil.Process().children(recursive=True)]
-
-
-def addresses_listened_at() -> set[str]:
-    """Where this process, the parts of the cluster and the workers can be reached."""
-    found = [each for process in family() for each in process.net_connections("inet")]
-    return {each.laddr[0].removeprefix("::ffff:") for each in found if each.status == psutil.CONN_LISTEN}
-
-
-def test_a_run_on_one_machine_cannot_be_reached_from_outside(
-    tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reached, plain = set[str](), Trainer.record
-
-    def look(self: Trainer, *arguments: Any) -> None:
-        reached.update(addresses_listened_at())
-        plain(self, *arguments)
-
-    monkeypatch.setattr(Trainer, "record", look)
-    train(config_of(tiny_run, *TWO_WORKERS, "trainer.max_steps=1", folder=tmp_path))
-    assert reached == {"127.0.0.1"}
-
-
+@pytest.mark.nightly("waits for a time limit, and for the end of a cluster")
 def test_a_hanging_rank_is_found_by_the_time_limit(
     tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,13 +19,12 @@ from reference_trainer.model import Prompts, load_policy, response_logits, sampl
 from reference_trainer.settings import Divergence, Problem, Response, Settings
 from reference_trainer.training import ReferenceTrainer
 from torch import Tensor
-from training_runs import actor_of, checked_config, parameters_of, recorded_groups
+from training_runs import actor_of, checked_config, parameters_of, recorded_groups, trainer_of
 
 from cepo.algorithms import available_estimators
 from cepo.models.processing import Processing
 from cepo.rollout.generator import AdapterWeights, Generation, GenerationRequest, SamplingSettings
 from cepo.runtime.local import LocalBackend
-from cepo.train import build_trainer
 from cepo.trainer.loop import Trainer
 
 pytestmark = pytest.mark.heavy
@@ -280,7 +279,7 @@ def adapter_of(trainer: Trainer) -> dict[str, Tensor]:
 
 def trained_by_cepo(case: Case, problems: Path, model: Path, folder: Path) -> Trained:
     with ExitStack() as stack:
-        trainer = build_trainer(checked_config(arguments(case, problems, model, folder)), stack)
+        trainer = trainer_of(checked_config(arguments(case, problems, model, folder)), stack)
         assert isinstance(trainer.backend, LocalBackend)
         replay(trainer, trainer.processing)
         has_adapter = case.settings.lora is not None

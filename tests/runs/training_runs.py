@@ -83,15 +83,22 @@ class _KeptPool(RewardPool):
 
 _own_pool, _kept_pool = RewardPool.of, _KeptPool.of
 _kept: dict[str, RewardPool] = {}
+_REWARDS_OF_MANY_RUNS = (":parity", ":graded", "cepo/rewards/math.py:compute_score")
 
 
 def shared_pool(reward: RewardConfig) -> RewardPool:
-    """The pool of all runs with the reward of `tiny_run`, and one of its own for a run with another."""
-    if not reward.reward_function.endswith(":parity"):
+    """The pool of all runs with this reward if there are many of them, and else one of its own."""
+    if not reward.reward_function.endswith(_REWARDS_OF_MANY_RUNS):
         return _own_pool(reward)
     if repr(reward) not in _kept:
         _kept[repr(reward)] = _kept_pool(reward)
     return _kept[repr(reward)]
+
+
+def trainer_of(config: RunConfig, stack: ExitStack) -> Trainer:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RewardPool, "of", shared_pool)
+        return build_trainer(config, stack)
 
 
 def run(
@@ -103,9 +110,7 @@ def run(
         # Fixtures of a module train before a test limits its threads, and the number of threads decides bits.
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(RewardPool, "of", shared_pool)
-            trainer = build_trainer(config, stack)
+        trainer = trainer_of(config, stack)
         if prepare is not None:
             prepare(trainer)
         trainer.fit()

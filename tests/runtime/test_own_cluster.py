@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.heavy
-SLOW = pytest.mark.nightly("one more cluster in a process of its own; tests/runs/test_ray.py has a cluster that dies")
+SLOW = pytest.mark.nightly("one more cluster in a process of its own; tests/runs/test_ray.py has a worker that dies")
 
 PRELUDE = """
 import json, os, signal, sys, time, psutil

@@ -178,6 +178,7 @@ class LargestLive(TorchDispatchMode):
         return result
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("value_bytes", [2, 4])
 def test_a_gradientless_pass_holds_half_to_all_of_its_bound(value_bytes: int) -> None:
     import transformers

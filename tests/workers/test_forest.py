@@ -93,7 +93,7 @@ row_lists = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(rows=row_lists, min_shared=st.integers(1, 4), placeholders=st.sampled_from([(), (1,)]))
 def test_every_row_is_read_off_its_path(rows: list[TokenRow], min_shared: int, placeholders: tuple[int, ...]) -> None:
     forest = plan_forest(rows, placeholders=placeholders, min_shared=min_shared)
@@ -114,7 +114,7 @@ def test_every_row_is_read_off_its_path(rows: list[TokenRow], min_shared: int, p
             assert around != (1, 1)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(rows=row_lists, budget=st.integers(1, 60))
 def test_packs_hold_each_row_once_within_the_budget(rows: list[TokenRow], budget: int) -> None:
     packs = pack_rows(plan_forest(rows, min_shared=2), budget=budget)

@@ -92,7 +92,7 @@
     byId("first-rollout")?.replaceChildren(
       make("h2", { textContent: `A response of step ${step}: ${wordsOf(rollout)}` }), make("div", { className: "problem" }, ...imagesOf(group).slice(0, 1), make("p", { textContent: `${plain(group.problem.replace("<image>", ""))} Answer: ${plain(group.ground_truth)}` })),
       tokensOf(rollout, rollout.columns[1], `tokens under ${block.methods[0]}`), legendOf(rollout.columns[1]),
-      make("p", {}, make("a", { href: `#step=${step}&rollout=${place}`, textContent: "Its credit under all methods", onclick: () => byId("credit").scrollIntoView() })));
+      make("p", {}, make("a", { href: `#step=${step}&rollout=${place}`, textContent: "Its credit under all methods", onclick: () => reveal() })));
   };
 
   const draw = () => {
@@ -114,12 +114,15 @@
       make("h3", {}, make("a", { href: `#step=${block.step}&rollout=${number}`, textContent: `rollout ${number}` }), `: ${wordsOf(other)}`), tokensOf(other, other.columns[1], `tokens of rollout ${number} under ${block.methods[0]}`))));
   };
 
+  // While the view is open, the address is that of its rollout; such an address opens it.
+  const view = byId("credit"), address = () => view.open && current && history.replaceState(null, "", `#step=${current.block.step}&rollout=${current.place}`);
+  const reveal = () => { view.open = true; view.scrollIntoView(); };
   const show = async (entry) => {
     if (!entry) { byId("rollout").replaceChildren("No rollout passes the filter."); byId("panels").replaceChildren(); byId("position").value = "0 of 0"; return; }
     const [step, place] = entry;
     current = { block: await open(step), place, entry };
     byId("position").value = `${listed.indexOf(entry) + 1} of ${listed.length}`;
-    history.replaceState(null, "", `#step=${step}&rollout=${place}`);
+    address();
     draw();
   };
   const filter = () => {
@@ -133,6 +136,7 @@
   };
   const follow = () => {
     const asked = new URLSearchParams(location.hash.slice(1));
+    if (asked.has("step")) reveal();
     const find = (step, place) => all.find((entry) => entry[0] === step && entry[1] === place);
     const entry = find(Number(asked.get("step")), Number(asked.get("rollout")));
     if (entry && !listed.includes(entry)) { for (const id of filters) byId(id).value = ""; filter(); }
@@ -145,19 +149,20 @@
 
   for (const id of filters) byId(id).addEventListener("input", () => { filter(); show(listed.includes(current?.entry) ? current.entry : listed[0]); });
   byId("colour").addEventListener("input", () => { current && draw(); drawFirst(); });
+  view.addEventListener("toggle", address);
   byId("previous").onclick = () => move(-1);
   byId("next").onclick = () => move(1);
-  for (const kind of ["pointerover", "click"]) byId("credit").addEventListener(kind, (event) => {
+  for (const kind of ["pointerover", "click"]) view.addEventListener(kind, (event) => {
     const tokens = event.target.parentElement;
     if (tokens?.className === "tokens") point(tokens, [...tokens.children].indexOf(event.target));
   });
   addEventListener("step-chosen", ({ detail }) => {  // on a chart: the nearest step whose rollouts are recorded
     const nearest = all.reduce((best, entry) => Math.abs(entry[0] - detail) < Math.abs(best[0] - detail) ? entry : best);
     location.hash = `#step=${nearest[0]}&rollout=${nearest[1]}`;
-    byId("credit").scrollIntoView();
+    reveal();
   });
   addEventListener("keydown", (event) => {
-    if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (!view.open || event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
     const by = { j: 1, k: -1, ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!by) return;
     if (event.target.className === "tokens" && event.key.startsWith("Arrow")) { point(event.target, (event.target.place ?? -1) + by); event.preventDefault(); }

@@ -12,11 +12,11 @@ const make = (tag, properties = {}, ...children) => {
   element.append(...children);
   return element;
 };
-const short = (value) => value === null || value === undefined ? "–" : Number.isNaN(value) ? "not a number" : value !== 0 && (Math.abs(value) >= 1e5 || Math.abs(value) < 1e-4)
-  ? Number(value).toExponential(1).replace("e+", "e").replace(".0e", "e") : String(Number(value.toPrecision(3)));
+const short = (value, digits = 3) => value === null || value === undefined ? "–" : Number.isNaN(value) ? "not a number" : value !== 0 && (Math.abs(value) >= 1e5 || Math.abs(value) < 1e-4)
+  ? Number(value).toExponential(1).replace("e+", "e").replace(".0e", "e") : String(Number(value.toPrecision(digits)));
 const ticksOf = (low, high, count) => {
   const rough = (high - low) / count || 1, power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough * 0.999);
+  const step = power * [1, 2, 2.5, 5, 10].find((factor) => factor * power >= rough * 0.999);
   return Array.from({ length: Math.floor(high / step + 1e-9) - Math.ceil(low / step - 1e-9) + 1 }, (_, place) => (Math.ceil(low / step - 1e-9) + place) * step);
 };
 let addChart;  // draws data into a figure with a plot and a legend
@@ -54,10 +54,10 @@ let addChart;  // draws data into a figure with a plot and a legend
     const svg = inSvg("svg", { width, height, tabindex: 0, role: "img", "aria-label": `${data.title}, ${data.unit}; ${shown.map((one) => `${one.label}: ${short(one.values[0])} to ${short(one.values.at(-1))}`).join(", ")}` });
     for (const tick of ticksOf(low, high, height / 50)) {
       const at = 8 + (high - tick) / (high - low) * (height - 8 - bottom);
-      svg.append(inSvg("line", { x1: left, x2: width - 12, y1: at, y2: at, class: "grid" }), inSvg("text", { x: left - 6, y: at + 4, "text-anchor": "end" }, short(log ? 10 ** tick : tick)));
+      svg.append(inSvg("line", { x1: left, x2: width - 12, y1: at, y2: at, class: "grid" }), inSvg("text", { x: left - 6, y: at + 4, "text-anchor": "end" }, log ? short(10 ** tick) : short(tick, 6)));
     }
     for (const tick of ticksOf(first, last, Math.max(2, width / 90)).filter((tick) => clock || data.x !== "step" || Number.isInteger(tick)))
-      svg.append(inSvg("text", { x: left + (tick - first) / (last - first || 1) * (width - left - 12), y: height - bottom + 16, "text-anchor": "middle" }, short(tick)));
+      svg.append(inSvg("text", { x: left + (tick - first) / (last - first || 1) * (width - left - 12), y: height - bottom + 16, "text-anchor": "middle" }, short(tick, 6)));
     svg.append(inSvg("text", { x: width - 12, y: height - 4, "text-anchor": "end" }, clock ? byId("clock").value : data.x));
     for (const one of shown) {
       const values = drawn.get(one), style = `--c:${one.c}`;
