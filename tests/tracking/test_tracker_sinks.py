@@ -1,4 +1,4 @@
-"""Weights & Biases, MLflow, SwanLab and Trackio by their own libraries, offline: what they keep, and how a resumed run goes on."""
+"""Weights & Biases, MLflow, SwanLab and Trackio by their own libraries, offline: what they keep, and how a run goes on."""
 
 from __future__ import annotations
 
