@@ -15,13 +15,13 @@ import torch
 from isolation import own_caches
 from rounding import ORDERS, moved_by_one_unit
 from torch import Tensor
-from training_runs import actor_of
 
 from cepo.algorithms import available_estimators, build_estimator
 from cepo.config import check_config, load_config
 from cepo.errors import ConfigError, DataError, RewardError
 from cepo.microgeo.world import ASSETS, split_problems, write_problems
 from cepo.rewards.math import compute_score
+from cepo.runtime.local import LocalBackend
 from cepo.train import build_trainer
 from cepo.trainer.asking import Rollouts
 from cepo.trainer.loop import Trainer
@@ -115,7 +115,8 @@ def rounding_of_advantages(trainer: Trainer, rollouts: Rollouts, method: str, se
     The two trainers batch and pad the same rows differently, so each sum of a pass is rounded in another order; log-probs
     of -14 differ by some 1e-5. A weight `exp(delta)` multiplies this by `lambda |A| exp(delta)`, up to 2.8 here.
     """
-    local = [each.detach().to_local() for each in actor_of(trainer).module.parameters()]
+    assert isinstance(trainer.backend, LocalBackend)
+    local = [each.detach().to_local() for each in trainer.backend.actor.module.parameters()]
     return moved_by_one_unit(lambda: [own_advantages(trainer, rollouts, method, settings)], local, seeds=1)
 
 
