@@ -179,21 +179,23 @@ def paired_difference(first: Setting, second: Setting) -> Cell | str:
 
     Runs with equal seeds form pairs, which are compared at the last validation that both made. Empty if a pair has no
     common validation after the start of training. Without pairs, the result is the difference of the means at each
-    run's end, with the error of two independent means.
+    run's end. With fewer than two pairs the error is that of two independent means.
     """
+    before, after = first.at_end(_ACCURACY), second.at_end(_ACCURACY)
+    if isinstance(before, str) or isinstance(after, str):
+        return ""
+    errors = [cell.error for cell in (before, after) if cell.error is not None]
+    independent = math.hypot(*errors) if len(errors) == 2 else None
     partners = {_seeds(run): run for run in first.runs}
     pairs = [(partners[seed], run) for run in second.runs if (seed := _seeds(run)) in partners]
     if not pairs:
-        before, after = first.at_end(_ACCURACY), second.at_end(_ACCURACY)
-        if isinstance(before, str) or isinstance(after, str):
-            return ""
-        errors = [cell.error for cell in (before, after) if cell.error is not None]
-        return Cell(mean=after.mean - before.mean, error=math.hypot(*errors) if len(errors) == 2 else None)
+        return Cell(mean=after.mean - before.mean, error=independent)
     measured = [(one.values_by_step(_ACCURACY), other.values_by_step(_ACCURACY)) for one, other in pairs]
     ends = [max((step for step in one.keys() & other.keys() if step > 0), default=0) for one, other in measured]
     if 0 in ends:
         return ""
-    return Cell.over([100 * (other[end] - one[end]) for (one, other), end in zip(measured, ends, strict=True)])
+    paired = Cell.over([100 * (other[end] - one[end]) for (one, other), end in zip(measured, ends, strict=True)])
+    return paired if len(pairs) > 1 else replace(paired, error=independent)
 
 
 def _curves(setting: Setting, name: str) -> Iterator[Series]:
@@ -282,7 +284,8 @@ def _labels(methods: Sequence[str], values: Sequence[Sequence[str]], keys: Seque
 def _notes(settings: Sequence[Setting], differing: Mapping[str, Sequence[str]]) -> Iterator[str]:
     yield (
         "Errors are standard errors over runs, and of a single run Wilson's over its samples. The difference is "
-        "from the first row, paired by seed, at the last validation that both runs made; seconds are medians over steps."
+        "from the first row, paired by seed, at the last validation that both runs made, and of a single pair its error "
+        "is that of independent samples; seconds are medians over steps."
     )
     first = settings[0]
     for setting in settings:

@@ -18,22 +18,17 @@ _SPREADS = {"reward/mean": "reward/std"} | {
     f"evidence/delta_mean_{side}": f"evidence/delta_std_{side}" for side in ("right", "wrong")
 }
 _RANGES = {"response_length/mean": ("response_length/min", "response_length/max")}
-_SHARE, _NATS = "fraction of tokens", "nats per token"
+_SHARE, _NATS, _DEVIATION = "fraction of tokens", "nats per token", "the band is one standard deviation"
 CHARTS = {
     LEARNING: (
         (HELD_OUT, "fraction right", "val/accuracy val/greedy_accuracy", "the band is one standard error (Wilson)"),
-        (
-            "Reward",
-            "per response",
-            r"reward/mean reward/(?!mean|std|max|min|correct|.*num_).*",
-            "the band is one standard deviation",
-        ),
+        ("Reward", "per response", r"reward/mean reward/(?!mean|std|max|min|correct|.*num_).*", _DEVIATION),
         ("Training accuracy", "fraction right", "reward/correct", ""),
         ("Response length", "tokens", "response_length/mean", "the band reaches from the shortest to the longest"),
         ("Responses cut by the length limit", "fraction", "response_length/clip_ratio", ""),
     ),
     "Evidence": (
-        ("Delta", _NATS, "evidence/delta_mean_(right|wrong)", "the band is one standard deviation over tokens"),
+        ("Delta", _NATS, "evidence/delta_mean_(right|wrong)", f"{_DEVIATION} over tokens"),
         ("Evidence fractions", _SHARE, "evidence/(positive|negative)_fraction", ""),
         ("Lambda", "mixing weight", "evidence/lambda", ""),
         ("Delta by sign of A", _NATS, "evidence/delta_mean_.*_advantage", ""),
@@ -88,14 +83,8 @@ _WORDS = {
     "rollout/log_prob_gap_max": ("largest", "difference of a token's log-prob between sampler and trainer"),
     "evidence/delta_mean_right": ("right rollouts", "mean of delta, the evidence of a token"),
     "evidence/delta_mean_wrong": ("wrong rollouts", "mean of delta, the evidence of a token"),
-    "evidence/positive_fraction": (
-        "for a right answer",
-        "tokens likelier with a right answer in view than a wrong one",
-    ),
-    "evidence/negative_fraction": (
-        "for a wrong answer",
-        "tokens likelier with a wrong answer in view than a right one",
-    ),
+    "evidence/positive_fraction": ("for a right answer", "tokens likelier with a right answer in view than a wrong"),
+    "evidence/negative_fraction": ("for a wrong answer", "tokens likelier with a wrong answer in view than a right"),
     "evidence/lambda": ("lambda", "share of the evidence's weights in the advantages"),
     "evidence/delta_mean_positive_advantage": ("A > 0", "mean of delta, the evidence of a token"),
     "evidence/delta_mean_negative_advantage": ("A < 0", "mean of delta, the evidence of a token"),

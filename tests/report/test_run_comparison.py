@@ -69,6 +69,13 @@ def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
     assert difference == Cell(mean=pytest.approx(3.0), error=pytest.approx(1 / math.sqrt(3)))  # type: ignore[arg-type]
 
 
+def test_a_single_pair_has_the_error_of_independent_samples(tmp_path: Path) -> None:
+    """Of 100 samples 40 and 50 are right: Wilson's errors are 4.876 and 4.975 points, and hypot(4.876, 4.975) is 6.966."""
+    folders = [method_run(tmp_path / name, name, 0, (0.3, after)) for name, after in (("grpo", 0.4), ("cepo", 0.5))]
+    (_, difference) = cells(folders, "difference")
+    assert difference == Cell(mean=pytest.approx(10.0), error=pytest.approx(6.966, abs=1e-3))  # type: ignore[arg-type]
+
+
 def test_learning_rates_of_one_method_are_settings_of_their_own(tmp_path: Path) -> None:
     folders = [
         method_run(tmp_path / f"r{rate}-{seed}", "cepo", seed, (0.3, 0.4), RATE.format(rate))
