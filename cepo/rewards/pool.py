@@ -263,7 +263,7 @@ class RewardPool:
         status: str
         value: Any
         worker = self._idle.pop()
-        if worker.functions is not None and not worker.is_alive:
+        if not worker.is_alive:
             logger.warning("%s while it was idle; a new one replaces it.", worker.kill())
             worker = self._replaced(worker)
         self._serving[worker] = stream

@@ -1,9 +1,11 @@
-"""Logs to TensorBoard, Weights & Biases, SwanLab and MLflow through their own libraries; a resumed run continues there.
+"""Logs to TensorBoard, Weights & Biases, SwanLab, Trackio and MLflow through their own libraries; a resumed run
+continues its tracker's run.
 
 | tracker | without a network or server |
 | --- | --- |
 | Weights & Biases | `WANDB_MODE=offline` keeps the run on this machine until `wandb sync` |
 | SwanLab | `SWANLAB_MODE=offline` keeps it until `swanlab sync` |
+| Trackio | without `TRACKIO_SPACE_ID` or `TRACKIO_SERVER_URL` the run is kept in `TRACKIO_DIR`; `trackio show` shows it |
 | MLflow | without `MLFLOW_TRACKING_URI` the run is kept in a database within the run folder |
 """
 
@@ -109,6 +111,40 @@ class SwanlabSink(Sink):
         texts = [self._text("\n\n".join(f"{name}: {value}" for name, value in row.items())) for row in rows]
         if texts:
             self._run.log({"val/generations": texts}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class TrackioSink(Sink):
+    """Logs to Trackio: metrics by step, validation samples as tables.
+
+    Trackio finds runs by name, so that a run has the experiment's name with a suffix of its own.
+    """
+
+    def __init__(self, run: RunDescription) -> None:
+        import trackio  # pyright: ignore[reportMissingImports]
+
+        name = earlier_run(run, "trackio") or f"{run.experiment}-{uuid.uuid4().hex[:6]}"
+        self._table: Any = trackio.Table
+        self._run: Any = trackio.init(
+            project=run.project,
+            name=name,
+            resume="allow",
+            config=config_tree(run),
+            embed=False,
+            auto_log_cpu=False,
+            auto_log_gpu=False,
+        )
+        remember_run(run, "trackio", name)
+
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log({name: finite_or_nan(value) for name, value in values.items()}, step=step)
+
+    def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        if rows:
+            cells = [{name: str(value) for name, value in row.items()} for row in rows]
+            self._run.log({"val/generations": self._table(data=cells)}, step=step)
 
     def close(self) -> None:
         self._run.finish()

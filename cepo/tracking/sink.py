@@ -23,9 +23,15 @@ _SINKS = {
     "mlflow": ("cepo.tracking.external", "MlflowSink"),
     "swanlab": ("cepo.tracking.external", "SwanlabSink"),
     "tensorboard": ("cepo.tracking.external", "TensorboardSink"),
+    "trackio": ("cepo.tracking.external", "TrackioSink"),
     "wandb": ("cepo.tracking.external", "WandbSink"),
 }
-_LIBRARIES = {"mlflow": ("mlflow", "sqlalchemy", "alembic"), "swanlab": ("swanlab",), "wandb": ("wandb",)}
+_LIBRARIES = {
+    "mlflow": ("mlflow", "sqlalchemy", "alembic"),
+    "swanlab": ("swanlab",),
+    "trackio": ("trackio",),
+    "wandb": ("wandb",),
+}
 """Libraries that a sink needs beyond the package's own dependencies; the extra `trackers` installs them."""
 
 

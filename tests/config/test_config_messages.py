@@ -91,11 +91,11 @@ def test_an_argument_of_another_form_is_refused(argument: str, part: str) -> Non
         ("worker.actor.optim.lr=fast", "worker.actor.optim.lr must be a number, got the text 'fast'"),
         (
             "trainer.logger=console",
-            "trainer.logger must be a list, each entry one of console, file, tensorboard, wandb, mlflow, swanlab",
+            "trainer.logger must be a list, each entry one of console, file, tensorboard, wandb, mlflow, swanlab, trackio",
         ),
         (
             "trainer.logger=[consol]",
-            "trainer.logger[0] must be one of console, file, tensorboard, wandb, mlflow, swanlab, got the text 'consol'",
+            "trainer.logger[0] must be one of console, file, tensorboard, wandb, mlflow, swanlab, trackio, got the text 'consol'",
         ),
         ("trainer.logger=[wandbb]", "Did you mean 'wandb'?"),
         ("data.train_files=[]", "data.train_files must be text, got the list []"),

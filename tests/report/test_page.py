@@ -377,16 +377,21 @@ def test_8_rollouts_of_2000_tokens_take_5_mb_and_10_s(browser: Browser, tmp_path
     assert "delta" in opened.tip(0, 1999)
 
 
-def test_10000_rollouts_lie_in_files_that_open_lazily(browser: Browser, tmp_path: Path) -> None:
-    """500 steps of 20 rollouts of 50 tokens; another step's file is asked for when it is looked at."""
-    folder = folder_of(tmp_path, 500, [mixed(step, tokens=50, size=20) for step in range(1, 501)])
+@pytest.mark.parametrize("steps", [8, pytest.param(500, marks=pytest.mark.nightly("writes for half a minute"))])
+def test_rollouts_of_other_steps_lie_in_files_that_open_lazily(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """Steps of 20 rollouts of 50 tokens; another step's file is asked for when it is looked at."""
+    if steps < 500:
+        monkeypatch.setattr("cepo.report.credit_view._INLINE_BYTES", 0)  # as if there were too many for one file
+    folder = folder_of(tmp_path, steps, [mixed(step, tokens=50, size=20) for step in range(1, steps + 1)])
     page = write_report(folder)
     assert page.stat().st_size < 12_000_000
     opened = Opened(browser, page)
     assert opened.requests == [page.as_uri()]
-    assert opened.position().endswith("of 10000")
+    assert opened.position().endswith(f"of {20 * steps}")
     opened.page.evaluate("location.hash = '#step=7&rollout=19'")
-    expect(opened.page.locator("#position")).to_have_text("140 of 10000")
+    expect(opened.page.locator("#position")).to_have_text(f"140 of {20 * steps}")
     assert opened.requests[1:] == [(folder / "report_steps" / "7.js").as_uri()]
     assert opened.errors == []
 
@@ -573,7 +578,18 @@ def axe() -> str:
     return (Path(package.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1400, False), (1400, True), (800, True), (360, False)])
+OTHER_VIEW = pytest.mark.nightly("a quarter of a minute; dark and light, wide and narrow are in the other cases")
+
+
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [
+        pytest.param(1400, False, marks=OTHER_VIEW),
+        (1400, True),
+        pytest.param(800, True, marks=OTHER_VIEW),
+        (360, False),
+    ],
+)
 def test_axe_has_no_serious_finding_on_any_page(
     browser: Browser, axe: str, tmp_path: Path, width: int, dark: bool
 ) -> None:

@@ -62,11 +62,14 @@ SCRIPTS = {
 From examples/ of hiyouga/EasyR1 (Apache-2.0), read on 2026-11-22."""
 
 
+SECOND = pytest.mark.nightly("settings of the 7B or the 32B script; experts are trained in test_families")
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     "script",
     [
-        pytest.param(name, marks=pytest.mark.nightly("the 7B script with one setting less") if "_3b_" in name else ())
+        pytest.param(name, marks=SECOND if name in ("qwen2_5_vl_3b_geo3k_grpo", "qwen3_vl_30b_geo3k_grpo") else ())
         for name in SCRIPTS
     ],
 )
