@@ -21,7 +21,7 @@ from cepo.config import check_config, load_config
 from cepo.errors import ConfigError, DataError, RewardError
 from cepo.microgeo.world import ASSETS, split_problems, write_problems
 from cepo.rewards.math import compute_score
-from cepo.runtime.local import LocalBackend
+from  import LocalBackend
 from cepo.train import build_trainer
 from cepo.trainer.asking import Rollouts
 from cepo.trainer.loop import Trainer
