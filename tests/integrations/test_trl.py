@@ -21,11 +21,11 @@ from cepo.config import check_config, load_config
 from cepo.errors import ConfigError, DataError, RewardError
 from cepo.microgeo.world import ASSETS, split_problems, write_problems
 from cepo.rewards.math import compute_score
-from  import LocalBackend
 from cepo.train import build_trainer
 from cepo.trainer.asking import Rollouts
 from cepo.trainer.loop import Trainer
 from cepo.types import Reference
+from cepo.workers.worker import Worker
 
 trl = pytest.importorskip("trl", reason="the extra `trl` is not installed")
 pytestmark = pytest.mark.heavy
@@ -115,7 +115,7 @@ def rounding_of_advantages(trainer: Trainer, rollouts: Rollouts, method: str, se
     The two trainers batch and pad the same rows differently, so each sum of a pass is rounded in another order; log-probs
     of -14 differ by some 1e-5. A weight `exp(delta)` multiplies this by `lambda |A| exp(delta)`, up to 2.8 here.
     """
-    assert isinstance(trainer.backend, LocalBackend)
+    assert isinstance(trainer.backend, Worker)
     local = [each.detach().to_local() for each in trainer.backend.actor.module.parameters()]
     return moved_by_one_unit(lambda: [own_advantages(trainer, rollouts, method, settings)], local, seeds=1)
 
