@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from cepo.report.opened import Run
     from cepo.sizing import Memory
     from cepo.tracking.tracker import Tracker
+    from cepo.trainer.callbacks import Callback
     from cepo.trainer.loop import Trainer
-    from cepo.trainer.protocol import Backend, Callback
+    from cepo.trainer.protocol import Backend
     from cepo.trainer.run_policy import RunPolicy
     from cepo.workers.worker import WorkerFacts
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import psutil
 import torch
 
-from cepo.doctor import Finding
+from cepo.doctor.versions import Finding
 from cepo.hardware import (
     BuildTools,
     Capability,

@@ -10,8 +10,8 @@ from pathlib import Path
 from huggingface_hub import constants
 
 from cepo.config import RunConfig, find_path
-from cepo.doctor import Finding
 from cepo.doctor.machine import Machine
+from cepo.doctor.versions import Finding
 from cepo.errors import CepoError
 from cepo.models.families import Family, family_of
 from cepo.models.pretrained import read_config

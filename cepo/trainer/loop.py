@@ -24,10 +24,11 @@ from cepo.progress import StageClock, phase
 from cepo.rewards.pool import RewardPool
 from cepo.tracking.tracker import Tracker
 from cepo.trainer.asking import Asker, Rollouts, training_settings
+from cepo.trainer.callbacks import Callback
 from cepo.trainer.checkpoints import TrainerState
 from cepo.trainer.filtering import ask_until_enough
 from cepo.trainer.planning import ScoringPlan, make_plan, num_without_answer, restricted, rollout_groups
-from cepo.trainer.protocol import Backend, Callback
+from cepo.trainer.protocol import Backend
 from cepo.trainer.recording import answer_metrics, group_records, reward_metrics, work_metrics
 from cepo.trainer.run_policy import RunPolicy
 from cepo.trainer.scoring import (

@@ -10,7 +10,8 @@ from doctor_cases import GIB
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from cepo.doctor import TESTED, Finding, findings_table, version_findings
+from cepo.doctor import findings_table
+from cepo.doctor.versions import TESTED, Finding, version_findings
 from cepo.sizing import gib
 
 REPOSITORY = Path(__file__).resolve().parents[2]
