@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from cepo.config import RunConfig, check_config
 from cepo.config import load_config as _load_config
 from cepo.foreign_files import read_objects
+from cepo.trees import Fields
 
 if TYPE_CHECKING:
     import pandas
 
 
-def load_config(file: Path | str | None = None, settings: Mapping[str, object] | None = None) -> RunConfig:
+def load_config(file: Path | str | None = None, settings: Fields | None = None) -> RunConfig:
     """Returns a checked configuration: a YAML file, overridden by settings.
 
     Args:
@@ -37,7 +37,7 @@ def evaluate(
     data: str | None = None,
     *,
     config: Path | str | None = None,
-    settings: Mapping[str, object] | None = None,
+    settings: Fields | None = None,
     out: Path | str | None = None,
     n: int | None = None,
     temperature: float | None = None,
@@ -132,7 +132,7 @@ class Evaluation:
     """
 
     folder: Path
-    results: Mapping[str, Any]
+    results: Fields
 
     @cached_property
     def accuracy(self) -> pandas.DataFrame:
@@ -160,7 +160,7 @@ class Evaluation:
         return pandas.DataFrame(list(read_objects(self.folder / GENERATIONS_FILE, within=self.folder)))
 
 
-def _arguments(file: Path | str | None, settings: Mapping[str, object] | None) -> list[str]:
+def _arguments(file: Path | str | None, settings: Fields | None) -> list[str]:
     """Returns a command line. JSON is YAML, so other values than texts keep their type."""
     texts = {
         key: str(value) if isinstance(value, str | Path) else json.dumps(value)

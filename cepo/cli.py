@@ -12,17 +12,30 @@ import click
 from click.shell_completion import get_completion_class
 
 from cepo import __version__, interrupts
-from cepo.commands.setting_type import SettingType
-from cepo.errors import CepoError
+from cepo.errors import CepoError, did_you_mean
 from cepo.terminal import print_plain
 
 _USAGE_ERROR = 2
-_COPIED = ("configs", "examples", "scripts/geo3k", "scripts/common.sh")
 _FILE, _FOLDER = click.Path(path_type=Path, dir_okay=False), click.Path(path_type=Path, file_okay=False)
 _WORDS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
+
+def _settings_given(ctx: click.Context, _: click.Parameter, words: Sequence[str]) -> Sequence[str]:
+    """Refuses a word that can only be a misspelt option of the command; the reader of the configuration checks the rest."""
+    flags = {str(each.name): each.is_flag for each in ctx.command.params if isinstance(each, click.Option)}
+    known = ("config", *flags)
+    for word in words:
+        key = word.partition("=")[0]
+        if not all(flags.values()) and "." not in key and key != "config":
+            accepted = f"{', '.join(f'{name}=...' for name in known)}, and settings a.b.c=value"
+            raise click.UsageError(
+                f"argument '{word}':{did_you_mean(key.lstrip('-'), known)} Accepted: {accepted}", ctx
+            )
+    return words
+
+
 takes_settings = click.argument(
-    "settings", nargs=-1, type=SettingType(), metavar="[config=FILE] [a.b.c=value]..."
+    "settings", nargs=-1, callback=_settings_given, metavar="[config=FILE] [a.b.c=value]..."
 )  # fmt: skip
 
 
@@ -37,7 +50,7 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # The reader of the configuration explains a word that begins with dashes.
-        ctx.ignore_unknown_options = any(isinstance(each.type, SettingType) for each in self.params)
+        ctx.ignore_unknown_options = any(each.name == "settings" for each in self.params)
         return super().parse_args(ctx, [*self._options_of(ctx, args)])
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -308,20 +321,10 @@ def merge(**options: Any) -> None:
 @click.argument("folder", type=click.Path(path_type=Path))
 def init(folder: Path) -> None:
     """Copy the shipped configurations, templates, examples and launchers to the new FOLDER."""
-    import shutil
+    from cepo.config.paths import copy_shipped
 
-    from cepo.config.paths import SHIPPED_FOLDER
-
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise CepoError(f"{folder} exists and is not an empty folder; name a new one")
-    for name in _COPIED:
-        source, copy = SHIPPED_FOLDER / name, folder / name
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
-            shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source, copy)
-    print_plain(f"{folder}: {', '.join(_COPIED)}. Next: cepo train config={folder}/configs/microgeo/base.yaml")
+    copied = ", ".join(copy_shipped(folder))
+    print_plain(f"{folder}: {copied}. Next: cepo train config={folder}/configs/microgeo/base.yaml")
 
 
 @cli.command()

@@ -3,7 +3,7 @@
 One policy holds for all of them. A file is regular (a pipe or a device would block or never end), is at most as large as
 a limit that is checked before reading, and has the stated format. Where a folder is given, neither a path nor a link
 leads out of it. Anything else raises `ForeignFileError`, which names the file and the fault. It never repeats content, which
-could be that of another file.
+could be that of another file. An address is downloaded only from hosts that the user names (`download`).
 """
 
 from __future__ import annotations
@@ -11,13 +11,20 @@ from __future__ import annotations
 import io
 import json
 import os
+import socket
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+import time
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from urllib.parse import SplitResult, urljoin, urlsplit, urlunsplit
 
 from cepo.errors import CepoError, DataError, ForeignFileError
+from cepo.trees import Tree
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -30,6 +37,10 @@ LARGEST_LINE = 100_000_000
 """The largest line of a file of JSON lines; the number of lines is not limited."""
 LARGEST_IMAGE = 200_000_000
 """The largest image file."""
+LARGEST_DOWNLOAD = 50_000_000
+"""The largest image that is downloaded."""
+_DOWNLOAD_SECONDS = 30.0
+_MOST_REDIRECTS = 3
 LARGEST_PIXELS = 64_000_000
 """The largest accepted number of pixels (192 MB decoded), because a file of some kilobytes can state any size."""
 
@@ -43,14 +54,14 @@ def require_within(path: Path, folder: Path | str | None) -> Path:
         ForeignFileError: it is elsewhere or does not exist.
     """
     try:
-        place = Path(os.path.realpath(path, strict=True))
+        target = Path(os.path.realpath(path, strict=True))
     except (OSError, ValueError) as error:  # ValueError: a null byte
         raise ForeignFileError(path, _unreadable(error)) from error
-    if folder is not None and not place.is_relative_to(os.path.realpath(folder)):
+    if folder is not None and not target.is_relative_to(os.path.realpath(folder)):
         raise ForeignFileError(
             path, f"lies outside of {folder}, or is a link that leads out of it; copy the file there"
         )
-    return place
+    return target
 
 
 def hub_folder(folder: Path) -> Path:
@@ -78,9 +89,9 @@ def open_regular(
     """
     # Without O_NONBLOCK, opening a pipe would wait for its other end. The path has no more links.
     flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (os.O_RDWR if writable else os.O_RDONLY)
-    place = require_within(path, within)
+    target = require_within(path, within)
     try:
-        descriptor = os.open(place, flags)
+        descriptor = os.open(target, flags)
     except OSError as error:
         raise ForeignFileError(path, _unreadable(error)) from error
     status = os.fstat(descriptor)
@@ -141,7 +152,7 @@ def read_json(path: Path, kind: type, *, within: Path | str | None = None) -> An
     return value
 
 
-def read_objects(path: Path, *, within: Path | str | None = None) -> Iterator[dict[str, Any]]:
+def read_objects(path: Path, *, within: Path | str | None = None) -> Iterator[Tree]:
     """Yields the objects of a file of JSON lines in order; skips an incomplete last line.
 
     Raises:
@@ -151,7 +162,7 @@ def read_objects(path: Path, *, within: Path | str | None = None) -> Iterator[di
         yield from (row for row, _ in objects_in(path, file))
 
 
-def objects_in(path: Path, file: BinaryIO) -> Iterator[tuple[dict[str, Any], int]]:
+def objects_in(path: Path, file: BinaryIO) -> Iterator[tuple[Tree, int]]:
     """Yields the objects of an open file of JSON lines with the lengths of their lines; raises as `read_objects`."""
     number = 0
     while line := file.readline(LARGEST_LINE):
@@ -168,7 +179,7 @@ def objects_in(path: Path, file: BinaryIO) -> Iterator[tuple[dict[str, Any], int
                 f"is damaged in line {number}: every line must be a JSON object of at most {LARGEST_LINE:,} bytes; only the "
                 "last may be incomplete. Remove that line to read the rest.",
             )
-        yield cast("dict[str, Any]", row), len(line)
+        yield cast("Tree", row), len(line)
 
 
 @contextmanager
@@ -213,6 +224,80 @@ def require_few_pixels(image: Image) -> None:
     width, height = image.size
     if width * height > LARGEST_PIXELS:
         raise DataError(f"the image is {width} x {height}; accepted: at most {LARGEST_PIXELS:,} pixels")
+
+
+def require_host(address: str, hosts: Collection[str]) -> SplitResult:
+    """Returns the parts of an address that may be downloaded.
+
+    Raises:
+        DataError: `hosts` has neither its host (with a port, `host:port`) for https nor its scheme and host for http.
+    """
+    try:
+        parts = urlsplit(address)
+        host = parts.hostname if parts.port is None else f"{parts.hostname}:{parts.port}"
+    except ValueError as error:
+        raise DataError(f"{address:.200} is not a valid address ({error})") from error
+    named = {"https": host, "http": f"http://{host}"}.get(parts.scheme)
+    if named is None or named not in hosts:
+        raise DataError(
+            f"{address:.200} is an address; images are downloaded only from data.image_hosts, which is "
+            f"{', '.join(hosts) or 'empty'}. Name {named or 'an https host'} there, or download the file and give its path"
+        )
+    return parts
+
+
+def download(address: str, hosts: Collection[str], *, largest: int) -> bytes:
+    """Returns what an address holds, without proxies, within `_DOWNLOAD_SECONDS` in all.
+
+    Redirects stay within `hosts`. A name that leads to an address that is not public is refused after connecting and
+    before anything is requested; the user may name that address itself.
+
+    Raises:
+        DataError: the host is not named, its address is not public, or the answer is too large, too late or an error.
+    """
+    until = time.monotonic() + _DOWNLOAD_SECONDS
+    for _ in range(1 + _MOST_REDIRECTS):
+        parts = require_host(address, hosts)
+        try:
+            found = _answer_of(parts, until, largest)
+        except (OSError, HTTPException, ValueError) as error:
+            why = f"no answer within {_DOWNLOAD_SECONDS:g} s" if time.monotonic() >= until else str(error)
+            raise DataError(f"{address:.200} cannot be downloaded: {why or type(error).__name__}") from error
+        if isinstance(found, bytes):
+            return found
+        address = urljoin(address, found)
+    raise DataError(f"{address:.200} cannot be downloaded: more than {_MOST_REDIRECTS} redirects")
+
+
+def _answer_of(parts: SplitResult, until: float, largest: int) -> bytes | str:
+    """Returns the content of an address, or the address to which it redirects; raises `OSError` for anything else."""
+    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    connection = kind(parts.netloc.rpartition("@")[2], timeout=max(0.01, until - time.monotonic()))
+    with closing(connection):
+        connection.connect()
+        peer = ip_address(connection.sock.getpeername()[0])
+        peer = getattr(peer, "ipv4_mapped", None) or peer
+        if not peer.is_global and parts.hostname != str(peer):
+            raise OSError(f"{parts.hostname} leads to {peer}, which is not public")
+        # Ends a server that sends byte by byte: the timeout of the socket begins anew with each.
+        timer = threading.Timer(until - time.monotonic(), socket.socket.shutdown, (connection.sock, socket.SHUT_RDWR))
+        timer.start()
+        try:
+            connection.request("GET", urlunsplit(("", "", parts.path or "/", parts.query, "")))
+            answer = connection.getresponse()
+            if answer.status in (301, 302, 303, 307, 308):
+                return answer.headers["Location"] or ""
+            if answer.status != 200:
+                raise OSError(f"the server answers {answer.status} {answer.reason}")
+            content = answer.read(largest + 1)
+            whole = answer.length in (None, 0) and time.monotonic() < until
+        finally:
+            timer.cancel()
+    if len(content) > largest:
+        raise OSError(f"it has more than {largest:,} bytes")
+    if not whole:
+        raise OSError("the answer is incomplete")
+    return content
 
 
 def _unreadable(error: Exception) -> str:

@@ -6,14 +6,13 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from cepo.config.algorithm_schema import AlgorithmConfig
 from cepo.config.checks import require_weights
 from cepo.config.data_schema import DataConfig
-from cepo.config.schema import ActorConfig, WorkerConfig
+from cepo.config.schema import ActorConfig, AlgorithmConfig, WorkerConfig
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.hub import require_hub_names
 from cepo.errors import ConfigError, DataError, RewardError
-from cepo.hardware.devices import device_in_words, limit_threads, require_devices, require_usable_torch
+from cepo.hardware import device_in_words, limit_threads, require_devices, require_usable_torch
 from cepo.runtime.reach import why_no_answer
 from cepo.tracking.run_folder import read_environment
 from cepo.trees import leaves

@@ -16,9 +16,7 @@ from pydantic_core import ErrorDetails
 from pydantic_core.core_schema import CoreSchema
 
 from cepo.errors import ConfigError, did_you_mean
-
-Tree = dict[str, Any]
-"""Nested settings, or a JSON schema."""
+from cepo.trees import Fields, Tree
 
 _Section = TypeVar("_Section")
 _RULES = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -149,7 +147,7 @@ def default_tree(kind: type[Any]) -> Tree:
     return tree
 
 
-def merged_trees(below: Tree, above: Mapping[str, Any]) -> Tree:
+def merged_trees(below: Tree, above: Fields) -> Tree:
     """Merges `above` into a copy of `below`: mappings are merged, everything else is replaced."""
     tree = copy.deepcopy(below)
     for name, value in above.items():

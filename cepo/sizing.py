@@ -79,7 +79,7 @@ class ModelShape:
     patches_per_token: int
 
 
-ShapeOf = Callable[[str, bool, Mapping[str, Any], LoraConfig], ModelShape]
+ShapeOf = Callable[[str, bool, Mapping[str, object], LoraConfig], ModelShape]
 """A function with the parameters of `model_shape`."""
 
 
@@ -291,12 +291,14 @@ def fit(memory: Memory, rollout: RolloutConfig, *, free: int, total: int) -> Fit
     return Fit(refused=refused, short=short, share=fitting)
 
 
-def require_memory(memory: Memory, rollout: RolloutConfig, device: torch.device) -> None:
-    """Checks a GPU before a model is loaded, and warns if activations may not fit.
+def require_memory(memory: Memory | None, rollout: RolloutConfig, device: torch.device) -> None:
+    """Checks a GPU before a model is loaded, and warns if activations may not fit; does nothing on another device.
 
     Raises:
         ConfigError: the part that does not depend on lengths does not fit.
     """
+    if memory is None or device.type != "cuda":
+        return
     free, total = torch.cuda.mem_get_info(device)
     found = fit(memory, rollout, free=free, total=total)
     if found.refused is not None:

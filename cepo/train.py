@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import sys
 from collections.abc import Sequence
@@ -223,14 +222,17 @@ def build_backend(
     config: RunConfig, processing: Processing, facts: WorkerFacts, image_probe: ImageSource | None
 ) -> Backend:
     """Builds the backend, which runs on this process's device or on those of a Ray cluster."""
-    facts = dataclasses.replace(facts, memory=_memory(config, processing, facts))
+    memory = _memory(config, processing, facts)
     if config.trainer.chosen_launcher == "ray":
         from cepo.runtime.ray import RayBackend
 
-        return RayBackend(config.data, config.worker, config.trainer, facts, image_probe)
-    from cepo.runtime.local import LocalBackend
+        return RayBackend(config.data, config.worker, config.trainer, facts, memory, image_probe)
+    from cepo.sizing import require_memory
+    from cepo.workers.distributed import this_device
+    from cepo.workers.worker import Worker
 
-    return LocalBackend(config.worker, facts, processing)
+    require_memory(memory, config.worker.rollout, this_device())
+    return Worker(config.worker, facts, processing)
 
 
 def _memory(config: RunConfig, processing: Processing, facts: WorkerFacts) -> Memory | None:
@@ -273,7 +275,7 @@ def _total_steps(config: RunConfig, num_problems: int) -> int:
 
 
 def _tracker(config: RunConfig, stack: ExitStack, total_steps: int, resumed_step: int | None) -> Tracker:
-    from cepo.hardware.devices import visible_gpus
+    from cepo.hardware import visible_gpus
     from cepo.tracking.sink import RunDescription
     from cepo.tracking.tracker import build_tracker
 

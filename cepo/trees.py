@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeGuard
 
+Tree = dict[str, Any]
+"""Nested data by key, as YAML and JSON files have it: texts, numbers, truth values, nulls, lists and mappings."""
+Fields = Mapping[str, Any]
+"""A `Tree` or a row of a table that is only read."""
+
 
 def is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
     """Returns whether the value is a mapping."""
@@ -21,7 +26,7 @@ def is_list(value: object) -> TypeGuard[list[Any]]:
     return isinstance(value, list)
 
 
-def with_texts(value: Any, change: Callable[[str], str]) -> Any:
+def with_texts(value: object, change: Callable[[str], str]) -> Any:
     """Returns the data with `change` applied to every string; keys are unchanged."""
     if is_mapping(value):
         return {key: with_texts(entry, change) for key, entry in value.items()}
@@ -30,7 +35,7 @@ def with_texts(value: Any, change: Callable[[str], str]) -> Any:
     return change(value) if isinstance(value, str) else value
 
 
-def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(tree: object, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yields the dotted keys of nested mappings with their values; an empty mapping is a value."""
     if is_mapping(tree) and tree:
         for key, value in tree.items():

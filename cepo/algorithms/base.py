@@ -17,7 +17,8 @@ from pydantic.dataclasses import is_pydantic_dataclass
 from cepo.algorithms import credit
 from cepo.algorithms.settings import NegativeConfig, NoSettings, PositiveConfig, SharedSettings, TeacherConfig
 from cepo.errors import ConfigError, did_you_mean
-from cepo.sections import Tree, default_tree, fields_of, read_section, section
+from cepo.sections import default_tree, fields_of, read_section, section
+from cepo.trees import Tree
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 if TYPE_CHECKING:

@@ -251,10 +251,10 @@ def _group_sums(values: Tensor, group: Tensor, num_groups: int) -> Tensor:
 def _quantiles(delta: Tensor, counted: Tensor) -> Metrics:
     """Returns the 5th, 50th and 95th percentiles of delta, each the value at this share of the sorted tokens."""
     kept = delta[counted].sort().values
-    places = {f"evidence/delta_p{percent:02}": (len(kept) - 1) * percent // 100 for percent in (5, 50, 95)}
+    indices = {f"evidence/delta_p{percent:02}": (len(kept) - 1) * percent // 100 for percent in (5, 50, 95)}
     if not len(kept):
-        return {name: Metric(0.0, 0.0, "mean") for name in places}
-    return {name: mean_value(float(kept[place])) for name, place in places.items()}
+        return {name: Metric(0.0, 0.0, "mean") for name in indices}
+    return {name: mean_value(float(kept[index])) for name, index in indices.items()}
 
 
 def _std_of(values: Tensor, where: Tensor) -> Metric:

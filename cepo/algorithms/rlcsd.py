@@ -52,8 +52,8 @@ class Rlcsd(EvidenceEstimator):
             group, self.config.negative, self.config.num_wrong if self.is_weighted(group.step) else 0
         )
         sides = {
-            view: [found[place] if place < len(found) else None for found in wrong]
-            for place, view in enumerate(self._wrong_views)
+            view: [found[index] if index < len(found) else None for found in wrong]
+            for index, view in enumerate(self._wrong_views)
         }
         return {"correct": positive_references(group, self.positive), **sides}
 

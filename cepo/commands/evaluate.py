@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cepo import interrupts
 from cepo.commands.checkpoint_arguments import config_of_checkpoint, name_of_results
@@ -18,10 +18,11 @@ from cepo.config.paths import located_data
 from cepo.data.hub import require_hub_names
 from cepo.errors import ConfigError
 from cepo.foreign_files import read_text
-from cepo.hardware.devices import require_usable_torch
+from cepo.hardware import require_usable_torch
 from cepo.live_view import SafeConsole
 from cepo.progress import Progress, log_to_stderr
 from cepo.terminal import print_plain
+from cepo.trees import Tree
 
 if TYPE_CHECKING:
     from cepo.evaluation.run import Task
@@ -125,7 +126,7 @@ def _free_folder(name: str) -> Path:
     return next(folder for folder in candidates if not folder.exists())
 
 
-def evaluate(plan: Plan) -> dict[str, Any]:
+def evaluate(plan: Plan) -> Tree:
     """Evaluates the model as planned and writes the results; returns the content of evaluation.json.
 
     Raises:
@@ -142,7 +143,7 @@ def evaluate(plan: Plan) -> dict[str, Any]:
     require_usable_torch()
     require_hub_names([("checkpoint", model.model_path)], [("data", source) for source in plan.sources])
     config, processing, tasks = _prepared(plan)
-    benchmarks: dict[str, Any] = {}
+    benchmarks: Tree = {}
     plan.out.mkdir(parents=True, exist_ok=True)
     visuals = most_visuals(*(task.problems for task in tasks))
     with contextlib.ExitStack() as stack:
@@ -199,7 +200,7 @@ def _name(task: Task, source: str, taken: Sequence[str]) -> str:
     return next(each for each in names if each not in taken)
 
 
-def _description(plan: Plan, config: RunConfig, generator: str) -> dict[str, Any]:
+def _description(plan: Plan, config: RunConfig, generator: str) -> Tree:
     from cepo.tracking.environment import describe_software
     from cepo.trainer.asking import validation_settings
 

@@ -79,7 +79,7 @@ def measure(plan: CreditPlan, *, dry_run: bool = False) -> list[str]:
     from cepo.credit.measurement import CreditMeasurement, Effort
     from cepo.credit.session import opened
     from cepo.credit.tables import PAGE_FILE, credit_tables, write_credit_page
-    from cepo.hardware.devices import require_usable_torch
+    from cepo.hardware import require_usable_torch
     from cepo.microgeo.world import with_embedded_world
     from cepo.tracking.run_folder import write_atomically
 

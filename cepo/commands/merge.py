@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cepo.config.recorded import CHAT_TEMPLATE, MODEL, recorded_model
 from cepo.errors import CheckpointError, ConfigError, ForeignFileError
@@ -14,6 +14,7 @@ from cepo.foreign_files import irregular_file, read_text
 from cepo.progress import log_to_stderr, phase
 from cepo.terminal import print_plain
 from cepo.tracking.run_folder import CONFIG_FILE
+from cepo.trees import Fields
 
 if TYPE_CHECKING:
     from cepo.config.rollout_schema import FloatType
@@ -187,7 +188,7 @@ def find_base(
     )
 
 
-def _trained_with(config_file: Path, given: Collection[str]) -> tuple[Mapping[str, Any], str | None]:
+def _trained_with(config_file: Path, given: Collection[str]) -> tuple[Fields, str | None]:
     """Returns `worker.actor.model` and the text of `data.override_chat_template`; both empty without a file.
 
     Other settings are ignored: reward files, plugins and data need not exist where the merge runs. Consent to remote

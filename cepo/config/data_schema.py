@@ -51,6 +51,16 @@ class DataConfig:
     answer_key: str = Field(default="answer", description="Column with the reference answer.")
     solution_key: str = Field(default="solution", description="Column with a worked solution; a dataset may lack it.")
     image_key: str = Field(default="images", description="Column with the list of images; a row may have none.")
+    teacher_image_key: str | None = Field(
+        default=None,
+        description="Column with the images that teachers see instead of the row's, as many as those: crops, for "
+        "example, or annotated figures. A row without any shows its own; null: all rows do.",
+    )
+    image_hosts: list[str] = Field(
+        default_factory=list[str],
+        description="Hosts (`name` or `name:port`, by https; `http://name` allows http) from which images given as "
+        "addresses are downloaded. Empty: an address is an error.",
+    )
     video_key: str = Field(
         default="videos", description="Column with the list of videos; a row may have none. Needs the extra `video`."
     )

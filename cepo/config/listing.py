@@ -13,7 +13,8 @@ from cepo.algorithms import available_estimators, estimator_class
 from cepo.algorithms.base import own_fields
 from cepo.config.schema import RunSettings
 from cepo.errors import ConfigError, did_you_mean
-from cepo.sections import Tree, accepted_range, accepted_type, choices_of, default_tree, leaves_of
+from cepo.sections import accepted_range, accepted_type, choices_of, default_tree, leaves_of
+from cepo.trees import Tree
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 REQUIRED = object()
@@ -32,7 +33,7 @@ class Setting:
     """
 
     key: str
-    default: Any
+    default: object
     accepted: str
     choices: tuple[str, ...]
     help: str
@@ -102,7 +103,7 @@ def settings_in_words(name: str) -> str:
     )
 
 
-def written(value: Any) -> str:
+def written(value: object) -> str:
     """Returns a value in the command line's syntax."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 

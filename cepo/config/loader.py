@@ -16,15 +16,14 @@ from cepo.algorithms import available_estimators, estimator_class, load_plugin, 
 from cepo.algorithms.base import SHARED, own_fields, path_of, presets_of
 from cepo.config.easyr1 import EASYR1_KEYS, refuse_fork_keys, report_engine_keys, without_engine_keys
 from cepo.config.moved_keys import refuse_moved_keys
-from cepo.config.other_programs import own_name
 from cepo.config.paths import located
 from cepo.config.private import digest, environment_references, with_references, without_secrets
 from cepo.config.schema import RunConfig, RunSettings
-from cepo.config.sources import Origins, Source, read_arguments
+from cepo.config.sources import Origins, Source, own_name, read_arguments
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import ConfigError, place_in
-from cepo.sections import Tree, default_tree, fields_of, is_decisive, merged_trees
-from cepo.trees import is_dict, is_mapping, leaves, with_texts
+from cepo.sections import default_tree, fields_of, is_decisive, merged_trees
+from cepo.trees import Tree, is_dict, is_mapping, leaves, with_texts
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +79,7 @@ def _read_run(tree: Tree, origins: Origins) -> RunConfig:
     return RunConfig(**parts, methods=methods)
 
 
-def plain_tree(config: RunConfig) -> dict[str, Any]:
+def plain_tree(config: RunConfig) -> Tree:
     """Returns all settings as plain mappings, lists and values, under the keys of configuration files."""
     tree = dataclasses.asdict(config)
     tree.pop("from_environment")
@@ -95,7 +94,7 @@ def dump_config(config: RunConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(_escaped(plain_tree(config))))
 
 
-def record_tree(config: RunConfig) -> dict[str, Any]:
+def record_tree(config: RunConfig) -> Tree:
     """Returns the settings of a run for records that others may read, without those that its method does not read.
 
     Values from the environment remain references, and secret settings (`api_key`, `token`, ...) are masked.
@@ -155,7 +154,7 @@ def _join(below: Tree, above: Tree) -> None:
             below[key] = value
 
 
-def _without_empty_sections(tree: Any, section: type[Any], path: str, origins: Origins) -> Any:
+def _without_empty_sections(tree: object, section: type[Any], path: str, origins: Origins) -> Any:
     """Removes empty sections; raises `ConfigError` for a value in place of a section."""
     if not is_mapping(tree):
         if path and not (isinstance(tree, str) and tree.startswith("${")):
@@ -176,7 +175,7 @@ def _plain_unresolved(merged: DictConfig) -> Tree:
     return cast("Tree", OmegaConf.to_container(merged))
 
 
-def _resolved(merged: DictConfig, origins: Origins) -> dict[str, Any]:
+def _resolved(merged: DictConfig, origins: Origins) -> Tree:
     try:
         tree = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
@@ -199,7 +198,7 @@ def _load_plugins(merged: DictConfig, origins: Origins) -> None:
     key = "trainer.plugins"
     try:
         trainer = merged.get("trainer")
-        value: Any = trainer.get("plugins") if isinstance(trainer, DictConfig) else []
+        value: object = trainer.get("plugins") if isinstance(trainer, DictConfig) else []
         value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
     except OmegaConfBaseException as error:
         raise _unresolved(error, origins) from error
@@ -227,18 +226,18 @@ def _method(merged: DictConfig, origins: Origins) -> str:
         raise origins.error(key, str(error)) from None
 
 
-def _located_strings(value: Any) -> Any:
+def _located_strings(value: object) -> Any:
     if is_mapping(value):
         return {key: _located_strings(entry) for key, entry in value.items()}
     return located(value) if isinstance(value, str) and value.startswith(("configs/", "examples/")) else value
 
 
-def _escaped(value: Any) -> Any:
+def _escaped(value: object) -> Any:
     """Escapes `${`, so that resolved text is not interpreted as a reference when it is loaded again."""
     return with_texts(value, lambda text: text.replace("${", "\\${"))
 
 
-def run_identity(config: RunConfig) -> dict[str, Any]:
+def run_identity(config: RunConfig) -> Tree:
     """Returns the settings without which a checkpoint does not fit at all: method, model and form of the weights."""
     model, lora = config.worker.actor.model, config.worker.actor.model.lora
     return {
@@ -250,7 +249,7 @@ def run_identity(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def decisive_settings(config: RunConfig) -> dict[str, Any]:
+def decisive_settings(config: RunConfig) -> Tree:
     """Returns the recorded settings that decide what is trained, by dotted key, without empty mappings.
 
     They are those that the schema marks so. Of the reward function's keywords, which may be confidential, a digest is

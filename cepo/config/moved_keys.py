@@ -9,8 +9,8 @@ from cepo.algorithms.base import own_fields
 from cepo.algorithms.settings import SharedSettings
 from cepo.config.sources import Origins
 from cepo.errors import ConfigError, did_you_mean
-from cepo.sections import Tree, default_tree
-from cepo.trees import is_mapping, leaves
+from cepo.sections import default_tree
+from cepo.trees import Tree, is_mapping, leaves
 
 _RENAMED = {"gae_lambda": "lam"}
 _SECTIONS = [name for name, value in default_tree(SharedSettings).items() if is_mapping(value)]
@@ -20,7 +20,7 @@ def refuse_moved_keys(tree: Tree, origins: Origins) -> None:
     """Raises `ConfigError` for keys `algorithm.<method>.*` that are not the method's own, with their present names."""
     lines: list[str] = []
     for name in available_estimators():
-        section: Any = tree["algorithm"].get(name)
+        section: object = tree["algorithm"].get(name)
         for key, _ in leaves(section) if is_mapping(section) else ():
             if key and key.partition(".")[0] not in own_fields(name):
                 old, new = f"algorithm.{name}.{key}", _present(key)
@@ -35,7 +35,7 @@ def refuse_moved_keys(tree: Tree, origins: Origins) -> None:
 def with_present_keys(config: Tree) -> Tree:
     """Returns a recorded configuration with the settings of its method under their present keys."""
     algorithm: Any = config.get("algorithm")
-    section: Any = algorithm.get(algorithm.get("adv_estimator")) if is_mapping(algorithm) else None
+    section: object = algorithm.get(algorithm.get("adv_estimator")) if is_mapping(algorithm) else None
     if not is_mapping(section) or any(name in algorithm for name in _SECTIONS):
         return config
     moved: Tree = {**algorithm}

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cepo.trees import is_dict, is_list, is_mapping
+from cepo.trees import Tree, is_dict, is_list, is_mapping
 
 MASK = "***"
 _ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\b")
@@ -28,7 +28,7 @@ _DIGITS_OF_DIGEST = 16
 Path = tuple[str, ...]
 
 
-def environment_references(tree: Mapping[str, Any]) -> dict[Path, Any]:
+def environment_references(tree: Mapping[str, object]) -> dict[Path, Any]:
     """Returns the settings that take text from the environment, directly or through other settings.
 
     The result maps each setting's path to its unresolved text or list.
@@ -52,7 +52,7 @@ def is_secret(name: str) -> bool:
     return _SECRET.fullmatch(name) is not None
 
 
-def without_secrets(value: Any, *, name: str = "") -> Any:
+def without_secrets(value: object, *, name: str = "") -> Any:
     """Returns settings with all texts masked whose names indicate a secret, and users and passwords in URLs."""
     if is_mapping(value):
         return {key: without_secrets(entry, name=str(key)) for key, entry in value.items()}
@@ -63,12 +63,12 @@ def without_secrets(value: Any, *, name: str = "") -> Any:
     return MASK if value and is_secret(name) else _USER_IN_URL.sub(MASK, value)
 
 
-def digest(value: Any) -> str:
+def digest(value: object) -> str:
     """Returns a digest of settings, for a record where only their equality matters."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:_DIGITS_OF_DIGEST]
 
 
-def with_references(tree: dict[str, Any], references: Mapping[Path, Any]) -> dict[str, Any]:
+def with_references(tree: Tree, references: Mapping[Path, Any]) -> Tree:
     """Restores the unresolved text of settings that read the environment; changes and returns `tree`."""
     for path, text in references.items():
         section = tree
@@ -87,7 +87,7 @@ def masked_argument(argument: str) -> str:
     return _USER_IN_URL.sub(MASK, _SECRET_ENTRY.sub(rf"\g<name>{MASK}", argument))
 
 
-def _leaves(tree: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, Any]]:
+def _leaves(tree: Mapping[str, object], path: Path) -> Iterator[tuple[Path, Any]]:
     for key, value in tree.items():
         below = (*path, str(key))
         if is_mapping(value):
@@ -96,7 +96,7 @@ def _leaves(tree: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, Any]]:
             yield below, value
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif is_list(value):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from cepo.config.paths import PACKAGE_FOLDER, SHIPPED_FOLDER, find_path, split_f
 from cepo.config.sources import Origins, Source, read_file
 from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import require_within
-from cepo.trees import is_dict, is_list, is_mapping, with_texts
+from cepo.trees import Fields, Tree, is_dict, is_list, is_mapping, with_texts
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def recorded_for_evaluation(file: Path, given: Collection[str], *, also: Collect
     return Source(_tree(kept), Origins(places))
 
 
-def recorded_model(file: Path, given: Collection[str]) -> tuple[Mapping[str, Any], str | None]:
+def recorded_model(file: Path, given: Collection[str]) -> tuple[Fields, str | None]:
     """Returns the run's `worker.actor.model`, without `trust_remote_code`, and the file of its chat template.
 
     Raises:
@@ -84,7 +84,7 @@ def recorded_model(file: Path, given: Collection[str]) -> tuple[Mapping[str, Any
     return model, without_interpolation(kept.get(CHAT_TEMPLATE))
 
 
-def _require_own_file(kept: Mapping[str, Any], key: str, file: Path, remedy: str) -> None:
+def _require_own_file(kept: Fields, key: str, file: Path, remedy: str) -> None:
     """Refuses a file outside the run folder, unless it is part of cepo: a record could expose any of this machine."""
     name = kept.get(key)
     if name is None or _is_shipped(str(name)):
@@ -97,16 +97,16 @@ def _require_own_file(kept: Mapping[str, Any], key: str, file: Path, remedy: str
         ) from error
 
 
-def without_interpolation(value: Any) -> Any:
+def without_interpolation(value: object) -> Any:
     """Returns the recorded value with `\\${`, the escaped form in records, replaced by `${`; nothing is resolved."""
     return with_texts(value, lambda text: text.replace("\\${", "${"))
 
 
-def _kept(file: Path, taken: Collection[str], given: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
+def _kept(file: Path, taken: Collection[str], given: Collection[str]) -> tuple[Tree, dict[str, str]]:
     """Returns the file's settings below `taken` by dotted key, and their lines."""
     source, _ = read_file(file, within=file.parent)
     tree = OmegaConf.to_container(source.tree)
-    kept: dict[str, Any] = {}
+    kept: Tree = {}
     for key, value in _leaves(tree, ""):
         if not _below(key, taken) or _below(key, given):
             continue
@@ -127,7 +127,7 @@ def _kept(file: Path, taken: Collection[str], given: Collection[str]) -> tuple[d
     return kept, {key: place for key in kept if (place := source.origins.place_of(key)) is not None}
 
 
-def _tree(kept: Mapping[str, Any]) -> DictConfig:
+def _tree(kept: Fields) -> DictConfig:
     tree = OmegaConf.create({})
     for key, value in kept.items():
         OmegaConf.update(tree, key, value, force_add=True)
@@ -148,7 +148,7 @@ def _below(key: str, sections: Collection[str]) -> bool:
     return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
-def _interpolates(value: Any) -> bool:
+def _interpolates(value: object) -> bool:
     if is_mapping(value):
         return any(_interpolates(each) for pair in value.items() for each in pair)
     if is_list(value):
@@ -156,7 +156,7 @@ def _interpolates(value: Any) -> bool:
     return isinstance(value, str) and _INTERPOLATION.search(value) is not None
 
 
-def _function_names(value: Any) -> list[str]:
+def _function_names(value: object) -> list[str]:
     names = value if is_list(value) else parts_of(str(value))
     return [str(name) for name in names]
 

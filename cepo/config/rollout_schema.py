@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 from typing_extensions import TypedDict
@@ -11,6 +10,7 @@ from typing_extensions import TypedDict
 from cepo.config.data_schema import CountOrOff, Joined, parts_of
 from cepo.config.paths import located, split_function
 from cepo.sections import DECISIVE, section
+from cepo.trees import Fields
 
 FloatType = Literal["bf16", "fp16", "fp32"]
 
@@ -121,7 +121,7 @@ class RewardConfig:
     reward_weights: Annotated[list[float] | None, DECISIVE] = Field(
         default=None, description="Weights of the reward functions, one each; null: 1 each."
     )
-    reward_function_kwargs: Annotated[Mapping[str, Any], DECISIVE] = Field(
+    reward_function_kwargs: Annotated[Fields, DECISIVE] = Field(
         default={},
         description="Keyword arguments of the reward function. For several functions: one section each, named after "
         "the function's file.",

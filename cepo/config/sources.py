@@ -12,16 +12,40 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from cepo.config.other_programs import own_name
 from cepo.config.paths import find_config_file, find_path, searched
 from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import read_text
 from cepo.sections import SectionError, read_section
-from cepo.trees import is_mapping
+from cepo.trees import Tree, is_mapping
 
 _Section = TypeVar("_Section")
 _ARGUMENT_KEY = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
 _MERGE_TAG = "tag:yaml.org,2002:merge"
+
+
+NAMES_ELSEWHERE = {
+    "actor_rollout_ref.model.path": "worker.actor.model.model_path",
+    "actor_rollout_ref.model": "worker.actor.model",
+    "actor_rollout_ref.actor.ppo_mini_batch_size": "worker.actor.global_batch_size",
+    "actor_rollout_ref.actor.kl_loss_coef": "algorithm.kl_coef",
+    "actor_rollout_ref.actor": "worker.actor",
+    "actor_rollout_ref.rollout": "worker.rollout",
+    "data.train_batch_size": "data.rollout_batch_size",
+    "trainer.total_training_steps": "trainer.max_steps",
+    "trainer.test_freq": "trainer.val_freq",
+    "trainer.default_local_dir": "trainer.save_checkpoint_path",
+    "model_name_or_path": "worker.actor.model.model_path",
+    "dataset_name": "data.train_files",
+    "output_dir": "trainer.save_checkpoint_path",
+    "report_to": "trainer.logger",
+    "num_generations": "worker.rollout.n",
+    "max_completion_length": "data.max_response_length",
+    "num_train_epochs": "trainer.total_epochs",
+    "learning_rate": "worker.actor.optim.lr",
+    "beta": "algorithm.kl_coef",
+    "epsilon": "worker.actor.clip_ratio_low",
+}
+"""A name of verl or TRL, or the beginning of a dotted one, with our setting or section; longer ones stand first."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +77,7 @@ class Origins:
         place = self.place_of(key)
         return ConfigError(message if place is None else f"{place}: {message}")
 
-    def read(self, kind: type[_Section], tree: Any, **reading: Any) -> _Section:
+    def read(self, kind: type[_Section], tree: object, **reading: Any) -> _Section:
         """Calls `read_section` and adds to each fault its file and line, or its argument.
 
         Raises:
@@ -109,7 +133,7 @@ def read_file(path: Path, *, within: Path | None = None) -> tuple[Source, Path |
     try:
         text = read_text(path, within=within)
         root: Any = yaml.SafeLoader(text).get_single_node()
-        empty: dict[str, Any] = {}
+        empty: Tree = {}
         tree = OmegaConf.create(text if isinstance(root, yaml.MappingNode) else empty)
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
@@ -179,7 +203,7 @@ def read_argument(argument: str) -> Source:
     return Source(tree, Origins(places, {key: value}))
 
 
-def _collect_argument_keys(node: Any, prefix: str, place: str, places: dict[str, str]) -> None:
+def _collect_argument_keys(node: object, prefix: str, place: str, places: dict[str, str]) -> None:
     if is_mapping(node):
         for key, value in node.items():
             places[f"{prefix}{key}"] = place
@@ -207,3 +231,11 @@ def read_arguments(argv: Sequence[str]) -> list[Source]:
         )
     sources = read_files(files[0]) if files else []
     return sources + [read_argument(argument) for argument in argv if not argument.startswith("config=")]
+
+
+def own_name(key: str) -> str | None:
+    """Returns our name of a setting that verl or TRL names `key`; None if there is none."""
+    for name, own in NAMES_ELSEWHERE.items():
+        if f"{key}.".startswith(f"{name}."):
+            return own + key.removeprefix(name)
+    return None

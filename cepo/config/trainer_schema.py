@@ -26,9 +26,9 @@ class TrainerConfig:
         default="cepo", description="Project in trackers, and outer folder of checkpoints and records."
     )
     experiment_name: str = Field(default="demo", description="Run in trackers, and folder within the project's.")
-    logger: list[Literal["console", "file", "tensorboard", "wandb", "mlflow", "swanlab"]] = Field(
+    logger: list[Literal["console", "file", "tensorboard", "wandb", "mlflow", "swanlab", "trackio"]] = Field(
         default=["console", "file"],
-        description="Where metrics are written; wandb, mlflow and swanlab need the extra `trackers`.",
+        description="Where metrics are written; wandb, mlflow, swanlab and trackio need the extra `trackers`.",
     )
     launcher: Literal["auto", "local", "ray"] = Field(
         default="auto",

@@ -39,9 +39,9 @@ def pearson(one: Numbers, other: Numbers) -> float:
 
 def ranks(numbers: Numbers) -> Numbers:
     """Returns ranks from 1; ties get the mean of their ranks."""
-    _, place, counts = numpy.unique(numbers, return_inverse=True, return_counts=True)
+    _, index, counts = numpy.unique(numbers, return_inverse=True, return_counts=True)
     last = counts.cumsum()
-    return (last - (counts - 1) / 2)[place]
+    return (last - (counts - 1) / 2)[index]
 
 
 def noise_corrected(numbers: Numbers, truth: Numbers, halves: Numbers) -> float:
@@ -96,10 +96,10 @@ def credit_metrics(truth: Truth, numbers: Numbers) -> Callable[[_Indices, _Indic
     areas: list[float] = []
     hits: list[float] = []
     for row in response_rows(truth):
-        places = numpy.flatnonzero(truth.row == row)
-        areas.append(area_under_curve(size[places], decisive[places]))
-        has_one = bool(decisive[places].any())
-        hits.append(top_hit(size[places], numpy.abs(truth.credit[places])) if has_one else numpy.nan)
+        indices = numpy.flatnonzero(truth.row == row)
+        areas.append(area_under_curve(size[indices], decisive[indices]))
+        has_one = bool(decisive[indices].any())
+        hits.append(top_hit(size[indices], numpy.abs(truth.credit[indices])) if has_one else numpy.nan)
     of_responses = numpy.array([areas, hits])
 
     def metrics(tokens: _Indices, responses: _Indices) -> dict[str, float]:
@@ -139,15 +139,15 @@ def value_metrics(truth: Truth, numbers: Numbers) -> Callable[[_Indices, _Indice
 
 def calibration(believed: Numbers, true: Numbers) -> list[dict[str, float]]:
     """Returns the calibration curve: mean belief and mean truth of the tokens in each non-empty tenth of [0, 1]."""
-    place = (believed * BINS).astype(int).clip(0, BINS - 1)
+    index = (believed * BINS).astype(int).clip(0, BINS - 1)
     return [
         {
-            "believed": float(believed[place == number].mean()),
-            "true": float(true[place == number].mean()),
-            "num_tokens": int((place == number).sum()),
+            "believed": float(believed[index == number].mean()),
+            "true": float(true[index == number].mean()),
+            "num_tokens": int((index == number).sum()),
         }
         for number in range(BINS)
-        if (place == number).any()
+        if (index == number).any()
     ]
 
 

@@ -120,13 +120,13 @@ def _at(truth: Truth, tensor: Tensor) -> Numbers:
 
 
 def _response_means(truth: Truth, numbers: Numbers) -> Numbers:
-    _, place = numpy.unique(truth.row, return_inverse=True)
-    return (numpy.bincount(place, numbers) / numpy.bincount(place))[place]
+    _, index = numpy.unique(truth.row, return_inverse=True)
+    return (numpy.bincount(index, numbers) / numpy.bincount(index))[index]
 
 
 def _permuted(truth: Truth, numbers: Numbers, seed: int) -> Numbers:
     result = numbers.copy()
     for row in numpy.unique(truth.row):
-        places = numpy.flatnonzero(truth.row == row)
-        result[places] = numbers[numpy.random.default_rng([seed, 2, row]).permutation(places)]
+        indices = numpy.flatnonzero(truth.row == row)
+        result[indices] = numbers[numpy.random.default_rng([seed, 2, row]).permutation(indices)]
     return result

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy
 from torch import Tensor
@@ -14,16 +13,17 @@ from cepo.credit.agreement import DRAWS, figure_of
 from cepo.credit.signals import MethodSignal
 from cepo.trainer.asking import Rollouts
 from cepo.trainer.planning import View
+from cepo.trees import Tree
 
 QUARTERS = ("first", "second", "third", "last")
 
 
-def knowledge(signals: Sequence[MethodSignal], rollouts: Rollouts, *, seed: int) -> list[dict[str, Any]]:
+def knowledge(signals: Sequence[MethodSignal], rollouts: Rollouts, *, seed: int) -> list[Tree]:
     """Returns the figures of `known` for the teacher of each method and view; equal ones once.
 
     Counted are the responses with a reference, unless it is a part of themselves.
     """
-    found: list[dict[str, Any]] = []
+    found: list[Tree] = []
     for each in signals:
         for view in each.batch.plan.views:
             rows = [row for row in view.rows if not _is_own(each, view, row)]
@@ -34,7 +34,7 @@ def knowledge(signals: Sequence[MethodSignal], rollouts: Rollouts, *, seed: int)
     return found
 
 
-def known(gain: Tensor, rollouts: Rollouts, rows: Sequence[int], *, seed: int) -> dict[str, Any]:
+def known(gain: Tensor, rollouts: Rollouts, rows: Sequence[int], *, seed: int) -> Tree:
     """Returns what a teacher knows of right responses, in nats per response.
 
     `nats = mean over y of sum_t gain_t`, with `gain_t = log P_teacher(y_t | x, reference, y_<t) - log P(y_t | x, y_<t)`,

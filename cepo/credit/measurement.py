@@ -8,7 +8,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cepo.credit import agreement
 from cepo.credit.arms import Arm, credit_arms, value_arms
@@ -16,12 +15,12 @@ from cepo.credit.continuations import Continuations, expected_tokens
 from cepo.credit.knowledge import knowledge
 from cepo.credit.method_list import MeasuredMethod
 from cepo.credit.session import Session
-from cepo.credit.signals import MethodSignal, signals_of
+from cepo.credit.signals import MethodSignal, signals_of, write_traces
 from cepo.credit.stored import claim_folder, kept_rollouts
-from cepo.credit.traces import write_traces
 from cepo.credit.truth import Prefix, Truth, assemble, chosen_tokens, needed_prefixes
 from cepo.tracking.run_folder import write_atomically
 from cepo.trainer.asking import Rollouts
+from cepo.trees import Tree
 
 logger = logging.getLogger(__name__)
 
@@ -90,12 +89,12 @@ class CreditMeasurement:
             )
         return lines
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Tree:
         """Samples the missing continuations, then writes and returns the results."""
         logger.info("%d continuations for %d prefixes", len(self.prefixes) * self.number, len(self.prefixes))
         self.continuations.sample(self.prefixes)
         signals = signals_of(self.rollouts, self._methods, self._session)
-        results: dict[str, Any] = {
+        results: Tree = {
             "description": self._session.description(self._checkpoint),
             "knowledge": knowledge(signals, self.rollouts, seed=self.seed),
         }
@@ -107,7 +106,7 @@ class CreditMeasurement:
         write_atomically(self._folder / RESULTS_FILE, json.dumps(results, indent=1) + "\n")
         return results
 
-    def _counts(self, truth: Truth) -> dict[str, Any]:
+    def _counts(self, truth: Truth) -> Tree:
         done = [self.continuations.done[prefix.name] for prefix in self.prefixes]
         return {
             "problems": len(set(truth.problem.tolist())),
@@ -121,7 +120,7 @@ class CreditMeasurement:
         }
 
 
-def compared(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal], *, seed: int) -> dict[str, Any]:
+def compared(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal], *, seed: int) -> Tree:
     """Returns the figures of all credits and values, by name, and the calibration curves of the values.
 
     `oracle` compares the truth from one half of the continuations with that from the other half. This is what perfect

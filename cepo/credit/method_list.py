@@ -44,7 +44,7 @@ UNIFORM = MeasuredMethod(label=LeaveOneOut.name, estimator=LeaveOneOut(NoSetting
 """The first method of every measurement."""
 
 
-def read_methods(line: str, algorithm: Mapping[str, Any]) -> list[MeasuredMethod]:
+def read_methods(line: str, algorithm: Mapping[str, object]) -> list[MeasuredMethod]:
     """Builds the methods of a line, with `UNIFORM` first.
 
     Settings in parentheses override those of `algorithm`, a run's section; their keys may lack the section, as in

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import RunConfig
@@ -16,11 +15,11 @@ from cepo.data.dataset import ProblemSet, most_visuals
 from cepo.data.mixing import MixedProblems, read_training_sets
 from cepo.models.processing import Processing, load_processing
 from cepo.rewards.pool import RewardPool
-from cepo.runtime.local import LocalBackend
 from cepo.tracking.environment import describe_software
 from cepo.trainer.asking import Asker, Rollouts, training_settings
+from cepo.trees import Tree
 from cepo.workers.checkpoint import load_weights
-from cepo.workers.worker import WorkerFacts
+from cepo.workers.worker import Worker, WorkerFacts
 
 logger = logging.getLogger(__name__)
 
@@ -34,10 +33,10 @@ class Session:
     problems: ProblemSet | MixedProblems
     contexts: ContextBuilder
     rewards: RewardPool
-    backend: LocalBackend
+    backend: Worker
     asker: Asker
 
-    def description(self, checkpoint: str | None) -> dict[str, Any]:
+    def description(self, checkpoint: str | None) -> Tree:
         """Returns a description of what the results depend on."""
         config = self.config
         return {
@@ -89,7 +88,7 @@ def opened(config: RunConfig, actor: Path | None) -> Iterator[Session]:
     )
     with contextlib.ExitStack() as stack:
         rewards = stack.enter_context(RewardPool.of(config.worker.reward))
-        backend = LocalBackend(config.worker, facts, processing)
+        backend = Worker(config.worker, facts, processing)
         stack.callback(backend.close)
         if actor is not None:
             load_weights(backend.actor, actor)

@@ -1,16 +1,35 @@
-"""Computes the advantages of several methods for the same rollouts, with a step's stages plan, score and estimate."""
+"""Computes the advantages of several methods for the same rollouts, and writes a trace of each measured response.
+
+`traces.jsonl` has one JSON object per line:
+
+- `prompt_id`, `problem`, `ground_truth`: of the problem; `image`: file of its first image in the folder, or null.
+- `row`: number of the response among the rollouts; `response`, `reward`, `correct`.
+- `tokens`: T texts; `token_ids`: T numbers.
+- `values`: T + 1 numbers, V before each token and after the last; null where not measured.
+- `credit`: T numbers, A*; null where not measured.
+- `advantages`: method -> T numbers.
+- `evidence`: method -> name -> T numbers that the method recorded, such as `delta`, `weight` or `value`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy
 import torch
+from torch import Tensor
 
+from cepo.credit.agreement import response_rows
 from cepo.credit.method_list import MeasuredMethod
 from cepo.credit.session import Session
+from cepo.credit.truth import Truth
 from cepo.data.batch import OWN_VIEW, ScoringRow
 from cepo.data.contexts import ContextBuilder
+from cepo.models.processing import Processing
+from cepo.tracking.lines import encode_line, finite_or_none
+from cepo.tracking.run_folder import png_bytes, write_atomically
 from cepo.trainer.asking import Rollouts
 from cepo.trainer.planning import ScoringPlan, make_plan, rollout_groups
 from cepo.trainer.scoring import ScoredBatch, with_scored
@@ -82,3 +101,57 @@ def _rows(plan: ScoringPlan) -> list[ScoringRow]:
 
 def _key(row: ScoringRow) -> _Key:
     return row.context.token_ids, row.row
+
+
+FILE, IMAGES = "traces.jsonl", "images"
+
+
+def write_traces(
+    folder: Path, rollouts: Rollouts, truth: Truth, signals: Sequence[MethodSignal], processing: Processing
+) -> None:
+    """Writes the traces of all measured responses, and the images of their problems."""
+    (folder / IMAGES).mkdir(exist_ok=True)
+    lines = [_trace(folder, rollouts, truth, signals, processing, row) for row in response_rows(truth)]
+    write_atomically(folder / FILE, b"".join(map(encode_line, lines)).decode("utf-8"))
+
+
+def _trace(
+    folder: Path, rollouts: Rollouts, truth: Truth, signals: Sequence[MethodSignal], processing: Processing, row: int
+) -> Mapping[str, object]:
+    number = row // rollouts.group_size
+    problem, tokens = rollouts.problems[number], rollouts.generations[row].response_ids
+    image = None
+    if problem.images:
+        image = f"{IMAGES}/{number}.png"
+        (folder / image).write_bytes(png_bytes(problem.images[0]))
+
+    def of_tokens(tensor: Tensor) -> list[float | None]:
+        return [finite_or_none(float(value)) for value in tensor[row, : len(tokens)]]
+
+    values: list[float | None] = [None] * (len(tokens) + 1)
+    credit: list[float | None] = [None] * len(tokens)
+    for index in numpy.flatnonzero(truth.row == row):
+        token = int(truth.token[index])
+        credit[token] = float(truth.credit[index])
+        values[token] = float(truth.value[index])
+        values[token + 1] = float(truth.value[index] + truth.credit[index])
+    return {
+        "prompt_id": problem.prompt_id,
+        "problem": problem.text,
+        "ground_truth": problem.ground_truth,
+        "image": image,
+        "row": row,
+        "response": rollouts.responses[row],
+        "reward": float(rollouts.rewards[row]),
+        "correct": bool(rollouts.correct[row]),
+        "tokens": processing.token_texts(tokens),
+        "token_ids": list(tokens),
+        "values": values,
+        "credit": credit,
+        "advantages": {each.label: of_tokens(each.signal.advantages) for each in signals},
+        "evidence": {
+            each.label: {name: of_tokens(tensor) for name, tensor in each.signal.diagnostics.items()}
+            for each in signals
+            if each.signal.diagnostics
+        },
+    }

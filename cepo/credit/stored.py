@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -19,12 +17,12 @@ from cepo.rollout.generator import Generation
 from cepo.tracking.lines import encode_line
 from cepo.tracking.run_folder import write_atomically
 from cepo.trainer.asking import Rollouts
-from cepo.trees import leaves
+from cepo.trees import Fields, Tree, leaves
 
 SETTINGS_FILE = "measurement.json"
 
 
-def claim_folder(folder: Path, own: Mapping[str, Any], config: RunConfig) -> None:
+def claim_folder(folder: Path, own: Fields, config: RunConfig) -> None:
     """Writes the settings that the folder's samples depend on, or compares them with those that the folder has.
 
     Raises:
@@ -46,7 +44,7 @@ def claim_folder(folder: Path, own: Mapping[str, Any], config: RunConfig) -> Non
         raise ForeignFileError(irregular, "is a link, a pipe or a device; give a new folder (--out)")
     if path.is_file():
         with read_whole(path):
-            before: dict[str, Any] = read_json(path, dict, within=folder)
+            before: Tree = read_json(path, dict, within=folder)
         other = [key for key in sorted({*flat, *before}) if flat.get(key) != before.get(key)]
         if other:
             raise ConfigError(
@@ -84,7 +82,7 @@ def kept_rollouts(folder: Path, session: Session) -> Rollouts:
     return _read(path, session)
 
 
-def _rows(rollouts: Rollouts) -> list[dict[str, Any]]:
+def _rows(rollouts: Rollouts) -> list[Tree]:
     baselines = rollouts.reward_baselines
     assert baselines is not None, "they were asked for"
     return [
@@ -120,7 +118,7 @@ def _read(path: Path, session: Session) -> Rollouts:
         )
 
 
-def _generation(row: Mapping[str, Any]) -> Generation:
+def _generation(row: Fields) -> Generation:
     return Generation(
         response_ids=tuple(row["response_ids"]), log_probs=tuple(row["log_probs"]), finished=row["finished"]
     )

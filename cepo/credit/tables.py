@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from cepo.credit.knowledge import QUARTERS
 from cepo.report.charts import Chart, Series
 from cepo.report.html import Section, Story, scores, write_page
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
+from cepo.trees import Fields
 
 PAGE_FILE = "credit.html"
 _ORACLE = "oracle"
@@ -41,7 +40,7 @@ _PARTS = (
 )
 
 
-def credit_tables(results: Mapping[str, Any], *, with_kinds: bool = False) -> list[ScoreTable]:
+def credit_tables(results: Fields, *, with_kinds: bool = False) -> list[ScoreTable]:
     """Returns the tables of credits and of values, with 95 % intervals; a figure that is undefined has no cell.
 
     With `with_kinds`, the name of each row ends with its kind.
@@ -68,7 +67,7 @@ def credit_tables(results: Mapping[str, Any], *, with_kinds: bool = False) -> li
     ]
 
 
-def write_credit_page(results: Mapping[str, Any], out: Path) -> Path:
+def write_credit_page(results: Fields, out: Path) -> Path:
     """Writes the page of a measurement: its tables as bars with 95 % intervals, and the values' calibration curves."""
     description, sections = results["description"], list[Section]()
     tables = [scores(table, first="method", limit=_ORACLE) for table in credit_tables(results, with_kinds=True)]
@@ -89,7 +88,7 @@ def write_credit_page(results: Mapping[str, Any], out: Path) -> Path:
     )
 
 
-def _calibration(results: Mapping[str, Any]) -> Chart:
+def _calibration(results: Fields) -> Chart:
     curves = [
         Series(label=row["name"], steps=[one["believed"] for one in points], values=[one["true"] for one in points])
         for row in results["value"]
@@ -110,7 +109,7 @@ _LEGEND = (
 )
 
 
-def _notes(counts: Mapping[str, Any]) -> list[str]:
+def _notes(counts: Fields) -> list[str]:
     share = counts["decisive_tokens"] / counts["tokens"]
     return [
         f"{counts['responses']} responses to {counts['problems']} problems, {counts['tokens']:,} tokens, of which "

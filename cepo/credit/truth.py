@@ -57,7 +57,7 @@ class Truth:
 
 def assemble(rollouts: Rollouts, chosen: Mapping[int, Sequence[int]], continued: Mapping[str, Continued]) -> Truth:
     """Computes the truth about the chosen tokens from the verdicts on continuations."""
-    places = [(row, token) for row, tokens in chosen.items() for token in tokens]
+    measured = [(row, token) for row, tokens in chosen.items() for token in tokens]
 
     def values(row: int, length: int) -> Numbers:
         """V before token `length`, and its two halves; after the last token the response's own verdict."""
@@ -66,18 +66,18 @@ def assemble(rollouts: Rollouts, chosen: Mapping[int, Sequence[int]], continued:
         right = numpy.array(continued[prefix_of(rollouts, row, length).name].verdicts, dtype=float)
         return numpy.array([right.mean(), right[0::2].mean(), right[1::2].mean()])
 
-    before = numpy.array([values(row, token) for row, token in places]).T
-    after = numpy.array([values(row, token + 1) for row, token in places]).T
-    rows = numpy.array([row for row, _ in places])
+    before = numpy.array([values(row, token) for row, token in measured]).T
+    after = numpy.array([values(row, token + 1) for row, token in measured]).T
+    rows = numpy.array([row for row, _ in measured])
     return Truth(
         problem=rows // rollouts.group_size,
         row=rows,
-        token=numpy.array([token for _, token in places]),
+        token=numpy.array([token for _, token in measured]),
         value=before[0],
         credit=(after - before)[0],
         value_halves=before[1:],
         credit_halves=(after - before)[1:],
-        entropy=numpy.array([continued[prefix_of(rollouts, row, token).name].entropy for row, token in places]),
+        entropy=numpy.array([continued[prefix_of(rollouts, row, token).name].entropy for row, token in measured]),
     )
 
 

@@ -105,18 +105,18 @@ class OptimizerBatch:
 
     def at(self, indices: Sequence[int]) -> OptimizerBatch:
         """Returns the rows at `indices`, with unchanged totals."""
-        places, reference, distillation = list(indices), self.reference_log_probs, self.distillation
+        chosen, reference, distillation = list(indices), self.reference_log_probs, self.distillation
         sampled = self.sampled_log_probs
         if distillation is not None:
-            distillation = dataclasses.replace(distillation, token_weight=distillation.token_weight[places])
+            distillation = dataclasses.replace(distillation, token_weight=distillation.token_weight[chosen])
         return dataclasses.replace(
             self,
-            rows=[self.rows[index] for index in places],
-            old_log_probs=self.old_log_probs[places],
-            advantages=self.advantages[places],
-            response_mask=self.response_mask[places],
-            sampled_log_probs=None if sampled is None else sampled[places],
-            reference_log_probs=None if reference is None else reference[places],
+            rows=[self.rows[index] for index in chosen],
+            old_log_probs=self.old_log_probs[chosen],
+            advantages=self.advantages[chosen],
+            response_mask=self.response_mask[chosen],
+            sampled_log_probs=None if sampled is None else sampled[chosen],
+            reference_log_probs=None if reference is None else reference[chosen],
             distillation=distillation,
         )
 
@@ -141,11 +141,11 @@ class CriticBatch:
 
     def at(self, indices: Sequence[int]) -> CriticBatch:
         """Returns the rows at `indices`, with unchanged totals."""
-        places = list(indices)
+        chosen = list(indices)
         return dataclasses.replace(
             self,
-            rows=[self.rows[index] for index in places],
-            old_values=self.old_values[places],
-            returns=self.returns[places],
-            response_mask=self.response_mask[places],
+            rows=[self.rows[index] for index in chosen],
+            old_values=self.old_values[chosen],
+            returns=self.returns[chosen],
+            response_mask=self.response_mask[chosen],
         )

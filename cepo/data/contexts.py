@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.data.dataset import Problem
@@ -19,7 +20,9 @@ _PART_OF_A_NUMBER = re.compile(r"[\d.,]*\d[.,]*\Z")
 
 
 class ContextBuilder:
-    """Builds student and teacher contexts with the same images, or teacher contexts without (`teacher.with_images`).
+    """Builds student and teacher contexts.
+
+    The teacher sees the student's images, those of `data.teacher_image_key`, or none (`teacher.with_images`).
 
     Args:
         teacher: placement, wording and maximum length of references.
@@ -38,6 +41,9 @@ class ContextBuilder:
         """Encodes the student's prompt; raises `DataError` if it is too long, because a question is never cut."""
         visuals = self._processing.load_visuals(problem.images, problem.videos, problem.image_source)
         prompt = self._processing.encode(problem.text, visuals, history=problem.history)
+        if problem.teacher_images:
+            shown = self._processing.load_visuals(problem.teacher_images, problem.videos, problem.teacher_image_source)
+            prompt = replace(prompt, teacher_images=shown)
         if len(prompt.token_ids) > self._max_context_length:
             raise DataError(
                 f"row {problem.prompt_id}: the prompt has {len(prompt.token_ids)} tokens; data.max_prompt_length is "
@@ -65,7 +71,8 @@ class ContextBuilder:
 
     def teacher(self, problem: Problem, student: EncodedPrompt, reference_text: str) -> EncodedPrompt:
         """Encodes the student's user turn with `reference_text` and, if configured, images, without a length limit."""
-        return self._encode(problem, student.images if self._teacher.with_images else None, reference_text)
+        images = student.images if student.teacher_images is None else student.teacher_images
+        return self._encode(problem, images if self._teacher.with_images else None, reference_text)
 
     def fitted(
         self, problem: Problem, student: EncodedPrompt, reference_text: str, *, is_answer: bool

@@ -19,6 +19,7 @@ from cepo.data.videos import FrameRules, load_video
 from cepo.errors import ConfigError, DataError
 from cepo.models.inputs import ImageSource, Turn, Video
 from cepo.models.processing import IMAGE_MARK, VIDEO_MARK, Processing
+from cepo.trees import Fields
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -44,6 +45,8 @@ class Problem:
         columns: the row's other columns, for reward functions.
         history: the turns before `text` if the prompt is a conversation.
         image_source: where `images` can be read again; None for rows with videos and for rows not read from a source.
+        teacher_images: the images that teachers see instead of `images`, as many; empty if they see the same.
+        teacher_image_source: as `image_source`, of `teacher_images`.
     """
 
     prompt_id: str
@@ -53,6 +56,8 @@ class Problem:
     solution: str | None
     columns: dict[str, Any] = field(repr=False)
     image_source: ImageSource | None = None
+    teacher_images: tuple[Image, ...] = field(default=(), repr=False)
+    teacher_image_source: ImageSource | None = None
     videos: tuple[Video, ...] = field(default=(), repr=False)
     history: tuple[Turn, ...] = ()
 
@@ -99,11 +104,11 @@ class ProblemSet(Sequence[Problem]):
         row_number: int = self._usable[cast(int, index)]
         row = dict(self._rows[row_number])
         config = self._config
-        images = decoded_images(row, config)
+        images, shown = decoded_images(row, config), decoded_images(row, config, config.teacher_image_key)
         videos = tuple(self._video(value) for value in listed(row, config.video_key))
         (*history, last), answer = self._turns(row), plain_text(row.pop(config.answer_key)).strip()
-        row.pop(config.image_key, None)
-        row.pop(config.video_key, None)
+        for key in (config.image_key, config.video_key, config.teacher_image_key):
+            row.pop(key, None)
         solution = row.get(config.solution_key)
         return Problem(
             prompt_id=str(row_number),
@@ -115,6 +120,10 @@ class ProblemSet(Sequence[Problem]):
             columns=row,
             videos=videos,
             image_source=self._image_source(row_number, has_videos=bool(videos)),
+            teacher_images=shown,
+            teacher_image_source=self._image_source(
+                row_number, has_videos=bool(videos), column=config.teacher_image_key
+            ),
         )
 
     def __iter__(self) -> Iterator[Problem]:
@@ -156,6 +165,15 @@ class ProblemSet(Sequence[Problem]):
                 f"'{key}', the first of them row {missing[0]}; {remedy}"
             )
 
+    def require_teacher_images(self) -> None:
+        """Raises `ConfigError` if `data.teacher_image_key` names a column that the source lacks."""
+        key = self._config.teacher_image_key
+        if key is not None and key not in self._rows.column_names:
+            raise ConfigError(
+                f"data.teacher_image_key is '{key}', which {self._source} does not have. Its columns: "
+                f"{', '.join(self._rows.column_names)}"
+            )
+
     def image_probe(self) -> ImageSource | None:
         """Returns a row with which other nodes test whether they can read images, or None.
 
@@ -169,10 +187,11 @@ class ProblemSet(Sequence[Problem]):
                 return source
         return None
 
-    def _image_source(self, row_number: int, *, has_videos: bool) -> ImageSource | None:
-        return None if has_videos or self._rows_are_given else ImageSource(data=self._source, row=row_number)
+    def _image_source(self, row_number: int, *, has_videos: bool, column: str | None = None) -> ImageSource | None:
+        given = has_videos or self._rows_are_given
+        return None if given else ImageSource(data=self._source, row=row_number, column=column)
 
-    def _turns(self, row: Mapping[str, Any]) -> list[Turn]:
+    def _turns(self, row: Fields) -> list[Turn]:
         """Returns the prompt's turns, with the format prompt applied to the last one."""
         value = row[self._config.prompt_key]
         *history, last = read_conversation(value) if is_conversation(value) else [Turn("user", plain_text(value))]
@@ -180,7 +199,7 @@ class ProblemSet(Sequence[Problem]):
             last = Turn(last.role, self._template.render(content=last.text))
         return [*history, last]
 
-    def _video(self, value: Any) -> Video:
+    def _video(self, value: object) -> Video:
         config = self._config
         rules = FrameRules(
             fps=config.video_fps,
@@ -190,7 +209,7 @@ class ProblemSet(Sequence[Problem]):
         )
         return load_video(value, config.image_dir, rules)
 
-    def _measure(self, row: Mapping[str, Any]) -> RowMeasure:
+    def _measure(self, row: Fields) -> RowMeasure:
         """Measures the prompt and its images. Videos are decoded completely, the only way to find damaged ones."""
         config = self._config
         for key, wrong, accepted in (
@@ -207,6 +226,14 @@ class ProblemSet(Sequence[Problem]):
         *history, last = self._turns(row)
         text = "".join(turn.text for turn in (*history, last))
         images, videos = listed(row, config.image_key), listed(row, config.video_key)
+        shown = [] if config.teacher_image_key is None else listed(row, config.teacher_image_key)
+        if shown and len(shown) != len(images):
+            raise DataError(
+                f"column '{config.teacher_image_key}' has {len(shown)} images for the teacher, and the row has "
+                f"{len(images)}; they must agree"
+            )
+        for value in shown:
+            verify_image(value, config.image_dir, hosts=config.image_hosts)
         for mark, values, name in ((IMAGE_MARK, images, "images"), (VIDEO_MARK, videos, "videos")):
             if text.count(mark) and mark == IMAGE_MARK and config.image_key not in row:
                 raise ConfigError(
@@ -217,7 +244,9 @@ class ProblemSet(Sequence[Problem]):
                 raise DataError(f"{text.count(mark)} '{mark}' in the text but {len(values)} {name}; they must agree")
         visual = 0
         for value in images:
-            size = limited_size(verify_image(value, config.image_dir), config.min_pixels, config.max_pixels)
+            size = limited_size(
+                verify_image(value, config.image_dir, hosts=config.image_hosts), config.min_pixels, config.max_pixels
+            )
             visual += self._processing.reader.num_tokens(size)
         for value in videos:
             visual += self._processing.reader.num_video_tokens(self._video(value))
@@ -236,11 +265,11 @@ def problem_indices(step: int, *, num_problems: int, batch_size: int, shuffle: b
     """Returns the indices of the problems of the 0-based `step`; each pass over the data has its own order."""
     per_epoch = steps_per_epoch(num_problems, batch_size)
     assert per_epoch > 0, "a batch must not be larger than the problem set; checked when the run is put together"
-    epoch, place = divmod(step, per_epoch)
+    epoch, number = divmod(step, per_epoch)
     order = list(range(num_problems))
     if shuffle:
         random.Random(f"{seed}/{epoch}").shuffle(order)
-    return order[place * batch_size : (place + 1) * batch_size]
+    return order[number * batch_size : (number + 1) * batch_size]
 
 
 class _WithVisuals(Protocol):
@@ -254,7 +283,7 @@ def most_visuals(*problem_sets: _WithVisuals | None) -> tuple[int, int]:
     return max(each.most_images for each in present), max(each.most_videos for each in present)
 
 
-def plain_text(value: Any) -> str:
+def plain_text(value: object) -> str:
     """Returns a cell as text: empty for None, and whole numbers without the `.0` of a float column."""
     if value is None:
         return ""
@@ -274,7 +303,7 @@ def _format_template(path: str | None) -> UserTemplate | None:
     return template
 
 
-def is_conversation(value: Any) -> bool:
+def is_conversation(value: object) -> bool:
     """Returns whether a cell of the prompt column holds messages."""
     return isinstance(value, list | tuple)
 
@@ -296,8 +325,8 @@ def read_conversation(messages: Any) -> list[Turn]:
     return turns
 
 
-def _mapping(value: object) -> Mapping[str, Any] | None:
-    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else None
+def _mapping(value: object) -> Fields | None:
+    return cast("Fields", value) if isinstance(value, Mapping) else None
 
 
 def _turn(message: object, number: int) -> Turn:
@@ -307,7 +336,7 @@ def _turn(message: object, number: int) -> Turn:
         raise DataError(f"message {number} has no role or no content (it is: {found}); {_ACCEPTED}")
     if given["role"] not in ROLES:
         raise DataError(f"message {number} has the role {given['role']!r}; accepted: {', '.join(ROLES)}")
-    content: Any = given["content"]
+    content: object = given["content"]
     if not isinstance(content, str | list | tuple):
         raise DataError(
             f"message {number} has a {type(content).__name__} as content; accepted: text or a list of parts"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import logging
 import math
+import os
 import re
+import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -15,9 +18,18 @@ from PIL import Image
 from cepo.config.schema import DataConfig
 from cepo.data.reading import read_source, without_decoding
 from cepo.errors import DataError
-from cepo.foreign_files import LARGEST_IMAGE, open_image, read_bytes, require_few_pixels
+from cepo.foreign_files import (
+    LARGEST_DOWNLOAD,
+    LARGEST_IMAGE,
+    download,
+    open_image,
+    read_bytes,
+    require_few_pixels,
+    require_host,
+)
 from cepo.models.inputs import ImageInputs, ImageSource
 from cepo.models.processing import Processing
+from cepo.trees import Tree
 
 logger = logging.getLogger(__name__)
 
@@ -41,17 +53,18 @@ _TURNS = {
 """Maps the orientation in EXIF data to the transposition that turns the image upright."""
 
 
-def image_of(value: Any, image_dir: str | None) -> Image.Image:
+def image_of(value: object, image_dir: str | None, *, hosts: Collection[str] = ()) -> Image.Image:
     """Opens an image without decoding its pixels; its size is known.
 
     Args:
         value: PIL image, raw bytes, path, or a mapping with `bytes` or `path`.
         image_dir: folder prepended to paths given as text.
+        hosts: hosts from which addresses are downloaded.
 
     Raises:
         DataError: the image is not readable, has an unaccepted format, or has too many pixels.
     """
-    value, name = bytes_or_path(value), "the image"
+    value, name = bytes_or_path(value, hosts=hosts), "the image"
     if isinstance(value, str):
         name = f"the image {value!r}"
         file = Path(image_dir or "") / value
@@ -66,20 +79,34 @@ def image_of(value: Any, image_dir: str | None) -> Image.Image:
     return value
 
 
-def bytes_or_path(value: Any) -> Any:
-    """Returns a mapping's `bytes`, or its `path` if it has none, and the content of a text in base64; else the value.
+def bytes_or_path(value: object, *, hosts: Collection[str] = ()) -> Any:
+    """Returns a mapping's `bytes`, or its `path` if it has none, and what base64 or an address holds; else the value.
 
     Raises:
-        DataError: the text is an address, or is damaged or too long as base64.
+        DataError: the text is an address that cannot be downloaded from `hosts`, or is damaged or too long as base64.
     """
     if isinstance(value, dict):
-        entries = cast("dict[str, Any]", value)
+        entries = cast("Tree", value)
         value = entries["bytes"] if entries.get("bytes") is not None else entries.get("path")
     if isinstance(value, str) and value.startswith(("http://", "https://")):
-        raise DataError(f"{value:.200} is an address, and nothing is downloaded; download it and give the file's path")
+        return _downloaded(value, hosts)
     if isinstance(value, str) and _BASE64.match(value):
         return _decoded(value)
     return value
+
+
+def _downloaded(address: str, hosts: Collection[str]) -> bytes:
+    """Returns the content of an address, which is downloaded once into the user's cache, for all processes and runs."""
+    name = hashlib.sha256(address.encode()).hexdigest()
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "cepo" / "images"
+    require_host(address, hosts)
+    if not (folder / name).exists():
+        content = download(address, hosts, largest=LARGEST_DOWNLOAD)
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+            file.write(content)
+        os.replace(file.name, folder / name)
+    return read_bytes(folder / name, within=folder, largest=LARGEST_DOWNLOAD)
 
 
 def _decoded(text: str) -> bytes:
@@ -93,13 +120,13 @@ def _decoded(text: str) -> bytes:
         raise DataError(f"{text[:20]}... is not valid base64; encode the file again, or give its path") from error
 
 
-def verify_image(value: Any, image_dir: str | None) -> tuple[int, int]:
+def verify_image(value: object, image_dir: str | None, *, hosts: Collection[str] = ()) -> tuple[int, int]:
     """Checks as cheaply as the format allows that an image can be decoded; returns its upright (width, height).
 
     Raises:
         DataError: the image is missing, unreadable, damaged, empty or too thin.
     """
-    image = image_of(value, image_dir)
+    image = image_of(value, image_dir, hosts=hosts)
     width, height = image.size
     if _orientation(image) >= 5:
         width, height = height, width
@@ -147,13 +174,20 @@ def limited_size(size: tuple[int, int], min_pixels: int | None, max_pixels: int 
     return width, height
 
 
-def load_rgb(value: Any, image_dir: str | None, min_pixels: int | None, max_pixels: int | None) -> Image.Image:
+def load_rgb(
+    value: object,
+    image_dir: str | None,
+    min_pixels: int | None,
+    max_pixels: int | None,
+    *,
+    hosts: Collection[str] = (),
+) -> Image.Image:
     """Returns the decoded image in RGB (from palettes, grey and alpha too), upright and within the pixel limits.
 
     Raises:
         DataError: the image cannot be decoded.
     """
-    image = image_of(value, image_dir)
+    image = image_of(value, image_dir, hosts=hosts)
     turn = _TURNS.get(_orientation(image))
     try:
         image = image.convert("RGB")
@@ -164,7 +198,7 @@ def load_rgb(value: Any, image_dir: str | None, min_pixels: int | None, max_pixe
     return image if size == image.size else image.resize(size, Image.Resampling.BICUBIC)
 
 
-def listed(row: Mapping[str, Any], key: str) -> list[Any]:
+def listed(row: Mapping[str, object], key: str) -> list[Any]:
     """Returns a cell's values as a list: none, one, or several."""
     value = row.get(key)
     if value is None or value == "":
@@ -172,11 +206,16 @@ def listed(row: Mapping[str, Any], key: str) -> list[Any]:
     return [*cast("Sequence[Any]", value)] if isinstance(value, list | tuple) else [value]
 
 
-def decoded_images(row: Mapping[str, Any], config: DataConfig) -> tuple[Image.Image, ...]:
-    """Returns a row's images in RGB, within the pixel limits; raises `DataError` if one cannot be decoded."""
+def decoded_images(row: Mapping[str, object], config: DataConfig, column: str | None = "") -> tuple[Image.Image, ...]:
+    """Returns a row's images in RGB, within the pixel limits; raises `DataError` if one cannot be decoded.
+
+    Args:
+        column: the column with the images; "": `data.image_key`; None: there are none.
+    """
+    values = [] if column is None else listed(row, column or config.image_key)
     return tuple(
-        load_rgb(value, config.image_dir, config.min_pixels, config.max_pixels)
-        for value in listed(row, config.image_key)
+        load_rgb(value, config.image_dir, config.min_pixels, config.max_pixels, hosts=config.image_hosts)
+        for value in values
     )
 
 
@@ -195,7 +234,9 @@ class ImageStore:
     def images(self, source: ImageSource) -> tuple[Image.Image, ...]:
         """Returns a row's decoded images for the rollout engine; raises `ConfigError` or `DataError` on failure."""
         if source not in self._images:
-            self._images[source] = decoded_images(self._data(source.data)[source.row], self._config)
+            self._images[source] = decoded_images(
+                self._data(source.data)[source.row], self._config, source.column or ""
+            )
         return self._images[source]
 
     def inputs(self, source: ImageSource) -> ImageInputs:

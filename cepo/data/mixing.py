@@ -88,6 +88,7 @@ def read_training_sets(config: DataConfig, processing: Processing) -> ProblemSet
     for source in config.train_sources:
         logger.info("reading and checking %s", source)
         parts.append(ProblemSet(source, config, processing))
+        parts[-1].require_teacher_images()
     sizes = [len(part) for part in parts]
     if sum(sizes) < config.rollout_batch_size:
         raise ConfigError(

@@ -13,6 +13,7 @@ import datasets  # pyright: ignore[reportMissingTypeStubs]
 
 from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import hub_folder, open_regular, size_of
+from cepo.trees import Tree
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ def read_source(source: str, *, text_columns: Sequence[str] = ()) -> Any:
         blank = next((file for file in files if size_of(file, within=within) == 0), None)
         if blank is not None:
             raise ConfigError(f"data files '{source}': {blank} is empty (0 bytes); remove it or write it again")
-        options: dict[str, Any] = {}
+        options: Tree = {}
         kind = FORMATS[files[0].suffix]
         if kind == "json":
             for file in files:
@@ -70,7 +71,7 @@ def read_source(source: str, *, text_columns: Sequence[str] = ()) -> Any:
         raise ConfigError(f"data files '{source}': neither a local path nor reachable on the hub ({error})") from error
 
 
-def _load_dataset(*arguments: Any, **options: Any) -> Any:
+def _load_dataset(*arguments: object, **options: object) -> Any:
     """Calls `datasets.load_dataset`, whose return type depends on its arguments."""
     library: Any = datasets
     return library.load_dataset(*arguments, **options)
@@ -136,13 +137,13 @@ def _undecoded(feature: Any) -> Any:
     if getattr(feature, "decode", False) and not isinstance(feature, datasets.Json):  # only media and JSON have it
         return dataclasses.replace(feature, decode=False)
     if isinstance(feature, dict):
-        return {name: _undecoded(inner) for name, inner in cast("dict[str, Any]", feature).items()}
+        return {name: _undecoded(inner) for name, inner in cast("Tree", feature).items()}
     if isinstance(feature, datasets.List | datasets.LargeList):
         return dataclasses.replace(feature, feature=_undecoded(feature.feature))
     return feature
 
 
-def read_row(rows: Any, number: int) -> dict[str, Any]:
+def read_row(rows: Any, number: int) -> Tree:
     """Returns a row; raises `DataError` if it cannot be read, for example if a text is not in UTF-8."""
     try:
         return rows[number]

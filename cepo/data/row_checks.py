@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from cepo.config.schema import DataConfig
 from cepo.data.reading import read_row
@@ -50,11 +49,11 @@ class RowMeasure:
 
 
 def check_rows(
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Mapping[str, object]],
     *,
     source: str,
     config: DataConfig,
-    measure: Callable[[Mapping[str, Any]], RowMeasure],
+    measure: Callable[[Mapping[str, object]], RowMeasure],
 ) -> RowChecks:
     """Applies `measure` to every row.
 

@@ -39,7 +39,7 @@ class FrameRules:
     factor: int
 
 
-def load_video(value: Any, image_dir: str | None, rules: FrameRules) -> Video:
+def load_video(value: object, image_dir: str | None, rules: FrameRules) -> Video:
     """Returns the chosen frames of a video.
 
     Args:
@@ -81,7 +81,7 @@ def _from_frames(frames: list[Image.Image], rules: FrameRules) -> Video:
     )
 
 
-def _decoded(source: Any, rules: FrameRules) -> Video:
+def _decoded(source: object, rules: FrameRules) -> Video:
     with _opened(source) as (container, stream):
         total, fps = _length(container, stream)
     wanted = _frame_numbers(total, fps, rules)
@@ -103,7 +103,7 @@ def _decoded(source: Any, rules: FrameRules) -> Video:
 
 
 @contextmanager
-def _opened(source: Any) -> Generator[tuple[Any, Any]]:
+def _opened(source: object) -> Generator[tuple[Any, Any]]:
     import av
 
     try:

@@ -13,8 +13,16 @@ import psutil
 import torch
 
 from cepo.doctor.versions import Finding
-from cepo.hardware.devices import Fault, driver_version, gpu_fault, num_processors, torchvision_fault
-from cepo.hardware.tools import BuildTools, Capability, find_build_tools
+from cepo.hardware import (
+    BuildTools,
+    Capability,
+    Fault,
+    driver_version,
+    find_build_tools,
+    gpu_fault,
+    num_processors,
+    torchvision_fault,
+)
 from cepo.sizing import gib
 from cepo.tracking.environment import installed_version
 

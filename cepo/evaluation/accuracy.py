@@ -7,13 +7,13 @@ import statistics
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from cepo.errors import DataError
 from cepo.report.score_tables import Cell
 from cepo.rewards.benchmark import KINDS
+from cepo.trees import Fields, Tree
 
-Row = Mapping[str, Any]
+Row = Fields
 """One graded response of generations.jsonl; see `cepo.evaluation.run.graded_rows`."""
 
 
@@ -55,7 +55,7 @@ def pass_at_k(num_right: int, num_samples: int, k: int) -> float:
     return 1.0 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)
 
 
-def benchmark_figures(rows: Sequence[Row], *, has_variants: bool = False) -> dict[str, Any]:
+def benchmark_figures(rows: Sequence[Row], *, has_variants: bool = False) -> Tree:
     """Returns the statistics of one benchmark's responses as plain values for JSON. Lengths are in tokens.
 
     - `accuracy` is the mean over all responses (avg@n).
@@ -64,7 +64,7 @@ def benchmark_figures(rows: Sequence[Row], *, has_variants: bool = False) -> dic
       cluster are variants of one question.
     """
     lengths = [row["length"] for row in rows]
-    figures: dict[str, Any] = {
+    figures: Tree = {
         "num_problems": len({row["problem_id"] for row in rows}),
         "num_responses": len(rows),
         "num_right": sum(row["correct"] for row in rows),

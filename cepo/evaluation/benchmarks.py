@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from cepo.data.reading import read_row, without_decoding
 from cepo.errors import DataError
 from cepo.models.processing import IMAGE_MARK
 from cepo.rewards.benchmark import LETTERS, kind_of, options_in_text
+from cepo.trees import Fields, Tree
 
 REWARD = "cepo/rewards/benchmark.py:compute_score"
 """The reward function of benchmarks; other data is graded by `worker.reward.reward_function`."""
@@ -38,7 +39,7 @@ class Benchmark:
 
     name: str
     columns: frozenset[str]
-    convert: Callable[[Mapping[str, Any]], dict[str, Any]]
+    convert: Callable[[Fields], Tree]
     has_variants: bool = False
 
 
@@ -70,7 +71,7 @@ def converted(rows: Any, benchmark: Benchmark) -> Any:
     return Dataset.from_list(problems)
 
 
-def _dynamath(row: Mapping[str, Any]) -> dict[str, Any]:
+def _dynamath(row: Fields) -> Tree:
     kind = {"float": "numeric", "multiple choice": "choice"}.get(row["answer_type"], "text")
     return {
         "problem": IMAGE_MARK + row["question"],
@@ -83,7 +84,7 @@ def _dynamath(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _mathvision(row: Mapping[str, Any]) -> dict[str, Any]:
+def _mathvision(row: Fields) -> Tree:
     options = list(row["options"] or [])
     named = [] if options == list(LETTERS[: len(options)]) else options
     return {
@@ -96,7 +97,7 @@ def _mathvision(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _wemath(row: Mapping[str, Any]) -> dict[str, Any]:
+def _wemath(row: Fields) -> Tree:
     parts = _OPTION.split(row["option"])
     letters, options = "".join(parts[1::2]), [text.strip() for text in parts[2::2]]
     if letters != LETTERS[: len(options)]:
@@ -111,7 +112,7 @@ def _wemath(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _mmmu(row: Mapping[str, Any]) -> dict[str, Any]:
+def _mmmu(row: Fields) -> Tree:
     options = [str(option) for option in ast.literal_eval(row["options"] or "[]")]
     is_choice = row["question_type"] == "multiple-choice"
     text, images = _with_images_in_place(row["question"] + (_listed(options) if is_choice else ""), row)
@@ -124,7 +125,7 @@ def _mmmu(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _logicvista(row: Mapping[str, Any]) -> dict[str, Any]:
+def _logicvista(row: Fields) -> Tree:
     return {
         "problem": IMAGE_MARK + row["question"],
         "images": _pictures(row, "image"),
@@ -139,7 +140,7 @@ def _open_kind(answer: str) -> str:
     return "text" if kind == "choice" else kind
 
 
-def _pictures(row: Mapping[str, Any], *columns: str) -> list[Any]:
+def _pictures(row: Fields, *columns: str) -> list[Any]:
     return [row[column] for column in columns if row.get(column) is not None]
 
 
@@ -151,7 +152,7 @@ def _listed(options: Sequence[str]) -> str:
     return "\nChoices:\n" + "\n".join(lines) + "\nAnswer with the letter of the right choice."
 
 
-def _with_images_in_place(text: str, row: Mapping[str, Any]) -> tuple[str, list[Any]]:
+def _with_images_in_place(text: str, row: Fields) -> tuple[str, list[Any]]:
     """Returns MMMU's text with images at their first mention or, without one, at the start; and the images in order."""
     order: list[str] = []
 

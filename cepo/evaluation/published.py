@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from cepo.errors import DataError
 from cepo.evaluation.accuracy import macro_average
 from cepo.evaluation.results import RESULTS_FILE, compare_evaluations
 from cepo.foreign_files import damaged_as, read_json
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
+from cepo.trees import Fields, Tree
 
 AVERAGE, _DIFFERENCE = "Average", "difference"
 NAMES = {
@@ -83,7 +83,7 @@ def _evaluated(folder: Path) -> TableRow:
             f"{folder} holds no finished evaluation ({RESULTS_FILE}); give a folder that cepo evaluate wrote"
         )
     with damaged_as(path, "holds no result of cepo evaluate; evaluate the model again"):
-        results: dict[str, Any] = read_json(path, dict, within=folder)
+        results: Tree = read_json(path, dict, within=folder)
         cells = {
             NAMES.get(str(name), str(name)): _cell(figures["accuracy"], 100.0)
             for name, figures in results["benchmarks"].items()
@@ -126,7 +126,7 @@ def _paired(first: Path, second: Path) -> Cell:
     return _cell(macro_average([each.difference for each in compare_evaluations(first, second)]), 100.0)
 
 
-def _cell(estimate: Mapping[str, Any], scale: float) -> Cell:
+def _cell(estimate: Fields, scale: float) -> Cell:
     mean, error = (None if value is None else float(value) for value in (estimate["mean"], estimate["error"]))
     if mean is None or not abs(mean) <= 100 or not 0 <= (error or 0) <= 100:
         raise ValueError("neither a fraction nor a percentage")

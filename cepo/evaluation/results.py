@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -16,12 +15,13 @@ from cepo.errors import DataError
 from cepo.evaluation.accuracy import Estimate, Row, clustered_mean, macro_average
 from cepo.foreign_files import read_objects
 from cepo.tracking.run_folder import write_atomically
+from cepo.trees import Fields, Tree
 
 RESULTS_FILE = "evaluation.json"
 GENERATIONS_FILE = "generations.jsonl"
 
 
-def write_results(folder: Path, description: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> dict[str, Any]:
+def write_results(folder: Path, description: Fields, benchmarks: Fields) -> Tree:
     """Writes evaluation.json: the description, each benchmark's statistics, and the average over several benchmarks."""
     results = {**description, "benchmarks": dict(benchmarks)}
     if len(benchmarks) > 1:
@@ -30,7 +30,7 @@ def write_results(folder: Path, description: Mapping[str, Any], benchmarks: Mapp
     return results
 
 
-def results_table(results: Mapping[str, Any]) -> Table:
+def results_table(results: Fields) -> Table:
     """Returns the figures as a table for the terminal."""
     head, *rows = figure_rows(results)
     table = Table(title="accuracy in %, ± standard error over independent problems")
@@ -41,7 +41,7 @@ def results_table(results: Mapping[str, Any]) -> Table:
     return table
 
 
-def figure_rows(results: Mapping[str, Any]) -> Iterator[list[str]]:
+def figure_rows(results: Fields) -> Iterator[list[str]]:
     """Yields a head, and rows of accuracies in percent with errors, by kind of answer if there are several."""
     num_samples = results["sampling"]["num_samples"]
     largest = [f"pass@{num_samples}"] if num_samples > 1 else []
@@ -64,7 +64,7 @@ def figure_rows(results: Mapping[str, Any]) -> Iterator[list[str]]:
         yield ["average", "", percent(results["average"]), *rest]
 
 
-def percent(estimate: Mapping[str, Any], *, sign: str = "") -> str:
+def percent(estimate: Fields, *, sign: str = "") -> str:
     """Formats an estimate in percent, such as `43.4 ± 1.2`, without the error if there is none."""
     shown = f"{100 * estimate['mean']:{sign}.1f}"
     return shown if estimate["error"] is None else f"{shown} ± {100 * estimate['error']:.1f}"
@@ -155,5 +155,5 @@ def _shares(rows: Sequence[Row]) -> dict[str, float]:
     return {problem: sum(right) / len(right) for problem, right in verdicts.items()}
 
 
-def _estimate(figures: Mapping[str, Any]) -> Estimate:
+def _estimate(figures: Fields) -> Estimate:
     return Estimate(mean=figures["mean"], error=figures["error"], num_clusters=figures["num_clusters"])

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import RunConfig
@@ -25,6 +24,7 @@ from cepo.rollout.factory import build_generator, settings_of_run
 from cepo.rollout.generator import AdapterWeights, Generator
 from cepo.tracking.run_folder import thumbnail
 from cepo.trainer.asking import VALIDATION_STEP, Asker, validation_settings
+from cepo.trees import Tree
 from cepo.workers.checkpoint import ADAPTER
 from cepo.workers.distributed import this_device
 from cepo.workers.merged_model import ADAPTER_CONFIG, BaseModel, merge_checkpoint, read_adapter
@@ -103,7 +103,7 @@ def reward_pool(task: Task, config: RunConfig) -> RewardPool:
 
 def graded_rows(
     task: Task, config: RunConfig, asker: Asker, generator: Generator, *, on_progress: Callable[[int], None]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Tree]:
     """Yields one row per response, in the problems' order; calls `on_progress` with the number of finished problems.
 
     A row has `benchmark`, `problem_id` (the row's number in the source), `cluster`, `kind`, `choices` (the options'

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from cepo.errors import DataError
 from cepo.evaluation.accuracy import Row
 from cepo.evaluation.results import RESULTS_FILE, compare_evaluations, figure_rows, percent, read_rows
 from cepo.foreign_files import damaged_as, read_json
 from cepo.report.html import Sample, Section, Story, Table, samples_table, write_page
+from cepo.trees import Fields
 
 PAGE_FILE = "evaluation.html"
 
@@ -50,7 +50,7 @@ def write_evaluations(folders: Sequence[Path], out: Path) -> Path:
     return write_page(out, title=" → ".join(labels), story=Story(subtitle=subtitle, results=lines), sections=sections)
 
 
-def _results(results: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+def _results(results: Fields) -> Iterator[tuple[str, str, str]]:
     for name, figures in results["benchmarks"].items():
         counts = f"{figures['num_responses']:,} responses to {figures['num_problems']:,} problems"
         yield f"{percent(figures['accuracy'])} %", f"of {name} is right", counts
@@ -63,7 +63,7 @@ def _changes(folders: Sequence[Path]) -> Iterator[tuple[str, str, str]]:
         yield f"{change} points", f"on {each.benchmark}", f"{accuracies}, paired over {each.num_problems:,} problems"
 
 
-def _subtitle(results: Mapping[str, Any]) -> str:
+def _subtitle(results: Fields) -> str:
     sampling = results["sampling"]
     model = "/".join(Path(str(results["checkpoint"] or results["model"])).parts[-2:])
     count, temperature = sampling["num_samples"], sampling["temperature"]

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from cepo.algorithms import Estimator
+from cepo.algorithms.settings import TeacherConfig
 from cepo.config.schema import RewardConfig
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem
-from cepo.integrations.hinted_messages import Messages, teacher_messages
+from cepo.data.hints import HintTemplate
+from cepo.errors import DataError
 from cepo.metrics import Metrics, fraction
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
 from cepo.rollout.generator import Generation
 from cepo.trainer.asking import Rollouts
 from cepo.trainer.planning import fallback_metrics, num_without_answer, rollout_groups
+from cepo.trees import Fields, Tree
 from cepo.types import Reference
 
 
@@ -74,7 +77,7 @@ class References:
         unanswered = {"references/responses_without_answer": fraction(num_without_answer(groups), len(rows))}
         return shown, fallback_metrics(groups, estimator.negative) | unanswered
 
-    def teacher_messages(self, messages: Messages, reference: Reference | None) -> tuple[list[dict[str, Any]], str]:
+    def teacher_messages(self, messages: Messages, reference: Reference | None) -> tuple[list[Tree], str]:
         """Returns the conversation that a teacher reads, and the text after its assistant header."""
         return teacher_messages(messages, reference, self._estimator.teacher, self._contexts.template)
 
@@ -107,3 +110,69 @@ def _problem(number: int, row: Row) -> Problem:
     return Problem(
         prompt_id=str(number), text="", images=(), ground_truth=row.ground_truth, solution=row.solution, columns={}
     )
+
+
+Messages = Sequence[Fields]
+"""Turns with a `role` and a `content`, which is a text or a list of parts of the types `text` and `image`."""
+
+
+_VISUALS = ("image", "video")
+
+
+def teacher_messages(
+    messages: Messages, reference: Reference | None, teacher: TeacherConfig, template: HintTemplate
+) -> tuple[list[Tree], str]:
+    """Returns the conversation that a teacher reads, and the text after its assistant header.
+
+    The reference is added to the last user turn's last text, or with `assistant_prefix` it is that text. None gives the
+    student's conversation. A blind teacher, and with a reference one without `with_images`, sees no images.
+    """
+    turns, prefix = [dict(turn) for turn in messages], ""
+    if reference is None:
+        return turns, prefix
+    if reference.blind or not teacher.with_images:
+        turns = [turn | {"content": _without_images(turn.get("content"))} for turn in turns]
+    if reference.text is not None and teacher.placement == "assistant_prefix":
+        prefix = template.render(prompt="", reference=reference.text)
+    elif reference.text is not None:
+        turn = next(turn for turn in reversed(turns) if turn["role"] == "user")
+        if isinstance(turn["content"], str):
+            turn["content"] = template.render(prompt=turn["content"], reference=reference.text)
+        else:
+            turn["content"] = [dict(part) for part in turn["content"]]
+            part = next(part for part in reversed(turn["content"]) if part["type"] == "text")
+            part["text"] = template.render(prompt=part["text"], reference=reference.text)
+    return turns, prefix
+
+
+def spliced(
+    prompt: Sequence[int], student: Sequence[int], teacher: Sequence[int], placeholders: Container[int]
+) -> list[int]:
+    """Returns a teacher's prompt whose images are expanded as in `prompt`.
+
+    `student` and `teacher` are conversations with one of the `placeholders` for each image; `prompt` is the student's
+    with as many as the image has features. All up to their first difference is taken from `prompt`.
+
+    Raises:
+        DataError: an image comes after that difference, or `prompt` does not end as `student` does.
+    """
+    pairs = enumerate(zip(student, teacher, strict=False))
+    same = next((at for at, (one, other) in pairs if one != other), min(len(student), len(teacher)))
+    rest = list(student[same:])
+    kept = len(prompt) - len(rest)
+    if list(prompt[kept:]) != rest or any(token in placeholders for token in rest):
+        raise DataError(
+            "a reference cannot be put into a prompt: either an image comes after the text that the reference is added "
+            "to, or the prompt does not end as the chat template renders it, because it was cut or rendered otherwise"
+        )
+    return [*prompt[:kept], *teacher[same:]]
+
+
+def images_of(messages: Messages) -> list[Any]:
+    """Returns the images of a conversation, in their order."""
+    contents = [turn["content"] for turn in messages if isinstance(turn.get("content"), list)]
+    return [part["image"] for content in contents for part in content if part["type"] == "image"]
+
+
+def _without_images(content: object) -> Any:
+    return [part for part in content if part["type"] not in _VISUALS] if isinstance(content, list) else content

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -15,10 +15,10 @@ from trl.data_utils import prepare_multimodal_messages  # pyright: ignore[report
 
 from cepo.algorithms import build_estimator
 from cepo.errors import ConfigError, DataError, RewardError
-from cepo.integrations.gathered import References, Row, Texts, rollouts_of
-from cepo.integrations.hinted_messages import images_of
+from cepo.integrations.gathered import References, Row, Texts, images_of, rollouts_of
 from cepo.metrics import Metrics, fraction
 from cepo.trainer.asking import Rollouts
+from cepo.trees import Fields, Tree
 from cepo.types import Reference, TokenBatch, TokenSignal
 
 _PADDED = {"padding": True, "padding_side": "left", "add_special_tokens": False, "return_tensors": "pt"}
@@ -54,7 +54,7 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         self,
         *args: Any,
         method: str = "cepo",
-        settings: Mapping[str, Any] | None = None,
+        settings: Fields | None = None,
         ground_truth: str = "answer",
         solution: str = "solution",
         correct_by: str | None = None,
@@ -98,7 +98,7 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         self._scores = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         return self._scores
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+    def _generate_and_score_completions(self, inputs: list[Tree]) -> Tree:
         output = super()._generate_and_score_completions(inputs)
         if self.model.training:
             signal, ids = self._signal(inputs, output), output["completion_ids"]
@@ -108,7 +108,7 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
                     self._metrics["train"][name].append(metric.result)
         return output
 
-    def _signal(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> TokenSignal:
+    def _signal(self, inputs: list[Tree], output: Tree) -> TokenSignal:
         """Computes the advantages (B, T) of all processes' rollouts, and the metrics to be logged."""
         rows: list[Row] = gather_object(self._own_rows(inputs, output))
         rollouts, estimator = self._rollouts(rows), self.estimator
@@ -147,7 +147,7 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         signal = estimator.signal(batch, step=rollouts.step)
         return replace(signal, advantages=signal.advantages[mine], metrics=metrics | signal.metrics)
 
-    def _own_rows(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> list[Row]:
+    def _own_rows(self, inputs: list[Tree], output: Tree) -> list[Row]:
         if self._truth not in inputs[0]:
             raise DataError(f"the data set has no column '{self._truth}' of right answers; name it in ground_truth")
         if any(isinstance(prompt, str) for prompt in self._prompts):
@@ -171,7 +171,7 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         return rollouts_of(rows, totals, decides >= 0.5, self._texts, group_size=size, step=self.rollout_step)
 
     @torch.no_grad()
-    def _log_probs(self, output: dict[str, Any], references: Sequence[Reference | None], needed: Tensor) -> Tensor:
+    def _log_probs(self, output: Tree, references: Sequence[Reference | None], needed: Tensor) -> Tensor:
         """Scores this process's needed rows after the prompts with these references: (B, T), 0 for all other rows."""
         ids, mask, was_training = output["completion_ids"], output["completion_mask"], self.model.training
         contexts = {row: self._context(row, references[row]) for row in needed.nonzero().flatten().tolist()}
@@ -207,7 +207,7 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         messages, prefix = self._references.teacher_messages(messages, reference)
         tools = self.tools if self.environment_factories is None else self._env_tools[self._batch_environments[row]]
         options = {"tools": tools or None, "chat_template": self.chat_template, "tokenize": False}
-        options |= {"add_generation_prompt": True, **cast("dict[str, Any]", self.chat_template_kwargs)}
+        options |= {"add_generation_prompt": True, **cast("Tree", self.chat_template_kwargs)}
         text = self.processing_class.apply_chat_template(messages, **options)
         return text + prefix, images_of(messages)
 

@@ -30,11 +30,11 @@ from verl.utils.tokenizer import get_processor_token_id  # pyright: ignore[repor
 
 from cepo.algorithms import build_estimator
 from cepo.errors import ConfigError, DataError
-from cepo.integrations.gathered import References, Row, Texts, rollouts_of
-from cepo.integrations.hinted_messages import spliced
+from cepo.integrations.gathered import References, Row, Texts, rollouts_of, spliced
 from cepo.metrics import Metrics, fraction, merge_metrics, results
 from cepo.sections import read_section, section
 from cepo.trainer.asking import Rollouts
+from cepo.trees import Fields, Tree
 from cepo.types import Reference, TokenBatch, TokenSignal
 
 MODE = "cepo_sync"
@@ -61,7 +61,7 @@ class CepoSettings:
 
     method: str = "cepo"
     """A method, as in `algorithm.adv_estimator`."""
-    settings: dict[str, Any] = field(default_factory=dict[str, Any])
+    settings: Tree = field(default_factory=Tree)
     solution_key: str = Field(default="solution", description="Key of `extra_info` with the worked solution.")
     correct_key: str | None = Field(
         default=None,
@@ -109,7 +109,7 @@ class CepoTrainer(get_trainer_cls("sync")):
         self._references = References(self.estimator, self._texts, seed, self._settings.answer_function)
         self._placeholders = {get_processor_token_id(self.processor, kind) for kind in ("image", "video")}
 
-    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: Tree) -> KVBatchMeta:
         """Lets verl apply its KL penalty and rollout correction, then replaces the advantages by the method's."""
         where = {"keys": batch.keys, "partition_id": batch.partition_id}
         data = _rows_of(tq.kv_batch_get(**where, select_fields=_FIELDS))
@@ -129,7 +129,7 @@ class CepoTrainer(get_trainer_cls("sync")):
         tq.kv_batch_put(**where, fields=TensorDict(fields, batch_size=len(data)))
         return written
 
-    def _signal(self, data: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> TokenSignal:
+    def _signal(self, data: Sequence[Fields], sizes: Sequence[int]) -> TokenSignal:
         """Computes the advantages (B, T) of rows whose groups have these sizes in ascending order, and metrics."""
         estimator, step = self.estimator, self.global_steps - 1
         rows = [self._row(each) for each in data]
@@ -162,7 +162,7 @@ class CepoTrainer(get_trainer_cls("sync")):
         signal = estimator.signal(batch, step=step)
         return replace(signal, metrics=metrics | signal.metrics)
 
-    def _row(self, data: Mapping[str, Any]) -> Row:
+    def _row(self, data: Fields) -> Row:
         try:
             truth = str(data["reward_model"]["ground_truth"])
         except (KeyError, TypeError):
@@ -173,7 +173,7 @@ class CepoTrainer(get_trainer_cls("sync")):
         own = data["response_mask"].bool().tolist()
         return Row(tuple(data["responses"].tolist()), own, truth, solution, bool(_visuals(data)))
 
-    def _correct(self, data: Sequence[Mapping[str, Any]]) -> Tensor:
+    def _correct(self, data: Sequence[Fields]) -> Tensor:
         key = self._settings.correct_key
         if key is None:
             return torch.stack([each["rm_scores"].sum() for each in data]) >= 0.5
@@ -203,7 +203,7 @@ class CepoTrainer(get_trainer_cls("sync")):
 
     def _teachers(
         self,
-        data: Sequence[Mapping[str, Any]],
+        data: Sequence[Fields],
         shown: Mapping[str, Sequence[Reference | None]],
         live: Tensor,
         old: Tensor,
@@ -236,7 +236,7 @@ class CepoTrainer(get_trainer_cls("sync")):
             teachers[view][row, :length] = values[-length - 1 : -1].float()  # each position predicts the next token
         return teachers
 
-    def _teacher_row(self, data: Mapping[str, Any], reference: Reference) -> dict[str, Any]:
+    def _teacher_row(self, data: Fields, reference: Reference) -> Tree:
         messages, responses = list(data["raw_prompt"]), data["responses"]
         hinted, prefix = self._references.teacher_messages(messages, reference)
         is_blind = reference.blind or not self.estimator.teacher.with_images
@@ -256,14 +256,14 @@ class CepoTrainer(get_trainer_cls("sync")):
             "multi_modal_inputs": visuals,
         }
 
-    def _prompt_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def _prompt_ids(self, messages: Sequence[Fields]) -> list[int]:
         """Returns the tokens of the conversation and the assistant header, with one placeholder for each image."""
         options = dict(self.config.data.get("apply_chat_template_kwargs") or {})
         renderer = self.processor if self.processor is not None else self.tokenizer
         text = renderer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False, **options)
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    def _positions(self, input_ids: Tensor, visuals: Mapping[str, Any]) -> Tensor:
+    def _positions(self, input_ids: Tensor, visuals: Fields) -> Tensor:
         """Returns the positions that verl gives to a row: (L,), or (4, L) with M-RoPE."""
         indexer = getattr(self.processor, "get_rope_index", None)
         marked = indexer is not None and "mm_token_type_ids" in inspect.signature(indexer).parameters
@@ -286,7 +286,7 @@ def _groups(batch: KVBatchMeta, *, at_least: int) -> list[list[int]]:
     return sorted((group for group in ordered if len(group) >= at_least), key=len)
 
 
-def _rows_of(data: TensorDict) -> list[dict[str, Any]]:
+def _rows_of(data: TensorDict) -> list[Tree]:
     """Returns the rows of a batch, whose fields may be nested, stacked or no tensors, as mappings."""
     columns = {}
     for name, values in data.items():
@@ -294,7 +294,7 @@ def _rows_of(data: TensorDict) -> list[dict[str, Any]]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _visuals(data: Mapping[str, Any]) -> dict[str, Any]:
+def _visuals(data: Fields) -> Tree:
     """Returns the row's inputs to the vision tower; none for a row of text."""
     found = data.get("multi_modal_inputs") or {}
     return {name: value for name, value in found.items() if value is not None}

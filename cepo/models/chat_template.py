@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 import cepo
 from cepo.errors import ConfigError, DataError
+from cepo.trees import Fields, Tree
 
 SECONDS = 10.0
 """The processor time of one rendering, which normally takes about a millisecond."""
@@ -34,7 +35,7 @@ class ChatTemplate:
     def __init__(self, processor: Any, origin: str) -> None:
         self._processor, self._origin = processor, origin
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(self, messages: Sequence[Fields]) -> str:
         """Returns the conversation as text that ends with the assistant header.
 
         Raises:
@@ -63,7 +64,7 @@ class ChatTemplate:
         """Returns an error that names the template and the remedy."""
         return ConfigError(f"{self._origin} {what}; name another template in data.override_chat_template")
 
-    def _variables(self) -> dict[str, Any]:
+    def _variables(self) -> Tree:
         """Returns the template and the special tokens that it may name."""
         chosen = self._processor.chat_template
         chosen = chosen.get("default") if isinstance(chosen, dict) else chosen
@@ -80,7 +81,7 @@ class _Renderer:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def reply(self, request: Mapping[str, Any]) -> tuple[str, Any]:
+    def reply(self, request: Fields) -> tuple[str, Any]:
         """Returns what `main` answers, or ("ended", the exit code) if rendering ended the process."""
         with self._lock:
             process, self._process = (
@@ -134,7 +135,7 @@ def main() -> None:
         sys.stdout.buffer.flush()
 
 
-def _attempt(render: Any, request: dict[str, Any]) -> tuple[str, Any]:
+def _attempt(render: Any, request: Tree) -> tuple[str, Any]:
     """Returns ("text", the conversation), ("characters", how many are too many), or the kind of an error and its text."""
     from jinja2 import TemplateSyntaxError
 

@@ -145,10 +145,10 @@ class FusedDecoding:
         cosine, sine = self._rotation(positions)
         if self._count == self._own.shape[4]:
             self._own = torch.cat([self._own, torch.empty_like(self._own)], dim=4)
-        place, self._count = self._count, self._count + 1
+        position, self._count = self._count, self._count + 1
         for index, layer in enumerate(decoder.layers):
             normed = rms_norm(hidden, hidden.shape[1:], layer.norm, decoder.epsilon)
-            attended = self._attention(index, layer, normed @ layer.queries_keys_values, cosine, sine, place)
+            attended = self._attention(index, layer, normed @ layer.queries_keys_values, cosine, sine, position)
             hidden = torch.addmm(hidden, attended, layer.output)
             normed = rms_norm(hidden, hidden.shape[1:], layer.mlp_norm, decoder.epsilon)
             gate, up = (normed @ layer.gate_up).chunk(2, dim=1)
@@ -186,7 +186,7 @@ class FusedDecoding:
         self._slots, self._rows = (None, None) if in_order else (slots, rows)
 
     def _attention(
-        self, index: int, layer: _Layer, projected: Tensor, cosine: Tensor, sine: Tensor, place: int
+        self, index: int, layer: _Layer, projected: Tensor, cosine: Tensor, sine: Tensor, position: int
     ) -> Float[Tensor, "B width_of_all_heads"]:
         decoder = self._decoder
         heads, key_heads, width = decoder.num_heads, decoder.num_key_heads, decoder.width
@@ -196,10 +196,10 @@ class FusedDecoding:
         swapped = torch.cat([turned[..., width // 2 :], turned[..., : width // 2]], dim=2)
         turned = torch.addcmul(turned * cosine, swapped, sine)
         own_keys, own_values = self._own[index]
-        own_keys[:, :, place] = turned[:, heads:]
-        own_values[:, :, place] = projected[:, (heads + key_heads) * width :].view(rows, key_heads, width)
+        own_keys[:, :, position] = turned[:, heads:]
+        own_values[:, :, position] = projected[:, (heads + key_heads) * width :].view(rows, key_heads, width)
         queries = turned[:, :heads].reshape(rows, key_heads, share, width)
-        keys, values = own_keys[:, :, : place + 1], own_values[:, :, : place + 1]
+        keys, values = own_keys[:, :, : position + 1], own_values[:, :, : position + 1]
         prompt_keys, prompt_values = self._prompts[index]
         scores = torch.cat([self._to_rows(self._prompt_scores(queries, prompt_keys)), queries @ keys.mT], dim=3)
         weights = scores.softmax(dim=3)

@@ -6,13 +6,14 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy
 import torch
 from jaxtyping import Int64
 from PIL import Image
 from torch import Tensor
+
+from cepo.trees import Tree
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Video:
         """Returns at most `most` evenly spaced frames as images, starting with the first."""
         return [Image.fromarray(frame) for frame in self.frames[:: -(-len(self.frames) // most)]]
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> Tree:
         """Returns the metadata that the processors of transformers and vLLM need with the frames."""
         width, height = self.size
         return {
@@ -77,10 +78,14 @@ class Video:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSource:
-    """The row of a dataset, named as in `data.train_files`, from which a prompt's images can be read again."""
+    """The row of a dataset, named as in `data.train_files`, from which a prompt's images can be read again.
+
+    `column` is None for the column `data.image_key`.
+    """
 
     data: str
     row: int
+    column: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -157,11 +162,13 @@ class EncodedPrompt:
         token_ids: the trained model's input, with one placeholder per image token.
         engine_ids: the rollout engine's input, with one placeholder per image and per video.
         images: the prompt's images and videos; None for text only.
+        teacher_images: what teachers see instead of `images`; None if they see the same.
     """
 
     token_ids: tuple[int, ...]
     engine_ids: tuple[int, ...]
     images: ImageInputs | None
+    teacher_images: ImageInputs | None = None
 
 
 def sequence_positions(context: Int64[Tensor, "3 C"], num_response_tokens: int) -> Int64[Tensor, "3 L"]:

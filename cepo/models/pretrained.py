@@ -48,7 +48,7 @@ def load_model(
     *,
     dtype: torch.dtype,
     trust_remote_code: bool,
-    override_config: Mapping[str, Any],
+    override_config: Mapping[str, object],
     section: str = "worker.actor.model",
     with_weights: bool = True,
     quantization: BitsAndBytesConfig | None = None,
@@ -94,7 +94,7 @@ def load_model(
         ) from error
 
 
-def _without_weights(auto: Any, config: Any, options: Mapping[str, Any]) -> nn.Module:
+def _without_weights(auto: Any, config: Any, options: Mapping[str, object]) -> nn.Module:
     """Builds the model on the meta device, with real buffers (rotary frequencies etc.), which no checkpoint holds."""
     from accelerate import init_empty_weights
     from transformers.initialization import no_init_weights
@@ -228,7 +228,7 @@ def weight_files(folder: Path) -> list[str]:
     return sorted(set(names.values()))
 
 
-def _entries(tree: Any) -> Iterator[tuple[str, Any]]:
+def _entries(tree: object) -> Iterator[tuple[str, Any]]:
     """Yields the entries of all mappings in a configuration."""
     for name, value in tree.items() if is_mapping(tree) else ():
         yield name, value

@@ -116,6 +116,6 @@ def read_quantization(folder: Path) -> BitsAndBytesConfig | None:
         raise CheckpointError(f"{path} cannot be read as settings of a 4-bit base: {error}") from error
 
 
-def _without_scales(layer: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
+def _without_scales(layer: Any, state: dict[str, Any], prefix: str, _: object) -> None:
     for name in [name for name in state if name.startswith(f"{prefix}weight.")]:
         del state[name]

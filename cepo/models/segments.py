@@ -169,8 +169,8 @@ class _AttentionByParts(torch.autograd.Function):
                 part.causal,
                 scale=ctx.scale,
             )
-            for total, place, share in zip(sums, (part.queries, part.keys, part.keys), shares, strict=True):
-                total[:, :, place] += share
+            for total, tokens, share in zip(sums, (part.queries, part.keys, part.keys), shares, strict=True):
+                total[:, :, tokens] += share
         return *(total.to(query.dtype) for total in sums), None, None
 
 

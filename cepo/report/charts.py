@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cepo.trees import Tree
+
 # Okabe and Ito's colours, which people with common forms of colour blindness can distinguish, with grey for black.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#777777", "#A0522D", "#F0E442")
 DASHES = ((), (6, 4), (2, 3), (6, 3, 2, 3))
@@ -48,7 +50,7 @@ class Chart:
         """Yields the series with their colours and dashes."""
         return zip(self.series, itertools.cycle(COLOURS), itertools.cycle(DASHES))
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Tree:
         """Returns what the page's script draws; a value that is not finite is None."""
 
         def finite(values: Sequence[float] | None) -> list[float | None]:

@@ -14,7 +14,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy
 
@@ -24,6 +24,7 @@ from cepo.foreign_files import damaged_as, open_image, require_within
 from cepo.report.recorded_run import RunData
 from cepo.tracking.run_folder import write_atomically
 from cepo.tracking.trace import STUDENT, GroupRecord, RolloutRecord, read_rollouts
+from cepo.trees import Fields, Tree
 from cepo.types import TokenBatch
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ _LARGEST_IMAGE = 640
 _ADVANTAGE = "advantage"
 
 
-def credit_view(run: RunData, page: Path) -> dict[str, Any] | None:
+def credit_view(run: RunData, page: Path) -> Tree | None:
     """Returns the data of the page's credit view: an index of all rollouts and a block per step; None without a trace.
 
     Large blocks are written into a folder next to the page, and the view has their paths.
@@ -61,7 +62,7 @@ def credit_view(run: RunData, page: Path) -> dict[str, Any] | None:
     }
 
 
-def step_credit(run: RunData, groups: Sequence[GroupRecord]) -> dict[str, Any]:
+def step_credit(run: RunData, groups: Sequence[GroupRecord]) -> Tree:
     """Returns what the page shows of a step. A rollout's columns are its log-probs by view, then each method's values.
 
     The run's own method has the recorded values. Other methods are left out if they read what the trace lacks: a
@@ -71,10 +72,10 @@ def step_credit(run: RunData, groups: Sequence[GroupRecord]) -> dict[str, Any]:
     signals = {name: _signal_columns(method, batch, groups) for name, method in _comparable(run, groups)}
     signals = {own: signals.get(own, {})} | signals
     rollouts = [(place, rollout) for place, group in enumerate(groups) for rollout in group.rollouts]
-    shown: list[dict[str, Any]] = []
+    shown: list[Tree] = []
     for row, (place, rollout) in enumerate(rollouts):
         recorded = {_ADVANTAGE: rollout.token_advantages, "delta": rollout.delta, "weight": rollout.weight}
-        columns: list[Mapping[str, Any]] = [rollout.log_probs]
+        columns: list[Fields] = [rollout.log_probs]
         for name, values in signals.items():
             computed = {key: value[row, : len(rollout.tokens)] for key, value in values.items()}
             columns.append(
@@ -156,7 +157,7 @@ def _clarity(rollout: RolloutRecord) -> float:
     return float(shifts[-3:].sum() - shifts[:-3].sum() / 2) if shifts[-1] > 0 else -1e9
 
 
-def _group_header(group: GroupRecord) -> dict[str, Any]:
+def _group_header(group: GroupRecord) -> Tree:
     fields = {name: getattr(group, name) for name in ("prompt_id", "problem", "ground_truth")}
     right = sum(rollout.right for rollout in group.rollouts)
     return {**fields, "right": right, "size": len(group.rollouts), "images": [_data_uri(png) for png in group.images]}
@@ -173,7 +174,7 @@ def _data_uri(png: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(png).decode()
 
 
-def _packed(content: Any) -> str:
+def _packed(content: object) -> str:
     return base64.b64encode(gzip.compress(json.dumps(content).encode(), compresslevel=6, mtime=0)).decode()
 
 

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cepo.report.charts import Chart
 from cepo.report.score_tables import Cell, ScoreTable
@@ -69,13 +68,13 @@ class Story:
     chart: Chart | None = None
 
 
-Sample = tuple[str, bool, Mapping[str, Any]]
+Sample = tuple[str, bool, Mapping[str, object]]
 """A graded response: its name, which says to which problem, the verdict, and the recorded row."""
 
 
 def samples_table(measured: Mapping[str, Iterable[Sample]]) -> Table:
     """Returns the responses of one or two measurements, by their names, side by side; changed verdicts are first."""
-    found: dict[str, dict[str, tuple[bool, Mapping[str, Any]]]] = {}
+    found: dict[str, dict[str, tuple[bool, Mapping[str, object]]]] = {}
     for label, samples in measured.items():
         for name, right, row in samples:
             found.setdefault(name, {})[label] = (right, row)
@@ -137,7 +136,7 @@ def write_page(
     title: str,
     story: Story | None = None,
     sections: Sequence[Section] = (),
-    credit: Mapping[str, Any] | None = None,
+    credit: Mapping[str, object] | None = None,
     clocks: Mapping[str, Mapping[int, float]] | None = None,
 ) -> Path:
     """Writes a page and returns its path. All texts are escaped.

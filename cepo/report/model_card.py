@@ -15,6 +15,7 @@ from cepo.report.page import save_curves
 from cepo.report.recorded_run import RunData, load_run
 from cepo.report.summary import result_lines, summary_rows
 from cepo.tracking.run_folder import read_environment
+from cepo.trees import Tree
 
 CARD_FILE = "README.md"
 CURVES_FILE = "curves.png"
@@ -65,7 +66,7 @@ def write_card(
 
 def _front_matter(run: RunData, base_model: str | None, adapter: str | None) -> Iterator[str]:
     data = _public(run.setting("data.train_files"))
-    values: dict[str, Any] = {
+    values: Tree = {
         "library_name": "transformers" if adapter is None else "peft",
         "tags": ["cepo", "reinforcement-learning", run.estimator],
     }
@@ -112,9 +113,9 @@ def _curve(run: RunData) -> Iterator[str]:
 
 
 def _versions(run: RunData) -> Iterator[tuple[str, str]]:
-    start: Mapping[str, Any] = next(iter(reversed(read_environment(run.folder))), {})
+    start: Mapping[str, object] = next(iter(reversed(read_environment(run.folder))), {})
     found = start.get("versions")
-    versions: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
+    versions: Mapping[str, object] = found if isinstance(found, Mapping) else {}
     yield from ((name, str(versions[name])) for name in _VERSIONS if versions.get(name))
 
 
@@ -122,7 +123,7 @@ def _is_local(name: str) -> bool:
     return Path(name).expanduser().is_absolute() or name.startswith((".", "~")) or find_path(name) is not None
 
 
-def _public(name: Any) -> str | None:
+def _public(name: object) -> str | None:
     """Returns a hub name as it is, and of a path only its last part, which says nothing about the machine."""
     if name in (None, ""):
         return None
@@ -130,6 +131,6 @@ def _public(name: Any) -> str | None:
     return ", ".join(Path(part).name if _is_local(part.partition("@")[0]) else part for part in parts)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     text = Path(str(value)).name if str(value).startswith("/") else str(value)
     return " ".join(text.replace("|", "\\|").split())

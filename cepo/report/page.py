@@ -7,7 +7,6 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from cepo.algorithms import available_estimators
 from cepo.config.listing import REQUIRED, method_settings, settings_of
@@ -18,7 +17,7 @@ from cepo.report.html import Sample, Section, Story, Table, samples_table, write
 from cepo.report.recorded_run import RunData, as_yaml, load_run
 from cepo.report.summary import result_lines, subtitle, summary_rows
 from cepo.tracking.run_folder import read_environment, read_generations
-from cepo.trees import leaves
+from cepo.trees import Fields, leaves
 
 REPORT_FILE = "report.html"
 
@@ -91,7 +90,7 @@ def _records(run: RunData) -> Iterator[Section]:
             yield Section(title=title, tables=tables)
 
 
-def _samples_table(samples: Sequence[Mapping[str, Any]]) -> Table:
+def _samples_table(samples: Sequence[Fields]) -> Table:
     """Returns each problem's responses at the first and at the last validation."""
     steps = sorted({row["step"] for row in samples})
     counts = collections.Counter[tuple[int, str]]()
@@ -125,5 +124,5 @@ def _config_tables(run: RunData) -> Iterator[Table]:
     yield Table(caption="settings as by default", head=["setting", "value"], rows=rest)
 
 
-def _default(value: Any) -> str:
+def _default(value: object) -> str:
     return "required" if value is REQUIRED else as_yaml(value)

@@ -17,6 +17,7 @@ from cepo.config.recorded import without_interpolation
 from cepo.config.sources import read_file
 from cepo.errors import ConfigError, DataError
 from cepo.tracking.run_folder import CONFIG_FILE, MetricsRow, read_metrics
+from cepo.trees import Tree
 
 UNKNOWN_ESTIMATOR = "unknown method"
 
@@ -33,7 +34,7 @@ class RunData:
 
     folder: Path
     rows: Sequence[MetricsRow]
-    config: Mapping[str, Any]
+    config: Mapping[str, object]
 
     @property
     def name(self) -> str:
@@ -61,9 +62,9 @@ class RunData:
         sampled = self.setting("worker.rollout.temperature", 1.0)
         return self.setting("worker.rollout.val_override_config.temperature", sampled)
 
-    def setting(self, key: str, default: Any = None) -> Any:
+    def setting(self, key: str, default: object = None) -> Any:
         """Returns the value of a dotted key of the configuration, or the default if it is missing or None."""
-        node: Any = self.config
+        node: object = self.config
         for part in key.split("."):
             node = node.get(part) if isinstance(node, Mapping) else None
         return default if node is None else node
@@ -87,14 +88,14 @@ def load_run(folder: Path) -> RunData:
     return RunData(folder=folder, rows=read_metrics(folder), config=_read_config(folder / CONFIG_FILE))
 
 
-def as_yaml(value: Any) -> str:
+def as_yaml(value: object) -> str:
     """Returns a value of the configuration as YAML in one line."""
     if not isinstance(value, list | Mapping):
         return written(value)
     return yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=math.inf).strip()
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def _read_config(path: Path) -> Tree:
     """Returns the configuration as plain mappings, without resolving references; `DataError` if it is not a mapping."""
     if not path.exists():
         return {}

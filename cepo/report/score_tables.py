@@ -12,7 +12,6 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.box import SIMPLE
 from rich.cells import cell_len
@@ -21,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cepo.tracking.run_folder import write_atomically
+from cepo.trees import Tree
 
 TABLE_FORMATS = (".md", ".tex", ".csv", ".json")
 _NOTHING = "–"
@@ -152,7 +152,7 @@ class ScoreTable:
             for row in self.rows
         ]
         columns = [column.name for column in self.columns]
-        table: dict[str, Any] = {"title": self.title, "columns": columns, "rows": rows, "notes": list(self.notes)}
+        table: Tree = {"title": self.title, "columns": columns, "rows": rows, "notes": list(self.notes)}
         return json.dumps(table, indent=2, ensure_ascii=False) + "\n"
 
     def terminal(self, width: int = 80) -> Group:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 from cepo.rewards.answers import answers_equal, decimal_value, extract_answer, is_numeric_answer, normalise_answer
+from cepo.trees import Fields
 
 REWARD_NAME = "benchmark"
 REWARD_TYPE = "batch"
@@ -29,7 +30,7 @@ _STATEMENT = re.compile(r"\banswer\b[\s*_]*(?:is|:|=)[\s*_:]*(?P<answer>[^\n]+)"
 _TUPLE = re.compile(r"\((?P<parts>[^()]+(?:,[^()]+)+)\)")
 
 
-def compute_score(reward_inputs: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
+def compute_score(reward_inputs: Sequence[Fields]) -> list[dict[str, float]]:
     """Scores a batch: `overall = accuracy` is 1 if the answer from `read_answer` is right, `format` 1 if there is one.
 
     Reads these columns of a row: `answer_kind` (choice, numeric or text; if missing, from `kind_of`), `choices` (the

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from cepo.errors import RewardError, did_you_mean
 from cepo.rewards.contract import RewardScore
 from cepo.rewards.functions import LoadedReward, RewardType, load_reward_function, resolve_reward_path
+from cepo.trees import Fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class CombinedReward:
         """Whether any function needs the row's images."""
         return any(part.needs_images for part in self.parts.values())
 
-    def score(self, reward_inputs: Sequence[Mapping[str, Any]], *, first_sample: int = 0) -> list[RewardScore]:
+    def score(self, reward_inputs: Sequence[Fields], *, first_sample: int = 0) -> list[RewardScore]:
         """Scores the inputs with all functions; see `LoadedReward.score`."""
         given = [part.score(reward_inputs, first_sample=first_sample) for part in self.parts.values()]
         return [self._sum(scores) for scores in zip(*given, strict=True)]
@@ -55,9 +55,7 @@ class CombinedReward:
         return total
 
 
-def load_reward(
-    spec: str, kwargs: Mapping[str, Any], weights: Sequence[float] | None = None
-) -> LoadedReward | CombinedReward:
+def load_reward(spec: str, kwargs: Fields, weights: Sequence[float] | None = None) -> LoadedReward | CombinedReward:
     """Loads the function that `spec` names, or the weighted sum of several, separated by commas.
 
     Args:

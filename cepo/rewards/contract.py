@@ -90,7 +90,7 @@ def validate_scores(scores: object, num_expected: int, *, source: str, first_sam
     return [validate_score(score, sample=first_sample + index, source=source) for index, score in enumerate(found)]
 
 
-def check_picklable(samples: Sequence[Mapping[str, Any]], first: int = 0) -> None:
+def check_picklable(samples: Sequence[Mapping[str, object]], first: int = 0) -> None:
     """Raises `RewardError` for a sample that cannot be sent to another process; `first` is the first one's number."""
     for index, sample in enumerate(samples, start=first):
         try:
@@ -102,20 +102,20 @@ def check_picklable(samples: Sequence[Mapping[str, Any]], first: int = 0) -> Non
             ) from error
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     try:
         return f"{value!r:.200}"
     except Exception as error:  # an integer with too many digits, or a custom repr
         return f"<{type(error).__name__} in its repr>"
 
 
-def _checked_name(name: Any, where: str) -> str:
+def _checked_name(name: object, where: str) -> str:
     if not isinstance(name, str):
         raise ContractError(f"{where} the key {name!r} ({type(name).__name__}). Keys are strings.")
     return str.__str__(name)  # a subclass may not unpickle in the trainer
 
 
-def _checked_number(name: Any, value: Any, where: str) -> float:
+def _checked_number(name: object, value: object, where: str) -> float:
     try:
         number = float(value) if isinstance(value, Real) else math.nan
     except OverflowError:  # an integer too large for a float

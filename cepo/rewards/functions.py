@@ -61,7 +61,7 @@ class LoadedReward:
         """The function's name in error messages."""
         return f"{self.path.name}:{self.function_name}"
 
-    def score(self, reward_inputs: Sequence[Mapping[str, Any]], *, first_sample: int = 0) -> list[RewardScore]:
+    def score(self, reward_inputs: Sequence[Mapping[str, object]], *, first_sample: int = 0) -> list[RewardScore]:
         """Calls the function in this process, without a time limit, and checks what it returned.
 
         `first_sample` is the number of the first input for error messages. Raises what the function raises, and
@@ -101,7 +101,7 @@ def resolve_reward_path(spec: str) -> tuple[Path, str]:
     )
 
 
-def load_reward_function(spec: str, kwargs: Mapping[str, Any]) -> LoadedReward:
+def load_reward_function(spec: str, kwargs: Mapping[str, object]) -> LoadedReward:
     """Runs the file that `spec` names and binds `kwargs` to its function.
 
     Raises `RewardError` if the file is missing or fails to run, if it has no such function, if the function is not
@@ -177,7 +177,7 @@ def _run_file(path: Path) -> ModuleType:
     return module
 
 
-def _check_keywords(function: Callable[..., Any], kwargs: Mapping[str, Any], source: str) -> None:
+def _check_keywords(function: Callable[..., Any], kwargs: Mapping[str, object], source: str) -> None:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

@@ -13,7 +13,7 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any, cast
 
 from cepo.errors import ConfigError, DataError, RewardError
 from cepo.foreign_files import read_json
+from cepo.trees import Fields, Tree
 
 REWARD_NAME = "judge"
 REWARD_TYPE = "batch"
@@ -73,7 +74,7 @@ class Judge:
     input_price: float = 0.0
     output_price: float = 0.0
 
-    def score(self, sample: Mapping[str, Any]) -> dict[str, float]:
+    def score(self, sample: Fields) -> dict[str, float]:
         """Returns the score of a sample, see `compute_score`; raises `RewardError` if there is no verdict in time."""
         body = json.dumps(self._request(sample), sort_keys=True).encode()
         place = (
@@ -86,7 +87,7 @@ class Judge:
         if reply is None:
             reply, attempts = self._asked(body)
         text = _content(reply)
-        spent: Mapping[str, Any] = reply.get("usage") or {}
+        spent: Fields = reply.get("usage") or {}
         found = _SCORE.findall(text)
         if not found:
             raise RewardError(f"the judge's reply has no <score>: {text[-200:]!r}")
@@ -100,11 +101,11 @@ class Judge:
             "judge_cost": (tokens[0] * self.input_price + tokens[1] * self.output_price) / 1e6,
         }
 
-    def _request(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+    def _request(self, sample: Fields) -> Tree:
         fields = {name: str(sample[name]) for name in ("prompt", "ground_truth", "response")}
         fields["response"] = fields["response"].replace("RESPONSE>>>", "")  # it would end the quoted text
         text = _FIELD.sub(lambda found: fields[found[1]], self.instructions)
-        parts: list[dict[str, Any]] = [{"type": "text", "text": text}]
+        parts: list[Tree] = [{"type": "text", "text": text}]
         if self.with_images:
             parts += [{"type": "image_url", "image_url": {"url": _data_url(image)}} for image in _images(sample)]
         return {
@@ -114,7 +115,7 @@ class Judge:
             "temperature": 0,
         }
 
-    def _asked(self, body: bytes) -> tuple[dict[str, Any], int]:
+    def _asked(self, body: bytes) -> tuple[Tree, int]:
         """Returns the server's reply and the number of attempts."""
         end = time.monotonic() + self.time_limit
         for attempt in range(1, self.retries + 2):
@@ -137,7 +138,7 @@ class Judge:
             time.sleep(pause)
         raise AssertionError("the last attempt returns or raises")
 
-    def _posted(self, body: bytes, seconds: float) -> dict[str, Any]:
+    def _posted(self, body: bytes, seconds: float) -> Tree:
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get(self.api_key_variable):
             headers["Authorization"] = f"Bearer {key}"
@@ -150,11 +151,11 @@ class Judge:
             raise RewardError(f"the judge at {self.base_url} did not reply with JSON") from error
         if not isinstance(reply, dict):
             raise RewardError(f"the judge at {self.base_url} did not reply with an object")
-        return cast("dict[str, Any]", reply)
+        return cast("Tree", reply)
 
 
 def compute_score(
-    samples: Sequence[Mapping[str, Any]],
+    samples: Sequence[Fields],
     *,
     base_url: str,
     model: str,
@@ -199,14 +200,14 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 _OPENER = urllib.request.build_opener(_NoRedirect)
 
 
-def _content(reply: Mapping[str, Any]) -> str:
+def _content(reply: Fields) -> str:
     try:
         return str(reply["choices"][0]["message"]["content"])
     except (LookupError, TypeError) as error:
         raise RewardError(f"the judge's reply has no choices[0].message.content: {str(reply)[:200]}") from error
 
 
-def _images(sample: Mapping[str, Any]) -> list[Any]:
+def _images(sample: Fields) -> list[Any]:
     """Returns the row's images and up to 8 evenly spaced frames of each video as PIL images."""
     from PIL import Image
 
@@ -223,7 +224,7 @@ def _data_url(image: Any) -> str:
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def _kept(place: Path) -> dict[str, Any] | None:
+def _kept(place: Path) -> Tree | None:
     """Returns a cached reply; None without one, or if it is damaged."""
     if not place.exists():
         return None
@@ -233,7 +234,7 @@ def _kept(place: Path) -> dict[str, Any] | None:
         return None
 
 
-def _keep(place: Path, reply: Mapping[str, Any]) -> None:
+def _keep(place: Path, reply: Fields) -> None:
     """Writes a reply under its name at once: other workers read and write the same folder."""
     beside = place.with_name(f"{place.name}.{os.getpid()}.{time.monotonic_ns()}")
     beside.write_text(json.dumps(reply), encoding="utf-8")

@@ -16,6 +16,7 @@ from cepo.errors import ConfigError, EngineError, RewardError
 from cepo.rewards.combined import function_names
 from cepo.rewards.contract import RewardFailure, RewardOutcome, check_picklable
 from cepo.rewards.process import START_SECONDS, WorkerProcess
+from cepo.trees import Fields
 
 if TYPE_CHECKING:
     from cepo.config.schema import RewardConfig
@@ -102,7 +103,7 @@ class RewardPool:
     def __init__(
         self,
         spec: str,
-        kwargs: Mapping[str, Any],
+        kwargs: Fields,
         *,
         weights: Sequence[float] | None = None,
         answer_function: str | None = None,
@@ -148,7 +149,7 @@ class RewardPool:
             timeout_seconds=config.timeout_seconds,
         )
 
-    def score(self, inputs: Sequence[Mapping[str, Any]]) -> RewardOutcome:
+    def score(self, inputs: Sequence[Fields]) -> RewardOutcome:
         """Scores the samples; raises as `RewardStream.outcome` does."""
         return self.outcome(self._verdicts("score", inputs))
 
@@ -174,7 +175,7 @@ class RewardPool:
             first_failure=faults[min(faults)].failure if faults else None,
         )
 
-    def trial(self, sample: Mapping[str, Any]) -> RewardFailure | None:
+    def trial(self, sample: Fields) -> RewardFailure | None:
         """Returns why the function fails for `sample`, or None if it returns a score. Logs nothing."""
         (verdict,) = self._verdicts("score", [sample])
         return verdict.failure if isinstance(verdict, _Fault) else None
@@ -262,7 +263,7 @@ class RewardPool:
         status: str
         value: Any
         worker = self._idle.pop()
-        if worker.functions is not None and not worker.is_alive:
+        if not worker.is_alive:
             logger.warning("%s while it was idle; a new one replaces it.", worker.kill())
             worker = self._replaced(worker)
         self._serving[worker] = stream

@@ -39,7 +39,7 @@ class WorkerProcess:
         functions: name and type of the functions, and whether they need images; None until they are loaded.
     """
 
-    def __init__(self, setup: Mapping[str, Any], *, timeout_seconds: float) -> None:
+    def __init__(self, setup: Mapping[str, object], *, timeout_seconds: float) -> None:
         self.functions: tuple[str, str, bool] | None = None
         self._connection, other_end = socket.socketpair()
         self._fault = ""

@@ -21,6 +21,7 @@ import psutil
 
 import cepo
 from cepo.rewards.contract import BatchContractError, ContractError, RewardFailure
+from cepo.trees import Tree
 
 _PACKAGE_FOLDER = os.path.dirname(os.path.abspath(cepo.__file__)) + os.sep
 _PARENT_CHECK_SECONDS = 2.0
@@ -47,7 +48,7 @@ def main() -> None:
         _end_children()
 
 
-def _serve(setup: dict[str, Any], connection: Connection) -> None:
+def _serve(setup: Tree, connection: Connection) -> None:
     from cepo.rewards.answers import answers_equal, states_the_same, value_key
     from cepo.rewards.combined import load_reward
     from cepo.rewards.functions import load_answer_function

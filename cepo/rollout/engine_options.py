@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from cepo.errors import EngineError
-from cepo.hardware.tools import Capability
+from cepo.hardware import Capability
 from cepo.models.pretrained import DTYPE_NAMES
 from cepo.rollout.generator import GeneratorSettings
+from cepo.trees import Tree
 
 _SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _CPU_BLOCK_TOKENS = 32  # the smallest size for which the CPU build has fast kernels
 
 FLOAT32_HEAD = {"head_dtype": "float32"}
 """Sets a float32 head by vLLM's `hf_overrides`. On a GPU 16-bit operands give float32; elsewhere both are cast."""
-_FIXED_OPTIONS: Mapping[str, Any] = {
+_FIXED_OPTIONS: Mapping[str, object] = {
     "enable_prefix_caching": True,
     # The response's log-prob must not depend on temperature, bans or filters.
     "logprobs_mode": "raw_logprobs",
@@ -67,7 +67,7 @@ class EngineMachine:
         return self.capability is not None
 
 
-def engine_options(settings: GeneratorSettings, machine: EngineMachine) -> dict[str, Any]:
+def engine_options(settings: GeneratorSettings, machine: EngineMachine) -> Tree:
     """Returns the keyword arguments of `vllm.LLM`.
 
     Raises:
@@ -78,7 +78,7 @@ def engine_options(settings: GeneratorSettings, machine: EngineMachine) -> dict[
             f"worker.rollout.tensor_parallel_size is {settings.tensor_parallel_size}, but engines are shared on GPUs only: "
             "vLLM's CPU build gives the shared memory of all runs on a machine the same name; set it to 1"
         )
-    options: dict[str, Any] = {
+    options: Tree = {
         **_FIXED_OPTIONS,
         "model": settings.model_path,
         "dtype": DTYPE_NAMES[settings.dtype],
@@ -113,7 +113,7 @@ def engine_options(settings: GeneratorSettings, machine: EngineMachine) -> dict[
     backend = attention_backend(machine)
     if backend is not None:
         options["attention_config"] = {"backend": backend}
-    compilation: dict[str, Any] = {}
+    compilation: Tree = {}
     if settings.max_num_seqs is not None and not settings.enforce_eager:
         compilation["max_cudagraph_capture_size"] = _largest_graph(settings.max_num_seqs)
     if settings.tensor_parallel_size > 1:

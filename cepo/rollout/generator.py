@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from PIL.Image import Image
 from torch import Tensor
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 from cepo.errors import EngineError
 from cepo.metrics import Metrics
+from cepo.trees import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +126,7 @@ class AdapterWeights:
     tensors: Mapping[str, Tensor]
     adapter_config: Mapping[str, object]
 
-    def plain_config(self) -> dict[str, Any]:
+    def plain_config(self) -> Tree:
         """Returns the adapter's configuration as read back from adapter_config.json."""
         return json.loads(json.dumps(dict(self.adapter_config), default=_as_json))
 
@@ -240,6 +241,6 @@ def sampling_seed(seed: int, step: int, prompt_id: str, *, attempt: int = 0) -> 
 
     `attempt` counts the rounds of sampling within a step, so that a prompt sampled again gets other responses.
     """
-    place = f"{step}" if attempt == 0 else f"{step}.{attempt}"
-    digest = hashlib.blake2b(f"{seed}/{place}/{prompt_id}".encode(), digest_size=4).digest()
+    moment = f"{step}" if attempt == 0 else f"{step}.{attempt}"
+    digest = hashlib.blake2b(f"{seed}/{moment}/{prompt_id}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") & 0x7FFFFFFF

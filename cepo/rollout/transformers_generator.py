@@ -229,8 +229,8 @@ class TransformersGenerator:
             decoding = PlainDecoding if is_plain(rows[0].cache) else SamplesDecoding
             return decoding(self._model, rows, three_axes=family.num_position_axes > 1)
         prompts = {row.request: keys_and_values(row.cache) for row in rows}
-        places = {request: place for place, request in enumerate(prompts)}
-        return FusedDecoding(self._decoder, list(prompts.values()), [places[row.request] for row in rows])
+        prompt_index = {request: index for index, request in enumerate(prompts)}
+        return FusedDecoding(self._decoder, list(prompts.values()), [prompt_index[row.request] for row in rows])
 
     def _draw(self, rows: Sequence[Row], logits: Tensor, uniforms: Tensor, settings: SamplingSettings) -> Tensor:
         from cepo.rollout.token_sampling import draw_tokens, without_repeats

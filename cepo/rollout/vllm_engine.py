@@ -42,7 +42,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from cepo.hardware.devices import num_processors
+from cepo.hardware import num_processors
 from cepo.metrics import fraction
 from cepo.progress import Progress
 
@@ -118,7 +118,7 @@ class VllmGenerator:
         return groups
 
     def _finished(
-        self, llm: LLM, prompts: Sequence[Any], samplings: Sequence[SamplingParams]
+        self, llm: LLM, prompts: Sequence[object], samplings: Sequence[SamplingParams]
     ) -> Generator[tuple[int, RequestOutput], None, None]:
         try:
             with (
@@ -281,7 +281,7 @@ _MOST_THREADS = 8
 
 
 def finished_requests(
-    llm: LLM, prompts: Sequence[Any], samplings: Sequence[SamplingParams], *, lora_request: Any, show_progress: bool
+    llm: LLM, prompts: Sequence[object], samplings: Sequence[SamplingParams], *, lora_request: Any, show_progress: bool
 ) -> Generator[tuple[int, RequestOutput], None, None]:
     """Yields (index, result) of each request when it finishes. Closing the iterator early aborts the others."""
     engine = llm.llm_engine
@@ -300,7 +300,7 @@ def finished_requests(
             raise
 
 
-def _enqueue(llm: LLM, prompts: Sequence[Any], samplings: Sequence[SamplingParams], lora_request: Any) -> list[str]:
+def _enqueue(llm: LLM, prompts: Sequence[object], samplings: Sequence[SamplingParams], lora_request: Any) -> list[str]:
     """Queues requests like `LLM.enqueue`, but prepares images in parallel."""
     from vllm.sampling_params import RequestOutputKind
 
@@ -316,7 +316,7 @@ def _enqueue(llm: LLM, prompts: Sequence[Any], samplings: Sequence[SamplingParam
     return identifiers
 
 
-def _prepared(llm: LLM, prompts: Sequence[Any]) -> Iterator[Any]:
+def _prepared(llm: LLM, prompts: Sequence[object]) -> Iterator[Any]:
     """Yields the prompts in the engine's form, with their images prepared on several threads.
 
     vLLM uses one thread, because both ends of its cache of prepared images must agree on their order. With this cache

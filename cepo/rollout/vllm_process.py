@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cepo.errors import EngineError
-from cepo.hardware.tools import find_build_tools, path_with, program_folder
+from cepo.hardware import find_build_tools, path_with, program_folder
 from cepo.progress import phase
 from cepo.rollout.engine_options import EngineMachine, engine_environment, engine_options
 from cepo.rollout.generator import GeneratorSettings

@@ -32,7 +32,7 @@ class Sender:
         self._sent.clear()
         self._forgets = True
 
-    def encode(self, value: Any) -> bytes:
+    def encode(self, value: object) -> bytes:
         """Encodes `value` as bytes for `Receiver.decode`."""
         buffer = io.BytesIO()
         _Pickler(buffer, self._by_source, self._sent).dump((self._forgets, value))
@@ -60,7 +60,7 @@ class Receiver:
         return value
 
 
-def encode(value: Any) -> bytes:
+def encode(value: object) -> bytes:
     """Encodes a worker's answer, which contains no images, as bytes for `decode`."""
     return Sender(by_source=False).encode(value)
 
@@ -76,7 +76,7 @@ class _Pickler(pickle.Pickler):
         super().__init__(buffer, protocol=5)
         self._by_source, self._sent = by_source, sent
 
-    def persistent_id(self, obj: Any) -> Any:
+    def persistent_id(self, obj: object) -> object:
         """Sends images by reference and anything else by value."""
         if isinstance(obj, ImageInputs):
             if self._by_source and obj.source is not None:
@@ -90,7 +90,7 @@ class _Pickler(pickle.Pickler):
             return ("request", dataclasses.replace(obj, images=()))
         return None
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: object) -> object:
         """Pickles only a tensor's own elements; by default a slice would carry the whole storage of its source."""
         if isinstance(obj, Tensor):
             flat = obj.detach().cpu().contiguous().reshape(-1)

@@ -6,7 +6,6 @@ import math
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from rich.text import Text
 
@@ -39,7 +38,7 @@ class ConsoleSink(Sink):
         if "val/accuracy" in values:
             self._show(validation_line(step, self._max_steps, values))
 
-    def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
         for row in rows[:_MOST_SAMPLES]:
             response = printable(str(row.get("response", "")), self._console.encoding)
             if len(response) > _SAMPLE_CHARACTERS:

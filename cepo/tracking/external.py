@@ -1,9 +1,11 @@
-"""Logs to Weights & Biases, SwanLab and MLflow through their own libraries; a resumed run continues its tracker's run.
+"""Logs to TensorBoard, Weights & Biases, SwanLab, Trackio and MLflow through their own libraries; a resumed run
+continues its tracker's run.
 
 | tracker | without a network or server |
 | --- | --- |
 | Weights & Biases | `WANDB_MODE=offline` keeps the run on this machine until `wandb sync` |
 | SwanLab | `SWANLAB_MODE=offline` keeps it until `swanlab sync` |
+| Trackio | without `TRACKIO_SPACE_ID` or `TRACKIO_SERVER_URL` the run is kept in `TRACKIO_DIR`; `trackio show` shows it |
 | MLflow | without `MLFLOW_TRACKING_URI` the run is kept in a database within the run folder |
 """
 
@@ -18,12 +20,14 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import yaml
 
 from cepo.foreign_files import read_json
-from cepo.tracking.run_folder import MLFLOW_FOLDER, SWANLAB_FOLDER, TRACKERS_FILE, write_atomically
+from cepo.tracking.run_folder import MLFLOW_FOLDER, SWANLAB_FOLDER, TENSORBOARD_FOLDER, TRACKERS_FILE, write_atomically
 from cepo.tracking.sink import RunDescription, Sink
 from cepo.tracking.trace import GroupRecord
+from cepo.trees import Tree
 
 STEP_NAME = "trainer/step"
 """The axis of all W&B charts. On W&B's own step axis, a resumed run's values for earlier steps would be dropped."""
@@ -58,7 +62,7 @@ class WandbSink(Sink):
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log({STEP_NAME: step, **{name: float(value) for name, value in values.items()}})
 
-    def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
         if not rows:
             return
         columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -103,10 +107,44 @@ class SwanlabSink(Sink):
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log({name: finite_or_nan(value) for name, value in values.items()}, step=step)
 
-    def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
         texts = [self._text("\n\n".join(f"{name}: {value}" for name, value in row.items())) for row in rows]
         if texts:
             self._run.log({"val/generations": texts}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class TrackioSink(Sink):
+    """Logs to Trackio: metrics by step, validation samples as tables.
+
+    Trackio finds runs by name, so that a run has the experiment's name with a suffix of its own.
+    """
+
+    def __init__(self, run: RunDescription) -> None:
+        import trackio  # pyright: ignore[reportMissingImports]
+
+        name = earlier_run(run, "trackio") or f"{run.experiment}-{uuid.uuid4().hex[:6]}"
+        self._table: Any = trackio.Table
+        self._run: Any = trackio.init(
+            project=run.project,
+            name=name,
+            resume="allow",
+            config=config_tree(run),
+            embed=False,
+            auto_log_cpu=False,
+            auto_log_gpu=False,
+        )
+        remember_run(run, "trackio", name)
+
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log({name: finite_or_nan(value) for name, value in values.items()}, step=step)
+
+    def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        if rows:
+            cells = [{name: str(value) for name, value in row.items()} for row in rows]
+            self._run.log({"val/generations": self._table(data=cells)}, step=step)
 
     def close(self) -> None:
         self._run.finish()
@@ -151,7 +189,7 @@ class MlflowSink(Sink):
         ]
         self._client.log_batch(self._run_id, metrics=metrics)
 
-    def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
         if rows:
             lines = "".join(json.dumps(dict(row), ensure_ascii=False, default=str) + "\n" for row in rows)
             self._client.log_text(self._run_id, lines, f"generations/step_{step}.jsonl")
@@ -182,12 +220,12 @@ def remember_run(run: RunDescription, tracker: str, identifier: str) -> None:
     write_atomically(run.folder / TRACKERS_FILE, json.dumps(known, indent=2) + "\n")
 
 
-def config_tree(run: RunDescription) -> dict[str, Any]:
+def config_tree(run: RunDescription) -> Tree:
     """Returns the resolved configuration as nested mappings."""
     return yaml.safe_load(run.config_text) or {}
 
 
-def flat_settings(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+def flat_settings(tree: Mapping[str, object], path: str = "") -> Iterator[tuple[str, str]]:
     """Yields the dotted names and values of a nested configuration."""
     for key, value in tree.items():
         name = f"{path}{key}"
@@ -205,3 +243,67 @@ def finite_or_nan(value: float) -> float:
 def _known(run: RunDescription) -> dict[str, str]:
     path = run.folder / TRACKERS_FILE
     return read_json(path, dict, within=run.folder) if path.exists() else {}
+
+
+_CELL = (10, 6)
+"""Height and width of a token in a heat map, in pixels."""
+_MOST_TOKENS = 400
+_ABOVE, _BELOW, _BEYOND = np.array([67, 147, 195]), np.array([214, 96, 77]), 217
+
+
+class TensorboardSink(Sink):
+    """Logs metrics as scalars, samples as text, and a heat map of token advantages for one group per step.
+
+    On resume, TensorBoard hides earlier records of the steps that are repeated.
+    """
+
+    def __init__(self, run: RunDescription) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # loads torch, which reading records must not do
+
+        first_step = 0 if run.resumed_step is None else run.resumed_step + 1
+        self._writer = SummaryWriter(log_dir=str(run.folder / TENSORBOARD_FOLDER), purge_step=first_step)
+
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, float(value), global_step=step)
+        self._writer.flush()
+
+    def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
+        for number, row in enumerate(rows):
+            text = "\n\n".join(f"**{name}**\n\n{_indented(str(value))}" for name, value in row.items())
+            self._writer.add_text(f"val/sample_{number}", text, global_step=step)
+        self._writer.flush()
+
+    def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
+        for group in records[:1]:
+            self._writer.add_image(
+                "rollouts/advantages", advantage_map(group), global_step=group.step, dataformats="HWC"
+            )
+            parts = [("problem", group.problem), ("ground truth", group.ground_truth)]
+            parts += [(f"reward {rollout.reward:g}", rollout.response) for rollout in group.rollouts]
+            text = "\n\n".join(f"**{name}**\n\n{_indented(value)}" for name, value in parts)
+            self._writer.add_text("rollouts/responses", text, global_step=group.step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def advantage_map(group: GroupRecord) -> np.ndarray:
+    """Draws a heat map of advantages, (height, width, 3) bytes, with a row per rollout and a cell per token.
+
+    White is advantage 0. Positive advantages are blue and negative ones red, with full colour at the group's largest
+    |advantage|. Cells after the end of a response are grey. Only the first 400 tokens of a response are shown.
+    """
+    longest = min(max(len(rollout.tokens) for rollout in group.rollouts), _MOST_TOKENS)
+    cells = np.full((len(group.rollouts), max(longest, 1), 3), _BEYOND, dtype=np.uint8)
+    rows = [np.nan_to_num(np.asarray(rollout.token_advantages[:longest])) for rollout in group.rollouts]
+    scale = max((float(np.abs(row).max()) for row in rows if row.size), default=0.0) or 1.0
+    for cell, row in zip(cells, rows, strict=True):
+        share = row[:, None] / scale
+        cell[: len(row)] = np.round(255 + np.abs(share) * (np.where(share > 0, _ABOVE, _BELOW) - 255))
+    return cells.repeat(_CELL[0], axis=0).repeat(_CELL[1], axis=1)
+
+
+def _indented(text: str) -> str:
+    """Returns a Markdown code block, so that a model's text is not interpreted as markup."""
+    return "\n".join("    " + line for line in text.splitlines() or [""])

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from cepo.errors import CepoError, DataError
 from cepo.foreign_files import read_text
@@ -26,6 +26,7 @@ from cepo.tracking.run_folder import (
 )
 from cepo.tracking.sink import RunDescription
 from cepo.tracking.trace import GroupRecord, Trace
+from cepo.trees import Tree
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class FileSink:
         with _writing(self._folder):
             self._trace.write(records)
 
-    def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
         with _writing(self._folder):
             for row in rows:
                 self._generations.append({"step": step, **row})
@@ -85,7 +86,7 @@ class FileSink:
             for lines in (self._metrics, self._generations):
                 lines.close()
 
-    def _earlier_starts(self) -> list[dict[str, Any]]:
+    def _earlier_starts(self) -> list[Tree]:
         """Returns the content of `environment.json`; a damaged file is renamed."""
         try:
             return read_environment(self._folder)

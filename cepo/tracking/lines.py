@@ -8,7 +8,6 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from cepo.errors import DataError
 from cepo.foreign_files import objects_in, open_regular
@@ -16,7 +15,7 @@ from cepo.foreign_files import objects_in, open_regular
 _log = logging.getLogger(__name__)
 
 
-def encode_line(row: Mapping[str, Any]) -> bytes:
+def encode_line(row: Mapping[str, object]) -> bytes:
     """Encodes a row as a line of JSON; lone surrogates, which UTF-8 lacks, are escaped and read back the same."""
     text = json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(", ", ": "))
     return text.encode("utf-8", errors="backslashreplace") + b"\n"
@@ -55,7 +54,7 @@ class LineFile:
         if not path.is_symlink():
             path.touch()
         self._path, self._file = path, open_regular(path, within=path.parent, writable=True)
-        self.last: Mapping[str, Any] | None = None
+        self.last: Mapping[str, object] | None = None
         self.num_cut = self._last_start = end = 0
         for row, length in objects_in(path, self._file):
             if last_step is not None and not isinstance(row.get("step"), int):
@@ -67,12 +66,12 @@ class LineFile:
         self._file.seek(end)
         self._file.truncate()
 
-    def append(self, row: Mapping[str, Any]) -> None:
+    def append(self, row: Mapping[str, object]) -> None:
         """Appends a row."""
         self._last_start = self._file.tell()
         self.replace_last(row)
 
-    def replace_last(self, row: Mapping[str, Any]) -> None:
+    def replace_last(self, row: Mapping[str, object]) -> None:
         """Overwrites the last row."""
         self._restore_if_deleted()
         self._file.seek(self._last_start)

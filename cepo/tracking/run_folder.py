@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from cepo.errors import CepoError, DataError, ForeignFileError
 from cepo.foreign_files import damaged_as, irregular_file, read_json, read_objects
 from cepo.tracking.lines import finite_or_none, to_disk
-from cepo.trees import is_dict
+from cepo.trees import Fields, Tree, is_dict
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -100,12 +100,12 @@ def thumbnail(images: Sequence[Image]) -> str | None:
     return f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def metrics_object(row: MetricsRow) -> dict[str, Any]:
+def metrics_object(row: MetricsRow) -> Tree:
     """Returns a row as an object for `metrics.jsonl`."""
     return {"step": row.step} | {name: finite_or_none(value) for name, value in row.values.items()}
 
 
-def metrics_row(line: Mapping[str, Any]) -> MetricsRow:
+def metrics_row(line: Fields) -> MetricsRow:
     """Reads what `metrics_object` wrote; raises `DataError` if there is no `step`."""
     if "step" not in line:
         raise DataError(f"a row of {METRICS_FILE} has no 'step'")
@@ -130,7 +130,7 @@ def read_metrics(run_folder: Path) -> list[MetricsRow]:
     return [metrics_row(line) for line in read_objects(path, within=run_folder)]
 
 
-def read_generations(run_folder: Path) -> Iterator[dict[str, Any]]:
+def read_generations(run_folder: Path) -> Iterator[Tree]:
     """Yields the recorded validation samples, each with its `step`.
 
     Raises:
@@ -147,7 +147,7 @@ def read_generations(run_folder: Path) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def read_environment(run_folder: Path) -> list[dict[str, Any]]:
+def read_environment(run_folder: Path) -> list[Tree]:
     """Returns the entries of `environment.json`, one per start or resume; none without that file.
 
     Raises:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from cepo.errors import ConfigError, did_you_mean
 
@@ -22,10 +22,16 @@ _SINKS = {
     "file": ("cepo.tracking.file", "FileSink"),
     "mlflow": ("cepo.tracking.external", "MlflowSink"),
     "swanlab": ("cepo.tracking.external", "SwanlabSink"),
-    "tensorboard": ("cepo.tracking.tensorboard", "TensorboardSink"),
+    "tensorboard": ("cepo.tracking.external", "TensorboardSink"),
+    "trackio": ("cepo.tracking.external", "TrackioSink"),
     "wandb": ("cepo.tracking.external", "WandbSink"),
 }
-_LIBRARIES = {"mlflow": ("mlflow", "sqlalchemy", "alembic"), "swanlab": ("swanlab",), "wandb": ("wandb",)}
+_LIBRARIES = {
+    "mlflow": ("mlflow", "sqlalchemy", "alembic"),
+    "swanlab": ("swanlab",),
+    "trackio": ("trackio",),
+    "wandb": ("wandb",),
+}
 """Libraries that a sink needs beyond the package's own dependencies; the extra `trackers` installs them."""
 
 
@@ -69,7 +75,7 @@ class Sink(Protocol):
     def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
         """Records groups of training rollouts. By default does nothing, since the file sink records them."""
 
-    def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
         """Records validation samples: one mapping each, with at least `prompt_id`, `response` and `accuracy`."""
         ...
 

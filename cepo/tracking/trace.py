@@ -20,6 +20,7 @@ import pyarrow.parquet
 from cepo.errors import DataError
 from cepo.foreign_files import LARGEST_IMAGE, damaged_as, open_regular, read_bytes
 from cepo.tracking.lines import to_disk
+from cepo.trees import Fields, Tree
 
 ROLLOUTS_FOLDER = "rollouts"
 IMAGES_FOLDER = "images"
@@ -132,10 +133,10 @@ class Trace:
         if self._size > self._max_bytes:
             self._thin()
 
-    def _rows(self, group: GroupRecord) -> Iterator[dict[str, Any]]:
+    def _rows(self, group: GroupRecord) -> Iterator[Tree]:
         images = [self._stored(image) for image in group.images]
         for index, rollout in enumerate(group.rollouts):
-            row: dict[str, Any] = {
+            row: Tree = {
                 "step": group.step,
                 "group": group.number,
                 "rollout": index,
@@ -194,9 +195,9 @@ def read_rollouts(run_folder: Path) -> Iterator[GroupRecord]:
         DataError: a file or an image is damaged, lacks columns, or was written in another version of the format.
     """
     for file, table in _checked_tables(run_folder):
-        by_group: dict[int, list[dict[str, Any]]] = {}
+        by_group: dict[int, list[Tree]] = {}
         with damaged_as(file, "has text that is not UTF-8"):
-            listed: list[dict[str, Any]] = table.to_pylist()
+            listed: list[Tree] = table.to_pylist()
         for row in listed:
             by_group.setdefault(row["group"], []).append(row)
         for rows in by_group.values():
@@ -272,7 +273,7 @@ def _image_name(image: bytes) -> str:
     return f"{hashlib.sha256(image).hexdigest()[:32]}.png"
 
 
-def _group(file: Path, rows: Sequence[dict[str, Any]]) -> GroupRecord:
+def _group(file: Path, rows: Sequence[Tree]) -> GroupRecord:
     first = rows[0]
     return GroupRecord(
         number=first["group"],
@@ -282,7 +283,7 @@ def _group(file: Path, rows: Sequence[dict[str, Any]]) -> GroupRecord:
     )
 
 
-def _rollout(row: Mapping[str, Any]) -> RolloutRecord:
+def _rollout(row: Fields) -> RolloutRecord:
     own = ("response", "tokens", "reward", "accuracy", "token_advantages", "token_ids", "delta", "weight", "is_scored")
     return RolloutRecord(
         log_probs={name.removeprefix(_LOG_PROBS): row[name] for name in row if name.startswith(_LOG_PROBS)},

@@ -6,7 +6,6 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from cepo.tracking.run_folder import (
     CONFIG_FILE,
@@ -52,7 +51,7 @@ class Tracker:
     def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
         self._each(lambda sink: sink.log_rollouts(records))
 
-    def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
         self._each(lambda sink: sink.log_generations(step, rows))
 
     def close(self) -> None:

@@ -7,15 +7,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from cepo.config.algorithm_schema import AlgorithmConfig
 from cepo.config.data_schema import DataConfig
 from cepo.config.rollout_schema import RolloutConfig
-from cepo.config.schema import WorkerConfig
+from cepo.config.schema import AlgorithmConfig, WorkerConfig
 from cepo.data.batch import OWN_VIEW, ScoringRow
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem
@@ -26,6 +24,7 @@ from cepo.models.processing import Processing
 from cepo.progress import StageClock
 from cepo.rewards.pool import RewardPool
 from cepo.rollout.generator import Generation, GenerationRequest, Sampler, SamplingSettings, sampling_seed
+from cepo.trees import Fields, Tree
 
 VALIDATION_STEP = -1
 """Step number in the sampling seeds of validation. It is the same at every validation and no training step has it."""
@@ -257,7 +256,7 @@ def validation_settings(rollout: RolloutConfig, data: DataConfig) -> SamplingSet
     return _settings(rollout, data, rollout.val_override_config)
 
 
-def _settings(rollout: RolloutConfig, data: DataConfig, override: Mapping[str, Any]) -> SamplingSettings:
+def _settings(rollout: RolloutConfig, data: DataConfig, override: Fields) -> SamplingSettings:
     return SamplingSettings(
         num_samples=override.get("n", rollout.n),
         max_response_length=data.max_response_length,
@@ -269,13 +268,13 @@ def _settings(rollout: RolloutConfig, data: DataConfig, override: Mapping[str, A
     )
 
 
-def reward_input(problem: Problem, response: str, response_length: int, with_images: bool = False) -> dict[str, Any]:
+def reward_input(problem: Problem, response: str, response_length: int, with_images: bool = False) -> Tree:
     """Returns the reward function's input: EasyR1's three fields, the prompt, and the problem's other columns.
 
     With `with_images` also `images`, the row's images as the model sees them, and `videos`, the chosen frames of each
     video: (frames, height, width, 3) uint8 in RGB.
     """
-    seen: dict[str, Any] = {}
+    seen: Tree = {}
     if with_images:
         seen = {"images": list(problem.images), "videos": [video.frames for video in problem.videos]}
     return {

@@ -20,7 +20,7 @@ from cepo.foreign_files import irregular_file, read_json
 from cepo.tracking.lines import to_disk
 from cepo.tracking.run_folder import checkpoint_folders, write_atomically
 from cepo.trainer.protocol import Backend
-from cepo.trees import is_dict, is_list
+from cepo.trees import Tree, is_dict, is_list
 
 logger = logging.getLogger(__name__)
 
@@ -77,14 +77,14 @@ class CheckpointStore:
         folder: Path,
         *,
         keep: int,
-        identity: Mapping[str, Any],
-        settings: Mapping[str, Any] | None = None,
+        identity: Mapping[str, object],
+        settings: Mapping[str, object] | None = None,
         weights_only: bool = False,
         new_run: str = "trainer.find_last_checkpoint=false or another trainer.experiment_name starts a new run",
     ) -> None:
         self.folder, self._keep, self._identity, self._weights_only = folder, keep, identity, weights_only
         self._new_run = new_run
-        self.settings: dict[str, Any] = json.loads(json.dumps(settings or {}))
+        self.settings: Tree = json.loads(json.dumps(settings or {}))
 
     def save(self, state: TrainerState, backend: Backend, *, val_reward_score: float | None = None) -> Path:
         """Saves a checkpoint after `state.step` steps, then deletes the oldest checkpoints beyond `keep`.
@@ -208,7 +208,7 @@ class CheckpointStore:
     def changes(self, folder: Path) -> list[str]:
         """Lists the settings, among those that this run and the checkpoint's run both have, whose values differ."""
         recorded = _state(folder).get(_SETTINGS)
-        written: dict[str, Any] = recorded if is_dict(recorded) else {}
+        written: Tree = recorded if is_dict(recorded) else {}
         both = [key for key in self.settings if key in written]
         return [
             f"{key}: was {json.dumps(written[key])}, is {json.dumps(self.settings[key])}"
@@ -258,7 +258,7 @@ class CheckpointStore:
             shutil.rmtree(whole[step])
 
 
-def _comparable(key: str, value: Any) -> Any:
+def _comparable(key: str, value: object) -> Any:
     """Returns a setting such that two spellings of one path are equal.
 
     Of training files only the names count, because a checksum of their content is compared too.
@@ -268,7 +268,7 @@ def _comparable(key: str, value: Any) -> Any:
     return os.path.abspath(find_path(value) or value) if isinstance(value, str) else value
 
 
-def _state(folder: Path) -> dict[str, Any]:
+def _state(folder: Path) -> Tree:
     return read_json(folder / STATE_FILE, dict, within=folder)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from cepo.config.algorithm_schema import AlgorithmConfig
+from cepo.config.schema import AlgorithmConfig
 from cepo.errors import RewardError
 from cepo.metrics import Metrics, fraction, sum_value
 from cepo.trainer.asking import Rollouts

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from cepo.algorithms import Estimator
-from cepo.config.algorithm_schema import AlgorithmConfig
 from cepo.config.data_schema import DataConfig
-from cepo.config.schema import WorkerConfig
+from cepo.config.schema import AlgorithmConfig, WorkerConfig
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.batch import RowName, ScoringRow
 from cepo.data.contexts import ContextBuilder

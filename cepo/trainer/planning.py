@@ -12,7 +12,7 @@ from torch import Tensor
 from cepo.algorithms import Estimator
 from cepo.algorithms.references import wrong_reference, wrong_rollouts
 from cepo.algorithms.settings import NegativeConfig
-from cepo.config.algorithm_schema import AlgorithmConfig
+from cepo.config.schema import AlgorithmConfig
 from cepo.data.batch import ScoringRow
 from cepo.data.contexts import ContextBuilder
 from cepo.data.hints import sanitise_reference

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cepo.config.algorithm_schema import AlgorithmConfig
+from cepo.config.schema import AlgorithmConfig
 from cepo.data.batch import OWN_VIEW, CriticBatch, DistillationRows, OptimizerBatch, RowName
 from cepo.losses.objective import KLController, agreement_metrics, penalised_rewards
 from cepo.losses.policy import LossDenominators

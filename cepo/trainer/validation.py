@@ -6,13 +6,11 @@ import dataclasses
 import random
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 
-from cepo.config.algorithm_schema import AlgorithmConfig
 from cepo.config.data_schema import DataConfig
-from cepo.config.schema import WorkerConfig
+from cepo.config.schema import AlgorithmConfig, WorkerConfig
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem, ProblemSet
@@ -69,10 +67,10 @@ class Validator:
         """The number of responses that one validation samples."""
         return len(self._asked) * (self._settings.num_samples + self._trainer.val_greedy)
 
-    def run(self, backend: Backend) -> tuple[Metrics, list[Mapping[str, Any]]]:
+    def run(self, backend: Backend) -> tuple[Metrics, list[Mapping[str, object]]]:
         """Runs a validation and returns its metrics, means over all samples, and the responses to record."""
         parts: list[Metrics] = []
-        rows: list[Mapping[str, Any]] = []
+        rows: list[Mapping[str, object]] = []
         for start, problems in self._batches():
             rollouts = self._asker.ask(problems, backend, self._settings, step=VALIDATION_STEP)
             first = start * self._settings.num_samples
@@ -106,7 +104,7 @@ class Validator:
         for start in range(0, len(self._asked), size):
             yield start, [self._problems[index] for index in self._asked[start : start + size]]
 
-    def _recorded_rows(self, rollouts: Rollouts, start: int, greedy: Rollouts | None) -> Iterator[Mapping[str, Any]]:
+    def _recorded_rows(self, rollouts: Rollouts, start: int, greedy: Rollouts | None) -> Iterator[Mapping[str, object]]:
         for number, problem in enumerate(rollouts.problems):
             verdict = {} if greedy is None else {"greedy_accuracy": float(greedy.correct[number])}
             for row in rollouts.rows_of(number) if start + number in self._recorded else ():

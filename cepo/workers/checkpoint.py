@@ -6,11 +6,11 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import STATE_DICT_TYPE
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -102,12 +102,12 @@ def load_critic(critic: Critic, folder: Path) -> None:
     _restore(critic, state)
 
 
-def _weights(worker: Actor | Critic) -> dict[str, Any]:
+def _weights(worker: Actor | Critic) -> STATE_DICT_TYPE:
     worker.offload.load_weights()
     return {"model": get_model_state_dict(worker.module, options=StateDictOptions(ignore_frozen_params=True))}
 
 
-def _trained_state(worker: Actor | Critic) -> dict[str, Any]:
+def _trained_state(worker: Actor | Critic) -> STATE_DICT_TYPE:
     worker.offload.load_weights()
     worker.offload.load_optimizer()
     model, optimizer = get_state_dict(
@@ -116,7 +116,7 @@ def _trained_state(worker: Actor | Critic) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer}
 
 
-def _restore(worker: Actor | Critic, state: dict[str, Any]) -> None:
+def _restore(worker: Actor | Critic, state: STATE_DICT_TYPE) -> None:
     set_state_dict(
         worker.module,
         worker.optimizer,
@@ -148,7 +148,7 @@ def _refused_where_it_does_not_fit(folder: Path) -> Iterator[None]:
         raise CheckpointError(f"{folder} cannot be restored into this model: {error}") from error
 
 
-def _state(actor: Actor) -> dict[str, Any]:
+def _state(actor: Actor) -> STATE_DICT_TYPE:
     state = {**_trained_state(actor), "teacher": actor.teacher_weights.state_dict()}
     if actor.reference_weights is not None:
         state["reference"] = actor.reference_weights.state_dict()
@@ -159,6 +159,6 @@ def _random_state_file(rank: int) -> str:
     return RANDOM_STATE if rank == 0 else f"random_state_of_rank_{rank}.pt"
 
 
-def _random_state() -> dict[str, Any]:
+def _random_state() -> STATE_DICT_TYPE:
     cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []
     return {"torch": torch.get_rng_state(), "python": random.getstate(), "cuda": cuda}

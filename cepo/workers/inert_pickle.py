@@ -77,8 +77,8 @@ class _Machine:
     """The stack machine of the pickle format, with the opcodes that checkpoints use."""
 
     def __init__(self) -> None:
-        self._stack: list[Any] = []
-        self._marked: list[list[Any]] = []
+        self._stack: list[object] = []
+        self._marked: list[list[object]] = []
         self._memo: dict[int, Any] = {}
 
     def run(self, content: bytes) -> Any:
@@ -132,7 +132,7 @@ class _Machine:
             case _:
                 raise ValueError(f"it has the opcode {name}")
 
-    def _collect(self, name: str, items: list[Any]) -> None:
+    def _collect(self, name: str, items: list[object]) -> None:
         if name.startswith("TUPLE"):
             self._stack.append(tuple(items))
             return
@@ -174,7 +174,7 @@ class _Values:
         self._archive, self._members = archive, members
         self._read: dict[str, torch.Tensor] = {}
 
-    def of(self, value: Any) -> Any:
+    def of(self, value: object) -> Any:
         if isinstance(value, Record):
             return self._tensor(value)
         if isinstance(value, dict):
@@ -195,10 +195,10 @@ class _Values:
 
     def _storage(self, info: zipfile.ZipInfo, dtype: torch.dtype) -> torch.Tensor:
         whole = torch.empty(info.file_size // dtype.itemsize, dtype=dtype)
-        place, done = whole.view(torch.uint8).numpy(), 0
+        buffer, done = whole.view(torch.uint8).numpy(), 0
         member: Any
         with self._archive.open(info) as member:
-            while count := member.readinto(place[done : done + (1 << 20)]):
+            while count := member.readinto(buffer[done : done + (1 << 20)]):
                 done += count
         if done != info.file_size:
             raise ValueError(f"a tensor has {done} of {info.file_size} bytes")
@@ -214,7 +214,7 @@ def fields(record: Any, name: str) -> dict[str, Any]:
     return state
 
 
-def whole_numbers(value: Any) -> tuple[int, ...]:
+def whole_numbers(value: object) -> tuple[int, ...]:
     """Returns a tuple of sizes or offsets; raises ValueError if it is none."""
     if isinstance(value, Record) and value.name == "torch.Size" and value.arguments:
         (value,) = value.arguments

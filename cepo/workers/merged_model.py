@@ -213,8 +213,8 @@ def _load_shards(model: Any, folder: Path) -> None:
 
 def _untrained(model: Any, own: Mapping[str, torch.Tensor], saved: Mapping[str, Any]) -> set[str]:
     """Returns the weights missing from the shards, except those tied to a saved weight or in a frozen vision tower."""
-    places = {own[name].data_ptr() for name in saved}
-    missing = {name for name, tensor in own.items() if name not in saved and tensor.data_ptr() not in places}
+    addresses = {own[name].data_ptr() for name in saved}
+    missing = {name for name, tensor in own.items() if name not in saved and tensor.data_ptr() not in addresses}
     parts = tuple(f"{_TRAINED}model.{name}." for name in family_of(model.config).vision_modules)
     tower = {name for name in own if name.startswith(parts)}
     return missing - tower if tower <= missing else missing

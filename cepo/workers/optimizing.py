@@ -127,7 +127,7 @@ class CompensatedAdamW(Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def step(self, closure: Callable[[], object] | None = None) -> object:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Updates every weight that has a gradient."""
         loss = None
         if closure is not None:

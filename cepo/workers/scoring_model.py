@@ -91,7 +91,7 @@ def collate(rows: Sequence[ScoringRow], *, processing: Processing, device: torch
     longest = max(row.num_tokens for row in rows)
     input_ids = torch.full((len(rows), longest), processing.pad_token_id)
     position_ids = torch.zeros(3, len(rows), longest, dtype=torch.long)
-    places: list[Tensor] = []
+    response_indices: list[Tensor] = []
     positions: dict[int, Tensor] = {}
     images = DistinctImages()
     order: list[int] = []
@@ -101,14 +101,14 @@ def collate(rows: Sequence[ScoringRow], *, processing: Processing, device: torch
             positions[id(context)] = processing.positions(context)
         input_ids[index, :length] = torch.tensor((*context.token_ids, *row.response_ids))
         position_ids[:, index, :length] = sequence_positions(positions[id(context)], len(row.response_ids))
-        places.append(torch.arange(len(context.token_ids) - 1, length - 1) + index * longest)
+        response_indices.append(torch.arange(len(context.token_ids) - 1, length - 1) + index * longest)
         if context.images is not None:
             first = images.first(context.images)
             order.extend(range(first, first + context.images.num_units))
     return CollatedRows(
         input_ids=input_ids.to(device),
         position_ids=position_ids.to(device),
-        response_index=torch.cat(places).to(device),
+        response_index=torch.cat(response_indices).to(device),
         targets=torch.tensor([token for row in rows for token in row.response_ids]).to(device),
         images=images if order else None,
         image_order=tuple(order),

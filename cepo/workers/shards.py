@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import (
+    STATE_DICT_TYPE,
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
@@ -61,7 +62,7 @@ class ShardReader(dcp.FileSystemReader):
         path = folder / METADATA  # common to all ranks; if unreadable, torch would try a rank's own file
         with _reading(path):
             content = fields(read_pickle(_content(path, _LARGEST_METADATA)), "Metadata")
-            self._places = dict(_place(index, info) for index, info in content["storage_data"].items())
+            self._locations = dict(_place(index, info) for index, info in content["storage_data"].items())
             self._require_stored(path)
             entries = {name: self._entry(name, entry) for name, entry in content["state_dict_metadata"].items()}
         self._metadata = Metadata(entries, storage_data={})
@@ -72,10 +73,13 @@ class ShardReader(dcp.FileSystemReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         for item in plan.items:
             index = item.storage_index
-            place = self._places[index.fqn, index.offset]
-            with _reading(f"the entry '{index.fqn}' of {self._folder}"), (self._folder / place.file).open("rb") as file:
-                file.seek(place.start)
-                value = read_archive(file.read(place.length))
+            location = self._locations[index.fqn, index.offset]
+            with (
+                _reading(f"the entry '{index.fqn}' of {self._folder}"),
+                (self._folder / location.file).open("rb") as file,
+            ):
+                file.seek(location.start)
+                value = read_archive(file.read(location.length))
                 self._require_described(item, value, planner)
             if item.type == LoadItemType.TENSOR:
                 part = tuple(slice(at, at + n) for at, n in zip(item.storage_offsets, item.lengths, strict=True))
@@ -92,14 +96,14 @@ class ShardReader(dcp.FileSystemReader):
         return done
 
     def _require_stored(self, path: Path) -> None:
-        for file in {place.file for place in self._places.values()}:
+        for file in {location.file for location in self._locations.values()}:
             found = self._folder / file
             if Path(file).name != file or not _is_regular(found):
                 raise CheckpointError(
                     f"{path} names the shard {file!a}, which is not a file in its folder; give another checkpoint"
                 )
-        sizes = {place.file: (self._folder / place.file).stat().st_size for place in self._places.values()}
-        if any(place.start + place.length > sizes[place.file] for place in self._places.values()):
+        sizes = {location.file: (self._folder / location.file).stat().st_size for location in self._locations.values()}
+        if any(location.start + location.length > sizes[location.file] for location in self._locations.values()):
             raise ValueError("an entry ends behind its shard")
 
     def _entry(self, name: str, entry: Record) -> TensorStorageMetadata | BytesStorageMetadata:
@@ -122,8 +126,8 @@ class ShardReader(dcp.FileSystemReader):
 
     def _require_place(self, name: str, offsets: Sequence[int] | None, size: int) -> None:
         """Requires that the entry is stored, in the size of its values and of what may describe them."""
-        place = self._places.get((name, None if offsets is None else tuple(offsets)))
-        if place is None or not size < place.length <= size + LARGEST_PICKLE:
+        location = self._locations.get((name, None if offsets is None else tuple(offsets)))
+        if location is None or not size < location.length <= size + LARGEST_PICKLE:
             raise ValueError(f"{name!a} is not stored, or not in its size")
 
     def _require_described(self, item: ReadItem, value: Any, planner: Any) -> None:
@@ -138,7 +142,7 @@ class ShardReader(dcp.FileSystemReader):
                 raise ValueError(f"it has a value of kind '{_kind(value)}' in place of one of kind '{_kind(target)}'")
 
 
-def load_shards(state: dict[str, Any], folder: Path, *, no_dist: bool = False) -> None:
+def load_shards(state: STATE_DICT_TYPE, folder: Path, *, no_dist: bool = False) -> None:
     """Fills `state` from the shards in `folder`, on any number of ranks.
 
     Raises:
@@ -169,11 +173,11 @@ def read_saved(path: Path) -> Mapping[str, Any]:
 
 
 def _place(index: Record, info: Record) -> tuple[tuple[str, tuple[int, ...] | None], _Place]:
-    key, place = fields(index, "MetadataIndex"), fields(info, "_StorageInfo")
+    key, location = fields(index, "MetadataIndex"), fields(info, "_StorageInfo")
     name, offset = key["fqn"], key.get("offset")
-    file, start, length = (place[part] for part in ("relative_path", "offset", "length"))
+    file, start, length = (location[part] for part in ("relative_path", "offset", "length"))
     numbers = type(start) is int and type(length) is int and start >= 0
-    if not numbers or not isinstance(name, str) or not isinstance(file, str) or place.get("transform_descriptors"):
+    if not numbers or not isinstance(name, str) or not isinstance(file, str) or location.get("transform_descriptors"):
         raise ValueError("it has an entry at no known place")
     return (name, None if offset is None else whole_numbers(offset)), _Place(file, start, length)
 
@@ -195,7 +199,7 @@ def _tile(size: Sequence[int], chunks: Sequence[ChunkStorageMetadata]) -> bool:
     return bool(chunks) and end == size[cut]
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     if value is None or isinstance(value, bool | int | float):
         return "number or nothing"
     if isinstance(value, list | tuple):

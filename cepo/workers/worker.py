@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException
 
 from cepo.algorithms.settings import TeacherConfig
-from cepo.config.algorithm_schema import AlgorithmConfig
 from cepo.config.data_schema import DataConfig
-from cepo.config.schema import ActorConfig, WorkerConfig
+from cepo.config.schema import ActorConfig, AlgorithmConfig, WorkerConfig
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
 from cepo.errors import CheckpointError
@@ -26,7 +25,6 @@ from cepo.models.processing import Processing
 from cepo.progress import phase
 from cepo.rollout.factory import build_generator, settings_of_run
 from cepo.rollout.generator import Generation, GenerationRequest, GeneratorSettings, OnFinished, SamplingSettings
-from cepo.sizing import Memory, require_memory
 from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import load_actor, load_critic, pass_interruption_on, save_actor, save_critic
 from cepo.workers.critic import Critic
@@ -47,7 +45,6 @@ class WorkerFacts:
         longest_row: the largest number of tokens of a prompt with its response.
         seed: `trainer.seed`.
         saves_weights_only: `trainer.save_model_only`.
-        memory: what the run needs on a GPU; None if no GPU can be in use.
     """
 
     teacher: TeacherConfig
@@ -59,7 +56,6 @@ class WorkerFacts:
     longest_row: int
     seed: int
     saves_weights_only: bool
-    memory: Memory | None = None
 
     @classmethod
     def of(
@@ -99,8 +95,6 @@ class Worker:
     """
 
     def __init__(self, settings: WorkerConfig, facts: WorkerFacts, processing: Processing) -> None:
-        if facts.memory is not None and this_device().type == "cuda":
-            require_memory(facts.memory, settings.rollout, this_device())
         self._merges_adapter, self._saves_weights_only = settings.rollout.merge_lora, facts.saves_weights_only
         with phase("loading the model"):
             self.actor = Actor(

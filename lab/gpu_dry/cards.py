@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from cepo.hardware.tools import program_folder
+from cepo.hardware import program_folder
 from lab.support.machine import ROOT
 
 SOURCE = Path(__file__).with_name("hollow_gpu.c")

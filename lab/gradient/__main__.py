@@ -26,7 +26,7 @@ def measure(batches: int, projections: int, dry_run: bool, **options: Any) -> No
     """Measures, writes the results and prints them; `options` are those of `cepo credit`."""
     from cepo.commands.measure_credit import make_credit_plan
     from cepo.credit.session import opened
-    from cepo.hardware.devices import require_usable_torch
+    from cepo.hardware import require_usable_torch
     from cepo.microgeo.world import with_embedded_world
     from cepo.progress import log_to_stderr
     from cepo.tracking.run_folder import write_atomically

@@ -19,7 +19,7 @@ from lab.support.mutations import Mutant
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OVERDUE = "takes longer than"
-_IMPORTED_FIRST = ("cepo.train", "cepo.runtime.local", "cepo.rollout.transformers_generator", "lab.worlds.model",
+_IMPORTED_FIRST = ("cepo.train", "cepo.workers.worker", "cepo.rollout.transformers_generator", "lab.worlds.model",
                    "peft", "hypothesis", "beartype", "jaxtyping", "safetensors.torch")  # fmt: skip
 
 

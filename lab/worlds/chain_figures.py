@@ -11,7 +11,7 @@ import random
 
 from PIL import Image, ImageDraw
 
-from cepo.microgeo.figures import FILLS, INKS, MERGE_SIZE, PAPERS, PATCH_SIZE, Point
+from cepo.microgeo.world import FILLS, INKS, MERGE_SIZE, PAPERS, PATCH_SIZE, Point
 from lab.worlds.chain import COLUMNS, DISTRIBUTIONS, ROWS, ChainProblem, Distribution
 
 CELL = PATCH_SIZE * MERGE_SIZE

@@ -38,7 +38,7 @@ from cepo.tracking.trace import read_rollouts
 from cepo.tracking.tracker import build_tracker
 from cepo.trainer.checkpoints import CheckpointStore, TrainerState, written_files
 from cepo.trainer.protocol import Backend
-from cepo.trainer.run_lock import RunLock
+from cepo.trainer.run_policy import RunLock
 from cepo.workers.merged_model import BaseModel, merge_checkpoint
 
 pytestmark = pytest.mark.heavy

@@ -8,7 +8,7 @@ import pytest
 from config_arguments import REQUIRED, load, message_of, write
 
 from cepo.config.listing import settings_of
-from cepo.config.other_programs import NAMES
+from cepo.config.sources import NAMES_ELSEWHERE
 
 
 def test_a_missing_config_file_is_named_with_the_places_searched() -> None:
@@ -17,7 +17,7 @@ def test_a_missing_config_file_is_named_with_the_places_searched() -> None:
     assert "working directory" in message
 
 
-@pytest.mark.parametrize(("name", "own"), NAMES.items())
+@pytest.mark.parametrize(("name", "own"), NAMES_ELSEWHERE.items())
 def test_another_programs_name_of_a_setting_leads_to_ours(name: str, own: str) -> None:
     keys = [setting.key for setting in settings_of()]
     assert any(f"{key}.".startswith(f"{own}.") for key in keys)
@@ -91,11 +91,11 @@ def test_an_argument_of_another_form_is_refused(argument: str, part: str) -> Non
         ("worker.actor.optim.lr=fast", "worker.actor.optim.lr must be a number, got the text 'fast'"),
         (
             "trainer.logger=console",
-            "trainer.logger must be a list, each entry one of console, file, tensorboard, wandb, mlflow, swanlab",
+            "trainer.logger must be a list, each entry one of console, file, tensorboard, wandb, mlflow, swanlab, trackio",
         ),
         (
             "trainer.logger=[consol]",
-            "trainer.logger[0] must be one of console, file, tensorboard, wandb, mlflow, swanlab, got the text 'consol'",
+            "trainer.logger[0] must be one of console, file, tensorboard, wandb, mlflow, swanlab, trackio, got the text 'consol'",
         ),
         ("trainer.logger=[wandbb]", "Did you mean 'wandb'?"),
         ("data.train_files=[]", "data.train_files must be text, got the list []"),

@@ -88,7 +88,7 @@ def records_without_room(folder: Path) -> None:
 
 
 def a_part_of_the_cluster_that_has_ended(_: Path) -> None:
-    from cepo.runtime.ray.own_cluster import OwnCluster
+    from cepo.runtime.ray.cluster import OwnCluster
 
     child = subprocess.Popen(["sleep", "600"])
     cluster = object.__new__(OwnCluster)  # Ray itself is ended in tests/runtime/test_own_cluster.py

@@ -39,10 +39,10 @@ PURE = {"types", "sections", "metrics", "errors", "algorithms", "losses"}
 PURE_LIBRARIES = {"torch", "jaxtyping", "pydantic", "pydantic_core"}
 HOMES = {
     "ray": {"runtime"}, "trl": {"integrations"}, "vllm": {"rollout"}, "peft": {"workers", "models", "rollout"},
-    "wandb": {"tracking"}, "mlflow": {"tracking"}, "swanlab": {"tracking"},
+    "wandb": {"tracking"}, "mlflow": {"tracking"}, "swanlab": {"tracking"}, "trackio": {"tracking"},
 }  # fmt: skip
 COMMON_STEMS = {"__init__", "__main__"}
-HEAVY = ("ray", "vllm", "transformers", "peft", "wandb", "mlflow", "swanlab")
+HEAVY = ("ray", "vllm", "transformers", "peft", "wandb", "mlflow", "swanlab", "trackio")
 
 
 def unit_of(file: Path) -> str:

@@ -12,7 +12,7 @@ from cepo.config import load_config
 from cepo.doctor import run_checks
 from cepo.doctor.machine import Gpu, tool_findings
 from cepo.doctor.run_checks import chosen_generator, disk_findings, engine_findings
-from cepo.hardware.tools import BuildTools
+from cepo.hardware import BuildTools
 from cepo.rollout import factory
 from cepo.rollout.generator import GeneratorSettings
 from cepo.sizing import Memory

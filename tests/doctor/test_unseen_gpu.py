@@ -11,10 +11,10 @@ import torch
 from doctor_cases import machine
 from fake_machine import REPOSITORY, fake_machine
 
+from cepo import hardware as devices
 from cepo.doctor.machine import machine_findings
 from cepo.errors import ConfigError
-from cepo.hardware import devices
-from cepo.hardware.devices import device_in_words, require_usable_torch
+from cepo.hardware import device_in_words, require_usable_torch
 
 OLD_DRIVER = "driver 570.86.10, but torch's CUDA 13.0 needs at least 580"
 

@@ -14,8 +14,8 @@ from gpu_places import LOG_PROB_LIMITS, REPOSITORY, Place, weights_of
 
 from cepo.config import check_config, load_config
 from cepo.microgeo.world import split_problems, write_problems
-from cepo.runtime.local import LocalBackend
 from cepo.train import build_trainer
+from cepo.workers.worker import Worker
 
 REWARD = '''
 def parity(samples):
@@ -65,7 +65,7 @@ def test_two_steps_of_geo3k_with_two_teachers_move_the_adapter(
         torch.cuda.reset_peak_memory_stats()
     with ExitStack() as stack:
         trainer = build_trainer(config, stack)
-        assert isinstance(trainer.backend, LocalBackend)
+        assert isinstance(trainer.backend, Worker)
         actor = trainer.backend.actor
         parameters = sum(parameter.numel() for parameter in actor.module.parameters())
         before = weights_of(actor)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from cepo import hardware as devices
 from cepo.errors import ConfigError
-from cepo.hardware import devices
-from cepo.hardware.devices import device_in_words, require_devices
+from cepo.hardware import device_in_words, require_devices
 from cepo.runtime import reach
 from cepo.runtime.reach import why_no_answer
 

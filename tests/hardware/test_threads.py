@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from cepo import hardware as devices
 from cepo.config import load_config
-from cepo.hardware import devices
 from cepo.preflight import limited_threads
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cepo.errors import DataError
-from cepo.integrations import hinted_messages
+from cepo.integrations import gathered
 
 IMAGE, END = 9, [7, 8]
 STUDENT = [1, IMAGE, 2, 3, *END]
@@ -14,7 +14,7 @@ PROMPT = [1, IMAGE, IMAGE, IMAGE, 2, 3, *END]
 
 
 def spliced(prompt: list[int], student: list[int], teacher: list[int]) -> list[int]:
-    return hinted_messages.spliced(prompt, student, teacher, {IMAGE})
+    return gathered.spliced(prompt, student, teacher, {IMAGE})
 
 
 def test_a_reference_is_spliced_in_after_expanded_images() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from isolation import own_caches
+from rounding import ORDERS, moved_by_one_unit
 from torch import Tensor
 
 from cepo.algorithms import available_estimators, build_estimator
@@ -24,6 +25,7 @@ from cepo.train import build_trainer
 from cepo.trainer.asking import Rollouts
 from cepo.trainer.loop import Trainer
 from cepo.types import Reference
+from cepo.workers.worker import Worker
 
 trl = pytest.importorskip("trl", reason="the extra `trl` is not installed")
 pytestmark = pytest.mark.heavy
@@ -107,6 +109,17 @@ def own_advantages(trainer: Trainer, rollouts: Rollouts, method: str, settings: 
     return trainer.estimator.signal(batch.token_batch(), step=0).advantages
 
 
+def rounding_of_advantages(trainer: Trainer, rollouts: Rollouts, method: str, settings: dict[str, Any]) -> float:
+    """How far the advantages move with the weights' last bit.
+
+    The two trainers batch and pad the same rows differently, so each sum of a pass is rounded in another order; log-probs
+    of -14 differ by some 1e-5. A weight `exp(delta)` multiplies this by `lambda |A| exp(delta)`, up to 2.8 here.
+    """
+    assert isinstance(trainer.backend, Worker)
+    local = [each.detach().to_local() for each in trainer.backend.actor.module.parameters()]
+    return moved_by_one_unit(lambda: [own_advantages(trainer, rollouts, method, settings)], local, seeds=1)
+
+
 def trl_trainer(rows: list[dict[str, Any]], folder: Path, **options: Any) -> Any:
     from datasets import Dataset
 
@@ -162,7 +175,10 @@ def test_the_same_rollouts_have_cepos_own_advantages(
     rows = rows_of(list(rollouts.problems))
     other = trl_trainer(rows, tmp_path, method=method, settings=settings)
     with_canned(other, [list(generation.response_ids) for generation in rollouts.generations])
-    torch.testing.assert_close(advantages_of(other, rows), expected, rtol=0, atol=1e-5)
+    found = advantages_of(other, rows)
+    tolerance = max(1e-5, ORDERS * rounding_of_advantages(trainer, rollouts, method, settings))
+    assert tolerance < 1e-4, "an error of 1e-4 must be seen"
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
     logged = other._metrics["train"]
     if other.estimator.views:
         assert any(name.startswith("references/") for name in logged)

@@ -12,7 +12,6 @@ import pytest
 from PIL import Image
 
 from cepo.cli import main
-from cepo.microgeo.figures import draw_figure
 from cepo.microgeo.problems import (
     FAMILIES,
     Problem,
@@ -20,7 +19,7 @@ from cepo.microgeo.problems import (
     no_slip,
     right_response,
 )
-from cepo.microgeo.world import split_problems, write_problems
+from cepo.microgeo.world import draw_figure, split_problems, write_problems
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

@@ -346,8 +346,8 @@ def test_every_example_reward_scores_in_the_pool_as_here() -> None:
 def test_the_example_datasets_20_rows_are_embedded_problems() -> None:
     from PIL import Image
 
-    from cepo.microgeo.figures import draw_figure
     from cepo.microgeo.problems import generate_problem
+    from cepo.microgeo.world import draw_figure
 
     folder = EXAMPLES / "custom_dataset"
     seen = 0

@@ -14,7 +14,7 @@ import pytest
 
 from cepo.config import load_config
 from cepo.errors import EngineError
-from cepo.hardware.tools import find_build_tools, path_with, program_folder
+from cepo.hardware import find_build_tools, path_with, program_folder
 from cepo.rollout.engine_options import (
     EngineMachine,
     attention_backend,

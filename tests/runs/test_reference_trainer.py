@@ -24,8 +24,8 @@ from training_runs import actor_of, checked_config, parameters_of, recorded_grou
 from cepo.algorithms import available_estimators
 from cepo.models.processing import Processing
 from cepo.rollout.generator import AdapterWeights, Generation, GenerationRequest, SamplingSettings
-from cepo.runtime.local import LocalBackend
 from cepo.trainer.loop import Trainer
+from cepo.workers.worker import Worker
 
 pytestmark = pytest.mark.heavy
 METHODS = available_estimators()
@@ -280,7 +280,7 @@ def adapter_of(trainer: Trainer) -> dict[str, Tensor]:
 def trained_by_cepo(case: Case, problems: Path, model: Path, folder: Path) -> Trained:
     with ExitStack() as stack:
         trainer = trainer_of(checked_config(arguments(case, problems, model, folder)), stack)
-        assert isinstance(trainer.backend, LocalBackend)
+        assert isinstance(trainer.backend, Worker)
         replay(trainer, trainer.processing)
         has_adapter = case.settings.lora is not None
 

@@ -23,11 +23,11 @@ from cepo.data.batch import ScoringRow
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
-from cepo.runtime.local import LocalBackend
 from cepo.tracking.trace import read_rollouts
 from cepo.train import build_trainer
 from cepo.trainer.loop import Trainer
 from cepo.workers.actor import Actor
+from cepo.workers.worker import Worker
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EVERY_WRONG_ROLLOUT_TEACHES = "algorithm.negative.source=peer_full"
@@ -123,7 +123,7 @@ class _Trained(Protocol):
 
 
 def actor_of(trainer: Trainer) -> Actor:
-    assert isinstance(trainer.backend, LocalBackend)
+    assert isinstance(trainer.backend, Worker)
     return trainer.backend.actor
 
 

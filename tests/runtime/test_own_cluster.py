@@ -139,8 +139,8 @@ def test_a_stopped_raylet_does_not_keep_the_process_alive() -> None:
     """Ray's own shutdown waited more than 260 s for it; ours gives up after 20 s, 4 s here, and kills."""
     begun = time.monotonic()
     seen = driver("""
-from cepo.runtime.ray import own_cluster
-own_cluster._SHUTDOWN_SECONDS = 4.0
+from cepo.runtime.ray import cluster
+cluster._SHUTDOWN_SECONDS = 4.0
 cluster.connect(TrainerConfig())
 folder = os.path.dirname(os.environ["RAY_AUTH_TOKEN_PATH"])
 victim = part("raylet")

@@ -1,7 +1,8 @@
-"""Weights & Biases, MLflow and SwanLab by their own libraries, offline: what they keep, and how a resumed run goes on."""
+"""Weights & Biases, MLflow, SwanLab and Trackio by their own libraries, offline: what they keep, and how a run goes on."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import math
@@ -131,6 +132,29 @@ def test_swanlab_offline_keeps_two_parts_of_1_run(tmp_path: Path, monkeypatch: p
     assert all("12345" in path.read_text() for path in tmp_path.rglob("files/config.yaml"))
 
 
+def test_trackio_keeps_1_run_with_values_settings_and_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new run of the same name is another one, though Trackio finds runs by name."""
+    needed("trackio")
+    from trackio import utils  # pyright: ignore[reportMissingImports]
+    from trackio.sqlite_storage import SQLiteStorage  # pyright: ignore[reportMissingImports]
+
+    for module in (utils, importlib.import_module("trackio.sqlite_storage")):
+        monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
+    log_two_halves("trackio", tmp_path / "run")
+    name = identifier(tmp_path / "run", "trackio")
+    assert name.startswith("first-")
+    assert SQLiteStorage.get_runs("geometry") == [name]
+    logs = SQLiteStorage.get_logs("geometry", name)
+    values = [(each["step"], each["reward/mean"]) for each in logs if "reward/mean" in each]
+    assert values == [(1, FIRST), (2, AGAIN), (2, AGAIN), (3, LAST)]
+    assert "the_answer_is_24" in str([each["val/generations"] for each in logs if "val/generations" in each])
+    assert SQLiteStorage.get_run_config("geometry", name)["worker"] == {"rollout": {"n": 12345}}
+    other = build_sink("trackio", run_in(tmp_path / "other"))
+    other.log_metrics(1, {"reward/mean": LAST})
+    other.close()
+    assert len(SQLiteStorage.get_runs("geometry")) == 2
+
+
 def test_a_new_run_in_a_used_folder_is_a_second_tracked_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needed("mlflow", "sqlalchemy", "alembic")
     from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
@@ -148,14 +172,14 @@ def test_a_new_run_in_a_used_folder_is_a_second_tracked_run(tmp_path: Path, monk
 
 @pytest.fixture
 def without_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interpreter that finds none of the three libraries."""
+    """An interpreter that finds none of the libraries."""
 
     real = importlib.util.find_spec
-    hidden = ("wandb", "mlflow", "swanlab", "sqlalchemy", "alembic")
+    hidden = ("wandb", "mlflow", "swanlab", "trackio", "sqlalchemy", "alembic")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in hidden else real(name, *rest))
 
 
-@pytest.mark.parametrize("name", ["wandb", "mlflow", "swanlab"])
+@pytest.mark.parametrize("name", ["wandb", "mlflow", "swanlab", "trackio"])
 @pytest.mark.usefixtures("without_libraries")
 def test_a_sink_without_its_library_names_the_extra(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"'{name}' needs {name}.*pip install 'cepo\[trackers\]'"):

@@ -373,7 +373,8 @@ def test_tensorboard_gets_texts_and_a_heat_map_of_a_group(tmp_path: Path) -> Non
 def test_an_unknown_sink_names_the_nearest_of_6(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"'tensorbord' is unknown. Did you mean 'tensorboard'\? Known: console, file, mlflow, swanlab, tensorboard, wandb",
+        match=r"'tensorbord' is unknown. Did you mean 'tensorboard'\? "
+        r"Known: console, file, mlflow, swanlab, tensorboard, trackio, wandb",
     ):
         build_tracker(["file", "tensorbord"], run_in(tmp_path))
     assert not (tmp_path / "metrics.jsonl").exists()

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from cepo.config.algorithm_schema import AlgorithmConfig
+from cepo.config.schema import AlgorithmConfig
 from cepo.metrics import results
 from cepo.rollout.generator import Generation
 from cepo.trainer.asking import Rollouts

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cepo.config.algorithm_schema import AlgorithmConfig
+from cepo.config.schema import AlgorithmConfig
 from cepo.losses.objective import kl_penalty
 from cepo.metrics import results
 from cepo.trainer.checkpoints import TrainerState

@@ -15,13 +15,12 @@ import pytest
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import CheckpointError
 from cepo.train import main
-from cepo.trainer.run_lock import LOCK_FILE, RunLock
-from cepo.trainer.run_policy import RunPolicy
+from cepo.trainer.run_policy import LOCK_FILE, RunLock, RunPolicy
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from cepo.trainer.run_lock import RunLock
+from cepo.trainer.run_policy import RunLock
 lock = RunLock(Path(sys.argv[1]))
 lock.acquire()
 print("held", flush=True)

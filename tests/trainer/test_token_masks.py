@@ -8,7 +8,7 @@ import torch
 from factories import response_mask
 from torch import Tensor
 
-from cepo.config.algorithm_schema import AlgorithmConfig
+from cepo.config.schema import AlgorithmConfig
 from cepo.metrics import results
 from cepo.rollout.generator import Generation
 from cepo.trainer.asking import Rollouts

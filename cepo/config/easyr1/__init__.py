@@ -15,8 +15,8 @@ from cepo.algorithms import available_estimators
 from cepo.config.listing import written
 from cepo.config.sources import Origins
 from cepo.errors import ConfigError, did_you_mean
-from cepo.sections import Tree, read_section, section, shown
-from cepo.trees import is_dict
+from cepo.sections import read_section, section, shown
+from cepo.trees import Tree, is_dict
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
     "int": (int, "an integer"),
     "float": (float, "a number"),
     "str": (str, "text"),
-    "dict": (dict[str, Any], "a mapping of keys to values"),
+    "dict": (Tree, "a mapping of keys to values"),
 }
 
 

@@ -21,9 +21,10 @@ import torch.distributed as dist
 from cepo.config.data_schema import DataConfig
 from cepo.data.images import ImageStore
 from cepo.errors import CepoError, EngineError
-from cepo.hardware.devices import require_usable_torch
+from cepo.hardware import require_usable_torch
 from cepo.models.processing import load_processing
 from cepo.runtime.wire import Receiver, decode, encode
+from cepo.sizing import require_memory
 from cepo.workers.distributed import process_group_backend, stay_on_loopback, this_device
 from cepo.workers.worker import Worker
 
@@ -98,10 +99,11 @@ class RankProcess:
     def _build(self, content: bytes, meeting: Meeting) -> tuple[str, bool]:
         self._speak_into_log()
         require_usable_torch()  # before the ranks meet, because after that the others would wait for a failed rank
-        data, settings, facts, probe = decode(content)
+        data, settings, facts, memory, probe = decode(content)
         _meet(meeting)
         _hide_loading_bars()
         processing = load_processing(settings.actor.model, data)
+        require_memory(memory, settings.rollout, this_device())
         self._worker = Worker(settings, facts, processing)
         self._receiver, reads = _receiver(data, probe, processing)
         return self._worker.generator_name, reads

@@ -137,7 +137,7 @@ class Ranks:
         self._processes, self._locations = [], []
 
     def _answers(
-        self, calls: Sequence[Any], *, what: str, seconds: float, arrived: Callable[[int, Any], None] | None = None
+        self, calls: Sequence[object], *, what: str, seconds: float, arrived: Callable[[int, Any], None] | None = None
     ) -> list[Any]:
         start = said = time.monotonic()
         deadline = start + seconds
@@ -233,7 +233,7 @@ class Ranks:
             "on storage that all machines share under the same path: set trainer.save_checkpoint_path"
         )
 
-    def _simple_call(self, method: str, *arguments: Any, what: str) -> list[Any]:
+    def _simple_call(self, method: str, *arguments: object, what: str) -> list[Any]:
         calls = [getattr(process, method).remote(*arguments) for process in self._processes]
         try:
             return ray.get(calls, timeout=self._trainer.start_timeout_seconds)

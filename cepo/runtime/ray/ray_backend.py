@@ -21,6 +21,7 @@ from cepo.runtime import dispatch
 from cepo.runtime.ray.cluster import connect, reserve
 from cepo.runtime.ray.ranks import Ranks
 from cepo.runtime.wire import Sender, encode
+from cepo.sizing import Memory
 from cepo.workers.worker import WorkerFacts
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ class RayBackend:
     """The backend with one worker process per device.
 
     Args:
+        memory: what the run needs on a GPU; None if no GPU can be in use.
         image_probe: one row of the training set; ranks that can read it read all images themselves. None: no data set.
 
     Raises:
@@ -43,6 +45,7 @@ class RayBackend:
         worker: WorkerConfig,
         trainer: TrainerConfig,
         facts: WorkerFacts,
+        memory: Memory | None,
         image_probe: ImageSource | None,
     ) -> None:
         connect(trainer)
@@ -50,7 +53,7 @@ class RayBackend:
         self._is_whole = True
         number = self.ranks.number
         try:
-            answers = self.ranks.build([encode((data, worker, facts, image_probe))] * number)
+            answers = self.ranks.build([encode((data, worker, facts, memory, image_probe))] * number)
         except BaseException:
             self.ranks.end()
             raise
@@ -143,7 +146,7 @@ class RayBackend:
             self._tokens[rank] += sum(row.num_tokens for row in part)
         return dispatch.in_order(self.call(method, arguments, **keywords), indices)
 
-    def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
+    def _everywhere(self, method: str, *arguments: object) -> list[Any]:
         return self.call(method, [arguments] * self.ranks.number)
 
     def call(

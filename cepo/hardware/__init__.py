@@ -1,1 +1,0 @@
-"""Detects what this machine provides for torch and vLLM, without loading their kernels."""
