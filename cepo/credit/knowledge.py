@@ -61,9 +61,7 @@ def known(gain: Tensor, rollouts: Rollouts, rows: Sequence[int], *, seed: int) -
     return {"responses": len(right), **figures}
 
 
-def _figures(
-    table: Sequence[Sequence[float]], rows: Sequence[int], rollouts: Rollouts, seed: int
-) -> list[Tree]:
+def _figures(table: Sequence[Sequence[float]], rows: Sequence[int], rollouts: Rollouts, seed: int) -> list[Tree]:
     """Returns each column's mean over the rows, with draws of problems for its errors."""
     whole, problems = numpy.array(table), numpy.array([row // rollouts.group_size for row in rows])
     generator, different = numpy.random.default_rng([seed, 5]), numpy.unique(problems)
