@@ -55,7 +55,7 @@ def known(gain: Tensor, rollouts: Rollouts, rows: Sequence[int], *, seed: int) -
         rate = float(rollouts.correct[list(rollouts.rows_of(row // rollouts.group_size))].double().mean())
         table.append([sum(parts), *parts, -math.log(rate)])
     names = ("nats", *QUARTERS, "limit")
-    figures = dict(zip(names, _figures(table, right, rollouts, seed), strict=True))
+    figures: Tree = dict(zip(names, _figures(table, right, rollouts, seed), strict=True))
     sums = gain[wrong].double().sum(1, keepdim=True).tolist() or [[math.nan]]  # an undefined figure where none is wrong
     figures["wrong"], *_ = _figures(sums, wrong, rollouts, seed)
     return {"responses": len(right), **figures}
