@@ -113,7 +113,7 @@ MISTAKES = (
     _typed("a wrong answer column", "data.answer_key=label", "data.answer_key", "'label'", "images, problem, answer"),
     _typed("a wrong image column", "data.image_key=pictures", "data.image_key", "'pictures'", "images, problem"),
     _data("a missing image file", "absent.jsonl", "row 1", "absent.png", "data.skip_bad_rows=true"),
-    _data("an image by its address", "address.jsonl", "row 1", "https://example.org/a.png", "download it"),
+    _data("an image by its address", "address.jsonl", "row 1", "https://example.org/a.png", "Name example.org there"),
     _data("a damaged image in base64", "base64.jsonl", "row 1", "is not valid base64", "encode the file again"),
     _data("an image without its placeholder", "mark.jsonl", "row 1", "0 '<image>' in the text but 1 images"),
     _data("a row without an answer", "answer.jsonl", "row 1", "'answer' is empty", "data.skip_bad_rows=true"),
