@@ -293,7 +293,8 @@ def test_what_a_reward_left_in_its_own_session_ends_too(misbehaving: Path, tmp_p
 def test_an_idle_worker_that_was_ended_from_outside_is_replaced(one_worker: RewardPool) -> None:
     first = one_worker._workers[0].pid
     os.kill(first, signal.SIGKILL)
-    _wait_until_gone(first)
+    # Until all its threads have ended, which is later than the state Z: from then on the pool can see it.
+    os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
     outcome = one_worker.score(_samples("good"))
     assert one_worker._workers[0].pid != first
     assert outcome.scores == [{"overall": 4.0, "bonus": 1.0}]
