@@ -58,7 +58,6 @@ class LoadedReward:
 
     @property
     def source(self) -> str:
-        """The function's name in error messages."""
         return f"{self.path.name}:{self.function_name}"
 
     def score(self, reward_inputs: Sequence[Mapping[str, object]], *, first_sample: int = 0) -> list[RewardScore]:

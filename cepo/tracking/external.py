@@ -17,7 +17,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from cepo.foreign_files import read_json
 from cepo.tracking.run_folder import MLFLOW_FOLDER, SWANLAB_FOLDER, TENSORBOARD_FOLDER, TRACKERS_FILE, write_atomically
 from cepo.tracking.sink import RunDescription, Sink
 from cepo.tracking.trace import GroupRecord
-from cepo.trees import Tree
+from cepo.trees import Tree, leaves
 
 STEP_NAME = "trainer/step"
 """The axis of all W&B charts. On W&B's own step axis, a resumed run's values for earlier steps would be dropped."""
@@ -177,7 +177,7 @@ class MlflowSink(Sink):
         )
         self._run_id = self._client.create_run(experiment_id, run_name=run.experiment).info.run_id
         remember_run(run, "mlflow", self._run_id)
-        settings = [Param(name, text[:_LONGEST_PARAMETER]) for name, text in flat_settings(config_tree(run))]
+        settings = [Param(name, str(value)[:_LONGEST_PARAMETER]) for name, value in leaves(config_tree(run))]
         for start in range(0, len(settings), _PARAMETERS_PER_CALL):
             self._client.log_batch(self._run_id, params=settings[start : start + _PARAMETERS_PER_CALL])
         self._client.log_text(self._run_id, run.config_text, "config.yaml")
@@ -221,18 +221,7 @@ def remember_run(run: RunDescription, tracker: str, identifier: str) -> None:
 
 
 def config_tree(run: RunDescription) -> Tree:
-    """Returns the resolved configuration as nested mappings."""
     return yaml.safe_load(run.config_text) or {}
-
-
-def flat_settings(tree: Mapping[str, object], path: str = "") -> Iterator[tuple[str, str]]:
-    """Yields the dotted names and values of a nested configuration."""
-    for key, value in tree.items():
-        name = f"{path}{key}"
-        if isinstance(value, Mapping):
-            yield from flat_settings(value, f"{name}.")
-        else:
-            yield name, str(value)
 
 
 def finite_or_nan(value: float) -> float:

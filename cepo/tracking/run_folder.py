@@ -84,7 +84,6 @@ def checkpoint_folders(folder: Path) -> dict[int, Path]:
 
 
 def png_bytes(image: Image) -> bytes:
-    """Encodes an image for `GroupRecord.images`."""
     buffer = io.BytesIO()
     image.convert("RGB").save(buffer, format="PNG")
     return buffer.getvalue()

@@ -42,7 +42,6 @@ class Tracker:
 
     @property
     def active_sinks(self) -> list[str]:
-        """The names of the sinks that still work."""
         return list(self._sinks)
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:

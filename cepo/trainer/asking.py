@@ -90,7 +90,6 @@ class Rollouts:
         return rewards
 
     def rows_of(self, number: int) -> range:
-        """Returns the rows of prompt `number`."""
         return range(number * self.group_size, (number + 1) * self.group_size)
 
     def padded(self, rows: Sequence[Tensor] | Sequence[Sequence[float]]) -> Tensor:
@@ -241,7 +240,6 @@ class Asker:
         return requests
 
     def decoded(self, response_ids: Sequence[int]) -> str:
-        """Decodes a response to the text that the reward function reads."""
         skip = self._worker.reward.skip_special_tokens
         return self._processing.decode(response_ids, skip_special_tokens=skip)
 

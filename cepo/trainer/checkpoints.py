@@ -217,11 +217,7 @@ class CheckpointStore:
         ]
 
     def require_writable(self) -> None:
-        """Creates the run folder and checks that it is writable.
-
-        Raises:
-            CheckpointError: it is not.
-        """
+        """Creates the run folder and checks that it is writable. Raises `CheckpointError`: it is not."""
         probe = self.folder / f".writable.{os.getpid()}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

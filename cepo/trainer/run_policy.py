@@ -240,11 +240,7 @@ class RunPolicy:
             logger.warning("continuing from %s with changed settings (trainer.accept_changes):%s", checkpoint, listed)
 
     def claim_folder(self) -> None:
-        """Creates the run folder and holds it.
-
-        Raises:
-            CheckpointError: it cannot be written, or another run holds it.
-        """
+        """Creates the run folder and holds it. Raises `CheckpointError`: it cannot be written, or another run holds it."""
         self.store.require_writable()
         self._lock.acquire()
 
