@@ -10,28 +10,18 @@ from pathlib import Path
 from cepo.tracking.run_folder import (
     CONFIG_FILE,
     ENVIRONMENT_FILE,
-    GENERATIONS_FILE,
-    METRICS_FILE,
+    RECORDS,
     TENSORBOARD_FOLDER,
     TRACKERS_FILE,
     checkpoint_folders,
     require_own_records,
 )
 from cepo.tracking.sink import RunDescription, Sink, build_sink, check_sinks
-from cepo.tracking.trace import IMAGES_FOLDER, ROLLOUTS_FOLDER, GroupRecord
+from cepo.tracking.trace import GroupRecord
 
 _log = logging.getLogger(__name__)
 # The folders of external trackers may hold several runs, so they remain; only this run's identifiers are moved.
-_RECORDS = (
-    METRICS_FILE,
-    ROLLOUTS_FOLDER,
-    IMAGES_FOLDER,
-    GENERATIONS_FILE,
-    CONFIG_FILE,
-    ENVIRONMENT_FILE,
-    TENSORBOARD_FOLDER,
-    TRACKERS_FILE,
-)
+_RECORDS = (*RECORDS, CONFIG_FILE, ENVIRONMENT_FILE, TENSORBOARD_FOLDER, TRACKERS_FILE)
 
 
 class Tracker:
