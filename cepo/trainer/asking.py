@@ -92,6 +92,13 @@ class Rollouts:
     def rows_of(self, number: int) -> range:
         return range(number * self.group_size, (number + 1) * self.group_size)
 
+    def group(self, number: int) -> Rollouts:
+        """Returns the rollouts of prompt `number` alone, without baselines, counts and metrics of the whole."""
+        rows = self.rows_of(number)
+        of_prompt, parts = slice(rows.start, rows.stop), ("generations", "responses", "scores", "correct")
+        own = {name: getattr(self, name)[of_prompt] for name in parts}
+        return Rollouts(step=self.step, problems=[self.problems[number]], prompts=[self.prompts[number]], **own)
+
     def padded(self, rows: Sequence[Tensor] | Sequence[Sequence[float]]) -> Tensor:
         """Returns each row's values, one per response token, as a (B, T) tensor with 0 on padding."""
         result = torch.zeros(self.response_mask.shape)
