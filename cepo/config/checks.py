@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cepo.algorithms import build_estimator
-from cepo.config.paths import PACKAGE_FOLDER, find_path, searched, split_function, without_user
+from cepo.config.paths import PACKAGE_FOLDER, checkpoint_folders, find_path, searched, split_function, without_user
 from cepo.config.plan import plan_lines
 from cepo.config.schema import ModelConfig, RewardConfig, RunConfig
 from cepo.errors import ConfigError, ForeignFileError, did_you_mean
@@ -356,11 +356,5 @@ def last_checkpoint(folder: Path) -> Path | None:
     """Returns the checkpoint that `folder` is, or the last one of the run folder that it is; None if it is neither."""
     if (folder / "trainer_state.json").is_file():
         return folder
-    steps = checkpoints_in(folder)
+    steps = checkpoint_folders(folder)
     return steps[max(steps)] if steps else None
-
-
-def checkpoints_in(run_folder: Path) -> dict[int, Path]:
-    """Returns the folders of a run's complete checkpoints by step, oldest first; one being written has another name."""
-    found = [(path.name.removeprefix("global_step_"), path) for path in run_folder.glob("global_step_*")]
-    return dict(sorted((int(step), path) for step, path in found if step.isdecimal()))

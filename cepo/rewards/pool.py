@@ -290,10 +290,8 @@ class RewardPool:
     def _call_with_fewer(self, number: int) -> None:
         self._samples_together = max(1, min(self._samples_together, number // 2))
         logger.warning(
-            "A batch of %d rewards took more than %g s; its samples are tried one by one, and later batches have at most %d.",
-            number,
-            self._timeout_seconds,
-            self._samples_together,
+            f"A batch of {number} rewards took more than {self._timeout_seconds:g} s; its samples are tried one by one, and "
+            f"later batches have at most {self._samples_together}."
         )
 
     def _functions(self, worker: WorkerProcess) -> tuple[str, str, bool]:

@@ -7,13 +7,13 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from cepo.config.paths import checkpoint_folders
 from cepo.tracking.run_folder import (
     CONFIG_FILE,
     ENVIRONMENT_FILE,
     RECORDS,
     TENSORBOARD_FOLDER,
     TRACKERS_FILE,
-    checkpoint_folders,
     require_own_records,
 )
 from cepo.tracking.sink import RunDescription, Sink, build_sink, check_sinks

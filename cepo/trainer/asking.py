@@ -251,25 +251,19 @@ class Asker:
         return self._processing.decode(response_ids, skip_special_tokens=skip)
 
 
-def training_settings(rollout: RolloutConfig, data: DataConfig) -> SamplingSettings:
-    """Returns the sampling settings of `worker.rollout`."""
-    return _settings(rollout, data, {})
-
-
 def validation_settings(rollout: RolloutConfig, data: DataConfig) -> SamplingSettings:
     """Returns the sampling settings of `worker.rollout`, overridden by `val_override_config`."""
-    return _settings(rollout, data, rollout.val_override_config)
+    return training_settings(rollout, data, rollout.val_override_config)
 
 
-def _settings(rollout: RolloutConfig, data: DataConfig, override: Fields) -> SamplingSettings:
+def training_settings(rollout: RolloutConfig, data: DataConfig, override: Fields | None = None) -> SamplingSettings:
+    """Returns the sampling settings of `worker.rollout`; `override` replaces some."""
+    chosen = {name: getattr(rollout, name) for name in ("n", "temperature", "top_p", "top_k")} | dict(override or {})
     return SamplingSettings(
-        num_samples=override.get("n", rollout.n),
+        num_samples=chosen.pop("n"),
         max_response_length=data.max_response_length,
-        temperature=override.get("temperature", rollout.temperature),
-        top_p=override.get("top_p", rollout.top_p),
-        top_k=override.get("top_k", rollout.top_k),
-        presence_penalty=override.get("presence_penalty", 0.0),
         ignore_eos=rollout.ignore_eos,
+        **chosen,
     )
 
 

@@ -62,11 +62,8 @@ def ask_until_enough(
     }
     if len(kept) < num_groups:
         logger.warning(
-            "online filtering kept %d of %d groups in %d rounds; %d of the dropped groups fill the batch",
-            len(kept),
-            len(kept) + len(left_out),
-            rounds,
-            num_groups - len(kept),
+            f"online filtering kept {len(kept)} of {len(kept) + len(left_out)} groups in {rounds} rounds; "
+            f"{num_groups - len(kept)} of the dropped groups fill the batch"
         )
     joined = _joined((kept + left_out)[:num_groups], metrics)
     return dataclasses.replace(joined, num_raised=num_raised, num_timed_out=num_timed_out)

@@ -180,12 +180,8 @@ class RunPolicy:
                 is off or no steps are left.
         """
         self.store.settings["data"] = data
-        self.health, self._last_saved, self._is_in_step, self._is_save_missing = (
-            Health(self._settings),
-            -1,
-            False,
-            False,
-        )
+        self.health, self._last_saved = Health(self._settings), -1
+        self._is_in_step = self._is_save_missing = False
         self.checkpoint = self.checkpoint_to_load()
         if self.checkpoint is None:
             self.state = TrainerState(kl_coefficient=kl_coefficient)
@@ -237,15 +233,12 @@ class RunPolicy:
             raise error
         self.restarts += 1
         logger.warning("%s", error)
-        logger.warning(
-            "restart %d of %d (trainer.max_restarts): %d steps were done; new workers %s",
-            self.restarts,
-            self._max_restarts,
-            self.state.step,
-            "start from the beginning (trainer.save_model_only)"
-            if self._settings.save_model_only
-            else "continue from the last checkpoint",
+        anew = self._settings.save_model_only
+        where = "start from the beginning (trainer.save_model_only)" if anew else "continue from the last checkpoint"
+        done = (
+            f"restart {self.restarts} of {self._max_restarts} (trainer.max_restarts): {self.state.step} steps were done"
         )
+        logger.warning(f"{done}; new workers {where}")
 
     @contextmanager
     def step(self) -> Generator[None]:
