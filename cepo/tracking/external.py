@@ -36,7 +36,19 @@ _LONGEST_PARAMETER = 500
 _PARAMETERS_PER_CALL = 100
 
 
-class WandbSink(Sink):
+class _LibrarySink(Sink):
+    """Logs through a library whose runs have `log` and `finish`."""
+
+    _run: Any
+
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log({name: finite_or_nan(value) for name, value in values.items()}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class WandbSink(_LibrarySink):
     """Logs to Weights & Biases: metrics over `trainer/step`, rollouts and validation samples as tables."""
 
     def __init__(self, run: RunDescription) -> None:
@@ -45,7 +57,7 @@ class WandbSink(Sink):
         run.folder.mkdir(parents=True, exist_ok=True)
         identifier = earlier_run(run, "wandb") or uuid.uuid4().hex[:12]
         self._table: Any = wandb.Table
-        self._run: Any = wandb.init(
+        self._run = wandb.init(
             project=run.project,
             name=run.experiment,
             id=identifier,
@@ -79,11 +91,8 @@ class WandbSink(Sink):
         if cells:
             self._run.log({STEP_NAME: records[0].step, "rollouts": self._table(columns=columns, data=cells)})
 
-    def close(self) -> None:
-        self._run.finish()
 
-
-class SwanlabSink(Sink):
+class SwanlabSink(_LibrarySink):
     """Logs to SwanLab: metrics by step, validation samples as texts."""
 
     def __init__(self, run: RunDescription) -> None:
@@ -93,7 +102,7 @@ class SwanlabSink(Sink):
         folder.mkdir(parents=True, exist_ok=True)
         identifier = earlier_run(run, "swanlab") or uuid.uuid4().hex[:12]
         self._text: Any = swanlab.Text
-        self._run: Any = swanlab.init(
+        self._run = swanlab.init(
             project=run.project,
             name=run.experiment,
             id=identifier,
@@ -104,19 +113,13 @@ class SwanlabSink(Sink):
         )
         remember_run(run, "swanlab", identifier)
 
-    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log({name: finite_or_nan(value) for name, value in values.items()}, step=step)
-
     def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
         texts = [self._text("\n\n".join(f"{name}: {value}" for name, value in row.items())) for row in rows]
         if texts:
             self._run.log({"val/generations": texts}, step=step)
 
-    def close(self) -> None:
-        self._run.finish()
 
-
-class TrackioSink(Sink):
+class TrackioSink(_LibrarySink):
     """Logs to Trackio: metrics by step, validation samples as tables.
 
     Trackio finds runs by name, so that a run has the experiment's name with a suffix of its own.
@@ -127,7 +130,7 @@ class TrackioSink(Sink):
 
         name = earlier_run(run, "trackio") or f"{run.experiment}-{uuid.uuid4().hex[:6]}"
         self._table: Any = trackio.Table
-        self._run: Any = trackio.init(
+        self._run = trackio.init(
             project=run.project,
             name=name,
             resume="allow",
@@ -138,16 +141,10 @@ class TrackioSink(Sink):
         )
         remember_run(run, "trackio", name)
 
-    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log({name: finite_or_nan(value) for name, value in values.items()}, step=step)
-
     def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         if rows:
             cells = [{name: str(value) for name, value in row.items()} for row in rows]
             self._run.log({"val/generations": self._table(data=cells)}, step=step)
-
-    def close(self) -> None:
-        self._run.finish()
 
 
 class MlflowSink(Sink):
