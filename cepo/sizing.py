@@ -316,9 +316,7 @@ def gib(num_bytes: float) -> str:
     return f"{num_bytes / 2**20:.0f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:.1f} GiB"
 
 
-def model_shape(
-    path: str, trust_remote_code: bool, override_config: Mapping[str, object], lora: LoraConfig
-) -> ModelShape:
+def model_shape(path: str, trust_remote_code: bool, override_config: Mapping[str, Any], lora: LoraConfig) -> ModelShape:
     """Returns the shape of the model at `path` (a folder or hub name), without reading its weights.
 
     Raises:
