@@ -388,7 +388,6 @@ def main(argv: Sequence[str] | None = None, command: click.Command = cli, progra
 
 
 def script() -> None:
-    """Runs the console script."""
     interrupts.exit_process(main())
 
 

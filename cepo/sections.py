@@ -54,7 +54,6 @@ def section(declared: type[_Section]) -> type[_Section]:
 
 
 def fields_of(kind: type[Any]) -> Mapping[str, FieldInfo]:
-    """Returns the settings of a section by name, in order of declaration."""
     return kind.__pydantic_fields__
 
 

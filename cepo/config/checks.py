@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cepo.algorithms import build_estimator
-from cepo.config.paths import PACKAGE_FOLDER, find_path, searched, split_function, without_user
+from cepo.config.paths import PACKAGE_FOLDER, checkpoint_folders, find_path, searched, split_function, without_user
 from cepo.config.plan import plan_lines
 from cepo.config.schema import ModelConfig, RewardConfig, RunConfig
 from cepo.errors import ConfigError, ForeignFileError, did_you_mean
@@ -31,7 +31,6 @@ def check_config(config: RunConfig) -> list[str]:
         ConfigError: a value or a method's section is invalid, two settings are in conflict, or a file is missing.
     """
     _check_batches(config)
-    _check_sharding(config)
     _check_lengths(config)
     _check_method(config)
     _check_algorithm(config)
@@ -46,57 +45,48 @@ def check_config(config: RunConfig) -> list[str]:
 def _check_batches(config: RunConfig) -> None:
     rollout = config.data.rollout_batch_size
     devices = config.trainer.num_devices
-    sizes = {"actor": config.worker.actor.global_batch_size}
+    sections = {"actor": (config.worker.actor.global_batch_size, config.worker.actor.fsdp.fsdp_size)}
     if config.algorithm.needs_critic:
-        sizes["critic"] = config.worker.critic.global_batch_size or sizes["actor"]
-    for worker, update in sizes.items():
+        critic = config.worker.resolved_critic
+        sections["critic"] = (critic.global_batch_size or 0, critic.fsdp.fsdp_size)
+    for worker, (update, shards) in sections.items():
+        key = f"worker.{worker}.global_batch_size={update} prompts"
         if rollout % update:
-            divisors = [str(size) for size in range(1, rollout + 1) if rollout % size == 0]
+            divisors = ", ".join(str(size) for size in range(1, rollout + 1) if rollout % size == 0)
             raise ConfigError(
-                f"data.rollout_batch_size={rollout} prompts cannot be split into optimizer steps of "
-                f"worker.{worker}.global_batch_size={update} prompts. Set global_batch_size to a divisor of {rollout}: "
-                f"{', '.join(divisors)}."
+                f"data.rollout_batch_size={rollout} prompts cannot be split into optimizer steps of {key}. "
+                f"Set global_batch_size to a divisor of {rollout}: {divisors}."
             )
-        responses = config.worker.rollout.n * update
-        if responses < devices:
+        if (responses := config.worker.rollout.n * update) < devices:
             raise ConfigError(
-                f"worker.{worker}.global_batch_size={update} prompts x worker.rollout.n={config.worker.rollout.n} are "
-                f"{responses} responses per optimizer step, fewer than the {devices} devices. Raise global_batch_size."
+                f"{key} x worker.rollout.n={config.worker.rollout.n} are {responses} responses per optimizer step, fewer "
+                f"than the {devices} devices. Raise global_batch_size."
             )
-
-
-def _check_sharding(config: RunConfig) -> None:
-    devices = config.trainer.num_devices
-    sections = {"actor": config.worker.actor.fsdp}
-    if config.algorithm.needs_critic:
-        sections["critic"] = config.worker.critic.fsdp
-    for worker, fsdp in sections.items():
-        if 0 < fsdp.fsdp_size < devices and devices % fsdp.fsdp_size:
+        if 0 < shards < devices and devices % shards:
             raise ConfigError(
-                f"worker.{worker}.fsdp.fsdp_size={fsdp.fsdp_size} does not divide the run's {devices} devices "
+                f"worker.{worker}.fsdp.fsdp_size={shards} does not divide the run's {devices} devices "
                 "(trainer.nnodes x trainer.n_gpus_per_node). Set it to a divisor, or to -1 for all of them."
             )
 
 
 def _check_lengths(config: RunConfig) -> None:
-    data, rollout = config.data, config.worker.rollout
+    data, rollout, model = config.data, config.worker.rollout, config.worker.actor.model
     needed = data.max_prompt_length + data.max_response_length
     parts = f"data.max_prompt_length + data.max_response_length = {data.max_prompt_length} + {data.max_response_length}"
-    if rollout.max_model_len is not None and rollout.max_model_len < needed:
-        raise ConfigError(
-            f"worker.rollout.max_model_len={rollout.max_model_len} is below {parts} = {needed}. "
-            f"Set it to at least {needed}, or to null."
-        )
     longest = rollout.max_model_len or needed
+    if longest < needed:
+        raise ConfigError(
+            f"worker.rollout.max_model_len={longest} is below {parts} = {needed}. Set it to at least {needed}, or to null."
+        )
     length = f"context length {longest} ({'worker.rollout.max_model_len' if rollout.max_model_len else parts})"
-    positions = _positions_of(config.worker.actor.model)
+    positions = _positions_of(model)
     if positions is not None and positions < longest:
         lower = f"data.max_response_length to at most {positions - data.max_prompt_length}"
         if rollout.max_model_len or positions <= data.max_prompt_length:
             lower = f"{'worker.rollout.max_model_len' if rollout.max_model_len else 'their sum'} to at most {positions}"
         raise ConfigError(
-            f"The model {config.worker.actor.model.model_path} has positions for {positions} tokens "
-            f"(max_position_embeddings), and the {length} is larger. Lower {lower}."
+            f"The model {model.model_path} has positions for {positions} tokens (max_position_embeddings), and the {length} "
+            f"is larger. Lower {lower}."
         )
     if rollout.max_num_batched_tokens < longest:
         raise ConfigError(
@@ -169,14 +159,9 @@ def _check_model(config: RunConfig) -> None:
             ) from error
     for name, value in (("use_dora", "true" if lora.use_dora else None), ("quantization", lora.quantization)):
         if value is not None and lora.rank == 0:
-            raise ConfigError(
-                f"{key}.{name}={value} needs an adapter, and {key}.rank is 0. Set {key}.rank, such as 16."
-            )
+            raise ConfigError(f"{key}.{name}={value} needs an adapter. Set {key}.rank, such as 16.")
     if lora.quantization is not None and not _is_installed("bitsandbytes"):
-        raise ConfigError(
-            f"{key}.quantization={lora.quantization} needs bitsandbytes, which is not installed here. Install it with: "
-            f"{INSTALL_BITSANDBYTES}, or set {key}.quantization=null."
-        )
+        raise ConfigError(f"{key}.quantization={lora.quantization} needs bitsandbytes: {INSTALL_BITSANDBYTES}.")
     if not all(part.strip() for part in lora.target_modules.split(",")):
         raise ConfigError(
             f"{key}.target_modules={lora.target_modules!r} must be all-linear or module names separated by commas."
@@ -198,18 +183,12 @@ def _check_validation(config: RunConfig) -> None:
     trainer = config.trainer
     if config.data.val_files is not None:
         return
-    wanted = [
-        f"trainer.{key}={str(value).lower()}"
-        for key, value, asks in (
-            ("val_only", trainer.val_only, trainer.val_only),
-            ("val_before_train", trainer.val_before_train, trainer.val_before_train),
-            ("val_freq", trainer.val_freq, trainer.val_freq > 0),
-        )
-        if asks
-    ]
+    wanted = [f"trainer.{key}=true" for key in ("val_only", "val_before_train") if getattr(trainer, key)]
+    if trainer.val_freq > 0:
+        wanted.append(f"trainer.val_freq={trainer.val_freq}")
     if wanted:
         raise ConfigError(
-            f"data.val_files is null, but {' and '.join(wanted)} asks for validation. Set data.val_files, or "
+            f"data.val_files is null, but {', '.join(wanted)} asks for validation. Set data.val_files, or "
             "trainer.val_before_train=false trainer.val_freq=-1 trainer.val_only=false."
         )
 
@@ -219,14 +198,10 @@ def _check_devices(config: RunConfig) -> None:
     product = f"trainer.nnodes={trainer.nnodes} x trainer.n_gpus_per_node={trainer.n_gpus_per_node}"
     if devices > 1 and trainer.launcher == "local":
         raise ConfigError(
-            f"{product} are {devices} devices, and trainer.launcher=local drives one, in this process. "
-            "Set trainer.launcher to auto or ray, or both numbers to 1."
+            f"{product} are {devices} devices, and trainer.launcher=local drives one. Set it to auto, or both numbers to 1."
         )
     if config.trainer.chosen_launcher == "ray" and not _is_installed("ray"):
-        raise ConfigError(
-            f"{product} with trainer.launcher={trainer.launcher} need Ray, which is not installed here. Install it with: "
-            "pip install 'ray>=2.52', or set trainer.launcher=local and both numbers to 1."
-        )
+        raise ConfigError(f"{product} with trainer.launcher={trainer.launcher} need Ray: pip install 'ray>=2.52'.")
     group = config.worker.rollout.tensor_parallel_size
     if trainer.n_gpus_per_node % group:
         raise ConfigError(
@@ -321,8 +296,7 @@ def _require_data(key: str, name: str) -> None:
     if name.startswith("microgeo:"):
         if name not in MICROGEO_DATA:
             raise ConfigError(
-                f"{key}={name}: unknown part of the embedded world.{did_you_mean(name, MICROGEO_DATA)} "
-                f"Known: {', '.join(MICROGEO_DATA)}."
+                f"{key}={name}: unknown embedded data.{did_you_mean(name, MICROGEO_DATA)} Known: {MICROGEO_DATA}."
             )
         return
     if find_path(name) is not None:
@@ -332,8 +306,7 @@ def _require_data(key: str, name: str) -> None:
         raise ConfigError(f"{key}={name!r} must have the form name@split with one '@', or be a path.")
     if find_path(path) is None and (path.endswith(_DATA_ENDINGS) or not _HUB_NAME.fullmatch(path)):
         raise ConfigError(
-            f"{key}={name}: there is no such file or folder ({searched(path)}), and it is not a hub name "
-            "org/name@split."
+            f"{key}={name}: there is no such file or folder ({searched(path)}), or hub name org/name@split."
         )
 
 
@@ -346,9 +319,7 @@ def _require_model(key: str, name: str) -> None:
     if found is not None:
         _require_model_folder(f"{key}={name}", found, is_tokenizer=key.endswith("tokenizer_path"))
     if found is None and not _HUB_NAME.fullmatch(name):
-        raise ConfigError(
-            f"{key}={name}: there is no such folder ({searched(name)}), and it is not a hub name org/name."
-        )
+        raise ConfigError(f"{key}={name}: there is no such folder ({searched(name)}), and it is no hub name org/name.")
 
 
 def require_weights(model_path: str) -> None:
@@ -385,11 +356,5 @@ def last_checkpoint(folder: Path) -> Path | None:
     """Returns the checkpoint that `folder` is, or the last one of the run folder that it is; None if it is neither."""
     if (folder / "trainer_state.json").is_file():
         return folder
-    steps = checkpoints_in(folder)
+    steps = checkpoint_folders(folder)
     return steps[max(steps)] if steps else None
-
-
-def checkpoints_in(run_folder: Path) -> dict[int, Path]:
-    """Returns the folders of a run's complete checkpoints by step, oldest first; one being written has another name."""
-    found = [(path.name.removeprefix("global_step_"), path) for path in run_folder.glob("global_step_*")]
-    return dict(sorted((int(step), path) for step, path in found if step.isdecimal()))

@@ -12,7 +12,6 @@ from cepo.trees import is_list
 
 
 def parts_of(text: str) -> list[str]:
-    """Returns the list of names in a `Joined` setting."""
     return [part.strip() for part in text.split(",")]
 
 
@@ -119,5 +118,4 @@ class DataConfig:
 
     @property
     def train_sources(self) -> list[str]:
-        """The training sets, one by one."""
         return parts_of(self.train_files)

@@ -62,7 +62,6 @@ def settings_of(section: type[Any] = RunSettings, path: str = "") -> Iterator[Se
 
 
 def method_settings(name: str) -> list[Setting]:
-    """Returns the settings of `algorithm.<name>`, which no other method has."""
     own, path = own_fields(name), f"algorithm.{name}."
     found = settings_of(estimator_class(name).Config, path)
     return [setting for setting in found if setting.key.removeprefix(path).partition(".")[0] in own]

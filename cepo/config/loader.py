@@ -108,50 +108,20 @@ def record_tree(config: RunConfig) -> Tree:
 
 
 def dump_for_record(config: RunConfig) -> str:
-    """Returns `record_tree` as YAML."""
     return OmegaConf.to_yaml(OmegaConf.create(record_tree(config)))
 
 
-def _merged(sources: Sequence[Source], defaults: Tree, *, one_by_one: bool = False) -> DictConfig:
+def _merged(sources: Sequence[Source], defaults: Tree) -> DictConfig:
     """Merges defaults and sources without resolving interpolations. A section left empty keeps its defaults."""
     merged: Any = OmegaConf.create(defaults)
-    trees: list[tuple[Source, Tree]] = []
     for source in sources:
-        trimmed = _without_empty_sections(OmegaConf.to_container(source.tree), RunSettings, "", source.origins)
-        # A merge by OmegaConf takes 10 ms even for one argument.
-        if not one_by_one and trees and _are_plain(trees[-1][1], trimmed):
-            _join(trees[-1][1], trimmed)
-        else:
-            trees.append((source, trimmed))
-    for source, tree in trees:
+        tree = _without_empty_sections(OmegaConf.to_container(source.tree), RunSettings, "", source.origins)
         try:
             merged = OmegaConf.unsafe_merge(merged, tree)  # in place: nothing else refers to the earlier result
         except (OmegaConfBaseException, ValueError, TypeError, AssertionError) as error:  # a mapping over a list
-            if not one_by_one:
-                return _merged(sources, defaults, one_by_one=True)  # which names the argument at fault
             place = next(iter(source.origins.places.values()), "config")
             raise ConfigError(f"{place}: cannot be combined with the settings before it: {error}") from error
     return merged
-
-
-def _are_plain(below: Tree, above: Tree) -> bool:
-    """Returns whether no reference, missing value or other kind of value is replaced or replaces another."""
-
-    def is_plain(one: Any, other: Any) -> bool:
-        if is_dict(one) and is_dict(other):
-            return _are_plain(one, other)
-        texts = [value for value in (one, other) if isinstance(value, str)]
-        return not (is_dict(one) or is_dict(other) or any("${" in text or text == "???" for text in texts))
-
-    return all(is_plain(below[key], value) for key, value in above.items() if key in below)
-
-
-def _join(below: Tree, above: Tree) -> None:
-    for key, value in above.items():
-        if is_dict(value) and is_dict(inner := below.get(key)):
-            _join(inner, value)
-        else:
-            below[key] = value
 
 
 def _without_empty_sections(tree: object, section: type[Any], path: str, origins: Origins) -> Any:

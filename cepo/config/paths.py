@@ -101,6 +101,14 @@ def split_function(name: str) -> tuple[str, str]:
     return file, function
 
 
+def checkpoint_folders(folder: Path) -> dict[int, Path]:
+    """Returns the folders `global_step_<N>` of a run by N, in order. Two names of one number, or a link, are not from a run."""
+    paths = [path for path in folder.glob("global_step_*") if not path.is_symlink()]
+    numbered = [(path.name.removeprefix("global_step_"), path) for path in paths]
+    found = {int(step): path for step, path in numbered if step.isdecimal() and str(int(step)) == step}
+    return dict(sorted(found.items()))
+
+
 def copy_shipped(folder: Path) -> tuple[str, ...]:
     """Copies the shipped files to a new folder and returns their names; raises `ConfigError` if the folder has files."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -12,7 +12,6 @@ from cepo.trees import leaves
 
 
 def plan_lines(config: RunConfig) -> list[str]:
-    """Returns facts about the run that follow from its settings, one per line."""
     data, actor, rollout, trainer = config.data, config.worker.actor, config.worker.rollout, config.trainer
     samples = data.rollout_batch_size * rollout.n
     devices = config.trainer.num_devices

@@ -112,11 +112,8 @@ def _kept(file: Path, taken: Collection[str], given: Collection[str]) -> tuple[T
             continue
         if key == _REMOTE_CODE:
             if value:
-                logger.warning(
-                    "%s: %s is not taken from a run's own record; if its model needs it and you trust it, set it yourself",
-                    source.origins.place_of(key),
-                    key,
-                )
+                place = source.origins.place_of(key)
+                logger.warning(f"{place}: {key} is not taken from a run's own record; if you trust it, set it yourself")
             continue
         if _interpolates(value):
             raise ConfigError(

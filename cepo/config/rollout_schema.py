@@ -148,5 +148,4 @@ class RewardConfig:
 
     @property
     def reward_functions(self) -> list[str]:
-        """The reward functions one by one."""
         return parts_of(self.reward_function)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -26,13 +26,18 @@ class ScoringOptions(TypedDict, total=False):
 
     Attributes:
         as_teacher: whether the teacher's weights are used; by default the actor's.
+        as_reference: whether the initial weights are used (LoRA: those without the adapter), for a KL penalty.
         keep_states: the view whose rows' hidden states are kept until the end of the step, for an update that distils.
         temperature: replaces the rollout temperature.
+        result: per token, its log-prob; the entropy of its distribution; or KL(P_student || P_reference) over the
+            vocabulary, for rows whose states were kept `as_reference`. All in nats.
     """
 
     as_teacher: bool
+    as_reference: bool
     keep_states: str | None
     temperature: float | None
+    result: Literal["log_probs", "entropy", "reference_kl"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,7 +100,7 @@ class ProblemSet(Sequence[Problem]):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return [self[i] for i in range(len(self))[cast("slice[Any, Any, Any]", index)]]
+            return [self[i] for i in range(len(self))[cast("slice[int, int, int]", index)]]
         row_number: int = self._usable[cast(int, index)]
         row = dict(self._rows[row_number])
         config = self._config

@@ -79,7 +79,7 @@ def image_of(value: object, image_dir: str | None, *, hosts: Collection[str] = (
     return value
 
 
-def bytes_or_path(value: object, *, hosts: Collection[str] = ()) -> Any:
+def bytes_or_path(value: object, *, hosts: Collection[str] = ()) -> object:
     """Returns a mapping's `bytes`, or its `path` if it has none, and what base64 or an address holds; else the value.
 
     Raises:

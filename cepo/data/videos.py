@@ -54,7 +54,7 @@ def load_video(value: object, image_dir: str | None, rules: FrameRules) -> Video
     if missing:
         raise ConfigError(f"videos need {', '.join(missing)}, not installed here: pip install 'cepo[video]'")
     if isinstance(value, list | tuple):
-        frames = cast("Sequence[Any]", value)
+        frames = cast("Sequence[object]", value)
         return _from_frames([load_rgb(frame, image_dir, None, None) for frame in frames], rules)
     value = bytes_or_path(value)
     if isinstance(value, bytes):

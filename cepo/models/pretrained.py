@@ -15,7 +15,7 @@ from cepo.models.quantization import kept_modules, prepare_quantised
 from cepo.models.segments import ATTENTION_NAME, segment_attention
 
 if TYPE_CHECKING:
-    from transformers import BitsAndBytesConfig
+    from transformers import BitsAndBytesConfig, PreTrainedConfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def torch_dtype(name: str) -> torch.dtype:
     return getattr(torch, DTYPE_NAMES[name])
 
 
-def read_config(path: str, *, trust_remote_code: bool, section: str = "worker.actor.model") -> Any:
+def read_config(path: str, *, trust_remote_code: bool, section: str = "worker.actor.model") -> PreTrainedConfig:
     """Returns the configuration of a model folder or hub name; raises `ConfigError` if none can be read."""
     import transformers
 
@@ -94,7 +94,7 @@ def load_model(
         ) from error
 
 
-def _without_weights(auto: Any, config: Any, options: Mapping[str, object]) -> nn.Module:
+def _without_weights(auto: Any, config: PreTrainedConfig, options: Mapping[str, object]) -> nn.Module:
     """Builds the model on the meta device, with real buffers (rotary frequencies etc.), which no checkpoint holds."""
     from accelerate import init_empty_weights
     from transformers.initialization import no_init_weights
@@ -228,7 +228,7 @@ def weight_files(folder: Path) -> list[str]:
     return sorted(set(names.values()))
 
 
-def _entries(tree: object) -> Iterator[tuple[str, Any]]:
+def _entries(tree: object) -> Iterator[tuple[str, object]]:
     """Yields the entries of all mappings in a configuration."""
     for name, value in tree.items() if is_mapping(tree) else ():
         yield name, value

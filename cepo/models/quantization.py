@@ -69,7 +69,7 @@ def prepare_quantised(model: Any) -> None:
     logger.info("%d linear layers with %d weights are stored in 4 bits, %d weights are not", len(layers), weights, rest)
 
 
-def is_quantised(weight: Any) -> bool:
+def is_quantised(weight: object) -> bool:
     """Returns whether a parameter holds packed 4-bit numbers, which have no norm and cannot be sharded."""
     return getattr(weight, "quant_state", None) is not None  # only bitsandbytes' parameters have it
 
@@ -116,6 +116,6 @@ def read_quantization(folder: Path) -> BitsAndBytesConfig | None:
         raise CheckpointError(f"{path} cannot be read as settings of a 4-bit base: {error}") from error
 
 
-def _without_scales(layer: Any, state: dict[str, Any], prefix: str, _: object) -> None:
+def _without_scales(layer: nn.Module, state: dict[str, object], prefix: str, _: object) -> None:
     for name in [name for name in state if name.startswith(f"{prefix}weight.")]:
         del state[name]

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache, cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from cepo.errors import EngineError
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.nn.attention.flex_attention import BlockMask
 
 ATTENTION_NAME = "shared_segments"
 """The name of this attention in transformers, which builds no mask because no mask function has this name."""
@@ -49,7 +53,7 @@ class SegmentLayout:
 
     def __init__(self, *, starts: tuple[int, ...], parents: tuple[int, ...], branch_ends: tuple[int, ...]) -> None:
         self.starts, self.parents, self.branch_ends = starts, parents, branch_ends
-        self.block_masks: dict[torch.device, Any] = {}
+        self.block_masks: dict[torch.device, BlockMask] = {}
 
     @property
     def num_tokens(self) -> int:
@@ -83,7 +87,7 @@ class SegmentLayout:
 
 
 def segment_attention(
-    module: Any,
+    module: nn.Module,
     query: Float[Tensor, "1 H L D"],
     key: Float[Tensor, "1 K L D"],
     value: Float[Tensor, "1 K L D"],
@@ -201,7 +205,7 @@ def attend_by_blocks(
     return compiled("inductor")(query, key, value, mask, scale)
 
 
-def attend_to_mask(query: Tensor, key: Tensor, value: Tensor, mask: Any, scale: float) -> Tensor:
+def attend_to_mask(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float) -> Tensor:
     """Runs FlexAttention with grouped queries."""
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -215,14 +219,14 @@ def attend_to_mask(query: Tensor, key: Tensor, value: Tensor, mask: Any, scale: 
 
 
 def attend_blocks_to_mask(
-    query: Float[Tensor, "1 H N 128 D"], key: Float[Tensor, "1 K N 128 D"], value: Tensor, mask: Any, scale: float
+    query: Float[Tensor, "1 H N 128 D"], key: Float[Tensor, "1 K N 128 D"], value: Tensor, mask: BlockMask, scale: float
 ) -> Float[Tensor, "1 H L D"]:
     """Runs `attend_to_mask` on whole blocks, so the compiler knows that the length L = 128 N is a multiple of 128."""
     return attend_to_mask(query.flatten(2, 3), key.flatten(2, 3), value.flatten(2, 3), mask, scale)
 
 
 @cache
-def compiled(backend: Any) -> Callable[[Tensor, Tensor, Tensor, Any, float], Tensor]:
+def compiled(backend: str | Callable[..., object]) -> Callable[[Tensor, Tensor, Tensor, BlockMask, float], Tensor]:
     """Returns `attend_to_mask` compiled for rows of any number of whole blocks.
 
     The tokens are passed as blocks, because for an arbitrary length the kernels would compare each block with the row's
@@ -233,7 +237,7 @@ def compiled(backend: Any) -> Callable[[Tensor, Tensor, Tensor, Any, float], Ten
     """
     attend: Any = torch.compile(attend_blocks_to_mask, fullgraph=True, backend=backend)
 
-    def attended(query: Tensor, key: Tensor, value: Tensor, mask: Any, scale: float) -> Tensor:
+    def attended(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float) -> Tensor:
         blocks = [tensor.unflatten(2, (-1, BLOCK_SIZE)) for tensor in (query, key, value)]
         with torch._dynamo.config.patch(specialize_float=True, recompile_limit=64):
             return attend(*blocks, mask, scale)
@@ -260,7 +264,7 @@ def _require_gradients(
         ) from error
 
 
-def block_mask(layout: SegmentLayout, device: torch.device) -> Any:
+def block_mask(layout: SegmentLayout, device: torch.device) -> BlockMask:
     """Builds FlexAttention's mask, in which a token sees itself and the earlier tokens whose branch it belongs to.
 
     The kind of each pair of blocks follows from the smallest and largest branch end in the block of keys.

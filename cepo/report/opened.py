@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cepo.config.checks import checkpoints_in
+from cepo.config.paths import checkpoint_folders
 from cepo.report.page import write_report
 from cepo.report.recorded_run import RunData, load_run
 from cepo.tracking.run_folder import read_generations
@@ -45,7 +45,7 @@ class Run(RunData):
     @property
     def checkpoints(self) -> dict[int, Path]:
         """The folders of the complete checkpoints by step, oldest first."""
-        return checkpoints_in(self.folder)
+        return checkpoint_folders(self.folder)
 
     def page(self, out: Path | str | None = None) -> Path:
         """Writes the report of the run, by default `report.html` in its folder, and returns the file's path."""

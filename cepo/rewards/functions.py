@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import hashlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -58,7 +57,6 @@ class LoadedReward:
 
     @property
     def source(self) -> str:
-        """The function's name in error messages."""
         return f"{self.path.name}:{self.function_name}"
 
     def score(self, reward_inputs: Sequence[Mapping[str, object]], *, first_sample: int = 0) -> list[RewardScore]:
@@ -144,7 +142,6 @@ def load_answer_function(spec: str) -> Callable[[str], str | None]:
 
 def _loaded(spec: str) -> tuple[Path, str, ModuleType, Callable[..., Any]]:
     path, function_name = resolve_reward_path(spec)
-    require_imports(path)
     module = _run_file(path)
     if not hasattr(module, function_name):
         known = [name for name, value in vars(module).items() if inspect.isfunction(value) and name[0] != "_"]
@@ -171,8 +168,9 @@ def _run_file(path: Path) -> ModuleType:
         module_spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
+        remedy = _installation(error.name) if isinstance(error, ModuleNotFoundError) and error.name else ""
         raise RewardError(
-            f"{place_in(error, [path]) or path} fails when it is loaded: {type(error).__name__}: {error}"
+            f"{place_in(error, [path]) or path} fails when it is loaded: {type(error).__name__}: {error}{remedy}"
         ) from error
     return module
 
@@ -193,53 +191,7 @@ def _check_keywords(function: Callable[..., Any], kwargs: Mapping[str, object], 
         ) from error
 
 
-def require_imports(path: Path) -> None:
-    """Checks that the libraries a reward file imports when it is loaded are installed, without running the file.
-
-    Imports within functions, `try` and `if` are not checked, because they may be meant to fail.
-
-    Raises:
-        RewardError: the file is not valid Python, or a library that it imports is not found.
-    """
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-    except SyntaxError as error:
-        raise RewardError(f"{path}, line {error.lineno}: this is not valid Python ({error.msg}).") from None
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise RewardError(f"{path} cannot be read: {error}.") from error
-    missing = [(line, name) for line, name in _imported(tree.body) if not _is_there(name)]
-    if not missing:
-        return
-    line, name = missing[0]
-    if (path.parent / name).is_dir() or (path.parent / f"{name}.py").is_file():
-        raise RewardError(
-            f"{path}, line {line} imports '{name}', which is in the same folder but not on Python's path. Add the folder: "
-            f"PYTHONPATH={path.parent}"
-        )
-    packages = " ".join(dict.fromkeys(_PACKAGES.get(module, module) for _, module in missing))
-    others = f", and further {', '.join(module for _, module in missing[1:])}" if missing[1:] else ""
+def _installation(module: str) -> str:
+    name = module.partition(".")[0]
     stand_in = f" {_STAND_INS[name]}." if name in _STAND_INS else ""
-    raise RewardError(
-        f"{path}, line {line} imports '{name}', which is not installed here{others}. Install it: "
-        f"{sys.executable} -m pip install {packages}.{stand_in}"
-    )
-
-
-def _imported(body: Sequence[ast.stmt]) -> Iterator[tuple[int, str]]:
-    """Yields line and top-level module of the absolute imports that run whenever the file is run."""
-    for node in body:
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name.partition(".")[0]) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            yield node.lineno, node.module.partition(".")[0]
-        elif isinstance(node, ast.With):
-            yield from _imported(node.body)
-
-
-def _is_there(name: str) -> bool:
-    if name in sys.modules:
-        return True
-    try:
-        return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):  # a broken finder or module; loading the file will report it
-        return True
+    return f". Install it: {sys.executable} -m pip install {_PACKAGES.get(name, name)}.{stand_in}"

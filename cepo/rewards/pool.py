@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from cepo.errors import ConfigError, EngineError, RewardError
+from cepo.errors import EngineError, RewardError
 from cepo.rewards.combined import function_names
 from cepo.rewards.contract import RewardFailure, RewardOutcome, check_picklable
 from cepo.rewards.process import START_SECONDS, WorkerProcess
@@ -96,7 +96,7 @@ class RewardPool:
 
     A failed sample gets 0 in every field, is counted, and is logged as a warning.
 
-    The constructor waits until the function is loaded. Raises `ConfigError` for an invalid setting, `RewardError` if
+    The constructor waits until the function is loaded. Raises `RewardError` if
     the function cannot be loaded, `EngineError` if a process cannot be started.
     """
 
@@ -110,10 +110,6 @@ class RewardPool:
         num_workers: int,
         timeout_seconds: float,
     ) -> None:
-        if num_workers < 1:
-            raise ConfigError(f"num_workers = {num_workers}: give at least 1 reward worker.")
-        if not (timeout_seconds > 0 and math.isfinite(timeout_seconds)):
-            raise ConfigError(f"timeout_seconds = {timeout_seconds}: give a positive number of seconds.")
         function_names(spec)
         self.spec = spec
         self.reward_name, self.reward_type, self.needs_images = "unknown", "batch", False
@@ -294,10 +290,8 @@ class RewardPool:
     def _call_with_fewer(self, number: int) -> None:
         self._samples_together = max(1, min(self._samples_together, number // 2))
         logger.warning(
-            "A batch of %d rewards took more than %g s; its samples are tried one by one, and later batches have at most %d.",
-            number,
-            self._timeout_seconds,
-            self._samples_together,
+            f"A batch of {number} rewards took more than {self._timeout_seconds:g} s; its samples are tried one by one, and "
+            f"later batches have at most {self._samples_together}."
         )
 
     def _functions(self, worker: WorkerProcess) -> tuple[str, str, bool]:

@@ -152,7 +152,6 @@ class WorkerProcess:
         return self._fault or f"the worker process ended with {ending}"
 
     def hang_up(self) -> None:
-        """Asks an idle process to end."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 

@@ -8,7 +8,7 @@ is the only one left for vLLM's sampler. The raw log-probs have already been com
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ class Draw:
     presence_penalty: float
     banned: list[int] = field(repr=False)
 
-    def extra_args(self) -> dict[str, Any]:
+    def extra_args(self) -> dict[str, object]:
         """Returns the settings as `SeededDraws` reads them."""
         return {_KEY: asdict(self)}
 

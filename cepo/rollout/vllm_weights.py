@@ -11,6 +11,7 @@ from cepo.models.families import family_of
 from cepo.rollout.generator import AdapterWeights, FullWeights
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
     from vllm import LLM
 
 
@@ -20,7 +21,7 @@ def load_full(llm: LLM, weights: FullWeights) -> None:
     Raises:
         EngineError: the LM head is tied to the embeddings and missing.
     """
-    config: Any = llm.model_config.hf_config
+    config: PreTrainedConfig = llm.model_config.hf_config
     # Published checkpoints have this entry in the whole configuration, in its text part, or in both.
     tied = any(getattr(part, "tie_word_embeddings", False) for part in (config, config.get_text_config()))
     if tied and "lm_head.weight" not in weights.tensors:

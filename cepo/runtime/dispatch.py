@@ -89,7 +89,6 @@ def request_indices(requests: Sequence[GenerationRequest], settings: SamplingSet
 
 
 def take(items: Sequence[Result], indices_of_ranks: RankIndices) -> list[list[Result]]:
-    """Returns each rank's items."""
     return [[items[index] for index in indices] for indices in indices_of_ranks]
 
 

@@ -60,26 +60,8 @@ class ConsoleSink(Sink):
 
 def step_line(step: int, max_steps: int, values: Mapping[str, float], *, remaining_seconds: float | None) -> Text:
     """Returns the line of one training step; parts whose metrics are missing are left out."""
-    parts = [
-        _joined(values, ("reward ", "reward/mean", decimal), ("accuracy ", "reward/accuracy", decimal)),
-        _joined(values, ("mixed ", "groups/mixed", _percent)),
-        _joined(values, ("lambda ", "evidence/lambda", decimal)),
-        _joined(
-            values,
-            ("evidence +", "evidence/positive_fraction", _percent),
-            ("-", "evidence/negative_fraction", _percent),
-        ),
-        _joined(
-            values,
-            ("weight clip low ", "evidence/clip_low_rate", _percent),
-            ("high ", "evidence/clip_high_rate", _percent),
-        ),
-        _joined(values, ("ratio clip ", "actor/pg_clipfrac_higher", _percent)),
-        _joined(values, ("grad ", "actor/grad_norm", significant)),
-        _stage_seconds(values),
-    ]
     line = _step_label(step, max_steps)
-    for part in parts:
+    for part in (*(_joined(values, *entries) for entries in _STEP_PARTS), _stage_seconds(values)):
         if part:
             line.append("  " + part)
     if remaining_seconds is not None and step < max_steps:
@@ -123,12 +105,10 @@ def _stage_seconds(values: Mapping[str, float]) -> str:
 
 
 def decimal(value: float) -> str:
-    """Formats a number with three decimals."""
     return f"{value:.3f}"
 
 
 def significant(value: float) -> str:
-    """Formats a number with three significant digits."""
     return f"{value:.3g}"
 
 
@@ -138,3 +118,15 @@ def _percent(value: float) -> str:
 
 def _seconds(value: float) -> str:
     return f"{value:.2f}" if value < 1 else f"{value:.1f}"
+
+
+_STEP_PARTS: tuple[tuple[tuple[str, str, Callable[[float], str]], ...], ...] = (
+    (("reward ", "reward/mean", decimal), ("accuracy ", "reward/accuracy", decimal)),
+    (("mixed ", "groups/mixed", _percent),),
+    (("lambda ", "evidence/lambda", decimal),),
+    (("evidence +", "evidence/positive_fraction", _percent), ("-", "evidence/negative_fraction", _percent)),
+    (("weight clip low ", "evidence/clip_low_rate", _percent), ("high ", "evidence/clip_high_rate", _percent)),
+    (("ratio clip ", "actor/pg_clipfrac_higher", _percent),),
+    (("grad ", "actor/grad_norm", significant),),
+)
+"""The parts of a step's line: for each of its numbers the label, the metric and the format."""

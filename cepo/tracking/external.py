@@ -17,7 +17,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from cepo.foreign_files import read_json
 from cepo.tracking.run_folder import MLFLOW_FOLDER, SWANLAB_FOLDER, TENSORBOARD_FOLDER, TRACKERS_FILE, write_atomically
 from cepo.tracking.sink import RunDescription, Sink
 from cepo.tracking.trace import GroupRecord
-from cepo.trees import Tree
+from cepo.trees import Tree, leaves
 
 STEP_NAME = "trainer/step"
 """The axis of all W&B charts. On W&B's own step axis, a resumed run's values for earlier steps would be dropped."""
@@ -36,7 +36,19 @@ _LONGEST_PARAMETER = 500
 _PARAMETERS_PER_CALL = 100
 
 
-class WandbSink(Sink):
+class _LibrarySink(Sink):
+    """Logs through a library whose runs have `log` and `finish`."""
+
+    _run: Any
+
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log({name: finite_or_nan(value) for name, value in values.items()}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class WandbSink(_LibrarySink):
     """Logs to Weights & Biases: metrics over `trainer/step`, rollouts and validation samples as tables."""
 
     def __init__(self, run: RunDescription) -> None:
@@ -45,7 +57,7 @@ class WandbSink(Sink):
         run.folder.mkdir(parents=True, exist_ok=True)
         identifier = earlier_run(run, "wandb") or uuid.uuid4().hex[:12]
         self._table: Any = wandb.Table
-        self._run: Any = wandb.init(
+        self._run = wandb.init(
             project=run.project,
             name=run.experiment,
             id=identifier,
@@ -79,11 +91,8 @@ class WandbSink(Sink):
         if cells:
             self._run.log({STEP_NAME: records[0].step, "rollouts": self._table(columns=columns, data=cells)})
 
-    def close(self) -> None:
-        self._run.finish()
 
-
-class SwanlabSink(Sink):
+class SwanlabSink(_LibrarySink):
     """Logs to SwanLab: metrics by step, validation samples as texts."""
 
     def __init__(self, run: RunDescription) -> None:
@@ -93,7 +102,7 @@ class SwanlabSink(Sink):
         folder.mkdir(parents=True, exist_ok=True)
         identifier = earlier_run(run, "swanlab") or uuid.uuid4().hex[:12]
         self._text: Any = swanlab.Text
-        self._run: Any = swanlab.init(
+        self._run = swanlab.init(
             project=run.project,
             name=run.experiment,
             id=identifier,
@@ -104,19 +113,13 @@ class SwanlabSink(Sink):
         )
         remember_run(run, "swanlab", identifier)
 
-    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log({name: finite_or_nan(value) for name, value in values.items()}, step=step)
-
     def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
         texts = [self._text("\n\n".join(f"{name}: {value}" for name, value in row.items())) for row in rows]
         if texts:
             self._run.log({"val/generations": texts}, step=step)
 
-    def close(self) -> None:
-        self._run.finish()
 
-
-class TrackioSink(Sink):
+class TrackioSink(_LibrarySink):
     """Logs to Trackio: metrics by step, validation samples as tables.
 
     Trackio finds runs by name, so that a run has the experiment's name with a suffix of its own.
@@ -127,7 +130,7 @@ class TrackioSink(Sink):
 
         name = earlier_run(run, "trackio") or f"{run.experiment}-{uuid.uuid4().hex[:6]}"
         self._table: Any = trackio.Table
-        self._run: Any = trackio.init(
+        self._run = trackio.init(
             project=run.project,
             name=name,
             resume="allow",
@@ -138,16 +141,10 @@ class TrackioSink(Sink):
         )
         remember_run(run, "trackio", name)
 
-    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log({name: finite_or_nan(value) for name, value in values.items()}, step=step)
-
     def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         if rows:
             cells = [{name: str(value) for name, value in row.items()} for row in rows]
             self._run.log({"val/generations": self._table(data=cells)}, step=step)
-
-    def close(self) -> None:
-        self._run.finish()
 
 
 class MlflowSink(Sink):
@@ -177,7 +174,7 @@ class MlflowSink(Sink):
         )
         self._run_id = self._client.create_run(experiment_id, run_name=run.experiment).info.run_id
         remember_run(run, "mlflow", self._run_id)
-        settings = [Param(name, text[:_LONGEST_PARAMETER]) for name, text in flat_settings(config_tree(run))]
+        settings = [Param(name, str(value)[:_LONGEST_PARAMETER]) for name, value in leaves(config_tree(run))]
         for start in range(0, len(settings), _PARAMETERS_PER_CALL):
             self._client.log_batch(self._run_id, params=settings[start : start + _PARAMETERS_PER_CALL])
         self._client.log_text(self._run_id, run.config_text, "config.yaml")
@@ -221,18 +218,7 @@ def remember_run(run: RunDescription, tracker: str, identifier: str) -> None:
 
 
 def config_tree(run: RunDescription) -> Tree:
-    """Returns the resolved configuration as nested mappings."""
     return yaml.safe_load(run.config_text) or {}
-
-
-def flat_settings(tree: Mapping[str, object], path: str = "") -> Iterator[tuple[str, str]]:
-    """Yields the dotted names and values of a nested configuration."""
-    for key, value in tree.items():
-        name = f"{path}{key}"
-        if isinstance(value, Mapping):
-            yield from flat_settings(value, f"{name}.")
-        else:
-            yield name, str(value)
 
 
 def finite_or_nan(value: float) -> float:

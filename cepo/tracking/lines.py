@@ -67,12 +67,10 @@ class LineFile:
         self._file.truncate()
 
     def append(self, row: Mapping[str, object]) -> None:
-        """Appends a row."""
         self._last_start = self._file.tell()
         self.replace_last(row)
 
     def replace_last(self, row: Mapping[str, object]) -> None:
-        """Overwrites the last row."""
         self._restore_if_deleted()
         self._file.seek(self._last_start)
         self._file.write(encode_line(row))

@@ -49,8 +49,8 @@ TRACKERS_FILE = "trackers.json"
 MLFLOW_FOLDER = "mlflow"
 SWANLAB_FOLDER = "swanlab"
 _WANDB_FOLDER = "wandb"
-_WRITTEN = (LOCK_FILE, LOGS_FOLDER, METRICS_FILE, GENERATIONS_FILE, "rollouts", "images")
-_WRITTEN += (TENSORBOARD_FOLDER, MLFLOW_FOLDER, SWANLAB_FOLDER, _WANDB_FOLDER)
+RECORDS = (METRICS_FILE, GENERATIONS_FILE, "rollouts", "images")
+_WRITTEN = (LOCK_FILE, LOGS_FOLDER, *RECORDS, TENSORBOARD_FOLDER, MLFLOW_FOLDER, SWANLAB_FOLDER, _WANDB_FOLDER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,15 +76,7 @@ def require_own_records(folder: Path, names: Sequence[str] = _WRITTEN) -> None:
         raise ForeignFileError(odd[0], "is a link, a pipe or a device, and the run would write there; remove it")
 
 
-def checkpoint_folders(folder: Path) -> dict[int, Path]:
-    """Returns the folders `global_step_<N>` of a run by N. Two names of one number, or a link, are not from a run."""
-    found = [*folder.glob("global_step_*")] if folder.is_dir() else []
-    numbered = [(path.name.removeprefix("global_step_"), path) for path in found if not path.is_symlink()]
-    return {int(number): path for number, path in numbered if number.isdecimal() and str(int(number)) == number}
-
-
 def png_bytes(image: Image) -> bytes:
-    """Encodes an image for `GroupRecord.images`."""
     buffer = io.BytesIO()
     image.convert("RGB").save(buffer, format="PNG")
     return buffer.getvalue()

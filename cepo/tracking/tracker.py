@@ -7,31 +7,21 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from cepo.config.paths import checkpoint_folders
 from cepo.tracking.run_folder import (
     CONFIG_FILE,
     ENVIRONMENT_FILE,
-    GENERATIONS_FILE,
-    METRICS_FILE,
+    RECORDS,
     TENSORBOARD_FOLDER,
     TRACKERS_FILE,
-    checkpoint_folders,
     require_own_records,
 )
 from cepo.tracking.sink import RunDescription, Sink, build_sink, check_sinks
-from cepo.tracking.trace import IMAGES_FOLDER, ROLLOUTS_FOLDER, GroupRecord
+from cepo.tracking.trace import GroupRecord
 
 _log = logging.getLogger(__name__)
 # The folders of external trackers may hold several runs, so they remain; only this run's identifiers are moved.
-_RECORDS = (
-    METRICS_FILE,
-    ROLLOUTS_FOLDER,
-    IMAGES_FOLDER,
-    GENERATIONS_FILE,
-    CONFIG_FILE,
-    ENVIRONMENT_FILE,
-    TENSORBOARD_FOLDER,
-    TRACKERS_FILE,
-)
+_RECORDS = (*RECORDS, CONFIG_FILE, ENVIRONMENT_FILE, TENSORBOARD_FOLDER, TRACKERS_FILE)
 
 
 class Tracker:
@@ -42,7 +32,6 @@ class Tracker:
 
     @property
     def active_sinks(self) -> list[str]:
-        """The names of the sinks that still work."""
         return list(self._sinks)
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:

@@ -90,8 +90,14 @@ class Rollouts:
         return rewards
 
     def rows_of(self, number: int) -> range:
-        """Returns the rows of prompt `number`."""
         return range(number * self.group_size, (number + 1) * self.group_size)
+
+    def group(self, number: int) -> Rollouts:
+        """Returns the rollouts of prompt `number` alone, without baselines, counts and metrics of the whole."""
+        rows = self.rows_of(number)
+        of_prompt, parts = slice(rows.start, rows.stop), ("generations", "responses", "scores", "correct")
+        own = {name: getattr(self, name)[of_prompt] for name in parts}
+        return Rollouts(step=self.step, problems=[self.problems[number]], prompts=[self.prompts[number]], **own)
 
     def padded(self, rows: Sequence[Tensor] | Sequence[Sequence[float]]) -> Tensor:
         """Returns each row's values, one per response token, as a (B, T) tensor with 0 on padding."""
@@ -241,30 +247,23 @@ class Asker:
         return requests
 
     def decoded(self, response_ids: Sequence[int]) -> str:
-        """Decodes a response to the text that the reward function reads."""
         skip = self._worker.reward.skip_special_tokens
         return self._processing.decode(response_ids, skip_special_tokens=skip)
 
 
-def training_settings(rollout: RolloutConfig, data: DataConfig) -> SamplingSettings:
-    """Returns the sampling settings of `worker.rollout`."""
-    return _settings(rollout, data, {})
-
-
 def validation_settings(rollout: RolloutConfig, data: DataConfig) -> SamplingSettings:
     """Returns the sampling settings of `worker.rollout`, overridden by `val_override_config`."""
-    return _settings(rollout, data, rollout.val_override_config)
+    return training_settings(rollout, data, rollout.val_override_config)
 
 
-def _settings(rollout: RolloutConfig, data: DataConfig, override: Fields) -> SamplingSettings:
+def training_settings(rollout: RolloutConfig, data: DataConfig, override: Fields | None = None) -> SamplingSettings:
+    """Returns the sampling settings of `worker.rollout`; `override` replaces some."""
+    chosen = {name: getattr(rollout, name) for name in ("n", "temperature", "top_p", "top_k")} | dict(override or {})
     return SamplingSettings(
-        num_samples=override.get("n", rollout.n),
+        num_samples=chosen.pop("n"),
         max_response_length=data.max_response_length,
-        temperature=override.get("temperature", rollout.temperature),
-        top_p=override.get("top_p", rollout.top_p),
-        top_k=override.get("top_k", rollout.top_k),
-        presence_penalty=override.get("presence_penalty", 0.0),
         ignore_eos=rollout.ignore_eos,
+        **chosen,
     )
 
 

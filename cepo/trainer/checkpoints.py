@@ -14,11 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from cepo.config.paths import find_path
+from cepo.config.paths import checkpoint_folders, find_path
 from cepo.errors import CheckpointError, ForeignFileError
 from cepo.foreign_files import irregular_file, read_json
 from cepo.tracking.lines import to_disk
-from cepo.tracking.run_folder import checkpoint_folders, write_atomically
+from cepo.tracking.run_folder import write_atomically
 from cepo.trainer.protocol import Backend
 from cepo.trees import Tree, is_dict, is_list
 
@@ -217,11 +217,7 @@ class CheckpointStore:
         ]
 
     def require_writable(self) -> None:
-        """Creates the run folder and checks that it is writable.
-
-        Raises:
-            CheckpointError: it is not.
-        """
+        """Creates the run folder and checks that it is writable. Raises `CheckpointError`: it is not."""
         probe = self.folder / f".writable.{os.getpid()}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -49,7 +49,7 @@ def ask_until_enough(
         answered = next_round(rounds)
         num_raised += answered.num_raised
         num_timed_out += answered.num_timed_out
-        for group in _groups(answered):
+        for group in map(answered.group, range(len(answered.problems))):
             value = group_mean(group, algorithm.filter_key)
             is_kept = algorithm.filter_low < value < algorithm.filter_high
             (kept if is_kept else left_out).append(group)
@@ -62,11 +62,8 @@ def ask_until_enough(
     }
     if len(kept) < num_groups:
         logger.warning(
-            "online filtering kept %d of %d groups in %d rounds; %d of the dropped groups fill the batch",
-            len(kept),
-            len(kept) + len(left_out),
-            rounds,
-            num_groups - len(kept),
+            f"online filtering kept {len(kept)} of {len(kept) + len(left_out)} groups in {rounds} rounds; "
+            f"{num_groups - len(kept)} of the dropped groups fill the batch"
         )
     joined = _joined((kept + left_out)[:num_groups], metrics)
     return dataclasses.replace(joined, num_raised=num_raised, num_timed_out=num_timed_out)
@@ -86,21 +83,6 @@ def group_mean(group: Rollouts, key: str) -> float:
             f"{', '.join(known)}"
         )
     return sum(score[key] for score in group.scores) / len(group.scores)
-
-
-def _groups(rollouts: Rollouts) -> Iterator[Rollouts]:
-    for number, (problem, prompt) in enumerate(zip(rollouts.problems, rollouts.prompts, strict=True)):
-        rows = rollouts.rows_of(number)
-        of_prompt = slice(rows.start, rows.stop)
-        yield Rollouts(
-            step=rollouts.step,
-            problems=[problem],
-            prompts=[prompt],
-            generations=rollouts.generations[of_prompt],
-            responses=rollouts.responses[of_prompt],
-            scores=rollouts.scores[of_prompt],
-            correct=rollouts.correct[of_prompt],
-        )
 
 
 def _joined(groups: Sequence[Rollouts], metrics: Metrics) -> Rollouts:

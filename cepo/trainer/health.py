@@ -95,12 +95,10 @@ class Health:
         self._count("equal", bool((rewards == rewards[0]).all()))
         if self._num_steps == self._in_a_row["equal"] == FIRST_STEPS:
             logger.warning(
-                "in each of the first %d steps all responses got the same reward, now %g, so that nothing can be learnt. `cepo "
-                "report` of the run folder shows responses with their reference answers; look at data.answer_key, "
-                "data.format_prompt and data.max_response_length (cut responses have no answer), and at "
-                "worker.reward.reward_function",
-                FIRST_STEPS,
-                float(rewards[0]),
+                f"in each of the first {FIRST_STEPS} steps all responses got the same reward, now {float(rewards[0]):g}, so "
+                "that nothing can be learnt. `cepo report` of the run folder shows responses with their reference answers; look "
+                "at data.answer_key, data.format_prompt and data.max_response_length (cut responses have no answer), and at "
+                "worker.reward.reward_function"
             )
 
     def count_missing_answers(self, num_missing: int, num_responses: int) -> None:
@@ -109,13 +107,11 @@ class Health:
             return
         self._has_missed_answers = True
         logger.warning(
-            "%d of %d responses (%.0f %%) have no final answer that a teacher could read. "
+            f"{num_missing} of {num_responses} responses ({100 * num_missing / num_responses:.0f} %) have no final answer that a "
+            "teacher could read. "
             "An answer is the last \\boxed{...} or <answer>...</answer>; for another format name a function in "
             "worker.reward.answer_function. Responses that data.max_response_length cuts have no answer either. "
-            "references/responses_without_answer counts them at every step",
-            num_missing,
-            num_responses,
-            100 * num_missing / num_responses,
+            "references/responses_without_answer counts them at every step"
         )
 
     def count_skipped(self, step: int, num_skipped: float, num_updates: int, *, why: str = NOT_FINITE) -> None:
@@ -131,13 +127,9 @@ class Health:
             most = self._settings.max_skipped_steps
             ending = f", and after {most} such steps the run ends (trainer.max_skipped_steps)" if most >= 0 else ""
             logger.warning(
-                "step %d trained nothing: all of its %d updates were skipped, because %s (actor/skipped_updates). If this "
-                "repeats, lower worker.actor.optim.lr and check the rewards. No checkpoint is written until an update "
-                "succeeds%s",
-                step,
-                num_updates,
-                why,
-                ending,
+                f"step {step} trained nothing: all of its {num_updates} updates were skipped, because {why} "
+                "(actor/skipped_updates). If this repeats, lower worker.actor.optim.lr and check the rewards. No checkpoint "
+                f"is written until an update succeeds{ending}"
             )
 
     def require_sound(self, step: int, values: Mapping[str, float]) -> None:

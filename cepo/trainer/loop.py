@@ -13,7 +13,7 @@ from cepo.algorithms import Estimator
 from cepo.config.data_schema import DataConfig
 from cepo.config.schema import AlgorithmConfig, WorkerConfig
 from cepo.config.trainer_schema import TrainerConfig
-from cepo.data.batch import RowName, ScoringRow
+from cepo.data.batch import OWN_VIEW, RowName, ScoringRow
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem, ProblemSet
 from cepo.data.mixing import MixedProblems
@@ -247,9 +247,10 @@ class Trainer:
         """Returns (B, T) log-probs under the initial weights, and each token's KL; `rows` must be all rows."""
         penalty = self.algorithm.kl_penalty
         with self.clock.stage("score"):
-            log_probs = rollouts.padded(self.backend.score_reference(rows, keep_states=penalty == "full"))
+            keep = OWN_VIEW if penalty == "full" else None
+            log_probs = rollouts.padded(self.backend.score(rows, as_reference=True, keep_states=keep))
             if penalty == "full":
-                return log_probs, rollouts.padded(self.backend.reference_divergence(rows))
+                return log_probs, rollouts.padded(self.backend.score(rows, result="reference_kl"))
         return log_probs, kl_penalty(old_log_probs, log_probs, penalty)
 
     def _values(self, rollouts: Rollouts) -> Tensor:
@@ -262,7 +263,7 @@ class Trainer:
         """Returns (B, T) the entropy before each token of live rows, 0 elsewhere."""
         rows = [plan.rollouts.scoring_row(int(row)) for row in plan.live.nonzero()]
         with self.clock.stage("score"):
-            found = self.backend.entropies(rows) if rows else []
+            found = self.backend.score(rows, result="entropy") if rows else []
         result = torch.zeros_like(plan.rollouts.sampled_log_probs)
         return with_scored(result, {row.name: each for row, each in zip(rows, found, strict=True)})
 

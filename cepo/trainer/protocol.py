@@ -22,19 +22,7 @@ class Backend(Sampler, Protocol):
     generator_name: str
 
     def score(self, rows: Sequence[ScoringRow], **options: Unpack[ScoringOptions]) -> list[Tensor]:
-        """Returns the log-probs of each row's response tokens after its context, (response length,) float32."""
-        ...
-
-    def score_reference(self, rows: Sequence[ScoringRow], *, keep_states: bool = False) -> list[Tensor]:
-        """Returns log-probs under the initial weights, for a KL penalty."""
-        ...
-
-    def reference_divergence(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        """Returns the KL over the vocabulary from the reference's hidden states that were kept for these rows."""
-        ...
-
-    def entropies(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        """Returns, for each response token of each row, the entropy in nats of the distribution it was drawn from."""
+        """Returns the log-prob, or another `result`, of each row's response tokens, (response length,) float32."""
         ...
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:

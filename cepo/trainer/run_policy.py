@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import logging
 import os
 import socket
@@ -21,11 +20,11 @@ from cepo.tracking.run_folder import LOCK_FILE, require_own_records
 from cepo.trainer.checkpoints import CheckpointStore, TrainerState
 from cepo.trainer.health import Health
 from cepo.trainer.protocol import Backend
-from cepo.trees import Tree, is_dict
 
 logger = logging.getLogger(__name__)
 
 _HELD = (errno.EACCES, errno.EAGAIN)
+_LONGEST_HOLDER = 200
 
 
 class RunLock:
@@ -51,63 +50,44 @@ class RunLock:
             return
         require_own_records(self._folder, [LOCK_FILE])
         try:
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise CheckpointError(
                 f"the run folder {self._folder} cannot be written ({error}); set trainer.save_checkpoint_path to another"
             ) from error
-        holder = _holder(self._descriptor)
+        text = os.pread(descriptor, _LONGEST_HOLDER, 0).decode("utf-8", errors="replace")
+        holder = "".join(filter(str.isprintable, text))
         try:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in _HELD:
-                self._close()
-                raise self._refused(holder) from error
+                os.close(descriptor)
+                raise CheckpointError(
+                    f"the run folder {self._folder} is in use by {holder or 'another process'}; two runs would overwrite each "
+                    "other's checkpoints and records. Wait for that run or end it, or set trainer.experiment_name or "
+                    f"trainer.save_checkpoint_path to another. If that run no longer exists, remove {self._path}"
+                ) from error
             logger.warning("%s: this file system has no locks (%s); give no other run this folder", self._path, error)
         if holder:
-            logger.warning("%s was left by %s, which ended without closing its run", self._path, _in_words(holder))
+            logger.warning("%s was left by %s, which ended without closing its run", self._path, holder)
+        self._descriptor = descriptor
         since = datetime.now(UTC).isoformat(timespec="seconds")
-        self._write(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": since}) + "\n")
+        self._write(f"process {os.getpid()} on {socket.gethostname()}, since {since}")
 
     def release(self) -> None:
         """Empties the lock file and releases the lock. The file stays, so that no two runs lock different ones."""
         if self._descriptor is not None:
             self._write("")
-            self._close()
+            os.close(self._descriptor)
+            self._descriptor = None
 
     def _write(self, text: str) -> None:
         assert self._descriptor is not None, "the file is open"
         try:
             os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, text.encode("utf-8"), 0)
+            os.pwrite(self._descriptor, text.encode(), 0)
         except OSError as error:  # for example a full disk; the lock is held nevertheless
             logger.warning("%s cannot name this run: %s", self._path, error)
-
-    def _close(self) -> None:
-        assert self._descriptor is not None, "the file is open"
-        os.close(self._descriptor)
-        self._descriptor = None
-
-    def _refused(self, holder: Tree) -> CheckpointError:
-        who = _in_words(holder) if holder else "another process"
-        return CheckpointError(
-            f"the run folder {self._folder} is in use by {who}; two runs would overwrite each other's checkpoints and "
-            "records. Wait for that run or end it, or set trainer.experiment_name or trainer.save_checkpoint_path to "
-            f"another. If that run no longer exists, remove {self._path}"
-        )
-
-
-def _in_words(holder: Tree) -> str:
-    return f"process {holder.get('pid')} on {holder.get('host')}, since {holder.get('since')}"
-
-
-def _holder(descriptor: int) -> Tree:
-    """Returns the holder recorded in the file, or an empty dict if it is empty or unreadable."""
-    try:
-        found = json.loads(os.pread(descriptor, 4096, 0))
-    except ValueError:
-        return {}
-    return found if is_dict(found) else {}
 
 
 _WEIGHTS_ALONE = (
@@ -200,12 +180,8 @@ class RunPolicy:
                 is off or no steps are left.
         """
         self.store.settings["data"] = data
-        self.health, self._last_saved, self._is_in_step, self._is_save_missing = (
-            Health(self._settings),
-            -1,
-            False,
-            False,
-        )
+        self.health, self._last_saved = Health(self._settings), -1
+        self._is_in_step = self._is_save_missing = False
         self.checkpoint = self.checkpoint_to_load()
         if self.checkpoint is None:
             self.state = TrainerState(kl_coefficient=kl_coefficient)
@@ -240,11 +216,7 @@ class RunPolicy:
             logger.warning("continuing from %s with changed settings (trainer.accept_changes):%s", checkpoint, listed)
 
     def claim_folder(self) -> None:
-        """Creates the run folder and holds it.
-
-        Raises:
-            CheckpointError: it cannot be written, or another run holds it.
-        """
+        """Creates the run folder and holds it. Raises `CheckpointError`: it cannot be written, or another run holds it."""
         self.store.require_writable()
         self._lock.acquire()
 
@@ -261,15 +233,12 @@ class RunPolicy:
             raise error
         self.restarts += 1
         logger.warning("%s", error)
-        logger.warning(
-            "restart %d of %d (trainer.max_restarts): %d steps were done; new workers %s",
-            self.restarts,
-            self._max_restarts,
-            self.state.step,
-            "start from the beginning (trainer.save_model_only)"
-            if self._settings.save_model_only
-            else "continue from the last checkpoint",
+        anew = self._settings.save_model_only
+        where = "start from the beginning (trainer.save_model_only)" if anew else "continue from the last checkpoint"
+        done = (
+            f"restart {self.restarts} of {self._max_restarts} (trainer.max_restarts): {self.state.step} steps were done"
         )
+        logger.warning(f"{done}; new workers {where}")
 
     @contextmanager
     def step(self) -> Generator[None]:

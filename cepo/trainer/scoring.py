@@ -51,11 +51,9 @@ class ScoredBatch:
 
     @property
     def rollouts(self) -> Rollouts:
-        """The responses that were scored."""
         return self.plan.rollouts
 
     def token_batch(self) -> TokenBatch:
-        """Returns the data that the estimator reads."""
         rollouts = self.rollouts
         return TokenBatch(
             token_level_rewards=self.token_level_rewards,

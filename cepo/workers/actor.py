@@ -95,29 +95,19 @@ class Actor:
         self._objective = objective_settings
 
     def score(self, rows: Sequence[ScoringRow], **options: Unpack[ScoringOptions]) -> list[Tensor]:
-        """Returns each row's log-probs, (response length,) float32 on the CPU, in the order of `rows`."""
+        """Returns each row's log-probs, or another `result`, (response length,) float32 on the CPU."""
         self.offload.load_weights()
-        weights = self.teacher_weights.active() if options.get("as_teacher") else nullcontext()
+        teacher = self.teacher_weights if options.get("as_teacher") else None
+        if options.get("as_reference"):
+            assert self.reference_weights is not None, "no KL penalty was announced"
+            teacher = self.reference_weights
+        result, beside = options.get("result", "log_probs"), None
+        if result == "reference_kl":
+            beside = OWN_VIEW
+            self.kept.require(beside, rows)
+        weights = nullcontext() if teacher is None else teacher.active()
         with weights, self.module.at_temperature(options.get("temperature")):
-            return self._pass(rows, keep=options.get("keep_states"))
-
-    def score_reference(self, rows: Sequence[ScoringRow], *, keep_states: bool = False) -> list[Tensor]:
-        """Scores with the initial weights (LoRA: without the adapter); a KL over the vocabulary needs `keep_states`."""
-        assert self.reference_weights is not None, "no KL penalty was announced"
-        self.offload.load_weights()
-        with self.reference_weights.active():
-            return self._pass(rows, keep=OWN_VIEW if keep_states else None)
-
-    def reference_divergence(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        """Returns each token's KL(P_student || P_reference) over the vocabulary in nats, from kept reference states."""
-        self.offload.load_weights()
-        self.kept.require(OWN_VIEW, rows)
-        return self._pass(rows, beside=OWN_VIEW)
-
-    def entropies(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        """Returns the entropy in nats of the distribution from which each response token was drawn."""
-        self.offload.load_weights()
-        return self._pass(rows, entropy=True)
+            return self._pass(rows, keep=options.get("keep_states"), beside=beside, entropy=result == "entropy")
 
     @torch.no_grad()
     def _pass(

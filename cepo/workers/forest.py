@@ -66,7 +66,6 @@ class TokenForest:
 
     @property
     def num_tokens(self) -> int:
-        """The number of computed tokens."""
         return sum(len(segment) for segment in self.segments)
 
     def of_rows(self, rows: Sequence[int]) -> TokenForest:

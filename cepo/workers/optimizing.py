@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any, cast
 
@@ -127,17 +127,11 @@ class CompensatedAdamW(Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], object] | None = None) -> object:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Updates every weight that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
                     self._update(weight, group)
-        return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores the state in the types in which it was saved; torch would cast it to the type of the weights."""

@@ -13,7 +13,6 @@ from torch.distributed.fsdp import FSDPModule
 
 from cepo.config.schema import ActorConfig, CriticConfig, FsdpConfig
 from cepo.data.batch import ScoringRow
-from cepo.errors import EngineError
 from cepo.metrics import Metrics, fraction, max_value, sum_value
 from cepo.models.families import ImageReader
 from cepo.models.inputs import EncodedPrompt, ImageInputs, sequence_positions
@@ -116,7 +115,6 @@ class Passes:
         return tensor.tolist()
 
     def collate(self, part: RankPass) -> CollatedRows:
-        """Collates the rows of one pass into tensors on the device."""
         if self.packed:
             forest = part.forest or forest_of(part.rows, self._processing)
             batch = collate_packed(part.rows, forest, processing=self._processing, device=self._device)
@@ -276,20 +274,9 @@ class GradientReduction:
         # 16-bit type loses small terms, instead of the shards' type. It fails on blocks that no pass used, and on
         # weights that only the last pass uses.
         self.once = has_adapter and same_blocks and fsdp.mp_reduce_dtype == "fp32" and dist.get_world_size() > 1
-        self._holds = False
 
     def over(self, passes: Sequence[RankPass], accumulate: Callable[[RankPass], Metrics]) -> list[Metrics]:
-        """Calls `accumulate`, which runs a backward pass, for each of `passes`; afterwards the gradients are reduced.
-
-        Raises:
-            EngineError: an earlier call was interrupted, so FSDP holds gradients that the next reduction would add.
-        """
-        if self._holds:
-            raise EngineError(
-                "an earlier update was interrupted between its passes: its gradients are still in memory and would be "
-                "added to those of the next update. Build a new worker, from the last checkpoint if there is one."
-            )
-        self._holds = self.once and len(passes) > 1
+        """Calls `accumulate`, which runs a backward pass, for each of `passes`; afterwards the gradients are reduced."""
         metrics = []
         try:
             for number, part in enumerate(shown(passes, "updating"), start=1):
@@ -297,5 +284,4 @@ class GradientReduction:
                 metrics.append(accumulate(part))
         finally:
             self._module.set_requires_gradient_sync(True)
-        self._holds = False
         return metrics

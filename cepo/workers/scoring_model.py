@@ -128,7 +128,6 @@ class ImageEncoder:
         self._encoded = 0
 
     def features(self, base: Any, distinct: DistinctImages, device: torch.device) -> list[ImageFeatures]:
-        """Returns the features of all units in order."""
         known, wanted = dict(self._known), distinct.by_key()
         missing = {key: images for key, images in wanted.items() if key not in known}
         if missing:
@@ -141,7 +140,6 @@ class ImageEncoder:
         return [one for key in wanted for one in known[key]]
 
     def forget(self) -> None:
-        """Frees all kept features."""
         self._known = {}
 
     def drain_count(self) -> int:
@@ -310,7 +308,6 @@ class KeptStates:
         self._views[view] = _KeptView(states, head)
 
     def forget(self) -> None:
-        """Frees all states."""
         self._views = {}
 
     def require(self, view: str, rows: Sequence[ScoringRow]) -> None:

@@ -63,7 +63,6 @@ class PhaseOffload:
             logger.warning("offload.offload_params and offload.offload_optimizer have no effect: %s", why)
 
     def load_weights(self) -> None:
-        """Moves the weights to the device."""
         if self._weights_offloaded:
             self._module.to(self._device)
             self._weights_offloaded = False
@@ -79,12 +78,10 @@ class PhaseOffload:
         torch.cuda.empty_cache()
 
     def load_optimizer(self) -> None:
-        """Moves the optimizer state to the device."""
         if self._moves_optimizer:
             move_state(self._optimizer, self._device)
 
     def offload_optimizer(self) -> None:
-        """Moves the optimizer state to host memory."""
         if self._moves_optimizer:
             move_state(self._optimizer, _HOST)
             torch.cuda.empty_cache()

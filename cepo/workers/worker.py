@@ -138,17 +138,6 @@ class Worker:
         self.generator.rest()
         return self.actor.score(rows, **options)
 
-    def score_reference(self, rows: Sequence[ScoringRow], *, keep_states: bool = False) -> list[Tensor]:
-        self.generator.rest()
-        return self.actor.score_reference(rows, keep_states=keep_states)
-
-    def reference_divergence(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        return self.actor.reference_divergence(rows)
-
-    def entropies(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        self.generator.rest()
-        return self.actor.entropies(rows)
-
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
         """See `Actor.update`; adds the engine's metrics since the last update, and the memory in use."""
         self.generator.rest()
@@ -180,11 +169,7 @@ class Worker:
         self.generator.sync_weights(self.actor.rollout_weights(merged=self._merges_adapter))
 
     def save(self, folder: Path) -> None:
-        """Writes this rank's part of the checkpoint.
-
-        Raises:
-            CheckpointError: a file cannot be written.
-        """
+        """Writes this rank's part of the checkpoint. Raises `CheckpointError`: a file cannot be written."""
         try:
             save_actor(self.actor, folder / "actor", weights_only=self._saves_weights_only)
             if self.critic is not None:
@@ -214,7 +199,6 @@ class Worker:
 
 
 def objective_settings(actor: ActorConfig, algorithm: AlgorithmConfig) -> ObjectiveSettings:
-    """Returns the objective's settings for the actor's update."""
     in_loss = algorithm.use_kl_loss and not algorithm.disable_kl
     return ObjectiveSettings(
         loss_type=actor.loss_type,

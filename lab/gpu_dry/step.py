@@ -90,7 +90,7 @@ def run(case: str) -> dict[str, Any]:
         found: dict[str, Any] = {"log_probs": [], "grad_norm": []}
         for step in range(2):
             scored = actor.score(own) + actor.score(teacher, as_teacher=True, keep_states=VIEW)
-            scored += actor.score_reference(own) + actor.entropies(own)
+            scored += actor.score(own, as_reference=True) + actor.score(own, result="entropy")
             batch = optimizer_batch(own)
             mask = batch.response_mask
             batch = dataclasses.replace(

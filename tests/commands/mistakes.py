@@ -156,8 +156,8 @@ MISTAKES = (
     ),
     _reward("a missing reward file", "nowhere.py:score", "nowhere.py"),
     _reward("a misspelt reward function", "reward.py:scores", "no function 'scores'", "Did you mean 'score'?"),
-    _reward("a missing library of the reward", "ruler.py:score", "line 1 imports 'mathruler'", "pip install mathruler"),
-    _reward("a reward file with a syntax error", "unclosed.py:score", "unclosed.py, line 1", "not valid Python"),
+    _reward("a missing library of the reward", "ruler.py:score", "No module named 'mathruler'", "pip install mathruler"),
+    _reward("a reward file with a syntax error", "unclosed.py:score", "unclosed.py, line 1", "SyntaxError"),
     _reward("a reward file that raises", "shelf.py:score", "shelf.py, line 3, in table fails when it is loaded: KeyError"),
     _typed(
         "a plug-in without a method", "trainer.plugins=[{folder}/plugin.py] algorithm.adv_estimator=mine", "registers no",

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import load_config
-from cepo.data.batch import CriticBatch, DistillationRows, OptimizerBatch, ScoringRow
+from cepo.data.batch import OWN_VIEW, CriticBatch, DistillationRows, OptimizerBatch, ScoringRow
 from cepo.losses.objective import ObjectiveSettings
 from cepo.losses.policy import LossDenominators
 from cepo.metrics import Metrics
@@ -329,8 +329,8 @@ def _optimizer_batches(
     outcome.scores |= {f"student {step}": share.by_number(scores), f"teacher {step}": share.by_number(teacher)}
     reference = None
     if scenario.full_reference:
-        reference = actor.score_reference(share.rows, keep_states=True)
-        divergence = actor.reference_divergence(share.rows)
+        reference = actor.score(share.rows, as_reference=True, keep_states=OWN_VIEW)
+        divergence = actor.score(share.rows, result="reference_kl")
         outcome.scores |= {f"reference {step}": share.by_number(reference)}
         outcome.scores |= {f"divergence {step}": share.by_number(divergence)}
     distillation = None

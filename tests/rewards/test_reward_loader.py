@@ -8,7 +8,7 @@ import pytest
 
 from cepo.errors import RewardError
 from cepo.rewards.contract import validate_score, validate_scores
-from cepo.rewards.functions import load_reward_function, require_imports, resolve_reward_path
+from cepo.rewards.functions import load_reward_function, resolve_reward_path
 
 BATCH = """
 REWARD_NAME = "length"
@@ -96,11 +96,8 @@ def test_a_bad_reward_setting_is_refused_with_the_accepted_ones(
     ("source", "said"),
     [
         ("REWARD_TYPE = 'group'\ndef main(samples): return []", "'batch' or 'sequential'"),
-        (
-            "import a_module_that_is_not_there",
-            "line 1 imports 'a_module_that_is_not_there', which is not installed here",
-        ),
-        ("def main(samples:", "line 1: this is not valid Python ('(' was never closed)"),
+        ("import a_module_that_is_not_there", "line 1, in <module> fails when it is loaded: ModuleNotFoundError"),
+        ("def main(samples:", "SyntaxError: '(' was never closed (broken.py, line 1)"),
         ("raise ValueError('no licence')", "no licence"),
     ],
 )
@@ -156,47 +153,13 @@ def test_a_batch_function_returns_as_many_scores_as_samples(scores: object, said
 
 
 @pytest.mark.parametrize(
-    ("source", "packages"),
-    [
-        ("from mathruler.grader import grade_answer", "mathruler"),
-        ("import json\nimport sklearnn_, mathruler", "sklearnn_ mathruler"),
-        ("with open(__file__):\n    import mathruler.grader as grader", "mathruler"),
-    ],
+    ("source", "package"),
+    [("from mathruler.grader import grade_answer", "mathruler"), ("import bs4.no_such_part", "beautifulsoup4")],
 )
-def test_a_missing_library_is_named_before_the_file_is_run(tmp_path: Path, source: str, packages: str) -> None:
+def test_a_missing_library_is_named_with_its_package(tmp_path: Path, source: str, package: str) -> None:
     path = tmp_path / "needs.py"
-    path.write_text(f"raise SystemExit('it was run')\n{source}\n")
-    with pytest.raises(RewardError) as caught:
+    path.write_text(f"\n{source}\n")
+    with pytest.raises(RewardError, match=r"needs\.py, line 2") as caught:
         load_reward_function(f"{path}:main", {})
-    assert f"Install it: {sys.executable} -m pip install {packages}." in str(caught.value)
-    assert ("examples/reward_function/math.py" in str(caught.value)) == packages.startswith("mathruler")
-
-
-def test_a_package_is_named_by_its_own_name_not_its_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    for name in ("sklearn", "cv2"):  # an earlier test may have brought them into this process
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    path = tmp_path / "needs.py"
-    path.write_text("import sklearn, cv2\n")
-    with pytest.raises(RewardError, match="pip install scikit-learn opencv-python-headless"):
-        require_imports(path)
-
-
-def test_imports_meant_to_fail_or_wait_are_left_to_the_run(tmp_path: Path) -> None:
-    path = tmp_path / "careful.py"
-    path.write_text(
-        "from typing import TYPE_CHECKING\n"
-        "from . import beside\n"
-        "try:\n    import not_there\nexcept ImportError:\n    not_there = None\n"
-        "if TYPE_CHECKING:\n    import not_there_either\n"
-        "def main(samples):\n    import not_there_at_all\n"
-    )
-    require_imports(path)
-
-
-def test_a_module_beside_the_file_is_no_package_to_install(tmp_path: Path) -> None:
-    (tmp_path / "my_grader.py").touch()
-    path = tmp_path / "reward.py"
-    path.write_text("import my_grader\n")
-    with pytest.raises(RewardError, match=f"is in the same folder .* PYTHONPATH={tmp_path}"):
-        require_imports(path)
+    assert f"Install it: {sys.executable} -m pip install {package}." in str(caught.value)
+    assert ("examples/reward_function/math.py" in str(caught.value)) == (package == "mathruler")

@@ -140,7 +140,7 @@ def test_entropies_are_those_of_plain_transformers_logits(
     temperature: float,
 ) -> None:
     model, image_token = reference_model(tiny_model_folder), tiny_processing.image_token_id
-    found = build_actor(temperature=temperature).entropies(rows)
+    found = build_actor(temperature=temperature).score(rows, result="entropy")
     for row, entropy in zip(rows, found, strict=True):
         log_probs = (reference_logits(model, row, image_token) / temperature).log_softmax(dim=1)
         torch.testing.assert_close(entropy, -(log_probs.exp() * log_probs).sum(dim=1), atol=LOG_PROBS, rtol=0)

@@ -22,7 +22,7 @@ from training_runs import (
 )
 
 from cepo.algorithms.settings import DivergenceConfig, TeacherConfig
-from cepo.data.batch import DistillationRows, OptimizerBatch, ScoringRow
+from cepo.data.batch import OWN_VIEW, DistillationRows, OptimizerBatch, ScoringRow
 from cepo.losses.policy import LossDenominators
 from cepo.trainer.loop import Trainer
 from cepo.workers.swapping import TeacherWeights
@@ -134,8 +134,8 @@ def test_the_full_kl_is_that_of_plain_transformers(
     mask = torch.arange(9).unsqueeze(0) < torch.tensor([[4], [9]])
     old_log_probs = torch.zeros(2, 9)
     old_log_probs[mask] = torch.cat(actor.score(rows))
-    actor.score_reference(rows, keep_states=True)
-    assert torch.cat(actor.reference_divergence(rows)).abs().max() < 1e-6
+    actor.score(rows, as_reference=True, keep_states=OWN_VIEW)
+    assert torch.cat(actor.score(rows, result="reference_kl")).abs().max() < 1e-6
     batch = OptimizerBatch(
         rows=rows,
         old_log_probs=old_log_probs,
@@ -144,7 +144,7 @@ def test_the_full_kl_is_that_of_plain_transformers(
         denominators=LossDenominators(num_tokens=13, num_sequences=2, max_response_length=9),
     )
     actor.update([batch], step=0)
-    measured = actor.reference_divergence(rows)
+    measured = actor.score(rows, result="reference_kl")
     initial = [reference_logits(model, row, tiny_processing.image_token_id).log_softmax(dim=1) for row in rows]
     weights = {name.removeprefix("model."): value for name, value in parameters_of(actor).items()}
     model.load_state_dict(weights, strict=False)

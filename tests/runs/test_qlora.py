@@ -92,7 +92,7 @@ def test_a_qlora_checkpoint_scores_as_plain_peft_does(
     settings = json.loads((adapter / "quantization_config.json").read_text())
     base = plain_base(tiny_model_folder, BitsAndBytesConfig(**settings))
     without = expected(base, rows)
-    assert largest_gap(trained.actor.score_reference(rows), without) < LOG_PROBS
+    assert largest_gap(trained.actor.score(rows, as_reference=True), without) < LOG_PROBS
     with_adapter = expected(PeftModel.from_pretrained(base, adapter).eval(), rows)
     assert largest_gap(trained.actor.score(rows), with_adapter) < LOG_PROBS
     assert largest_gap(without, with_adapter) > 0.01

@@ -38,7 +38,7 @@ def test_entropies_at_temperature_2_are_those_of_halved_logits(
         seed=1,
     )
     row = ScoringRow(context=tiny_processing.encode("Find x.", None), response_ids=(11, 12, 13, 14))
-    (found,) = actor.entropies([row])
+    (found,) = actor.score([row], result="entropy")
     ids = torch.tensor([[*row.context.token_ids, *row.response_ids]])
     with torch.no_grad():
         logits = AutoModelForImageTextToText.from_pretrained(path)(input_ids=ids).logits[0, -5:-1]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING
 
 from cepo.errors import ConfigError
 from cepo.models.families.family import EngineUse, Family, ImageFeatures, ImageReader
 from cepo.models.families.processed import Gemma3, InternVL, LlavaOneVision, SmolVLM
 from cepo.models.families.qwen import Qwen2VL, Qwen3VL, Qwen3VLMoe, Qwen25VL, Qwen35, Qwen35Moe
 from cepo.models.families.text import LARGEST_GAP, Qwen3, TextModel, TextMoe, UntriedText, plain_head_gap
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +47,14 @@ FAMILIES: tuple[Family, ...] = (
 _BY_TYPE: dict[str, Family] = {model_type: family for family in FAMILIES for model_type in family.model_types}
 
 
-def is_multimodal(config: Any) -> bool:
+def is_multimodal(config: PreTrainedConfig) -> bool:
     """Returns whether the checkpoint has a vision tower."""
     return getattr(config, "vision_config", None) is not None  # text models' configurations lack the entry
 
 
-def family_of(config: Any, *, section: str = "worker.actor.model", trust_remote_code: bool = False) -> Family:
+def family_of(
+    config: PreTrainedConfig, *, section: str = "worker.actor.model", trust_remote_code: bool = False
+) -> Family:
     """Returns the family of a transformers configuration. An unlisted text model is tested once per process.
 
     Args:

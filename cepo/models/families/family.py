@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from jaxtyping import Int64
@@ -19,6 +19,9 @@ from torch import Tensor, nn
 
 from cepo.errors import DataError
 from cepo.models.inputs import ImageInputs, ImageSource, Video
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 EncodeText = Callable[[str], list[int]]
 """A function that tokenises plain text without special tokens."""
@@ -140,17 +143,17 @@ class Family:
         """Whether the family has a vision tower."""
         return bool(self.vision_modules)
 
-    def reader(self, processor: Any, config: Any, encode_text: EncodeText) -> ImageReader | None:
+    def reader(self, processor: Any, config: PreTrainedConfig, encode_text: EncodeText) -> ImageReader | None:
         """Returns the image reader; None for text models and for folders without an image processor."""
         # A plain tokenizer has no image processor.
         reads = self.reads_images and getattr(processor, "image_processor", None) is not None
         return self.image_reader(processor, config, encode_text) if reads else None
 
-    def image_reader(self, processor: Any, config: Any, encode_text: EncodeText) -> ImageReader:
+    def image_reader(self, processor: Any, config: PreTrainedConfig, encode_text: EncodeText) -> ImageReader:
         """Builds the image reader of a family that reads images."""
         raise NotImplementedError
 
-    def placeholders(self, config: Any) -> tuple[int | None, int | None]:
+    def placeholders(self, config: PreTrainedConfig) -> tuple[int | None, int | None]:
         """Returns the placeholder ids of a whole image and a whole video in a prompt for the rollout engine."""
         return None, None
 
@@ -158,7 +161,7 @@ class Family:
         """Returns a prompt's images as keyword arguments of the model's forward pass."""
         raise NotImplementedError
 
-    def token_inputs(self, input_ids: Int64[Tensor, "R L"], config: Any) -> dict[str, Tensor]:
+    def token_inputs(self, input_ids: Int64[Tensor, "R L"], config: PreTrainedConfig) -> dict[str, Tensor]:
         """Returns further keyword arguments of the forward pass that depend only on the tokens."""
         return {}
 
@@ -166,7 +169,7 @@ class Family:
         """Computes the features of each prompt's units on `device`."""
         raise NotImplementedError
 
-    def feature_inputs(self, features: Sequence[ImageFeatures], is_frame: Sequence[bool]) -> dict[str, Any]:
+    def feature_inputs(self, features: Sequence[ImageFeatures], is_frame: Sequence[bool]) -> dict[str, object]:
         """Returns the forward pass's arguments for units in placeholder order; `is_frame` marks video frames."""
         joined = SimpleNamespace(pooler_output=_concatenated([one.embeddings for one in features]))
         return {"mm_encoder_outputs": {"image": joined}}

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from jaxtyping import Int64
@@ -20,6 +20,9 @@ from torch import Tensor
 from cepo.errors import DataError
 from cepo.models.families.family import EncodeText, EngineUse, Family, ImageFeatures, ImageReader
 from cepo.models.inputs import ImageInputs, ImageSource
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 _SIZES_KEPT = 4096
 """The number of image sizes whose token counts are cached; each count needs a call of the processor with an image."""
@@ -33,7 +36,9 @@ class ProcessedReader(ImageReader):
         tower_inputs: the processor's outputs that the vision tower takes besides `pixel_values`.
     """
 
-    def __init__(self, processor: Any, config: Any, *, placeholder: str, tower_inputs: Sequence[str]) -> None:
+    def __init__(
+        self, processor: Any, config: PreTrainedConfig, *, placeholder: str, tower_inputs: Sequence[str]
+    ) -> None:
         self._processor, self._placeholder, self._tower_inputs = processor, placeholder, tuple(tower_inputs)
         self.image_token_id: int = config.image_token_id
         self.placeholder_id: int = processor.tokenizer.convert_tokens_to_ids(placeholder)
@@ -111,11 +116,11 @@ class ProcessedFamily(Family):
         """Returns the text that the chat template writes for an image."""
         return processor.image_token
 
-    def image_reader(self, processor: Any, config: Any, encode_text: EncodeText) -> ImageReader:
+    def image_reader(self, processor: Any, config: PreTrainedConfig, encode_text: EncodeText) -> ImageReader:
         placeholder = self.placeholder_text(processor)
         return ProcessedReader(processor, config, placeholder=placeholder, tower_inputs=self.tower_inputs)
 
-    def placeholders(self, config: Any) -> tuple[int | None, int | None]:
+    def placeholders(self, config: PreTrainedConfig) -> tuple[int | None, int | None]:
         """Returns the image token, which is also the placeholder of a whole image."""
         return config.image_token_id, None
 
@@ -182,7 +187,7 @@ class LlavaOneVision(ProcessedFamily):
     def published(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
         return with_tower_named(name), weight
 
-    def feature_inputs(self, features: Sequence[ImageFeatures], is_frame: Sequence[bool]) -> dict[str, Any]:
+    def feature_inputs(self, features: Sequence[ImageFeatures], is_frame: Sequence[bool]) -> dict[str, object]:
         """Returns the features as a list, which the model concatenates itself."""
         return {"mm_encoder_outputs": {"image": SimpleNamespace(pooler_output=[one.embeddings for one in features])}}
 
@@ -194,7 +199,7 @@ _JOINED_LINES = (("\n", "\n\n", "\n\n\n"), ("\n\n", "\n", "\n\n\n"), ("\n\n", "\
 class Gemma3Reader(ProcessedReader):
     """Reads Gemma 3's images. The empty lines around an image merge with adjacent line breaks into one token."""
 
-    def __init__(self, processor: Any, config: Any) -> None:
+    def __init__(self, processor: Any, config: PreTrainedConfig) -> None:
         super().__init__(processor, config, placeholder=processor.boi_token, tower_inputs=())
         vocabulary = processor.tokenizer.get_vocab()
         rules = [[vocabulary.get(text) for text in rule] for rule in _JOINED_LINES]
@@ -224,10 +229,10 @@ class Gemma3(ProcessedFamily):
     def placeholder_text(self, processor: Any) -> str:
         return processor.boi_token
 
-    def image_reader(self, processor: Any, config: Any, encode_text: EncodeText) -> ImageReader:
+    def image_reader(self, processor: Any, config: PreTrainedConfig, encode_text: EncodeText) -> ImageReader:
         return Gemma3Reader(processor, config)
 
-    def placeholders(self, config: Any) -> tuple[int | None, int | None]:
+    def placeholders(self, config: PreTrainedConfig) -> tuple[int | None, int | None]:
         """Returns `<start_of_image>`, the placeholder of a whole image."""
         return config.boi_token_id, None
 
@@ -240,6 +245,6 @@ class Gemma3(ProcessedFamily):
     def published(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
         return with_tower_named(name), weight
 
-    def token_inputs(self, input_ids: Int64[Tensor, "R L"], config: Any) -> dict[str, Tensor]:
+    def token_inputs(self, input_ids: Int64[Tensor, "R L"], config: PreTrainedConfig) -> dict[str, Tensor]:
         """Returns which tokens belong to an image; the model builds its attention mask from them."""
         return {"token_type_ids": (input_ids == config.image_token_id).long()}

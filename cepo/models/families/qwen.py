@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Int64
@@ -19,11 +19,16 @@ from cepo.errors import DataError
 from cepo.models.families.family import EncodeText, EngineUse, Family, ImageFeatures, ImageReader, experts_unserved
 from cepo.models.inputs import ImageInputs, ImageSource, Video
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 
 class GridReader(ImageReader):
     """Reads images as patches on a grid and, with `reads_videos`, videos as images preceded by their times."""
 
-    def __init__(self, processor: Any, config: Any, encode_text: EncodeText, *, reads_videos: bool) -> None:
+    def __init__(
+        self, processor: Any, config: PreTrainedConfig, encode_text: EncodeText, *, reads_videos: bool
+    ) -> None:
         self._images: Any = processor.image_processor
         self._videos: Any = getattr(processor, "video_processor", None) if reads_videos else None  # older folders
         self._vision, self._encode_text = config.vision_config, encode_text
@@ -133,10 +138,10 @@ class GridFamily(Family):
     num_position_axes = 3
     vision_modules = ("visual",)
 
-    def image_reader(self, processor: Any, config: Any, encode_text: EncodeText) -> ImageReader:
+    def image_reader(self, processor: Any, config: PreTrainedConfig, encode_text: EncodeText) -> ImageReader:
         return GridReader(processor, config, encode_text, reads_videos=self.reads_videos)
 
-    def placeholders(self, config: Any) -> tuple[int | None, int | None]:
+    def placeholders(self, config: PreTrainedConfig) -> tuple[int | None, int | None]:
         """Returns the image token and, if videos are read, the video token."""
         return config.image_token_id, config.video_token_id if self.reads_videos else None
 
@@ -164,9 +169,9 @@ class GridFamily(Family):
         )
         return [[next(found) for _ in range(one.num_units)] for one in images]
 
-    def feature_inputs(self, features: Sequence[ImageFeatures], is_frame: Sequence[bool]) -> dict[str, Any]:
+    def feature_inputs(self, features: Sequence[ImageFeatures], is_frame: Sequence[bool]) -> dict[str, object]:
         """See `Family.feature_inputs`; images and video frames are separate entries."""
-        found: dict[str, Any] = {}
+        found: dict[str, object] = {}
         for kind, wanted in (("image", False), ("video", True)):
             chosen = [one for one, flag in zip(features, is_frame, strict=True) if flag == wanted]
             if chosen:
@@ -231,7 +236,7 @@ class Qwen3VLMoe(GridFamily):
         return name, weight.transpose(-1, -2) if name.endswith(_EXPERTS) else weight
 
 
-def published_config(size: str) -> Any:
+def published_config(size: str) -> PreTrainedConfig:
     """Returns the configuration of a dense model, with its published sizes; no file is read."""
     from transformers import Qwen3VLConfig
 

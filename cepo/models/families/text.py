@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from cepo.errors import ConfigError
 from cepo.models.families.family import EngineUse, Family, experts_unserved
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 class Qwen3(Family):
@@ -49,7 +52,7 @@ class UntriedText(Family):
     model_types = ()
 
 
-def plain_head_gap(config: Any, *, trust_remote_code: bool = False) -> float:
+def plain_head_gap(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> float:
     """Returns the largest gap between the log-probs of a plain head and those of the model's own forward pass.
 
     The model has two layers, a small vocabulary and random weights. A gap reveals scaled or capped logits, or a last

@@ -137,7 +137,6 @@ class Reservation:
     share: Share
 
     def release(self) -> None:
-        """Releases the devices."""
         remove_placement_group(self.group)
 
 

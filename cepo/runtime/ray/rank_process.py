@@ -74,7 +74,6 @@ class RankProcess:
         self._receiver: Receiver | None = None
 
     def location(self) -> RankLocation:
-        """Returns the machine and process number of this process."""
         context = ray.get_runtime_context()
         return RankLocation(machine=ray.util.get_node_ip_address(), node_id=context.get_node_id(), process=os.getpid())
 
@@ -85,7 +84,6 @@ class RankProcess:
             return probe.getsockname()[1]
 
     def has_file(self, file: str) -> bool:
-        """Returns whether this process sees a file that the driver wrote."""
         return os.path.isfile(file)
 
     def build(self, content: bytes, meeting: Meeting) -> bytes:

@@ -78,7 +78,6 @@ class Ranks:
 
     @property
     def locations(self) -> Sequence[RankLocation]:
-        """The machine and process of each rank."""
         return self._locations
 
     def build(self, contents: Sequence[bytes]) -> list[Any]:

@@ -88,15 +88,6 @@ class RayBackend:
     def score(self, rows: Sequence[ScoringRow], **options: Unpack[ScoringOptions]) -> list[Tensor]:
         return self._pass("score", rows, **options)
 
-    def score_reference(self, rows: Sequence[ScoringRow], *, keep_states: bool = False) -> list[Tensor]:
-        return self._pass("score_reference", rows, keep_states=keep_states)
-
-    def reference_divergence(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        return self._pass("reference_divergence", rows)
-
-    def entropies(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        return self._pass("entropies", rows)
-
     def values(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
         return self._pass("values", rows)
 
@@ -183,8 +174,6 @@ def _mean(counts: Sequence[int]) -> Metric:
 _STAGES = {
     "generate": "sampling responses",
     "score": "scoring",
-    "score_reference": "scoring with the reference weights",
-    "reference_divergence": "measuring the divergence from the reference",
     "values": "asking the critic",
     "update": "updating the policy",
     "update_critic": "updating the critic",
