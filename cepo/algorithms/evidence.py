@@ -31,12 +31,20 @@ def hindsight_advantages(
     `V_t = sigmoid(logit p + sum_{s<t} delta_s)` with `one_sided_delta` and the pass rate p of the other rollouts. R and
     V_t are compared on the scale of rewards, from `reward_low` to `reward_high`. On this scale
     `sigma = sqrt(p (1 - p) n / (n - ddof))` replaces the group's deviation, without the rollout's own reward; with
-    `scale: none` it is 1. Both results are 0 on padding.
+    `scale: none` it is 1. With `lam` below 1 the numerator is GAE's `sum_l lam^l (V_{t+l+1} - V_{t+l})` with R for the
+    value after the last token, and 0 where its sign is not that of R - p. Both results are 0 on padding.
     """
     mask, rewards, span = batch.response_mask, batch.rewards, config.reward_high - config.reward_low
     prior, size = credit.pass_rate_of_others(rewards, batch.group_ids, low=config.reward_low, high=config.reward_high)
     values = credit.evidence_values(prior, one_sided_delta(batch))
-    advantages = rewards.double().unsqueeze(1) - (config.reward_low + span * values)
+    expected = config.reward_low + span * values
+    advantages = rewards.double().unsqueeze(1) - expected
+    if config.lam < 1:
+        sign = (rewards.double() - config.reward_low - span * prior).sign().unsqueeze(1)
+        advantages, _ = credit.generalised_advantages(
+            batch.token_level_rewards, expected, mask, gamma=1.0, gae_lambda=config.lam
+        )
+        advantages = sign * (sign * advantages).relu()
     if config.scale == "std":
         advantages = advantages / (span * (prior * (1.0 - prior) * size / (size - config.ddof)).sqrt()).unsqueeze(1)
     return advantages.to(rewards.dtype).where(mask, 0.0), values.to(rewards.dtype).where(mask, 0.0)

@@ -44,6 +44,13 @@ class HindsightAdvantageConfig(GroupAdvantageConfig):
         default=1.0,
         description="Hindsight baseline: reward of a right response; rewards in between count in proportion.",
     )
+    lam: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="Hindsight baseline: GAE's lambda over the baseline's values. 1: the reward minus the value, unbiased; "
+        "0: what each token changes in the value, for teachers that know much.",
+    )
 
     @model_validator(mode="after")
     def _rewards_differ(self) -> Self:

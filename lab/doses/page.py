@@ -60,9 +60,9 @@ def _profile(world: str) -> Profile:
     return PROFILES["doses" if world in DOSES else "small"]
 
 
-def _trained() -> list[str]:
-    """The worlds with runs, in the order of doses."""
-    return [world for world in TITLES if any(_comparisons(world))]
+def _trained() -> list[tuple[str, Comparison]]:
+    """The comparisons of runs with their worlds, in the order of doses."""
+    return [(world, own) for world in TITLES for own in _comparisons(world)]
 
 
 def _comparisons(world: str) -> list[Comparison]:
@@ -71,20 +71,19 @@ def _comparisons(world: str) -> list[Comparison]:
     return [other for other in planned if other.batch == PLAN["doses"]["batch"]]
 
 
-def _comparison(world: str) -> Comparison:
-    (own,) = _comparisons(world)
-    return own
-
-
-def _runs(results: Mapping[str, Any], world: str) -> Runs:
-    own = _comparison(world)
+def _runs(results: Mapping[str, Any], world: str, own: Comparison) -> Runs:
     return Runs(records=results["runs"], world=world, batch=own.batch, seeds=own.seeds, own_rates={})
 
 
 def _parts(results: Mapping[str, Any]) -> Iterator[str]:
     yield f"# Dose and response\n\n{PLAN['doses']['text'].strip()}"
     yield "![Accuracy on the training rollouts by dose](images/doses.png)"
-    yield " ".join(comparison_sentences(_runs(results, world), _profile(world)).strip() for world in _trained())
+    first = dict(reversed(_trained()))
+    yield " ".join(
+        comparison_sentences(_runs(results, world, first[world]), _profile(world)).strip()
+        for world in TITLES
+        if world in first
+    )
     yield PLAN["doses"]["found"].strip()
     yield "## What the teachers know\n\n" + PLAN["doses"]["about_knowledge"].strip()
     yield table(
@@ -105,14 +104,13 @@ def _parts(results: Mapping[str, Any]) -> Iterator[str]:
         ],
     )
     yield "## Speed of learning\n\n" + PLAN["doses"]["about_learning"].strip()
-    for world in _trained():
-        own, title = _comparison(world), TITLES[world]
+    for world, own in _trained():
         seeds = ", ".join(map(str, own.seeds))
         yield (
-            f"**{title}**: {own.batch} rollouts per step, {own.steps} steps, learning rate {EQUAL_RATES[world]:g}, run seeds "
-            f"{seeds}."
+            f"**{TITLES[world]}, {own.title[0].lower()}{own.title[1:]}**: {own.batch} rollouts per step, {own.steps} steps, "
+            f"learning rate {EQUAL_RATES[world]:g}, run seeds {seeds}."
         )
-        yield speed_table(_runs(results, world), own.arms, own.steps)
+        yield speed_table(_runs(results, world, own), own.arms, own.steps)
 
 
 _KEYS = ("nats", "first", "second", "third", "last", "limit", "wrong")
@@ -128,12 +126,12 @@ def _with_interval(found: Mapping[str, float | None]) -> list[str]:
 
 
 def _charts(results: Mapping[str, Any]) -> Iterator[Chart]:
-    for world in _trained():
-        runs = _runs(results, world)
+    for world, own in _trained():
+        runs = _runs(results, world, own)
         yield Chart(
             title=f"{TITLES[world]}: rollouts of the last {_WINDOW} steps",
             unit="accuracy",
-            series=[_series(arm, [*runs.equal(arm).values()]) for arm in _comparison(world).arms if runs.equal(arm)],
+            series=[_series(arm, [*runs.equal(arm).values()]) for arm in own.arms if runs.equal(arm)],
         )
 
 

@@ -197,6 +197,37 @@ def test_values_stand_on_the_scale_of_the_rewards(scale: str, sigma: float) -> N
     torch.testing.assert_close(advantages, expected)
 
 
+@pytest.mark.parametrize(
+    ("lam", "scale", "expected"),
+    [
+        (0.0, "none", [[1.0, 2.0], [-2.0, -1.0]]),
+        (0.0, "std", [[1.0 / math.sqrt(6.0), 2.0 / math.sqrt(6.0)], [-2.0 / math.sqrt(6.0), -1.0 / math.sqrt(6.0)]]),
+        (0.5, "none", [[2.0, 2.0], [-2.5, -1.0]]),
+    ],
+)
+def test_below_lambda_1_a_token_is_credited_with_what_it_changes(
+    lam: float, scale: str, expected: list[list[float]]
+) -> None:
+    """Rewards -1 to 3: the first has values 0, 1 and then its reward 3; the other 2, 0 and then -1."""
+    old = torch.zeros(2, 2, dtype=torch.float64)
+    correct = torch.tensor([[math.log(3.0), 5.0], [-math.log(9.0), 5.0]], dtype=torch.float64)
+    batch = token_batch([3.0, -1.0], [0, 0], lengths=[2, 2], old=old, views={"correct": correct}, dtype=torch.float64)
+    settings = {"advantage": {"lam": lam, "scale": scale, "reward_low": -1.0, "reward_high": 3.0}}
+    advantages = build_estimator("hindsight", settings).signal(batch, step=0).advantages
+    torch.testing.assert_close(advantages, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_below_lambda_1_no_token_is_credited_against_its_reward() -> None:
+    """Evidence log 3, then -log 9, for a right response and for a wrong one; p is 1/4 and 3/4."""
+    told = torch.tensor([math.log(3.0), -math.log(9.0), 0.0], dtype=torch.float64).expand(2, 3)
+    old = torch.zeros(2, 3, dtype=torch.float64)
+    batch = token_batch([1.0, 0.0], [0, 0], lengths=[3, 3], old=old, views={"correct": told}, dtype=torch.float64)
+    settings = {"advantage": {"lam": 0.0, "scale": "none"}}
+    advantages = build_estimator("hindsight", settings).signal(batch, step=0).advantages
+    expected = torch.tensor([[1 / 4, 0.0, 9 / 10], [0.0, -0.4, -0.5]], dtype=torch.float64)
+    torch.testing.assert_close(advantages, expected)
+
+
 def test_extreme_evidence_keeps_values_between_0_and_1() -> None:
     old = torch.tensor([[0.0, -1e4, 0.0], [-1e4, -1e4, -1e4]], dtype=torch.float64)
     correct = torch.tensor([[-1e4, 0.0, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)

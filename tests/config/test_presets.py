@@ -38,6 +38,7 @@ EVIDENCE = {
     **GROUP,
     "advantage.reward_low": 0.0,
     "advantage.reward_high": 1.0,
+    "advantage.lam": 1.0,
     "advantage.baseline": "group",
     "weight.lambda_init": 0.5,
     "weight.lambda_schedule": "linear",
