@@ -56,7 +56,8 @@ def with_present_keys(config: Tree) -> Tree:
 def _present(key: str) -> str | None:
     """Returns the present dotted key of a setting's key within a method's section."""
     key = _RENAMED.get(key, key)
-    found = [each for each in _shared_keys() if each == key or each.endswith(f".{key}")]
+    known = _shared_keys()
+    found = [key] if key in known else [each for each in known if each.endswith(f".{key}")]
     return f"algorithm.{found[0]}" if len(found) == 1 else None
 
 
