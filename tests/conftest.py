@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 # Before any test module imports them: Ray reads its variables, and the hook acts, on first import only.
 prepare_own_cluster()
 install_import_hook(["cepo.losses"], "beartype.beartype")
+# Tiny models need one thread, and each core has a test worker. The number may not change later: what oneDNN compiled for
+# 2 threads computes wrong values with 1 (seen with AVX2 in vLLM engines, which fixtures of a module start before a test).
+if not torch.cuda.is_available():
+    torch.set_num_threads(1)
 
 # These name torch in annotations alone, which the checker has to resolve.
 for _module in (credit, grpo):
@@ -69,9 +73,9 @@ def _same_numbers_whatever_ran_before() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _process_as_it_was(request: pytest.FixtureRequest) -> Iterator[None]:
-    """No test notices which ones ran before it in this process. Tiny models need one thread: each core has a worker."""
-    with restored_process(threads=None if request.node.get_closest_marker("gpu") else 1):
+def _process_as_it_was() -> Iterator[None]:
+    """No test notices which ones ran before it in this process."""
+    with restored_process():
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,8 @@ def open_generator(
 ) -> Generator:
     if name == "vllm":
         pytest.importorskip("vllm", reason="vLLM is not installed")
+        if dtype != "fp32" and "ONEDNN_MAX_CPU_ISA" in os.environ and torch.cpu._is_amx_tile_supported():
+            pytest.skip("vLLM's 16-bit kernels use AMX whenever the processor has it, and abort if oneDNN may not")
     settings = GeneratorSettings(
         name=name,
         model_path=str(folder),

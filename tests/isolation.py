@@ -29,16 +29,10 @@ def own_caches(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def restored_process(*, threads: int | None = 1) -> Iterator[None]:
-    """Inside, so many threads (None: as many as before); afterwards the process is as it was.
-
-    That is: its threads, signal handlers, log levels, environment, working directory, import path, and methods.
-    """
-    number = torch.get_num_threads()
-    if threads is not None:
-        torch.set_num_threads(threads)
+def restored_process() -> Iterator[None]:
+    """Afterwards the process is as it was: threads, signal handlers, log levels, environment, folder, import path, methods."""
     with ExitStack() as stack:
-        stack.callback(torch.set_num_threads, number)
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
         for heard in (signal.SIGINT, signal.SIGTERM):
             stack.callback(signal.signal, heard, signal.getsignal(heard))
         stack.enter_context(_restored_loggers())

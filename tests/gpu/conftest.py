@@ -42,8 +42,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
-    """Little threads for tiny tensors; no test leaves weights on the device, a log level or a signal handler to the next."""
-    with restored_process(threads=None if torch.cuda.is_available() else 1):
+    """No test leaves weights on the device, a log level or a signal handler to the next."""
+    with restored_process():
         yield
     gc.collect()
     if torch.cuda.is_available():

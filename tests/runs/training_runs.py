@@ -107,9 +107,6 @@ def run(
     """A whole run in `folder`; `prepare` may change the trainer before its first step."""
     config = checked_config([*arguments, *overrides, f"trainer.save_checkpoint_path={folder}"])
     with ExitStack() as stack:
-        # Fixtures of a module train before a test limits its threads, and the number of threads decides bits.
-        stack.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(1)
         trainer = trainer_of(config, stack)
         if prepare is not None:
             prepare(trainer)
