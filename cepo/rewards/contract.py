@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
@@ -27,11 +26,13 @@ class RewardFailure:
         reason: one line.
         details: the user's own frames and the exception.
         breaks_contract: the function returned something that is not a score.
+        timed_out: the call exceeded the time limit.
     """
 
     reason: str
     details: str = field(repr=False)
     breaks_contract: bool = False
+    timed_out: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,18 +89,6 @@ def validate_scores(scores: object, num_expected: int, *, source: str, first_sam
             "for one that cannot be judged; set REWARD_TYPE = 'sequential' in its file if it takes one sample at a time."
         )
     return [validate_score(score, sample=first_sample + index, source=source) for index, score in enumerate(found)]
-
-
-def check_picklable(samples: Sequence[Mapping[str, object]], first: int = 0) -> None:
-    """Raises `RewardError` for a sample that cannot be sent to another process; `first` is the first one's number."""
-    for index, sample in enumerate(samples, start=first):
-        try:
-            pickle.dumps(sample, protocol=pickle.HIGHEST_PROTOCOL)
-        except Exception as error:
-            raise RewardError(
-                f"sample {index} with the keys {sorted(sample)} cannot be sent to a reward worker: {error}. "
-                "Reward inputs hold data that pickle can copy."
-            ) from error
 
 
 def _shown(value: object) -> str:

@@ -20,7 +20,7 @@ from cepo.config import check_config, load_config
 from cepo.data.dataset import Problem
 from cepo.errors import ConfigError, RewardError
 from cepo.models.inputs import Video
-from cepo.rewards.combined import load_reward
+from cepo.rewards.functions import load_reward
 from cepo.rewards.judge import compute_score
 from cepo.rewards.pool import RewardPool
 from cepo.trainer.asking import reward_input
