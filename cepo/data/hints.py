@@ -54,20 +54,15 @@ class HintTemplate:
             raise ConfigError(f"{origin} never uses the variable reference, so teachers would see no hint")
         if unknown := sorted(used - {"prompt", "reference"}):
             raise ConfigError(f"{origin} uses {', '.join(unknown)}; accepted variables: prompt, reference")
-        self._origin = origin
-        self._check_place_of_prompt(placement)
-
-    def _check_place_of_prompt(self, placement: str) -> None:
         text = self.render(prompt=_PROBE, reference="1")
         if placement == "user_suffix" and not text.startswith(_PROBE):
             raise ConfigError(
-                f"{self._origin} must begin with the prompt for teacher.placement user_suffix; use placement free"
+                f"{origin} must begin with the prompt for teacher.placement user_suffix; use placement free"
             )
         if placement == "free" and text.count(_PROBE) != 1:
-            raise ConfigError(f"{self._origin} must contain the prompt exactly once, so no image is lost or repeated")
+            raise ConfigError(f"{origin} must contain the prompt exactly once, so no image is lost or repeated")
 
     def render(self, *, prompt: str, reference: str) -> str:
-        """Returns the text with both variables filled in. The values themselves are not treated as templates."""
         return self._template.render(prompt=prompt, reference=reference)
 
 

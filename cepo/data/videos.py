@@ -43,8 +43,8 @@ def load_video(value: object, image_dir: str | None, rules: FrameRules) -> Video
     """Returns the chosen frames of a video.
 
     Args:
-        value: path, raw bytes, a mapping with `bytes` or `path`, or a list of frames in any form accepted for images.
-        image_dir: folder prepended to paths given as text.
+        value: path in `image_dir`, raw bytes, a mapping with `bytes` or `path`, or a list of frames in any form accepted
+            for images.
 
     Raises:
         ConfigError: the libraries of the extra `video` are not installed.

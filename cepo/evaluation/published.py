@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -104,9 +103,8 @@ def average(row: TableRow) -> Cell:
     cells = list(_benchmarks(row).values())
     if not cells:
         raise DataError(f"{row.group}, {row.name}: there is no benchmark to average; evaluate the model again")
-    errors = [cell.error for cell in cells if cell.error is not None]
-    error = math.hypot(*errors) / len(cells) if len(errors) == len(cells) else None
-    return Cell(mean=math.fsum(cell.mean for cell in cells) / len(cells), error=error)
+    found = macro_average(cells)
+    return Cell(mean=found["mean"], error=found["error"])
 
 
 def _wrong_average(row: TableRow) -> Iterator[str]:

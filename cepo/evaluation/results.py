@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ def write_results(folder: Path, description: Fields, benchmarks: Fields) -> Tree
     """Writes evaluation.json: the description, each benchmark's statistics, and the average over several benchmarks."""
     results = {**description, "benchmarks": dict(benchmarks)}
     if len(benchmarks) > 1:
-        results["average"] = macro_average([_estimate(figures["accuracy"]) for figures in benchmarks.values()])
+        results["average"] = macro_average([Estimate(**figures["accuracy"]) for figures in benchmarks.values()])
     write_atomically(folder / RESULTS_FILE, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     return results
 
@@ -118,12 +119,11 @@ def comparison_table(comparisons: Sequence[Paired]) -> Table:
         for each in comparisons
     ]
     if len(comparisons) > 1:
-        average = macro_average([each.difference for each in comparisons])
-        means = [
-            sum(values) / len(comparisons)
+        means = (
+            statistics.fmean(values)
             for values in zip(*((each.first, each.second) for each in comparisons), strict=True)
-        ]
-        rows.append(("average", "", means[0], means[1], average))
+        )
+        rows.append(("average", "", *means, macro_average([each.difference for each in comparisons])))
     for name, count, before, after, difference in rows:
         table.add_row(escape(name), count, f"{100 * before:.1f}", f"{100 * after:.1f}", percent(difference, sign="+"))
     return table
@@ -153,7 +153,3 @@ def _shares(rows: Sequence[Row]) -> dict[str, float]:
     for row in rows:
         verdicts[row["problem_id"]].append(row["correct"])
     return {problem: sum(right) / len(right) for problem, right in verdicts.items()}
-
-
-def _estimate(figures: Fields) -> Estimate:
-    return Estimate(mean=figures["mean"], error=figures["error"], num_clusters=figures["num_clusters"])

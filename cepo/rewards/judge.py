@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from cepo.errors import ConfigError, DataError, RewardError
 from cepo.foreign_files import read_json
@@ -77,22 +77,17 @@ class Judge:
     def score(self, sample: Fields) -> dict[str, float]:
         """Returns the score of a sample, see `compute_score`; raises `RewardError` if there is no verdict in time."""
         body = json.dumps(self._request(sample), sort_keys=True).encode()
-        place = (
-            None
-            if self.cache is None
-            else self.cache / f"{hashlib.sha256(self.base_url.encode() + body).hexdigest()}.json"
-        )
-        reply = None if place is None else _kept(place)
-        attempts = 0
+        name = f"{hashlib.sha256(self.base_url.encode() + body).hexdigest()}.json"
+        reply, attempts = None if self.cache is None else _kept(self.cache / name), 0
         if reply is None:
             reply, attempts = self._asked(body)
         text = _content(reply)
-        spent: Fields = reply.get("usage") or {}
         found = _SCORE.findall(text)
         if not found:
             raise RewardError(f"the judge's reply has no <score>: {text[-200:]!r}")
-        if place is not None and attempts:
-            _keep(place, reply)
+        if self.cache is not None and attempts:
+            _keep(self.cache / name, reply)
+        spent: Fields = reply.get("usage") or {}
         tokens = [float(spent.get(name) or 0) if attempts else 0.0 for name in ("prompt_tokens", "completion_tokens")]
         return {
             "overall": min(float(found[-1]), _LARGEST_SCORE) / _LARGEST_SCORE,
@@ -146,12 +141,9 @@ class Judge:
         with _OPENER.open(request, timeout=max(seconds, 0.001)) as response:
             content = response.read(_LARGEST_REPLY)
         try:
-            reply: Any = json.loads(content)
+            return json.loads(content)
         except ValueError as error:
             raise RewardError(f"the judge at {self.base_url} did not reply with JSON") from error
-        if not isinstance(reply, dict):
-            raise RewardError(f"the judge at {self.base_url} did not reply with an object")
-        return cast("Tree", reply)
 
 
 def compute_score(
@@ -193,7 +185,7 @@ def compute_score(
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Follows no redirection, which would take the key elsewhere."""
 
-    def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any) -> None:
+    def redirect_request(self, *_: object) -> None:
         return None
 
 

@@ -155,7 +155,7 @@ def test_the_cache_answers_a_repeated_request(tmp_path: Path) -> None:
     ("status", "headers", "text", "fault"),
     [
         (200, {}, reply("fine"), "has no <score>"),
-        (200, {}, "[]", "did not reply with an object"),
+        (200, {}, "[]", "has no choices"),
         (200, {}, "<html>", "did not reply with JSON"),
         (200, {}, "{}", "has no choices"),
         (302, {"Location": "http://127.0.0.1:9/"}, "", "status 302"),
