@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cepo.errors import DataError
@@ -32,13 +33,8 @@ def is_scored(name: str) -> bool:
 def score_table(names: Sequence[str]) -> ScoreTable:
     """Returns a table of evaluations and published tables in the given order, with averages computed from their cells.
 
-    Each evaluation after the first also has its difference from the first, paired by problem.
-
-    Args:
-        names: evaluations and tables, as in `is_scored`.
-
-    Raises:
-        DataError: a name is neither an evaluation nor a table.
+    Each evaluation after the first also has its difference from the first, paired by problem. Raises `DataError` if a
+    name is neither an evaluation nor a table.
     """
     rows: list[TableRow] = []
     notes: list[str] = []
@@ -51,9 +47,9 @@ def score_table(names: Sequence[str]) -> ScoreTable:
             continue
         row = _averaged(_evaluated(Path(name)))
         if evaluations:
-            row = TableRow(
-                group=row.group, name=row.name, cells={**row.cells, _DIFFERENCE: _paired(evaluations[0], Path(name))}
-            )
+            compared = compare_evaluations(evaluations[0], Path(name))
+            difference = _cell(macro_average([each.difference for each in compared]), 100.0)
+            row = replace(row, cells={**row.cells, _DIFFERENCE: difference})
         evaluations.append(Path(name))
         rows.append(row)
     known = [*NAMES.values(), *(name for row in rows for name in row.cells if name not in (AVERAGE, _DIFFERENCE))]
@@ -91,7 +87,7 @@ def _evaluated(folder: Path) -> TableRow:
 
 
 def _averaged(row: TableRow) -> TableRow:
-    return TableRow(group=row.group, name=row.name, cells={**_benchmarks(row), AVERAGE: average(row)})
+    return replace(row, cells={**_benchmarks(row), AVERAGE: average(row)})
 
 
 def average(row: TableRow) -> Cell:
@@ -118,10 +114,6 @@ def _wrong_average(row: TableRow) -> Iterator[str]:
 
 def _benchmarks(row: TableRow) -> dict[str, Cell]:
     return {name: cell for name, cell in row.cells.items() if isinstance(cell, Cell) and name != AVERAGE}
-
-
-def _paired(first: Path, second: Path) -> Cell:
-    return _cell(macro_average([each.difference for each in compare_evaluations(first, second)]), 100.0)
 
 
 def _cell(estimate: Fields, scale: float) -> Cell:

@@ -34,11 +34,16 @@ def write_results(folder: Path, description: Fields, benchmarks: Fields) -> Tree
 def results_table(results: Fields) -> Table:
     """Returns the figures as a table for the terminal."""
     head, *rows = figure_rows(results)
-    table = Table(title="accuracy in %, ± standard error over independent problems")
-    for heading in head:
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    table = _empty_table("accuracy in %, ± standard error over independent problems", head)
     for name, *cells in rows:
         table.add_row(escape(name), *cells, style="dim" if name.startswith("  ") else None)
+    return table
+
+
+def _empty_table(title: str, head: Sequence[str]) -> Table:
+    table = Table(title=title)
+    for heading in head:
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     return table
 
 
@@ -111,9 +116,8 @@ def compare_evaluations(first: Path, second: Path) -> list[Paired]:
 
 def comparison_table(comparisons: Sequence[Paired]) -> Table:
     """Returns a table of accuracies in percent and their paired differences in points, with errors."""
-    table = Table(title="accuracy in %, difference in points ± standard error, paired by problem")
-    for heading in ("", "problems", "first", "second", "difference"):
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    title = "accuracy in %, difference in points ± standard error, paired by problem"
+    table = _empty_table(title, ("", "problems", "first", "second", "difference"))
     rows = [
         (each.benchmark, str(each.num_problems), each.first, each.second, each.difference.as_json())
         for each in comparisons
@@ -131,20 +135,21 @@ def comparison_table(comparisons: Sequence[Paired]) -> Table:
 
 def _paired(name: str, first: Sequence[Row], second: Sequence[Row]) -> Paired:
     shares = _shares(first), _shares(second)
-    known = {row["problem_id"]: (row["ground_truth"], row["cluster"]) for row in first}
-    if known != {row["problem_id"]: (row["ground_truth"], row["cluster"]) for row in second}:
+    known, others = (
+        {row["problem_id"]: (row["ground_truth"], row["cluster"]) for row in rows} for rows in (first, second)
+    )
+    if known != others:
         raise DataError(
             f"{name}: the two evaluations used different problems ({len(shares[0])} and {len(shares[1])}); "
             "evaluate both with the same data=, data.max_prompt_length and pixel limits"
         )
-    ids = list(known)
-    differences = [shares[1][each] - shares[0][each] for each in ids]
+    differences = [shares[1][each] - shares[0][each] for each in known]
     return Paired(
         benchmark=name,
-        num_problems=len(ids),
-        first=sum(shares[0].values()) / len(ids),
-        second=sum(shares[1].values()) / len(ids),
-        difference=clustered_mean(differences, [known[each][1] for each in ids]),
+        num_problems=len(known),
+        first=sum(shares[0].values()) / len(known),
+        second=sum(shares[1].values()) / len(known),
+        difference=clustered_mean(differences, [cluster for _, cluster in known.values()]),
     )
 
 

@@ -273,16 +273,19 @@ def test_an_input_that_cannot_travel_is_named(math_pool: RewardPool) -> None:
 
 
 @pytest.mark.parametrize(
-    "hanging", [False, pytest.param(True, marks=pytest.mark.nightly("waits for 14 seconds of processor time"))]
+    "response",
+    ["", "child", pytest.param("hang in C", marks=pytest.mark.nightly("waits for 14 seconds of processor time"))],
 )
-def test_workers_end_when_their_parent_is_killed(hanging: bool, misbehaving: Path) -> None:
+def test_workers_end_when_their_parent_is_killed(response: str, misbehaving: Path, tmp_path: Path) -> None:
     # The parent has no __main__ guard, on purpose, and starts the hanging call in a thread.
+    pid_file = tmp_path / "pid"
     program = f"""
         import threading, time
         from cepo.rewards.pool import RewardPool
-        pool = RewardPool({f"{misbehaving}:batch"!r}, {{}}, num_workers=1, timeout_seconds=1.5)
-        sample = {{"response": "hang in C", "response_length": 1, "ground_truth": "1"}}
-        if {hanging}:
+        limit = 600.0 if {response!r} == "child" else 1.5
+        pool = RewardPool({f"{misbehaving}:batch"!r}, {{}}, num_workers=1, timeout_seconds=limit)
+        sample = {{"response": {response!r}, "response_length": 1, "ground_truth": "1", "pid_file": {str(pid_file)!r}}}
+        if sample["response"]:
             threading.Thread(target=pool.score, args=([sample],), daemon=True).start()
             time.sleep(0.5)
         print(next(iter(pool._workers)).pid, flush=True)
@@ -290,11 +293,15 @@ def test_workers_end_when_their_parent_is_killed(hanging: bool, misbehaving: Pat
     """
     parent = _program(program)
     assert parent.stdout is not None
-    pid = int(parent.stdout.readline())
+    pids = [int(parent.stdout.readline())]
+    if response == "child":
+        while not (pid_file.exists() and pid_file.read_text()):
+            time.sleep(0.05)
+        pids.append(int(pid_file.read_text()))
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    _wait_until_gone(pid)
+    _wait_until_gone(*pids)
 
 
 def test_neither_side_of_the_pool_imports_torch(tmp_path: Path) -> None:
