@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import random
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -19,7 +19,7 @@ from cepo.data.videos import FrameRules, load_video
 from cepo.errors import ConfigError, DataError
 from cepo.models.inputs import ImageSource, Turn, Video
 from cepo.models.processing import IMAGE_MARK, VIDEO_MARK, Processing
-from cepo.trees import Fields
+from cepo.trees import Fields, Tree
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -103,6 +103,7 @@ class ProblemSet(Sequence[Problem]):
         *history, last = self._turns(row)
         videos = tuple(self._video(value) for value in listed(row, config.video_key))
         is_known = not (videos or self._rows_are_given)
+        source = ImageSource(data=self._source, row=number)
         images, shown = (decoded_images(row, config, column) for column in ("", config.teacher_image_key))
         answer = plain_text(row.pop(config.answer_key)).strip()
         for key in (config.image_key, config.video_key, config.teacher_image_key):
@@ -116,15 +117,10 @@ class ProblemSet(Sequence[Problem]):
             solution=_solution(row.get(config.solution_key)),
             columns=row,
             videos=videos,
-            image_source=ImageSource(data=self._source, row=number) if is_known else None,
+            image_source=source if is_known else None,
             teacher_images=shown,
-            teacher_image_source=(
-                ImageSource(data=self._source, row=number, column=config.teacher_image_key) if is_known else None
-            ),
+            teacher_image_source=replace(source, column=config.teacher_image_key) if is_known else None,
         )
-
-    def __iter__(self) -> Iterator[Problem]:
-        return (self[index] for index in range(len(self)))
 
     def indices(self, step: int, batch_size: int) -> list[int]:
         """Returns the problems of the 0-based `step`, which depend only on the step and `data.seed`."""
@@ -186,12 +182,8 @@ class ProblemSet(Sequence[Problem]):
 
     def _video(self, value: object) -> Video:
         config = self._config
-        rules = FrameRules(
-            fps=config.video_fps,
-            min_pixels=config.min_pixels,
-            max_pixels=config.max_pixels,
-            factor=self._processing.reader.video_factor,
-        )
+        limits: Tree = {"min_pixels": config.min_pixels, "max_pixels": config.max_pixels}
+        rules = FrameRules(fps=config.video_fps, factor=self._processing.reader.video_factor, **limits)
         return load_video(value, config.image_dir, rules)
 
     def _measure(self, row: Fields) -> RowMeasure:

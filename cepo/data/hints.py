@@ -27,72 +27,6 @@ _CONTROL_CHARACTERS = re.compile(
 """Matches control, invisible and direction characters, tags, and lone surrogates, which cannot be encoded."""
 
 
-class HintTemplate:
-    """Renders a sandboxed Jinja template with the variables `prompt` (the student's user text) and `reference`.
-
-    The placement determines what the template produces. `user_suffix`: the user text, which begins with the prompt, so
-    that student and teacher contexts share their tokens up to the reference. `free`: any user text that contains the
-    prompt exactly once. `assistant_prefix`: the text right before the response.
-
-    Raises:
-        ConfigError: the file is missing or not text, does not parse, does not use `reference`, uses an unknown
-            variable, or does not place the prompt as required.
-    """
-
-    def __init__(self, placement: str, path: str | None = None) -> None:
-        source, origin = TEMPLATES.get(placement, ""), f"the built-in wording of {placement}"
-        if path is None and not source:
-            raise ConfigError(
-                f"teacher.placement {placement} has no built-in wording; name a Jinja file in teacher.template"
-            )
-        if path is not None:
-            origin = f"teacher.template {path}"
-            source = template_text(path, origin, "that uses prompt and reference").removesuffix("\n")
-        self._template = UserTemplate(source, origin, keep_trailing_newline=True)
-        used = self._template.variables
-        if "reference" not in used:
-            raise ConfigError(f"{origin} never uses the variable reference, so teachers would see no hint")
-        if unknown := sorted(used - {"prompt", "reference"}):
-            raise ConfigError(f"{origin} uses {', '.join(unknown)}; accepted variables: prompt, reference")
-        text = self.render(prompt=_PROBE, reference="1")
-        if placement == "user_suffix" and not text.startswith(_PROBE):
-            raise ConfigError(
-                f"{origin} must begin with the prompt for teacher.placement user_suffix; use placement free"
-            )
-        if placement == "free" and text.count(_PROBE) != 1:
-            raise ConfigError(f"{origin} must contain the prompt exactly once, so no image is lost or repeated")
-
-    def render(self, *, prompt: str, reference: str) -> str:
-        return self._template.render(prompt=prompt, reference=reference)
-
-
-def sanitise_reference(text: str, special_texts: Iterable[str]) -> str:
-    """Removes everything from a model's or dataset's text that no context may contain.
-
-    White space, including every kind of line break, is collapsed to single spaces. Control characters are removed.
-    Special-token texts (control tokens, image placeholders) are removed until none is left, because removing one, or
-    the spaces within one, can join the halves of another. This takes one pass, since texts may nest a million deep.
-    """
-    specials = sorted({special for special in special_texts if special}, key=len, reverse=True)
-    # Spaces first: line breaks are control characters too, and removing them would turn "1\r2" into "12".
-    text = " ".join(_CONTROL_CHARACTERS.sub("", " ".join(text.split())).split())
-    if not any(special in text for special in specials):
-        return text
-    ending: dict[str, list[str]] = {}
-    for special in specials:
-        ending.setdefault(special[-1], []).append(special)
-    kept: list[str] = []
-    for character in text:
-        if character == " " and (not kept or kept[-1] == " "):
-            continue
-        kept.append(character)
-        for special in ending.get(character, ()):
-            if "".join(kept[-len(special) :]) == special:
-                del kept[-len(special) :]
-                break
-    return "".join(kept).rstrip()
-
-
 def template_text(path: str, origin: str, accepted: str) -> str:
     """Returns the text of a template file; raises `ConfigError` if it is no regular file in UTF-8."""
     try:
@@ -127,3 +61,65 @@ class UserTemplate:
             return self._template.render(**values)
         except Exception as error:  # a template is a program: it can raise anything
             raise ConfigError(f"{self._origin} cannot be rendered: {type(error).__name__}: {error}") from error
+
+
+class HintTemplate(UserTemplate):
+    """Renders a sandboxed Jinja template with the variables `prompt` (the student's user text) and `reference`.
+
+    The placement determines what the template produces. `user_suffix`: the user text, which begins with the prompt, so
+    that student and teacher contexts share their tokens up to the reference. `free`: any user text that contains the
+    prompt exactly once. `assistant_prefix`: the text right before the response.
+
+    Raises:
+        ConfigError: the file is missing or not text, does not parse, does not use `reference`, uses an unknown
+            variable, or does not place the prompt as required.
+    """
+
+    def __init__(self, placement: str, path: str | None = None) -> None:
+        source, origin = TEMPLATES.get(placement, ""), f"the built-in wording of {placement}"
+        if path is None and not source:
+            raise ConfigError(
+                f"teacher.placement {placement} has no built-in wording; name a Jinja file in teacher.template"
+            )
+        if path is not None:
+            origin = f"teacher.template {path}"
+            source = template_text(path, origin, "that uses prompt and reference").removesuffix("\n")
+        super().__init__(source, origin, keep_trailing_newline=True)
+        if "reference" not in self.variables:
+            raise ConfigError(f"{origin} never uses the variable reference, so teachers would see no hint")
+        if unknown := sorted(self.variables - {"prompt", "reference"}):
+            raise ConfigError(f"{origin} uses {', '.join(unknown)}; accepted variables: prompt, reference")
+        text = self.render(prompt=_PROBE, reference="1")
+        if placement == "user_suffix" and not text.startswith(_PROBE):
+            raise ConfigError(
+                f"{origin} must begin with the prompt for teacher.placement user_suffix; use placement free"
+            )
+        if placement == "free" and text.count(_PROBE) != 1:
+            raise ConfigError(f"{origin} must contain the prompt exactly once, so no image is lost or repeated")
+
+
+def sanitise_reference(text: str, special_texts: Iterable[str]) -> str:
+    """Removes everything from a model's or dataset's text that no context may contain.
+
+    White space, including every kind of line break, is collapsed to single spaces. Control characters are removed.
+    Special-token texts (control tokens, image placeholders) are removed until none is left, because removing one, or
+    the spaces within one, can join the halves of another. This takes one pass, since texts may nest a million deep.
+    """
+    specials = sorted({special for special in special_texts if special}, key=len, reverse=True)
+    # Spaces first: line breaks are control characters too, and removing them would turn "1\r2" into "12".
+    text = " ".join(_CONTROL_CHARACTERS.sub("", " ".join(text.split())).split())
+    if not any(special in text for special in specials):
+        return text
+    ending: dict[str, list[str]] = {}
+    for special in specials:
+        ending.setdefault(special[-1], []).append(special)
+    kept: list[str] = []
+    for character in text:
+        if character == " " and (not kept or kept[-1] == " "):
+            continue
+        kept.append(character)
+        for special in ending.get(character, ()):
+            if "".join(kept[-len(special) :]) == special:
+                del kept[-len(special) :]
+                break
+    return "".join(kept).rstrip()

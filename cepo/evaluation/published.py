@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cepo.errors import DataError
 from cepo.evaluation.accuracy import macro_average
-from cepo.evaluation.results import RESULTS_FILE, compare_evaluations
+from cepo.evaluation.results import RESULTS_FILE, compare_evaluations, results_file
 from cepo.foreign_files import damaged_as, read_json
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
 from cepo.trees import Fields, Tree
@@ -38,7 +38,7 @@ def score_table(names: Sequence[str]) -> ScoreTable:
     """
     rows: list[TableRow] = []
     notes: list[str] = []
-    evaluations: list[Path] = []
+    first: Path | None = None
     for name in names:
         if name.endswith(".json"):
             published = list(_published(Path(name)))
@@ -46,18 +46,17 @@ def score_table(names: Sequence[str]) -> ScoreTable:
             rows += [_averaged(row) for row in published]
             continue
         row = _averaged(_evaluated(Path(name)))
-        if evaluations:
-            compared = compare_evaluations(evaluations[0], Path(name))
-            difference = _cell(macro_average([each.difference for each in compared]), 100.0)
-            row = replace(row, cells={**row.cells, _DIFFERENCE: difference})
-        evaluations.append(Path(name))
+        if first is not None:
+            average_gain = macro_average([each.difference for each in compare_evaluations(first, Path(name))])
+            row = replace(row, cells={**row.cells, _DIFFERENCE: _cell(average_gain, 100.0)})
+        first = first or Path(name)
         rows.append(row)
     known = [*NAMES.values(), *(name for row in rows for name in row.cells if name not in (AVERAGE, _DIFFERENCE))]
     benchmarks = [name for name in dict.fromkeys(known) if any(name in row.cells for row in rows)]
     columns = [Column(name=name, is_ranked=True) for name in (*benchmarks, AVERAGE)]
-    if any(_DIFFERENCE in row.cells for row in rows):
+    if first is not None and any(_DIFFERENCE in row.cells for row in rows):
         columns.append(Column(name=_DIFFERENCE, signed=True))
-        notes.append(f"The difference of averages is from {evaluations[0].name}, paired by problem.")
+        notes.append(f"The difference of averages is from {first.name}, paired by problem.")
     title = "Accuracy in %, ± standard error; the average is the unweighted mean"
     return ScoreTable(title=title, columns=columns, rows=rows, notes=notes)
 
@@ -72,11 +71,7 @@ def _published(path: Path) -> Iterator[TableRow]:
 
 
 def _evaluated(folder: Path) -> TableRow:
-    path = folder / RESULTS_FILE
-    if not path.is_file():
-        raise DataError(
-            f"{folder} holds no finished evaluation ({RESULTS_FILE}); give a folder that cepo evaluate wrote"
-        )
+    path = results_file(folder)
     with damaged_as(path, "holds no result of cepo evaluate; evaluate the model again"):
         results: Tree = read_json(path, dict, within=folder)
         cells = {
@@ -91,11 +86,7 @@ def _averaged(row: TableRow) -> TableRow:
 
 
 def average(row: TableRow) -> Cell:
-    """Returns the unweighted mean of the benchmarks' cells, with the error `sqrt(sum of squared errors) / number`.
-
-    Raises:
-        DataError: the row has no cell.
-    """
+    """Returns the `macro_average` of the benchmarks' cells; raises `DataError` if the row has none."""
     cells = list(_benchmarks(row).values())
     if not cells:
         raise DataError(f"{row.group}, {row.name}: there is no benchmark to average; evaluate the model again")

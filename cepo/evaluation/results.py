@@ -76,12 +76,18 @@ def percent(estimate: Fields, *, sign: str = "") -> str:
     return shown if estimate["error"] is None else f"{shown} ± {100 * estimate['error']:.1f}"
 
 
-def read_rows(folder: Path) -> dict[str, list[Row]]:
-    """Returns an evaluation's graded responses by benchmark; raises `DataError` if it is not finished."""
+def results_file(folder: Path) -> Path:
+    """Returns an evaluation's file of results; raises `DataError` if it is not finished."""
     if not (folder / RESULTS_FILE).is_file():
         raise DataError(
             f"{folder} holds no finished evaluation ({RESULTS_FILE}); give a folder that cepo evaluate wrote"
         )
+    return folder / RESULTS_FILE
+
+
+def read_rows(folder: Path) -> dict[str, list[Row]]:
+    """Returns an evaluation's graded responses by benchmark; raises `DataError` if it is not finished."""
+    results_file(folder)
     rows: dict[str, list[Row]] = defaultdict(list)
     for row in read_objects(folder / GENERATIONS_FILE, within=folder):
         if not all(isinstance(row.get(name), str) for name in ("benchmark", "problem_id", "cluster", "ground_truth")):

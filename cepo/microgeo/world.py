@@ -172,10 +172,8 @@ def build_world(
     The world is built in a temporary folder and then renamed, so an interrupted build leaves no partial world.
 
     Args:
-        kind: which world.
         folder: by default `microgeo-<fingerprint>` in `$XDG_CACHE_HOME/cepo` or `~/.cache/cepo`.
         num_validation: number of problems of the validation split and of each held-out split.
-        seed: of the problems.
 
     Raises:
         DataError: the folder holds something else, or a count is not positive.
@@ -193,6 +191,7 @@ def build_world(
         return world
     building = World(folder.with_name(f".{folder.name}.building-{os.getpid()}"))
     old = building.folder.with_name(f"{building.folder.name}-old")
+    shutil.rmtree(building.folder, ignore_errors=True)
     building.folder.mkdir(parents=True)
     try:
         with phase(f"building the embedded world in {folder}"):

@@ -77,25 +77,15 @@ def validate_score(score: object, *, sample: int, source: str) -> RewardScore:
 
 def validate_scores(scores: object, num_expected: int, *, source: str, first_sample: int = 0) -> list[RewardScore]:
     """Checks a batch function's scores by `validate_score`; raises `BatchContractError` if their number is wrong."""
-    if not isinstance(scores, Sequence) or isinstance(scores, str | bytes):
+    is_list = isinstance(scores, Sequence) and not isinstance(scores, str | bytes)
+    found = cast("Sequence[Any]", scores) if is_list else ()
+    if not is_list or len(found) != num_expected:
+        returned = f"{len(found)} scores" if is_list else f"a {type(scores).__name__}"
         raise BatchContractError(
-            f"{source} returned a {type(scores).__name__} for {num_expected} samples. A batch function returns a list "
-            "of dicts, one per sample; set REWARD_TYPE = 'sequential' in its file if it takes one sample at a time."
-        )
-    found = cast("Sequence[Any]", scores)
-    if len(found) != num_expected:
-        raise BatchContractError(
-            f"{source} returned {len(found)} scores for {num_expected} samples. Return one per sample, in their order, 0 "
-            "for one that cannot be judged; set REWARD_TYPE = 'sequential' in its file if it takes one sample at a time."
+            f"{source} returned {returned} for {num_expected} samples. Return a list of dicts, one per sample in their order, "
+            "with 0 for one that cannot be judged; set REWARD_TYPE = 'sequential' in its file if it takes one sample at a time."
         )
     return [validate_score(score, sample=first_sample + index, source=source) for index, score in enumerate(found)]
-
-
-def _shown(value: object) -> str:
-    try:
-        return f"{value!r:.200}"
-    except Exception as error:  # an integer with too many digits, or a custom repr
-        return f"<{type(error).__name__} in its repr>"
 
 
 def _checked_name(name: object, where: str) -> str:
@@ -110,8 +100,11 @@ def _checked_number(name: object, value: object, where: str) -> float:
     except OverflowError:  # an integer too large for a float
         number = math.inf
     if not abs(number) <= LARGEST_SCORE:
+        try:
+            shown = f"{value!r:.200}"
+        except Exception as error:  # an integer with too many digits, or a custom repr
+            shown = f"<{type(error).__name__} in its repr>"
         raise ContractError(
-            f"{where} {name!r} = {_shown(value)} ({type(value).__name__}). Return a number from {-LARGEST_SCORE:g} to "
-            f"{LARGEST_SCORE:g}."
+            f"{where} {name!r} = {shown} ({type(value).__name__}). Return a number from {-LARGEST_SCORE:g} to {LARGEST_SCORE:g}."
         )
     return number

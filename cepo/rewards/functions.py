@@ -110,6 +110,7 @@ def resolve_reward_path(spec: str) -> tuple[Path, str]:
     A relative path is looked up in the working directory, then, if it starts with `cepo/`, in the installed package, so
     `cepo/rewards/math.py:compute_score` works from any folder. Raises `RewardError` if the file does not exist.
     """
+    spec = spec.strip()
     file, separator, function_name = spec.rpartition(":")
     if not separator or "/" in function_name or function_name.endswith(".py"):
         file, function_name = spec, "main"
@@ -138,7 +139,7 @@ def load_reward(spec: str, kwargs: Fields, weights: Sequence[float] | None = Non
     Raises:
         RewardError: see `load_reward_function`; also if `kwargs` for several functions names an unknown one.
     """
-    specs = _each(spec)
+    specs = spec.split(",")
     if len(specs) == 1 and weights is None:
         return load_reward_function(spec, kwargs)
     names = function_names(spec)
@@ -159,7 +160,7 @@ def function_names(spec: str) -> list[str]:
     Raises:
         RewardError: a file does not exist, or a function is named twice.
     """
-    files = [resolve_reward_path(each) for each in _each(spec)]
+    files = [resolve_reward_path(each) for each in spec.split(",")]
     often = Counter(path.stem for path, _ in files)
     names = [path.stem if often[path.stem] == 1 else f"{path.stem}.{function}" for path, function in files]
     twice = [name for name, count in Counter(names).items() if count > 1]
@@ -169,10 +170,6 @@ def function_names(spec: str) -> list[str]:
             "worker.reward.reward_weights, and rename files that share a name."
         )
     return names
-
-
-def _each(spec: str) -> list[str]:
-    return [each.strip() for each in spec.split(",")]
 
 
 def load_reward_function(spec: str, kwargs: Fields) -> LoadedReward:
