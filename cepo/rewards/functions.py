@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import importlib.util
@@ -64,46 +65,6 @@ class LoadedReward:
         return validate_scores(scores, len(samples), source=self.source, first_sample=first_sample)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CombinedReward:
-    """Computes a weighted sum: `overall` = sum over functions f of w_f overall_f, and `<f>` = overall_f.
-
-    Other numbers keep their names, so `accuracy` still separates right from wrong. If two functions return the same
-    name, the first one's number keeps it and the later one's is renamed to `<f>.<name>`.
-    """
-
-    parts: Mapping[str, LoadedReward]
-    weights: Sequence[float]
-
-    @property
-    def name(self) -> str:
-        return "+".join(self.parts)
-
-    @property
-    def reward_type(self) -> RewardType:
-        """`sequential` if any function is sequential, so that each sample has its own time limit; else `batch`."""
-        return "sequential" if any(part.reward_type == "sequential" for part in self.parts.values()) else "batch"
-
-    @property
-    def needs_images(self) -> bool:
-        return any(part.needs_images for part in self.parts.values())
-
-    def score(self, reward_inputs: Sequence[Fields], *, first_sample: int = 0) -> list[RewardScore]:
-        """Scores the inputs with all functions; see `LoadedReward.score`."""
-        given = [part.score(reward_inputs, first_sample=first_sample) for part in self.parts.values()]
-        return [self._sum(scores) for scores in zip(*given, strict=True)]
-
-    def _sum(self, scores: Sequence[RewardScore]) -> RewardScore:
-        pairs = zip(self.weights, scores, strict=True)
-        total: RewardScore = {"overall": sum(weight * score["overall"] for weight, score in pairs)}
-        total.update({name: score["overall"] for name, score in zip(self.parts, scores, strict=True)})
-        for name, score in zip(self.parts, scores, strict=True):
-            for key, value in score.items():
-                if key != "overall":
-                    total[f"{name}.{key}" if key in total else key] = value
-        return total
-
-
 def resolve_reward_path(spec: str) -> tuple[Path, str]:
     """Returns the existing file and the function name (default `main`) in `spec`; runs nothing.
 
@@ -129,7 +90,7 @@ def resolve_reward_path(spec: str) -> tuple[Path, str]:
     )
 
 
-def load_reward(spec: str, kwargs: Fields, weights: Sequence[float] | None = None) -> LoadedReward | CombinedReward:
+def load_reward(spec: str, kwargs: Fields, weights: Sequence[float] | None = None) -> LoadedReward:
     """Loads the function that `spec` names, or the weighted sum of several, separated by commas.
 
     Args:
@@ -151,7 +112,38 @@ def load_reward(spec: str, kwargs: Fields, weights: Sequence[float] | None = Non
                 f"functions, give each its own section of keywords: {', '.join(f'{each}: {{...}}' for each in names)}."
             )
     parts = {name: load_reward_function(each, own.get(name, {})) for name, each in zip(names, specs, strict=True)}
-    return CombinedReward(parts=parts, weights=weights or [1.0] * len(parts))
+    return _combined(parts, weights or [1.0] * len(parts))
+
+
+def _combined(parts: Mapping[str, LoadedReward], weights: Sequence[float]) -> LoadedReward:
+    """Returns a weighted sum: `overall` = sum over functions f of w_f overall_f, and `<f>` = overall_f.
+
+    Other numbers keep their names, so `accuracy` still separates right from wrong. If two functions return the same
+    name, the first one's number keeps it and the later one's is renamed to `<f>.<name>`. If any function is sequential,
+    the sum is, so that each sample has its own time limit.
+    """
+
+    def summed(scores: Sequence[RewardScore]) -> RewardScore:
+        total: RewardScore = {"overall": sum(w * each["overall"] for w, each in zip(weights, scores, strict=True))}
+        total.update({name: each["overall"] for name, each in zip(parts, scores, strict=True)})
+        for name, each in zip(parts, scores, strict=True):
+            for key, value in each.items():
+                if key != "overall":
+                    total[f"{name}.{key}" if key in total else key] = value
+        return total
+
+    def score_batch(samples: Sequence[Fields]) -> list[RewardScore]:
+        given = [part.score(samples) for part in parts.values()]
+        return [summed(scores) for scores in zip(*given, strict=True)]
+
+    is_sequential = any(part.reward_type == "sequential" for part in parts.values())
+    return dataclasses.replace(
+        next(iter(parts.values())),
+        function=(lambda sample: score_batch([sample])[0]) if is_sequential else score_batch,
+        name="+".join(parts),
+        reward_type="sequential" if is_sequential else "batch",
+        needs_images=any(part.needs_images for part in parts.values()),
+    )
 
 
 def function_names(spec: str) -> list[str]:

@@ -67,7 +67,7 @@ class WorkerProcess:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def asked(self, action: _Action, first: int, items: Sequence[Any], seconds: float) -> tuple[str, Any]:
+    def asked(self, action: _Action, first: int, items: Sequence[object], seconds: float) -> tuple[str, Any]:
         """Sends items, of which `first` is the first one's number, and returns the reply; raises as `received` does.
 
         Raises:
@@ -276,13 +276,13 @@ class RewardPool:
         keys = self._results("value", answers, "%d of %d answers have no value and are compared by spelling")
         return [answer if key is None else key for key, answer in zip(keys, answers, strict=True)]
 
-    def _results(self, action: _Action, items: Sequence[Any], consequence: str) -> list[Any]:
+    def _results(self, action: _Action, items: Sequence[object], consequence: str) -> list[Any]:
         """Returns the worker's result for each item, None for failed items."""
         verdicts = self._verdicts(action, items)
         _warned(verdicts, consequence)
         return [None if isinstance(verdict, RewardFailure) else verdict for verdict in verdicts]
 
-    def _verdicts(self, action: _Action, items: Sequence[Any]) -> list[Any]:
+    def _verdicts(self, action: _Action, items: Sequence[object]) -> list[Any]:
         return [verdict for future in self.submit(action, items) for verdict in future.result()]
 
     def close(self) -> None:
@@ -298,7 +298,7 @@ class RewardPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def submit(self, action: _Action, items: Sequence[Any]) -> list[Future[list[Any]]]:
+    def submit(self, action: _Action, items: Sequence[object]) -> list[Future[list[Any]]]:
         """Queues an action on items; the futures have the results in order, each a value or a `RewardFailure`."""
         if self._is_closed:
             raise EngineError(f"the reward pool of {self.spec!r} is closed. Create a pool where it is used.")
@@ -307,7 +307,7 @@ class RewardPool:
         starts = range(0, len(items), size)
         return [self._threads.submit(self._serve, action, start, items[start : start + size]) for start in starts]
 
-    def _serve(self, action: _Action, first: int, items: Sequence[Any]) -> list[Any]:
+    def _serve(self, action: _Action, first: int, items: Sequence[object]) -> list[Any]:
         worker = self._idle.pop()
         status: str
         value: Any
