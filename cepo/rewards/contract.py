@@ -82,7 +82,7 @@ def validate_scores(scores: object, num_expected: int, *, source: str, first_sam
     if not is_list or len(found) != num_expected:
         returned = f"{len(found)} scores" if is_list else f"a {type(scores).__name__}"
         raise BatchContractError(
-            f"{source} returned {returned} for {num_expected} samples. Return one per sample, in their order, as a list of dicts, "
+            f"{source} returned {returned} for {num_expected} samples. Return one per sample, in order, as a list of dicts, "
             "0 for one that cannot be judged; set REWARD_TYPE = 'sequential' in its file if it takes one sample at a time."
         )
     return [validate_score(score, sample=first_sample + index, source=source) for index, score in enumerate(found)]
