@@ -124,16 +124,14 @@ def comparison_table(comparisons: Sequence[Paired]) -> Table:
     """Returns a table of accuracies in percent and their paired differences in points, with errors."""
     title = "accuracy in %, difference in points ± standard error, paired by problem"
     table = _empty_table(title, ("", "problems", "first", "second", "difference"))
-    rows = [
+    rows: list[tuple[str, str, float, float, Fields]] = [
         (each.benchmark, str(each.num_problems), each.first, each.second, each.difference.as_json())
         for each in comparisons
     ]
     if len(comparisons) > 1:
-        means = (
-            statistics.fmean(values)
-            for values in zip(*((each.first, each.second) for each in comparisons), strict=True)
-        )
-        rows.append(("average", "", *means, macro_average([each.difference for each in comparisons])))
+        pairs = zip(*((each.first, each.second) for each in comparisons), strict=True)
+        first, second = (statistics.fmean(values) for values in pairs)
+        rows.append(("average", "", first, second, macro_average([each.difference for each in comparisons])))
     for name, count, before, after, difference in rows:
         table.add_row(escape(name), count, f"{100 * before:.1f}", f"{100 * after:.1f}", percent(difference, sign="+"))
     return table

@@ -189,7 +189,7 @@ def compute_score(
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Follows no redirection, which would take the key elsewhere."""
 
-    def redirect_request(self, *_: object) -> None:
+    def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any) -> None:
         return None
 
 

@@ -191,7 +191,8 @@ class RewardPool:
         self._idle: list[WorkerProcess] = []
         self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="cepo-rewards")  # one waits for each worker
         try:
-            self._idle += self._threads.map(lambda _: self._started(), range(num_workers))
+            starting = [self._threads.submit(self._started) for _ in range(num_workers)]
+            self._idle += [future.result() for future in starting]
         except BaseException:
             self.close()
             raise
