@@ -139,16 +139,16 @@ class ProblemSet(Sequence[Problem]):
 
     def require_solutions(self, setting: str) -> None:
         """Raises `ConfigError` if a usable row has no worked solution, because `setting` shows it."""
-        key = self._config.solution_key
+        key, names = self._config.solution_key, self._rows.column_names
         missing: Sequence[int] = self._usable
-        if key in self._rows.column_names:
+        if key in names:
             solutions = self._rows.select_columns(key)
             missing = [row for row in self._usable if _solution(solutions[row][key]) is None]
         if missing:
             raise ConfigError(
-                f"{setting} shows worked solutions, but {len(missing)} of {len(self)} rows of {self._source} have none in the "
-                f"column '{key}', the first of them row {missing[0]}; name the column in data.solution_key (there are "
-                f"{', '.join(self._rows.column_names)}), or choose solution_or_answer or another source"
+                f"{setting} shows worked solutions, but {len(missing)} of {len(self)} rows of {self._source} have none "
+                f"({'' if key in names else 'no '}column '{key}'), the first of them row {missing[0]}; name the column in "
+                f"data.solution_key (there are {', '.join(names)}), or choose solution_or_answer or another source"
             )
 
     def require_teacher_images(self) -> None:
