@@ -36,11 +36,7 @@ def template_text(path: str, origin: str, accepted: str) -> str:
 
 
 class UserTemplate:
-    """Parses and renders a template. `origin` names it in errors; `variables` are those that it uses.
-
-    Raises:
-        ConfigError: the text does not parse.
-    """
+    """Parses and renders a template. `origin` names it in errors; `variables` are those that it uses."""
 
     def __init__(self, source: str, origin: str, *, keep_trailing_newline: bool = False) -> None:
         environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=keep_trailing_newline)
@@ -52,11 +48,7 @@ class UserTemplate:
             raise ConfigError(f"{origin} does not parse: {error}") from error
 
     def render(self, **values: str) -> str:
-        """Returns the text with the values filled in. The values themselves are not treated as templates.
-
-        Raises:
-            ConfigError: the template fails for these values.
-        """
+        """Returns the text with the values filled in. The values themselves are not treated as templates."""
         try:
             return self._template.render(**values)
         except Exception as error:  # a template is a program: it can raise anything

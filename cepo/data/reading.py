@@ -73,11 +73,7 @@ def _load_dataset(*arguments: object, **options: object) -> Any:
 
 
 def local_files(source: str) -> tuple[list[Path], str]:
-    """Returns the files of a local source in order, and the part of their rows to read: `train` or a slice of it.
-
-    Raises:
-        ConfigError: the source has no such split, or its data does not have a single known format.
-    """
+    """Returns the files of a local source in order, and the part of their rows to read: `train` or a slice of it."""
     name, _, split = source.partition("@")
     wanted = _SPLIT.fullmatch(split or "train")
     if wanted is None:

@@ -131,10 +131,7 @@ def read_conversation(messages: Any) -> list[Turn]:
     """Returns the turns of a cell's messages. The last turn is the question.
 
     A message's content is text or a list of parts: `{type: text, text: ...}`, `{type: image}` and `{type: video}`.
-    Image and video parts stand for the row's images and videos in order.
-
-    Raises:
-        DataError: there are no messages, a role or part is unknown, or the last turn is not the user's.
+    Image and video parts stand for the row's images and videos in order. Anything else raises `DataError`.
     """
     if not messages:
         raise DataError(f"the prompt has no message; {_ACCEPTED}")

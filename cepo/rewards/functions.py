@@ -150,11 +150,7 @@ def _combined(parts: Mapping[str, LoadedReward], weights: Sequence[float]) -> Lo
 
 
 def function_names(spec: str) -> list[str]:
-    """Returns the functions' names in metrics: the file's name, followed by the function's if two files share it.
-
-    Raises:
-        RewardError: a file does not exist, or a function is named twice.
-    """
+    """Returns the functions' names in metrics: the file's name, followed by the function's if two files share it."""
     files = [resolve_reward_path(each) for each in spec.split(",")]
     often = Counter(path.stem for path, _ in files)
     names = [path.stem if often[path.stem] == 1 else f"{path.stem}.{function}" for path, function in files]
