@@ -44,15 +44,9 @@ _MOST_REDIRECTS = 3
 LARGEST_PIXELS = 64_000_000
 """The largest accepted number of pixels (192 MB decoded), because a file of some kilobytes can state any size."""
 
-_JSON_NAMES = {dict: "an object", list: "a list"}
-
 
 def require_within(path: Path, folder: Path | str | None) -> Path:
-    """Returns the place to which a path leads after all links; it must be below `folder` if that is not None.
-
-    Raises:
-        ForeignFileError: it is elsewhere or does not exist.
-    """
+    """Returns the place to which a path leads after all links; it must exist, below `folder` if that is not None."""
     try:
         target = Path(os.path.realpath(path, strict=True))
     except (OSError, ValueError) as error:  # ValueError: a null byte
@@ -80,12 +74,9 @@ def open_regular(
 ) -> BinaryIO:
     """Opens a regular file in binary mode; with `writable`, for reading and writing.
 
-    Args:
-        within: the folder out of which no link may lead; None allows any place.
-        largest: the largest size in bytes; None allows any.
-
     Raises:
-        ForeignFileError: the file breaks the policy of this module.
+        ForeignFileError: a link leads out of the folder `within`, the file has more than `largest` bytes, or it breaks
+            this module's policy otherwise.
     """
     # Without O_NONBLOCK, opening a pipe would wait for its other end. The path has no more links.
     flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (os.O_RDWR if writable else os.O_RDONLY)
@@ -123,11 +114,7 @@ def read_bytes(path: Path, *, within: Path | str | None = None, largest: int = L
 
 
 def read_text(path: Path, *, within: Path | str | None = None) -> str:
-    """Returns the text of a file in UTF-8, with line ends as `\\n`.
-
-    Raises:
-        ForeignFileError: the file breaks the policy of this module, or is not in UTF-8.
-    """
+    """Returns the text of a file in UTF-8, with line ends as `\\n`; raises `ForeignFileError` as `open_regular` does."""
     content = read_bytes(path, within=within)
     try:
         return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8").read()
@@ -136,11 +123,7 @@ def read_text(path: Path, *, within: Path | str | None = None) -> str:
 
 
 def read_json(path: Path, kind: type, *, within: Path | str | None = None) -> Any:
-    """Returns the content of a JSON file, which is a `kind` (dict or list).
-
-    Raises:
-        ForeignFileError: the file breaks the policy of this module, is not JSON, or holds something else.
-    """
+    """Returns the content of a JSON file, which is a `kind` (dict or list); raises `ForeignFileError` for anything else."""
     content = read_bytes(path, within=within, largest=LARGEST_JSON)
     try:
         value = json.loads(content)
@@ -148,15 +131,14 @@ def read_json(path: Path, kind: type, *, within: Path | str | None = None) -> An
         where = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
         raise ForeignFileError(path, f"is not valid JSON{where}") from error
     if not isinstance(value, kind):
-        raise ForeignFileError(path, f"does not hold {_JSON_NAMES[kind]} in JSON")
+        raise ForeignFileError(path, f"does not hold {'an object' if kind is dict else 'a list'} in JSON")
     return value
 
 
 def read_objects(path: Path, *, within: Path | str | None = None) -> Iterator[Tree]:
     """Yields the objects of a file of JSON lines in order; skips an incomplete last line.
 
-    Raises:
-        ForeignFileError: the file breaks the policy of this module, or a line other than an incomplete last one is not an object.
+    Raises `ForeignFileError` as `open_regular` does, and for another line that is not an object.
     """
     with open_regular(path, within=within) as file:
         yield from (row for row, _ in objects_in(path, file))
@@ -184,11 +166,7 @@ def objects_in(path: Path, file: BinaryIO) -> Iterator[tuple[Tree, int]]:
 
 @contextmanager
 def damaged_as(path: Path, problem: str) -> Iterator[None]:
-    """Converts errors from reading and using the file `path` to `DataError`; `problem` follows the path in the message.
-
-    Raises:
-        ForeignFileError: the file cannot be read, or its content is incomplete or malformed.
-    """
+    """Converts errors from reading and using the file `path` to `DataError`; `problem` follows the path in the message."""
     try:
         yield
     except ForeignFileError as error:
@@ -200,14 +178,10 @@ def damaged_as(path: Path, problem: str) -> Iterator[None]:
 
 
 def open_image(content: bytes, *, formats: tuple[str, ...], name: str = "the image") -> Image:
-    """Opens an image without decoding its pixels; its size is known.
+    """Opens an image, which errors call `name`, without decoding its pixels; its size is known.
 
-    Args:
-        formats: Pillow's names of the accepted formats. Other decoders are not even tried: some start programs.
-        name: what errors call the image.
-
-    Raises:
-        DataError: the image is damaged, in another format, or has more than `LARGEST_PIXELS`.
+    Other formats than Pillow's `formats` are not even tried: some decoders start programs. Raises `DataError` if the
+    image is damaged, in another format, or has more than `LARGEST_PIXELS`.
     """
     from PIL import Image
 

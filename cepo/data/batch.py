@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Literal, TypedDict, TypeVar
 
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from cepo.losses.policy import LossDenominators
 from cepo.models.inputs import EncodedPrompt
+from cepo.trees import Tree
 from cepo.types import DivergenceConfig
 
 OWN_VIEW = ""
@@ -63,7 +64,6 @@ class ScoringRow:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens of context and response."""
         return len(self.context.token_ids) + len(self.response_ids)
 
 
@@ -110,20 +110,8 @@ class OptimizerBatch:
 
     def at(self, indices: Sequence[int]) -> OptimizerBatch:
         """Returns the rows at `indices`, with unchanged totals."""
-        chosen, reference, distillation = list(indices), self.reference_log_probs, self.distillation
-        sampled = self.sampled_log_probs
-        if distillation is not None:
-            distillation = dataclasses.replace(distillation, token_weight=distillation.token_weight[chosen])
-        return dataclasses.replace(
-            self,
-            rows=[self.rows[index] for index in chosen],
-            old_log_probs=self.old_log_probs[chosen],
-            advantages=self.advantages[chosen],
-            response_mask=self.response_mask[chosen],
-            sampled_log_probs=None if sampled is None else sampled[chosen],
-            reference_log_probs=None if reference is None else reference[chosen],
-            distillation=distillation,
-        )
+        distillation = None if self.distillation is None else _at(self.distillation, indices)
+        return dataclasses.replace(_at(self, indices), distillation=distillation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,11 +134,17 @@ class CriticBatch:
 
     def at(self, indices: Sequence[int]) -> CriticBatch:
         """Returns the rows at `indices`, with unchanged totals."""
-        chosen = list(indices)
-        return dataclasses.replace(
-            self,
-            rows=[self.rows[index] for index in chosen],
-            old_values=self.old_values[chosen],
-            returns=self.returns[chosen],
-            response_mask=self.response_mask[chosen],
-        )
+        return _at(self, indices)
+
+
+_Batch = TypeVar("_Batch", OptimizerBatch, CriticBatch, DistillationRows)
+
+
+def _at(batch: _Batch, indices: Sequence[int]) -> _Batch:
+    """Returns the batch with the entries at `indices` of its tensors and rows."""
+    chosen = list(indices)
+    values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+    changed: Tree = {name: value[chosen] for name, value in values.items() if isinstance(value, Tensor)}
+    if not isinstance(batch, DistillationRows):
+        changed["rows"] = [batch.rows[index] for index in chosen]
+    return dataclasses.replace(batch, **changed)

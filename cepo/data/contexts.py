@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from cepo.algorithms.settings import TeacherConfig
@@ -20,13 +21,9 @@ _PART_OF_A_NUMBER = re.compile(r"[\d.,]*\d[.,]*\Z")
 
 
 class ContextBuilder:
-    """Builds student and teacher contexts.
+    """Builds student and teacher contexts of at most `max_context_length` tokens.
 
     The teacher sees the student's images, those of `data.teacher_image_key`, or none (`teacher.with_images`).
-
-    Args:
-        teacher: placement, wording and maximum length of references.
-        max_context_length: maximum number of context tokens; a reference is cut to fit, a student prompt is not.
     """
 
     def __init__(self, processing: Processing, teacher: TeacherConfig, *, max_context_length: int) -> None:
@@ -95,13 +92,11 @@ class ContextBuilder:
 
     def blind(self, problem: Problem) -> EncodedPrompt:
         """Encodes the student's prompt without its images and videos."""
-        history = [Turn(turn.role, _without_marks(turn.text)) for turn in problem.history]
-        return self._processing.encode(_without_marks(problem.text), None, history=history)
+        text, history = _without_marks(problem)
+        return self._processing.encode(text, None, history=history)
 
     def _encode(self, problem: Problem, images: ImageInputs | None, reference_text: str) -> EncodedPrompt:
-        text, history = problem.text, problem.history
-        if not self._teacher.with_images:
-            text, history = _without_marks(text), [Turn(turn.role, _without_marks(turn.text)) for turn in history]
+        text, history = (problem.text, problem.history) if self._teacher.with_images else _without_marks(problem)
         rendered = self.template.render(prompt=text, reference=reference_text)
         if self._teacher.placement != "assistant_prefix":
             return self._processing.encode(rendered, images, history=history)
@@ -119,7 +114,9 @@ class ContextBuilder:
         return kept.rstrip()
 
 
-def _without_marks(text: str) -> str:
+def _without_marks(problem: Problem) -> tuple[str, Sequence[Turn]]:
+    """Returns the problem's text and the turns before it without placeholders of images and videos."""
+    texts = [problem.text, *(turn.text for turn in problem.history)]
     for mark in MARKS:
-        text = text.replace(mark, "")
-    return text
+        texts = [text.replace(mark, "") for text in texts]
+    return texts[0], [Turn(turn.role, text) for turn, text in zip(problem.history, texts[1:], strict=True)]

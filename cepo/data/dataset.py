@@ -5,29 +5,26 @@ from __future__ import annotations
 import logging
 import random
 import zlib
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from cepo.config.schema import DataConfig
 from cepo.data.hints import UserTemplate, template_text
 from cepo.data.images import decoded_images, limited_size, listed, verify_image
 from cepo.data.reading import read_source, without_decoding
-from cepo.data.row_checks import RowMeasure, check_rows, why_none_is_usable
+from cepo.data.row_checks import RowMeasure, check_rows, plain_text, read_turns
 from cepo.data.videos import FrameRules, load_video
 from cepo.errors import ConfigError, DataError
 from cepo.models.inputs import ImageSource, Turn, Video
 from cepo.models.processing import IMAGE_MARK, VIDEO_MARK, Processing
-from cepo.trees import Fields
+from cepo.trees import Fields, Tree
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 logger = logging.getLogger(__name__)
-
-ROLES = ("system", "user", "assistant")
-_ACCEPTED = "accepted: a list of messages {role, content}, of which the last is the user's"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,23 +74,23 @@ class ProblemSet(Sequence[Problem]):
         self._source, self._config, self._processing = source, config, processing
         self._rows_are_given = rows is not None
         self._template = _format_template(config.format_prompt)
-        self._rows = read_source(source, text_columns=(config.prompt_key, config.answer_key)) if rows is None else rows
-        for key, name in ((config.prompt_key, "prompt_key"), (config.answer_key, "answer_key")):
-            if key not in self._rows.column_names:
-                raise ConfigError(
-                    f"data.{name} is '{key}', which {source} does not have. Its columns: {', '.join(self._rows.column_names)}"
-                )
-        self._rows = without_decoding(self._rows)
+        read = read_source(source, text_columns=(config.prompt_key, config.answer_key)) if rows is None else rows
+        self._rows = without_decoding(read)
+        for name in ("prompt_key", "answer_key"):
+            self._require_column(name)
         checks = check_rows(self._rows, source=source, config=config, measure=self._measure)
-        self.skipped = Counter(
-            {name: len(rows) for name, rows in (("bad", checks.bad), ("overlong", checks.overlong)) if rows}
-        )
+        self.skipped, self._usable = checks.skipped, checks.usable
         self.most_images, self.most_videos = checks.most_images, checks.most_videos
-        self._usable = checks.usable
-        if not self._usable:
-            raise DataError(why_none_is_usable(checks, source, config))
         if self.skipped:
             logger.warning("%s: %d rows are used, left out: %s", source, len(self._usable), dict(self.skipped))
+
+    def _require_column(self, name: str) -> None:
+        key = getattr(self._config, name)
+        if key not in self._rows.column_names:
+            raise ConfigError(
+                f"data.{name} is '{key}', which {self._source} does not have. Its columns: "
+                f"{', '.join(self._rows.column_names)}"
+            )
 
     def __len__(self) -> int:
         return len(self._usable)
@@ -101,33 +98,29 @@ class ProblemSet(Sequence[Problem]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(len(self))[cast("slice[int, int, int]", index)]]
-        row_number: int = self._usable[cast(int, index)]
-        row = dict(self._rows[row_number])
-        config = self._config
-        images, shown = decoded_images(row, config), decoded_images(row, config, config.teacher_image_key)
+        number = self._usable[cast(int, index)]
+        row, config = dict(self._rows[number]), self._config
+        *history, last = self._turns(row)
         videos = tuple(self._video(value) for value in listed(row, config.video_key))
-        (*history, last), answer = self._turns(row), plain_text(row.pop(config.answer_key)).strip()
+        is_known = not (videos or self._rows_are_given)
+        source = ImageSource(data=self._source, row=number)
+        images, shown = (decoded_images(row, config, column) for column in ("", config.teacher_image_key))
+        answer = plain_text(row.pop(config.answer_key)).strip()
         for key in (config.image_key, config.video_key, config.teacher_image_key):
             row.pop(key, None)
-        solution = row.get(config.solution_key)
         return Problem(
-            prompt_id=str(row_number),
+            prompt_id=str(number),
             text=last.text,
             history=tuple(history),
             images=images,
             ground_truth=answer,
-            solution=None if solution is None or not str(solution).strip() else str(solution),
+            solution=_solution(row.get(config.solution_key)),
             columns=row,
             videos=videos,
-            image_source=self._image_source(row_number, has_videos=bool(videos)),
+            image_source=source if is_known else None,
             teacher_images=shown,
-            teacher_image_source=self._image_source(
-                row_number, has_videos=bool(videos), column=config.teacher_image_key
-            ),
+            teacher_image_source=replace(source, column=config.teacher_image_key) if is_known else None,
         )
-
-    def __iter__(self) -> Iterator[Problem]:
-        return (self[index] for index in range(len(self)))
 
     def indices(self, step: int, batch_size: int) -> list[int]:
         """Returns the problems of the 0-based `step`, which depend only on the step and `data.seed`."""
@@ -145,34 +138,23 @@ class ProblemSet(Sequence[Problem]):
         return f"{len(self)} rows, CRC-32 {total:08x}"
 
     def require_solutions(self, setting: str) -> None:
-        """Checks that every usable row has a worked solution, because `setting` shows it.
-
-        Raises:
-            ConfigError: the column is missing, or a row has no solution.
-        """
-        key = self._config.solution_key
-        remedy = "name the column in data.solution_key, or choose solution_or_answer or another source"
-        if key not in self._rows.column_names:
-            raise ConfigError(
-                f"{setting} shows worked solutions, but {self._source} has no column '{key}' (its columns: "
-                f"{', '.join(self._rows.column_names)}); {remedy}"
-            )
-        solutions = self._rows.select_columns(key)
-        missing = [row for row in self._usable if solutions[row][key] is None or not str(solutions[row][key]).strip()]
+        """Raises `ConfigError` if a usable row has no worked solution, because `setting` shows it."""
+        key, names = self._config.solution_key, self._rows.column_names
+        missing: Sequence[int] = self._usable
+        if key in names:
+            solutions = self._rows.select_columns(key)
+            missing = [row for row in self._usable if _solution(solutions[row][key]) is None]
         if missing:
             raise ConfigError(
-                f"{setting} shows worked solutions, but {len(missing)} of {len(self)} rows of {self._source} have none in "
-                f"'{key}', the first of them row {missing[0]}; {remedy}"
+                f"{setting} shows worked solutions, but {len(missing)} of {len(self)} rows of {self._source} have none "
+                f"({'' if key in names else 'no '}column '{key}'), the first of them row {missing[0]}; name the column in "
+                f"data.solution_key (there are {', '.join(names)}), or choose solution_or_answer or another source"
             )
 
     def require_teacher_images(self) -> None:
         """Raises `ConfigError` if `data.teacher_image_key` names a column that the source lacks."""
-        key = self._config.teacher_image_key
-        if key is not None and key not in self._rows.column_names:
-            raise ConfigError(
-                f"data.teacher_image_key is '{key}', which {self._source} does not have. Its columns: "
-                f"{', '.join(self._rows.column_names)}"
-            )
+        if self._config.teacher_image_key is not None:
+            self._require_column("teacher_image_key")
 
     def image_probe(self) -> ImageSource | None:
         """Returns a row with which other nodes test whether they can read images, or None.
@@ -180,33 +162,28 @@ class ProblemSet(Sequence[Problem]):
         The row has images if any usable row has. Nothing is decoded. Rows with videos are skipped, because their
         content is sent by value.
         """
-        for row_number in self._usable if self.most_images else self._usable[:1]:
-            row = self._rows[row_number]
-            source = self._image_source(row_number, has_videos=bool(listed(row, self._config.video_key)))
-            if source is not None and (listed(row, self._config.image_key) or not self.most_images):
-                return source
+        if self._rows_are_given:
+            return None
+        for number in self._usable if self.most_images else self._usable[:1]:
+            row = self._rows[number]
+            has_images, has_videos = (
+                bool(listed(row, key)) for key in (self._config.image_key, self._config.video_key)
+            )
+            if has_images >= bool(self.most_images) and not has_videos:
+                return ImageSource(data=self._source, row=number)
         return None
-
-    def _image_source(self, row_number: int, *, has_videos: bool, column: str | None = None) -> ImageSource | None:
-        given = has_videos or self._rows_are_given
-        return None if given else ImageSource(data=self._source, row=row_number, column=column)
 
     def _turns(self, row: Fields) -> list[Turn]:
         """Returns the prompt's turns, with the format prompt applied to the last one."""
-        value = row[self._config.prompt_key]
-        *history, last = read_conversation(value) if is_conversation(value) else [Turn("user", plain_text(value))]
+        *history, last = read_turns(row[self._config.prompt_key])
         if self._template is not None:
             last = Turn(last.role, self._template.render(content=last.text))
         return [*history, last]
 
     def _video(self, value: object) -> Video:
         config = self._config
-        rules = FrameRules(
-            fps=config.video_fps,
-            min_pixels=config.min_pixels,
-            max_pixels=config.max_pixels,
-            factor=self._processing.reader.video_factor,
-        )
+        limits: Tree = {"min_pixels": config.min_pixels, "max_pixels": config.max_pixels}
+        rules = FrameRules(fps=config.video_fps, factor=self._processing.reader.video_factor, **limits)
         return load_video(value, config.image_dir, rules)
 
     def _measure(self, row: Fields) -> RowMeasure:
@@ -218,8 +195,7 @@ class ProblemSet(Sequence[Problem]):
         ):
             if isinstance(row[key], wrong):
                 raise DataError(f"column '{key}' holds a {type(row[key]).__name__}; accepted: {accepted}")
-        prompt = row[config.prompt_key]
-        if not (read_conversation(prompt)[-1].text if is_conversation(prompt) else plain_text(prompt)).strip():
+        if not read_turns(row[config.prompt_key])[-1].text.strip():
             raise DataError(f"column '{config.prompt_key}' is empty")
         if not plain_text(row[config.answer_key]).strip():
             raise DataError(f"column '{config.answer_key}' is empty; a problem without an answer cannot be rewarded")
@@ -232,28 +208,23 @@ class ProblemSet(Sequence[Problem]):
                 f"column '{config.teacher_image_key}' has {len(shown)} images for the teacher, and the row has "
                 f"{len(images)}; they must agree"
             )
-        for value in shown:
-            verify_image(value, config.image_dir, hosts=config.image_hosts)
+        if IMAGE_MARK in text and config.image_key not in row:
+            self._require_column("image_key")
         for mark, values, name in ((IMAGE_MARK, images, "images"), (VIDEO_MARK, videos, "videos")):
-            if text.count(mark) and mark == IMAGE_MARK and config.image_key not in row:
-                raise ConfigError(
-                    f"data.image_key is '{config.image_key}', which {self._source} does not have, and its texts have '{mark}'. "
-                    f"Its columns: {', '.join(map(str, row))}"
-                )
             if text.count(mark) != len(values) and (values or mark == IMAGE_MARK):  # without videos it is plain text
                 raise DataError(f"{text.count(mark)} '{mark}' in the text but {len(values)} {name}; they must agree")
-        visual = 0
-        for value in images:
-            size = limited_size(
-                verify_image(value, config.image_dir, hosts=config.image_hosts), config.min_pixels, config.max_pixels
-            )
-            visual += self._processing.reader.num_tokens(size)
-        for value in videos:
-            visual += self._processing.reader.num_video_tokens(self._video(value))
+        sizes = [verify_image(value, config.image_dir, hosts=config.image_hosts) for value in (*images, *shown)]
+        reader, limits = self._processing.reader, (config.min_pixels, config.max_pixels)
+        visual = sum(reader.num_tokens(limited_size(size, *limits)) for size in sizes[: len(images)])
+        visual += sum(reader.num_video_tokens(self._video(value)) for value in videos)
         # The text has one placeholder token per image and video, which their own tokens replace.
         template = self._processing.template_ids(last.text, with_videos=bool(videos), history=history)
         length = visual + len(template) - len(images) - len(videos)
         return RowMeasure(length=length, num_images=len(images), num_videos=len(videos), visual_tokens=visual)
+
+
+def _solution(value: object) -> str | None:
+    return None if value is None or not str(value).strip() else str(value)
 
 
 def steps_per_epoch(num_problems: int, batch_size: int) -> int:
@@ -266,10 +237,16 @@ def problem_indices(step: int, *, num_problems: int, batch_size: int, shuffle: b
     per_epoch = steps_per_epoch(num_problems, batch_size)
     assert per_epoch > 0, "a batch must not be larger than the problem set; checked when the run is put together"
     epoch, number = divmod(step, per_epoch)
-    order = list(range(num_problems))
-    if shuffle:
-        random.Random(f"{seed}/{epoch}").shuffle(order)
-    return order[number * batch_size : (number + 1) * batch_size]
+    order = shuffled(num_problems, f"{seed}/{epoch}") if shuffle else range(num_problems)
+    return [*order[number * batch_size : (number + 1) * batch_size]]
+
+
+@lru_cache(maxsize=16)
+def shuffled(size: int, seed: str) -> tuple[int, ...]:
+    """Returns the numbers below `size` in the order of this seed."""
+    order = list(range(size))
+    random.Random(seed).shuffle(order)
+    return tuple(order)
 
 
 class _WithVisuals(Protocol):
@@ -283,13 +260,6 @@ def most_visuals(*problem_sets: _WithVisuals | None) -> tuple[int, int]:
     return max(each.most_images for each in present), max(each.most_videos for each in present)
 
 
-def plain_text(value: object) -> str:
-    """Returns a cell as text: empty for None, and whole numbers without the `.0` of a float column."""
-    if value is None:
-        return ""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-
 def _format_template(path: str | None) -> UserTemplate | None:
     if path is None:
         return None
@@ -301,58 +271,3 @@ def _format_template(path: str | None) -> UserTemplate | None:
             "which stands for the question"
         )
     return template
-
-
-def is_conversation(value: object) -> bool:
-    """Returns whether a cell of the prompt column holds messages."""
-    return isinstance(value, list | tuple)
-
-
-def read_conversation(messages: Any) -> list[Turn]:
-    """Returns the turns of a cell's messages. The last turn is the question.
-
-    A message's content is text or a list of parts: `{type: text, text: ...}`, `{type: image}` and `{type: video}`.
-    Image and video parts stand for the row's images and videos in order.
-
-    Raises:
-        DataError: there are no messages, a role or part is unknown, or the last turn is not the user's.
-    """
-    if not messages:
-        raise DataError(f"the prompt has no message; {_ACCEPTED}")
-    turns = [_turn(message, number) for number, message in enumerate(messages)]
-    if turns[-1].role != "user":
-        raise DataError(f"the last message is the {turns[-1].role}'s; {_ACCEPTED}")
-    return turns
-
-
-def _mapping(value: object) -> Fields | None:
-    return cast("Fields", value) if isinstance(value, Mapping) else None
-
-
-def _turn(message: object, number: int) -> Turn:
-    given = _mapping(message)
-    if given is None or given.get("content") is None or "role" not in given:
-        found = type(message).__name__ if given is None else f"the keys {', '.join(map(str, given))}"
-        raise DataError(f"message {number} has no role or no content (it is: {found}); {_ACCEPTED}")
-    if given["role"] not in ROLES:
-        raise DataError(f"message {number} has the role {given['role']!r}; accepted: {', '.join(ROLES)}")
-    content: object = given["content"]
-    if not isinstance(content, str | list | tuple):
-        raise DataError(
-            f"message {number} has a {type(content).__name__} as content; accepted: text or a list of parts"
-        )
-    parts: list[object] = [{"type": "text", "text": content}] if isinstance(content, str) else [*content]
-    return Turn(given["role"], "".join(_part(part, number) for part in parts))
-
-
-def _part(part: object, number: int) -> str:
-    given = {key: value for key, value in (_mapping(part) or {}).items() if value is not None}
-    kind = given.get("type")
-    if kind == "text" and isinstance(given.get("text"), str):
-        return given["text"]
-    if kind in ("image", "video") and len(given) == 1:
-        return IMAGE_MARK if kind == "image" else VIDEO_MARK
-    raise DataError(
-        f"message {number} has the part {str(given or part)[:200]}; accepted: {{type: text, text: ...}}, {{type: image}} and "
-        "{type: video}, whose images and videos stand in the row's columns data.image_key and data.video_key"
-    )

@@ -27,7 +27,35 @@ _CONTROL_CHARACTERS = re.compile(
 """Matches control, invisible and direction characters, tags, and lone surrogates, which cannot be encoded."""
 
 
-class HintTemplate:
+def template_text(path: str, origin: str, accepted: str) -> str:
+    """Returns the text of a template file; raises `ConfigError` if it is no regular file in UTF-8."""
+    try:
+        return read_text(Path(path))
+    except ForeignFileError as error:
+        raise ConfigError(f"{origin} {error.fault}; give a Jinja file {accepted}") from error
+
+
+class UserTemplate:
+    """Parses and renders a template. `origin` names it in errors; `variables` are those that it uses."""
+
+    def __init__(self, source: str, origin: str, *, keep_trailing_newline: bool = False) -> None:
+        environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=keep_trailing_newline)
+        self._origin = origin
+        try:
+            self._template = environment.from_string(source)
+            self.variables = find_undeclared_variables(environment.parse(source))
+        except Exception as error:  # Jinja also raises the errors of expressions that it evaluates in advance
+            raise ConfigError(f"{origin} does not parse: {error}") from error
+
+    def render(self, **values: str) -> str:
+        """Returns the text with the values filled in. The values themselves are not treated as templates."""
+        try:
+            return self._template.render(**values)
+        except Exception as error:  # a template is a program: it can raise anything
+            raise ConfigError(f"{self._origin} cannot be rendered: {type(error).__name__}: {error}") from error
+
+
+class HintTemplate(UserTemplate):
     """Renders a sandboxed Jinja template with the variables `prompt` (the student's user text) and `reference`.
 
     The placement determines what the template produces. `user_suffix`: the user text, which begins with the prompt, so
@@ -48,27 +76,18 @@ class HintTemplate:
         if path is not None:
             origin = f"teacher.template {path}"
             source = template_text(path, origin, "that uses prompt and reference").removesuffix("\n")
-        self._template = UserTemplate(source, origin, keep_trailing_newline=True)
-        used = self._template.variables
-        if "reference" not in used:
+        super().__init__(source, origin, keep_trailing_newline=True)
+        if "reference" not in self.variables:
             raise ConfigError(f"{origin} never uses the variable reference, so teachers would see no hint")
-        if unknown := sorted(used - {"prompt", "reference"}):
+        if unknown := sorted(self.variables - {"prompt", "reference"}):
             raise ConfigError(f"{origin} uses {', '.join(unknown)}; accepted variables: prompt, reference")
-        self._origin = origin
-        self._check_place_of_prompt(placement)
-
-    def _check_place_of_prompt(self, placement: str) -> None:
         text = self.render(prompt=_PROBE, reference="1")
         if placement == "user_suffix" and not text.startswith(_PROBE):
             raise ConfigError(
-                f"{self._origin} must begin with the prompt for teacher.placement user_suffix; use placement free"
+                f"{origin} must begin with the prompt for teacher.placement user_suffix; use placement free"
             )
         if placement == "free" and text.count(_PROBE) != 1:
-            raise ConfigError(f"{self._origin} must contain the prompt exactly once, so no image is lost or repeated")
-
-    def render(self, *, prompt: str, reference: str) -> str:
-        """Returns the text with both variables filled in. The values themselves are not treated as templates."""
-        return self._template.render(prompt=prompt, reference=reference)
+            raise ConfigError(f"{origin} must contain the prompt exactly once, so no image is lost or repeated")
 
 
 def sanitise_reference(text: str, special_texts: Iterable[str]) -> str:
@@ -96,39 +115,3 @@ def sanitise_reference(text: str, special_texts: Iterable[str]) -> str:
                 del kept[-len(special) :]
                 break
     return "".join(kept).rstrip()
-
-
-def template_text(path: str, origin: str, accepted: str) -> str:
-    """Returns the text of a template file; raises `ConfigError` if it is no regular file in UTF-8."""
-    try:
-        return read_text(Path(path))
-    except ForeignFileError as error:
-        raise ConfigError(f"{origin} {error.fault}; give a Jinja file {accepted}") from error
-
-
-class UserTemplate:
-    """Parses and renders a template. `origin` names it in errors; `variables` are those that it uses.
-
-    Raises:
-        ConfigError: the text does not parse.
-    """
-
-    def __init__(self, source: str, origin: str, *, keep_trailing_newline: bool = False) -> None:
-        environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=keep_trailing_newline)
-        self._origin = origin
-        try:
-            self._template = environment.from_string(source)
-            self.variables = find_undeclared_variables(environment.parse(source))
-        except Exception as error:  # Jinja also raises the errors of expressions that it evaluates in advance
-            raise ConfigError(f"{origin} does not parse: {error}") from error
-
-    def render(self, **values: str) -> str:
-        """Returns the text with the values filled in. The values themselves are not treated as templates.
-
-        Raises:
-            ConfigError: the template fails for these values.
-        """
-        try:
-            return self._template.render(**values)
-        except Exception as error:  # a template is a program: it can raise anything
-            raise ConfigError(f"{self._origin} cannot be rendered: {type(error).__name__}: {error}") from error

@@ -57,9 +57,7 @@ def image_of(value: object, image_dir: str | None, *, hosts: Collection[str] = (
     """Opens an image without decoding its pixels; its size is known.
 
     Args:
-        value: PIL image, raw bytes, path, or a mapping with `bytes` or `path`.
-        image_dir: folder prepended to paths given as text.
-        hosts: hosts from which addresses are downloaded.
+        value: PIL image, raw bytes, path in `image_dir`, address on one of `hosts`, or a mapping with `bytes` or `path`.
 
     Raises:
         DataError: the image is not readable, has an unaccepted format, or has too many pixels.
@@ -80,11 +78,7 @@ def image_of(value: object, image_dir: str | None, *, hosts: Collection[str] = (
 
 
 def bytes_or_path(value: object, *, hosts: Collection[str] = ()) -> object:
-    """Returns a mapping's `bytes`, or its `path` if it has none, and what base64 or an address holds; else the value.
-
-    Raises:
-        DataError: the text is an address that cannot be downloaded from `hosts`, or is damaged or too long as base64.
-    """
+    """Returns a mapping's `bytes`, or its `path` if it has none, and what base64 or an address holds; else the value."""
     if isinstance(value, dict):
         entries = cast("Tree", value)
         value = entries["bytes"] if entries.get("bytes") is not None else entries.get("path")
@@ -123,8 +117,7 @@ def _decoded(text: str) -> bytes:
 def verify_image(value: object, image_dir: str | None, *, hosts: Collection[str] = ()) -> tuple[int, int]:
     """Checks as cheaply as the format allows that an image can be decoded; returns its upright (width, height).
 
-    Raises:
-        DataError: the image is missing, unreadable, damaged, empty or too thin.
+    Raises `DataError` if it is missing, unreadable, damaged, empty or too thin.
     """
     image = image_of(value, image_dir, hosts=hosts)
     width, height = image.size
@@ -182,11 +175,7 @@ def load_rgb(
     *,
     hosts: Collection[str] = (),
 ) -> Image.Image:
-    """Returns the decoded image in RGB (from palettes, grey and alpha too), upright and within the pixel limits.
-
-    Raises:
-        DataError: the image cannot be decoded.
-    """
+    """Returns the decoded image in RGB (from palettes, grey and alpha too), upright and within the pixel limits."""
     image = image_of(value, image_dir, hosts=hosts)
     turn = _TURNS.get(_orientation(image))
     try:
@@ -207,11 +196,7 @@ def listed(row: Mapping[str, object], key: str) -> list[Any]:
 
 
 def decoded_images(row: Mapping[str, object], config: DataConfig, column: str | None = "") -> tuple[Image.Image, ...]:
-    """Returns a row's images in RGB, within the pixel limits; raises `DataError` if one cannot be decoded.
-
-    Args:
-        column: the column with the images; "": `data.image_key`; None: there are none.
-    """
+    """Returns a row's images in RGB, within the pixel limits, from `column`: "" is `data.image_key`, None has none."""
     values = [] if column is None else listed(row, column or config.image_key)
     return tuple(
         load_rgb(value, config.image_dir, config.min_pixels, config.max_pixels, hosts=config.image_hosts)

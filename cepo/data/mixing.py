@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import random
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import accumulate
 
 import numpy
 
 from cepo.config.schema import DataConfig
-from cepo.data.dataset import Problem, ProblemSet, problem_indices
+from cepo.data.dataset import Problem, ProblemSet, problem_indices, shuffled
 from cepo.errors import ConfigError
 from cepo.models.inputs import ImageSource
 from cepo.models.processing import Processing
@@ -45,23 +43,14 @@ class MixedProblems:
 
     def indices(self, step: int, batch_size: int) -> list[int]:
         """Returns the problems of the 0-based `step`, which depend only on the step and `data.seed`."""
-        config = self._config
-        if config.train_weights is None:
-            return problem_indices(
-                step, num_problems=len(self), batch_size=batch_size, shuffle=config.shuffle, seed=config.seed
-            )
-        chosen = weighted_indices(
-            step,
-            sizes=[len(part) for part in self._parts],
-            weights=config.train_weights,
-            batch_size=batch_size,
-            shuffle=config.shuffle,
-            seed=config.seed,
-        )
+        weights, shuffle, seed = self._config.train_weights, self._config.shuffle, self._config.seed
+        if weights is None:
+            return problem_indices(step, num_problems=len(self), batch_size=batch_size, shuffle=shuffle, seed=seed)
+        sizes = [len(part) for part in self._parts]
+        chosen = weighted_indices(step, sizes=sizes, weights=weights, batch_size=batch_size, shuffle=shuffle, seed=seed)
         return [self._begin(part) + index for part, index in chosen]
 
     def content(self) -> str:
-        """Describes every source's rows; see `ProblemSet.content`."""
         return "; ".join(part.content() for part in self._parts)
 
     def require_solutions(self, setting: str) -> None:
@@ -78,12 +67,7 @@ class MixedProblems:
 
 
 def read_training_sets(config: DataConfig, processing: Processing) -> ProblemSet | MixedProblems:
-    """Reads all of `data.train_files` and checks every row.
-
-    Raises:
-        ConfigError: there are fewer problems than a step needs.
-        ConfigError, DataError: as in `ProblemSet`, with the source's name.
-    """
+    """Reads all of `data.train_files` and checks every row; raises as `ProblemSet`, and for fewer problems than a step needs."""
     parts: list[ProblemSet] = []
     for source in config.train_sources:
         logger.info("reading and checking %s", source)
@@ -119,12 +103,5 @@ def weighted_indices(
     for part in parts:
         epoch, index = divmod(counts[part], sizes[part])
         counts[part] += 1
-        chosen.append((part, _order(sizes[part], f"{seed}/{part}/{epoch}")[index] if shuffle else index))
+        chosen.append((part, shuffled(sizes[part], f"{seed}/{part}/{epoch}")[index] if shuffle else index))
     return chosen
-
-
-@lru_cache(maxsize=16)
-def _order(size: int, seed: str) -> tuple[int, ...]:
-    order = list(range(size))
-    random.Random(seed).shuffle(order)
-    return tuple(order)

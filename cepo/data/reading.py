@@ -47,15 +47,11 @@ def read_source(source: str, *, text_columns: Sequence[str] = ()) -> Any:
             raise ConfigError(f"data files '{source}': {blank} is empty (0 bytes); remove it or write it again")
         options: Tree = {}
         kind = FORMATS[files[0].suffix]
-        if kind == "json":
-            for file in files:
-                _refuse_null_rows(file)
-        if kind == "csv":
-            options = {
-                "converters": dict.fromkeys(text_columns, str),
-                "keep_default_na": False,  # "None" and "NA" are text; only empty cells are missing
-                "na_values": [""],
-            }
+        for file in files if kind == "json" else ():
+            _refuse_null_rows(file)
+        if kind == "csv":  # "None" and "NA" are text; only empty cells are missing
+            texts = dict.fromkeys(text_columns, str)
+            options = {"converters": texts, "keep_default_na": False, "na_values": [""]}
         try:
             return _load_dataset(kind, data_files=[str(file) for file in files], split=part, **options)
         except Exception as error:  # each format's reader raises its own types
@@ -72,17 +68,12 @@ def read_source(source: str, *, text_columns: Sequence[str] = ()) -> Any:
 
 
 def _load_dataset(*arguments: object, **options: object) -> Any:
-    """Calls `datasets.load_dataset`, whose return type depends on its arguments."""
-    library: Any = datasets
+    library: Any = datasets  # the function's return type depends on its arguments
     return library.load_dataset(*arguments, **options)
 
 
 def local_files(source: str) -> tuple[list[Path], str]:
-    """Returns the files of a local source in order, and the part of their rows to read: `train` or a slice of it.
-
-    Raises:
-        ConfigError: the source has no such split, or its data does not have a single known format.
-    """
+    """Returns the files of a local source in order, and the part of their rows to read: `train` or a slice of it."""
     name, _, split = source.partition("@")
     wanted = _SPLIT.fullmatch(split or "train")
     if wanted is None:

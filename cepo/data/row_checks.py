@@ -3,39 +3,23 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 from cepo.config.schema import DataConfig
 from cepo.data.reading import read_row
 from cepo.errors import DataError
+from cepo.models.inputs import Turn
+from cepo.models.processing import IMAGE_MARK, VIDEO_MARK
 from cepo.progress import shown
+from cepo.trees import Fields, is_mapping
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, kw_only=True)
-class RowChecks:
-    """The outcome of checking a source.
-
-    Attributes:
-        num_rows: number of rows of the source.
-        bad: numbers of the rows left out for an error.
-        overlong: the rows left out for their length, by number.
-        most_images, most_videos: the most images and videos in a usable row.
-    """
-
-    num_rows: int
-    bad: Sequence[int]
-    overlong: Mapping[int, RowMeasure]
-    most_images: int
-    most_videos: int
-
-    @property
-    def usable(self) -> list[int]:
-        """The numbers of the rows that can be used."""
-        left_out = {*self.bad, *self.overlong}
-        return [number for number in range(self.num_rows) if number not in left_out]
+ROLES = ("system", "user", "assistant")
+_ACCEPTED = "accepted: a list of messages {role, content}, of which the last is the user's"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +30,26 @@ class RowMeasure:
     num_images: int
     num_videos: int = 0
     visual_tokens: int = 0
+
+    def __str__(self) -> str:
+        visual = f" ({self.visual_tokens} of them of images and videos)" if self.visual_tokens else ""
+        return f"{self.length} tokens{visual}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowChecks:
+    """The outcome of checking a source.
+
+    Attributes:
+        usable: numbers of the rows that can be used.
+        skipped: how many rows were left out as `bad` and as `overlong`.
+        most_images, most_videos: the most images and videos in a usable row.
+    """
+
+    usable: Sequence[int]
+    skipped: Counter[str]
+    most_images: int
+    most_videos: int
 
 
 def check_rows(
@@ -58,57 +62,104 @@ def check_rows(
     """Applies `measure` to every row.
 
     Raises:
-        DataError: a row is bad without `data.skip_bad_rows`, or overlong without `data.filter_overlong_prompts`.
+        DataError: a row is bad without `data.skip_bad_rows`, or overlong without `data.filter_overlong_prompts`, or no
+            row can be used.
     """
-    bad: list[int] = []
-    overlong: dict[int, RowMeasure] = {}
-    most_images = most_videos = 0
+    usable: dict[int, RowMeasure] = {}
+    overlong: list[RowMeasure] = []
+    limit = config.max_prompt_length
     for number in shown(range(len(rows)), f"checking {source}", len(rows)):
         try:
             measured = measure(read_row(rows, number))
         except DataError as error:
             if not config.skip_bad_rows:
-                raise DataError(
-                    f"{source}, row {number}: {error}. data.skip_bad_rows=true leaves such rows out"
-                ) from error
-            bad.append(number)
+                remedy = "data.skip_bad_rows=true leaves such rows out"
+                raise DataError(f"{source}, row {number}: {error}. {remedy}") from error
             logger.warning("%s, row %d is left out: %s", source, number, error)
             continue
-        if measured.length > config.max_prompt_length:
-            if not config.filter_overlong_prompts:
-                raise DataError(
-                    f"{source}, row {number}: the prompt has {measured.length} tokens{_of_images(measured.visual_tokens)}; "
-                    f"data.max_prompt_length is {config.max_prompt_length}. data.filter_overlong_prompts=true leaves such "
-                    "rows out"
-                )
-            overlong[number] = measured
-            continue
-        most_images = max(most_images, measured.num_images)
-        most_videos = max(most_videos, measured.num_videos)
-    return RowChecks(num_rows=len(rows), bad=bad, overlong=overlong, most_images=most_images, most_videos=most_videos)
-
-
-def why_none_is_usable(checks: RowChecks, source: str, config: DataConfig) -> str:
-    """Returns the error text for a source without a usable row."""
-    limit = config.max_prompt_length
-    if not checks.num_rows:
-        return f"{source} has no row; accepted: at least one problem"
-    if checks.bad:
-        left_out = f"{len(checks.bad)} bad and {len(checks.overlong)} longer than data.max_prompt_length={limit} tokens"
-        return f"{source}: none of its {checks.num_rows} rows can be used: {left_out}. The warnings above name each bad one"
-    by_length = sorted(checks.overlong.values(), key=lambda measured: measured.length)
-    shortest, longest = by_length[0], by_length[-1]
-    enlarged = (
-        f". Images of fewer pixels than data.min_pixels={config.min_pixels} are enlarged to that many; "
-        "data.min_pixels=null leaves them as they are"
-    )
-    return (
-        f"{source}: all of its {checks.num_rows} prompts are overlong: they have {shortest.length} to "
-        f"{longest.length} tokens{_of_images(shortest.visual_tokens, 'in the shortest ')}, and "
-        f"data.max_prompt_length={limit}. Raise it to {longest.length} for all of them"
-        + (enlarged if shortest.visual_tokens and config.min_pixels is not None else "")
+        if measured.length <= limit:
+            usable[number] = measured
+        elif config.filter_overlong_prompts:
+            overlong.append(measured)
+        else:
+            raise DataError(
+                f"{source}, row {number}: the prompt has {measured}; data.max_prompt_length is {limit}. "
+                "data.filter_overlong_prompts=true leaves such rows out"
+            )
+    num_bad = len(rows) - len(usable) - len(overlong)
+    if not usable:
+        raise DataError(f"{source}{_why_none_is_usable(num_bad, overlong, config)}")
+    return RowChecks(
+        usable=list(usable),
+        skipped=+Counter(bad=num_bad, overlong=len(overlong)),
+        most_images=max(measured.num_images for measured in usable.values()),
+        most_videos=max(measured.num_videos for measured in usable.values()),
     )
 
 
-def _of_images(tokens: int, where: str = "") -> str:
-    return f" ({where}{tokens} of them of images and videos)" if tokens else ""
+def _why_none_is_usable(num_bad: int, overlong: Sequence[RowMeasure], config: DataConfig) -> str:
+    if not overlong:
+        return " has no row that can be used; the warnings above name each bad one" if num_bad else " has no row"
+    shortest, longest = (choose(overlong, key=lambda measured: measured.length) for choose in (min, max))
+    bad = f" ({num_bad} more rows are bad)" if num_bad else ""
+    text = (
+        f": all of its {len(overlong)} prompts{bad} are overlong: they have {shortest.length} to {longest}, and "
+        f"data.max_prompt_length={config.max_prompt_length}. Raise it to {longest.length} for all of them"
+    )
+    if shortest.visual_tokens and config.min_pixels is not None:
+        text += (
+            f". Images of fewer pixels than data.min_pixels={config.min_pixels} are enlarged to that many; "
+            "data.min_pixels=null leaves them as they are"
+        )
+    return text
+
+
+def plain_text(value: object) -> str:
+    """Returns a cell as text: empty for None, and whole numbers without the `.0` of a float column."""
+    if value is None:
+        return ""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def read_turns(prompt: object) -> list[Turn]:
+    """Returns the turns of a cell of the prompt column, which holds text or messages; raises as `read_conversation`."""
+    is_conversation = isinstance(prompt, list | tuple)
+    return read_conversation(prompt) if is_conversation else [Turn("user", plain_text(prompt))]
+
+
+def read_conversation(messages: Any) -> list[Turn]:
+    """Returns the turns of a cell's messages. The last turn is the question.
+
+    A message's content is text or a list of parts: `{type: text, text: ...}`, `{type: image}` and `{type: video}`.
+    Image and video parts stand for the row's images and videos in order. Anything else raises `DataError`.
+    """
+    if not messages:
+        raise DataError(f"the prompt has no message; {_ACCEPTED}")
+    turns = [_turn(message, number) for number, message in enumerate(messages)]
+    if turns[-1].role != "user":
+        raise DataError(f"the last message is the {turns[-1].role}'s; {_ACCEPTED}")
+    return turns
+
+
+def _turn(message: object, number: int) -> Turn:
+    given: Fields = message if is_mapping(message) else {}
+    content: object = given.get("content")
+    if "role" not in given or not isinstance(content, str | list | tuple):
+        raise DataError(f"message {number} has no role or no content of text or parts: {message!r:.200}; {_ACCEPTED}")
+    if given["role"] not in ROLES:
+        raise DataError(f"message {number} has the role {given['role']!r}; accepted: {', '.join(ROLES)}")
+    parts = cast("Sequence[object]", [{"type": "text", "text": content}] if isinstance(content, str) else content)
+    return Turn(given["role"], "".join(_part(part, number) for part in parts))
+
+
+def _part(part: object, number: int) -> str:
+    given: Fields = {key: value for key, value in part.items() if value is not None} if is_mapping(part) else {}
+    kind = given.get("type")
+    if kind == "text" and isinstance(given.get("text"), str):
+        return given["text"]
+    if kind in ("image", "video") and len(given) == 1:
+        return IMAGE_MARK if kind == "image" else VIDEO_MARK
+    raise DataError(
+        f"message {number} has the part {str(given or part)[:200]}; accepted: {{type: text, text: ...}}, {{type: image}} and "
+        "{type: video}, whose images and videos stand in the row's columns data.image_key and data.video_key"
+    )

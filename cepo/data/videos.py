@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,8 +43,8 @@ def load_video(value: object, image_dir: str | None, rules: FrameRules) -> Video
     """Returns the chosen frames of a video.
 
     Args:
-        value: path, raw bytes, a mapping with `bytes` or `path`, or a list of frames in any form accepted for images.
-        image_dir: folder prepended to paths given as text.
+        value: path in `image_dir`, raw bytes, a mapping with `bytes` or `path`, or a list of frames in any form accepted
+            for images.
 
     Raises:
         ConfigError: the libraries of the extra `video` are not installed.
@@ -54,8 +54,11 @@ def load_video(value: object, image_dir: str | None, rules: FrameRules) -> Video
     if missing:
         raise ConfigError(f"videos need {', '.join(missing)}, not installed here: pip install 'cepo[video]'")
     if isinstance(value, list | tuple):
-        frames = cast("Sequence[object]", value)
-        return _from_frames([load_rgb(frame, image_dir, None, None) for frame in frames], rules)
+        frames = [load_rgb(frame, image_dir, None, None) for frame in cast("Sequence[object]", value)]
+        if not frames:
+            raise DataError("the video has no frame")
+        frames += frames[-1:] * (len(frames) % 2)
+        return _of_frames(dict(enumerate(frames)), rules, fps=rules.fps, total=len(frames))
     value = bytes_or_path(value)
     if isinstance(value, bytes):
         return _decoded(io.BytesIO(value), rules)
@@ -68,23 +71,13 @@ def load_video(value: object, image_dir: str | None, rules: FrameRules) -> Video
     )
 
 
-def _from_frames(frames: list[Image.Image], rules: FrameRules) -> Video:
-    if not frames:
-        raise DataError("the video has no frame")
-    frames += frames[-1:] * (len(frames) % 2)
-    size = frame_size(frames[0].size, len(frames), rules)
-    return Video(
-        frames=_stacked(frames, size),
-        frame_numbers=tuple(range(len(frames))),
-        source_fps=rules.fps,
-        num_source_frames=len(frames),
-    )
-
-
 def _decoded(source: object, rules: FrameRules) -> Video:
     with _opened(source) as (container, stream):
-        total, fps = _length(container, stream)
-    wanted = _frame_numbers(total, fps, rules)
+        total = stream.frames or sum(1 for _ in container.decode(stream))  # not every file states it
+        fps = stream.average_rate or stream.guessed_rate
+    if not total or not fps:
+        raise DataError("the video has no frame, or does not state its frame rate")
+    wanted = _frame_numbers(total, float(fps), rules)
     frames: dict[int, Image.Image] = {}
     if isinstance(source, io.BytesIO):
         source.seek(0)
@@ -97,9 +90,15 @@ def _decoded(source: object, rules: FrameRules) -> Video:
     lost = [number for number in wanted if number not in frames]
     if lost:
         raise DataError(f"the video announces {total} frames, but ends before frame {lost[0]}; it is damaged")
-    chosen = [frames[number] for number in wanted]
+    return _of_frames({number: frames[number] for number in wanted}, rules, fps=float(fps), total=total)
+
+
+def _of_frames(frames: Mapping[int, Image.Image], rules: FrameRules, *, fps: float, total: int) -> Video:
+    chosen = list(frames.values())
     size = frame_size(chosen[0].size, len(chosen), rules)
-    return Video(frames=_stacked(chosen, size), frame_numbers=tuple(wanted), source_fps=fps, num_source_frames=total)
+    resized = [frame if frame.size == size else frame.resize(size, Image.Resampling.BICUBIC) for frame in chosen]
+    pixels = numpy.stack([numpy.asarray(frame.convert("RGB")) for frame in resized])
+    return Video(frames=pixels, frame_numbers=tuple(frames), source_fps=fps, num_source_frames=total)
 
 
 @contextmanager
@@ -115,15 +114,6 @@ def _opened(source: object) -> Generator[tuple[Any, Any]]:
         if isinstance(error, DataError):
             raise
         raise DataError(f"the video cannot be read ({error}); accepted: {_FORMATS}") from error
-
-
-def _length(container: Any, stream: Any) -> tuple[int, float]:
-    """Returns the number of frames, counted if the file does not state it, and the frames per second."""
-    total = stream.frames or sum(1 for _ in container.decode(stream))
-    fps = stream.average_rate or stream.guessed_rate
-    if not total or not fps:
-        raise DataError("the video has no frame, or does not state its frame rate")
-    return total, float(fps)
 
 
 def _frame_numbers(total: int, fps: float, rules: FrameRules) -> list[int]:
@@ -159,8 +149,3 @@ def _qwen_rules() -> Any:
     from qwen_vl_utils import vision_process  # pyright: ignore[reportMissingTypeStubs]
 
     return vision_process
-
-
-def _stacked(frames: list[Image.Image], size: tuple[int, int]) -> numpy.ndarray:
-    resized = [frame if frame.size == size else frame.resize(size, Image.Resampling.BICUBIC) for frame in frames]
-    return numpy.stack([numpy.asarray(frame.convert("RGB")) for frame in resized])

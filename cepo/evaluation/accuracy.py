@@ -82,12 +82,19 @@ def benchmark_figures(rows: Sequence[Row], *, has_variants: bool = False) -> Tre
         "share_cut_off": statistics.fmean(not row["finished"] for row in rows),
         "share_without_answer": statistics.fmean(row["answer"] is None for row in rows),
     }
-    problems = _by_problem(rows)
+    problems: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        problems[row["problem_id"]].append(row)
     fewest = min(map(len, problems.values()))
     if fewest > 1:
-        figures["pass_at_k"] = {str(k): _pass_at(problems, k).as_json() for k in _powers_of_two(fewest)}
+        powers = {2**exponent for exponent in range(fewest.bit_length())} | {fewest}
+        figures["pass_at_k"] = {str(k): _pass_at(problems, k).as_json() for k in sorted(powers)}
     if has_variants:
-        worst = _worst_variants(problems)
+        worst: dict[str, float] = {}
+        for of_problem in problems.values():
+            share = statistics.fmean(row["correct"] for row in of_problem)
+            cluster = of_problem[0]["cluster"]
+            worst[cluster] = min(share, worst.get(cluster, 1.0))
         figures["worst_variant"] = clustered_mean(list(worst.values()), list(worst)).as_json()
     return figures
 
@@ -97,7 +104,7 @@ def accuracy(rows: Sequence[Row]) -> Estimate:
     return clustered_mean([float(row["correct"]) for row in rows], [row["cluster"] for row in rows])
 
 
-def macro_average(estimates: Sequence[Estimate]) -> dict[str, float | int | None]:
+def macro_average(estimates: Sequence[Estimate | Cell]) -> Tree:
     """Returns the unweighted mean of independent benchmarks, with `sqrt(sum of squared errors) / number`."""
     errors = [estimate.error for estimate in estimates if estimate.error is not None]
     complete = len(errors) == len(estimates)
@@ -108,27 +115,6 @@ def macro_average(estimates: Sequence[Estimate]) -> dict[str, float | int | None
     }
 
 
-def _by_problem(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    problems: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        problems[row["problem_id"]].append(row)
-    return problems
-
-
 def _pass_at(problems: Mapping[str, Sequence[Row]], k: int) -> Estimate:
     values = [pass_at_k(sum(row["correct"] for row in rows), len(rows), k) for rows in problems.values()]
     return clustered_mean(values, [rows[0]["cluster"] for rows in problems.values()])
-
-
-def _worst_variants(problems: Mapping[str, Sequence[Row]]) -> dict[str, float]:
-    worst: dict[str, float] = {}
-    for rows in problems.values():
-        share = statistics.fmean(row["correct"] for row in rows)
-        cluster = rows[0]["cluster"]
-        worst[cluster] = min(share, worst.get(cluster, 1.0))
-    return worst
-
-
-def _powers_of_two(largest: int) -> list[int]:
-    powers = [2**exponent for exponent in range(largest.bit_length()) if 2**exponent <= largest]
-    return powers if powers[-1] == largest else [*powers, largest]

@@ -23,10 +23,10 @@ PLAIN = "problems"
 
 _OPTION = re.compile(r"(?:^|;)\s*([A-J])\.\s*")
 _MMMU_MARK = re.compile(r"<image (\d)>")
-_MMMU_PICTURES = [f"image_{number}" for number in range(1, 8)]
+_MMMU_IMAGES = [f"image_{number}" for number in range(1, 8)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Benchmark:
     """The format of one benchmark.
 
@@ -38,7 +38,7 @@ class Benchmark:
     """
 
     name: str
-    columns: frozenset[str]
+    columns: set[str]
     convert: Callable[[Fields], Tree]
     has_variants: bool = False
 
@@ -50,20 +50,11 @@ def recognise(columns: Sequence[str]) -> Benchmark | None:
 
 def converted(rows: Any, benchmark: Benchmark) -> Any:
     """Converts a datasets table to problems without decoding images; raises `DataError` with a bad row's number."""
-    rows = without_decoding(rows)
-    problems = []
+    rows, problems = without_decoding(rows), []
     for number in range(len(rows)):
+        usual: Tree = {"answer_kind": None, "choices": [], "tolerance": None, "cluster": str(number)}
         try:
-            problems.append(
-                {
-                    "benchmark": benchmark.name,
-                    "answer_kind": None,
-                    "choices": [],
-                    "tolerance": None,
-                    "cluster": str(number),
-                }
-                | benchmark.convert(read_row(rows, number))
-            )
+            problems.append({"benchmark": benchmark.name} | usual | benchmark.convert(read_row(rows, number)))
         except (ValueError, SyntaxError, KeyError) as error:
             raise DataError(
                 f"{benchmark.name}, row {number}: it does not match this benchmark's format ({error})"
@@ -75,7 +66,7 @@ def _dynamath(row: Fields) -> Tree:
     kind = {"float": "numeric", "multiple choice": "choice"}.get(row["answer_type"], "text")
     return {
         "problem": IMAGE_MARK + row["question"],
-        "images": _pictures(row, "decoded_image"),
+        "images": _images(row, "decoded_image"),
         "answer": row["ground_truth"],
         "answer_kind": kind,
         "choices": options_in_text(row["question"]) if kind == "choice" else [],
@@ -89,7 +80,7 @@ def _mathvision(row: Fields) -> Tree:
     named = [] if options == list(LETTERS[: len(options)]) else options
     return {
         "problem": IMAGE_MARK + row["question"] + _listed(options),
-        "images": _pictures(row, "decoded_image"),
+        "images": _images(row, "decoded_image"),
         "answer": row["answer"],
         "answer_kind": "choice" if options else kind_of(row["answer"]),
         "choices": named or [""] * len(options),
@@ -104,7 +95,7 @@ def _wemath(row: Fields) -> Tree:
         raise ValueError(f"the options {row['option']!r} do not run from A")
     return {
         "problem": IMAGE_MARK + row["question"] + _listed(options),
-        "images": _pictures(row, "image_path"),
+        "images": _images(row, "image_path"),
         "answer": row["answer"],
         "answer_kind": "choice",
         "choices": options,
@@ -115,12 +106,13 @@ def _wemath(row: Fields) -> Tree:
 def _mmmu(row: Fields) -> Tree:
     options = [str(option) for option in ast.literal_eval(row["options"] or "[]")]
     is_choice = row["question_type"] == "multiple-choice"
+    kind = "choice" if is_choice else kind_of(row["answer"])
     text, images = _with_images_in_place(row["question"] + (_listed(options) if is_choice else ""), row)
     return {
         "problem": text,
         "images": images,
         "answer": row["answer"],
-        "answer_kind": "choice" if is_choice else _open_kind(row["answer"]),
+        "answer_kind": "text" if kind == "choice" and not is_choice else kind,
         "choices": [_MMMU_MARK.sub("", option) for option in options] if is_choice else [],
     }
 
@@ -128,19 +120,14 @@ def _mmmu(row: Fields) -> Tree:
 def _logicvista(row: Fields) -> Tree:
     return {
         "problem": IMAGE_MARK + row["question"],
-        "images": _pictures(row, "image"),
+        "images": _images(row, "image"),
         "answer": row["answer"],
         "answer_kind": kind_of(row["answer"]),
         "choices": options_in_text(row["question"]),
     }
 
 
-def _open_kind(answer: str) -> str:
-    kind = kind_of(answer)
-    return "text" if kind == "choice" else kind
-
-
-def _pictures(row: Fields, *columns: str) -> list[Any]:
+def _images(row: Fields, *columns: str) -> list[Any]:
     return [row[column] for column in columns if row.get(column) is not None]
 
 
@@ -164,35 +151,16 @@ def _with_images_in_place(text: str, row: Fields) -> tuple[str, list[Any]]:
         return IMAGE_MARK
 
     text = _MMMU_MARK.sub(place, text)
-    unmentioned = [column for column in _MMMU_PICTURES if row.get(column) is not None and column not in order]
-    return IMAGE_MARK * len(unmentioned) + text, _pictures(row, *unmentioned, *order)
+    unmentioned = [column for column in _MMMU_IMAGES if row.get(column) is not None and column not in order]
+    return IMAGE_MARK * len(unmentioned) + text, _images(row, *unmentioned, *order)
 
 
 BENCHMARKS = (
     Benchmark(
-        name="dynamath",
-        columns=frozenset({"question", "ground_truth", "answer_type", "decoded_image", "id"}),
-        convert=_dynamath,
-        has_variants=True,
+        "dynamath", {"question", "ground_truth", "answer_type", "decoded_image", "id"}, _dynamath, has_variants=True
     ),
-    Benchmark(
-        name="mathvision",
-        columns=frozenset({"question", "options", "answer", "decoded_image"}),
-        convert=_mathvision,
-    ),
-    Benchmark(
-        name="wemath",
-        columns=frozenset({"ID", "question", "option", "answer", "image_path"}),
-        convert=_wemath,
-    ),
-    Benchmark(
-        name="mmmu",
-        columns=frozenset({"question", "options", "answer", "question_type", "image_1"}),
-        convert=_mmmu,
-    ),
-    Benchmark(
-        name="logicvista",
-        columns=frozenset({"question", "answer", "image"}),
-        convert=_logicvista,
-    ),
+    Benchmark("mathvision", {"question", "options", "answer", "decoded_image"}, _mathvision),
+    Benchmark("wemath", {"ID", "question", "option", "answer", "image_path"}, _wemath),
+    Benchmark("mmmu", {"question", "options", "answer", "question_type", "image_1"}, _mmmu),
+    Benchmark("logicvista", {"question", "answer", "image"}, _logicvista),
 )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cepo.errors import DataError
 from cepo.evaluation.accuracy import macro_average
-from cepo.evaluation.results import RESULTS_FILE, compare_evaluations
+from cepo.evaluation.results import RESULTS_FILE, compare_evaluations, results_file
 from cepo.foreign_files import damaged_as, read_json
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
 from cepo.trees import Fields, Tree
@@ -33,17 +33,12 @@ def is_scored(name: str) -> bool:
 def score_table(names: Sequence[str]) -> ScoreTable:
     """Returns a table of evaluations and published tables in the given order, with averages computed from their cells.
 
-    Each evaluation after the first also has its difference from the first, paired by problem.
-
-    Args:
-        names: evaluations and tables, as in `is_scored`.
-
-    Raises:
-        DataError: a name is neither an evaluation nor a table.
+    Each evaluation after the first also has its difference from the first, paired by problem. Raises `DataError` if a
+    name is neither an evaluation nor a table.
     """
     rows: list[TableRow] = []
     notes: list[str] = []
-    evaluations: list[Path] = []
+    first: Path | None = None
     for name in names:
         if name.endswith(".json"):
             published = list(_published(Path(name)))
@@ -51,18 +46,17 @@ def score_table(names: Sequence[str]) -> ScoreTable:
             rows += [_averaged(row) for row in published]
             continue
         row = _averaged(_evaluated(Path(name)))
-        if evaluations:
-            row = TableRow(
-                group=row.group, name=row.name, cells={**row.cells, _DIFFERENCE: _paired(evaluations[0], Path(name))}
-            )
-        evaluations.append(Path(name))
+        if first is not None:
+            average_gain = macro_average([each.difference for each in compare_evaluations(first, Path(name))])
+            row = replace(row, cells={**row.cells, _DIFFERENCE: _cell(average_gain, 100.0)})
+        first = first or Path(name)
         rows.append(row)
     known = [*NAMES.values(), *(name for row in rows for name in row.cells if name not in (AVERAGE, _DIFFERENCE))]
     benchmarks = [name for name in dict.fromkeys(known) if any(name in row.cells for row in rows)]
     columns = [Column(name=name, is_ranked=True) for name in (*benchmarks, AVERAGE)]
-    if any(_DIFFERENCE in row.cells for row in rows):
+    if first is not None and any(_DIFFERENCE in row.cells for row in rows):
         columns.append(Column(name=_DIFFERENCE, signed=True))
-        notes.append(f"The difference of averages is from {evaluations[0].name}, paired by problem.")
+        notes.append(f"The difference of averages is from {first.name}, paired by problem.")
     title = "Accuracy in %, ± standard error; the average is the unweighted mean"
     return ScoreTable(title=title, columns=columns, rows=rows, notes=notes)
 
@@ -77,11 +71,7 @@ def _published(path: Path) -> Iterator[TableRow]:
 
 
 def _evaluated(folder: Path) -> TableRow:
-    path = folder / RESULTS_FILE
-    if not path.is_file():
-        raise DataError(
-            f"{folder} holds no finished evaluation ({RESULTS_FILE}); give a folder that cepo evaluate wrote"
-        )
+    path = results_file(folder)
     with damaged_as(path, "holds no result of cepo evaluate; evaluate the model again"):
         results: Tree = read_json(path, dict, within=folder)
         cells = {
@@ -92,21 +82,16 @@ def _evaluated(folder: Path) -> TableRow:
 
 
 def _averaged(row: TableRow) -> TableRow:
-    return TableRow(group=row.group, name=row.name, cells={**_benchmarks(row), AVERAGE: average(row)})
+    return replace(row, cells={**_benchmarks(row), AVERAGE: average(row)})
 
 
 def average(row: TableRow) -> Cell:
-    """Returns the unweighted mean of the benchmarks' cells, with the error `sqrt(sum of squared errors) / number`.
-
-    Raises:
-        DataError: the row has no cell.
-    """
+    """Returns the `macro_average` of the benchmarks' cells; raises `DataError` if the row has none."""
     cells = list(_benchmarks(row).values())
     if not cells:
         raise DataError(f"{row.group}, {row.name}: there is no benchmark to average; evaluate the model again")
-    errors = [cell.error for cell in cells if cell.error is not None]
-    error = math.hypot(*errors) / len(cells) if len(errors) == len(cells) else None
-    return Cell(mean=math.fsum(cell.mean for cell in cells) / len(cells), error=error)
+    found = macro_average(cells)
+    return Cell(mean=found["mean"], error=found["error"])
 
 
 def _wrong_average(row: TableRow) -> Iterator[str]:
@@ -120,10 +105,6 @@ def _wrong_average(row: TableRow) -> Iterator[str]:
 
 def _benchmarks(row: TableRow) -> dict[str, Cell]:
     return {name: cell for name, cell in row.cells.items() if isinstance(cell, Cell) and name != AVERAGE}
-
-
-def _paired(first: Path, second: Path) -> Cell:
-    return _cell(macro_average([each.difference for each in compare_evaluations(first, second)]), 100.0)
 
 
 def _cell(estimate: Fields, scale: float) -> Cell:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ def write_results(folder: Path, description: Fields, benchmarks: Fields) -> Tree
     """Writes evaluation.json: the description, each benchmark's statistics, and the average over several benchmarks."""
     results = {**description, "benchmarks": dict(benchmarks)}
     if len(benchmarks) > 1:
-        results["average"] = macro_average([_estimate(figures["accuracy"]) for figures in benchmarks.values()])
+        results["average"] = macro_average([Estimate(**figures["accuracy"]) for figures in benchmarks.values()])
     write_atomically(folder / RESULTS_FILE, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     return results
 
@@ -33,11 +34,16 @@ def write_results(folder: Path, description: Fields, benchmarks: Fields) -> Tree
 def results_table(results: Fields) -> Table:
     """Returns the figures as a table for the terminal."""
     head, *rows = figure_rows(results)
-    table = Table(title="accuracy in %, ± standard error over independent problems")
-    for heading in head:
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    table = _empty_table("accuracy in %, ± standard error over independent problems", head)
     for name, *cells in rows:
         table.add_row(escape(name), *cells, style="dim" if name.startswith("  ") else None)
+    return table
+
+
+def _empty_table(title: str, head: Sequence[str]) -> Table:
+    table = Table(title=title)
+    for heading in head:
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     return table
 
 
@@ -70,12 +76,18 @@ def percent(estimate: Fields, *, sign: str = "") -> str:
     return shown if estimate["error"] is None else f"{shown} ± {100 * estimate['error']:.1f}"
 
 
-def read_rows(folder: Path) -> dict[str, list[Row]]:
-    """Returns an evaluation's graded responses by benchmark; raises `DataError` if it is not finished."""
+def results_file(folder: Path) -> Path:
+    """Returns an evaluation's file of results; raises `DataError` if it is not finished."""
     if not (folder / RESULTS_FILE).is_file():
         raise DataError(
             f"{folder} holds no finished evaluation ({RESULTS_FILE}); give a folder that cepo evaluate wrote"
         )
+    return folder / RESULTS_FILE
+
+
+def read_rows(folder: Path) -> dict[str, list[Row]]:
+    """Returns an evaluation's graded responses by benchmark; raises `DataError` if it is not finished."""
+    results_file(folder)
     rows: dict[str, list[Row]] = defaultdict(list)
     for row in read_objects(folder / GENERATIONS_FILE, within=folder):
         if not all(isinstance(row.get(name), str) for name in ("benchmark", "problem_id", "cluster", "ground_truth")):
@@ -110,20 +122,16 @@ def compare_evaluations(first: Path, second: Path) -> list[Paired]:
 
 def comparison_table(comparisons: Sequence[Paired]) -> Table:
     """Returns a table of accuracies in percent and their paired differences in points, with errors."""
-    table = Table(title="accuracy in %, difference in points ± standard error, paired by problem")
-    for heading in ("", "problems", "first", "second", "difference"):
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-    rows = [
+    title = "accuracy in %, difference in points ± standard error, paired by problem"
+    table = _empty_table(title, ("", "problems", "first", "second", "difference"))
+    rows: list[tuple[str, str, float, float, Fields]] = [
         (each.benchmark, str(each.num_problems), each.first, each.second, each.difference.as_json())
         for each in comparisons
     ]
     if len(comparisons) > 1:
-        average = macro_average([each.difference for each in comparisons])
-        means = [
-            sum(values) / len(comparisons)
-            for values in zip(*((each.first, each.second) for each in comparisons), strict=True)
-        ]
-        rows.append(("average", "", means[0], means[1], average))
+        pairs = zip(*((each.first, each.second) for each in comparisons), strict=True)
+        first, second = (statistics.fmean(values) for values in pairs)
+        rows.append(("average", "", first, second, macro_average([each.difference for each in comparisons])))
     for name, count, before, after, difference in rows:
         table.add_row(escape(name), count, f"{100 * before:.1f}", f"{100 * after:.1f}", percent(difference, sign="+"))
     return table
@@ -131,20 +139,21 @@ def comparison_table(comparisons: Sequence[Paired]) -> Table:
 
 def _paired(name: str, first: Sequence[Row], second: Sequence[Row]) -> Paired:
     shares = _shares(first), _shares(second)
-    known = {row["problem_id"]: (row["ground_truth"], row["cluster"]) for row in first}
-    if known != {row["problem_id"]: (row["ground_truth"], row["cluster"]) for row in second}:
+    known, others = (
+        {row["problem_id"]: (row["ground_truth"], row["cluster"]) for row in rows} for rows in (first, second)
+    )
+    if known != others:
         raise DataError(
             f"{name}: the two evaluations used different problems ({len(shares[0])} and {len(shares[1])}); "
             "evaluate both with the same data=, data.max_prompt_length and pixel limits"
         )
-    ids = list(known)
-    differences = [shares[1][each] - shares[0][each] for each in ids]
+    differences = [shares[1][each] - shares[0][each] for each in known]
     return Paired(
         benchmark=name,
-        num_problems=len(ids),
-        first=sum(shares[0].values()) / len(ids),
-        second=sum(shares[1].values()) / len(ids),
-        difference=clustered_mean(differences, [known[each][1] for each in ids]),
+        num_problems=len(known),
+        first=sum(shares[0].values()) / len(known),
+        second=sum(shares[1].values()) / len(known),
+        difference=clustered_mean(differences, [cluster for _, cluster in known.values()]),
     )
 
 
@@ -153,7 +162,3 @@ def _shares(rows: Sequence[Row]) -> dict[str, float]:
     for row in rows:
         verdicts[row["problem_id"]].append(row["correct"])
     return {problem: sum(right) / len(right) for problem, right in verdicts.items()}
-
-
-def _estimate(figures: Fields) -> Estimate:
-    return Estimate(mean=figures["mean"], error=figures["error"], num_clusters=figures["num_clusters"])

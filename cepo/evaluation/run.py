@@ -56,7 +56,7 @@ class Task:
 
     @property
     def num_left_out(self) -> int:
-        """The number of rows left out, because their prompts are too long or because bad rows are skipped."""
+        """The number of overlong and bad rows."""
         return sum(self.problems.skipped.values())
 
 
@@ -66,14 +66,8 @@ def read_task(source: str, config: RunConfig, processing: Processing) -> Task:
     rows = read_source(source, text_columns=(data.prompt_key, data.answer_key))
     benchmark = recognise(rows.column_names)
     if benchmark is None or {data.prompt_key, data.answer_key} <= set(rows.column_names):
-        problems = ProblemSet(source, data, processing)
-        return Task(
-            name=PLAIN,
-            source=source,
-            problems=problems,
-            reward_function=config.worker.reward.reward_function,
-            is_benchmark=False,
-        )
+        problems, function = ProblemSet(source, data, processing), config.worker.reward.reward_function
+        return Task(name=PLAIN, source=source, problems=problems, reward_function=function, is_benchmark=False)
     logger.info("%s has the columns of %s", source, benchmark.name)
     keys = dataclasses.replace(data, prompt_key="problem", answer_key="answer", image_key="images")
     problems = ProblemSet(source, keys, processing, rows=converted(rows, benchmark))
@@ -89,16 +83,9 @@ def read_task(source: str, config: RunConfig, processing: Processing) -> Task:
 
 def reward_pool(task: Task, config: RunConfig) -> RewardPool:
     """Starts processes that run the task's reward function; they can serve all tasks with the same function."""
-    reward = config.worker.reward
-    if task.is_benchmark:
-        reward = dataclasses.replace(
-            reward,
-            reward_function=task.reward_function,
-            reward_function_kwargs={},
-            reward_weights=None,
-            answer_function=None,
-        )
-    return RewardPool.of(reward)
+    plain = {"reward_function_kwargs": {}, "reward_weights": None, "answer_function": None}
+    changed = {"reward_function": task.reward_function, **plain} if task.is_benchmark else {}
+    return RewardPool.of(dataclasses.replace(config.worker.reward, **changed))
 
 
 def graded_rows(
@@ -113,9 +100,8 @@ def graded_rows(
     size = config.data.val_batch_size if config.data.val_batch_size > 0 else _PROBLEMS_AT_ONCE
     for start in range(0, len(task.problems), size):
         problems = task.problems[start : start + size]
-        rollouts = asker.ask(
-            problems, generator, validation_settings(config.worker.rollout, config.data), step=VALIDATION_STEP
-        )
+        settings = validation_settings(config.worker.rollout, config.data)
+        rollouts = asker.ask(problems, generator, settings, step=VALIDATION_STEP)
         answers = [] if task.is_benchmark else asker.answers(rollouts)
         for number, problem in enumerate(problems):
             columns = problem.columns if task.is_benchmark else {}
@@ -152,11 +138,7 @@ def asker_of(config: RunConfig, processing: Processing, rewards: RewardPool) -> 
 def engine(
     config: RunConfig, processing: Processing, actor: Path | None, most_visuals: tuple[int, int]
 ) -> Iterator[Generator]:
-    """Yields a generator with the weights of a checkpoint's `actor` folder; without one, with the model's own.
-
-    Raises:
-        ConfigError, CheckpointError, EngineError: model or checkpoint cannot be loaded.
-    """
+    """Yields a generator with the weights of a checkpoint's `actor` folder; without one, with the model's own."""
     adapter = None if actor is None else adapter_of(actor)
     with contextlib.ExitStack() as stack:
         of_run = settings_of_run(

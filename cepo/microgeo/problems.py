@@ -140,14 +140,3 @@ def generate_problem(seed: int, index: int, *, stream: str = "train", family: st
     name = family if family is not None else tuple(FAMILIES)[index % len(FAMILIES)]
     kind = FAMILIES[name]
     return Problem(name, rng.choice(kind.seen_values), kind.draw_numbers(rng), seed, stream, index)
-
-
-def response_text(steps: Steps) -> str:
-    """Returns the reasoning in words, with the last result in the box."""
-    reasoning = " ".join(f"{text}{result}." for text, result in steps)
-    return f"{reasoning} \\boxed{{{steps[-1][1]}}}"
-
-
-def right_response(problem: Problem) -> str:
-    """Returns the solution without mistakes."""
-    return response_text(FAMILIES[problem.family].solve(problem.seen, problem.numbers, False, no_slip))

@@ -11,7 +11,6 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +24,6 @@ from cepo.tracking.run_folder import png_bytes
 from cepo.trees import Tree
 
 if TYPE_CHECKING:
-    from PIL import Image
-
     from cepo.config import RunConfig
 
 IMAGE_SIDE = 64
@@ -162,14 +159,6 @@ class World:
         return self.folder / f"{split}.parquet"
 
 
-@dataclass(frozen=True)
-class _Plan:
-    kind: WorldKind
-    seed: int
-    num_train: int
-    num_validation: int
-
-
 def build_world(
     folder: Path | None = None,
     *,
@@ -177,18 +166,14 @@ def build_world(
     seed: int = 0,
     num_train: int = 4096,
     num_validation: int = 512,
-    progress: Callable[[str, int, int], None] | None = None,
 ) -> World:
     """Builds the world in `folder`, or reuses one that was built there with the same arguments and code.
 
     The world is built in a temporary folder and then renamed, so an interrupted build leaves no partial world.
 
     Args:
-        kind: which world.
         folder: by default `microgeo-<fingerprint>` in `$XDG_CACHE_HOME/cepo` or `~/.cache/cepo`.
         num_validation: number of problems of the validation split and of each held-out split.
-        seed: of the problems.
-        progress: called as `progress(stage, done, total)`.
 
     Raises:
         DataError: the folder holds something else, or a count is not positive.
@@ -197,30 +182,33 @@ def build_world(
         raise DataError(
             f"A world needs problems: num_train={num_train}, num_validation={num_validation}; both must be at least 1."
         )
-    plan = _Plan(kind, seed, num_train, num_validation)
-    fingerprint = _fingerprint(plan)
+    fingerprint = _fingerprint(kind, seed, num_train, num_validation)
     if folder is None:
-        folder = _user_cache_folder() / f"microgeo-{fingerprint[:12]}"
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "cepo" / f"microgeo-{fingerprint[:12]}"
     folder = folder.expanduser().absolute()
     world = World(folder)
     if _built_fingerprint(folder) == fingerprint:
         return world
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    building = folder.with_name(f".{folder.name}.building-{os.getpid()}")
-    shutil.rmtree(building, ignore_errors=True)
-    building.mkdir()
+    building = World(folder.with_name(f".{folder.name}.building-{os.getpid()}"))
+    old = building.folder.with_name(f"{building.folder.name}-old")
+    shutil.rmtree(building.folder, ignore_errors=True)
+    building.folder.mkdir(parents=True)
     try:
-        with _without_library_bars(), phase(f"building the embedded world in {folder}"):
-            _build(building, plan, fingerprint, progress)
-        _put_in_place(building, folder, fingerprint)
+        with phase(f"building the embedded world in {folder}"):
+            problems = split_problems(seed, num_train, num_validation, kind)
+            for split, some in zip(kind.splits, problems, strict=True):
+                write_problems(building.split_file(split), some, kind)
+            shutil.copytree(kind.assets, building.model_path)
+            manifest = json.dumps({"fingerprint": fingerprint, "seed": seed}, indent=2)
+            (building.folder / _MANIFEST).write_text(manifest + "\n", encoding="utf-8")
+        if _built_fingerprint(folder) != fingerprint:  # another process may have built it meanwhile
+            if folder.exists():
+                folder.rename(old)
+            building.folder.rename(folder)
     finally:
-        shutil.rmtree(building, ignore_errors=True)
+        for rest in (building.folder, old):
+            shutil.rmtree(rest, ignore_errors=True)
     return world
-
-
-def _user_cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "cepo"
 
 
 def split_problems(seed: int, num_train: int, num_validation: int, kind: WorldKind = SHAPES) -> list[list[Problem]]:
@@ -237,13 +225,11 @@ def split_problems(seed: int, num_train: int, num_validation: int, kind: WorldKi
 
 def write_problems(file: Path, problems: Iterable[Problem], kind: WorldKind = SHAPES) -> None:
     """Writes a Parquet file with the columns images, problem, answer (as in Geo3k), id, family, and solution if any."""
-    from datasets import Dataset, Features, Image, List, Value
+    from datasets import Dataset, Features, Image, List, Value, disable_progress_bars
 
+    disable_progress_bars()  # they would disturb the caller's
     columns: dict[str, list[Any]] = {"images": [], "problem": [], "answer": [], "id": [], "family": []}
-    types: Tree = {name: Value("string") for name in columns} | {
-        "images": List(Image()),
-        "id": Value("int64"),
-    }
+    types: Tree = {name: Value("string") for name in columns} | {"images": List(Image()), "id": Value("int64")}
     if kind.solution is not None:
         columns["solution"], types["solution"] = [], Value("string")
     for problem in problems:
@@ -257,73 +243,24 @@ def write_problems(file: Path, problems: Iterable[Problem], kind: WorldKind = SH
     Dataset.from_dict(columns, features=Features(types)).to_parquet(str(file))
 
 
-def _build(folder: Path, plan: _Plan, fingerprint: str, progress: Callable[[str, int, int], None] | None) -> None:
-    kind = plan.kind
-    problems = split_problems(plan.seed, plan.num_train, plan.num_validation, kind)
-    for done, (split, some) in enumerate(zip(kind.splits, problems, strict=True), start=1):
-        write_problems(World(folder).split_file(split), some, kind)
-        if progress is not None:
-            progress("problems", done, len(problems))
-    shutil.copytree(kind.assets, World(folder).model_path)
-    manifest = {"fingerprint": fingerprint, "seed": plan.seed}
-    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-
-
-@contextmanager
-def _without_library_bars() -> Iterator[None]:
-    """Disables the progress bars of datasets and transformers, which would disturb the caller's."""
-    import datasets
-    from transformers.utils import logging as transformers_logging
-
-    datasets_bars = not datasets.are_progress_bars_disabled()
-    transformers_bars = transformers_logging.is_progress_bar_enabled()
-    datasets.disable_progress_bars()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if datasets_bars:
-            datasets.enable_progress_bars()
-        if transformers_bars:
-            transformers_logging.enable_progress_bar()
-
-
-def _put_in_place(building: Path, folder: Path, fingerprint: str) -> None:
-    """Renames the finished world to its final name, replacing an older world if there is one."""
-    if folder.exists():
-        if _built_fingerprint(folder) == fingerprint:
-            return
-        old = building.with_name(building.name + "-old")
-        folder.rename(old)
-        building.rename(folder)
-        shutil.rmtree(old)
-        return
-    building.rename(folder)
-
-
 def _built_fingerprint(folder: Path) -> str | None:
-    if not folder.exists():
+    """Returns the fingerprint of the world in the folder; None if there is no such folder or it is empty."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return None
     manifest = folder / _MANIFEST
-    if not folder.is_dir() or (not manifest.is_file() and any(folder.iterdir())):
+    if not manifest.is_file():
         raise DataError(
             f"{folder} exists and is not an embedded world (it has no {_MANIFEST}); name a new or empty folder."
         )
-    if not manifest.is_file():
-        return ""
     return json.loads(manifest.read_text(encoding="utf-8"))["fingerprint"]
 
 
-def _fingerprint(plan: _Plan) -> str:
+def _fingerprint(kind: WorldKind, *arguments: int) -> str:
     """Hashes everything that determines the world: arguments, this package's code and the kind's, and the weights."""
-    digest = hashlib.sha256()
-    arguments = (plan.kind.name, plan.seed, plan.num_train, plan.num_validation)
-    digest.update(json.dumps(arguments).encode())
-    code = itertools.chain.from_iterable(
-        sorted(folder.glob("*.py")) for folder in dict.fromkeys((Path(__file__).parent, plan.kind.assets.parent))
-    )
-    files = [*code, *sorted(plan.kind.assets.glob("*"))]
-    for file in files:
+    digest = hashlib.sha256(json.dumps((kind.name, *arguments)).encode())
+    folders = dict.fromkeys((Path(__file__).parent, kind.assets.parent))
+    code = [file for folder in folders for file in sorted(folder.glob("*.py"))]
+    for file in (*code, *sorted(kind.assets.glob("*"))):
         digest.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
 

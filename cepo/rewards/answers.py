@@ -34,7 +34,7 @@ def extract_answer(response: str) -> str | None:
 
 
 def answer_span(response: str) -> tuple[int, int] | None:
-    """Returns the span of `extract_answer`'s result: the index of its first character and the one after its last."""
+    """Returns the span of `extract_answer`'s result: its first index and the one after its last."""
     start, stop = _last_boxed_span(response) or _last_tagged_span(response) or (0, 0)
     answer = response[start:stop].strip()
     first = response.find(answer, start)
@@ -178,15 +178,10 @@ _SEVERAL = re.compile(r";|,(?!\d{3})|(?<![\\A-Za-z])(?:or|and)")  # spaces may h
 _WORDS = re.compile(r"\\(?:cong|angle|sim|parallel|perp|triangle)(?![A-Za-z])|=|(?<![\\A-Za-z])[A-Za-z]{3,}")
 
 
-class _WithoutAlarmNotice(logging.Filter):
-    """Drops `math_verify`'s warning that its timeout is disabled, because the pool enforces the time limit."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith("Timeout is disabled")
-
-
 for _name in ("math_verify.parser", "math_verify.grader"):
-    logging.getLogger(_name).addFilter(_WithoutAlarmNotice())
+    logging.getLogger(_name).setLevel(
+        logging.ERROR
+    )  # each call warns that its timeout is disabled; the pool has its own
 
 
 def _last_boxed_span(text: str) -> tuple[int, int] | None:
@@ -342,10 +337,8 @@ def _ratio_as_fraction(text: str) -> str:
 
 
 def _near(first: str, second: str, *, relative: float) -> bool:
-    values = [_decimal_value(text) for text in (first, second)]
-    if values[0] is None or values[1] is None:
-        return False
-    return abs(values[0] - values[1]) <= relative * max(abs(values[0]), abs(values[1]))
+    values = [value for text in (first, second) if (value := _decimal_value(text)) is not None]
+    return len(values) == 2 and abs(values[0] - values[1]) <= relative * max(map(abs, values))
 
 
 def _decimal_value(text: str) -> float | None:
@@ -370,11 +363,8 @@ def _parsed(text: str) -> list[Any]:
 def _verified(prediction: str, gold: str) -> bool:
     values = [_value_at_a_point(text) for text in (prediction, gold)]
     # simplify() may take minutes to find that two expressions differ; their values at one point are fast to compare.
-    if (
-        values[0] is not None
-        and values[1] is not None
-        and abs(values[0] - values[1]) > 1e-4 * max(1.0, abs(values[0]), abs(values[1]))
-    ):
+    known = [value for value in values if value is not None]
+    if len(known) == 2 and abs(known[0] - known[1]) > 1e-4 * max(1.0, *map(abs, known)):
         return False
     return bool(verify(_parsed(gold), _parsed(prediction), timeout_seconds=None))
 

@@ -82,14 +82,17 @@ def is_right(answer: str, gold: str, kind: AnswerKind, choices: Sequence[str] = 
     if kind == "choice":
         wanted = chosen_letters(gold, choices)
         return bool(wanted) and chosen_letters(answer, choices) == wanted
-    if answers_equal(answer, gold):
-        return True
-    pair = _parts(answer), _parts(gold)
-    if kind == "text" and pair[0] and len(pair[0]) == len(pair[1]):
-        return all(_number_is_right(*parts, tolerance) for parts in zip(*pair, strict=True))
-    if kind == "text":
-        return normalise_answer(answer).casefold() == normalise_answer(gold).casefold() != ""
+    if kind == "text" and not answers_equal(answer, gold):
+        parts, wanted_parts = _parts(answer), _parts(gold)
+        if parts and len(parts) == len(wanted_parts):
+            pairs = zip(parts, wanted_parts, strict=True)
+            return all(_number_is_right(part, wanted_part, tolerance) for part, wanted_part in pairs)
+        return _is_spelled_alike(answer, gold)
     return _number_is_right(answer, gold, tolerance)
+
+
+def _is_spelled_alike(first: str, second: str) -> bool:
+    return normalise_answer(first).casefold() == normalise_answer(second).casefold() != ""
 
 
 def _number_is_right(answer: str, gold: str, tolerance: float) -> bool:
@@ -125,9 +128,9 @@ def chosen_letters(answer: str, choices: Sequence[str] = ()) -> frozenset[str]:
         named = _LETTER_BEFORE_TEXT.match(text)
         if named and named["letter"] in known:
             return frozenset(named["letter"])
-    wanted = _spelled(answer)
-    same = [letter for letter, choice in zip(known, choices, strict=False) if wanted and _spelled(choice) == wanted]
-    return frozenset(same) if len(same) == 1 else frozenset()
+    pairs = zip(known, choices, strict=False)
+    same = frozenset(letter for letter, choice in pairs if _is_spelled_alike(answer, choice))
+    return same if len(same) == 1 else frozenset()
 
 
 def options_in_text(question: str) -> list[str]:
@@ -137,7 +140,3 @@ def options_in_text(question: str) -> list[str]:
     if len(found) < 2 or letters != LETTERS[: len(found)]:
         return []
     return [text.strip() for _, text in found]
-
-
-def _spelled(text: str) -> str:
-    return normalise_answer(text).casefold()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
@@ -27,11 +26,13 @@ class RewardFailure:
         reason: one line.
         details: the user's own frames and the exception.
         breaks_contract: the function returned something that is not a score.
+        timed_out: the call exceeded the time limit.
     """
 
     reason: str
     details: str = field(repr=False)
     breaks_contract: bool = False
+    timed_out: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,37 +77,16 @@ def validate_score(score: object, *, sample: int, source: str) -> RewardScore:
 
 def validate_scores(scores: object, num_expected: int, *, source: str, first_sample: int = 0) -> list[RewardScore]:
     """Checks a batch function's scores by `validate_score`; raises `BatchContractError` if their number is wrong."""
-    if not isinstance(scores, Sequence) or isinstance(scores, str | bytes):
+    kind = type(scores).__name__
+    is_list = isinstance(scores, Sequence) and not isinstance(scores, str | bytes)
+    found = cast("Sequence[Any]", scores) if is_list else ()
+    if not is_list or len(found) != num_expected:
+        returned = f"{len(found)} scores" if is_list else f"a {kind}"
         raise BatchContractError(
-            f"{source} returned a {type(scores).__name__} for {num_expected} samples. A batch function returns a list "
-            "of dicts, one per sample; set REWARD_TYPE = 'sequential' in its file if it takes one sample at a time."
-        )
-    found = cast("Sequence[Any]", scores)
-    if len(found) != num_expected:
-        raise BatchContractError(
-            f"{source} returned {len(found)} scores for {num_expected} samples. Return one per sample, in their order, 0 "
-            "for one that cannot be judged; set REWARD_TYPE = 'sequential' in its file if it takes one sample at a time."
+            f"{source} returned {returned} for {num_expected} samples. Return one per sample, in order, as a list of dicts, "
+            "0 for one that cannot be judged; set REWARD_TYPE = 'sequential' in its file if it takes one sample at a time."
         )
     return [validate_score(score, sample=first_sample + index, source=source) for index, score in enumerate(found)]
-
-
-def check_picklable(samples: Sequence[Mapping[str, object]], first: int = 0) -> None:
-    """Raises `RewardError` for a sample that cannot be sent to another process; `first` is the first one's number."""
-    for index, sample in enumerate(samples, start=first):
-        try:
-            pickle.dumps(sample, protocol=pickle.HIGHEST_PROTOCOL)
-        except Exception as error:
-            raise RewardError(
-                f"sample {index} with the keys {sorted(sample)} cannot be sent to a reward worker: {error}. "
-                "Reward inputs hold data that pickle can copy."
-            ) from error
-
-
-def _shown(value: object) -> str:
-    try:
-        return f"{value!r:.200}"
-    except Exception as error:  # an integer with too many digits, or a custom repr
-        return f"<{type(error).__name__} in its repr>"
 
 
 def _checked_name(name: object, where: str) -> str:
@@ -121,8 +101,11 @@ def _checked_number(name: object, value: object, where: str) -> float:
     except OverflowError:  # an integer too large for a float
         number = math.inf
     if not abs(number) <= LARGEST_SCORE:
+        try:
+            shown = f"{value!r:.200}"
+        except Exception as error:  # an integer with too many digits, or a custom repr
+            shown = f"<{type(error).__name__} in its repr>"
         raise ContractError(
-            f"{where} {name!r} = {_shown(value)} ({type(value).__name__}). Return a number from {-LARGEST_SCORE:g} to "
-            f"{LARGEST_SCORE:g}."
+            f"{where} {name!r} = {shown} ({type(value).__name__}). Return a number from {-LARGEST_SCORE:g} to {LARGEST_SCORE:g}."
         )
     return number

@@ -1,12 +1,14 @@
-"""Loads a reward function from a file: `path/to/file.py:function`."""
+"""Loads reward functions from files, `path/to/file.py:function`, and combines several into a weighted sum."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import importlib.util
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,30 +17,22 @@ from typing import Any, Literal
 
 import cepo
 from cepo.errors import RewardError, did_you_mean, place_in
-from cepo.rewards.contract import ContractError, RewardScore, validate_score, validate_scores
+from cepo.rewards.contract import ContractError, RewardScore, validate_scores
+from cepo.trees import Fields
 
 RewardType = Literal["batch", "sequential"]
 
 _PACKAGE_ROOT = Path(cepo.__file__).resolve().parent
 
 _PACKAGES = {
-    "PIL": "pillow",
+    "Levenshtein": "levenshtein",
     "bs4": "beautifulsoup4",
     "cv2": "opencv-python-headless",
-    "dotenv": "python-dotenv",
     "latex2sympy2": "latex2sympy2-extended",
-    "Levenshtein": "levenshtein",
-    "math_verify": "math-verify",
     "skimage": "scikit-image",
     "sklearn": "scikit-learn",
-    "yaml": "pyyaml",
 }
 """Package names of libraries that are imported under another name."""
-
-_STAND_INS = {
-    "mathruler": "Without it, use our EasyR1 rewards (examples/reward_function/math.py:compute_score and r1v.py) or "
-    "the built-in cepo/rewards/math.py:compute_score",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,20 +53,16 @@ class LoadedReward:
     def source(self) -> str:
         return f"{self.path.name}:{self.function_name}"
 
-    def score(self, reward_inputs: Sequence[Mapping[str, object]], *, first_sample: int = 0) -> list[RewardScore]:
+    def score(self, reward_inputs: Sequence[Fields], *, first_sample: int = 0) -> list[RewardScore]:
         """Calls the function in this process, without a time limit, and checks what it returned.
 
         `first_sample` is the number of the first input for error messages. Raises what the function raises, and
         `RewardError` if it breaks the contract.
         """
         samples = [dict(reward_input) for reward_input in reward_inputs]
-        if self.reward_type == "batch":
-            scores = self.function(samples)
-            return validate_scores(scores, len(samples), source=self.source, first_sample=first_sample)
-        return [
-            validate_score(self.function(sample), sample=index, source=self.source)
-            for index, sample in enumerate(samples, start=first_sample)
-        ]
+        is_batch = self.reward_type == "batch"
+        scores = self.function(samples) if is_batch else [self.function(sample) for sample in samples]
+        return validate_scores(scores, len(samples), source=self.source, first_sample=first_sample)
 
 
 def resolve_reward_path(spec: str) -> tuple[Path, str]:
@@ -81,6 +71,7 @@ def resolve_reward_path(spec: str) -> tuple[Path, str]:
     A relative path is looked up in the working directory, then, if it starts with `cepo/`, in the installed package, so
     `cepo/rewards/math.py:compute_score` works from any folder. Raises `RewardError` if the file does not exist.
     """
+    spec = spec.strip()
     file, separator, function_name = spec.rpartition(":")
     if not separator or "/" in function_name or function_name.endswith(".py"):
         file, function_name = spec, "main"
@@ -99,7 +90,80 @@ def resolve_reward_path(spec: str) -> tuple[Path, str]:
     )
 
 
-def load_reward_function(spec: str, kwargs: Mapping[str, object]) -> LoadedReward:
+def load_reward(spec: str, kwargs: Fields, weights: Sequence[float] | None = None) -> LoadedReward:
+    """Loads the function that `spec` names, or the weighted sum of several, separated by commas.
+
+    Args:
+        kwargs: keywords of the function; for several functions, a mapping from names to keywords.
+        weights: one for each function; None means 1 each.
+
+    Raises:
+        RewardError: see `load_reward_function`; also if `kwargs` for several functions names an unknown one.
+    """
+    specs = spec.split(",")
+    if len(specs) == 1 and weights is None:
+        return load_reward_function(spec, kwargs)
+    names = function_names(spec)
+    own = {names[0]: kwargs} if len(names) == 1 else kwargs
+    for name, keywords in own.items():
+        if name not in names or not isinstance(keywords, Mapping):
+            raise RewardError(
+                f"worker.reward.reward_function_kwargs has {name}={keywords!r}.{did_you_mean(name, names)} Of several reward "
+                f"functions, give each its own section of keywords: {', '.join(f'{each}: {{...}}' for each in names)}."
+            )
+    parts = {name: load_reward_function(each, own.get(name, {})) for name, each in zip(names, specs, strict=True)}
+    return _combined(parts, weights or [1.0] * len(parts))
+
+
+def _combined(parts: Mapping[str, LoadedReward], weights: Sequence[float]) -> LoadedReward:
+    """Returns a weighted sum: `overall` = sum over functions f of w_f overall_f, and `<f>` = overall_f.
+
+    Other numbers keep their names, so `accuracy` still separates right from wrong. If two functions return the same
+    name, the first one's number keeps it and the later one's is renamed to `<f>.<name>`. If any function is sequential,
+    the sum is, so that each sample has its own time limit.
+    """
+
+    def summed(scores: Sequence[RewardScore]) -> RewardScore:
+        total: RewardScore = {"overall": sum(w * each["overall"] for w, each in zip(weights, scores, strict=True))}
+        total.update({name: each["overall"] for name, each in zip(parts, scores, strict=True)})
+        for name, each in zip(parts, scores, strict=True):
+            for key, value in each.items():
+                if key != "overall":
+                    total[f"{name}.{key}" if key in total else key] = value
+        return total
+
+    def score_batch(samples: Sequence[Fields]) -> list[RewardScore]:
+        given = [part.score(samples) for part in parts.values()]
+        return [summed(scores) for scores in zip(*given, strict=True)]
+
+    def score_one(sample: Fields) -> RewardScore:
+        return score_batch([sample])[0]
+
+    is_sequential = any(part.reward_type == "sequential" for part in parts.values())
+    return dataclasses.replace(
+        next(iter(parts.values())),
+        function=score_one if is_sequential else score_batch,
+        name="+".join(parts),
+        reward_type="sequential" if is_sequential else "batch",
+        needs_images=any(part.needs_images for part in parts.values()),
+    )
+
+
+def function_names(spec: str) -> list[str]:
+    """Returns the functions' names in metrics: the file's name, followed by the function's if two files share it."""
+    files = [resolve_reward_path(each) for each in spec.split(",")]
+    often = Counter(path.stem for path, _ in files)
+    names = [path.stem if often[path.stem] == 1 else f"{path.stem}.{function}" for path, function in files]
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise RewardError(
+            f"worker.reward.reward_function={spec} names {twice[0]} twice. Name each function once, set its weight in "
+            "worker.reward.reward_weights, and rename files that share a name."
+        )
+    return names
+
+
+def load_reward_function(spec: str, kwargs: Fields) -> LoadedReward:
     """Runs the file that `spec` names and binds `kwargs` to its function.
 
     Raises `RewardError` if the file is missing or fails to run, if it has no such function, if the function is not
@@ -143,15 +207,13 @@ def load_answer_function(spec: str) -> Callable[[str], str | None]:
 def _loaded(spec: str) -> tuple[Path, str, ModuleType, Callable[..., Any]]:
     path, function_name = resolve_reward_path(spec)
     module = _run_file(path)
-    if not hasattr(module, function_name):
+    function = getattr(module, function_name, None)
+    if not callable(function):
         known = [name for name, value in vars(module).items() if inspect.isfunction(value) and name[0] != "_"]
         raise RewardError(
             f"{path} has no function {function_name!r}; it has {known}.{did_you_mean(function_name, known)} "
             "Name one as path/to/file.py:function."
         )
-    function = getattr(module, function_name)
-    if not callable(function):
-        raise RewardError(f"{path}: {function_name} is a {type(function).__name__}, not a function.")
     return path, function_name, module, function
 
 
@@ -175,7 +237,7 @@ def _run_file(path: Path) -> ModuleType:
     return module
 
 
-def _check_keywords(function: Callable[..., Any], kwargs: Mapping[str, object], source: str) -> None:
+def _check_keywords(function: Callable[..., Any], kwargs: Fields, source: str) -> None:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -193,5 +255,10 @@ def _check_keywords(function: Callable[..., Any], kwargs: Mapping[str, object], 
 
 def _installation(module: str) -> str:
     name = module.partition(".")[0]
-    stand_in = f" {_STAND_INS[name]}." if name in _STAND_INS else ""
+    stand_in = ""
+    if name == "mathruler":
+        stand_in = (
+            " Without it, use our EasyR1 rewards (examples/reward_function/math.py:compute_score and r1v.py) or the "
+            "built-in cepo/rewards/math.py:compute_score."
+        )
     return f". Install it: {sys.executable} -m pip install {_PACKAGES.get(name, name)}.{stand_in}"

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from cepo.errors import ConfigError, DataError, RewardError
 from cepo.foreign_files import read_json
@@ -77,22 +77,20 @@ class Judge:
     def score(self, sample: Fields) -> dict[str, float]:
         """Returns the score of a sample, see `compute_score`; raises `RewardError` if there is no verdict in time."""
         body = json.dumps(self._request(sample), sort_keys=True).encode()
-        place = (
-            None
-            if self.cache is None
-            else self.cache / f"{hashlib.sha256(self.base_url.encode() + body).hexdigest()}.json"
-        )
-        reply = None if place is None else _kept(place)
-        attempts = 0
+        name = f"{hashlib.sha256(self.base_url.encode() + body).hexdigest()}.json"
+        reply, attempts = None if self.cache is None else _kept(self.cache / name), 0
         if reply is None:
             reply, attempts = self._asked(body)
-        text = _content(reply)
-        spent: Fields = reply.get("usage") or {}
+        try:
+            text = str(reply["choices"][0]["message"]["content"])
+        except (LookupError, TypeError) as error:
+            raise RewardError(f"the judge's reply has no choices[0].message.content: {str(reply)[:200]}") from error
         found = _SCORE.findall(text)
         if not found:
             raise RewardError(f"the judge's reply has no <score>: {text[-200:]!r}")
-        if place is not None and attempts:
-            _keep(place, reply)
+        if self.cache is not None and attempts:
+            _keep(self.cache / name, reply)
+        spent: Fields = reply.get("usage") or {}
         tokens = [float(spent.get(name) or 0) if attempts else 0.0 for name in ("prompt_tokens", "completion_tokens")]
         return {
             "overall": min(float(found[-1]), _LARGEST_SCORE) / _LARGEST_SCORE,
@@ -107,7 +105,8 @@ class Judge:
         text = _FIELD.sub(lambda found: fields[found[1]], self.instructions)
         parts: list[Tree] = [{"type": "text", "text": text}]
         if self.with_images:
-            parts += [{"type": "image_url", "image_url": {"url": _data_url(image)}} for image in _images(sample)]
+            urls = [f"data:image/png;base64,{base64.b64encode(png).decode()}" for png in _images(sample)]
+            parts += [{"type": "image_url", "image_url": {"url": url}} for url in urls]
         return {
             "model": self.model,
             "messages": [{"role": "user", "content": parts}],
@@ -146,12 +145,9 @@ class Judge:
         with _OPENER.open(request, timeout=max(seconds, 0.001)) as response:
             content = response.read(_LARGEST_REPLY)
         try:
-            reply: Any = json.loads(content)
+            return json.loads(content)
         except ValueError as error:
             raise RewardError(f"the judge at {self.base_url} did not reply with JSON") from error
-        if not isinstance(reply, dict):
-            raise RewardError(f"the judge at {self.base_url} did not reply with an object")
-        return cast("Tree", reply)
 
 
 def compute_score(
@@ -166,7 +162,7 @@ def compute_score(
     """Scores a batch by a judge: `overall = X / 10` for the X of the reply's last `<score>X</score>`.
 
     `judge_attempts`, `judge_tokens` and `judge_cost` count what a verdict took; all are 0 for one from the cache. The
-    judge has no `accuracy`: add a verifier that has, or correctness follows from `overall`. A response without a verdict fails.
+    judge has no `accuracy`: add a verifier that has, or correctness follows from `overall`.
 
     Args:
         cache: folder of earlier verdicts; a repeated request costs nothing.
@@ -200,28 +196,18 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 _OPENER = urllib.request.build_opener(_NoRedirect)
 
 
-def _content(reply: Fields) -> str:
-    try:
-        return str(reply["choices"][0]["message"]["content"])
-    except (LookupError, TypeError) as error:
-        raise RewardError(f"the judge's reply has no choices[0].message.content: {str(reply)[:200]}") from error
-
-
-def _images(sample: Fields) -> list[Any]:
-    """Returns the row's images and up to 8 evenly spaced frames of each video as PIL images."""
+def _images(sample: Fields) -> list[bytes]:
+    """Returns the row's images and up to 8 evenly spaced frames of each video as PNG files."""
     from PIL import Image
 
     images = list(sample.get("images") or ())
     for frames in sample.get("videos") or ():
         count = min(len(frames), _FRAMES_PER_VIDEO)
         images += [Image.fromarray(frames[index * len(frames) // count]) for index in range(count)]
-    return images
-
-
-def _data_url(image: Any) -> str:
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG")
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    files = [io.BytesIO() for _ in images]
+    for image, file in zip(images, files, strict=True):
+        image.save(file, format="PNG")
+    return [file.getvalue() for file in files]
 
 
 def _kept(place: Path) -> Tree | None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from cepo.errors import ConfigError
 from cepo.rewards.answers import answers_equal, extract_answer
+from cepo.trees import Fields
 
 REWARD_NAME = "math"
 REWARD_TYPE = "batch"
 
 
-def compute_score(reward_inputs: Sequence[Mapping[str, Any]], *, format_weight: float = 0.0) -> list[dict[str, float]]:
+def compute_score(reward_inputs: Sequence[Fields], *, format_weight: float = 0.0) -> list[dict[str, float]]:
     r"""Scores a batch: `overall = (1 - format_weight) * accuracy + format_weight * format`.
 
     `accuracy` is 1 if the extracted answer equals `ground_truth` (`cepo.rewards.answers`), else 0. `format` is 1 if the

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
-import weakref
-from collections import Counter
+import pickle
+import signal
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
+import cepo
 from cepo.errors import EngineError, RewardError
-from cepo.rewards.combined import function_names
-from cepo.rewards.contract import RewardFailure, RewardOutcome, check_picklable
-from cepo.rewards.process import START_SECONDS, WorkerProcess
+from cepo.rewards.contract import RewardFailure, RewardOutcome
+from cepo.rewards.functions import function_names
 from cepo.trees import Fields
 
 if TYPE_CHECKING:
@@ -23,34 +27,103 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_Action = Literal["score", "extract", "match", "value"]
+START_SECONDS = 60.0
 _SAMPLES_TOGETHER = 32
+_LONGEST_LOOK_SECONDS = 1.0
+
+_Action = Literal["score", "extract", "match", "value"]
 
 
-@dataclass(frozen=True)
-class _Fault:
-    kind: Literal["raised", "timed_out"]
-    failure: RewardFailure
+class WorkerProcess:
+    """Runs `python -m cepo.rewards.serving`, which loads the functions that `setup` names (see `RewardPool`).
+
+    It talks through a socket, separate from the standard streams: the output of a reward function goes to the trainer's
+    standard error, and its standard input is empty.
+    """
+
+    def __init__(self, setup: Mapping[str, object]) -> None:
+        self._connection, other_end = Pipe()
+        python_path = [str(Path(cepo.__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._process = subprocess.Popen(
+            # -P: a file in the working directory must not shadow a module of the worker.
+            [sys.executable, "-P", "-m", "cepo.rewards.serving", str(other_end.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            pass_fds=[other_end.fileno()],
+            # One thread: numeric libraries must not take the trainer's cores.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(python_path), "OMP_NUM_THREADS": "1"},
+            # A process group of its own, so that killing it also ends processes that the reward function started.
+            start_new_session=True,
+        )
+        other_end.close()
+        with contextlib.suppress(OSError):  # it has ended; the caller learns this when it waits for the functions
+            self._connection.send({**setup, "sys_path": [entry or os.getcwd() for entry in sys.path]})
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def asked(self, action: _Action, first: int, items: Sequence[object], seconds: float) -> tuple[str, Any]:
+        """Sends items, of which `first` is the first one's number, and returns the reply; raises as `received` does.
+
+        Raises:
+            RewardError: an item cannot be sent.
+        """
+        try:
+            message = pickle.dumps((action, first, items), protocol=pickle.HIGHEST_PROTOCOL)
+        except Exception as error:  # whatever the object's own reduction raises
+            raise RewardError(
+                f"a sample from number {first} on cannot be sent to a reward worker: {error}. Reward inputs hold data that "
+                "pickle can copy."
+            ) from error
+        self._connection.send_bytes(message)
+        return self.received(seconds)
+
+    def received(self, seconds: float) -> tuple[str, Any]:
+        """Returns the next message. A pause of this process and the worker's costs 1 s of the time at most.
+
+        Raises:
+            TimeoutError: it has not arrived in time.
+            EOFError, OSError: the process has ended.
+        """
+        while not self._connection.poll(min(seconds, _LONGEST_LOOK_SECONDS)):
+            seconds -= _LONGEST_LOOK_SECONDS
+            if seconds <= 0:
+                raise TimeoutError
+        return self._connection.recv()
+
+    def kill(self) -> str:
+        """Kills the process and those of its group; describes how it ended."""
+        # After a crash, a short wait yields its exit code instead of our signal.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.05)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        code = self._process.wait()
+        return f"the worker process ended with {f'signal {-code}' if code < 0 else f'code {code}'}"
 
 
 class RewardStream:
     """Scores the parts of a batch as they arrive; the outcome is that of one call for the whole batch.
 
-    It is a context manager. Leaving it stops work that is not done.
+    It is a context manager. Leaving it drops the work that has not begun.
     """
 
-    def __init__(self, pool: RewardPool, action: _Action = "score") -> None:
-        self.action, self.is_given_up = action, False
+    def __init__(self, pool: RewardPool) -> None:
         self._pool = pool
         self._parts: dict[int, list[Future[list[Any]]]] = {}
 
     def __contains__(self, position: int) -> bool:
         return position in self._parts
 
-    def add(self, position: int, samples: Sequence[Any]) -> None:
+    def add(self, position: int, samples: Sequence[Fields]) -> None:
         """Queues the part of the batch at `position` and returns at once."""
         assert position not in self._parts, f"part {position} was added twice"
-        self._parts[position] = self._pool.submit(self, samples)
+        self._parts[position] = self._pool.submit("score", [dict(sample) for sample in samples])
 
     def outcome(self) -> RewardOutcome:
         """Waits for all parts and returns their scores in the order of their positions.
@@ -58,41 +131,30 @@ class RewardStream:
         Raises:
             RewardError: a sample cannot be pickled, or a batch function returned a wrong number of scores.
         """
-        return self._pool.outcome(self.verdicts())
-
-    def verdicts(self) -> list[Any]:
-        """Waits for all parts and returns the worker's result, or a fault, for each sample."""
         futures = (future for position in sorted(self._parts) for future in self._parts[position])
-        return [verdict for future in futures for verdict in _settled(future)]
+        return self._pool.outcome([verdict for future in futures for verdict in future.result()])
 
     def __enter__(self) -> RewardStream:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.is_given_up = True
-        self._pool.give_up(self)
-
-
-def _settled(future: Future[list[Any]]) -> list[Any]:
-    """Returns the future's verdicts, where samples that are tried again have futures of their own."""
-    found: list[Any] = []
-    for each in future.result():
-        found += _settled(cast("Future[list[Any]]", each)) if isinstance(each, Future) else [each]
-    return found
+        for futures in self._parts.values():
+            for future in futures:
+                future.cancel()
 
 
 class RewardPool:
     """Runs a reward function in processes that are killed and replaced when they exceed the time limit.
 
     `spec` is `path/to/file.py:function` (see `cepo.rewards.functions`) and `kwargs` are its keywords. The scores of
-    several functions are added with `weights` (see `cepo.rewards.combined`). `answer_function` names a function that
-    finds the final answer in a response (see `load_answer_function`); its result is each sample's `extracted_answer`.
+    several functions are added with `weights`. `answer_function` names a function that finds the final answer in a
+    response (see `load_answer_function`); its result is each sample's `extracted_answer`.
 
     Every call of the function has at most `timeout_seconds`. Sequential functions are called for one sample at a time,
     batch functions for up to 32. If a call for several samples raises, returns an invalid score, crashes or times out,
-    its samples are tried again one by one, so that only the samples at fault fail; after a timeout later calls get half
-    as many samples. A wrong number of scores cannot be assigned to samples and is a `RewardError`. A batch function
-    must score samples independently, because it sees only a part of the batch, and some samples twice after a fault.
+    its samples are tried again one by one, so that only the samples at fault fail. A wrong number of scores cannot be
+    assigned to samples and is a `RewardError`. A batch function must score samples independently, because it sees only
+    a part of the batch, and some samples twice after a fault.
 
     A failed sample gets 0 in every field, is counted, and is logged as a warning.
 
@@ -113,25 +175,27 @@ class RewardPool:
         function_names(spec)
         self.spec = spec
         self.reward_name, self.reward_type, self.needs_images = "unknown", "batch", False
-        self._setup = {"spec": spec, "kwargs": dict(kwargs), "weights": weights, "answer_function": answer_function}
+        self._setup = {
+            "spec": spec,
+            "kwargs": dict(kwargs),
+            "weights": weights,
+            "answer_function": answer_function,
+            "start_seconds": START_SECONDS,
+            "timeout_seconds": timeout_seconds,
+        }
         self._answer_function, self._timeout_seconds = answer_function, timeout_seconds
-        self._samples_together = _SAMPLES_TOGETHER
         self._fields: dict[str, None] = {"overall": None}
         self._is_closed = self._has_scored = False
-        self._owner = os.getpid()
-        self._workers: list[WorkerProcess] = []
+        self._num_workers = num_workers
+        self._workers: set[WorkerProcess] = set()
         self._idle: list[WorkerProcess] = []
-        self._serving: dict[WorkerProcess, RewardStream] = {}
         self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="cepo-rewards")  # one waits for each worker
-        self._finalizer = weakref.finalize(self, _end, self._workers, self._threads, self._owner)
         try:
-            self._workers += [self._start_worker() for _ in range(num_workers)]
-            for worker in self._workers:
-                self.reward_name, self.reward_type, self.needs_images = self._functions(worker)
+            starting = [self._threads.submit(self._started) for _ in range(num_workers)]
+            self._idle += [future.result() for future in starting]
         except BaseException:
             self.close()
             raise
-        self._idle += self._workers
 
     @classmethod
     def of(cls, config: RewardConfig) -> RewardPool:
@@ -147,42 +211,41 @@ class RewardPool:
 
     def score(self, inputs: Sequence[Fields]) -> RewardOutcome:
         """Scores the samples; raises as `RewardStream.outcome` does."""
-        return self.outcome(self._verdicts("score", inputs))
+        with self.stream() as stream:
+            stream.add(0, inputs)
+            return stream.outcome()
 
     def stream(self) -> RewardStream:
         """Returns a stream for a batch whose parts arrive at different times."""
         return RewardStream(self)
 
     def outcome(self, verdicts: Sequence[Any]) -> RewardOutcome:
-        """Returns the outcome of a batch from its samples' verdicts."""
-        faults = {index: verdict for index, verdict in enumerate(verdicts) if isinstance(verdict, _Fault)}
+        """Returns the outcome of a batch from each sample's score or failure."""
+        failures = _warned(verdicts, f"{self.spec} failed for %d of %d samples, which score 0")
         for verdict in verdicts:
-            if not isinstance(verdict, _Fault):
+            if not isinstance(verdict, RewardFailure):
                 self._fields.update(dict.fromkeys(verdict))
-        _warn_of_faults(faults, len(verdicts), f"{self.spec} failed for %d of %d samples, which score 0")
-        kinds = Counter(fault.kind for fault in faults.values())
+        num_timed_out = sum(failure.timed_out for failure in failures)
         return RewardOutcome(
             scores=[
-                dict.fromkeys(self._fields, 0.0) if index in faults else verdict
-                for index, verdict in enumerate(verdicts)
+                dict.fromkeys(self._fields, 0.0) if isinstance(verdict, RewardFailure) else verdict
+                for verdict in verdicts
             ],
-            num_raised=kinds["raised"],
-            num_timed_out=kinds["timed_out"],
-            first_failure=faults[min(faults)].failure if faults else None,
+            num_raised=len(failures) - num_timed_out,
+            num_timed_out=num_timed_out,
+            first_failure=failures[0] if failures else None,
         )
 
     def trial(self, sample: Fields) -> RewardFailure | None:
         """Returns why the function fails for `sample`, or None if it returns a score. Logs nothing."""
-        (verdict,) = self._verdicts("score", [sample])
-        return verdict.failure if isinstance(verdict, _Fault) else None
+        (verdict,) = self._verdicts("score", [dict(sample)])
+        return verdict if isinstance(verdict, RewardFailure) else None
 
     def require_a_score(self, outcome: RewardOutcome) -> None:
         """Raises `RewardError` if no sample has a score, neither in `outcome` nor in any outcome passed here before."""
         failed = outcome.num_raised + outcome.num_timed_out
-        if self._has_scored or failed < len(outcome.scores):
-            self._has_scored = self._has_scored or bool(outcome.scores)
-            return
-        if outcome.first_failure is None:  # there were no samples
+        self._has_scored = self._has_scored or failed < len(outcome.scores)
+        if self._has_scored or outcome.first_failure is None:
             return
         raise RewardError(
             f"{self.spec} failed for each of the first {failed} responses ({outcome.num_raised} raised or returned no score, "
@@ -214,22 +277,21 @@ class RewardPool:
         keys = self._results("value", answers, "%d of %d answers have no value and are compared by spelling")
         return [answer if key is None else key for key, answer in zip(keys, answers, strict=True)]
 
-    def _results(self, action: _Action, items: Sequence[Any], consequence: str) -> list[Any]:
+    def _results(self, action: _Action, items: Sequence[object], consequence: str) -> list[Any]:
         """Returns the worker's result for each item, None for failed items."""
         verdicts = self._verdicts(action, items)
-        faults = {index: verdict for index, verdict in enumerate(verdicts) if isinstance(verdict, _Fault)}
-        _warn_of_faults(faults, len(items), consequence)
-        return [None if index in faults else verdict for index, verdict in enumerate(verdicts)]
+        _warned(verdicts, consequence)
+        return [None if isinstance(verdict, RewardFailure) else verdict for verdict in verdicts]
 
-    def _verdicts(self, action: _Action, items: Sequence[Any]) -> list[Any]:
-        with RewardStream(self, action) as stream:
-            stream.add(0, items)
-            return stream.verdicts()
+    def _verdicts(self, action: _Action, items: Sequence[object]) -> list[Any]:
+        return [verdict for future in self.submit(action, items) for verdict in future.result()]
 
     def close(self) -> None:
         """Ends the worker processes. A closed pool cannot be used again; closing twice is allowed."""
         self._is_closed = True
-        self._finalizer()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in tuple(self._workers):
+            worker.kill()
 
     def __enter__(self) -> RewardPool:
         return self
@@ -237,103 +299,67 @@ class RewardPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def submit(self, stream: RewardStream, items: Sequence[Any]) -> list[Future[list[Any]]]:
-        """Queues a part of a stream; its futures have the verdicts in order."""
-        if self._is_closed or os.getpid() != self._owner:
-            state = "is closed" if self._is_closed else f"belongs to process {self._owner}, this is {os.getpid()}"
-            raise EngineError(f"the reward pool of {self.spec!r} {state}. Create a pool where it is used.")
-        items = [dict(item) for item in items] if stream.action == "score" else list(items)
-        most = 1 if (stream.action, self.reward_type) == ("score", "sequential") else self._samples_together
-        size = max(1, min(most, math.ceil(len(items) / len(self._workers))))
+    def submit(self, action: _Action, items: Sequence[object]) -> list[Future[list[Any]]]:
+        """Queues an action on items; the futures have the results in order, each a value or a `RewardFailure`."""
+        if self._is_closed:
+            raise EngineError(f"the reward pool of {self.spec!r} is closed. Create a pool where it is used.")
+        most = 1 if (action, self.reward_type) == ("score", "sequential") else _SAMPLES_TOGETHER
+        size = max(1, min(most, math.ceil(len(items) / self._num_workers)))
         starts = range(0, len(items), size)
-        return [self._threads.submit(self._serve, stream, start, items[start : start + size]) for start in starts]
+        return [self._threads.submit(self._serve, action, start, items[start : start + size]) for start in starts]
 
-    def give_up(self, stream: RewardStream) -> None:
-        """Stops the workers that still serve a stream that has been left; new ones replace them."""
-        for worker, served in list(self._serving.items()):
-            if served is stream:
-                worker.stop()
-
-    def _serve(self, stream: RewardStream, first: int, items: list[Any]) -> list[Any]:
-        """Returns the verdicts on some items, of which `first` is the number of the first one in its part."""
+    def _serve(self, action: _Action, first: int, items: Sequence[object]) -> list[Any]:
+        worker = self._idle.pop()
         status: str
         value: Any
-        worker = self._idle.pop()
-        if not worker.is_alive:
-            logger.warning("%s while it was idle; a new one replaces it.", worker.kill())
-            worker = self._replaced(worker)
-        self._serving[worker] = stream
         try:
-            self._functions(worker)
-            if stream.is_given_up:
-                return []
-            if stream.action == "score":
-                check_picklable(items, first)
-            status, value = worker.asked((stream.action, first, items), self._timeout_seconds)
-        except (EOFError, TimeoutError) as error:
-            is_late, ending = isinstance(error, TimeoutError), worker.kill()
+            if not worker.is_alive:
+                self._workers.discard(worker)
+                worker = self._started()
+            status, value = worker.asked(action, first, items, self._timeout_seconds)
+        except (EOFError, OSError) as error:
+            ending, is_late = worker.kill(), isinstance(error, TimeoutError)
             reason = f"no score within {self._timeout_seconds:g} s" if is_late else ending
-            status, value = "timed_out" if is_late else "raised", RewardFailure(reason=reason, details=reason)
+            status, value = "raised", RewardFailure(reason=reason, details=reason, timed_out=is_late)
         finally:
-            del self._serving[worker]
-            self._idle.append(worker if worker.is_alive else self._replaced(worker))
+            self._idle.append(worker)
         if status == "done":
             return value
         if status == "refused":
             raise RewardError(value)
         if len(items) == 1:
-            return [_Fault("timed_out" if status == "timed_out" else "raised", value)]
-        if status == "timed_out":
-            self._call_with_fewer(len(items))
-        return [self._threads.submit(self._serve, stream, first + index, [item]) for index, item in enumerate(items)]
+            return [value]
+        if value.timed_out:
+            logger.warning(
+                f"A call for {len(items)} rewards took more than worker.reward.timeout_seconds={self._timeout_seconds:g}; its "
+                "samples are tried one by one. Raise the limit if that is what a call takes."
+            )
+        return [verdict for index, item in enumerate(items) for verdict in self._serve(action, first + index, [item])]
 
-    def _call_with_fewer(self, number: int) -> None:
-        self._samples_together = max(1, min(self._samples_together, number // 2))
-        logger.warning(
-            f"A batch of {number} rewards took more than {self._timeout_seconds:g} s; its samples are tried one by one, and "
-            f"later batches have at most {self._samples_together}."
-        )
-
-    def _functions(self, worker: WorkerProcess) -> tuple[str, str, bool]:
-        """Waits until a worker has loaded its functions; returns their name, their type, and whether they need images."""
-        if worker.functions is None:
-            try:
-                status, value = worker.received(START_SECONDS)
-            except (EOFError, TimeoutError) as error:
-                ending, is_late = worker.kill(), isinstance(error, TimeoutError)
-                reason = f"took more than {START_SECONDS:g} s" if is_late else f"did not succeed: {ending}"
-                raise EngineError(
-                    f"starting a reward worker for {self.spec!r} {reason}. Its messages are on stderr."
-                ) from error
-            if status == "failed":
-                raise RewardError(value)
-            worker.functions = value
-        assert worker.functions is not None
-        return worker.functions
-
-    def _replaced(self, worker: WorkerProcess) -> WorkerProcess:
-        """Starts a worker instead of an ended one, unless the pool is closed."""
-        if self._is_closed:
-            return worker
-        new = self._start_worker()
-        self._workers[self._workers.index(worker)] = new
-        return new
-
-    def _start_worker(self) -> WorkerProcess:
-        return WorkerProcess(self._setup, timeout_seconds=self._timeout_seconds)
+    def _started(self) -> WorkerProcess:
+        """Starts a worker and waits until it has loaded the functions."""
+        worker = WorkerProcess(self._setup)
+        self._workers.add(worker)
+        try:
+            if self._is_closed:
+                raise EOFError
+            status, value = worker.received(START_SECONDS)
+        except (EOFError, OSError) as error:
+            ending, is_late = worker.kill(), isinstance(error, TimeoutError)
+            reason = f"took more than {START_SECONDS:g} s" if is_late else f"did not succeed: {ending}"
+            raise EngineError(
+                f"starting a reward worker for {self.spec!r} {reason}. Its messages are on stderr."
+            ) from error
+        if status == "failed":
+            raise RewardError(value)
+        self.reward_name, self.reward_type, self.needs_images = value
+        return worker
 
 
-def _warn_of_faults(faults: Mapping[int, _Fault], num_samples: int, consequence: str) -> None:
-    if faults:
-        examples = "; ".join(f"sample {index}: {fault.failure.reason}" for index, fault in list(faults.items())[:3])
-        logger.warning(f"{consequence}. %s", len(faults), num_samples, examples)
-
-
-def _end(workers: list[WorkerProcess], threads: ThreadPoolExecutor, owner: int) -> None:
-    # A forked copy of the pool must leave the original's processes alone.
-    if os.getpid() == owner:
-        for worker in workers:
-            worker.hang_up()
-        for worker in workers:
-            worker.close()
-        threads.shutdown(wait=False, cancel_futures=True)
+def _warned(verdicts: Sequence[Any], consequence: str) -> list[RewardFailure]:
+    """Returns the failures among the verdicts and logs their number, with three examples."""
+    failures = {index: verdict for index, verdict in enumerate(verdicts) if isinstance(verdict, RewardFailure)}
+    if failures:
+        examples = "; ".join(f"sample {index}: {failure.reason}" for index, failure in list(failures.items())[:3])
+        logger.warning(f"{consequence}. %s", len(failures), len(verdicts), examples)
+    return list(failures.values())

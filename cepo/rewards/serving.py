@@ -1,7 +1,7 @@
-"""Runs a reward worker process: `python -m cepo.rewards.serving`, started by `cepo.rewards.process`, never by hand.
+"""Runs a reward worker process: `python -m cepo.rewards.serving`, started by `cepo.rewards.pool`, never by hand.
 
 It is a fresh interpreter, not a fork (the trainer has threads and devices) and not a `multiprocessing` child (which
-would run the user's main script again). It ends soon after its parent. Processes that the reward function started end with it.
+would run the user's main script again). It ends soon after its parent, with the processes of its group.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
-
-import psutil
 
 import cepo
 from cepo.rewards.contract import BatchContractError, ContractError, RewardFailure
@@ -36,33 +35,30 @@ def main() -> None:
     threading.Thread(target=_end_after, args=(os.getppid(),), daemon=True).start()
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)  # a child process of a reward function must not hold the connection open
+    with suppress(OSError):  # makes Linux kill this process rather than the trainer when memory runs out
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     connection = Connection(descriptor)
-    _offer_to_memory_killer()
-    try:
+    with suppress(EOFError, ConnectionError):  # the parent has ended
         setup = connection.recv()
         sys.path[:] = setup["sys_path"]
         _serve(setup, connection)
-    except (EOFError, ConnectionError):
-        return
-    finally:
-        _end_children()
+    os.killpg(0, signal.SIGKILL)
 
 
 def _serve(setup: Tree, connection: Connection) -> None:
     from cepo.rewards.answers import answers_equal, states_the_same, value_key
-    from cepo.rewards.combined import load_reward
-    from cepo.rewards.functions import load_answer_function
+    from cepo.rewards.functions import load_answer_function, load_reward
 
-    with _processor_time(setup["start_seconds"]):
-        try:
-            reward = load_reward(setup["spec"], setup["kwargs"], setup["weights"])
-            own = setup["answer_function"]
-            extract = load_answer_function(own) if own is not None else None
-            # Builds the parser's tables now, so that they do not count towards the first sample's time limit.
-            answers_equal(r"\frac{1}{2}", r"\sqrt{3}")
-        except (Exception, SystemExit) as error:
-            connection.send(("failed", str(error)))
-            return
+    _limit_processor_time(setup["start_seconds"])
+    try:
+        reward = load_reward(setup["spec"], setup["kwargs"], setup["weights"])
+        own = setup["answer_function"]
+        extract = load_answer_function(own) if own is not None else None
+        # Builds the parser's tables now, so that they do not count towards the first sample's time limit.
+        answers_equal(r"\frac{1}{2}", r"\sqrt{3}")
+    except (Exception, SystemExit) as error:
+        connection.send(("failed", str(error)))
+        return
     connection.send(("ready", (reward.name, reward.reward_type, reward.needs_images)))
 
     def score(samples: list[Any], first: int) -> list[Any]:
@@ -78,9 +74,8 @@ def _serve(setup: Tree, connection: Connection) -> None:
     }
     while True:
         action, first, items = connection.recv()
-        with _processor_time(setup["timeout_seconds"]):
-            reply = _attempt(actions[action], items, first)
-        connection.send(reply)
+        _limit_processor_time(setup["timeout_seconds"])
+        connection.send(_attempt(actions[action], items, first))
 
 
 def _attempt(action: Callable[[list[Any], int], list[Any]], items: list[Any], first: int) -> tuple[str, Any]:
@@ -100,41 +95,19 @@ def _attempt(action: Callable[[list[Any], int], list[Any]], items: list[Any], fi
         return "raised", RewardFailure(reason=words + where, details=details)
 
 
-@contextmanager
-def _processor_time(seconds: float) -> Generator[None]:
+def _limit_processor_time(seconds: float) -> None:
     """Ends this process after so long on up to 4 cores, even while C code holds the interpreter lock.
 
     The parent kills an overdue worker earlier; this is for workers whose parent has died.
     """
     signal.setitimer(signal.ITIMER_PROF, _BUSY_CORES * (seconds + _GRACE_SECONDS))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _end_after(parent: int) -> None:
-    """Ends this process and those it has started after the parent, even if another process holds the connection."""
+    """Ends the process group after the parent, even while a call runs or another process holds the connection."""
     while os.getppid() == parent:
         time.sleep(_PARENT_CHECK_SECONDS)
-    _end_children()
-    os._exit(0)
-
-
-def _end_children() -> None:
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-
-
-def _offer_to_memory_killer() -> None:
-    """Makes Linux kill this process rather than the trainer when memory runs out."""
-    try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")
-    except OSError:
-        # Not Linux, or not permitted; this is optional.
-        return
+    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

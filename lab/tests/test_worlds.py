@@ -10,13 +10,9 @@ import pytest
 from shipped_model import answer_bearing_positions, wrong_answer
 
 from cepo.config.checks import MICROGEO_DATA
-from cepo.microgeo.problems import (
-    FAMILIES,
-    generate_problem,
-    right_response,
-)
+from cepo.microgeo.problems import FAMILIES, generate_problem
 from cepo.microgeo.world import SHAPES
-from lab.worlds.demonstrations import NoiseRates, demonstrate
+from lab.worlds.demonstrations import NoiseRates, demonstrate, right_response
 from lab.worlds.prompts import FORMAT_PROMPT, TEACHER_PROMPT, user_text
 
 CONFIGS = Path(__file__).parents[2] / "configs"

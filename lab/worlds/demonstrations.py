@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from cepo.microgeo.problems import FAMILIES, Problem, Slip, response_text
+from cepo.microgeo.problems import FAMILIES, Problem, Slip, Steps, no_slip
 
 
 @dataclass(frozen=True)
@@ -78,3 +78,14 @@ def near_number(rng: random.Random, number: int) -> int:
 
 def _other_number(rng: random.Random, number: int) -> int:
     return rng.choice([other for other in range(max(2, number // 2), 2 * number + 10) if other != number])
+
+
+def response_text(steps: Steps) -> str:
+    """Returns the reasoning in words, with the last result in the box."""
+    reasoning = " ".join(f"{text}{result}." for text, result in steps)
+    return f"{reasoning} \\boxed{{{steps[-1][1]}}}"
+
+
+def right_response(problem: Problem) -> str:
+    """Returns the solution without mistakes."""
+    return response_text(FAMILIES[problem.family].solve(problem.seen, problem.numbers, False, no_slip))

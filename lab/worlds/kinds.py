@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from cepo.microgeo import world
-from cepo.microgeo.problems import right_response
 from cepo.microgeo.world import WorldKind
 from lab.support.machine import ROOT
 from lab.worlds.chain import DISTRIBUTIONS, NAMES, chain_solution, generate_chain_problem
 from lab.worlds.chain_demonstrations import demonstrate_chain
 from lab.worlds.chain_figures import draw_chain
-from lab.worlds.demonstrations import Demonstration, NoiseRates, demonstrate
+from lab.worlds.demonstrations import Demonstration, NoiseRates, demonstrate, right_response
 
 
 @dataclass(frozen=True, kw_only=True)

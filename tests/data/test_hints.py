@@ -9,12 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import cepo
 from cepo.data.hints import TEMPLATES, HintTemplate, sanitise_reference
 from cepo.errors import ConfigError
 
 SPECIALS = ["<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|vision_start|>", "<image>"]
-SHIPPED = Path(cepo.__file__).parent.parent / "configs" / "teacher" / "user_suffix.jinja"
 
 
 def write(folder: Path, source: str) -> str:
@@ -23,35 +21,7 @@ def write(folder: Path, source: str) -> str:
     return str(file)
 
 
-def test_user_suffix_appends_one_line_to_the_users_text() -> None:
-    text = HintTemplate("user_suffix").render(prompt="Find x.", reference="70")
-    assert text == "Find x.\nHere is a sample answer: 70"
-
-
-def test_assistant_prefix_is_the_reference_and_a_line_break() -> None:
-    assert HintTemplate("assistant_prefix").render(prompt="Find x.", reference="70") == "70\n"
-
-
-def test_the_shipped_template_words_it_like_the_built_in_one() -> None:
-    values = {"prompt": "A\nB {x}", "reference": "5 \\sqrt { 3 }"}
-    shipped = HintTemplate("user_suffix", str(SHIPPED))
-    assert shipped.render(**values) == HintTemplate("user_suffix").render(**values)
-
-
-def test_the_same_wording_is_around_right_and_wrong_references() -> None:
-    template = HintTemplate("user_suffix")
-    right, wrong = (template.render(prompt="p", reference=reference) for reference in ("70", "35"))
-    assert right.replace("70", "35") == wrong
-
-
-def test_neither_prompt_nor_reference_is_read_as_a_template() -> None:
-    text = HintTemplate("user_suffix").render(prompt="{{ reference }}", reference="{{ 7 * 7 }}{% raw %}")
-    assert text == "{{ reference }}\nHere is a sample answer: {{ 7 * 7 }}{% raw %}"
-
-
-def test_a_users_template_replaces_the_wording(
-    tmp_path: Path,
-) -> None:
+def test_a_users_template_replaces_the_wording(tmp_path: Path) -> None:
     path = write(tmp_path, "Someone answered {{ reference }}. {{ prompt }}\n")
     assert HintTemplate("free", path).render(prompt="Find x.", reference="70") == "Someone answered 70. Find x."
 

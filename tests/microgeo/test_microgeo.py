@@ -12,16 +12,9 @@ import pytest
 from PIL import Image
 
 from cepo.cli import main
-from cepo.microgeo.problems import (
-    FAMILIES,
-    Problem,
-    generate_problem,
-    no_slip,
-    right_response,
-)
+from cepo.microgeo.problems import FAMILIES, Problem, generate_problem, no_slip
 from cepo.microgeo.world import draw_figure, split_problems, write_problems
-
-CONFIGS = Path(__file__).parents[2] / "configs"
+from lab.worlds.demonstrations import right_response
 
 
 def make(family: str, seen: str, *numbers: int, index: int = 0) -> Problem:
@@ -139,9 +132,7 @@ def test_no_validation_problem_is_a_training_problem() -> None:
     assert not seen & {(problem.question, draw_figure(problem).tobytes()) for problem in validation}
 
 
-def test_a_command_for_no_problems_ends_with_2_and_the_count(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_command_for_no_problems_ends_with_2_and_the_count(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["microgeo", "--num-train", "0"]) == 2
     assert "0 is not in the range x>=1" in capsys.readouterr().err
 

@@ -29,12 +29,13 @@ def test_a_world_is_built_once_and_a_strange_folder_left_alone(tmp_path: Path) -
     assert (tmp_path / "mine" / "notes.txt").read_text() == "keep"
 
 
-def test_an_interrupted_build_leaves_no_half_world(tmp_path: Path) -> None:
-    def interrupt(stage: str, done: int, total: int) -> None:
+def test_an_interrupted_build_leaves_no_half_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
+    monkeypatch.setattr("cepo.microgeo.world.shutil.copytree", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        build_world(tmp_path / "world", num_train=4, num_validation=4, progress=interrupt)
+        build_world(tmp_path / "world", num_train=4, num_validation=4)
     assert list(tmp_path.iterdir()) == []
 
 

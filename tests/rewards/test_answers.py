@@ -2,11 +2,8 @@
 
 import logging
 import threading
-import time
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from cepo.rewards.answers import answers_equal, extract_answer, normalise_answer, value_key
 
@@ -106,34 +103,20 @@ def test_each_spelling_becomes_the_one_written_here_and_stays_it(text: str, norm
 
 
 @pytest.mark.parametrize(
-    ("gold", "prediction", "is_equal"),
-    [
-        ("60", r"60^\circ", True),
-        ("60", "x = 60", True),
-        ("60", r"60 \text{ cm}^2", True),
-        ("60", "60.0", True),
-        ("60", "60°", True),
-        ("45", r"m\angle A = 45^\circ", True),
-        ("12", r"12 \, \text{units}", True),
-        ("34.6", r"20\sqrt{3}", False),
-        ("34.6", "34.64", False),
-        (r"5 \sqrt { 3 }", "8.66", False),
-        (r"5 \sqrt { 3 }", "8.660254", True),
-        (r"10 \pi", "31.42", False),
-        (r"\frac { 40 } { 3 }", r"13\frac{1}{3}", True),
-        (r"\frac { 40 } { 3 }", "40/3", True),
-        (r"\frac { 40 } { 3 }", "13.33", False),
-        ("7.5", r"\frac{15}{2}", True),
-        ("2:3", r"\frac{2}{3}", True),
-    ],
-)
-def test_every_pitfall_in_the_data_is_decided_as_by_a_reader(gold: str, prediction: str, is_equal: bool) -> None:
-    assert answers_equal(prediction, gold) is is_equal
-
-
-@pytest.mark.parametrize(
     ("gold", "prediction"),
     [
+        ("60", r"60^\circ"),
+        ("60", "x = 60"),
+        ("60", r"60 \text{ cm}^2"),
+        ("60", "60.0"),
+        ("60", "60°"),
+        ("45", r"m\angle A = 45^\circ"),
+        ("12", r"12 \, \text{units}"),
+        (r"5 \sqrt { 3 }", "8.660254"),
+        (r"\frac { 40 } { 3 }", r"13\frac{1}{3}"),
+        (r"\frac { 40 } { 3 }", "40/3"),
+        ("7.5", r"\frac{15}{2}"),
+        ("2:3", r"\frac{2}{3}"),
         (r"5 \sqrt { 3 }", r"5\sqrt{3}"),
         (r"5 \sqrt { 3 }", r"\sqrt{75}"),
         (r"\frac { 5 } { 2 } \sqrt { 41 }", r"\frac{5\sqrt{41}}{2}"),
@@ -175,6 +158,11 @@ def test_the_same_answer_in_another_form_is_right(gold: str, prediction: str) ->
 @pytest.mark.parametrize(
     ("gold", "prediction"),
     [
+        ("34.6", r"20\sqrt{3}"),
+        ("34.6", "34.64"),
+        (r"5 \sqrt { 3 }", "8.66"),
+        (r"10 \pi", "31.42"),
+        (r"\frac { 40 } { 3 }", "13.33"),
         (r"5 \sqrt { 3 }", "3"),
         (r"8 \pi", "8"),
         (r"\frac { 3 } { 7 }", "7"),
@@ -235,45 +223,6 @@ def test_answers_of_one_value_share_a_key() -> None:
     assert value_key("9" * 600) == "9" * 600
     assert value_key("0/0") == "0/0" != value_key(r"\frac{0}{0}"), "they state no number, so their spellings count"
     assert value_key("99999!") == "99999!", "a value too large to be computed has its spelling"
-
-
-def test_the_gold_is_not_read_as_its_last_number() -> None:
-    # Unwrapped, math-verify reads the raw gold as 3: the wrong answer right and the right one wrong.
-    assert answers_equal(r"5\sqrt{3}", r"5 \sqrt { 3 }") is True
-    assert answers_equal("3", r"5 \sqrt { 3 }") is False
-
-
-@settings(max_examples=300)
-@given(
-    st.lists(
-        st.sampled_from(
-            [
-                *"0159.,:;=+-*/^(){}[]$ x√π°%",
-                r"\\",
-                r"\sqrt",
-                r"\frac",
-                r"\boxed{",
-                r"\text{",
-                r"\approx",
-                "cm",
-                "^2",
-                " = ",
-            ]
-        ),
-        max_size=24,
-    ).map("".join)
-)
-def test_any_text_has_one_normalised_spelling_that_stays(text: str) -> None:
-    normalised = normalise_answer(text)
-    assert normalise_answer(normalised) == normalised
-
-
-def test_ten_thousand_open_boxes_are_read_at_once() -> None:
-    start = time.process_time()
-    assert extract_answer(r"\boxed{5}" + r"\boxed{" * 10_000) == "5"
-    assert extract_answer(r"\boxed{" * 10_000 + "<answer>" * 1_000) is None
-    assert answers_equal("6" * 20_000 + " cm", "6") is False
-    assert time.process_time() - start < 10  # a quadratic search takes minutes
 
 
 def test_comparing_works_off_the_main_thread_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from cepo.config import load_config
 from cepo.errors import RewardError
-from cepo.rewards.combined import function_names, load_reward
+from cepo.rewards.functions import function_names, load_reward
 from cepo.rewards.pool import RewardPool
 
 ANSWERS = """

@@ -78,7 +78,7 @@ def test_a_file_of_the_working_directory_precedes_the_packages(tmp_path: Path, m
     [
         ("nowhere.py:main", {}, ["nowhere.py", "path/to/file.py:function"]),
         ("{file}:by_lenght", {"scale": 1}, ["by_lenght", "Did you mean 'by_length'?"]),
-        ("{file}:NOT_A_FUNCTION", {}, ["NOT_A_FUNCTION", "int"]),
+        ("{file}:NOT_A_FUNCTION", {}, ["has no function 'NOT_A_FUNCTION'"]),
         ("{file}:by_length", {"scael": 1}, ["scael", "['scale']"]),
         ("{file}:by_length", {}, ["scale"]),
         (":main", {}, ["path/to/file.py:function"]),

@@ -20,7 +20,7 @@ from cepo.config import check_config, load_config
 from cepo.data.dataset import Problem
 from cepo.errors import ConfigError, RewardError
 from cepo.models.inputs import Video
-from cepo.rewards.combined import load_reward
+from cepo.rewards.functions import load_reward
 from cepo.rewards.judge import compute_score
 from cepo.rewards.pool import RewardPool
 from cepo.trainer.asking import reward_input
@@ -155,7 +155,7 @@ def test_the_cache_answers_a_repeated_request(tmp_path: Path) -> None:
     ("status", "headers", "text", "fault"),
     [
         (200, {}, reply("fine"), "has no <score>"),
-        (200, {}, "[]", "did not reply with an object"),
+        (200, {}, "[]", "has no choices"),
         (200, {}, "<html>", "did not reply with JSON"),
         (200, {}, "{}", "has no choices"),
         (302, {"Location": "http://127.0.0.1:9/"}, "", "status 302"),
