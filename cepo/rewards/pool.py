@@ -10,6 +10,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import Pipe
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 START_SECONDS = 60.0
 _SAMPLES_TOGETHER = 32
 _LONGEST_LOOK_SECONDS = 1.0
+_MOST_REPLY_BYTES = 1 << 26
 
 _Action = Literal["score", "extract", "match", "value"]
 
@@ -43,6 +45,7 @@ class WorkerProcess:
 
     def __init__(self, setup: Mapping[str, object]) -> None:
         self._connection, other_end = Pipe()
+        self._fault = ""
         python_path = [str(Path(cepo.__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
             # -P: a file in the working directory must not shadow a module of the worker.
@@ -88,13 +91,33 @@ class WorkerProcess:
 
         Raises:
             TimeoutError: it has not arrived in time.
-            EOFError, OSError: the process has ended.
+            EOFError, OSError: the process has ended, or something else than a message was written to the connection.
         """
         while not self._connection.poll(min(seconds, _LONGEST_LOOK_SECONDS)):
             seconds -= _LONGEST_LOOK_SECONDS
             if seconds <= 0:
                 raise TimeoutError
-        return self._connection.recv()
+        is_late = threading.Event()
+
+        def end() -> None:
+            is_late.set()
+            self._process.kill()
+
+        timer = threading.Timer(max(seconds, 0.1), end)  # a reward that writes part of a message must not block us
+        timer.start()
+        try:
+            return pickle.loads(self._connection.recv_bytes(_MOST_REPLY_BYTES))
+        except (EOFError, ConnectionError):
+            raise
+        except Exception as error:  # a false length, or bytes that can be any pickle or none
+            if is_late.is_set():
+                raise TimeoutError from error
+            self._fault = (
+                f"the reward wrote to the worker's connection, or a reply has over {_MOST_REPLY_BYTES >> 20} MiB"
+            )
+            raise EOFError from error
+        finally:
+            timer.cancel()
 
     def kill(self) -> str:
         """Kills the process and those of its group; describes how it ended."""
@@ -104,7 +127,7 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         code = self._process.wait()
-        return f"the worker process ended with {f'signal {-code}' if code < 0 else f'code {code}'}"
+        return self._fault or f"the worker process ended with {f'signal {-code}' if code < 0 else f'code {code}'}"
 
 
 class RewardStream:

@@ -195,6 +195,25 @@ def test_what_a_reward_prints_does_not_reach_the_channel(one_worker: RewardPool)
     assert one_worker.score(_samples("print")).scores == [{"overall": 5.0, "bonus": 1.0}]
 
 
+@pytest.mark.parametrize(
+    ("response", "num_raised", "said"),
+    [
+        ("false length", 1, "wrote to the worker's connection"),
+        ("false message", 1, "wrote to the worker's connection"),
+        ("part of a message", 0, "no score within 1 s"),
+    ],
+)
+def test_a_reward_that_writes_to_the_connection_hangs_nothing(
+    misbehaving: Path, response: str, num_raised: int, said: str
+) -> None:
+    with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=1.0) as pool:
+        outcome = pool.score(_samples("good", response))
+    assert [score["overall"] for score in outcome.scores] == [4.0, 0.0]
+    assert (outcome.num_raised, outcome.num_timed_out) == (num_raised, 1 - num_raised)
+    assert outcome.first_failure is not None
+    assert said in outcome.first_failure.reason
+
+
 @pytest.mark.nightly("waits for twice a time limit; lab/tests/test_kills.py pauses a whole run")
 def test_a_pause_of_pool_and_workers_costs_no_score(misbehaving: Path) -> None:
     program = f"""
