@@ -8,8 +8,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from cepo.algorithms import build_estimator
-from cepo.types import Rollout, RolloutGroup, TokenBatch
+from cepo.algorithms import Estimator, build_estimator
+from cepo.types import Reference, Rollout, RolloutGroup, TokenBatch
 
 
 def rollout(
@@ -37,6 +37,15 @@ def group(
 ) -> RolloutGroup:
     """A group in the order given."""
     return RolloutGroup(prompt_id=prompt, ground_truth=ground_truth, rollouts=rollouts, seed=seed, step=step)
+
+
+def settled_references(estimator: Estimator, these: RolloutGroup) -> dict[str, list[Reference | None]]:
+    """What the teachers of each view read, if every chosen reference can be shown."""
+    chosen = estimator.references(these)
+    stays = estimator.settled({view: [each is not None for each in of] for view, of in chosen.items()})
+    return {
+        view: [one if stay else None for one, stay in zip(of, stays[view], strict=True)] for view, of in chosen.items()
+    }
 
 
 def outcome_rewards(rewards: Tensor, mask: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ NEUTRAL_DELTA = 1e-3
 """Evidence of smaller magnitude counts as neither positive nor negative in the metrics."""
 _LARGEST_LOG_ODDS = 500.0
 """Bound of summed evidence, at which its exponential is still finite in float64."""
+_NOTHING = mean_value(0.0, 0.0)
 
 
 def live_rows(rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
@@ -47,8 +48,7 @@ def group_moments(
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"]]:
     """Returns for each row, in float64, the reward minus its group's mean, the group's deviation and the group's size.
 
-    Raises:
-        ConfigError: a group has a single rollout, so no advantage is defined.
+    Raises `ConfigError`: a group has a single rollout, so no advantage is defined.
     """
     group, num_groups = groups_of(group_ids)
     exact = rewards.double()
@@ -65,10 +65,8 @@ def pass_rate_of_others(
     """Returns `p_i = (sum_{j != i} r_j + 1/2) / n` for each row of a group, in float64, and the group's size n.
 
     `r_j` is the reward mapped linearly from [`low`, `high`] to [0, 1] and clamped, so that rewards of only `low` and
-    `high` count successes. p_i is never 0 or 1, and does not contain the row's own reward.
-
-    Raises:
-        ConfigError: a group has a single rollout.
+    `high` count successes. p_i is never 0 or 1, and does not contain the row's own reward. Raises `ConfigError`: a
+    group has a single rollout.
     """
     group, num_groups = groups_of(group_ids)
     sizes = _group_sizes(group, num_groups)
@@ -177,7 +175,7 @@ def evidence_metrics(
     sign = advantage_sign(advantages).reshape(len(delta), -1)
     counted = response_mask & (sign != 0)
     raw, accepted = sign * delta, correct.unsqueeze(1)
-    metrics: Metrics = {
+    metrics = {
         "evidence/lambda": mean_value(mixing),
         "evidence/positive_fraction": mean_of((delta > NEUTRAL_DELTA).float(), counted),
         "evidence/negative_fraction": mean_of((delta < -NEUTRAL_DELTA).float(), counted),
@@ -208,18 +206,8 @@ def group_metrics(rewards: Float[Tensor, " B"], correct: Bool[Tensor, " B"], gro
     }
 
 
-def demonstration_metrics(shown: Bool[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Metrics:
-    """Returns the fractions of rollouts whose teacher reads a reference, and of groups with any such rollout."""
-    group, num_groups = groups_of(group_ids)
-    taught = group.bincount(weights=shown.double(), minlength=num_groups) > 0
-    return {
-        "distillation/demonstrated_rollouts": mean_of(shown.float()),
-        "distillation/demonstrated_groups": fraction(int(taught.sum()), num_groups),
-    }
-
-
 def _backward_sums(values: Tensor, factor: float) -> Tensor:
-    """Computes `S_t = values_t + factor S_{t+1}`, (B, T)."""
+    """Computes `S_t = values_t + factor S_{t+1}`."""
     sums, running = values.new_empty(values.shape), values.new_zeros(len(values))
     for token in range(values.shape[1] - 1, -1, -1):
         running = values[:, token] + factor * running
@@ -235,7 +223,6 @@ def groups_of(group_ids: Int64[Tensor, " B"]) -> tuple[Tensor, int]:
 
 
 def _group_sizes(group: Tensor, num_groups: int) -> Tensor:
-    """Returns (num_groups,) in float64; raises ConfigError if a group has a single rollout."""
     sizes = group.bincount(minlength=num_groups).double()
     if int(sizes.min()) < 2:
         raise ConfigError("worker.rollout.n is 1 for some prompt; group-relative advantages need at least 2 rollouts")
@@ -251,14 +238,13 @@ def _group_sums(values: Tensor, group: Tensor, num_groups: int) -> Tensor:
 def _quantiles(delta: Tensor, counted: Tensor) -> Metrics:
     """Returns the 5th, 50th and 95th percentiles of delta, each the value at this share of the sorted tokens."""
     kept = delta[counted].sort().values
-    indices = {f"evidence/delta_p{percent:02}": (len(kept) - 1) * percent // 100 for percent in (5, 50, 95)}
-    if not len(kept):
-        return {name: Metric(0.0, 0.0, "mean") for name in indices}
-    return {name: mean_value(float(kept[index])) for name, index in indices.items()}
+    indices = {percent: (len(kept) - 1) * percent // 100 for percent in (5, 50, 95)}
+    return {
+        f"evidence/delta_p{percent:02}": mean_value(float(kept[index])) if len(kept) else _NOTHING
+        for percent, index in indices.items()
+    }
 
 
 def _std_of(values: Tensor, where: Tensor) -> Metric:
     kept = values.double()[where]
-    if kept.numel() < 2:
-        return Metric(0.0, 0.0, "mean")
-    return Metric(float(kept.std()) * kept.numel(), float(kept.numel()), "mean")
+    return mean_value(float(kept.std()), kept.numel()) if kept.numel() > 1 else _NOTHING

@@ -23,10 +23,7 @@ def group_advantages(
 ) -> Float[Tensor, " B"]:
     """Computes `A_i = (R_i - mean_g) / (std_g + 1e-6)`, exactly 0 in groups of equal rewards; statistics in float64.
 
-    `scale: none` omits the division (Dr. GRPO).
-
-    Raises:
-        ConfigError: a group has a single rollout.
+    `scale: none` omits the division (Dr. GRPO). Raises `ConfigError`: a group has a single rollout.
     """
     advantages, deviation, _ = credit.group_moments(rewards, group_ids, ddof=settings.ddof)  # R_i - mean_g
     if settings.scale == "std":
@@ -46,6 +43,4 @@ class Grpo(GroupRelativeEstimator):
     reads_old_log_probs = False
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """Returns the group advantage on every response token, 0 on padding."""
-        del step
         return credit.outcome_signal(batch, group_advantages(batch.rewards, batch.group_ids, self.config.advantage))

@@ -10,15 +10,13 @@ from cepo.algorithms.base import Estimator, register_estimator
 from cepo.algorithms.grpo import group_advantages
 from cepo.algorithms.references import positive_references
 from cepo.algorithms.settings import DistillationConfig, GroupConfig, PositiveConfig, TeacherConfig
-from cepo.metrics import mean_of
+from cepo.metrics import fraction, mean_of
 from cepo.sections import section
 from cepo.types import Distillation, Reference, RolloutGroup, TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
     from torch import Tensor
-
-    from cepo.metrics import Metrics
 
 
 @register_estimator("opsd")
@@ -34,8 +32,6 @@ class Opsd(Estimator):
 
     @section
     class Config(GroupConfig):
-        """The loss, the right answer and the teacher; the group advantage is that of `policy_weight`."""
-
         distillation: DistillationConfig = DistillationConfig()
         positive: PositiveConfig = PositiveConfig()
         teacher: TeacherConfig = TeacherConfig()
@@ -53,8 +49,6 @@ class Opsd(Estimator):
         return {"correct": positive_references(group, self.config.positive)}
 
     def needs_teacher(self, *, step: int) -> bool:
-        """Returns whether the teacher is read, that is, whether `weight` is above 0."""
-        del step
         return self.config.distillation.weight > 0
 
     def live_rows(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
@@ -79,25 +73,21 @@ class Opsd(Estimator):
         metrics = credit.group_metrics(rewards, batch.correct, batch.group_ids)
         if not self.needs_teacher(step=step):
             return TokenSignal(advantages=advantages, metrics=metrics)
-        shown = batch.has_reference["correct"]
+        shown, right = batch.has_reference["correct"], batch.correct.unsqueeze(1)
         token_weight = credit.over_response(config.weight * shown.to(rewards.dtype), mask)
         diagnostics: dict[str, Tensor] = {}
         if "correct" in batch.teacher_log_probs:
-            delta = (batch.teacher_log_probs["correct"] - batch.old_log_probs).detach().where(token_weight > 0, 0.0)
+            learning = token_weight > 0
+            delta = (batch.teacher_log_probs["correct"] - batch.old_log_probs).detach().where(learning, 0.0)
             diagnostics["delta"] = delta
-            metrics |= _delta_metrics(delta, token_weight > 0, batch.correct)
+            metrics["distillation/delta_mean_right"] = mean_of(delta, learning & right)
+            metrics["distillation/delta_mean_wrong"] = mean_of(delta, learning & ~right)
+        group, num_groups = credit.groups_of(batch.group_ids)
+        metrics["distillation/demonstrated_rollouts"] = mean_of(shown.float())
+        metrics["distillation/demonstrated_groups"] = fraction(len(group[shown].unique()), num_groups)
         return TokenSignal(
             advantages=advantages,
-            metrics=metrics | credit.demonstration_metrics(shown, batch.group_ids),
+            metrics=metrics,
             diagnostics=diagnostics,
             distillation=Distillation(view="correct", divergence=config.divergence, token_weight=token_weight),
         )
-
-
-def _delta_metrics(delta: Float[Tensor, "B T"], learning: Bool[Tensor, "B T"], correct: Bool[Tensor, " B"]) -> Metrics:
-    """Returns the means of log P_correct - log P_student in nats, for right and wrong rollouts separately."""
-    right = correct.unsqueeze(1)
-    return {
-        "distillation/delta_mean_right": mean_of(delta, learning & right),
-        "distillation/delta_mean_wrong": mean_of(delta, learning & ~right),
-    }

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from factories import group, log_probs_like, rollout, same_bits, token_batch
+from factories import group, log_probs_like, rollout, same_bits, settled_references, token_batch
 from torch import Tensor
 
 from cepo.algorithms import build_config, build_estimator
-from cepo.algorithms.references import contrastive_references, positive_references
-from cepo.algorithms.settings import NegativeConfig, PositiveConfig
+from cepo.algorithms.references import positive_references
+from cepo.algorithms.settings import PositiveConfig
 from cepo.config import check_config, load_config
 from cepo.errors import ConfigError
 from cepo.losses.divergence import chunked_divergence, distillation_losses
@@ -246,10 +246,8 @@ def test_rollouts_share_the_object_of_a_shared_demonstration() -> None:
 
 
 def test_without_a_right_reference_there_is_no_wrong_one() -> None:
-    these = group(FIRST, WRONG)
-    correct, wrong = contrastive_references(these, PositiveConfig(**PEER_FULL), NegativeConfig())
-    assert [reference is not None for reference in correct] == [False, True]
-    assert [reference is not None for reference in wrong] == [False, True]
+    found = settled_references(build_estimator("cepo", {"positive": PEER_FULL}), group(FIRST, WRONG))
+    assert [[reference is not None for reference in of] for of in found.values()] == [[False, True]] * 2
 
 
 def test_a_worked_solution_is_cut_to_num_tokens_or_required() -> None:

@@ -9,17 +9,12 @@ from unicodedata import normalize
 
 import pytest
 import torch
+from factories import settled_references
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cepo.algorithms import build_estimator
-from cepo.algorithms.references import (
-    contrastive_references,
-    positive_references,
-    wrong_reference,
-    wrong_references,
-    wrong_rollouts,
-)
+from cepo.algorithms.references import positive_references, wrong_reference, wrong_references, wrong_rollouts
 from cepo.algorithms.settings import NegativeConfig, PositiveConfig, ReferenceSource, TeacherConfig
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem
@@ -154,7 +149,8 @@ def test_the_wrong_side_is_shown_by_wrong_rollouts(group: RolloutGroup, config: 
 def test_no_rollout_has_a_wrong_side_alone(
     group: RolloutGroup, positive: PositiveConfig, negative: NegativeConfig
 ) -> None:
-    right, wrong = contrastive_references(group, positive, negative)
+    settings = {"positive": dataclasses.asdict(positive), "negative": dataclasses.asdict(negative)}
+    right, wrong = settled_references(build_estimator("cepo", settings), group).values()
     for one, other in zip(right, wrong, strict=True):
         assert one is not None or other is None
         assert negative.fallback == "student" or (one is None) == (other is None)
