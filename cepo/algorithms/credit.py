@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, cast
 
+from cepo.algorithms.settings import GroupAdvantageConfig
 from cepo.errors import ConfigError
 from cepo.metrics import Metric, Metrics, fraction, mean_of, mean_value
 from cepo.types import TokenBatch, TokenSignal
@@ -27,6 +28,7 @@ NEUTRAL_DELTA = 1e-3
 _LARGEST_LOG_ODDS = 500.0
 """Bound of summed evidence, at which its exponential is still finite in float64."""
 _NOTHING = mean_value(0.0, 0.0)
+_DEFAULTS = GroupAdvantageConfig()
 
 
 def live_rows(rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
@@ -36,11 +38,6 @@ def live_rows(rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> B
     highest = exact.new_full((num_groups,), -math.inf).scatter_reduce(0, group, exact, "amax")
     lowest = exact.new_full((num_groups,), math.inf).scatter_reduce(0, group, exact, "amin")
     return ((highest - lowest) >= FLAT_REWARD_RANGE)[group]
-
-
-def mixed_rows(correct: Bool[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
-    """Returns True for rollouts of groups that have both right and wrong ones by the verifier."""
-    return live_rows(correct.double(), group_ids)
 
 
 def group_moments(
@@ -57,6 +54,21 @@ def group_moments(
     centred = exact - mean[group]
     variance = _group_sums(centred.square(), group, num_groups) / (sizes - ddof)
     return centred, variance.sqrt()[group], sizes[group]
+
+
+def group_advantages(
+    rewards: Float[Tensor, " B"],
+    group_ids: Int64[Tensor, " B"],
+    settings: GroupAdvantageConfig = _DEFAULTS,
+) -> Float[Tensor, " B"]:
+    """Computes `A_i = (R_i - mean_g) / (std_g + 1e-6)`, exactly 0 in groups of equal rewards; statistics in float64.
+
+    `scale: none` omits the division (Dr. GRPO). Raises `ConfigError`: a group has a single rollout.
+    """
+    advantages, deviation, _ = group_moments(rewards, group_ids, ddof=settings.ddof)  # R_i - mean_g
+    if settings.scale == "std":
+        advantages = advantages / (deviation + DEVIATION_FLOOR)
+    return advantages.where(live_rows(rewards, group_ids), 0.0).to(rewards.dtype)
 
 
 def pass_rate_of_others(

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cepo.algorithms import credit
 from cepo.algorithms.base import Estimator, GroupRelativeEstimator
-from cepo.algorithms.grpo import group_advantages
 from cepo.algorithms.settings import EvidenceConfig, HindsightAdvantageConfig, PositiveConfig, WeightedConfig
 from cepo.metrics import Metrics, mean_of, mean_value
 from cepo.types import TokenBatch, TokenSignal
@@ -93,7 +92,7 @@ class WeightedEstimator(GroupRelativeEstimator):
 
     def advantages(self, batch: TokenBatch) -> tuple[Float[Tensor, "B _"], Float[Tensor, "B T"] | None]:
         """Returns A: (B, 1) of the rollouts, or (B, T) of the tokens together with their baseline V_t."""
-        return group_advantages(batch.rewards, batch.group_ids, self.config.advantage).unsqueeze(1), None
+        return credit.group_advantages(batch.rewards, batch.group_ids, self.config.advantage).unsqueeze(1), None
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         """Computes `A_hat_t = A (1 + lambda (w_t - 1))` in float64, with 0 on padding; A if no teacher is needed.
@@ -109,7 +108,7 @@ class WeightedEstimator(GroupRelativeEstimator):
             plain = credit.over_response(advantages.squeeze(1), mask)
             return TokenSignal(advantages=plain, metrics=metrics | {"evidence/lambda": mean_value(mixing)})
         if settings.mixed_groups_only:
-            counted = mask & credit.mixed_rows(batch.correct, batch.group_ids).unsqueeze(1)
+            counted = mask & credit.live_rows(batch.correct.double(), batch.group_ids).unsqueeze(1)
         delta, sign = self.evidence(batch).detach().where(counted, 0.0), credit.advantage_sign(advantages)
         weight = credit.evidence_weight(delta, sign, clip_radius=radius)
         weighted = advantages.double() * (1.0 + mixing * (weight - 1.0))

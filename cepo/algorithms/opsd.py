@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from cepo.algorithms import credit
 from cepo.algorithms.base import Estimator, register_estimator
-from cepo.algorithms.grpo import group_advantages
 from cepo.algorithms.references import positive_references
 from cepo.algorithms.settings import DistillationConfig, GroupConfig, PositiveConfig, TeacherConfig
 from cepo.metrics import fraction, mean_of
@@ -68,7 +67,7 @@ class Opsd(Estimator):
         config, mask, rewards = self.config.distillation, batch.response_mask, batch.rewards
         advantages = rewards.new_zeros(mask.shape)
         if config.policy_weight > 0:
-            of_rows = config.policy_weight * group_advantages(rewards, batch.group_ids, self.config.advantage)
+            of_rows = config.policy_weight * credit.group_advantages(rewards, batch.group_ids, self.config.advantage)
             advantages = credit.over_response(of_rows, mask)
         metrics = credit.group_metrics(rewards, batch.correct, batch.group_ids)
         if not self.needs_teacher(step=step):

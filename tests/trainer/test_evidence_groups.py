@@ -7,14 +7,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import torch
+from factories import rollouts_of
 
 from cepo.algorithms.references import wrong_candidates, wrong_reference
 from cepo.algorithms.settings import NegativeConfig
 from cepo.data.dataset import Problem
 from cepo.rewards.pool import RewardPool
-from cepo.rollout.generator import Generation
-from cepo.trainer.asking import Rollouts
 from cepo.trainer.planning import rollout_groups
 from cepo.types import RolloutGroup
 
@@ -38,14 +36,12 @@ def group_of(
     """One group of responses with the verifier's verdict on each."""
     tokens = ids or [(1, 2, END)] * len(responses)
     problem = Problem(prompt_id="0", text="?", images=(), ground_truth=truth, solution=None, columns={})
-    rollouts = Rollouts(
+    rollouts = rollouts_of(
+        tokens,
+        [float(right) for _, right in responses],
         step=3,
         problems=[problem],
-        prompts=cast("Any", [None]),
-        generations=[Generation(response_ids=own, log_probs=(0.0,) * len(own), finished=True) for own in tokens],
         responses=[text for text, _ in responses],
-        scores=[{"overall": float(right)} for _, right in responses],
-        correct=torch.tensor([right for _, right in responses]),
     )
     processing = SimpleNamespace(special_texts=["<|im_end|>"], eos_token_ids=(END, STOP))
     (group,) = rollout_groups(rollouts, pool, cast("Any", processing), seed=7, with_values=with_values)

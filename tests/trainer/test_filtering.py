@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
 
 import pytest
-import torch
+from factories import rollouts_of
 
 from cepo.config.schema import AlgorithmConfig
 from cepo.metrics import results
-from cepo.rollout.generator import Generation
-from cepo.trainer.asking import Rollouts
-from cepo.trainer.filtering import ask_until_enough
+from cepo.trainer.asking import Rollouts, ask_until_enough
 
 
 def rounds_mixed_from(first: int) -> Callable[[int], Rollouts]:
     """Rounds of one prompt with two responses, both wrong before round `first`, of which one is right from then on."""
 
     def next_round(before: int) -> Rollouts:
-        rewards = [float(before + 1 >= first), 0.0]
-        generation = Generation(response_ids=(1,), log_probs=(0.0,), finished=True)
-        return Rollouts(
-            step=0,
-            problems=cast("Any", [None]),
-            prompts=cast("Any", [None]),
-            generations=[generation, generation],
-            responses=["", ""],
-            scores=[{"overall": reward} for reward in rewards],
-            correct=torch.tensor(rewards) > 0.5,
-            num_raised=2,
-            num_timed_out=1,
-        )
+        return rollouts_of([(1,), (1,)], [float(before + 1 >= first), 0.0], num_raised=2, num_timed_out=1)
 
     return next_round
 
