@@ -18,7 +18,7 @@ from cepo.algorithms import credit
 from cepo.algorithms.settings import NegativeConfig, NoSettings, PositiveConfig, SharedSettings, TeacherConfig
 from cepo.errors import ConfigError, did_you_mean
 from cepo.sections import default_tree, fields_of, read_section, section
-from cepo.trees import Tree
+from cepo.trees import Fields, Tree
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def presets_of(name: str) -> Tree:
     return {field: value for field, value in default_tree(estimator_class(name).Config).items() if field in SHARED}
 
 
-def section_of(name: str, algorithm: Mapping[str, Any]) -> Tree:
+def section_of(name: str, algorithm: Fields) -> Tree:
     """Returns the settings that the method reads, for `build_config`, out of a configuration's section `algorithm`."""
     read: Tree = {}
     for field, declared in fields_of(estimator_class(name).Config).items():
@@ -228,7 +228,7 @@ def section_of(name: str, algorithm: Mapping[str, Any]) -> Tree:
     return read | dict(algorithm.get(name) or {})
 
 
-def build_config(name: str, mapping: Mapping[str, Any] | None) -> Any:
+def build_config(name: str, mapping: Fields | None) -> Any:
     """Builds the method's `Config` from a mapping of its fields, which `section_of` returns.
 
     Raises `ConfigError`: the method or a key is unknown, or a value has the wrong type or is not allowed.
@@ -236,6 +236,6 @@ def build_config(name: str, mapping: Mapping[str, Any] | None) -> Any:
     return read_section(estimator_class(name).Config, mapping or {}, path=path_of(name))
 
 
-def build_estimator(name: str, config: Mapping[str, Any] | None = None) -> Estimator:
+def build_estimator(name: str, config: Fields | None = None) -> Estimator:
     """Builds the method `name` with the settings of its fields; raises `ConfigError` like `build_config`."""
     return estimator_class(name)(build_config(name, config))

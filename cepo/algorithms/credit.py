@@ -27,7 +27,6 @@ NEUTRAL_DELTA = 1e-3
 """Evidence of smaller magnitude counts as neither positive nor negative in the metrics."""
 _LARGEST_LOG_ODDS = 500.0
 """Bound of summed evidence, at which its exponential is still finite in float64."""
-_NOTHING = mean_value(0.0, 0.0)
 _DEFAULTS = GroupAdvantageConfig()
 
 
@@ -57,9 +56,7 @@ def group_moments(
 
 
 def group_advantages(
-    rewards: Float[Tensor, " B"],
-    group_ids: Int64[Tensor, " B"],
-    settings: GroupAdvantageConfig = _DEFAULTS,
+    rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"], settings: GroupAdvantageConfig = _DEFAULTS
 ) -> Float[Tensor, " B"]:
     """Computes `A_i = (R_i - mean_g) / (std_g + 1e-6)`, exactly 0 in groups of equal rewards; statistics in float64.
 
@@ -182,7 +179,7 @@ def evidence_metrics(
 
     `evidence/delta_*` are in nats. `_right` and `_wrong` follow the verifier, not the sign of A: with a reward for
     format some wrong rollouts have A > 0. `positive_fraction` and `negative_fraction` count |delta| > 1e-3. Clip rates
-    count tokens whose raw weight is outside [1 - r, 1 + r]. `delta_p05`, `_p50` and `_p95` are percentiles.
+    count tokens whose raw weight is outside [1 - r, 1 + r].
     """
     sign = advantage_sign(advantages).reshape(len(delta), -1)
     counted = response_mask & (sign != 0)
@@ -201,7 +198,7 @@ def evidence_metrics(
     for name, side in (("right", counted & accepted), ("wrong", counted & ~accepted)):
         metrics[f"evidence/delta_mean_{name}"] = mean_of(delta, side)
         metrics[f"evidence/delta_std_{name}"] = _std_of(delta, side)
-    return metrics | _quantiles(delta, counted)
+    return metrics
 
 
 def group_metrics(rewards: Float[Tensor, " B"], correct: Bool[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Metrics:
@@ -247,16 +244,6 @@ def _group_sums(values: Tensor, group: Tensor, num_groups: int) -> Tensor:
     return values.new_zeros(num_groups).index_add(0, group[ascending], values[ascending])
 
 
-def _quantiles(delta: Tensor, counted: Tensor) -> Metrics:
-    """Returns the 5th, 50th and 95th percentiles of delta, each the value at this share of the sorted tokens."""
-    kept = delta[counted].sort().values
-    indices = {percent: (len(kept) - 1) * percent // 100 for percent in (5, 50, 95)}
-    return {
-        f"evidence/delta_p{percent:02}": mean_value(float(kept[index])) if len(kept) else _NOTHING
-        for percent, index in indices.items()
-    }
-
-
 def _std_of(values: Tensor, where: Tensor) -> Metric:
     kept = values.double()[where]
-    return mean_value(float(kept.std()), kept.numel()) if kept.numel() > 1 else _NOTHING
+    return mean_value(float(kept.std()), kept.numel()) if kept.numel() > 1 else mean_value(0.0, 0.0)

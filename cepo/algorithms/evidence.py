@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from cepo.algorithms import credit
 from cepo.algorithms.base import Estimator, GroupRelativeEstimator
@@ -134,7 +134,7 @@ class EvidenceEstimator(WeightedEstimator):
 
     config: EvidenceConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: object) -> None:
         super().__init__(config)
         self.in_hindsight = self.config.advantage.baseline == "hindsight"
         self.reads_old_log_probs = self.reads_old_log_probs or self.in_hindsight

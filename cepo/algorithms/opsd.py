@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cepo.algorithms import credit
 from cepo.algorithms.base import Estimator, register_estimator
@@ -39,7 +39,7 @@ class Opsd(Estimator):
     views = ("correct",)
     distilled_view = "correct"
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: object) -> None:
         super().__init__(config)
         self.needs_group = self.config.distillation.policy_weight > 0 or self.config.positive.from_peer
 
@@ -83,7 +83,7 @@ class Opsd(Estimator):
             metrics["distillation/delta_mean_wrong"] = mean_of(delta, learning & ~right)
         group, num_groups = credit.groups_of(batch.group_ids)
         metrics["distillation/demonstrated_rollouts"] = mean_of(shown.float())
-        metrics["distillation/demonstrated_groups"] = fraction(len(group[shown].unique()), num_groups)
+        metrics["distillation/demonstrated_groups"] = fraction(len(set(group[shown].tolist())), num_groups)
         return TokenSignal(
             advantages=advantages,
             metrics=metrics,

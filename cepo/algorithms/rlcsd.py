@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -39,7 +39,7 @@ class Rlcsd(EvidenceEstimator):
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
     reads_old_log_probs = False
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: object) -> None:
         super().__init__(config)
         self._wrong_views = tuple(f"wrong_{number}" for number in range(1, self.config.num_wrong + 1))
         self.views = ("correct", *self._wrong_views)

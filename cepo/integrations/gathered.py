@@ -215,7 +215,7 @@ def spliced(
     return [*prompt[:kept], *teacher[same:]]
 
 
-def images_of(messages: Messages) -> list[Any]:
+def images_of(messages: Messages) -> list[object]:
     contents = [turn["content"] for turn in messages if isinstance(turn.get("content"), list)]
     return [part["image"] for content in contents for part in content if part["type"] == "image"]
 

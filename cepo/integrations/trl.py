@@ -178,7 +178,7 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         self.model.train(was_training)
         return result
 
-    def _context(self, row: int, reference: Reference | None) -> tuple[str, list[Any]]:
+    def _context(self, row: int, reference: Reference | None) -> tuple[str, list[object]]:
         """Returns the rendered prompt with its assistant header, and its images: TRL's own, but for the reference."""
         prompt = self._prompts[row]
         messages = prepare_multimodal_messages(prompt) if self._is_vlm else prompt

@@ -161,11 +161,7 @@ class CepoTrainer(get_trainer_cls("sync")):
         return shown, merge_metrics(metrics)
 
     def _teachers(
-        self,
-        data: Sequence[Fields],
-        shown: Mapping[str, Sequence[Reference | None]],
-        live: Tensor,
-        old: Tensor,
+        self, data: Sequence[Fields], shown: Mapping[str, Sequence[Reference | None]], live: Tensor, old: Tensor
     ) -> dict[str, Tensor]:
         """Scores the live rows that have a reference with the actor's workers: view -> (B, T), `old` elsewhere."""
         teachers = {view: old.clone() for view in shown}

@@ -135,13 +135,7 @@ class Asker:
         self._clock = clock or StageClock()
 
     def ask(
-        self,
-        problems: Sequence[Problem],
-        engine: Sampler,
-        settings: SamplingSettings,
-        *,
-        step: int,
-        attempt: int = 0,
+        self, problems: Sequence[Problem], engine: Sampler, settings: SamplingSettings, *, step: int, attempt: int = 0
     ) -> Rollouts:
         """Samples and rewards responses in the problems' order; a failed or late reward affects only its response.
 

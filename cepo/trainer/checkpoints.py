@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from pydantic import ConfigDict, FiniteFloat, NonNegativeInt, StrictInt, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -222,7 +221,7 @@ class CheckpointStore:
                 shutil.rmtree(whole[step])
 
 
-def _comparable(key: str, value: object) -> Any:
+def _comparable(key: str, value: object) -> object:
     """Returns a setting such that two spellings of one path are equal."""
     if key == "data.train_files" and isinstance(value, str):  # a checksum of their content is compared too
         return [os.path.basename(path.strip()) for path in value.split(",")]

@@ -30,14 +30,7 @@ from cepo.trainer.planning import ScoringPlan, make_plan, num_without_answer, re
 from cepo.trainer.protocol import Backend
 from cepo.trainer.recording import group_records, reward_metrics, work_metrics
 from cepo.trainer.run_policy import RunPolicy
-from cepo.trainer.scoring import (
-    ScoredBatch,
-    actor_batches,
-    critic_batches,
-    gap_at_temperature_1,
-    penalise,
-    with_scored,
-)
+from cepo.trainer.scoring import ScoredBatch, actor_batches, critic_batches, gap_at_temperature_1, penalise, with_scored
 from cepo.trainer.validation import Validator
 from cepo.types import TokenSignal
 

@@ -23,12 +23,15 @@ class Backend(Sampler, Protocol):
 
     def score(self, rows: Sequence[ScoringRow], **options: Unpack[ScoringOptions]) -> list[Tensor]:
         """Returns the log-prob, or another `result`, of each row's response tokens, (response length,) float32."""
+        ...
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
         """Takes one optimizer step of the actor per batch."""
+        ...
 
     def values(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
         """Returns the critic's value before each response token of each row."""
+        ...
 
     def update_critic(self, batches: Sequence[CriticBatch], *, step: int) -> Metrics: ...
 

@@ -116,9 +116,7 @@ def actor_batches(
         live = rows[plan.live[rows]]
         on_policy = bool(plan.on_policy[rows].all())
         distilled = distillation and DistillationRows(
-            divergence=distillation.divergence,
-            token_weight=distillation.token_weight[live],
-            view=distillation.view,
+            divergence=distillation.divergence, token_weight=distillation.token_weight[live], view=distillation.view
         )
         parts.append(
             OptimizerBatch(

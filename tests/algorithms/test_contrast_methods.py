@@ -10,8 +10,7 @@ import torch
 from factories import group, log_probs_like, rollout, same_bits, token_batch
 from torch import Tensor
 
-from cepo.algorithms import build_estimator, credit
-from cepo.metrics import results
+from cepo.algorithms import build_estimator
 from cepo.types import Reference, Rollout, TokenBatch
 
 REWARDS = [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0]
@@ -129,15 +128,3 @@ def test_evidence_can_be_limited_to_groups_with_both_verdicts() -> None:
     assert same_bits(limited[:4], plain[:4])
     assert not same_bits(everywhere[:4], plain[:4])
     assert same_bits(limited[4:], everywhere[4:])
-
-
-def test_percentiles_of_delta_are_values_of_sorted_tokens() -> None:
-    """21 tokens of delta 0 to 2 in steps of 0.1: places 1, 10 and 19."""
-    delta = torch.arange(21).flip(0).float().view(1, 21) / 10
-    values = results(
-        credit.evidence_metrics(
-            delta, torch.ones(1), torch.ones(1, 21, dtype=torch.bool), torch.tensor([True]), mixing=1.0, clip_radius=0.5
-        )
-    )
-    found = [values[f"evidence/delta_p{percent}"] for percent in ("05", "50", "95")]
-    assert found == pytest.approx([0.1, 1.0, 1.9])

@@ -57,6 +57,7 @@ def test_the_largest_radius_below_1_leaves_the_sign(dtype: torch.dtype, advantag
 def test_evidence_keeps_the_sign_and_moves_by_at_most_lambda_r(
     dtype: torch.dtype, case: tuple[list[float], list[list[float]]], mixing: float, radius: float
 ) -> None:
+    """For lambda = 0, for r = 0 and for delta = 0 it is the plain advantage, bit for bit."""
     advantages, delta = tensors(case, dtype)
     weighted = weighted_advantages(advantages, delta, mixing=mixing, clip_radius=radius)
     assert weighted.isfinite().all()
@@ -65,15 +66,6 @@ def test_evidence_keeps_the_sign_and_moves_by_at_most_lambda_r(
     moved = (weighted.double() - advantages.double().unsqueeze(1)).abs()
     rounding = 2 * torch.finfo(dtype).eps * size
     assert (moved <= mixing * radius * size * (1 + 1e-6) + rounding).all()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@given(case=kernels(), mixing=mixings, radius=radii)
-def test_without_evidence_the_advantage_is_plain_bit_for_bit(
-    dtype: torch.dtype, case: tuple[list[float], list[list[float]]], mixing: float, radius: float
-) -> None:
-    """This holds for lambda = 0, for r = 0 and for delta = 0."""
-    advantages, delta = tensors(case, dtype)
     plain = advantages.unsqueeze(1).expand_as(delta).contiguous()
     for lam, r, evidence in ((0.0, radius, delta), (mixing, 0.0, delta), (mixing, radius, torch.zeros_like(delta))):
         assert same_bits(weighted_advantages(advantages, evidence, mixing=lam, clip_radius=r), plain)

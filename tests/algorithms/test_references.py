@@ -131,33 +131,23 @@ PEERS = group(
 )
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("ground_truth", Reference(text="70")),
-        ("peer_answer", Reference(text="70.0", source_index=2)),
-        ("peer_full", Reference(token_ids=tuple(range(300, 310)), source_index=2)),
-        ("peer_prefix", Reference(token_ids=(300, 301, 302, 303), source_index=2)),
-        ("peer_suffix", Reference(token_ids=(306, 307, 308, 309), source_index=2)),
-    ],
-)
-def test_the_right_side_comes_from_the_best_peer_of_lowest_index(source: str, expected: Reference) -> None:
-    assert positive_references(PEERS, PositiveConfig(source=source, num_tokens=4)) == [expected] * 5
+LAST = Reference(token_ids=(500, 501, 502), source_index=4)
+"""A text needs no extractable answer; 3 tokens are fewer than the 4 asked for and are used whole."""
 
 
 @pytest.mark.parametrize(
-    ("source", "expected"),
+    ("source", "right", "against"),
     [
-        ("ground_truth", Reference(text="70")),
-        ("peer_answer", Reference(text="40", source_index=0)),
-        # a text needs no extractable answer; 3 tokens are fewer than the 4 asked for and are used whole
-        ("peer_full", Reference(token_ids=(500, 501, 502), source_index=4)),
-        ("peer_prefix", Reference(token_ids=(500, 501, 502), source_index=4)),
-        ("peer_suffix", Reference(token_ids=(500, 501, 502), source_index=4)),
+        ("ground_truth", TRUTH, TRUTH),
+        ("peer_answer", Reference(text="70.0", source_index=2), Reference(text="40", source_index=0)),
+        ("peer_full", Reference(token_ids=tuple(range(300, 310)), source_index=2), LAST),
+        ("peer_prefix", Reference(token_ids=(300, 301, 302, 303), source_index=2), LAST),
+        ("peer_suffix", Reference(token_ids=(306, 307, 308, 309), source_index=2), LAST),
     ],
 )
-def test_the_wrong_side_has_its_own_source(source: str, expected: Reference) -> None:
-    assert pick(PEERS, source=source, num_tokens=4) == (TRUTH, expected)
+def test_each_side_comes_from_its_best_peer_of_lowest_index(source: str, right: Reference, against: Reference) -> None:
+    assert positive_references(PEERS, PositiveConfig(source=source, num_tokens=4)) == [right] * 5
+    assert pick(PEERS, source=source, num_tokens=4) == (TRUTH, against)
 
 
 def test_sources_of_both_sides_are_independent() -> None:

@@ -32,11 +32,7 @@ def rounds_mixed_from(first: int) -> Callable[[int], Rollouts]:
 def test_rounds_are_asked_up_to_the_limit(max_rounds: int, rounds_per_pass: int, rounds: int, filled: int) -> None:
     """Without one, as long as 3 passes over the data keep a group."""
     rollouts = ask_until_enough(
-        rounds_mixed_from(25),
-        AlgorithmConfig(),
-        num_groups=2,
-        max_rounds=max_rounds,
-        rounds_per_pass=rounds_per_pass,
+        rounds_mixed_from(25), AlgorithmConfig(), num_groups=2, max_rounds=max_rounds, rounds_per_pass=rounds_per_pass
     )
     values = results(rollouts.metrics)
     assert (values["filter/rounds"], values["filter/filled_groups"]) == (rounds, filled)

@@ -159,9 +159,7 @@ def builders(tiny_processing: Processing) -> dict[tuple[int, str], ContextBuilde
     """One for each cap of answers and placement; 48 tokens hold the question and about 20 more."""
     return {
         (cap, placement): ContextBuilder(
-            tiny_processing,
-            TeacherConfig(placement=placement, max_reference_tokens=cap),
-            max_context_length=48,
+            tiny_processing, TeacherConfig(placement=placement, max_reference_tokens=cap), max_context_length=48
         )
         for cap in (1, 3, 12)
         for placement in PLACEMENTS
