@@ -83,7 +83,8 @@ class Opsd(Estimator):
             metrics["distillation/delta_mean_wrong"] = mean_of(delta, learning & ~right)
         group, num_groups = credit.groups_of(batch.group_ids)
         metrics["distillation/demonstrated_rollouts"] = mean_of(shown.float())
-        metrics["distillation/demonstrated_groups"] = fraction(len(set(group[shown].tolist())), num_groups)
+        taught = int((group[shown].bincount(minlength=num_groups) > 0).sum())
+        metrics["distillation/demonstrated_groups"] = fraction(taught, num_groups)
         return TokenSignal(
             advantages=advantages,
             metrics=metrics,
