@@ -91,11 +91,7 @@ def exit_code() -> int:
 
 
 def exit_process(code: int) -> NoReturn:
-    """Ends the process with `code`.
-
-    After an interruption it runs only the `atexit` functions, because interrupted libraries can crash while the
-    interpreter shuts down.
-    """
+    """Ends the process, after an interruption with the `atexit` functions alone: interrupted libraries can crash later."""
     if code in EXIT_CODES:
         atexit._run_exitfuncs()
         _leave(code)

@@ -15,8 +15,7 @@ _PREFIX = "cepo-"
 class OwnFolder:
     """Creates a temporary folder `cepo-<kind>-<process>-...`, which is locked while its process lives.
 
-    As a context manager it removes the folder on exit. The folder is in /tmp if that exists, because paths of sockets
-    in it must be short. Creating one also removes the folders of killed processes.
+    As a context manager it removes the folder on exit. Creating one also removes the folders of killed processes.
     """
 
     def __init__(self, kind: str) -> None:
@@ -47,19 +46,13 @@ def remove_left_behind() -> None:
         number = folder.name.rsplit("-", maxsplit=2)[1]
         with contextlib.suppress(FileNotFoundError):  # another start removes it at the same time
             if number.isdecimal() and folder.stat().st_uid == os.getuid() and not Path(f"/proc/{number}").exists():
-                _remove_unlocked(folder)
-
-
-def _remove_unlocked(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
-    except BlockingIOError:
-        return
-    finally:
-        os.close(descriptor)
+                descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+                os.close(descriptor)
 
 
 def _parent() -> Path:
+    """Returns /tmp if it exists, because paths of sockets must be short."""
     return Path("/tmp") if os.path.isdir("/tmp") else Path(tempfile.gettempdir())

@@ -25,7 +25,6 @@ class Metric:
 
     @property
     def result(self) -> float | None:
-        """The reduced number, None if nothing was counted."""
         if self.reduction == "sum":
             return self.value
         if self.weight == 0:
@@ -33,7 +32,6 @@ class Metric:
         return self.value / self.weight if self.reduction == "mean" else self.value
 
     def merge(self, other: Metric) -> Metric:
-        """Combines two partial results of the same reduction."""
         assert self.reduction == other.reduction, f"cannot merge {self.reduction} with {other.reduction}"
         weight = self.weight + other.weight
         if self.reduction in ("mean", "sum"):
@@ -74,22 +72,18 @@ def observations(count: float = 1.0) -> Metric:
 
 
 def sum_value(value: float) -> Metric:
-    """Returns a count or an amount; merging adds the values."""
     return Metric(float(value), 1.0, "sum")
 
 
 def max_value(value: float) -> Metric:
-    """Returns a value; merging keeps the largest."""
     return Metric(float(value), 1.0, "max")
 
 
 def min_value(value: float) -> Metric:
-    """Returns a value; merging keeps the smallest."""
     return Metric(float(value), 1.0, "min")
 
 
 def merge_metrics(parts: Iterable[Mapping[str, Metric]]) -> Metrics:
-    """Merges several metric mappings name by name."""
     merged: Metrics = {}
     for part in parts:
         for name, metric in part.items():

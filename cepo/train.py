@@ -89,7 +89,6 @@ def run_policy(config: RunConfig) -> RunPolicy:
         identity=run_identity(config),
         decisive=decisive_settings(config),
         max_restarts=settings.max_restarts if config.trainer.chosen_launcher == "ray" else 0,
-        validates=config.data.val_files is not None and (settings.val_freq > 0 or settings.val_before_train),
     )
 
 

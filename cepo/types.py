@@ -32,8 +32,7 @@ class DivergenceConfig:
 
     kind: Literal["forward_kl", "reverse_kl", "jsd"] = Field(
         default="forward_kl",
-        description="Divergence. forward_kl: KL(teacher || student); reverse_kl: KL(student || teacher); jsd: "
-        "Jensen-Shannon.",
+        description="forward_kl: KL(teacher || student); reverse_kl: KL(student || teacher); jsd: Jensen-Shannon.",
     )
     jsd_weight: float = Field(default=0.5, gt=0, lt=1, description="Weight of the teacher in the mixture of jsd.")
     support: Literal["full", "topk", "sampled"] = Field(
@@ -45,13 +44,9 @@ class DivergenceConfig:
     topk_from: Literal["student", "teacher"] = Field(
         default="student", description="Whose most probable entries support=topk takes."
     )
-    clip: float | None = Field(
-        default=None, gt=0, description="Upper bound of the divergence, applied as clip_mode says; null: none."
-    )
+    clip: float | None = Field(default=None, gt=0, description="Upper bound, applied as clip_mode says; null: none.")
     clip_mode: Literal["token", "vocab_entry"] = Field(
-        default="token",
-        description="What clip bounds: a token's divergence, or each vocabulary entry's part of it, whose sum can be "
-        "negative.",
+        default="token", description="What clip bounds: a token's divergence, or each vocabulary entry's part of it."
     )
     importance_clip: float | None = Field(
         default=None, gt=0, description="Weight each token by P_S / P_old, at most this; null: no importance weight."
@@ -92,17 +87,14 @@ class Rollout:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutGroup:
-    """All rollouts of one prompt in one step. `seed`, `step` and `prompt_id` determine its random choices.
-
-    `solution` is the dataset's worked solution, None if it has none.
-    """
+    """All rollouts of one prompt in one step. `seed`, `step` and `prompt_id` determine its random choices."""
 
     prompt_id: str
     ground_truth: str
     rollouts: Sequence[Rollout]
     seed: int
     step: int
-    solution: str | None = None
+    solution: str | None = None  # worked, of the dataset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,9 +159,8 @@ class TokenBatch:
 class Distillation:
     """A divergence from the teacher `view` that the update minimises instead of or in addition to the policy loss.
 
-    Attributes:
-        token_weight: (B, T); the method's weight of each trained token, 0 on padding and on rows without a reference.
-            The loss is `sum(token_weight * divergence * aggregation weight)`; its denominators count masked rows too.
+    The loss is `sum(token_weight * divergence * aggregation weight)`; its denominators count masked rows too. The
+    weight is 0 on padding and on rows without a reference.
     """
 
     view: str

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from isolation import restored_process
 from jaxtyping import Bool, Float, Int64, install_import_hook, jaxtyped
 
-from cepo.algorithms import credit, grpo
+from cepo.algorithms import credit
 from cepo.runtime.reach import prepare_own_cluster
 
 if TYPE_CHECKING:
@@ -33,12 +33,11 @@ install_import_hook(["cepo.losses"], "beartype.beartype")
 if not torch.cuda.is_available():
     torch.set_num_threads(1)
 
-# These name torch in annotations alone, which the checker has to resolve.
-for _module in (credit, grpo):
-    vars(_module).update(Bool=Bool, Float=Float, Int64=Int64, Tensor=torch.Tensor)
-    for _name, _function in inspect.getmembers(_module, inspect.isfunction):
-        if _function.__module__ == _module.__name__:
-            setattr(_module, _name, jaxtyped(_function, typechecker=beartype))
+# It names torch in annotations alone, which the checker has to resolve.
+vars(credit).update(Bool=Bool, Float=Float, Int64=Int64, Tensor=torch.Tensor)
+for _name, _function in inspect.getmembers(credit, inspect.isfunction):
+    if _function.__module__ == credit.__name__:
+        setattr(credit, _name, jaxtyped(_function, typechecker=beartype))
 
 settings.register_profile(
     "reproducible",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, cast
 from unittest import mock
 
 import torch
 from torch import Tensor
 
-from cepo.algorithms import build_estimator
-from cepo.types import Rollout, RolloutGroup, TokenBatch
+from cepo.algorithms import Estimator, build_estimator
+from cepo.rollout.generator import Generation
+from cepo.trainer.asking import Rollouts
+from cepo.types import Reference, Rollout, RolloutGroup, TokenBatch
 
 
 def rollout(
@@ -37,6 +40,32 @@ def group(
 ) -> RolloutGroup:
     """A group in the order given."""
     return RolloutGroup(prompt_id=prompt, ground_truth=ground_truth, rollouts=rollouts, seed=seed, step=step)
+
+
+def rollouts_of(tokens: Sequence[Sequence[int]], rewards: Sequence[float] | None = None, **options: Any) -> Rollouts:
+    """Responses of these tokens to one prompt, with log-probs of 0, right where the reward is 1; options replace fields."""
+    given = [0.0] * len(tokens) if rewards is None else list(rewards)
+    fields: dict[str, Any] = {
+        "step": 0,
+        "problems": cast("Any", [None]),
+        "prompts": cast("Any", [None]),
+        "generations": [
+            Generation(response_ids=tuple(each), log_probs=(0.0,) * len(each), finished=True) for each in tokens
+        ],
+        "responses": [""] * len(tokens),
+        "scores": [{"overall": reward} for reward in given],
+        "correct": torch.tensor(given) == 1.0,
+    }
+    return Rollouts(**fields | options)
+
+
+def settled_references(estimator: Estimator, these: RolloutGroup) -> dict[str, list[Reference | None]]:
+    """What the teachers of each view read, if every chosen reference can be shown."""
+    chosen = estimator.references(these)
+    stays = estimator.settled({view: [each is not None for each in of] for view, of in chosen.items()})
+    return {
+        view: [one if stay else None for one, stay in zip(of, stays[view], strict=True)] for view, of in chosen.items()
+    }
 
 
 def outcome_rewards(rewards: Tensor, mask: Tensor) -> Tensor:
@@ -85,7 +114,7 @@ def weighted_advantages(advantages: Tensor, delta: Tensor, *, mixing: float, cli
     rows, width = delta.shape
     views = {"correct": delta, "wrong": torch.zeros_like(delta)}
     batch = token_batch([0.0] * rows, [0] * rows, lengths=[width] * rows, old=delta, views=views, dtype=delta.dtype)
-    with mock.patch("cepo.algorithms.evidence.group_advantages", return_value=advantages):
+    with mock.patch("cepo.algorithms.credit.group_advantages", return_value=advantages):
         return build_estimator("cepo", settings).signal(batch, step=0).advantages
 
 

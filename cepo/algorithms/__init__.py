@@ -12,7 +12,7 @@ from cepo.algorithms.base import (
     register_estimator,
     section_of,
 )
-from cepo.algorithms.grpo import group_advantages
+from cepo.algorithms.credit import group_advantages
 
 __all__ = [
     "Estimator",

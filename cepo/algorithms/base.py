@@ -18,7 +18,7 @@ from cepo.algorithms import credit
 from cepo.algorithms.settings import NegativeConfig, NoSettings, PositiveConfig, SharedSettings, TeacherConfig
 from cepo.errors import ConfigError, did_you_mean
 from cepo.sections import default_tree, fields_of, read_section, section
-from cepo.trees import Tree
+from cepo.trees import Fields, Tree
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
@@ -97,19 +97,16 @@ class Estimator(ABC):
 
     def needs_teacher(self, *, step: int) -> bool:
         """Returns whether teacher log-probs can change the signal of the 0-based rollout step `step`."""
-        del step
         return bool(self.views)
 
     def live_rows(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
         """Returns which rows can have a non-zero signal. All others need no student, teacher or update pass."""
-        del group_ids
         return rewards == rewards
 
     def settled(self, shown: Mapping[str, Sequence[bool]]) -> Mapping[str, Sequence[bool]]:
-        """Returns by view which rollouts' references are kept, after some were empty or did not fit into the context.
+        """Returns by view which rollouts' references are kept, given by view which of them can be shown.
 
-        Args:
-            shown: view -> for each rollout, whether its reference can be shown.
+        A reference cannot be shown if it was empty or did not fit into the context.
         """
         return shown
 
@@ -117,7 +114,6 @@ class Estimator(ABC):
         self, live: Bool[Tensor, " B"], has_reference: Mapping[str, Bool[Tensor, " B"]]
     ) -> Bool[Tensor, " B"]:
         """Returns which live rows can still have a non-zero signal, given which of them have a reference."""
-        del has_reference
         return live
 
     @abstractmethod
@@ -138,8 +134,7 @@ class GroupRelativeEstimator(Estimator):
 def register_estimator(name: str) -> Callable[[_EstimatorType], _EstimatorType]:
     """Decorates a class to register it as `algorithm.adv_estimator=<name>`, with its `Config` as a section.
 
-    Raises:
-        ConfigError: another class already has this name, or a field has the name of a shared section and another type.
+    Raises `ConfigError`: another class has this name, or a field has the name of a shared section and another type.
     """
 
     def register(cls: _EstimatorType) -> _EstimatorType:
@@ -162,11 +157,7 @@ def register_estimator(name: str) -> Callable[[_EstimatorType], _EstimatorType]:
 
 
 def load_plugin(path: str | Path) -> list[str]:
-    """Imports a user's Python file (`trainer.plugins`) once, and returns the names of the methods that it registers.
-
-    Raises:
-        ConfigError: the file does not exist.
-    """
+    """Imports a user's Python file (`trainer.plugins`) once, and returns the names of the methods that it registers."""
     file = Path(path).expanduser().resolve()
     module_name = f"cepo_plugin_{file.stem}_{abs(hash(str(file))):x}"
     if module_name in sys.modules:
@@ -194,18 +185,13 @@ def available_estimators() -> list[str]:
 
 @cache
 def _import_own_methods() -> None:
-    """Imports all modules of the package, once: a report asks for the methods thousands of times."""
     package = importlib.import_module("cepo.algorithms")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"cepo.algorithms.{module.name}")
 
 
 def estimator_class(name: str) -> type[Estimator]:
-    """Returns the class registered under `name`.
-
-    Raises:
-        ConfigError: there is no such method; the message lists the known ones.
-    """
+    """Returns the class registered under `name`; raises a `ConfigError` that lists the known methods."""
     known = available_estimators()
     if name not in _registry:
         raise ConfigError(
@@ -229,28 +215,27 @@ def presets_of(name: str) -> Tree:
     return {field: value for field, value in default_tree(estimator_class(name).Config).items() if field in SHARED}
 
 
-def section_of(name: str, algorithm: Mapping[str, Any]) -> Tree:
+def section_of(name: str, algorithm: Fields) -> Tree:
     """Returns the settings that the method reads, for `build_config`, out of a configuration's section `algorithm`."""
     read: Tree = {}
     for field, declared in fields_of(estimator_class(name).Config).items():
-        value = algorithm.get(field)
-        if field in SHARED and isinstance(value, Mapping):
-            known = fields_of(cast("type[Any]", declared.annotation))
-            read[field] = {key: each for key, each in cast("Tree", value).items() if key in known}
-        elif field in SHARED and field in algorithm:
+        if field in SHARED and field in algorithm:
+            value = algorithm[field]
+            if isinstance(value, Mapping):
+                known = fields_of(cast("type[Any]", declared.annotation))
+                value = {key: each for key, each in cast("Tree", value).items() if key in known}
             read[field] = value
     return read | dict(algorithm.get(name) or {})
 
 
-def build_config(name: str, mapping: Mapping[str, Any] | None) -> Any:
+def build_config(name: str, mapping: Fields | None) -> Any:
     """Builds the method's `Config` from a mapping of its fields, which `section_of` returns.
 
-    Raises:
-        ConfigError: the method or a key is unknown, or a value has the wrong type or is not allowed.
+    Raises `ConfigError`: the method or a key is unknown, or a value has the wrong type or is not allowed.
     """
     return read_section(estimator_class(name).Config, mapping or {}, path=path_of(name))
 
 
-def build_estimator(name: str, config: Mapping[str, Any] | None = None) -> Estimator:
+def build_estimator(name: str, config: Fields | None = None) -> Estimator:
     """Builds the method `name` with the settings of its fields; raises `ConfigError` like `build_config`."""
     return estimator_class(name)(build_config(name, config))

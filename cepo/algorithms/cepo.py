@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from cepo.algorithms.base import register_estimator
 from cepo.algorithms.evidence import EvidenceEstimator
-from cepo.algorithms.references import contrastive_references, contrastive_sides
+from cepo.algorithms.references import contrastive_sides, positive_references, wrong_reference
 from cepo.algorithms.settings import ContrastiveConfig
-from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
+from cepo.types import Reference, RolloutGroup
 
 
 @register_estimator("cepo")
@@ -22,24 +22,16 @@ class Cepo(EvidenceEstimator):
 
     Config = ContrastiveConfig
     config: ContrastiveConfig  # pyright: ignore[reportIncompatibleVariableOverride]
-    views = ("correct", "wrong")
+    views = contrast = ("correct", "wrong")
     reads_old_log_probs = False
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         """Returns the right and one wrong answer, the same for all rollouts (but see `positive.exclude_self`)."""
-        correct, wrong = contrastive_references(group, self.positive, self.config.negative)
-        if not self.is_weighted(group.step):  # only the baseline reads a teacher
-            wrong = [None] * len(wrong)
-        return {"correct": correct, "wrong": wrong}
+        # Without weights only the baseline reads a teacher.
+        wrong = wrong_reference(group, self.config.negative) if self.is_weighted(group.step) else None
+        return {"correct": positive_references(group, self.positive), "wrong": [wrong] * len(group.rollouts)}
 
     def settled(self, shown: Mapping[str, Sequence[bool]]) -> Mapping[str, Sequence[bool]]:
         """Drops the wrong side if the right one is missing (GRPO); without a wrong one `negative.fallback` decides."""
         correct, wrong = contrastive_sides(shown["correct"], shown["wrong"], self.config.negative)
         return {"correct": correct, "wrong": wrong}
-
-    def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """Computes `A_hat_t = A (1 + lambda (w_t - 1))`, or plain GRPO if no teacher is needed."""
-        if not self.needs_teacher(step=step):
-            return self.plain_signal(batch, step=step)
-        delta = batch.teacher_log_probs["correct"] - batch.teacher_log_probs["wrong"]
-        return self.weighted_signal(batch, delta, step=step)

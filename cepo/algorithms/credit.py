@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, cast
 
+from cepo.algorithms.settings import GroupAdvantageConfig
 from cepo.errors import ConfigError
 from cepo.metrics import Metric, Metrics, fraction, mean_of, mean_value
 from cepo.types import TokenBatch, TokenSignal
@@ -26,6 +27,7 @@ NEUTRAL_DELTA = 1e-3
 """Evidence of smaller magnitude counts as neither positive nor negative in the metrics."""
 _LARGEST_LOG_ODDS = 500.0
 """Bound of summed evidence, at which its exponential is still finite in float64."""
+_DEFAULTS = GroupAdvantageConfig()
 
 
 def live_rows(rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
@@ -37,18 +39,12 @@ def live_rows(rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> B
     return ((highest - lowest) >= FLAT_REWARD_RANGE)[group]
 
 
-def mixed_rows(correct: Bool[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
-    """Returns True for rollouts of groups that have both right and wrong ones by the verifier."""
-    return live_rows(correct.double(), group_ids)
-
-
 def group_moments(
     rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"], *, ddof: int = 1
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"]]:
     """Returns for each row, in float64, the reward minus its group's mean, the group's deviation and the group's size.
 
-    Raises:
-        ConfigError: a group has a single rollout, so no advantage is defined.
+    Raises `ConfigError`: a group has a single rollout, so no advantage is defined.
     """
     group, num_groups = groups_of(group_ids)
     exact = rewards.double()
@@ -59,16 +55,27 @@ def group_moments(
     return centred, variance.sqrt()[group], sizes[group]
 
 
+def group_advantages(
+    rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"], settings: GroupAdvantageConfig = _DEFAULTS
+) -> Float[Tensor, " B"]:
+    """Computes `A_i = (R_i - mean_g) / (std_g + 1e-6)`, exactly 0 in groups of equal rewards; statistics in float64.
+
+    `scale: none` omits the division (Dr. GRPO). Raises `ConfigError`: a group has a single rollout.
+    """
+    advantages, deviation, _ = group_moments(rewards, group_ids, ddof=settings.ddof)  # R_i - mean_g
+    if settings.scale == "std":
+        advantages = advantages / (deviation + DEVIATION_FLOOR)
+    return advantages.where(live_rows(rewards, group_ids), 0.0).to(rewards.dtype)
+
+
 def pass_rate_of_others(
     rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"], *, low: float = 0.0, high: float = 1.0
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
     """Returns `p_i = (sum_{j != i} r_j + 1/2) / n` for each row of a group, in float64, and the group's size n.
 
     `r_j` is the reward mapped linearly from [`low`, `high`] to [0, 1] and clamped, so that rewards of only `low` and
-    `high` count successes. p_i is never 0 or 1, and does not contain the row's own reward.
-
-    Raises:
-        ConfigError: a group has a single rollout.
+    `high` count successes. p_i is never 0 or 1, and does not contain the row's own reward. Raises `ConfigError`: a
+    group has a single rollout.
     """
     group, num_groups = groups_of(group_ids)
     sizes = _group_sizes(group, num_groups)
@@ -172,12 +179,12 @@ def evidence_metrics(
 
     `evidence/delta_*` are in nats. `_right` and `_wrong` follow the verifier, not the sign of A: with a reward for
     format some wrong rollouts have A > 0. `positive_fraction` and `negative_fraction` count |delta| > 1e-3. Clip rates
-    count tokens whose raw weight is outside [1 - r, 1 + r]. `delta_p05`, `_p50` and `_p95` are percentiles.
+    count tokens whose raw weight is outside [1 - r, 1 + r].
     """
     sign = advantage_sign(advantages).reshape(len(delta), -1)
     counted = response_mask & (sign != 0)
     raw, accepted = sign * delta, correct.unsqueeze(1)
-    metrics: Metrics = {
+    metrics = {
         "evidence/lambda": mean_value(mixing),
         "evidence/positive_fraction": mean_of((delta > NEUTRAL_DELTA).float(), counted),
         "evidence/negative_fraction": mean_of((delta < -NEUTRAL_DELTA).float(), counted),
@@ -191,7 +198,7 @@ def evidence_metrics(
     for name, side in (("right", counted & accepted), ("wrong", counted & ~accepted)):
         metrics[f"evidence/delta_mean_{name}"] = mean_of(delta, side)
         metrics[f"evidence/delta_std_{name}"] = _std_of(delta, side)
-    return metrics | _quantiles(delta, counted)
+    return metrics
 
 
 def group_metrics(rewards: Float[Tensor, " B"], correct: Bool[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Metrics:
@@ -208,18 +215,8 @@ def group_metrics(rewards: Float[Tensor, " B"], correct: Bool[Tensor, " B"], gro
     }
 
 
-def demonstration_metrics(shown: Bool[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Metrics:
-    """Returns the fractions of rollouts whose teacher reads a reference, and of groups with any such rollout."""
-    group, num_groups = groups_of(group_ids)
-    taught = group.bincount(weights=shown.double(), minlength=num_groups) > 0
-    return {
-        "distillation/demonstrated_rollouts": mean_of(shown.float()),
-        "distillation/demonstrated_groups": fraction(int(taught.sum()), num_groups),
-    }
-
-
 def _backward_sums(values: Tensor, factor: float) -> Tensor:
-    """Computes `S_t = values_t + factor S_{t+1}`, (B, T)."""
+    """Computes `S_t = values_t + factor S_{t+1}`."""
     sums, running = values.new_empty(values.shape), values.new_zeros(len(values))
     for token in range(values.shape[1] - 1, -1, -1):
         running = values[:, token] + factor * running
@@ -235,7 +232,6 @@ def groups_of(group_ids: Int64[Tensor, " B"]) -> tuple[Tensor, int]:
 
 
 def _group_sizes(group: Tensor, num_groups: int) -> Tensor:
-    """Returns (num_groups,) in float64; raises ConfigError if a group has a single rollout."""
     sizes = group.bincount(minlength=num_groups).double()
     if int(sizes.min()) < 2:
         raise ConfigError("worker.rollout.n is 1 for some prompt; group-relative advantages need at least 2 rollouts")
@@ -248,17 +244,6 @@ def _group_sums(values: Tensor, group: Tensor, num_groups: int) -> Tensor:
     return values.new_zeros(num_groups).index_add(0, group[ascending], values[ascending])
 
 
-def _quantiles(delta: Tensor, counted: Tensor) -> Metrics:
-    """Returns the 5th, 50th and 95th percentiles of delta, each the value at this share of the sorted tokens."""
-    kept = delta[counted].sort().values
-    indices = {f"evidence/delta_p{percent:02}": (len(kept) - 1) * percent // 100 for percent in (5, 50, 95)}
-    if not len(kept):
-        return {name: Metric(0.0, 0.0, "mean") for name in indices}
-    return {name: mean_value(float(kept[index])) for name, index in indices.items()}
-
-
 def _std_of(values: Tensor, where: Tensor) -> Metric:
     kept = values.double()[where]
-    if kept.numel() < 2:
-        return Metric(0.0, 0.0, "mean")
-    return Metric(float(kept.std()) * kept.numel(), float(kept.numel()), "mean")
+    return mean_value(float(kept.std()), kept.numel()) if kept.numel() > 1 else mean_value(0.0, 0.0)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
 from cepo.algorithms import credit
 from cepo.algorithms.base import Estimator, GroupRelativeEstimator
-from cepo.algorithms.grpo import group_advantages
 from cepo.algorithms.settings import EvidenceConfig, HindsightAdvantageConfig, PositiveConfig, WeightedConfig
 from cepo.metrics import Metrics, mean_of, mean_value
 from cepo.types import TokenBatch, TokenSignal
@@ -15,6 +14,9 @@ from cepo.types import TokenBatch, TokenSignal
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
     from torch import Tensor
+
+STUDENT = "student"
+"""Names the policy before the update among those that are contrasted."""
 
 
 def one_sided_delta(batch: TokenBatch) -> Float[Tensor, "B T"]:
@@ -71,6 +73,15 @@ class WeightedEstimator(GroupRelativeEstimator):
     """
 
     config: WeightedConfig
+    contrast: ClassVar[tuple[str, str]]
+    """The policies P and Q of the evidence `delta_t = log P(y_t) - log Q(y_t)`: views, or the student."""
+
+    def evidence(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
+        """Computes delta of the two policies of `contrast`."""
+        log_p, log_q = (
+            batch.old_log_probs if name == STUDENT else batch.teacher_log_probs[name] for name in self.contrast
+        )
+        return log_p - log_q
 
     def is_weighted(self, step: int) -> bool:
         """Returns whether weights have any effect at this step, that is, lambda(step) > 0 and the clip radius > 0."""
@@ -81,16 +92,10 @@ class WeightedEstimator(GroupRelativeEstimator):
 
     def advantages(self, batch: TokenBatch) -> tuple[Float[Tensor, "B _"], Float[Tensor, "B T"] | None]:
         """Returns A: (B, 1) of the rollouts, or (B, T) of the tokens together with their baseline V_t."""
-        return group_advantages(batch.rewards, batch.group_ids, self.config.advantage).unsqueeze(1), None
+        return credit.group_advantages(batch.rewards, batch.group_ids, self.config.advantage).unsqueeze(1), None
 
-    def plain_signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """Returns GRPO's signal, for a step without a teacher."""
-        plain = credit.outcome_signal(batch, group_advantages(batch.rewards, batch.group_ids, self.config.advantage))
-        mixing = {"evidence/lambda": mean_value(self.config.weight.lambda_at(step))}
-        return dataclasses.replace(plain, metrics=plain.metrics | mixing)
-
-    def weighted_signal(self, batch: TokenBatch, delta: Float[Tensor, "B T"], *, step: int) -> TokenSignal:
-        """Computes `A_hat_t = A (1 + lambda (w_t - 1))` in float64, with 0 on padding.
+    def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
+        """Computes `A_hat_t = A (1 + lambda (w_t - 1))` in float64, with 0 on padding; A if no teacher is needed.
 
         `w_t = clip(exp(sign(A) delta_t), 1 - r, 1 + r)`. Diagnostics are delta, the weight before and after clipping,
         and the values of a hindsight baseline.
@@ -98,12 +103,15 @@ class WeightedEstimator(GroupRelativeEstimator):
         settings, mask = self.config.weight, batch.response_mask
         mixing, radius = settings.lambda_at(step), settings.clip_radius
         (advantages, values), counted = self.advantages(batch), mask
+        metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
+        if not self.needs_teacher(step=step):
+            plain = credit.over_response(advantages.squeeze(1), mask)
+            return TokenSignal(advantages=plain, metrics=metrics | {"evidence/lambda": mean_value(mixing)})
         if settings.mixed_groups_only:
-            counted = mask & credit.mixed_rows(batch.correct, batch.group_ids).unsqueeze(1)
-        delta, sign = delta.detach().where(counted, 0.0), credit.advantage_sign(advantages)
+            counted = mask & credit.live_rows(batch.correct.double(), batch.group_ids).unsqueeze(1)
+        delta, sign = self.evidence(batch).detach().where(counted, 0.0), credit.advantage_sign(advantages)
         weight = credit.evidence_weight(delta, sign, clip_radius=radius)
         weighted = advantages.double() * (1.0 + mixing * (weight - 1.0))
-        metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
         metrics |= credit.evidence_metrics(delta, advantages, mask, batch.correct, mixing=mixing, clip_radius=radius)
         diagnostics = {
             "delta": delta,
@@ -126,14 +134,10 @@ class EvidenceEstimator(WeightedEstimator):
 
     config: EvidenceConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: object) -> None:
         super().__init__(config)
+        self.in_hindsight = self.config.advantage.baseline == "hindsight"
         self.reads_old_log_probs = self.reads_old_log_probs or self.in_hindsight
-
-    @property
-    def in_hindsight(self) -> bool:
-        """Whether the hindsight baseline is used."""
-        return self.config.advantage.baseline == "hindsight"
 
     @property
     def positive(self) -> PositiveConfig:
@@ -145,12 +149,7 @@ class EvidenceEstimator(WeightedEstimator):
 
     def live_rows(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
         """Returns True for rollouts of groups whose rewards differ; for all with hindsight, which is never certain."""
-        return (
-            Estimator.live_rows(self, rewards, group_ids)
-            if self.in_hindsight
-            else super().live_rows(rewards, group_ids)
-        )
+        return (Estimator if self.in_hindsight else GroupRelativeEstimator).live_rows(self, rewards, group_ids)
 
     def advantages(self, batch: TokenBatch) -> tuple[Float[Tensor, "B _"], Float[Tensor, "B T"] | None]:
-        """Returns A: (B, 1) of the group, or with the hindsight baseline (B, T) and V_t."""
         return hindsight_advantages(batch, self.config.advantage) if self.in_hindsight else super().advantages(batch)

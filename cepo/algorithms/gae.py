@@ -20,8 +20,6 @@ class Gae(Estimator):
 
     @section
     class Config:
-        """The recursion's two factors."""
-
         gamma: float = Field(default=1.0, ge=0, le=1)
         lam: float = Field(default=1.0, ge=0, le=1)
 
@@ -30,8 +28,6 @@ class Gae(Estimator):
     reads_old_log_probs = False
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """Computes whitened advantages for the policy and unwhitened returns for the critic, both 0 on padding."""
-        del step
         assert batch.values is not None, "needs_values: the batch must bring the critic's values"
         mask, dtype = batch.response_mask, batch.token_level_rewards.dtype
         advantages, returns = credit.generalised_advantages(

@@ -33,8 +33,6 @@ class GrpoPassK(Estimator):
         return self._advantages(rewards, group_ids) != 0
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """Returns the margin on every response token of the best rollouts, 0 elsewhere."""
-        del step
         return credit.outcome_signal(batch, self._advantages(batch.rewards, batch.group_ids))
 
     def _advantages(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Float[Tensor, " B"]:

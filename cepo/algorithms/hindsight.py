@@ -25,8 +25,6 @@ class Hindsight(Estimator):
 
     @section
     class Config:
-        """The advantage, the right answer and the teacher."""
-
         advantage: HindsightAdvantageConfig = HindsightAdvantageConfig()
         positive: PositiveConfig = PositiveConfig()
         teacher: TeacherConfig = TeacherConfig()
@@ -40,8 +38,6 @@ class Hindsight(Estimator):
         return {"correct": positive_references(group, of_others(self.config.positive))}
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """Computes `A_t = (R - V_t) / sigma` on every response token."""
-        del step
         advantages, values = hindsight_advantages(batch, self.config.advantage)
         metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
         return TokenSignal(

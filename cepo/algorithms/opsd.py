@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cepo.algorithms import credit
 from cepo.algorithms.base import Estimator, register_estimator
-from cepo.algorithms.grpo import group_advantages
 from cepo.algorithms.references import positive_references
 from cepo.algorithms.settings import DistillationConfig, GroupConfig, PositiveConfig, TeacherConfig
-from cepo.metrics import mean_of
+from cepo.metrics import fraction, mean_of
 from cepo.sections import section
 from cepo.types import Distillation, Reference, RolloutGroup, TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
     from torch import Tensor
-
-    from cepo.metrics import Metrics
 
 
 @register_estimator("opsd")
@@ -34,8 +31,6 @@ class Opsd(Estimator):
 
     @section
     class Config(GroupConfig):
-        """The loss, the right answer and the teacher; the group advantage is that of `policy_weight`."""
-
         distillation: DistillationConfig = DistillationConfig()
         positive: PositiveConfig = PositiveConfig()
         teacher: TeacherConfig = TeacherConfig()
@@ -44,7 +39,7 @@ class Opsd(Estimator):
     views = ("correct",)
     distilled_view = "correct"
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: object) -> None:
         super().__init__(config)
         self.needs_group = self.config.distillation.policy_weight > 0 or self.config.positive.from_peer
 
@@ -53,8 +48,6 @@ class Opsd(Estimator):
         return {"correct": positive_references(group, self.config.positive)}
 
     def needs_teacher(self, *, step: int) -> bool:
-        """Returns whether the teacher is read, that is, whether `weight` is above 0."""
-        del step
         return self.config.distillation.weight > 0
 
     def live_rows(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
@@ -74,30 +67,27 @@ class Opsd(Estimator):
         config, mask, rewards = self.config.distillation, batch.response_mask, batch.rewards
         advantages = rewards.new_zeros(mask.shape)
         if config.policy_weight > 0:
-            of_rows = config.policy_weight * group_advantages(rewards, batch.group_ids, self.config.advantage)
+            of_rows = config.policy_weight * credit.group_advantages(rewards, batch.group_ids, self.config.advantage)
             advantages = credit.over_response(of_rows, mask)
         metrics = credit.group_metrics(rewards, batch.correct, batch.group_ids)
         if not self.needs_teacher(step=step):
             return TokenSignal(advantages=advantages, metrics=metrics)
-        shown = batch.has_reference["correct"]
+        shown, right = batch.has_reference["correct"], batch.correct.unsqueeze(1)
         token_weight = credit.over_response(config.weight * shown.to(rewards.dtype), mask)
         diagnostics: dict[str, Tensor] = {}
         if "correct" in batch.teacher_log_probs:
-            delta = (batch.teacher_log_probs["correct"] - batch.old_log_probs).detach().where(token_weight > 0, 0.0)
+            learning = token_weight > 0
+            delta = (batch.teacher_log_probs["correct"] - batch.old_log_probs).detach().where(learning, 0.0)
             diagnostics["delta"] = delta
-            metrics |= _delta_metrics(delta, token_weight > 0, batch.correct)
+            metrics["distillation/delta_mean_right"] = mean_of(delta, learning & right)
+            metrics["distillation/delta_mean_wrong"] = mean_of(delta, learning & ~right)
+        group, num_groups = credit.groups_of(batch.group_ids)
+        metrics["distillation/demonstrated_rollouts"] = mean_of(shown.float())
+        taught = int((group[shown].bincount(minlength=num_groups) > 0).sum())
+        metrics["distillation/demonstrated_groups"] = fraction(taught, num_groups)
         return TokenSignal(
             advantages=advantages,
-            metrics=metrics | credit.demonstration_metrics(shown, batch.group_ids),
+            metrics=metrics,
             diagnostics=diagnostics,
             distillation=Distillation(view="correct", divergence=config.divergence, token_weight=token_weight),
         )
-
-
-def _delta_metrics(delta: Float[Tensor, "B T"], learning: Bool[Tensor, "B T"], correct: Bool[Tensor, " B"]) -> Metrics:
-    """Returns the means of log P_correct - log P_student in nats, for right and wrong rollouts separately."""
-    right = correct.unsqueeze(1)
-    return {
-        "distillation/delta_mean_right": mean_of(delta, learning & right),
-        "distillation/delta_mean_wrong": mean_of(delta, learning & ~right),
-    }

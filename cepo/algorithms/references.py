@@ -15,47 +15,23 @@ from cepo.types import Reference, Rollout, RolloutGroup
 def positive_references(group: RolloutGroup, config: PositiveConfig) -> list[Reference | None]:
     """Returns the right answer for each rollout of the group; None if it must come from a peer and none is usable.
 
-    Raises:
-        ConfigError: the source is the dataset's solution, and this problem has none.
+    Raises `ConfigError`: the source is the dataset's solution, and this problem has none.
     """
-    if not (config.exclude_self and config.from_peer):
-        return [_positive(group, config)] * len(group.rollouts)
+    if not config.from_peer:
+        return [_of_dataset(group, config)] * len(group.rollouts)
     ranked = [(peer.index, _from_peer(peer, config.source, config.num_tokens)) for peer in _right_peers(group, config)]
-    return [next((reference for index, reference in ranked if index != own.index), None) for own in group.rollouts]
 
+    def first(own: Rollout) -> Reference | None:
+        return next((each for index, each in ranked if not (config.exclude_self and index == own.index)), None)
 
-def contrastive_references(
-    group: RolloutGroup, positive: PositiveConfig, negative: NegativeConfig
-) -> tuple[list[Reference | None], list[Reference | None]]:
-    """Returns the right and the wrong answer for each rollout of the group.
-
-    Without a right reference both are None: there is no evidence, hence GRPO. Without a wrong reference
-    `negative.fallback` decides: `student` keeps the right one alone, `neutral` gives no evidence.
-    """
-    correct, wrong = positive_references(group, positive), wrong_reference(group, negative)
-    has_right, has_wrong = contrastive_sides(
-        [reference is not None for reference in correct], [wrong is not None] * len(correct), negative
-    )
-    return (
-        [reference if is_shown else None for reference, is_shown in zip(correct, has_right, strict=True)],
-        [wrong if is_shown else None for is_shown in has_wrong],
-    )
-
-
-def contrastive_sides(
-    correct: Sequence[bool], wrong: Sequence[bool], negative: NegativeConfig
-) -> tuple[list[bool], list[bool]]:
-    """Returns for each rollout whether its right and its wrong answer are shown; see `contrastive_references`."""
-    neutral = negative.fallback == "neutral"
-    right = [is_right and (is_wrong or not neutral) for is_right, is_wrong in zip(correct, wrong, strict=True)]
-    return right, [is_right and is_wrong for is_right, is_wrong in zip(correct, wrong, strict=True)]
+    return [first(own) for own in group.rollouts]
 
 
 def wrong_reference(group: RolloutGroup, config: NegativeConfig) -> Reference | None:
     """Returns the wrong answer for the whole group; None if no wrong rollout provides one, and `fallback` applies."""
     if config.source == "ground_truth":
         return Reference(text=group.ground_truth)
-    candidates = wrong_rollouts(group) if config.strict_lowest else _usable(group, config)
+    candidates = wrong_rollouts(group) if config.strict_lowest else wrong_candidates(group, config)
     if not candidates:
         return None
     return _from_peer(_ranked(group, candidates, config)[0], config.source, config.num_tokens)
@@ -68,7 +44,7 @@ def wrong_references(group: RolloutGroup, config: NegativeConfig, number: int) -
     """
     if config.source == "ground_truth":
         return [[Reference(text=group.ground_truth)][:number]] * len(group.rollouts)
-    ranked = _ranked(group, _usable(group, config), config)
+    ranked = _ranked(group, wrong_candidates(group, config), config)
     shown = [(peer, _from_peer(peer, config.source, config.num_tokens)) for peer in ranked]
     chosen: list[list[Reference]] = []
     for own in group.rollouts:
@@ -80,56 +56,50 @@ def wrong_references(group: RolloutGroup, config: NegativeConfig, number: int) -
     return chosen
 
 
+def contrastive_sides(
+    correct: Sequence[bool], wrong: Sequence[bool], negative: NegativeConfig
+) -> tuple[list[bool], list[bool]]:
+    """Returns for each rollout whether its right and its wrong answer are shown, given which of them there are.
+
+    Without the right one neither is: there is no evidence, hence GRPO. Without the wrong one `negative.fallback`
+    decides: `student` keeps the right one alone, `neutral` gives no evidence.
+    """
+    neutral = negative.fallback == "neutral"
+    right = [is_right and (is_wrong or not neutral) for is_right, is_wrong in zip(correct, wrong, strict=True)]
+    return right, [is_right and is_wrong for is_right, is_wrong in zip(correct, wrong, strict=True)]
+
+
 def wrong_rollouts(group: RolloutGroup) -> list[Rollout]:
     """Returns the rollouts that the verifier rejects, in generation order."""
     return sorted((rollout for rollout in group.rollouts if not rollout.correct), key=lambda rollout: rollout.index)
 
 
-def wrong_candidates(group: RolloutGroup) -> list[Rollout]:
-    """Returns wrong rollouts whose extracted final answer is, by the grader, not equal to the ground truth."""
+def wrong_candidates(group: RolloutGroup, config: NegativeConfig) -> list[Rollout]:
+    """Returns the wrong rollouts whose answer is, by the grader, not the right one, and that have what is to be shown."""
     return [
         rollout
         for rollout in wrong_rollouts(group)
-        if rollout.answer is not None and not rollout.answer_equals_ground_truth
+        if _has_source(rollout, config.source) and not rollout.answer_equals_ground_truth
     ]
 
 
-def _positive(group: RolloutGroup, config: PositiveConfig) -> Reference | None:
-    if config.source == "ground_truth":
+def _of_dataset(group: RolloutGroup, config: PositiveConfig) -> Reference:
+    if config.source == "solution" and group.solution is None:
+        raise ConfigError(
+            f"positive.source is 'solution', but problem {group.prompt_id} has no worked solution. Name the dataset's "
+            f"column of solutions, or choose another source: {', '.join(get_args(ReferenceSource))}"
+        )
+    if config.source == "ground_truth" or group.solution is None:
         return Reference(text=group.ground_truth)
-    if config.source in ("solution", "solution_or_answer"):
-        if group.solution is None and config.source == "solution_or_answer":
-            return Reference(text=group.ground_truth)
-        if group.solution is None:
-            raise ConfigError(
-                f"positive.source is 'solution', but problem {group.prompt_id} has no worked solution. Name the dataset's "
-                f"column of solutions, or choose another source: {', '.join(get_args(ReferenceSource))}"
-            )
-        return Reference(text=group.solution, max_tokens=config.num_tokens)
-    peers = _right_peers(group, config)
-    return _from_peer(peers[0], config.source, config.num_tokens) if peers else None
+    return Reference(text=group.solution, max_tokens=config.num_tokens)
 
 
 def _right_peers(group: RolloutGroup, config: PositiveConfig) -> list[Rollout]:
     """Returns the usable right rollouts, the highest reward first; ties go to the lowest generation index."""
-    if config.success_threshold is None:
-        right = [rollout for rollout in group.rollouts if rollout.correct]
-    else:
-        right = [rollout for rollout in group.rollouts if rollout.reward >= config.success_threshold]
-    if config.source == "peer_answer":
-        right = [rollout for rollout in right if rollout.answer is not None]
-    elif config.from_peer:
-        right = [rollout for rollout in right if rollout.response_ids]
-    return sorted(right, key=lambda rollout: (-rollout.reward, rollout.index))
-
-
-def _usable(group: RolloutGroup, config: NegativeConfig) -> list[Rollout]:
-    """Returns candidates for the wrong side; responses need no final answer, but must not have the right one."""
-    if config.source == "peer_answer":
-        return wrong_candidates(group)
-    return [
-        rollout for rollout in wrong_rollouts(group) if rollout.response_ids and not rollout.answer_equals_ground_truth
-    ]
+    least = config.success_threshold
+    right = [each for each in group.rollouts if (each.correct if least is None else each.reward >= least)]
+    usable = [rollout for rollout in right if _has_source(rollout, config.source)]
+    return sorted(usable, key=lambda rollout: (-rollout.reward, rollout.index))
 
 
 def _ranked(group: RolloutGroup, candidates: Sequence[Rollout], config: NegativeConfig) -> list[Rollout]:
@@ -145,12 +115,15 @@ def _ranked(group: RolloutGroup, candidates: Sequence[Rollout], config: Negative
     return sorted(candidates, key=lambda rollout: (rollout.reward, rollout.index))
 
 
+def _has_source(rollout: Rollout, source: str) -> bool:
+    return rollout.answer is not None if source == "peer_answer" else bool(rollout.response_ids)
+
+
 def _from_peer(rollout: Rollout, source: str, num_tokens: int) -> Reference | None:
+    """Returns what a peer shows; None if it does not have that, which `strict_lowest` alone lets happen."""
+    if not _has_source(rollout, source):
+        return None
     if source == "peer_answer":
-        return None if rollout.answer is None else Reference(text=rollout.answer, source_index=rollout.index)
-    tokens = rollout.response_ids
-    if source == "peer_prefix":
-        tokens = tokens[:num_tokens]
-    elif source == "peer_suffix":
-        tokens = tokens[-num_tokens:]
-    return Reference(token_ids=tokens, source_index=rollout.index) if tokens else None
+        return Reference(text=rollout.answer, source_index=rollout.index)
+    kept = {"peer_prefix": slice(num_tokens), "peer_suffix": slice(-num_tokens, None)}.get(source, slice(None))
+    return Reference(token_ids=rollout.response_ids[kept], source_index=rollout.index)

@@ -19,16 +19,12 @@ class ReinforcePlusPlus(Estimator):
 
     @section
     class Config:
-        """The returns' one factor."""
-
         gamma: float = Field(default=1.0, ge=0, le=1)
 
     config: Config
     reads_old_log_probs = False
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """Returns the whitened return of every response token, 0 on padding."""
-        del step
         mask = batch.response_mask
         returns = credit.discounted_returns(batch.token_level_rewards, mask, gamma=self.config.gamma)
         return TokenSignal(

@@ -19,14 +19,7 @@ class ReMax(Estimator):
     reads_old_log_probs = False
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """Returns the reward minus the greedy one on every response token, 0 on padding."""
-        del step
         assert batch.reward_baselines is not None, "needs_baseline: the batch must bring the greedy responses' rewards"
-        rewards = batch.rewards
-        return TokenSignal(
-            advantages=credit.over_response(rewards - batch.reward_baselines, batch.response_mask),
-            metrics={
-                **credit.group_metrics(rewards, batch.correct, batch.group_ids),
-                "baseline/greedy_reward": mean_of(batch.reward_baselines),
-            },
-        )
+        signal = credit.outcome_signal(batch, batch.rewards - batch.reward_baselines)
+        signal.metrics["baseline/greedy_reward"] = mean_of(batch.reward_baselines)
+        return signal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -13,7 +13,7 @@ from cepo.algorithms.evidence import EvidenceEstimator
 from cepo.algorithms.references import contrastive_sides, positive_references, wrong_references
 from cepo.algorithms.settings import ContrastiveConfig
 from cepo.sections import section
-from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
+from cepo.types import Reference, RolloutGroup, TokenBatch
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -32,8 +32,6 @@ class Rlcsd(EvidenceEstimator):
 
     @section
     class Config(ContrastiveConfig):
-        """The contrastive settings and the number of wrong references."""
-
         num_wrong: int = Field(
             default=4, ge=1, description="Most wrong references per rollout, K. Each one costs a teacher pass."
         )
@@ -41,16 +39,15 @@ class Rlcsd(EvidenceEstimator):
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
     reads_old_log_probs = False
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: object) -> None:
         super().__init__(config)
         self._wrong_views = tuple(f"wrong_{number}" for number in range(1, self.config.num_wrong + 1))
         self.views = ("correct", *self._wrong_views)
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         """Returns the right answer and for each rollout wrong answers of others; None for views beyond their number."""
-        wrong = wrong_references(
-            group, self.config.negative, self.config.num_wrong if self.is_weighted(group.step) else 0
-        )
+        number = self.config.num_wrong if self.is_weighted(group.step) else 0
+        wrong = wrong_references(group, self.config.negative, number)
         sides = {
             view: [found[index] if index < len(found) else None for found in wrong]
             for index, view in enumerate(self._wrong_views)
@@ -66,14 +63,8 @@ class Rlcsd(EvidenceEstimator):
         }
         return {"correct": correct, **sides}
 
-    def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """Computes `A_hat_t = A (1 + lambda (w_t - 1))`, or plain GRPO if no teacher is needed."""
-        if not self.needs_teacher(step=step):
-            return self.plain_signal(batch, step=step)
-        return self.weighted_signal(batch, batch.teacher_log_probs["correct"] - self._log_mean(batch), step=step)
-
-    def _log_mean(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
-        """Computes `log (1/K) sum_k P_wrong_k(y_t)` over a row's references; the student's log-prob if it has none."""
+    def evidence(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
+        """Computes delta with the mean over a row's own references; the student takes their place if it has none."""
         first, *others = self._wrong_views
         count = batch.has_reference[first].clone().long()
         total = batch.teacher_log_probs[first].where(batch.has_reference[first].unsqueeze(1), -math.inf)
@@ -82,4 +73,5 @@ class Rlcsd(EvidenceEstimator):
             total = total.logaddexp(batch.teacher_log_probs[view].where(shown.unsqueeze(1), -math.inf))
             count = count + shown
         mean = total - count.clamp(min=1).to(total.dtype).log().unsqueeze(1)
-        return mean.where((count > 0).unsqueeze(1), batch.teacher_log_probs[first])
+        wrong = mean.where((count > 0).unsqueeze(1), batch.teacher_log_probs[first])
+        return batch.teacher_log_probs["correct"] - wrong

@@ -17,8 +17,6 @@ class Rloo(GroupRelativeEstimator):
     reads_old_log_probs = False
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """Computes `A_i = (R_i - mean_g) n / (n - 1)` per token, 0 on padding and in groups of equal rewards."""
-        del step
         rewards = batch.rewards
         centred, _, size = credit.group_moments(rewards, batch.group_ids)
         advantages = (centred * size / (size - 1)).where(credit.live_rows(rewards, batch.group_ids), 0.0)

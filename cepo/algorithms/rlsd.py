@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cepo.algorithms.base import register_estimator
-from cepo.algorithms.evidence import EvidenceEstimator, one_sided_delta
+from cepo.algorithms.evidence import STUDENT, EvidenceEstimator
 from cepo.algorithms.references import positive_references
 from cepo.algorithms.settings import EvidenceConfig
-from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
+from cepo.types import Reference, RolloutGroup
 
 
 @register_estimator("rlsd")
@@ -21,13 +21,8 @@ class Rlsd(EvidenceEstimator):
 
     Config = EvidenceConfig
     views = ("correct",)
+    contrast = ("correct", STUDENT)
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         """Returns the right answer, the same for all rollouts of the group (but see `positive.exclude_self`)."""
         return {"correct": positive_references(group, self.positive)}
-
-    def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """Computes `A_hat_t = A (1 + lambda (w_t - 1))`, or plain GRPO if no teacher is needed."""
-        if not self.needs_teacher(step=step):
-            return self.plain_signal(batch, step=step)
-        return self.weighted_signal(batch, one_sided_delta(batch), step=step)

@@ -20,8 +20,6 @@ class Sdpo(Opsd):
 
     @section
     class Config(Opsd.Config):
-        """Those of OPSD with another divergence and teacher."""
-
         distillation: DistillationConfig = DistillationConfig(divergence=DivergenceConfig(kind="jsd"))
         teacher: TeacherConfig = TeacherConfig(source="ema")
 

@@ -26,23 +26,21 @@ class NoSettings:
 
 @section
 class GroupAdvantageConfig:
-    """Settings of the group-relative advantage."""
+    """What group-relative methods read of `algorithm.advantage`."""
 
     ddof: Literal[0, 1] = Field(default=1, description="The variance of a group of n rewards is divided by n - ddof.")
     scale: Literal["std", "none"] = Field(
-        default="std",
-        description="std: divide the advantage by the group's standard deviation; none: do not (Dr. GRPO).",
+        default="std", description="std: divide the advantage by the group's deviation; none: do not (Dr. GRPO)."
     )
 
 
 @section
 class HindsightAdvantageConfig(GroupAdvantageConfig):
-    """Settings of the advantage over the hindsight baseline: also the meaning of rewards."""
+    """Adds the meaning of rewards for the hindsight baseline."""
 
     reward_low: float = Field(default=0.0, description="Hindsight baseline: reward of a wrong response.")
     reward_high: float = Field(
-        default=1.0,
-        description="Hindsight baseline: reward of a right response; rewards in between count in proportion.",
+        default=1.0, description="Hindsight baseline: reward of a right response; between them the share counts."
     )
     lam: float = Field(
         default=1.0,
@@ -89,8 +87,7 @@ class PositiveConfig:
         default=None, description="Total reward from which a peer counts as right; null: the verifier decides."
     )
     exclude_self: bool = Field(
-        default=False,
-        description="Never show a rollout its own response; without another right response it has no reference.",
+        default=False, description="Never show a rollout its own response; without another it has no reference."
     )
 
     @property
@@ -101,7 +98,7 @@ class PositiveConfig:
 
 @section
 class NegativeConfig:
-    """`algorithm.negative.*`: the wrong answer, the choice of the wrong rollout, and what happens without one."""
+    """`algorithm.negative.*`: the wrong answer, and what happens without one."""
 
     source: ReferenceSource = Field(
         default="peer_answer",
@@ -116,8 +113,7 @@ class NegativeConfig:
     )
     strict_lowest: bool = Field(
         default=False,
-        description="Follow the paper literally: show the lowest reward among all wrong rollouts. If its answer "
-        "cannot be extracted, the fallback applies.",
+        description="Follow the paper literally: show the lowest reward among all wrong rollouts, or fall back.",
     )
     fallback: Literal["student", "neutral"] = Field(
         default="student",
@@ -136,10 +132,7 @@ class TeacherConfig:
         "under LoRA); snapshot: a copy; ema: a moving average in float32.",
     )
     sync_every: int = Field(
-        default=1,
-        ge=1,
-        description="A snapshot is refreshed after every update whose 1-based step is divisible by this. If lambda is 0 by "
-        "then, the snapshot equals `reference`.",
+        default=1, ge=1, description="A snapshot is refreshed after every update whose 1-based step this divides."
     )
     ema_decay: float = Field(default=0.999, ge=0, lt=1, description="Decay of the moving average per step.")
     placement: Literal["user_suffix", "assistant_prefix", "free"] = Field(
@@ -148,15 +141,11 @@ class TeacherConfig:
         "template puts it in the user's turn (free).",
     )
     template: str | None = Field(
-        default=None,
-        description="Jinja file with the variables `prompt` and `reference`; null: the built-in wording of the "
-        "placement.",
+        default=None, description="Jinja file with the variables `prompt` and `reference`; null: built-in wording."
     )
     with_images: bool = Field(default=True, description="Show the prompt's images to the teacher.")
     max_reference_tokens: int = Field(
-        default=64,
-        ge=1,
-        description="Longest answer that is shown, in tokens; longer kinds of reference have their own num_tokens.",
+        default=64, ge=1, description="Longest answer that is shown, in tokens; other references have num_tokens."
     )
 
 
@@ -172,24 +161,17 @@ class WeightConfig:
         default=25, ge=1, description="Number of steps, after the warm-up, in which a linear lambda decays to 0."
     )
     lambda_warmup_steps: int = Field(
-        default=0,
-        ge=0,
-        description="Number of first steps in which lambda rises linearly, from lambda_init / lambda_warmup_steps to "
-        "lambda_init.",
+        default=0, ge=0, description="Number of first steps in which lambda rises linearly to lambda_init."
     )
     clip_radius: float = Field(
-        default=0.5,
-        ge=0,
-        lt=1,
-        description="Clip range of the evidence weight, which stays between 1 - clip_radius and 1 + clip_radius.",
+        default=0.5, ge=0, lt=1, description="The evidence weight stays between 1 - clip_radius and 1 + clip_radius."
     )
     mixed_groups_only: bool = Field(
-        default=False,
-        description="Use evidence only in groups with both right and wrong rollouts, by the verifier's verdict.",
+        default=False, description="Use evidence only in groups with both right and wrong rollouts, by the verifier."
     )
 
     def lambda_at(self, step: int) -> float:
-        """Returns lambda at the 0-based rollout step. It is a pure function, so that a resumed run continues exactly.
+        """Returns lambda at the 0-based rollout step.
 
         linear: `lambda_init * max(0, 1 - k / lambda_decay_steps)` with k counted from the end of the warm-up.
         """
@@ -206,19 +188,14 @@ class DistillationConfig:
 
     weight: float = Field(default=1.0, ge=0, description="Weight of the divergence in the loss.")
     policy_weight: float = Field(
-        default=0.0,
-        ge=0,
-        description="Weight of the group advantage in an additional policy loss; 0: the reward is not part of the "
-        "loss.",
+        default=0.0, ge=0, description="Weight of the group advantage in an additional policy loss; 0: no such loss."
     )
     divergence: DivergenceConfig = DivergenceConfig()
 
     @model_validator(mode="after")
     def _learns_something(self) -> Self:
         if self.weight + self.policy_weight == 0:
-            raise ValueError(
-                "weight and policy_weight are both 0, so that nothing is learned; one of them must be above 0"
-            )
+            raise ValueError("weight and policy_weight are both 0, so that nothing is learned; one must be above 0")
         return self
 
 
@@ -226,15 +203,9 @@ class DistillationConfig:
 class SharedSettings:
     """The settings of `algorithm` that several methods read."""
 
-    gamma: float = Field(
-        default=1.0, ge=0, le=1, description="Discount of later rewards per token, for methods that have one."
-    )
+    gamma: float = Field(default=1.0, ge=0, le=1, description="Discount of later rewards per token.")
     lam: float = Field(
-        default=1.0,
-        ge=0,
-        le=1,
-        description="Lambda of generalised advantage estimation: a lower value reduces the variance of the returns, a "
-        "higher one the bias from the critic.",
+        default=1.0, ge=0, le=1, description="Lambda of GAE: lower, less variance; higher, less bias from the critic."
     )
     advantage: AdvantageConfig = AdvantageConfig()
     weight: WeightConfig = WeightConfig()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cepo.algorithms.base import register_estimator
-from cepo.algorithms.evidence import WeightedEstimator
+from cepo.algorithms.evidence import STUDENT, WeightedEstimator
 from cepo.algorithms.settings import WeightedConfig
-from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
+from cepo.types import Reference, RolloutGroup
 
 
 @register_estimator("visual")
@@ -22,13 +22,7 @@ class Visual(WeightedEstimator):
 
     Config = WeightedConfig
     views = ("blind",)
+    contrast = (STUDENT, "blind")
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
-        """Returns the prompt without its images for all rollouts."""
         return {"blind": [Reference(blind=True)] * len(group.rollouts)}
-
-    def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """Computes `A_hat_t = A (1 + lambda (w_t - 1))`, or plain GRPO if no teacher is needed."""
-        if not self.needs_teacher(step=step):
-            return self.plain_signal(batch, step=step)
-        return self.weighted_signal(batch, batch.old_log_probs - batch.teacher_log_probs["blind"], step=step)

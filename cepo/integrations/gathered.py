@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from cepo.algorithms import Estimator
-from cepo.algorithms.settings import TeacherConfig
 from cepo.config.schema import RewardConfig
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem
-from cepo.data.hints import HintTemplate
-from cepo.errors import DataError
+from cepo.errors import ConfigError, DataError
 from cepo.metrics import Metrics, fraction
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
@@ -22,7 +22,10 @@ from cepo.rollout.generator import Generation
 from cepo.trainer.asking import Rollouts
 from cepo.trainer.planning import fallback_metrics, num_without_answer, rollout_groups
 from cepo.trees import Fields, Tree
-from cepo.types import Reference
+from cepo.types import Reference, TokenBatch, TokenSignal
+
+Messages = Sequence[Fields]
+"""Turns with a `role` and a `content`, which is a text or a list of parts of the types `text` and `image`."""
 
 
 class Row(NamedTuple):
@@ -42,13 +45,23 @@ class Texts(Processing):
         self.tokenizer, self.eos_token_ids = tokenizer, tuple(eos_token_ids)
 
 
-class References:
-    """Chooses references, as cepo's own trainer does, and cuts and sanitises them.
+def require_supported(estimator: Estimator, trainer: str) -> None:
+    """Raises a `ConfigError` if a method needs a loss, critic, rollout or teacher that the other trainer lacks."""
+    source = estimator.teacher.source
+    needs = {
+        "a loss over the whole vocabulary": estimator.distilled_view is not None,
+        "a critic": estimator.needs_values,
+        "a greedy rollout of each prompt": estimator.needs_baseline,
+        f"teacher.source {source}": source != "actor",
+    }
+    if lacking := [name for name, is_needed in needs.items() if is_needed]:
+        raise ConfigError(
+            f"method {estimator.name} needs {' and '.join(lacking)}, which {trainer} lacks and `cepo train` has"
+        )
 
-    Args:
-        seed: of the method's random choices.
-        answer_function: as in `worker.reward`.
-    """
+
+class References:
+    """Chooses references, as cepo's own trainer does, and cuts and sanitises them."""
 
     def __init__(self, estimator: Estimator, texts: Texts, seed: int, answer_function: str | None) -> None:
         self._estimator, self._texts, self._seed = estimator, texts, seed
@@ -62,12 +75,16 @@ class References:
         return RewardPool.of(self._reward)
 
     def shown(self, rollouts: Rollouts, rows: Sequence[Row]) -> tuple[dict[str, list[Reference | None]], Metrics]:
-        """Returns by view what the teacher of each row reads, None for the student's own prompt, and metrics."""
-        estimator = self._estimator
+        """Returns by view what the teacher of each row reads, None for the student's own prompt, and metrics.
+
+        Both are empty in a step without teachers.
+        """
+        estimator, shown = self._estimator, dict[str, list[Reference | None]]()
+        if not estimator.needs_teacher(step=rollouts.step):
+            return shown, {}
         by_value = estimator.negative.select == "most_frequent"
         groups = rollout_groups(rollouts, self._pool, self._texts, seed=self._seed, with_values=by_value)
         chosen = [estimator.references(group) for group in groups]
-        shown: dict[str, list[Reference | None]] = {}
         for view in estimator.views:
             every = [reference for group in chosen for reference in group[view]]
             shown[view] = [self._placed(reference, row) for reference, row in zip(every, rows, strict=True)]
@@ -78,8 +95,28 @@ class References:
         return shown, fallback_metrics(groups, estimator.negative) | unanswered
 
     def teacher_messages(self, messages: Messages, reference: Reference | None) -> tuple[list[Tree], str]:
-        """Returns the conversation that a teacher reads, and the text after its assistant header."""
-        return teacher_messages(messages, reference, self._estimator.teacher, self._contexts.template)
+        """Returns the conversation that a teacher reads, and the text after its assistant header.
+
+        The reference is added to the last user turn's last text, or with `assistant_prefix` it is that text. None gives the
+        student's conversation. A blind teacher, and with a reference one without `with_images`, sees no images.
+        """
+        teacher, template = self._estimator.teacher, self._contexts.template
+        turns, prefix = [dict(turn) for turn in messages], ""
+        if reference is None:
+            return turns, prefix
+        if reference.blind or not teacher.with_images:
+            turns = [turn | {"content": _without_images(turn.get("content"))} for turn in turns]
+        if reference.text is not None and teacher.placement == "assistant_prefix":
+            prefix = template.render(prompt="", reference=reference.text)
+        elif reference.text is not None:
+            turn = next(turn for turn in reversed(turns) if turn["role"] == "user")
+            if isinstance(turn["content"], str):
+                turn["content"] = template.render(prompt=turn["content"], reference=reference.text)
+            else:
+                turn["content"] = [dict(part) for part in turn["content"]]
+                part = next(part for part in reversed(turn["content"]) if part["type"] == "text")
+                part["text"] = template.render(prompt=part["text"], reference=reference.text)
+        return turns, prefix
 
     def _placed(self, reference: Reference | None, row: Row) -> Reference | None:
         if reference is None or reference.blind:
@@ -94,7 +131,17 @@ def rollouts_of(
     """Returns the rows, of which `group_size` in succession share a prompt, without their prompts; both tensors (B,)."""
     return Rollouts(
         step=step,
-        problems=[_problem(number, row) for number, row in enumerate(rows[::group_size])],
+        problems=[
+            Problem(
+                prompt_id=str(number),
+                text="",
+                images=(),
+                ground_truth=row.ground_truth,
+                solution=row.solution,
+                columns={},
+            )
+            for number, row in enumerate(rows[::group_size])
+        ],
         prompts=(),
         generations=[
             Generation(response_ids=row.response_ids, log_probs=(0.0,) * len(row.response_ids), finished=True)
@@ -106,43 +153,43 @@ def rollouts_of(
     )
 
 
-def _problem(number: int, row: Row) -> Problem:
-    return Problem(
-        prompt_id=str(number), text="", images=(), ground_truth=row.ground_truth, solution=row.solution, columns={}
-    )
+def signal_of(
+    estimator: Estimator,
+    rows: Sequence[Row],
+    rewards: Tensor,
+    correct: Tensor,
+    group_ids: Tensor,
+    shown: Mapping[str, Sequence[Reference | None]],
+    score: Callable[[Tensor], tuple[Tensor, dict[str, Tensor]]],
+    *,
+    step: int,
+) -> TokenSignal:
+    """Computes the advantages (B, T) of all rows, and metrics.
 
-
-Messages = Sequence[Fields]
-"""Turns with a `role` and a `content`, which is a text or a list of parts of the types `text` and `image`."""
-
-
-_VISUALS = ("image", "video")
-
-
-def teacher_messages(
-    messages: Messages, reference: Reference | None, teacher: TeacherConfig, template: HintTemplate
-) -> tuple[list[Tree], str]:
-    """Returns the conversation that a teacher reads, and the text after its assistant header.
-
-    The reference is added to the last user turn's last text, or with `assistant_prefix` it is that text. None gives the
-    student's conversation. A blind teacher, and with a reference one without `with_images`, sees no images.
+    `score` returns the student's and the teachers' log-probs, (B, T), given which rows learn. For `shown` see
+    `References.shown`.
     """
-    turns, prefix = [dict(turn) for turn in messages], ""
-    if reference is None:
-        return turns, prefix
-    if reference.blind or not teacher.with_images:
-        turns = [turn | {"content": _without_images(turn.get("content"))} for turn in turns]
-    if reference.text is not None and teacher.placement == "assistant_prefix":
-        prefix = template.render(prompt="", reference=reference.text)
-    elif reference.text is not None:
-        turn = next(turn for turn in reversed(turns) if turn["role"] == "user")
-        if isinstance(turn["content"], str):
-            turn["content"] = template.render(prompt=turn["content"], reference=reference.text)
-        else:
-            turn["content"] = [dict(part) for part in turn["content"]]
-            part = next(part for part in reversed(turn["content"]) if part["type"] == "text")
-            part["text"] = template.render(prompt=part["text"], reference=reference.text)
-    return turns, prefix
+    mask = pad_sequence([torch.tensor(row.own) for row in rows], batch_first=True)
+    live = estimator.live_rows(rewards, group_ids)
+    has_reference = {view: torch.tensor([each is not None for each in of]) for view, of in shown.items()}
+    if shown:
+        live = estimator.learning_rows(live, has_reference)
+    old, teachers = score(live)
+    token_rewards, last = torch.zeros(mask.shape), mask.shape[1] - 1 - mask.flip(1).int().argmax(dim=1)
+    token_rewards[range(len(rows)), last] = rewards  # at the last token that the policy wrote
+    batch = TokenBatch(
+        token_level_rewards=token_rewards,
+        response_mask=mask,
+        old_log_probs=old,
+        group_ids=group_ids,
+        teacher_log_probs=teachers,
+        correct=correct,
+        has_reference=has_reference,
+    )
+    signal = estimator.signal(batch, step=step)
+    for view, has in has_reference.items():
+        signal.metrics[f"references/{view}_used"] = fraction(int((has & live).sum()), int(live.sum()))
+    return signal
 
 
 def spliced(
@@ -168,11 +215,12 @@ def spliced(
     return [*prompt[:kept], *teacher[same:]]
 
 
-def images_of(messages: Messages) -> list[Any]:
-    """Returns the images of a conversation, in their order."""
+def images_of(messages: Messages) -> list[object]:
     contents = [turn["content"] for turn in messages if isinstance(turn.get("content"), list)]
     return [part["image"] for content in contents for part in content if part["type"] == "image"]
 
 
 def _without_images(content: object) -> Any:
-    return [part for part in content if part["type"] not in _VISUALS] if isinstance(content, list) else content
+    return (
+        [part for part in content if part["type"] not in ("image", "video")] if isinstance(content, list) else content
+    )

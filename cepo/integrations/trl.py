@@ -15,11 +15,10 @@ from trl.data_utils import prepare_multimodal_messages  # pyright: ignore[report
 
 from cepo.algorithms import build_estimator
 from cepo.errors import ConfigError, DataError, RewardError
-from cepo.integrations.gathered import References, Row, Texts, images_of, rollouts_of
-from cepo.metrics import Metrics, fraction
+from cepo.integrations.gathered import References, Row, Texts, images_of, require_supported, rollouts_of, signal_of
 from cepo.trainer.asking import Rollouts
 from cepo.trees import Fields, Tree
-from cepo.types import Reference, TokenBatch, TokenSignal
+from cepo.types import Reference, TokenSignal
 
 _PADDED = {"padding": True, "padding_side": "left", "add_special_tokens": False, "return_tensors": "pt"}
 
@@ -62,14 +61,7 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         **kwargs: Any,
     ) -> None:
         self.estimator = build_estimator(method, settings)
-        needs = {
-            "a loss over the whole vocabulary": self.estimator.distilled_view is not None,
-            "a critic": self.estimator.needs_values,
-            "a greedy rollout of each prompt": self.estimator.needs_baseline,
-            f"teacher.source {self.estimator.teacher.source}": self.estimator.teacher.source != "actor",
-        }
-        if lacking := [name for name, is_needed in needs.items() if is_needed]:
-            raise ConfigError(f"method {method} needs {' and '.join(lacking)}, which TRL lacks and `cepo train` has")
+        require_supported(self.estimator, "TRL")
         super().__init__(*args, **kwargs)
         if correct_by not in (None, *self.reward_func_names):
             raise ConfigError(f"correct_by '{correct_by}' is not among {', '.join(self.reward_func_names)}")
@@ -109,42 +101,28 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         return output
 
     def _signal(self, inputs: list[Tree], output: Tree) -> TokenSignal:
-        """Computes the advantages (B, T) of all processes' rollouts, and the metrics to be logged."""
+        """Computes this process's advantages (B, T), from all processes' rollouts, and the metrics to be logged."""
         rows: list[Row] = gather_object(self._own_rows(inputs, output))
         rollouts, estimator = self._rollouts(rows), self.estimator
         width, first = rollouts.response_mask.shape[1], self.accelerator.process_index * len(inputs)
         mine = slice(first, first + len(inputs))
-        mask = torch.cat([_as_wide(torch.tensor([row.own]), width) for row in rows])
-        live = estimator.live_rows(rollouts.rewards, rollouts.group_ids)
-        shown, metrics = dict[str, list[Reference | None]](), Metrics()
-        if estimator.needs_teacher(step=rollouts.step):
-            shown, metrics = self._references.shown(rollouts, rows)
-        has_reference = {view: torch.tensor([each is not None for each in of]) for view, of in shown.items()}
-        if shown:
-            live = estimator.learning_rows(live, has_reference)
-        learns = live[mine] & output["completion_mask"].any(dim=1).cpu()
-        old = output.get("old_per_token_logps")
-        if old is None:
-            is_read = bool(shown) or estimator.reads_old_log_probs
-            old = self._log_probs(output, [None] * len(inputs), learns & is_read)
-        teachers: dict[str, Tensor] = {}
-        for view, of in shown.items():
-            metrics[f"references/{view}_used"] = fraction(int((has_reference[view] & live).sum()), int(live.sum()))
-            reads = learns & has_reference[view][mine]
-            found = self._log_probs(output, of[mine], reads)
-            teachers[view] = self._of_all(found.where(reads.to(found.device).unsqueeze(1), old), width)
-        rewards, last = torch.zeros(mask.shape), width - 1 - mask.flip(1).int().argmax(dim=1)
-        rewards[range(len(rows)), last] = rollouts.rewards  # at the last token that the policy wrote
-        batch = TokenBatch(
-            token_level_rewards=rewards,
-            response_mask=mask,
-            old_log_probs=self._of_all(old, width),
-            group_ids=rollouts.group_ids,
-            teacher_log_probs=teachers,
-            correct=rollouts.correct,
-            has_reference=has_reference,
-        )
-        signal = estimator.signal(batch, step=rollouts.step)
+        shown, metrics = self._references.shown(rollouts, rows)
+
+        def score(live: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            learns = live[mine] & output["completion_mask"].any(dim=1).cpu()
+            old = output.get("old_per_token_logps")
+            if old is None:
+                is_read = bool(shown) or estimator.reads_old_log_probs
+                old = self._log_probs(output, [None] * len(inputs), learns & is_read)
+            teachers: dict[str, Tensor] = {}
+            for view, of in shown.items():
+                reads = learns & torch.tensor([each is not None for each in of[mine]])
+                found = self._log_probs(output, of[mine], reads)
+                teachers[view] = self._of_all(found.where(reads.to(found.device).unsqueeze(1), old), width)
+            return self._of_all(old, width), teachers
+
+        totals, step = rollouts.rewards, rollouts.step
+        signal = signal_of(estimator, rows, totals, rollouts.correct, rollouts.group_ids, shown, score, step=step)
         return replace(signal, advantages=signal.advantages[mine], metrics=metrics | signal.metrics)
 
     def _own_rows(self, inputs: list[Tree], output: Tree) -> list[Row]:
@@ -200,7 +178,7 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         self.model.train(was_training)
         return result
 
-    def _context(self, row: int, reference: Reference | None) -> tuple[str, list[Any]]:
+    def _context(self, row: int, reference: Reference | None) -> tuple[str, list[object]]:
         """Returns the rendered prompt with its assistant header, and its images: TRL's own, but for the reference."""
         prompt = self._prompts[row]
         messages = prepare_multimodal_messages(prompt) if self._is_vlm else prompt

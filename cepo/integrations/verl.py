@@ -30,28 +30,19 @@ from verl.utils.tokenizer import get_processor_token_id  # pyright: ignore[repor
 
 from cepo.algorithms import build_estimator
 from cepo.errors import ConfigError, DataError
-from cepo.integrations.gathered import References, Row, Texts, rollouts_of, spliced
-from cepo.metrics import Metrics, fraction, merge_metrics, results
+from cepo.integrations.gathered import References, Row, Texts, require_supported, rollouts_of, signal_of, spliced
+from cepo.metrics import Metrics, merge_metrics, results
 from cepo.sections import read_section, section
-from cepo.trainer.asking import Rollouts
 from cepo.trees import Fields, Tree
-from cepo.types import Reference, TokenBatch, TokenSignal
+from cepo.types import Reference, TokenSignal
 
 MODE = "cepo_sync"
 """The value of `trainer.v1.trainer_mode`, and the section under `trainer.v1` with the settings."""
 _PARTITION = "cepo_teachers"
 _FIELDS = [
-    "prompts",
-    "responses",
-    "response_mask",
-    "rm_scores",
-    "old_log_probs",
-    "multi_modal_inputs",
-    "raw_prompt",
-    "reward_model",
-    "extra_info",
-    "extra_fields",
-]
+    "prompts", "responses", "response_mask", "rm_scores", "old_log_probs", "multi_modal_inputs", "raw_prompt",
+    "reward_model", "extra_info", "extra_fields",
+]  # fmt: skip
 """What a row of verl's queue must have; `extra_fields` holds the reward function's further results."""
 
 
@@ -87,17 +78,7 @@ class CepoTrainer(get_trainer_cls("sync")):
         given: Any = {} if own is None else OmegaConf.to_container(own, resolve=True)
         self._settings = read_section(CepoSettings, given, path=f"trainer.v1.{MODE}")
         self.estimator = build_estimator(self._settings.method, self._settings.settings)
-        source = self.estimator.teacher.source
-        needs = {
-            "a loss over the whole vocabulary": self.estimator.distilled_view is not None,
-            "a critic": self.estimator.needs_values,
-            "a greedy rollout of each prompt": self.estimator.needs_baseline,
-            f"teacher.source {source}": source != "actor",
-        }
-        if lacking := [name for name, is_needed in needs.items() if is_needed]:
-            raise ConfigError(
-                f"method {self._settings.method} needs {' and '.join(lacking)}, which {MODE} lacks and `cepo train` has"
-            )
+        require_supported(self.estimator, MODE)
         # verl compares the mode with "sync", and its default estimator would start a critic.
         config.trainer.v1.trainer_mode, config.algorithm.adv_estimator = "sync", AdvantageEstimator.GRPO.value
         super().__init__(config)
@@ -131,44 +112,24 @@ class CepoTrainer(get_trainer_cls("sync")):
 
     def _signal(self, data: Sequence[Fields], sizes: Sequence[int]) -> TokenSignal:
         """Computes the advantages (B, T) of rows whose groups have these sizes in ascending order, and metrics."""
-        estimator, step = self.estimator, self.global_steps - 1
         rows = [self._row(each) for each in data]
-        mask = _padded([torch.tensor(row.own) for row in rows])
-        group_ids = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-        last = mask.shape[1] - 1 - mask.flip(1).int().argmax(dim=1)
         totals = torch.stack([each["rm_scores"].sum() for each in data]).float()
-        correct = self._correct(data)
-        live = estimator.live_rows(totals, group_ids)
-        shown, metrics = dict[str, list[Reference | None]](), Metrics()
-        if estimator.needs_teacher(step=step):
-            shown, metrics = self._shown(rows, totals, correct, sizes)
-        has_reference = {view: torch.tensor([each is not None for each in of]) for view, of in shown.items()}
-        if shown:
-            live = estimator.learning_rows(live, has_reference)
-        old = _padded([each["old_log_probs"].float() for each in data])
-        for view, has in has_reference.items():
-            metrics[f"references/{view}_used"] = fraction(int((has & live).sum()), int(live.sum()))
-        rewards = torch.zeros(mask.shape)
-        rewards[range(len(rows)), last] = totals  # at the last token that the policy wrote
-        batch = TokenBatch(
-            token_level_rewards=rewards,
-            response_mask=mask,
-            old_log_probs=old,
-            group_ids=group_ids,
-            teacher_log_probs=self._teachers(data, shown, live, old),
-            correct=correct,
-            has_reference=has_reference,
-        )
-        signal = estimator.signal(batch, step=step)
+        group_ids = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+        correct, old = self._correct(data), _padded([each["old_log_probs"].float() for each in data])
+        shown, metrics = self._shown(rows, totals, correct, sizes)
+
+        def score(live: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            return old, self._teachers(data, shown, live, old)
+
+        step = self.global_steps - 1
+        signal = signal_of(self.estimator, rows, totals, correct, group_ids, shown, score, step=step)
         return replace(signal, metrics=metrics | signal.metrics)
 
     def _row(self, data: Fields) -> Row:
         try:
             truth = str(data["reward_model"]["ground_truth"])
         except (KeyError, TypeError):
-            raise DataError(
-                "a row has no `ground_truth` in its column `reward_model`, as verl's data sets have"
-            ) from None
+            raise DataError("a row's column `reward_model` has no `ground_truth`, as verl's data sets have") from None
         solution = (data.get("extra_info") or {}).get(self._settings.solution_key)
         own = data["response_mask"].bool().tolist()
         return Row(tuple(data["responses"].tolist()), own, truth, solution, bool(_visuals(data)))
@@ -187,26 +148,20 @@ class CepoTrainer(get_trainer_cls("sync")):
         self, rows: Sequence[Row], totals: Tensor, correct: Tensor, sizes: Sequence[int]
     ) -> tuple[dict[str, list[Reference | None]], Metrics]:
         """Returns what each row's teachers read. Groups differ in size where a rollout failed."""
-        shown: dict[str, list[Reference | None]] = {view: [] for view in self.estimator.views}
+        shown: dict[str, list[Reference | None]] = defaultdict(list)
         metrics, first = list[Metrics](), 0
         for size, equal in groupby(sizes):
             part = slice(first, first := first + size * len(list(equal)))
-            rollouts = self._rollouts(rows[part], totals[part], correct[part], size)
+            own = rows[part], totals[part], correct[part], self._texts
+            rollouts = rollouts_of(*own, group_size=size, step=self.global_steps - 1)
             found, counted = self._references.shown(rollouts, rows[part])
             metrics.append(counted)
             for view, of in found.items():
                 shown[view] += of
         return shown, merge_metrics(metrics)
 
-    def _rollouts(self, rows: Sequence[Row], totals: Tensor, correct: Tensor, size: int) -> Rollouts:
-        return rollouts_of(rows, totals, correct, self._texts, group_size=size, step=self.global_steps - 1)
-
     def _teachers(
-        self,
-        data: Sequence[Fields],
-        shown: Mapping[str, Sequence[Reference | None]],
-        live: Tensor,
-        old: Tensor,
+        self, data: Sequence[Fields], shown: Mapping[str, Sequence[Reference | None]], live: Tensor, old: Tensor
     ) -> dict[str, Tensor]:
         """Scores the live rows that have a reference with the actor's workers: view -> (B, T), `old` elsewhere."""
         teachers = {view: old.clone() for view in shown}
@@ -288,9 +243,7 @@ def _groups(batch: KVBatchMeta, *, at_least: int) -> list[list[int]]:
 
 def _rows_of(data: TensorDict) -> list[Tree]:
     """Returns the rows of a batch, whose fields may be nested, stacked or no tensors, as mappings."""
-    columns = {}
-    for name, values in data.items():
-        columns[name] = values.unbind() if isinstance(values, Tensor) else values.tolist()
+    columns = {name: each.unbind() if isinstance(each, Tensor) else each.tolist() for name, each in data.items()}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 

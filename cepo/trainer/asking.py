@@ -1,10 +1,11 @@
-"""Samples and rewards rollouts for training, validation and evaluation, and judges whether each is correct."""
+"""Samples and rewards rollouts for training, validation and evaluation, and filters them for training."""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -18,7 +19,7 @@ from cepo.data.batch import OWN_VIEW, ScoringRow
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem
 from cepo.errors import RewardError
-from cepo.metrics import Metric, Metrics
+from cepo.metrics import Metric, Metrics, fraction, sum_value
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.progress import StageClock
@@ -26,8 +27,12 @@ from cepo.rewards.pool import RewardPool
 from cepo.rollout.generator import Generation, GenerationRequest, Sampler, SamplingSettings, sampling_seed
 from cepo.trees import Fields, Tree
 
+logger = logging.getLogger(__name__)
+
 VALIDATION_STEP = -1
 """Step number in the sampling seeds of validation. It is the same at every validation and no training step has it."""
+PASSES_WITHOUT_GAIN = 3
+"""Number of passes over the data without a kept group after which filtering without a limit of rounds gives up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +43,7 @@ class Rollouts:
         responses: the decoded text of each row.
         scores: the reward function's fields for each row.
         correct: (B,) whether each response is right.
-        num_raised, num_timed_out: responses whose reward failed; see `RewardOutcome`.
+        num_raised, num_timed_out: responses whose reward failed.
         reward_baselines: (B,) the reward of the prompt's greedy response, for methods with this baseline.
         metrics: of online filtering.
     """
@@ -92,13 +97,6 @@ class Rollouts:
     def rows_of(self, number: int) -> range:
         return range(number * self.group_size, (number + 1) * self.group_size)
 
-    def group(self, number: int) -> Rollouts:
-        """Returns the rollouts of prompt `number` alone, without baselines, counts and metrics of the whole."""
-        rows = self.rows_of(number)
-        of_prompt, parts = slice(rows.start, rows.stop), ("generations", "responses", "scores", "correct")
-        own = {name: getattr(self, name)[of_prompt] for name in parts}
-        return Rollouts(step=self.step, problems=[self.problems[number]], prompts=[self.prompts[number]], **own)
-
     def padded(self, rows: Sequence[Tensor] | Sequence[Sequence[float]]) -> Tensor:
         """Returns each row's values, one per response token, as a (B, T) tensor with 0 on padding."""
         result = torch.zeros(self.response_mask.shape)
@@ -120,10 +118,7 @@ class Rollouts:
 class Asker:
     """Samples responses to problems, and rewards and judges each group as soon as it is finished.
 
-    Args:
-        worker: its sections `rollout` and `reward` are read.
-        algorithm: defines which responses are correct.
-        clock: times the stages "generate" and "reward"; with None they are not timed.
+    `clock` times the stages "generate" and "reward".
     """
 
     def __init__(
@@ -140,22 +135,13 @@ class Asker:
         self._clock = clock or StageClock()
 
     def ask(
-        self,
-        problems: Sequence[Problem],
-        engine: Sampler,
-        settings: SamplingSettings,
-        *,
-        step: int,
-        attempt: int = 0,
+        self, problems: Sequence[Problem], engine: Sampler, settings: SamplingSettings, *, step: int, attempt: int = 0
     ) -> Rollouts:
         """Samples and rewards responses in the problems' order; a failed or late reward affects only its response.
 
         Finished groups are rewarded while others are still being sampled, so the stage "reward" measures only the time
-        that generation does not cover.
-
-        Raises:
-            DataError: a prompt is too long.
-            RewardError: no response of this round or any earlier one got a score.
+        that generation does not cover. Raises `DataError`: a prompt is too long; `RewardError`: no response of this
+        round or any earlier one got a score.
         """
         responses: dict[int, list[str]] = {}
         with self._rewards.stream() as stream:
@@ -199,48 +185,25 @@ class Asker:
         return dataclasses.replace(rollouts, reward_baselines=answered.rewards.repeat_interleave(rollouts.group_size))
 
     def answers(self, rollouts: Rollouts) -> list[str | None]:
-        """Returns the final answer of each response, or None if it has none."""
         return self._rewards.extracted_answers(rollouts.responses)
-
-    def answer_tokens(self, rollouts: Rollouts, row: int, answer: str) -> slice | None:
-        """Returns the tokens of response `row` that state its final answer, or None if the answer's text is not found.
-
-        They are where `extract_answer` finds it or, with an `answer_function`, the last occurrence of its text.
-        """
-        from cepo.rewards.answers import answer_span  # imports sympy, which this process does not need otherwise
-
-        reward, response, ids = (
-            self._worker.reward,
-            rollouts.responses[row],
-            rollouts.generations[row].response_ids,
-        )
-        if reward.answer_function is None:
-            span = answer_span(response)
-        else:
-            start = response.rfind(answer)
-            span = None if start < 0 else (start, start + len(answer))
-        return span and self._processing.tokens_of(ids, *span, skip_special_tokens=reward.skip_special_tokens)
 
     def _requests(
         self, problems: Sequence[Problem], prompts: Sequence[EncodedPrompt], *, step: int, attempt: int
     ) -> list[GenerationRequest]:
-        """Returns the engine's requests, whose sampling seeds depend only on (seed, step, attempt, problem, copy).
-
-        The copy is the number of earlier occurrences of the same problem in this call.
-        """
-        seed = self._worker.rollout.seed
+        """Returns the engine's requests; sampling seeds depend only on (seed, step, attempt, problem, its occurrence)."""
         asked: Counter[str] = Counter()
         requests: list[GenerationRequest] = []
         for problem, prompt in zip(problems, prompts, strict=True):
-            copy, name = asked[problem.prompt_id], problem.prompt_id
+            name, copy = problem.prompt_id, asked[problem.prompt_id]
             asked[name] += 1
+            seeded = f"{name}#{copy}" if copy else name
             requests.append(
                 GenerationRequest(
                     prompt_ids=prompt.engine_ids,
                     num_prompt_tokens=len(prompt.token_ids),
                     images=problem.images,
                     videos=problem.videos,
-                    seed=sampling_seed(seed, step, f"{name}#{copy}" if copy else name, attempt=attempt),
+                    seed=sampling_seed(self._worker.rollout.seed, step, seeded, attempt=attempt),
                     image_source=problem.image_source,
                 )
             )
@@ -251,8 +214,80 @@ class Asker:
         return self._processing.decode(response_ids, skip_special_tokens=skip)
 
 
+def ask_until_enough(
+    next_round: Callable[[int], Rollouts],
+    algorithm: AlgorithmConfig,
+    *,
+    num_groups: int,
+    max_rounds: int,
+    rounds_per_pass: int,
+) -> Rollouts:
+    """Samples rounds of problems until `num_groups` groups have `filter_low < mean(filter_key) < filter_high` (DAPO).
+
+    A round may yield no such group. After `max_rounds` rounds a warning is logged and dropped groups fill the batch:
+    they have little or no gradient, but the step counts. If `max_rounds` is 0 or less, this happens after three passes
+    over the data, of `rounds_per_pass` rounds each, without a kept group; otherwise the loop might never end.
+    `next_round` returns rollouts of the next problems, given the number of earlier rounds in this step.
+    """
+    kept: list[tuple[Rollouts, int]] = []
+    left_out: list[tuple[Rollouts, int]] = []
+    asked: list[Rollouts] = []
+    last_gain = 0
+    while len(kept) < num_groups:
+        rounds, without_gain = len(asked), len(asked) - last_gain
+        is_enough = rounds >= max_rounds if max_rounds > 0 else without_gain >= PASSES_WITHOUT_GAIN * rounds_per_pass
+        if is_enough and len(kept) + len(left_out) >= num_groups:
+            break
+        asked.append(next_round(rounds))
+        for number in range(len(asked[-1].problems)):
+            value = _group_mean(asked[-1], number, algorithm.filter_key)
+            is_kept = algorithm.filter_low < value < algorithm.filter_high
+            (kept if is_kept else left_out).append((asked[-1], number))
+            last_gain = len(asked) if is_kept else last_gain
+    seen, filled = len(kept) + len(left_out), max(0, num_groups - len(kept))
+    if filled:
+        logger.warning(
+            f"online filtering kept {len(kept)} of {seen} groups in {len(asked)} rounds; {filled} of the dropped groups "
+            "fill the batch"
+        )
+    metrics = {
+        "filter/kept_fraction": fraction(len(kept), seen),
+        "filter/rounds": sum_value(len(asked)),
+        "filter/filled_groups": sum_value(filled),
+    }
+    return dataclasses.replace(
+        _joined((kept + left_out)[:num_groups]),
+        num_raised=sum(each.num_raised for each in asked),
+        num_timed_out=sum(each.num_timed_out for each in asked),
+        metrics=metrics,
+    )
+
+
+def _group_mean(rollouts: Rollouts, number: int, key: str) -> float:
+    """Returns the mean of a reward field over a group; raises `RewardError`: a response's result lacks the field."""
+    scores = [rollouts.scores[row] for row in rollouts.rows_of(number)]
+    if missing := sum(key not in score for score in scores):
+        known = ", ".join(sorted({name for score in scores for name in score}))
+        raise RewardError(
+            f"algorithm.filter_key '{key}' is missing in {missing} of {len(scores)} reward results, which have: {known}"
+        )
+    return sum(score[key] for score in scores) / len(scores)
+
+
+def _joined(groups: Sequence[tuple[Rollouts, int]]) -> Rollouts:
+    rows = [(rollouts, row) for rollouts, number in groups for row in rollouts.rows_of(number)]
+    return Rollouts(
+        step=groups[0][0].step,
+        problems=[rollouts.problems[number] for rollouts, number in groups],
+        prompts=[rollouts.prompts[number] for rollouts, number in groups],
+        generations=[rollouts.generations[row] for rollouts, row in rows],
+        responses=[rollouts.responses[row] for rollouts, row in rows],
+        scores=[rollouts.scores[row] for rollouts, row in rows],
+        correct=torch.stack([rollouts.correct[row] for rollouts, row in rows]),
+    )
+
+
 def validation_settings(rollout: RolloutConfig, data: DataConfig) -> SamplingSettings:
-    """Returns the sampling settings of `worker.rollout`, overridden by `val_override_config`."""
     return training_settings(rollout, data, rollout.val_override_config)
 
 
@@ -270,8 +305,8 @@ def training_settings(rollout: RolloutConfig, data: DataConfig, override: Fields
 def reward_input(problem: Problem, response: str, response_length: int, with_images: bool = False) -> Tree:
     """Returns the reward function's input: EasyR1's three fields, the prompt, and the problem's other columns.
 
-    With `with_images` also `images`, the row's images as the model sees them, and `videos`, the chosen frames of each
-    video: (frames, height, width, 3) uint8 in RGB.
+    With `with_images` also `images` as the model sees them, and `videos`, the chosen frames of each: (frames, height,
+    width, 3) uint8 in RGB.
     """
     seen: Tree = {}
     if with_images:
@@ -289,8 +324,7 @@ def reward_input(problem: Problem, response: str, response_length: int, with_ima
 def correctness(scores: Sequence[Mapping[str, float]], key: str, threshold: float) -> Tensor:
     """Returns (B,) whether field `key` of each score, or the total reward without such a field, reaches `threshold`.
 
-    Raises:
-        RewardError: only some of the scores have the field.
+    Raises `RewardError`: only some of the scores have the field.
     """
     present = [key in score for score in scores]
     if any(present) and not all(present):

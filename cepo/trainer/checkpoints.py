@@ -12,7 +12,9 @@ import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+
+from pydantic import ConfigDict, FiniteFloat, NonNegativeInt, StrictInt, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from cepo.config.paths import checkpoint_folders, find_path
 from cepo.errors import CheckpointError, ForeignFileError
@@ -20,22 +22,23 @@ from cepo.foreign_files import irregular_file, read_json
 from cepo.tracking.lines import to_disk
 from cepo.tracking.run_folder import write_atomically
 from cepo.trainer.protocol import Backend
-from cepo.trees import Tree, is_dict, is_list
+from cepo.trees import Tree, is_dict
 
 logger = logging.getLogger(__name__)
 
 TRACKER_FILE = "checkpoint_tracker.json"
 STATE_FILE = "trainer_state.json"
 FILES_FILE = "files.json"
-_SCORE = "val_reward_score"
-_WEIGHTS_ONLY = "weights_only"
-_FORMAT = "format"
-_SETTINGS = "settings"
 FORMAT_VERSION = 1
 """Version of a checkpoint's layout; a checkpoint that names none is read as the current version."""
+_FILES = TypeAdapter(dict[str, tuple[StrictInt, StrictInt]])
+_ANEW = (
+    "trainer.find_last_checkpoint=false or another trainer.experiment_name starts a new run; to train its weights further, "
+    "leave out trainer.load_checkpoint_path and give the output of `cepo merge` as worker.actor.model.model_path"
+)
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclass(kw_only=True, config=ConfigDict(strict=True, extra="forbid"))
 class TrainerState:
     """The trainer's own part of a checkpoint. All its other state is a function of the step.
 
@@ -45,15 +48,9 @@ class TrainerState:
         kl_coefficient: weight of the KL in the reward, which an adaptive controller changes.
     """
 
-    step: int = 0
-    rounds: int = 0
-    kl_coefficient: float = 0.0
-
-    def __post_init__(self) -> None:
-        if any(type(count) is not int or count < 0 for count in (self.step, self.rounds)):
-            raise TypeError("step and rounds are not counts")
-        if type(self.kl_coefficient) not in (int, float) or not math.isfinite(self.kl_coefficient):
-            raise TypeError("kl_coefficient is not a number")
+    step: NonNegativeInt = 0
+    rounds: NonNegativeInt = 0
+    kl_coefficient: FiniteFloat = 0.0
 
 
 class CheckpointStore:
@@ -69,7 +66,6 @@ class CheckpointStore:
         keep: number of checkpoints to keep: the last, the best and the most recent others. With 1, both the last and
             the best are kept. -1 keeps all.
         weights_only: the backend writes only weights, so no run can continue from the checkpoints.
-        new_run: how to start a run that does not continue from a checkpoint.
     """
 
     def __init__(
@@ -80,19 +76,15 @@ class CheckpointStore:
         identity: Mapping[str, object],
         settings: Mapping[str, object] | None = None,
         weights_only: bool = False,
-        new_run: str = "trainer.find_last_checkpoint=false or another trainer.experiment_name starts a new run",
     ) -> None:
         self.folder, self._keep, self._identity, self._weights_only = folder, keep, identity, weights_only
-        self._new_run = new_run
         self.settings: Tree = json.loads(json.dumps(settings or {}))
 
     def save(self, state: TrainerState, backend: Backend, *, val_reward_score: float | None = None) -> Path:
         """Saves a checkpoint after `state.step` steps, then deletes the oldest checkpoints beyond `keep`.
 
-        `val_reward_score` is the mean reward of a validation of exactly these weights; None if there was none.
-
-        Raises:
-            CheckpointError: it cannot be written, for lack of space or permission. Earlier checkpoints are unchanged.
+        `val_reward_score` is the mean reward of a validation of exactly these weights; None if there was none. Raises
+        `CheckpointError`: it cannot be written, for lack of space or permission. Earlier checkpoints are unchanged.
         """
         step = state.step
         target = self._write(f"global_step_{step}", state, backend, val_reward_score)
@@ -107,10 +99,8 @@ class CheckpointStore:
         try:
             write_atomically(self.folder / TRACKER_FILE, json.dumps(tracker, indent=2) + "\n")
         except OSError as error:  # resuming does not read this file, and the checkpoint itself is complete
-            logger.warning(
-                "%s could not be updated after the checkpoint of step %d: %s", self.folder / TRACKER_FILE, step, error
-            )
-        self._prune(newest=step, best=best)
+            logger.warning("%s could not be updated after step %d: %s", self.folder / TRACKER_FILE, step, error)
+        self._prune({step, best})
         return target
 
     def save_aside(self, state: TrainerState, backend: Backend) -> Path:
@@ -119,10 +109,15 @@ class CheckpointStore:
 
     def _write(self, name: str, state: TrainerState, backend: Backend, val_reward_score: float | None) -> Path:
         target, partial = self.folder / name, self.folder / f".{name}.partial"
-        step = state.step
-        content = {"global_step": step, "state": dataclasses.asdict(state), _SCORE: val_reward_score, **self._identity}
-        content |= {_FORMAT: FORMAT_VERSION, _SETTINGS: self.settings}
-        content |= {_WEIGHTS_ONLY: True} if self._weights_only else {}
+        content = {
+            "global_step": state.step,
+            "state": dataclasses.asdict(state),
+            "val_reward_score": val_reward_score,
+            **self._identity,
+            "format": FORMAT_VERSION,
+            "settings": self.settings,
+            "weights_only": self._weights_only,
+        }
         try:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
@@ -135,7 +130,8 @@ class CheckpointStore:
             shutil.rmtree(partial, ignore_errors=True)  # on a full disk the next attempt needs its space
             free = shutil.disk_usage(self.folder).free / 1e9
             raise CheckpointError(
-                f"the checkpoint of step {step} cannot be written to {self.folder} ({free:.1f} GB are free there): {error}"
+                f"the checkpoint of step {state.step} cannot be written to {self.folder} ({free:.1f} GB are free there): "
+                f"{error}"
             ) from error
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
@@ -143,10 +139,7 @@ class CheckpointStore:
         return target
 
     def find_last(self, *, after: int = -1) -> Path | None:
-        """Returns the run folder's last intact checkpoint, or None if it has none of a step later than `after`.
-
-        Skips checkpoints whose files have changed since they were written, with a warning.
-        """
+        """Returns the run folder's last intact checkpoint of a step later than `after`; skips damaged ones, with a warning."""
         for step, path in sorted(self._whole().items(), reverse=True):
             if step <= after:
                 break
@@ -163,15 +156,14 @@ class CheckpointStore:
             CheckpointError: the checkpoint is incomplete or damaged, holds only weights, has a newer format, or was
                 written by a run with another `identity`.
         """
+        another = "give another folder global_step_<N>"
         if (irregular := irregular_file(folder)) is not None:
-            raise CheckpointError(f"{irregular} is not a regular file; give another folder global_step_<N>")
+            raise CheckpointError(f"{irregular} is not a regular file; {another}")
         try:
-            state = read_json(folder / STATE_FILE, dict, within=folder)
+            state = _state(folder)
         except ForeignFileError as error:
-            raise CheckpointError(
-                f"{folder} is not a complete checkpoint ({error}); give a folder global_step_<N>"
-            ) from error
-        version = state.get(_FORMAT, FORMAT_VERSION)
+            raise CheckpointError(f"{folder} is not a complete checkpoint ({error}); {another}") from error
+        version = state.get("format", FORMAT_VERSION)
         if not isinstance(version, int) or version > FORMAT_VERSION:
             raise CheckpointError(
                 f"{folder} has format {version!r}, but this cepo reads formats up to {FORMAT_VERSION}; use the version that "
@@ -181,52 +173,29 @@ class CheckpointStore:
             if _comparable(key, state.get(key)) != _comparable(key, value):
                 raise CheckpointError(
                     f"{folder} was written with {key}={state.get(key)}, but this run has {value}; set it to {state.get(key)} to "
-                    f"continue from there. {self._new_run}"
+                    f"continue from there. {_ANEW}"
                 )
-        if state.get(_WEIGHTS_ONLY):
+        if state.get("weights_only"):
             raise CheckpointError(
-                f"{folder} holds only weights (trainer.save_model_only), so no run can continue from it. To train these weights "
-                "further, give the output of `cepo merge` as worker.actor.model.model_path; trainer.find_last_checkpoint=false "
-                "starts a new run"
+                f"{folder} holds only weights (trainer.save_model_only), so no run can continue from it. {_ANEW}"
             )
-        damage = damaged_file(folder)
+        damage = damaged_file(folder) or (None if (folder / "actor").is_dir() else "it has no folder actor")
         if damage is not None:
-            raise CheckpointError(f"{folder} is damaged ({damage}); give another folder global_step_<N>")
-        if not (folder / "actor").is_dir():
-            raise CheckpointError(f"{folder} is not a complete checkpoint: it has no folder actor; give another one")
+            raise CheckpointError(f"{folder} is damaged ({damage}); {another}")
         try:
             return TrainerState(**state["state"])
-        except (KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"{folder / STATE_FILE} has no valid trainer state ({error!r}); give another one"
-            ) from error
-
-    def is_validated(self, folder: Path) -> bool:
-        """Returns whether a checkpoint, which `read` has checked, was written after a validation of its weights."""
-        return _state(folder).get(_SCORE) is not None
+        except (KeyError, TypeError, ValidationError) as error:
+            raise CheckpointError(f"{folder / STATE_FILE} has no valid trainer state ({error!r}); {another}") from error
 
     def changes(self, folder: Path) -> list[str]:
         """Lists the settings, among those that this run and the checkpoint's run both have, whose values differ."""
-        recorded = _state(folder).get(_SETTINGS)
+        recorded = _state(folder).get("settings")
         written: Tree = recorded if is_dict(recorded) else {}
-        both = [key for key in self.settings if key in written]
         return [
-            f"{key}: was {json.dumps(written[key])}, is {json.dumps(self.settings[key])}"
-            for key in both
-            if _comparable(key, written[key]) != _comparable(key, self.settings[key])
+            f"{key}: was {json.dumps(written[key])}, is {json.dumps(value)}"
+            for key, value in self.settings.items()
+            if key in written and _comparable(key, written[key]) != _comparable(key, value)
         ]
-
-    def require_writable(self) -> None:
-        """Creates the run folder and checks that it is writable. Raises `CheckpointError`: it is not."""
-        probe = self.folder / f".writable.{os.getpid()}"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            raise CheckpointError(
-                f"the run folder {self.folder} cannot be written ({error}); set trainer.save_checkpoint_path to another"
-            ) from error
 
     def _whole(self) -> dict[int, Path]:
         found = checkpoint_folders(self.folder)
@@ -236,7 +205,7 @@ class CheckpointStore:
         scores: dict[int, float] = {}
         for step, path in self._whole().items():
             try:
-                score = _state(path).get(_SCORE)
+                score = _state(path).get("val_reward_score")
             except ForeignFileError as error:
                 logger.warning("%s cannot be read (%s); it cannot be chosen as the best checkpoint", path, error)
                 continue
@@ -244,22 +213,17 @@ class CheckpointStore:
                 scores[step] = score
         return scores
 
-    def _prune(self, *, newest: int, best: int | None) -> None:
-        if self._keep < 0:
-            return
+    def _prune(self, kept: set[int | None]) -> None:
         whole = self._whole()
-        kept = {newest} if best is None else {newest, best}
         others = sorted(whole.keys() - kept, reverse=True)
-        for step in others[max(self._keep - len(kept), 0) :]:
-            shutil.rmtree(whole[step])
+        if self._keep >= 0:
+            for step in others[max(self._keep - len(kept - {None}), 0) :]:
+                shutil.rmtree(whole[step])
 
 
-def _comparable(key: str, value: object) -> Any:
-    """Returns a setting such that two spellings of one path are equal.
-
-    Of training files only the names count, because a checksum of their content is compared too.
-    """
-    if key == "data.train_files" and isinstance(value, str):
+def _comparable(key: str, value: object) -> object:
+    """Returns a setting such that two spellings of one path are equal."""
+    if key == "data.train_files" and isinstance(value, str):  # a checksum of their content is compared too
         return [os.path.basename(path.strip()) for path in value.split(",")]
     return os.path.abspath(find_path(value) or value) if isinstance(value, str) else value
 
@@ -279,41 +243,27 @@ def written_files(folder: Path) -> dict[str, list[int]]:
 
 
 def damaged_file(folder: Path) -> str | None:
-    """Describes the first file of a checkpoint that differs from what was written, or returns None if none differs.
-
-    Every file is among those that were written, and none is a link, a pipe or a device.
-    """
+    """Describes the first file that differs from what was written, was not, or is no regular one; None if there is none."""
     if (irregular := irregular_file(folder)) is not None:
         return f"{irregular.relative_to(folder)} is not a regular file"
     try:
-        expected = read_json(folder / FILES_FILE, dict, within=folder)
+        expected = _FILES.validate_python(read_json(folder / FILES_FILE, dict, within=folder))
     except ForeignFileError as error:
         return f"{FILES_FILE} {error.fault}"
-    if not _lists_files(expected):
+    except ValidationError:
+        expected = {}
+    if STATE_FILE not in expected:
         return f"{FILES_FILE} does not list the checkpoint's files"
     present = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - {FILES_FILE}
     if unlisted := present - expected.keys():
         return f"{min(unlisted)} is not listed in {FILES_FILE}"
     for name, (size, number) in expected.items():
-        path = folder / name
-        found = path.stat().st_size if name in present else None
+        found = (folder / name).stat().st_size if name in present else None
         if found != size:
             return f"{name} {'is missing' if found is None else f'has {found} bytes'}, {size} were written"
-        if _checksum(path) != number:
+        if _checksum(folder / name) != number:
             return f"{name}: other bytes than were written"
     return None
-
-
-def _lists_files(content: object) -> bool:
-    """Returns whether `content` maps each file name, including the trainer's state, to a size and a checksum."""
-    return (
-        is_dict(content)
-        and STATE_FILE in content
-        and all(
-            is_list(entry) and len(entry) == 2 and all(type(part) is int for part in entry)
-            for entry in content.values()
-        )
-    )
 
 
 def _checksum(path: Path) -> int:

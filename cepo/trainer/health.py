@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -44,12 +45,11 @@ class Health:
     def __init__(self, settings: TrainerConfig) -> None:
         self._settings = settings
         self._in_a_row = {"repeated": 0, "empty": 0, "equal": 0}
-        self._num_steps = 0
+        self._num_steps = self.skipped_in_a_row = 0
         self._found: dict[str, str] = {}
-        self._has_bad_inputs = self._has_missed_answers = False
         self._reported: set[str] = set()
+        self._has_bad_inputs = self._has_missed_answers = False
         self._why_skipped = ""
-        self.skipped_in_a_row = 0
         self.metrics: Metrics = {}
 
     def may_update(self, batch: ScoredBatch, signal: TokenSignal) -> bool:
@@ -60,15 +60,15 @@ class Health:
         `health/repeated_fraction` and `health/empty_fraction` are shares of the responses. `health/equal_reward_steps`
         is the number of consecutive steps up to this one in which all responses got the same reward.
         """
-        rollouts = batch.rollouts
+        rollouts, mask = batch.rollouts, batch.rollouts.response_mask
         log_probs = [rollouts.sampled_log_probs, batch.old_log_probs, *batch.teacher_log_probs.values()]
         counts = {
-            "log_probs": _num_not_finite(log_probs, rollouts.response_mask),
-            "rewards": _num_not_finite([batch.token_level_rewards], rollouts.response_mask),
-            "advantages": _num_not_finite([signal.advantages], rollouts.response_mask),
+            "log_probs": _num_not_finite(log_probs, mask),
+            "rewards": _num_not_finite([batch.token_level_rewards], mask),
+            "advantages": _num_not_finite([signal.advantages], mask),
         }
         shares = {
-            "repeated": sum(map(_repeats_one_token, (each.response_ids for each in rollouts.generations))),
+            "repeated": sum(_repeats_one_token(each.response_ids) for each in rollouts.generations),
             "empty": sum(not text.strip() for text in rollouts.responses),
         }
         total = len(rollouts.generations)
@@ -82,9 +82,7 @@ class Health:
         }
         self._has_bad_inputs = any(counts.values())
         self._found = {
-            f"nonfinite {name}": f"{number} {name.replace('_', '-')} are not finite"
-            for name, number in counts.items()
-            if number
+            name: f"{number} {name.replace('_', '-')} are not finite" for name, number in counts.items() if number
         } | self._collapse(rollouts)
         self._report(rollouts.step + 1)
         return not self._found or self._settings.on_fault == "warn"
@@ -97,8 +95,8 @@ class Health:
             logger.warning(
                 f"in each of the first {FIRST_STEPS} steps all responses got the same reward, now {float(rewards[0]):g}, so "
                 "that nothing can be learnt. `cepo report` of the run folder shows responses with their reference answers; look "
-                "at data.answer_key, data.format_prompt and data.max_response_length (cut responses have no answer), and at "
-                "worker.reward.reward_function"
+                "at data.answer_key, data.format_prompt, worker.reward.reward_function and data.max_response_length (cut "
+                "responses have no answer)"
             )
 
     def count_missing_answers(self, num_missing: int, num_responses: int) -> None:
@@ -108,20 +106,16 @@ class Health:
         self._has_missed_answers = True
         logger.warning(
             f"{num_missing} of {num_responses} responses ({100 * num_missing / num_responses:.0f} %) have no final answer that a "
-            "teacher could read. "
-            "An answer is the last \\boxed{...} or <answer>...</answer>; for another format name a function in "
-            "worker.reward.answer_function. Responses that data.max_response_length cuts have no answer either. "
-            "references/responses_without_answer counts them at every step"
+            "teacher could read (references/responses_without_answer). An answer is the last \\boxed{...} or "
+            "<answer>...</answer>; for another format name a function in worker.reward.answer_function. Responses that "
+            "data.max_response_length cuts have no answer either"
         )
 
     def count_skipped(self, step: int, num_skipped: float, num_updates: int, *, why: str = NOT_FINITE) -> None:
         """Counts the 1-based `step` if all of its updates were skipped; a step without updates changes nothing."""
         if num_updates == 0:
             return
-        if num_skipped < num_updates:
-            self.skipped_in_a_row = 0
-            return
-        self.skipped_in_a_row += 1
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if num_skipped >= num_updates else 0
         self._why_skipped = why
         if self.skipped_in_a_row == 1:
             most = self._settings.max_skipped_steps
@@ -135,9 +129,8 @@ class Health:
     def require_sound(self, step: int, values: Mapping[str, float]) -> None:
         """Checks the metrics of the 1-based `step` after they have been recorded.
 
-        Raises:
-            EngineError: the step has a fault and `trainer.on_fault` is stop; or, whatever it is, the update broke the
-                model: a weight, or a loss of finite inputs, is not finite.
+        Raises `EngineError`: the step has a fault and `trainer.on_fault` is stop; or, whatever it is, the update broke
+        the model: a weight, or a loss of finite inputs, is not finite.
         """
         broken = [name for name, value in values.items() if name.endswith(MODELS_NUMBERS) and not math.isfinite(value)]
         if broken and not (self._has_bad_inputs and all(name.endswith("_loss") for name in broken)):
@@ -160,26 +153,21 @@ class Health:
                 "The last checkpoint was written before this fault"
             )
 
-    def require_updates(self, folder: object) -> None:
+    def require_updates(self, folder: Path, *, saved_aside: Path | None = None) -> None:
         """Checks that updates have not been skipped in too many consecutive steps.
 
-        Raises:
-            EngineError: they have. The message names the run folder, whose checkpoints are from before those steps.
+        Raises `EngineError`: they have, or they were in the run's last steps, whose weights are then `saved_aside`. It
+        names the run `folder`, whose checkpoints are from before those steps.
         """
         most = self._settings.max_skipped_steps
-        if 0 < most <= self.skipped_in_a_row:
-            raise EngineError(
-                f"all updates of the last {self.skipped_in_a_row} steps were skipped, because {self._why_skipped}, so the "
-                f"model no longer trains (trainer.max_skipped_steps={most}; -1 never stops). The checkpoints in {folder} "
-                "were written before these steps; continue from one with a lower worker.actor.optim.lr"
-            )
-
-    def refuse_as_last(self, folder: object) -> EngineError:
-        """Returns the error of a run whose last steps trained nothing; `folder` has the last step's weights."""
-        return EngineError(
-            f"the run's last {self.skipped_in_a_row} steps trained nothing: all their updates were skipped, because "
-            f"{self._why_skipped}. Its checkpoints were written before them. The weights after the last step are in {folder}; "
-            "a run resumes from them only if trainer.load_checkpoint_path names that folder"
+        if saved_aside is None and not 0 < most <= self.skipped_in_a_row:
+            return
+        how = f"trainer.max_skipped_steps={most}; -1 never stops"
+        if saved_aside is not None:
+            how = f"its weights are in {saved_aside}; a run resumes from them only if trainer.load_checkpoint_path names it"
+        raise EngineError(
+            f"all updates of the last {self.skipped_in_a_row} steps were skipped, because {self._why_skipped} ({how}). The "
+            f"checkpoints in {folder} were written before these steps; continue from one with a lower worker.actor.optim.lr"
         )
 
     def _count(self, name: str, is_so: bool) -> None:

@@ -23,22 +23,14 @@ from cepo.models.processing import Processing
 from cepo.progress import StageClock, phase
 from cepo.rewards.pool import RewardPool
 from cepo.tracking.tracker import Tracker
-from cepo.trainer.asking import Asker, Rollouts, training_settings
+from cepo.trainer.asking import Asker, Rollouts, ask_until_enough, training_settings
 from cepo.trainer.callbacks import Callback
 from cepo.trainer.checkpoints import TrainerState
-from cepo.trainer.filtering import ask_until_enough
 from cepo.trainer.planning import ScoringPlan, make_plan, num_without_answer, restricted, rollout_groups
 from cepo.trainer.protocol import Backend
-from cepo.trainer.recording import answer_metrics, group_records, reward_metrics, work_metrics
+from cepo.trainer.recording import group_records, reward_metrics, work_metrics
 from cepo.trainer.run_policy import RunPolicy
-from cepo.trainer.scoring import (
-    ScoredBatch,
-    actor_batches,
-    critic_batches,
-    gap_at_temperature_1,
-    penalise,
-    with_scored,
-)
+from cepo.trainer.scoring import ScoredBatch, actor_batches, critic_batches, gap_at_temperature_1, penalise, with_scored
 from cepo.trainer.validation import Validator
 from cepo.types import TokenSignal
 
@@ -75,7 +67,6 @@ class Trainer:
 
     @property
     def state(self) -> TrainerState:
-        """The trainer's part of a checkpoint."""
         return self.policy.state
 
     def fit(self) -> None:
@@ -83,14 +74,12 @@ class Trainer:
 
         With `trainer.save_on_interrupt` an interruption is raised at the end of its step, when a checkpoint has been saved.
         """
-        settings = self.settings
         with phase("handing the weights to the rollout engine"):
             self.backend.synchronise_rollout()
-        if settings.val_only:
+        if self.settings.val_only or (self.settings.val_before_train and self._first_step == 0):
             self.validate()
+        if self.settings.val_only:
             return
-        if settings.val_before_train and self._first_step == 0:
-            self.validate()
         try:
             self._train()
         except KeyboardInterrupt:
@@ -131,7 +120,6 @@ class Trainer:
         self.record(batch, signal, updated)
 
     def _call_back(self, stage: str, *values: object) -> None:
-        """Calls the method `stage` of each callback; see `Callback`."""
         for each in self.callbacks:
             getattr(each, stage)(*values)
 
@@ -172,12 +160,9 @@ class Trainer:
         """Decides which rows learn, what their teachers read, and which rows the student must score."""
         groups = []
         if self.estimator.needs_teacher(step=rollouts.step):
+            by_value = self.estimator.negative.select == "most_frequent"
             groups = rollout_groups(
-                rollouts,
-                self.rewards,
-                self.processing,
-                seed=self.settings.seed,
-                with_values=self.estimator.negative.select == "most_frequent",
+                rollouts, self.rewards, self.processing, seed=self.settings.seed, with_values=by_value
             )
             if self.estimator.reads_answers:
                 self.policy.health.count_missing_answers(num_without_answer(groups), len(rollouts.generations))
@@ -254,7 +239,6 @@ class Trainer:
         return log_probs, kl_penalty(old_log_probs, log_probs, penalty)
 
     def _values(self, rollouts: Rollouts) -> Tensor:
-        """Returns (B, T) the critic's value before each token."""
         rows = [rollouts.scoring_row(row) for row in range(len(rollouts.generations))]
         with self.clock.stage("score"):
             return rollouts.padded(self.backend.values(rows))
@@ -280,28 +264,17 @@ class Trainer:
         with self.clock.stage("update"):
             if self.estimator.needs_values:
                 critic = self.worker.resolved_critic
-                targets = critic_batches(
-                    batch,
-                    signal,
-                    num_prompts=critic.global_batch_size or actor.global_batch_size,
-                    epochs=critic.ppo_epochs,
-                    max_response_length=longest,
-                )
+                size, epochs = critic.global_batch_size or actor.global_batch_size, critic.ppo_epochs
+                targets = critic_batches(batch, signal, num_prompts=size, epochs=epochs, max_response_length=longest)
                 metrics |= self.backend.update_critic(targets, step=step)
             if self.estimator.needs_values and step < self.settings.critic_warmup:
                 self.backend.finish_step(step)
                 return metrics
-            batches = actor_batches(
-                batch,
-                signal,
-                num_prompts=actor.global_batch_size,
-                epochs=actor.ppo_epochs,
-                max_response_length=longest,
-            )
-            updated = self.backend.update(batches, step=step)
-            skipped = results({name: updated[name] for name in (_SKIPPED,) if name in updated})
-            self.policy.health.count_skipped(step + 1, skipped.get(_SKIPPED, 0.0), len(batches))
-            metrics |= updated
+            size, epochs = actor.global_batch_size, actor.ppo_epochs
+            batches = actor_batches(batch, signal, num_prompts=size, epochs=epochs, max_response_length=longest)
+            metrics |= self.backend.update(batches, step=step)
+            skipped = results(metrics).get(_SKIPPED, 0.0)
+            self.policy.health.count_skipped(step + 1, skipped, len(batches))
             self.backend.finish_step(step)
         with self.clock.stage("sync"):
             self.backend.synchronise_rollout()
@@ -319,12 +292,9 @@ class Trainer:
         """Writes the step's metrics and some of its rollouts."""
         rollouts, settings = batch.rollouts, self.settings
         parts = [
-            rollouts.metrics,
-            reward_metrics(rollouts),
-            work_metrics(batch, self.worker.rollout.temperature),
-            answer_metrics(batch, signal, self._asker),
+            *(rollouts.metrics, reward_metrics(rollouts), work_metrics(batch, self.worker.rollout.temperature)),
+            *(batch.metrics, batch.plan.metrics, signal.metrics, updated, self.policy.metrics, self.clock.drain()),
         ]
-        parts += [batch.metrics, batch.plan.metrics, signal.metrics, updated, self.policy.metrics, self.clock.drain()]
         values = results(merge_metrics(parts))
         self.tracker.log_metrics(rollouts.step + 1, values)
         if rollouts.step % settings.rollouts_freq == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -52,6 +53,18 @@ class View:
         """(B,) whether the teacher of each row reads a reference."""
         return torch.tensor([text is not None for text in self.references])
 
+    def metrics(self, num_live: int) -> Metrics:
+        """Returns the shares of the live rows' references that were used, empty, too long, or cut.
+
+        `_used` is a share of the live rows, `_cut` of the references shown, `_empty` and `_without_room` of the chosen.
+        """
+        return {
+            f"references/{self.name}_used": fraction(len(self.rows), num_live),
+            f"references/{self.name}_empty": fraction(self.num_empty, self.num_chosen),
+            f"references/{self.name}_without_room": fraction(self.num_without_room, self.num_chosen),
+            f"references/{self.name}_cut": fraction(self.num_cut, len(self.rows)),
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringPlan:
@@ -61,8 +74,8 @@ class ScoringPlan:
         live: (B,) True on rows whose signal can be non-zero; the others get no pass.
         on_policy: (B,) True on rows whose optimizer step starts from the weights that sampled them.
         student: row -> its response after the student's prompt, for rows whose student log-probs are needed.
-        views: one per view of the method; empty if this step uses no teacher.
-        answers: the final answer of each row, None where there is none; empty if this step uses no teacher.
+        views: one per view of the method; empty if this step uses no teacher, as are `answers`.
+        answers: the final answer of each row, None where there is none.
     """
 
     rollouts: Rollouts
@@ -90,7 +103,7 @@ def make_plan(
     """
     live = estimator.live_rows(rollouts.rewards, rollouts.group_ids)
     if overlong_filter:
-        live = live & finished_rows(rollouts)
+        live = live & _finished_rows(rollouts)
     live = live | with_kl
     views: list[View] = []
     if groups:
@@ -101,7 +114,9 @@ def make_plan(
     if estimator.views:
         metrics["work/teacher_rows"] = sum_value(sum(len(view.rows) for view in views))
     if groups:
-        metrics |= reference_metrics(views, int(live.sum())) | fallback_metrics(groups, estimator.negative)
+        for view in views:
+            metrics |= view.metrics(int(live.sum()))
+        metrics |= fallback_metrics(groups, estimator.negative)
         metrics["references/responses_without_answer"] = fraction(num_without_answer(groups), len(live))
     return ScoringPlan(
         rollouts=rollouts,
@@ -119,19 +134,19 @@ def rollout_groups(
 ) -> list[RolloutGroup]:
     """Returns the rollouts' groups with their final answers, from which methods choose references.
 
-    The grader compares answers of wrong responses with the ground truth. If the reward rejects a rounding of the truth,
-    for example, that answer must not be shown to a teacher as wrong.
-
-    Answers are sanitised here, so that one that becomes empty is no candidate for a reference. With `with_values`,
-    answers of wrong responses get the value by which `negative.select=most_frequent` counts them.
+    The grader compares answers of wrong responses with the ground truth: a rounding of the truth, for example, must not
+    be shown to a teacher as wrong. Answers are sanitised here, so that one that becomes empty is no candidate. With
+    `with_values`, wrong answers get the value by which `negative.select=most_frequent` counts them.
     """
     extracted = pool.extracted_answers(rollouts.responses)
     answers = [sanitise_reference(answer or "", processing.special_texts) or None for answer in extracted]
-    doubtful = [row for row, answer in enumerate(answers) if answer is not None and not rollouts.correct[row]]
-    pairs = [(str(answers[row]), rollouts.problems[row // rollouts.group_size].ground_truth) for row in doubtful]
+    doubtful = {row: answer for row, answer in enumerate(answers) if answer is not None and not rollouts.correct[row]}
+    truths = [rollouts.problems[row // rollouts.group_size].ground_truth for row in doubtful]
+    pairs = list(zip(doubtful.values(), truths, strict=True))
     equal = dict(zip(doubtful, pool.same_statements(pairs), strict=True)) if pairs else {}
-    asked = doubtful if with_values else []
-    values = dict(zip(asked, pool.value_keys([str(answers[row]) for row in asked]), strict=True)) if asked else {}
+    values: dict[int, str] = {}
+    if with_values and doubtful:
+        values = dict(zip(doubtful, pool.value_keys(list(doubtful.values())), strict=True))
 
     def candidate(index: int, row: int) -> Rollout:
         response = rollouts.generations[row].response_ids
@@ -169,10 +184,10 @@ def plan_views(
         name: [builder.shown(row, reference) for row, reference in enumerate(of_rows)]
         for name, of_rows in references.items()
     }
-    stays = estimator.settled({name: [each.text is not None for each in rows] for name, rows in shown.items()})
+    kept = estimator.settled({name: [each.text is not None for each in rows] for name, rows in shown.items()})
     views: list[View] = []
     for name in estimator.views:
-        texts = [each.text if stay else None for each, stay in zip(shown[name], stays[name], strict=True)]
+        texts = [each.text if is_kept else None for each, is_kept in zip(shown[name], kept[name], strict=True)]
         rows = [row for row, text in enumerate(texts) if text is not None and live[row]]
         asked = [shown[name][row] for row, reference in enumerate(references[name]) if reference and live[row]]
         views.append(
@@ -196,7 +211,7 @@ def student_rows(
 
     On-policy rows get their old log-probs from the update itself. They need a scoring pass only if the method's signal
     reads old log-probs, or if one view of the row has a reference and another has none, so that its teacher is the
-    student. If no view of a row has a reference, all its views are equal in any case.
+    student.
     """
     has_reference = torch.zeros(len(live), dtype=torch.bool)
     lacks_reference = has_reference.clone()
@@ -210,23 +225,7 @@ def student_rows(
     return [row for row, is_needed in enumerate(needed) if is_needed]
 
 
-def reference_metrics(views: Sequence[View], num_live: int) -> Metrics:
-    """Returns the shares of each view's references that were used, empty, too long, or cut.
-
-    `references/<view>_used` is a share of the live rows, `_cut` of the references shown. `_empty` (emptied by
-    sanitising) and `_without_room` (too long for the context) are shares of the references chosen for live rows.
-    """
-    metrics: Metrics = {}
-    for view in views:
-        metrics[f"references/{view.name}_used"] = fraction(len(view.rows), num_live)
-        metrics[f"references/{view.name}_empty"] = fraction(view.num_empty, view.num_chosen)
-        metrics[f"references/{view.name}_without_room"] = fraction(view.num_without_room, view.num_chosen)
-        metrics[f"references/{view.name}_cut"] = fraction(view.num_cut, len(view.rows))
-    return metrics
-
-
 def num_without_answer(groups: Sequence[RolloutGroup]) -> int:
-    """Returns the number of responses in which no final answer was found."""
     return sum(rollout.answer is None for group in groups for rollout in group.rollouts)
 
 
@@ -256,45 +255,39 @@ class _ReferenceContexts:
 
     def __init__(self, rollouts: Rollouts, live: Tensor, contexts: ContextBuilder) -> None:
         self._rollouts, self._live, self._contexts = rollouts, live, contexts
-        self._built: dict[tuple[int, int, bool], _ShownReference] = {}
-        self._fitted: dict[tuple[int, str, bool], tuple[EncodedPrompt, str] | None] = {}
+        self._built, self._fitted = cache(self._build), cache(self._fit)
 
     def shown(self, row: int, reference: Reference | None) -> _ShownReference:
         if reference is None:
             return _ShownReference()
-        prompt, is_live = row // self._rollouts.group_size, bool(self._live[row])
-        key = (prompt, id(reference), is_live)
-        if key not in self._built:
-            self._built[key] = self._fitted_reference(prompt, reference, is_live=is_live)
-        return self._built[key]
+        return self._built(row // self._rollouts.group_size, reference, is_live=bool(self._live[row]))
 
-    def _fitted_reference(self, prompt: int, reference: Reference, *, is_live: bool) -> _ShownReference:
-        rollouts = self._rollouts
+    def _build(self, prompt: int, reference: Reference, *, is_live: bool) -> _ShownReference:
+        rollouts, contexts = self._rollouts, self._contexts
         if reference.blind:
             if rollouts.prompts[prompt].images is None:
                 return _ShownReference()
-            context = self._contexts.blind(rollouts.problems[prompt]) if is_live else None
+            context = contexts.blind(rollouts.problems[prompt]) if is_live else None
             return _ShownReference(text=WITHOUT_IMAGES, context=context)
-        text = self._contexts.reference_text(reference)
+        text = contexts.reference_text(reference)
         if not text:
             return _ShownReference(is_empty=True)
-        is_cut = text != self._contexts.whole_text(reference)
+        is_cut = text != contexts.whole_text(reference)
         if not is_live:
             return _ShownReference(text=text, is_cut=is_cut)
-        key = (prompt, text, reference.is_answer)
-        if key not in self._fitted:  # references with the same text share one context, so passes compute it once
-            self._fitted[key] = self._contexts.fitted(
-                rollouts.problems[prompt], rollouts.prompts[prompt], text, is_answer=reference.is_answer
-            )
-        found = self._fitted[key]
-        if found is None:
+        fitted = self._fitted(prompt, text, is_answer=reference.is_answer)
+        if fitted is None:
             return _ShownReference(is_without_room=True)
-        context, shown = found
+        context, shown = fitted
         return _ShownReference(text=shown, context=context, is_cut=is_cut or shown != text)
 
+    def _fit(self, prompt: int, text: str, *, is_answer: bool) -> tuple[EncodedPrompt, str] | None:
+        """Fits a text into a context. References with the same text share one, so that passes compute it once."""
+        rollouts = self._rollouts
+        return self._contexts.fitted(rollouts.problems[prompt], rollouts.prompts[prompt], text, is_answer=is_answer)
 
-def finished_rows(rollouts: Rollouts) -> Tensor:
-    """Returns (B,) True on rows whose response was not cut by the length limit."""
+
+def _finished_rows(rollouts: Rollouts) -> Tensor:
     return torch.tensor([generation.finished for generation in rollouts.generations])
 
 
@@ -303,18 +296,15 @@ def restricted(
 ) -> TokenSignal:
     """Removes from the signal the tokens that `algorithm.overlong_filter` and `algorithm.top_entropy` exclude.
 
-    `top_entropy` is the share to keep of the live rows' tokens: those drawn from the distributions with the highest
-    entropy. Ties at the threshold are kept. Denominators of the loss still count all tokens. Sources: DAPO (Yu et al.
-    2025) for cut responses; Wang et al. 2025 (arXiv 2506.01939) for entropy, who average over kept tokens alone.
-
-    Args:
-        live: (B,) True on rows that learn.
-        entropies: (B, T) in nats; None without `top_entropy`.
+    `top_entropy` is the share to keep of the tokens of `live` rows, (B,): those drawn from the distributions with the
+    highest of the `entropies`, (B, T) in nats. Ties at the threshold are kept. Denominators of the loss still count all
+    tokens. Sources: DAPO (Yu et al. 2025) for cut responses; Wang et al. 2025 (arXiv 2506.01939) for entropy, who
+    average over kept tokens alone.
     """
     kept = rollouts.response_mask
     metrics: Metrics = {}
     if algorithm.overlong_filter:
-        kept = kept & finished_rows(rollouts).unsqueeze(1)
+        kept = kept & _finished_rows(rollouts).unsqueeze(1)
     if entropies is not None:
         learning = kept & live.unsqueeze(1)
         found = entropies[learning]

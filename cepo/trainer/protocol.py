@@ -16,7 +16,7 @@ from cepo.rollout.generator import Sampler
 class Backend(Sampler, Protocol):
     """Samples, scores and updates on one device or many, and holds the weights.
 
-    `generate` samples with the weights of the last synchronisation.
+    `generate` samples with the weights of the last synchronisation. Steps are 0-based.
     """
 
     generator_name: str
@@ -26,37 +26,27 @@ class Backend(Sampler, Protocol):
         ...
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
-        """Takes one optimizer step of the actor per batch, at the 0-based training step."""
+        """Takes one optimizer step of the actor per batch."""
         ...
 
     def values(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
         """Returns the critic's value before each response token of each row."""
         ...
 
-    def update_critic(self, batches: Sequence[CriticBatch], *, step: int) -> Metrics:
-        """Takes one optimizer step of the critic per batch."""
-        ...
+    def update_critic(self, batches: Sequence[CriticBatch], *, step: int) -> Metrics: ...
 
     def forget_work(self) -> None:
         """Excludes the work since the last update, such as a validation's, from the next step's `work/*` metrics."""
-        ...
 
     def finish_step(self, step: int) -> None:
-        """Refreshes teacher weights after the update of the 0-based step."""
-        ...
+        """Refreshes teacher weights after the update of the step."""
 
     def synchronise_rollout(self) -> None:
         """Copies the actor's current weights to the rollout engine."""
-        ...
 
     def save(self, folder: Path) -> None:
         """Saves weights, optimizer, teacher weights and random state in `folder/actor`, a critic in `folder/critic`."""
-        ...
 
-    def load(self, folder: Path) -> None:
-        """Restores exactly what `save` wrote."""
-        ...
+    def load(self, folder: Path) -> None: ...
 
-    def close(self) -> None:
-        """Frees devices and engines."""
-        ...
+    def close(self) -> None: ...

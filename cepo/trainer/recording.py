@@ -12,12 +12,9 @@ from cepo.metrics import Metrics, fraction, max_value, mean_of, mean_value, min_
 from cepo.models.processing import Processing
 from cepo.tracking.run_folder import png_bytes
 from cepo.tracking.trace import STUDENT, GroupRecord, RolloutRecord
-from cepo.trainer.asking import Asker, Rollouts
+from cepo.trainer.asking import Rollouts
 from cepo.trainer.scoring import ScoredBatch
 from cepo.types import TokenSignal
-
-RESPONSES_SEARCHED = 256
-"""Maximum number of responses per step whose answer tokens are located; 1000 tokens take some milliseconds."""
 
 
 def reward_metrics(rollouts: Rollouts) -> Metrics:
@@ -46,10 +43,8 @@ def reward_metrics(rollouts: Rollouts) -> Metrics:
 def work_metrics(batch: ScoredBatch, temperature: float) -> Metrics:
     """Returns the shares of live and of scored rows, and how well the log-probs of engine and trainer agree.
 
-    `rollout/entropy` is the engine's mean of -log P at temperature 1 over all sampled tokens. Because all rows count,
-    methods can be compared by it, unlike by `actor/live_entropy`, which covers only the rows of an update.
-
-    On-policy rows are left out of the agreement here; the update compares them.
+    `rollout/entropy` is the engine's mean of -log P at temperature 1 over all sampled tokens. On-policy rows are left
+    out of the agreement here; the update compares them.
     """
     rollouts, plan = batch.rollouts, batch.plan
     scored = torch.tensor([row in plan.student for row in range(len(plan.live))])
@@ -61,59 +56,32 @@ def work_metrics(batch: ScoredBatch, temperature: float) -> Metrics:
     } | agreement_metrics(rollouts.sampled_log_probs, batch.old_log_probs, compared, temperature)
 
 
-def answer_metrics(batch: ScoredBatch, signal: TokenSignal, asker: Asker) -> Metrics:
-    """Returns the means of delta and |delta| over final-answer tokens and over the other tokens of the same responses.
-
-    Tokens with advantage 0 do not count. At most `RESPONSES_SEARCHED` responses are searched for their answer.
-    """
-    delta, answers = signal.diagnostics.get("delta"), batch.plan.answers
-    if delta is None:
-        return {}
-    counted = batch.rollouts.response_mask & (signal.advantages != 0)
-    inside, outside = torch.zeros_like(counted), torch.zeros_like(counted)
-    live = [(row, answer) for row, answer in enumerate(answers) if answer is not None and bool(counted[row].any())]
-    for row, answer in live[:RESPONSES_SEARCHED]:
-        span = asker.answer_tokens(batch.rollouts, row, answer)
-        if span is not None:
-            inside[row, span] = True
-            outside[row] = ~inside[row]
-    metrics: Metrics = {}
-    for name, where in (("answer", inside & counted), ("rest", outside & counted)):
-        metrics[f"evidence/delta_mean_{name}"] = mean_of(delta, where)
-        metrics[f"evidence/delta_abs_{name}"] = mean_of(delta.abs(), where)
-    return metrics
-
-
 def group_records(
     batch: ScoredBatch, signal: TokenSignal, processing: Processing, views: Sequence[str], num_groups: int
 ) -> list[GroupRecord]:
     """Returns records of `num_groups` groups, preferring groups with both right and wrong rollouts.
 
-    Args:
-        views: all views of the method, even if this step used no teacher.
+    `views` are all views of the method, even if this step used no teacher.
     """
     rollouts = batch.rollouts
     size, numbers = rollouts.group_size, range(len(rollouts.problems))
     num_right = [int(number) for number in rollouts.correct.view(len(numbers), size).sum(dim=1)]
-    chosen = sorted(numbers, key=lambda number: (not 0 < num_right[number] < size, number))[:num_groups]
-    return [_group_record(batch, signal, processing, views, number) for number in chosen]
-
-
-def _group_record(
-    batch: ScoredBatch, signal: TokenSignal, processing: Processing, views: Sequence[str], number: int
-) -> GroupRecord:
-    rollouts = batch.rollouts
-    problem = rollouts.problems[number]
-    frames = [frame for video in problem.videos for frame in video.some_frames()]
-    return GroupRecord(
-        step=rollouts.step + 1,
-        number=number,
-        prompt_id=problem.prompt_id,
-        problem=problem.text,
-        ground_truth=problem.ground_truth,
-        images=[png_bytes(image) for image in (*problem.images, *frames)],
-        rollouts=[_rollout_record(batch, signal, processing, views, row) for row in rollouts.rows_of(number)],
-    )
+    records: list[GroupRecord] = []
+    for number in sorted(numbers, key=lambda number: (not 0 < num_right[number] < size, number))[:num_groups]:
+        problem = rollouts.problems[number]
+        frames = [frame for video in problem.videos for frame in video.some_frames()]
+        records.append(
+            GroupRecord(
+                step=rollouts.step + 1,
+                number=number,
+                prompt_id=problem.prompt_id,
+                problem=problem.text,
+                ground_truth=problem.ground_truth,
+                images=[png_bytes(image) for image in (*problem.images, *frames)],
+                rollouts=[_rollout_record(batch, signal, processing, views, row) for row in rollouts.rows_of(number)],
+            )
+        )
+    return records
 
 
 def _rollout_record(

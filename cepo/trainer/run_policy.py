@@ -31,8 +31,7 @@ class RunLock:
     """Holds `<run folder>/run.lock` from `acquire` until `release` or until the process ends, even by kill -9.
 
     It is a POSIX record lock, which child processes do not inherit and which works across machines on network file
-    systems. The file's text names the holder, for the error of a refused run. On a file system without locks nothing
-    is held, and a warning says so.
+    systems. The file's text names the holder. On a file system without locks nothing is held, and a warning says so.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,16 +39,15 @@ class RunLock:
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
-        """Acquires the lock; does nothing if this object already holds it.
+        """Creates the folder and acquires its lock; does nothing if this object already holds it.
 
-        Raises:
-            CheckpointError: another run holds it, or the file cannot be written.
-            ForeignFileError: the file is a link or a pipe.
+        Raises `CheckpointError`: another run holds it, or the folder cannot be written; `ForeignFileError`: a link or pipe.
         """
         if self._descriptor is not None:
             return
-        require_own_records(self._folder, [LOCK_FILE])
         try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            require_own_records(self._folder, [LOCK_FILE])
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise CheckpointError(
@@ -72,28 +70,21 @@ class RunLock:
             logger.warning("%s was left by %s, which ended without closing its run", self._path, holder)
         self._descriptor = descriptor
         since = datetime.now(UTC).isoformat(timespec="seconds")
-        self._write(f"process {os.getpid()} on {socket.gethostname()}, since {since}")
+        self._write(descriptor, f"process {os.getpid()} on {socket.gethostname()}, since {since}")
 
     def release(self) -> None:
         """Empties the lock file and releases the lock. The file stays, so that no two runs lock different ones."""
         if self._descriptor is not None:
-            self._write("")
+            self._write(self._descriptor, "")
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _write(self, text: str) -> None:
-        assert self._descriptor is not None, "the file is open"
+    def _write(self, descriptor: int, text: str) -> None:
         try:
-            os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, text.encode(), 0)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, text.encode(), 0)
         except OSError as error:  # for example a full disk; the lock is held nevertheless
             logger.warning("%s cannot name this run: %s", self._path, error)
-
-
-_WEIGHTS_ALONE = (
-    "To train its weights in another form, leave out trainer.load_checkpoint_path and give the output of `cepo merge` as "
-    "worker.actor.model.model_path"
-)
 
 
 class RunFinishedError(CepoError):
@@ -109,8 +100,6 @@ class RunPolicy:
     Args:
         identity: values that a checkpoint must share with the run.
         decisive: the other settings that decide what is trained.
-        max_restarts: how often lost workers are restarted.
-        validates: whether the run validates after its last step.
 
     Attributes:
         state: the state of the current trainer, which changes it.
@@ -127,18 +116,13 @@ class RunPolicy:
         identity: Mapping[str, object],
         decisive: Mapping[str, object] | None = None,
         max_restarts: int = 0,
-        validates: bool = False,
     ) -> None:
+        only = settings.save_model_only
         self.store = CheckpointStore(
-            folder,
-            keep=settings.save_limit,
-            identity=identity,
-            settings=decisive,
-            weights_only=settings.save_model_only,
-            **({} if settings.load_checkpoint_path is None else {"new_run": _WEIGHTS_ALONE}),
+            folder, keep=settings.save_limit, identity=identity, settings=decisive, weights_only=only
         )
         self.state, self.checkpoint, self.health, self.restarts = TrainerState(), None, Health(settings), 0
-        self._settings, self._max_restarts, self._validates = settings, max_restarts, validates
+        self._settings, self._max_restarts = settings, max_restarts
         self._lock = RunLock(folder)
         self._first_step: int | None = None
         self._first_checkpoint: Path | None = None
@@ -153,26 +137,13 @@ class RunPolicy:
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
-    def checkpoint_to_load(self) -> Path | None:
-        """Returns the checkpoint to start from: the configured one, else the folder's last; None for a start at step 1.
-
-        After a restart of its workers a run continues from the last checkpoint that it wrote itself. If its checkpoints
-        hold only weights, it starts again from where the command started.
-        """
-        settings = self._settings
-        if self._first_step is not None:
-            own = None if settings.save_model_only else self.store.find_last(after=self._first_step)
-            return own or self._first_checkpoint
-        if settings.load_checkpoint_path is not None:
-            return Path(settings.load_checkpoint_path).expanduser()
-        return self.store.find_last() if settings.find_last_checkpoint else None
+    def claim_folder(self) -> None:
+        self._lock.acquire()
 
     def choose_start(self, *, data: str, total_steps: int, kl_coefficient: float) -> None:
         """Chooses the checkpoint, reads its state, and checks that the run may continue it, before an engine starts.
 
-        Args:
-            data: describes the training set's content.
-            kl_coefficient: that of a run which starts at step 1.
+        `data` describes the training set's content, `kl_coefficient` is that of a run which starts at step 1.
 
         Raises:
             RunFinishedError: all steps are done.
@@ -191,14 +162,25 @@ class RunPolicy:
                 self.check_continuation(self.checkpoint, total_steps)
         self._started_at = self.state.step
 
+    def checkpoint_to_load(self) -> Path | None:
+        """Returns the configured checkpoint, else the folder's last; None for a start at step 1.
+
+        After a loss of workers it is the last that the run wrote itself, else that from which the command started.
+        """
+        settings = self._settings
+        if self._first_step is not None:
+            own = None if settings.save_model_only else self.store.find_last(after=self._first_step)
+            return own or self._first_checkpoint
+        if settings.load_checkpoint_path is not None:
+            return Path(settings.load_checkpoint_path).expanduser()
+        return self.store.find_last() if settings.find_last_checkpoint else None
+
     def check_continuation(self, checkpoint: Path, total_steps: int) -> None:
         """Checks that `state` has steps left and that the checkpoint has this run's settings; see `choose_start`."""
         step, settings, changes = self.state.step, self._settings, self.store.changes(checkpoint)
         listed = "".join(f"\n  {change}" for change in changes)
         anew = "trainer.experiment_name=<another> or trainer.find_last_checkpoint=false starts a new run"
-        if step == total_steps and self._validates and not self.store.is_validated(checkpoint):
-            logger.info("%s: all %d steps are done, and only the last validation is missing", checkpoint, step)
-        elif step >= total_steps and not settings.val_only:
+        if step >= total_steps and not settings.val_only:
             if not changes:
                 raise RunFinishedError(
                     f"{checkpoint}: all {total_steps} steps of this run are done; raise trainer.max_steps to add steps"
@@ -215,11 +197,6 @@ class RunPolicy:
         if changes:
             logger.warning("continuing from %s with changed settings (trainer.accept_changes):%s", checkpoint, listed)
 
-    def claim_folder(self) -> None:
-        """Creates the run folder and holds it. Raises `CheckpointError`: it cannot be written, or another run holds it."""
-        self.store.require_writable()
-        self._lock.acquire()
-
     def begin(self) -> int | None:
         """Notes that the engines run; returns the step after which the records continue, None for a new run's."""
         is_new = self.checkpoint is None and self._first_step is None
@@ -232,13 +209,12 @@ class RunPolicy:
         if self.restarts == self._max_restarts:
             raise error
         self.restarts += 1
-        logger.warning("%s", error)
         anew = self._settings.save_model_only
         where = "start from the beginning (trainer.save_model_only)" if anew else "continue from the last checkpoint"
-        done = (
-            f"restart {self.restarts} of {self._max_restarts} (trainer.max_restarts): {self.state.step} steps were done"
+        logger.warning(
+            f"{error}\nrestart {self.restarts} of {self._max_restarts} (trainer.max_restarts): {self.state.step} steps were "
+            f"done; new workers {where}"
         )
-        logger.warning(f"{done}; new workers {where}")
 
     @contextmanager
     def step(self) -> Generator[None]:
@@ -256,7 +232,6 @@ class RunPolicy:
         return {**self.health.metrics, **restarts}
 
     def require_updates(self) -> None:
-        """Raises an `EngineError` if updates have been skipped in too many consecutive steps."""
         self.health.require_updates(self.store.folder)
 
     @property
@@ -266,7 +241,6 @@ class RunPolicy:
 
     @property
     def is_saved(self) -> bool:
-        """Whether the current step's checkpoint is written."""
         return self._last_saved == self.state.step
 
     @property
@@ -279,16 +253,13 @@ class RunPolicy:
         """Saves a checkpoint of the current step; see `CheckpointStore.save`.
 
         If it cannot be written, the run continues and tries again after the next step. While updates are being skipped
-        nothing is written, so that no earlier good checkpoint is pruned. Both are errors at the run's last step.
-
-        Raises:
-            CheckpointError: the last checkpoint cannot be written.
-            EngineError: the last steps trained nothing. Their weights were saved where no run resumes from them.
+        nothing is written, so that no earlier good checkpoint is pruned. Both are errors at the run's last step, a
+        `CheckpointError` and an `EngineError`; in the second case the weights are saved where no run resumes from them.
         """
+        self._is_save_missing = True
         if self.health.skipped_in_a_row:
             if is_last:
-                raise self.health.refuse_as_last(self.store.save_aside(self.state, backend))
-            self._is_save_missing = True
+                self.health.require_updates(self.store.folder, saved_aside=self.store.save_aside(self.state, backend))
             return
         try:
             with self._postponed("the checkpoint is written first"):
@@ -296,7 +267,6 @@ class RunPolicy:
         except CheckpointError as error:
             if is_last:
                 raise
-            self._is_save_missing = True
             logger.error("%s. The run continues and tries again after the next step", error)
         else:
             self._is_save_missing, self._last_saved = False, self.state.step
@@ -305,7 +275,6 @@ class RunPolicy:
             interrupts.raise_if_lost()
 
     def how_to_resume(self) -> str:
-        """Describes what the same command does after an interruption."""
         settings = self._settings
         if settings.save_model_only:
             anew = "the same command with trainer.find_last_checkpoint=false starts a new run"
@@ -314,10 +283,9 @@ class RunPolicy:
         if last is None:
             often = f"trainer.save_freq is {settings.save_freq}; with a number of steps a run writes checkpoints while it trains"
             return f"no checkpoint was written yet, so the same command starts from the beginning ({often})"
-        found = f"the last complete checkpoint is {last}; the same command"
-        if settings.find_last_checkpoint and settings.load_checkpoint_path is None:
-            return f"{found} resumes from it"
-        return f"{found} with trainer.load_checkpoint_path={last} resumes from it"
+        is_found = settings.find_last_checkpoint and settings.load_checkpoint_path is None
+        how = "" if is_found else f" with trainer.load_checkpoint_path={last}"
+        return f"the last complete checkpoint is {last}; the same command{how} resumes from it"
 
     def _postponed(self, what: str) -> AbstractContextManager[None]:
         return interrupts.postponed(what) if self._settings.save_on_interrupt else nullcontext()

@@ -78,10 +78,7 @@ def with_scored(log_probs: Tensor, scored: LogProbs, view: str = OWN_VIEW) -> Te
 
 
 def gap_at_temperature_1(rollouts: Rollouts, backend: Backend) -> Metrics:
-    """Compares log-probs of engine and trainer at temperature 1, for runs with another rollout temperature.
-
-    The engine's have temperature 1, so the first response to each of `PROMPTS_COMPARED` prompts is scored again at 1.
-    """
+    """Compares log-probs of engine and trainer at temperature 1, that of the engine's, for runs with another one."""
     first = range(0, len(rollouts.generations), rollouts.group_size)[:PROMPTS_COMPARED]
     scored = backend.score([rollouts.scoring_row(row) for row in first], temperature=1.0)
     sampled = [torch.tensor(rollouts.generations[row].log_probs) for row in first]
@@ -114,10 +111,13 @@ def actor_batches(
     """Returns the actor's batches of `num_prompts` prompts, `epochs` times: live rows, but denominators of all rows."""
     rollouts, plan, distillation = batch.rollouts, batch.plan, signal.distillation
     parts: list[OptimizerBatch] = []
+    reference = batch.reference_log_probs
     for rows, denominators in _cuts(rollouts, num_prompts, max_response_length):
         live = rows[plan.live[rows]]
-        reference = batch.reference_log_probs
         on_policy = bool(plan.on_policy[rows].all())
+        distilled = distillation and DistillationRows(
+            divergence=distillation.divergence, token_weight=distillation.token_weight[live], view=distillation.view
+        )
         parts.append(
             OptimizerBatch(
                 rows=[rollouts.scoring_row(int(row)) for row in live],
@@ -128,13 +128,7 @@ def actor_batches(
                 denominators=denominators,
                 sampled_log_probs=None if on_policy else rollouts.sampled_log_probs[live],
                 reference_log_probs=None if reference is None else reference[live],
-                distillation=None
-                if distillation is None
-                else DistillationRows(
-                    divergence=distillation.divergence,
-                    token_weight=distillation.token_weight[live],
-                    view=distillation.view,
-                ),
+                distillation=distilled,
             )
         )
     return parts * epochs
@@ -160,11 +154,5 @@ def critic_batches(
 
 def _cuts(rollouts: Rollouts, num_prompts: int, max_response_length: int) -> Iterator[tuple[Tensor, LossDenominators]]:
     for rows in torch.split(torch.arange(len(rollouts.generations)), num_prompts * rollouts.group_size):
-        yield (
-            rows,
-            LossDenominators(
-                num_tokens=int(rollouts.response_mask[rows].sum()),
-                num_sequences=len(rows),
-                max_response_length=max_response_length,
-            ),
-        )
+        num_tokens = int(rollouts.response_mask[rows].sum())
+        yield rows, LossDenominators(num_tokens, len(rows), max_response_length)

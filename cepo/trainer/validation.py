@@ -13,8 +13,8 @@ from cepo.config.data_schema import DataConfig
 from cepo.config.schema import AlgorithmConfig, WorkerConfig
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.contexts import ContextBuilder
-from cepo.data.dataset import Problem, ProblemSet
-from cepo.metrics import Metrics, mean_of, merge_metrics, sum_value
+from cepo.data.dataset import ProblemSet
+from cepo.metrics import Metrics, fraction, mean_of, merge_metrics, sum_value
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
 from cepo.tracking.run_folder import thumbnail
@@ -33,11 +33,8 @@ MENTIONS = re.compile(
 class Validator:
     """Samples and rewards `n` responses to each held-out problem.
 
-    Finished groups are rewarded while others are still being sampled. With `trainer.val_greedy` each problem also gets
-    one greedy response. With `trainer.val_max_samples` a subset of the problems is used, the same at every validation.
-
-    Args:
-        worker: its `rollout`, overridden by `val_override_config`, defines the sampling.
+    With `trainer.val_greedy` each problem also gets one greedy response. With `trainer.val_max_samples` a subset of the
+    problems is used, the same at every validation.
     """
 
     def __init__(
@@ -71,38 +68,30 @@ class Validator:
         """Runs a validation and returns its metrics, means over all samples, and the responses to record."""
         parts: list[Metrics] = []
         rows: list[Mapping[str, object]] = []
-        for start, problems in self._batches():
-            rollouts = self._asker.ask(problems, backend, self._settings, step=VALIDATION_STEP)
-            first = start * self._settings.num_samples
-            lengths = [len(generation.response_ids) for generation in rollouts.generations]
-            parts.append(
-                {
-                    "val/reward": mean_of(rollouts.rewards),
-                    "val/accuracy": mean_of(rollouts.correct.float()),
-                    "val/response_length": mean_of(torch.tensor(lengths)),
-                    "val/num_samples": sum_value(len(lengths)),
-                }
-            )
-            probed = min(self._trainer.leak_probe_size - first, len(lengths))
-            if probed > 0:
-                parts.append(leak_metrics(rollouts, probed, self._contexts, backend))
-            greedy = None
-            if self._trainer.val_greedy:
-                greedy = self._asker.ask(problems, backend, self._greedy, step=VALIDATION_STEP)
-                parts.append(
-                    {
-                        "val/greedy_accuracy": mean_of(greedy.correct.float()),
-                        "val/num_greedy_samples": sum_value(len(greedy.correct)),
-                    }
-                )
-            rows += self._recorded_rows(rollouts, start, greedy)
-        return merge_metrics(parts), rows
-
-    def _batches(self) -> Iterator[tuple[int, list[Problem]]]:
         size = self._data.val_batch_size
         size = len(self._asked) if size < 0 else size
         for start in range(0, len(self._asked), size):
-            yield start, [self._problems[index] for index in self._asked[start : start + size]]
+            problems = [self._problems[index] for index in self._asked[start : start + size]]
+            rollouts = self._asker.ask(problems, backend, self._settings, step=VALIDATION_STEP)
+            first = start * self._settings.num_samples
+            lengths = [len(generation.response_ids) for generation in rollouts.generations]
+            metrics: Metrics = {
+                "val/reward": mean_of(rollouts.rewards),
+                "val/accuracy": mean_of(rollouts.correct.float()),
+                "val/response_length": mean_of(torch.tensor(lengths)),
+                "val/num_samples": sum_value(len(lengths)),
+            }
+            probed = min(self._trainer.leak_probe_size - first, len(lengths))
+            if probed > 0:
+                metrics |= leak_metrics(rollouts, probed, self._contexts, backend)
+            greedy = None
+            if self._trainer.val_greedy:
+                greedy = self._asker.ask(problems, backend, self._greedy, step=VALIDATION_STEP)
+                metrics["val/greedy_accuracy"] = mean_of(greedy.correct.float())
+                metrics["val/num_greedy_samples"] = sum_value(len(greedy.correct))
+            parts.append(metrics)
+            rows += self._recorded_rows(rollouts, start, greedy)
+        return merge_metrics(parts), rows
 
     def _recorded_rows(self, rollouts: Rollouts, start: int, greedy: Rollouts | None) -> Iterator[Mapping[str, object]]:
         for number, problem in enumerate(rollouts.problems):
@@ -120,9 +109,7 @@ class Validator:
 
 
 def leak_metrics(rollouts: Rollouts, num_rows: int, contexts: ContextBuilder, backend: Backend) -> Metrics:
-    """Measures on the first `num_rows` responses whether the student without a hint behaves as if it had one.
-
-    The responses were sampled from plain prompts of held-out problems.
+    """Measures on the first `num_rows` responses to plain prompts whether the student behaves as if it had a hint.
 
     `leak/mention_fraction`: share of responses that refer to a given answer although none was given.
     `leak/hint_gap_right`, `leak/hint_gap_wrong`: mean over tokens of log P(y_t | x, right answer) - log P(y_t | x) in
@@ -139,12 +126,12 @@ def leak_metrics(rollouts: Rollouts, num_rows: int, contexts: ContextBuilder, ba
     with_hint = backend.score([rollouts.scoring_row(row, hinted[row // size]) for row in rows])
     without = backend.score([rollouts.scoring_row(row) for row in rows])
     gaps = [one - other for one, other in zip(with_hint, without, strict=True)]
-    right = [gap for row, gap in zip(rows, gaps, strict=True) if rollouts.correct[row]]
-    wrong = [gap for row, gap in zip(rows, gaps, strict=True) if not rollouts.correct[row]]
-    mentioned = torch.tensor([float(MENTIONS.search(rollouts.responses[row]) is not None) for row in rows])
+    flat, right = torch.cat(gaps), torch.cat([rollouts.correct[row].expand(len(gaps[row])) for row in rows])
     return {
-        "leak/mention_fraction": mean_of(mentioned),
-        "leak/hint_gap_right": mean_of(torch.cat([torch.zeros(0), *right])),
-        "leak/hint_gap_wrong": mean_of(torch.cat([torch.zeros(0), *wrong])),
+        "leak/mention_fraction": fraction(
+            sum(bool(MENTIONS.search(rollouts.responses[row])) for row in rows), num_rows
+        ),
+        "leak/hint_gap_right": mean_of(flat, right),
+        "leak/hint_gap_wrong": mean_of(flat, ~right),
         "leak/log_likelihood_gap": mean_of(torch.stack([gap.sum() for gap in gaps])),
     }

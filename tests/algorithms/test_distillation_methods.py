@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from factories import group, log_probs_like, rollout, same_bits, token_batch
+from factories import group, log_probs_like, rollout, same_bits, settled_references, token_batch
 from torch import Tensor
 
 from cepo.algorithms import build_config, build_estimator
-from cepo.algorithms.references import contrastive_references, positive_references
-from cepo.algorithms.settings import NegativeConfig, PositiveConfig
+from cepo.algorithms.references import positive_references
+from cepo.algorithms.settings import PositiveConfig
 from cepo.config import check_config, load_config
 from cepo.errors import ConfigError
 from cepo.losses.divergence import chunked_divergence, distillation_losses
@@ -47,10 +47,8 @@ def signal_of(method: str, batch: TokenBatch, **config: Any) -> TokenSignal:
 def test_only_live_rows_with_a_reference_get_an_update_pass(method: str) -> None:
     live, shown = torch.tensor([True, True, False, False]), {"correct": torch.tensor([True, False, True, False])}
     assert build_estimator(method).learning_rows(live, shown).tolist() == [True, False, False, False]
-    assert (
-        build_estimator(method, {"distillation": {"policy_weight": 0.5}}).learning_rows(live, shown).tolist()
-        == live.tolist()
-    )
+    blended = build_estimator(method, {"distillation": {"policy_weight": 0.5}})
+    assert blended.learning_rows(live, shown).tolist() == live.tolist()
 
 
 def test_a_section_with_one_key_keeps_the_other_defaults() -> None:
@@ -62,20 +60,14 @@ def test_a_section_with_one_key_keeps_the_other_defaults() -> None:
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"distillation": {"weight": -1.0}}, r"algorithm\.distillation\.weight must be at least 0, got -1\.0"),
-        (
-            {"distillation": {"weight": 0.0}},
-            r"algorithm\.distillation: weight and policy_weight are both 0, so that nothing",
-        ),
-        (
-            {"distillation": {"divergence": {"support": "sampled"}}},
-            r"algorithm\.distillation\.divergence: support is sampled with kind forward_kl",
-        ),
+        ({"weight": -1.0}, r"\.weight must be at least 0, got -1\.0"),
+        ({"weight": 0.0}, ": weight and policy_weight are both 0, so that nothing"),
+        ({"divergence": {"support": "sampled"}}, r"\.divergence: support is sampled with kind forward_kl"),
     ],
 )
 def test_a_bad_setting_is_an_error_that_begins_with_its_full_key(section: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{message}"):
-        build_estimator("opsd", section)
+    with pytest.raises(ConfigError, match=rf"^algorithm\.distillation{message}"):
+        build_estimator("opsd", {"distillation": section})
 
 
 @both
@@ -90,19 +82,7 @@ def test_rows_with_a_reference_weigh_2_5_and_others_0(method: str) -> None:
 
 
 @both
-def test_rewards_enter_only_through_the_policy_loss(method: str) -> None:
-    batch = batch_of([True] * 4)
-    other = dataclasses.replace(batch, token_level_rewards=torch.zeros(4, 3), correct=torch.zeros(4, dtype=torch.bool))
-    first, second = signal_of(method, batch).distillation, signal_of(method, other).distillation
-    assert first is not None
-    assert second is not None
-    assert torch.equal(first.token_weight, second.token_weight)
-
-
-@both
-def test_a_policy_weight_blends_in_the_group_advantage(
-    method: str,
-) -> None:
+def test_a_policy_weight_blends_in_the_group_advantage(method: str) -> None:
     """Weight 0.1 gives a tenth of it. Weight 0 with policy_weight 1 is the group method, bit for bit."""
     batch = batch_of([True] * 4)
     # Rewards 1 and 0: the deviation is sqrt(1/2), the advantage +-sqrt(1/2).
@@ -147,13 +127,15 @@ def test_metrics_count_demonstrated_rollouts_and_the_gain(method: str) -> None:
 
 
 @both
-def test_the_signal_of_distillation_needs_no_teacher_log_probs(method: str) -> None:
+def test_neither_rewards_nor_teacher_log_probs_weigh_the_loss(method: str) -> None:
     batch = batch_of([True, False, True, True])
-    bare = dataclasses.replace(batch, teacher_log_probs={})
-    with_log_probs, without = signal_of(method, batch), signal_of(method, bare)
-    assert with_log_probs.distillation is not None
-    assert without.distillation is not None
-    assert torch.equal(with_log_probs.distillation.token_weight, without.distillation.token_weight)
+    unrewarded = {"token_level_rewards": torch.zeros(4, 3), "correct": torch.zeros(4, dtype=torch.bool)}
+    others = [dataclasses.replace(batch, **each) for each in (unrewarded, {"teacher_log_probs": {}})]
+    first, *further = [signal_of(method, each).distillation for each in (batch, *others)]
+    assert first is not None
+    for each in further:
+        assert each is not None
+        assert torch.equal(first.token_weight, each.token_weight)
 
 
 @pytest.mark.parametrize("importance_clip", [None, 2.0])
@@ -223,10 +205,6 @@ def test_table_of_demonstrations_that_are_never_a_rollouts_own(
     assert shown_to(group(*rollouts), **PEER_FULL) == expected
 
 
-def test_without_exclude_self_the_best_rollout_sees_itself() -> None:
-    assert shown_to(group(FIRST, SECOND, WRONG), source="peer_full") == [(10, 11, 12)] * 3
-
-
 def test_a_success_threshold_replaces_the_verifiers_verdict() -> None:
     """With a threshold of 0.95 the total reward decides."""
     assert shown_to(group(FIRST, SECOND, WRONG), **PEER_FULL, success_threshold=0.95) == [None, *[(10, 11, 12)] * 2]
@@ -234,8 +212,9 @@ def test_a_success_threshold_replaces_the_verifiers_verdict() -> None:
     assert shown_to(group(SECOND, WRONG), **PEER_FULL, success_threshold=0.1) == [(30,), (20, 21)]
 
 
-def test_exclude_self_is_without_effect_on_dataset_references() -> None:
+def test_only_a_peers_response_can_be_a_rollouts_own() -> None:
     assert shown_to(group(FIRST, WRONG), exclude_self=True) == ["70", "70"]
+    assert shown_to(group(FIRST, SECOND, WRONG), source="peer_full") == [(10, 11, 12)] * 3
 
 
 def test_rollouts_share_the_object_of_a_shared_demonstration() -> None:
@@ -246,10 +225,8 @@ def test_rollouts_share_the_object_of_a_shared_demonstration() -> None:
 
 
 def test_without_a_right_reference_there_is_no_wrong_one() -> None:
-    these = group(FIRST, WRONG)
-    correct, wrong = contrastive_references(these, PositiveConfig(**PEER_FULL), NegativeConfig())
-    assert [reference is not None for reference in correct] == [False, True]
-    assert [reference is not None for reference in wrong] == [False, True]
+    found = settled_references(build_estimator("cepo", {"positive": PEER_FULL}), group(FIRST, WRONG))
+    assert [[reference is not None for reference in of] for of in found.values()] == [[False, True]] * 2
 
 
 def test_a_worked_solution_is_cut_to_num_tokens_or_required() -> None:
@@ -284,6 +261,12 @@ def test_only_the_source_solution_needs_solutions() -> None:
 )
 def test_one_rollout_per_prompt_is_enough_without_peers(section: dict[str, Any], needed: bool) -> None:
     assert build_estimator("opsd", section).needs_group is needed
+    if not needed:
+        old, view = log_probs_like((2, 3, 4), 1)
+        batch = token_batch([1.0, 0.0, 1.0], [0, 1, 2], lengths=[4, 2, 3], old=old, views={"correct": view})
+        distillation = build_estimator("opsd", section).signal(batch, step=0).distillation
+        assert distillation is not None
+        assert int(distillation.token_weight.sum()) == 9
     arguments = ["worker.rollout.n=1", "algorithm.adv_estimator=opsd"]
     arguments += [f"algorithm.{key}={value}" for key, value in leaves(section) if key]
     run = load_config(["config=configs/microgeo/base.yaml", *arguments])
@@ -292,13 +275,3 @@ def test_one_rollout_per_prompt_is_enough_without_peers(section: dict[str, Any],
             check_config(run)
     else:
         assert "samples per step: 32 prompts x 1 responses = 32" in check_config(run)
-
-
-@both
-def test_a_batch_of_single_rollouts_is_distilled(method: str) -> None:
-    old, view = log_probs_like((2, 3, 4), 1)
-    batch = token_batch([1.0, 0.0, 1.0], [0, 1, 2], lengths=[4, 2, 3], old=old, views={"correct": view})
-    signal = signal_of(method, batch)
-    assert signal.distillation is not None
-    assert int(signal.distillation.token_weight.sum()) == 9
-    assert torch.count_nonzero(signal.advantages) == 0

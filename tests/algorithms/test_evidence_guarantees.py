@@ -43,17 +43,6 @@ def tensors(case: tuple[list[float], list[list[float]]], dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@given(case=kernels(), mixing=mixings, radius=radii)
-def test_the_weighted_advantage_keeps_its_sign_and_is_finite(
-    dtype: torch.dtype, case: tuple[list[float], list[list[float]]], mixing: float, radius: float
-) -> None:
-    advantages, delta = tensors(case, dtype)
-    weighted = weighted_advantages(advantages, delta, mixing=mixing, clip_radius=radius)
-    assert weighted.isfinite().all()
-    assert torch.equal(weighted.sign(), advantages.sign().unsqueeze(1).expand_as(delta))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("advantage", [1.0, -1.0, 1e-6, -5.0])
 def test_the_largest_radius_below_1_leaves_the_sign(dtype: torch.dtype, advantage: float) -> None:
     # w = 2^-53 and lambda = 1: the advantage shrinks to 2^-53 of itself, and does not vanish
@@ -65,24 +54,18 @@ def test_the_largest_radius_below_1_leaves_the_sign(dtype: torch.dtype, advantag
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(case=kernels(), mixing=mixings, radius=radii)
-def test_evidence_moves_an_advantage_by_at_most_lambda_r_of_it(
+def test_evidence_keeps_the_sign_and_moves_by_at_most_lambda_r(
     dtype: torch.dtype, case: tuple[list[float], list[list[float]]], mixing: float, radius: float
 ) -> None:
+    """For lambda = 0, for r = 0 and for delta = 0 it is the plain advantage, bit for bit."""
     advantages, delta = tensors(case, dtype)
     weighted = weighted_advantages(advantages, delta, mixing=mixing, clip_radius=radius)
+    assert weighted.isfinite().all()
+    assert torch.equal(weighted.sign(), advantages.sign().unsqueeze(1).expand_as(delta))
     size = advantages.abs().double().unsqueeze(1)
     moved = (weighted.double() - advantages.double().unsqueeze(1)).abs()
     rounding = 2 * torch.finfo(dtype).eps * size
     assert (moved <= mixing * radius * size * (1 + 1e-6) + rounding).all()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@given(case=kernels(), mixing=mixings, radius=radii)
-def test_without_evidence_the_advantage_is_plain_bit_for_bit(
-    dtype: torch.dtype, case: tuple[list[float], list[list[float]]], mixing: float, radius: float
-) -> None:
-    """This holds for lambda = 0, for r = 0 and for delta = 0."""
-    advantages, delta = tensors(case, dtype)
     plain = advantages.unsqueeze(1).expand_as(delta).contiguous()
     for lam, r, evidence in ((0.0, radius, delta), (mixing, 0.0, delta), (mixing, radius, torch.zeros_like(delta))):
         assert same_bits(weighted_advantages(advantages, evidence, mixing=lam, clip_radius=r), plain)
@@ -108,18 +91,16 @@ def test_a_delta_d_moves_the_weight_by_at_most_exp_d_minus_1(value: float, radiu
 
 @given(st.lists(st.floats(-0.69, 0.69), min_size=1, max_size=8))
 def test_unclipped_weights_under_a_swap_multiply_to_1(values: list[float]) -> None:
-    # log 2 = 0.693 is the upper clip at the largest radius, so nothing is clipped here
-    delta = torch.tensor([values], dtype=torch.float64)
-    sign = torch.ones(1, 1, dtype=torch.float64)
-    there, back = (credit.evidence_weight(d, sign, clip_radius=LARGEST_RADIUS) for d in (delta, -delta))
-    torch.testing.assert_close(there * back, torch.ones_like(delta), rtol=1e-12, atol=0)
+    """log 2 = 0.693 is the upper clip at the largest radius; clipped at 1/2 they are 1.5 and 0.5."""
 
+    def product(deltas: list[float], radius: float) -> Tensor:
+        delta, sign = torch.tensor([deltas], dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
+        there, back = (credit.evidence_weight(each, sign, clip_radius=radius) for each in (delta, -delta))
+        return there * back
 
-def test_clipped_weights_under_a_swap_multiply_to_0_75() -> None:
-    """The product is 1.5 times 0.5."""
-    sign, delta = torch.ones(1, 1), torch.tensor([[1.0]])
-    there, back = (credit.evidence_weight(d, sign, clip_radius=0.5) for d in (delta, -delta))
-    assert float(there * back) == pytest.approx(0.75, rel=1e-12)
+    one = torch.ones(1, len(values), dtype=torch.float64)
+    torch.testing.assert_close(product(values, LARGEST_RADIUS), one, rtol=1e-12, atol=0)
+    assert float(product([1.0], 0.5)) == pytest.approx(0.75, rel=1e-12)
 
 
 class Sealed(Mapping[str, Tensor]):

@@ -6,26 +6,27 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from factories import group, rollout
+from factories import group, rollout, settled_references
 
-from cepo.algorithms.references import contrastive_references, positive_references, wrong_candidates, wrong_rollouts
+from cepo.algorithms import build_estimator
+from cepo.algorithms.references import positive_references, wrong_candidates, wrong_rollouts
 from cepo.algorithms.settings import NegativeConfig, PositiveConfig
 from cepo.data.hints import sanitise_reference
 from cepo.metrics import fraction
 from cepo.trainer.planning import fallback_metrics
-from cepo.types import Reference, Rollout, RolloutGroup
+from cepo.types import Reference, RolloutGroup
 
 TRUTH = Reference(text="70")
 RIGHT = rollout(0, 1.0, "70", correct=True)
 
 
-def wrong(index: int, reward: float, answer: str | None, **options: Any) -> Rollout:
-    return rollout(index, reward, answer, **options)
+wrong = rollout
 
 
-def pick(these: RolloutGroup, **negative: Any) -> tuple[Reference | None, Reference | None]:
+def pick(these: RolloutGroup, positive: Any = None, **negative: Any) -> tuple[Reference | None, Reference | None]:
     """The two references of the group, after checking that all its rollouts share them."""
-    correct, against = contrastive_references(these, PositiveConfig(), NegativeConfig(**negative))
+    settings = {"positive": positive or {}, "negative": negative, "weight": {"lambda_schedule": "constant"}}
+    correct, against = settled_references(build_estimator("cepo", settings), these).values()
     assert len(correct) == len(against) == len(these.rollouts)
     assert len(set(correct)) == len(set(against)) == 1
     return correct[0], against[0]
@@ -90,9 +91,9 @@ def test_random_references_are_uniform_and_repeatable() -> None:
 
 
 def test_groups_without_wrong_and_with_unextractable_ones_differ() -> None:
-    assert (len(wrong_rollouts(ALL_RIGHT)), len(wrong_candidates(ALL_RIGHT))) == (0, 0)
-    assert (len(wrong_rollouts(NOTHING_EXTRACTABLE)), len(wrong_candidates(NOTHING_EXTRACTABLE))) == (2, 0)
-    assert [rollout.index for rollout in wrong_candidates(OTHER_NOTATION)] == [2]
+    groups, config = (ALL_RIGHT, NOTHING_EXTRACTABLE, OTHER_NOTATION), NegativeConfig()
+    found = [(len(wrong_rollouts(these)), [one.index for one in wrong_candidates(these, config)]) for these in groups]
+    assert found == [(0, []), (2, []), (2, [2])]
 
 
 @pytest.mark.parametrize(
@@ -130,54 +131,37 @@ PEERS = group(
 )
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("ground_truth", Reference(text="70")),
-        ("peer_answer", Reference(text="70.0", source_index=2)),
-        ("peer_full", Reference(token_ids=tuple(range(300, 310)), source_index=2)),
-        ("peer_prefix", Reference(token_ids=(300, 301, 302, 303), source_index=2)),
-        ("peer_suffix", Reference(token_ids=(306, 307, 308, 309), source_index=2)),
-    ],
-)
-def test_the_right_side_comes_from_the_best_peer_of_lowest_index(source: str, expected: Reference) -> None:
-    assert positive_references(PEERS, PositiveConfig(source=source, num_tokens=4)) == [expected] * 5
+LAST = Reference(token_ids=(500, 501, 502), source_index=4)
+"""A text needs no extractable answer; 3 tokens are fewer than the 4 asked for and are used whole."""
 
 
 @pytest.mark.parametrize(
-    ("source", "expected"),
+    ("source", "right", "against"),
     [
-        ("ground_truth", Reference(text="70")),
-        ("peer_answer", Reference(text="40", source_index=0)),
-        # a text needs no extractable answer; 3 tokens are fewer than the 4 asked for and are used whole
-        ("peer_full", Reference(token_ids=(500, 501, 502), source_index=4)),
-        ("peer_prefix", Reference(token_ids=(500, 501, 502), source_index=4)),
-        ("peer_suffix", Reference(token_ids=(500, 501, 502), source_index=4)),
+        ("ground_truth", TRUTH, TRUTH),
+        ("peer_answer", Reference(text="70.0", source_index=2), Reference(text="40", source_index=0)),
+        ("peer_full", Reference(token_ids=tuple(range(300, 310)), source_index=2), LAST),
+        ("peer_prefix", Reference(token_ids=(300, 301, 302, 303), source_index=2), LAST),
+        ("peer_suffix", Reference(token_ids=(306, 307, 308, 309), source_index=2), LAST),
     ],
 )
-def test_the_wrong_side_has_its_own_source(source: str, expected: Reference) -> None:
-    assert pick(PEERS, source=source, num_tokens=4) == (TRUTH, expected)
-
-
-def test_prefix_and_suffix_are_the_first_and_last_4_tokens() -> None:
-    """The response has 10 tokens."""
-    long = group(RIGHT, wrong(1, 0.0, "40", ids=range(10)))
-    for source, tokens in (("peer_prefix", (0, 1, 2, 3)), ("peer_suffix", (6, 7, 8, 9))):
-        assert pick(long, source=source, num_tokens=4)[1] == Reference(token_ids=tokens, source_index=1)
+def test_each_side_comes_from_its_best_peer_of_lowest_index(source: str, right: Reference, against: Reference) -> None:
+    assert positive_references(PEERS, PositiveConfig(source=source, num_tokens=4)) == [right] * 5
+    assert pick(PEERS, source=source, num_tokens=4) == (TRUTH, against)
 
 
 def test_sources_of_both_sides_are_independent() -> None:
-    correct, against = contrastive_references(
-        PEERS, PositiveConfig(source="peer_prefix", num_tokens=2), NegativeConfig(source="peer_answer")
-    )
-    assert correct[0] == Reference(token_ids=(300, 301), source_index=2)
-    assert against[0] == Reference(text="40", source_index=0)
+    """The response has 10 tokens; prefix and suffix are the first and last 4 of them."""
+    long = group(*PEERS.rollouts, wrong(5, -1.0, "40", ids=range(10)))
+    for source, tokens in (("peer_prefix", (0, 1, 2, 3)), ("peer_suffix", (6, 7, 8, 9))):
+        right, against = pick(long, {"source": "peer_prefix", "num_tokens": 2}, source=source, num_tokens=4)
+        assert right == Reference(token_ids=(300, 301), source_index=2)
+        assert against == Reference(token_ids=tokens, source_index=5)
 
 
 @pytest.mark.parametrize("source", ["peer_answer", "peer_full", "peer_prefix", "peer_suffix"])
 def test_without_a_right_peer_neither_side_has_evidence(source: str) -> None:
-    both = contrastive_references(ALL_WRONG, PositiveConfig(source=source), NegativeConfig())
-    assert both == ([None, None], [None, None])
+    assert pick(ALL_WRONG, {"source": source}) == (None, None)
 
 
 def test_a_right_peer_without_an_answer_gives_its_text_only() -> None:
@@ -187,11 +171,8 @@ def test_a_right_peer_without_an_answer_gives_its_text_only() -> None:
     assert full == [Reference(token_ids=(5, 6), source_index=0)] * 2
 
 
-def test_a_peer_without_tokens_gives_no_reference() -> None:
-    assert pick(group(RIGHT, wrong(1, 0.0, None, ids=())), source="peer_full") == (TRUTH, None)
-
-
 def test_a_peer_without_tokens_leaves_the_place_to_another() -> None:
+    assert pick(group(RIGHT, wrong(1, 0.0, None, ids=())), source="peer_full") == (TRUTH, None)
     silent = [rollout(0, 1.0, None, correct=True, ids=()), wrong(1, 0.0, None, ids=())]
     these = group(*silent, rollout(2, 0.9, "70", correct=True, ids=(7,)), wrong(3, 0.1, "40", ids=(4,)))
     assert pick(these, source="peer_full")[1] == Reference(token_ids=(4,), source_index=3)

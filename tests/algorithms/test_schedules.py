@@ -18,10 +18,6 @@ def test_default_is_a_half_at_step_0_and_0_from_step_25_on() -> None:
     assert [config.lambda_at(step) for step in (25, 26, 1000)] == [0.0, 0.0, 0.0]
 
 
-def test_default_mixing_adds_up_to_6_5_over_a_run_of_50_steps() -> None:
-    assert sum(WeightConfig().lambda_at(step) for step in range(50)) == pytest.approx(6.5)
-
-
 def test_constant_schedule_stays_at_lambda_init() -> None:
     config = WeightConfig(lambda_schedule="constant", lambda_init=1.0)
     assert {config.lambda_at(step) for step in range(100)} == {1.0}
@@ -36,12 +32,7 @@ def test_warm_up_reaches_lambda_init_and_decays_after_it() -> None:
     assert config.lambda_at(14) == 0.0
 
 
-@given(
-    st.floats(0, 1),
-    st.integers(1, 60),
-    st.integers(0, 20),
-    st.integers(0, 200),
-)
+@given(st.floats(0, 1), st.integers(1, 60), st.integers(0, 20), st.integers(0, 200))
 def test_lambda_stays_in_its_range_and_never_rises_after_warm_up(
     init: float, decay: int, warmup: int, step: int
 ) -> None:
@@ -54,24 +45,14 @@ def test_lambda_stays_in_its_range_and_never_rises_after_warm_up(
     assert config.lambda_at(warmup + decay) == 0.0
 
 
-@given(st.integers(0, 100))
-def test_a_resumed_run_reads_the_same_lambda(step: int) -> None:
-    config = WeightConfig(lambda_warmup_steps=3)
-    uninterrupted = [config.lambda_at(k) for k in range(step + 1)][-1]
-    assert WeightConfig(lambda_warmup_steps=3).lambda_at(step) == uninterrupted
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("lambda_init", 1.5),
-        ("lambda_init", -0.1),
-        ("lambda_init", float("nan")),
+        *(("lambda_init", value) for value in (1.5, -0.1, float("nan"))),
         ("lambda_decay_steps", 0),
         ("lambda_warmup_steps", -1),
         ("lambda_schedule", "cosine"),
-        ("clip_radius", 1.0),
-        ("clip_radius", -0.1),
+        *(("clip_radius", value) for value in (1.0, -0.1)),
     ],
 )
 def test_values_out_of_range_are_refused_by_the_settings_name(key: str, value: object) -> None:

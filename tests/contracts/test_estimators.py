@@ -82,29 +82,19 @@ def test_no_input_is_changed(name: str) -> None:
 
 
 @every_method
-def test_advantages_have_the_batchs_shape_and_0_on_padding(name: str) -> None:
+def test_weights_and_targets_are_0_on_padding(name: str) -> None:
+    """As are advantages and diagnostics; all have the batch's shape, and no gradient."""
     batch = make_batch(name)
     signal = signal_of(name, batch)
-    for key, tensor in {"advantages": signal.advantages, **signal.diagnostics}.items():
-        assert tensor.shape == batch.old_log_probs.shape, key
-        assert tensor.dtype == torch.float32, key
-        assert not tensor.requires_grad, key
-        assert torch.count_nonzero(tensor[~batch.response_mask]) == 0, key
-
-
-@every_method
-def test_weights_and_targets_are_0_on_padding(
-    name: str,
-) -> None:
-    batch = make_batch(name)
-    signal = signal_of(name, batch)
-    further = {} if signal.returns is None else {"returns": signal.returns}
+    found = {"advantages": signal.advantages, **signal.diagnostics}
+    assert (signal.returns is not None) == estimator_class(name).needs_values
+    if signal.returns is not None:
+        found["returns"] = signal.returns
     if signal.distillation is not None:
         assert signal.distillation.view in build_estimator(name).views
         assert signal.distillation.token_weight.min() >= 0
-        further["token_weight"] = signal.distillation.token_weight
-    assert (signal.returns is not None) == estimator_class(name).needs_values
-    for key, tensor in further.items():
+        found["token_weight"] = signal.distillation.token_weight
+    for key, tensor in found.items():
         assert tensor.shape == batch.old_log_probs.shape, key
         assert tensor.dtype == torch.float32, key
         assert not tensor.requires_grad, key

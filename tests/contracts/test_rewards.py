@@ -1,10 +1,12 @@
 """The contract over each reward function that the package ships, the examples among them."""
 
+from fractions import Fraction
+
 import pytest
 from shipped_rewards import SHIPPED, needed
 
 from cepo.errors import ConfigError, RewardError
-from cepo.rewards.contract import validate_scores
+from cepo.rewards.contract import ContractError, validate_score, validate_scores
 from cepo.rewards.functions import LoadedReward, load_reward_function
 from cepo.rewards.math import compute_score
 
@@ -26,9 +28,7 @@ def test_the_package_ships_2_rewards_and_the_examples_4() -> None:
     assert SHIPPED[:2] == [f"cepo/rewards/{name}.py:compute_score" for name in ("benchmark", "math")]
 
 
-def test_a_shipped_reward_gives_one_finite_score_per_sample(
-    shipped: LoadedReward,
-) -> None:
+def test_a_shipped_reward_gives_one_finite_score_per_sample(shipped: LoadedReward) -> None:
     scores = shipped.score(SAMPLES)
     assert len(scores) == len(SAMPLES) == 6
     (fields,) = {frozenset(score) for score in scores}
@@ -46,9 +46,6 @@ def test_a_shipped_reward_scores_each_sample_by_itself(shipped: LoadedReward) ->
     before = [dict(sample) for sample in SAMPLES]
     assert [shipped.score([sample])[0] for sample in SAMPLES] == shipped.score(SAMPLES)
     assert before == SAMPLES
-
-
-def test_a_shipped_reward_takes_an_empty_batch(shipped: LoadedReward) -> None:
     assert shipped.score([]) == []
 
 
@@ -63,15 +60,29 @@ def test_by_default_the_reward_is_the_accuracy() -> None:
     assert [score["overall"] for score in scores] == [1.0, 0.0, 0.0, 0.0, 0.0, 1.0]
     assert [score["accuracy"] for score in scores] == [1.0, 0.0, 0.0, 0.0, 0.0, 1.0]
     assert [score["format"] for score in scores] == [1.0, 1.0, 0.0, 0.0, 0.0, 1.0]
-
-
-def test_a_format_weight_of_a_quarter_gives_1_0_25_and_0() -> None:
-    """A right answer scores 1, the form alone 0.25, and neither 0."""
-    scores = compute_score(SAMPLES, format_weight=0.25)
-    assert [score["overall"] for score in scores] == [1.0, 0.25, 0.0, 0.0, 0.0, 1.0]
+    weighted = compute_score(SAMPLES, format_weight=0.25)
+    assert [score["overall"] for score in weighted] == [1.0, 0.25, 0.0, 0.0, 0.0, 1.0]
 
 
 @pytest.mark.parametrize("format_weight", [-0.1, 1.1, float("nan")])
 def test_a_format_weight_outside_0_to_1_is_refused(format_weight: float) -> None:
     with pytest.raises(ConfigError, match="format_weight"):
         compute_score(SAMPLES, format_weight=format_weight)
+
+
+HUGE = [1e300, -1e300, 1e19, float("inf"), float("nan"), 10**400, 10**5000, Fraction(10**400, 3)]
+
+
+@pytest.mark.parametrize("value", HUGE, ids=range(len(HUGE)))
+def test_a_reward_beyond_what_float32_can_square_is_none(value: float) -> None:
+    with pytest.raises(ContractError, match=r"'overall' = .*Return a number from -1e\+18 to 1e\+18"):
+        validate_score({"overall": value}, sample=3, source="f")
+
+
+def test_a_key_of_a_class_of_its_own_becomes_a_plain_text() -> None:
+    class Name(str):
+        __slots__ = ()
+
+    (key,) = (key for key in validate_score({Name("overall"): 1, Name("x"): 0.5}, sample=0, source="f") if key == "x")
+    assert type(key) is str
+    assert validate_score({"overall": 1e18}, sample=0, source="f") == {"overall": 1e18}

@@ -15,13 +15,12 @@ import torch
 from isolation import own_caches
 from rounding import ORDERS, moved_by_one_unit
 from torch import Tensor
+from verl_on_cpu.own_rollouts import CASES, GROUP, own_advantages, own_trainer
 
-from cepo.algorithms import available_estimators, build_estimator
-from cepo.config import check_config, load_config
+from cepo.algorithms import available_estimators
 from cepo.errors import ConfigError, DataError, RewardError
 from cepo.microgeo.world import ASSETS, split_problems, write_problems
 from cepo.rewards.math import compute_score
-from cepo.train import build_trainer
 from cepo.trainer.asking import Rollouts
 from cepo.trainer.loop import Trainer
 from cepo.types import Reference
@@ -36,20 +35,7 @@ REFUSED = {
     "gae": "a critic",
     "remax": "a greedy rollout of each prompt",
 }
-TAKEN = [name for name in available_estimators() if name not in REFUSED]
 BEST_ALONE = "grpo_passk"  # teaches only groups with one right rollout, which the rollouts below need not have
-CASES = [
-    *((name, {}) for name in TAKEN if name != BEST_ALONE),
-    ("cepo", {"advantage": {"baseline": "hindsight"}}),
-    ("rlsd", {"advantage": {"baseline": "hindsight"}}),
-]
-CASES += [
-    ("cepo", {"weight": {"lambda_init": 1.0, "clip_radius": 0.8}, "negative": {"source": "peer_full"}}),
-    ("cepo", {"teacher": {"placement": "assistant_prefix"}}),
-    ("cepo", {"teacher": {"with_images": False}}),
-    ("rlsd", {"positive": {"source": "peer_answer"}}),
-]
-GROUP = 4
 A_PROCESS = pytest.mark.nightly("a training run or a process of 15 to 25 seconds more")
 
 
@@ -61,7 +47,6 @@ def correct(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
 
 
 def rows_of(problems: list[Any]) -> list[dict[str, Any]]:
-    """The rows of a data set as TRL wants them."""
     return [
         {
             "prompt": [{"role": "user", "content": each.text.removeprefix("<image>")}],
@@ -78,35 +63,9 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Trainer, Rol
     folder = tmp_path_factory.mktemp("own")
     train, _ = split_problems(0, 8, 1)
     write_problems(folder / "train.parquet", train)
-    config = load_config(
-        [
-            "config=configs/microgeo/base.yaml",
-            f"data.train_files={folder / 'train.parquet'}",
-            "data.val_files=null",
-            "data.rollout_batch_size=4",
-            f"worker.actor.model.model_path={ASSETS}",
-            "worker.actor.global_batch_size=4",
-            "worker.rollout.name=transformers",
-            f"worker.rollout.n={GROUP}",
-            "trainer.val_before_train=false",
-            "trainer.logger=[file]",
-            f"trainer.save_checkpoint_path={folder / 'run'}",
-        ]
-    )
-    check_config(config)
     with own_caches(folder / "caches"), ExitStack() as stack:
-        trainer = build_trainer(config, stack)
+        trainer = own_trainer(folder, stack)
         yield trainer, trainer.ask(0)
-
-
-def own_advantages(trainer: Trainer, rollouts: Rollouts, method: str, settings: dict[str, Any]) -> Tensor:
-    """The advantages (B, T) that cepo's own trainer gives these rollouts."""
-    from cepo.data.contexts import ContextBuilder
-
-    trainer.estimator = build_estimator(method, settings)
-    trainer.contexts = ContextBuilder(trainer.processing, trainer.estimator.teacher, max_context_length=4096)
-    batch = trainer.score(trainer.plan(rollouts))
-    return trainer.estimator.signal(batch.token_batch(), step=0).advantages
 
 
 def rounding_of_advantages(trainer: Trainer, rollouts: Rollouts, method: str, settings: dict[str, Any]) -> float:
@@ -185,19 +144,19 @@ def test_the_same_rollouts_have_cepos_own_advantages(
         assert any(name.startswith(("evidence/", "hindsight/")) for name in logged), sorted(logged)
 
 
+def test_every_method_is_compared_or_refused() -> None:
+    assert {*REFUSED, BEST_ALONE, *(name for name, _ in CASES)} == set(available_estimators())
+
+
 @pytest.mark.parametrize("method", REFUSED)
 def test_a_method_that_needs_what_trl_lacks_is_refused(method: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"method {method} needs {REFUSED[method]}, which TRL lacks"):
         trl_trainer([], tmp_path, method=method)
 
 
-@pytest.mark.parametrize(
-    ("method", "settings"),
-    [("cepo", {}), *(pytest.param(name, {}, marks=A_PROCESS) for name in ("hindsight", "visual"))],
-)
-def test_three_steps_with_images_learn_and_log_metrics(method: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    rows = rows_of_the_world(8)
-    trainer = trl_trainer(rows, tmp_path, method=method, settings=settings, arguments={"num_generations": 8})
+@pytest.mark.parametrize("method", ["cepo", *(pytest.param(name, marks=A_PROCESS) for name in ("hindsight", "visual"))])
+def test_three_steps_with_images_learn_and_log_metrics(method: str, tmp_path: Path) -> None:
+    trainer = trl_trainer(rows_of_the_world(8), tmp_path, method=method, arguments={"num_generations": 8})
     before = {name: each.detach().clone() for name, each in trainer.model.named_parameters()}
     trainer.train()
     assert any(not torch.equal(before[name], each) for name, each in trainer.model.named_parameters())
@@ -205,10 +164,8 @@ def test_three_steps_with_images_learn_and_log_metrics(method: str, settings: di
     assert len(steps) == 3
     wanted = "evidence/value_mean_right" if method == "hindsight" else "evidence/lambda"
     assert all(wanted in entry and math.isfinite(entry["grad_norm"]) for entry in steps), sorted(steps[0])
-    if method != "hindsight":
-        assert [round(entry["evidence/lambda"], 6) for entry in steps] == [0.5, 0.48, 0.46], (
-            "one rollout batch each step"
-        )
+    if method != "hindsight":  # one rollout batch each step
+        assert [round(entry["evidence/lambda"], 6) for entry in steps] == [0.5, 0.48, 0.46]
 
 
 def rows_of_the_world(number: int) -> list[dict[str, Any]]:

@@ -7,14 +7,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import torch
+from factories import rollouts_of
 
 from cepo.algorithms.references import wrong_candidates, wrong_reference
 from cepo.algorithms.settings import NegativeConfig
 from cepo.data.dataset import Problem
 from cepo.rewards.pool import RewardPool
-from cepo.rollout.generator import Generation
-from cepo.trainer.asking import Rollouts
 from cepo.trainer.planning import rollout_groups
 from cepo.types import RolloutGroup
 
@@ -38,14 +36,12 @@ def group_of(
     """One group of responses with the verifier's verdict on each."""
     tokens = ids or [(1, 2, END)] * len(responses)
     problem = Problem(prompt_id="0", text="?", images=(), ground_truth=truth, solution=None, columns={})
-    rollouts = Rollouts(
+    rollouts = rollouts_of(
+        tokens,
+        [float(right) for _, right in responses],
         step=3,
         problems=[problem],
-        prompts=cast("Any", [None]),
-        generations=[Generation(response_ids=own, log_probs=(0.0,) * len(own), finished=True) for own in tokens],
         responses=[text for text, _ in responses],
-        scores=[{"overall": float(right)} for _, right in responses],
-        correct=torch.tensor([right for _, right in responses]),
     )
     processing = SimpleNamespace(special_texts=["<|im_end|>"], eos_token_ids=(END, STOP))
     (group,) = rollout_groups(rollouts, pool, cast("Any", processing), seed=7, with_values=with_values)
@@ -56,7 +52,7 @@ def test_an_answer_equal_to_the_truth_is_no_wrong_reference(pool: RewardPool) ->
     # A stricter verifier than the grader, one that wants another format or a proof.
     group = group_of(pool, "0.5", [(r"\boxed{0.5}", True), (r"\boxed{1/2}", False), (r"\boxed{3}", False)])
     assert [rollout.answer_equals_ground_truth for rollout in group.rollouts] == [True, True, False]
-    assert [rollout.answer for rollout in wrong_candidates(group)] == ["3"]
+    assert [rollout.answer for rollout in wrong_candidates(group, NegativeConfig())] == ["3"]
     chosen = wrong_reference(group, NegativeConfig())
     assert chosen is not None
     assert (chosen.text, chosen.source_index) == ("3", 2)
@@ -65,9 +61,9 @@ def test_an_answer_equal_to_the_truth_is_no_wrong_reference(pool: RewardPool) ->
 def test_a_rounding_of_the_truth_is_no_wrong_reference(pool: RewardPool) -> None:
     answers = ["8.66", "8.7", "8.6", "9", "10"]
     group = group_of(pool, r"5 \sqrt { 3 }", [(rf"\boxed{{{answer}}}", False) for answer in answers])
-    assert [rollout.answer for rollout in wrong_candidates(group)] == ["10"]
+    assert [rollout.answer for rollout in wrong_candidates(group, NegativeConfig())] == ["10"]
     whole = group_of(pool, "100", [(rf"\boxed{{{answer}}}", False) for answer in ("101", "99", "100.4")])
-    assert [rollout.answer for rollout in wrong_candidates(whole)] == ["101", "99"]
+    assert [rollout.answer for rollout in wrong_candidates(whole, NegativeConfig())] == ["101", "99"]
 
 
 def test_the_most_frequent_answer_is_counted_by_value(pool: RewardPool) -> None:
@@ -82,7 +78,7 @@ def test_the_most_frequent_answer_is_counted_by_value(pool: RewardPool) -> None:
 def test_a_response_without_an_answer_is_wrong_and_no_candidate(pool: RewardPool) -> None:
     group = group_of(pool, "5", [("no idea", False), (r"\boxed{<|im_end|>}", False), (r"\boxed{6}", False)])
     assert [rollout.answer for rollout in group.rollouts] == [None, None, "6"]
-    assert [rollout.index for rollout in wrong_candidates(group)] == [2]
+    assert [rollout.index for rollout in wrong_candidates(group, NegativeConfig())] == [2]
 
 
 def test_peers_see_responses_without_their_end_tokens(pool: RewardPool) -> None:

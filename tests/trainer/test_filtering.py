@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
 
 import pytest
-import torch
+from factories import rollouts_of
 
 from cepo.config.schema import AlgorithmConfig
 from cepo.metrics import results
-from cepo.rollout.generator import Generation
-from cepo.trainer.asking import Rollouts
-from cepo.trainer.filtering import ask_until_enough
+from cepo.trainer.asking import Rollouts, ask_until_enough
 
 
 def rounds_mixed_from(first: int) -> Callable[[int], Rollouts]:
     """Rounds of one prompt with two responses, both wrong before round `first`, of which one is right from then on."""
 
     def next_round(before: int) -> Rollouts:
-        rewards = [float(before + 1 >= first), 0.0]
-        generation = Generation(response_ids=(1,), log_probs=(0.0,), finished=True)
-        return Rollouts(
-            step=0,
-            problems=cast("Any", [None]),
-            prompts=cast("Any", [None]),
-            generations=[generation, generation],
-            responses=["", ""],
-            scores=[{"overall": reward} for reward in rewards],
-            correct=torch.tensor(rewards) > 0.5,
-            num_raised=2,
-            num_timed_out=1,
-        )
+        return rollouts_of([(1,), (1,)], [float(before + 1 >= first), 0.0], num_raised=2, num_timed_out=1)
 
     return next_round
 
@@ -47,11 +32,7 @@ def rounds_mixed_from(first: int) -> Callable[[int], Rollouts]:
 def test_rounds_are_asked_up_to_the_limit(max_rounds: int, rounds_per_pass: int, rounds: int, filled: int) -> None:
     """Without one, as long as 3 passes over the data keep a group."""
     rollouts = ask_until_enough(
-        rounds_mixed_from(25),
-        AlgorithmConfig(),
-        num_groups=2,
-        max_rounds=max_rounds,
-        rounds_per_pass=rounds_per_pass,
+        rounds_mixed_from(25), AlgorithmConfig(), num_groups=2, max_rounds=max_rounds, rounds_per_pass=rounds_per_pass
     )
     values = results(rollouts.metrics)
     assert (values["filter/rounds"], values["filter/filled_groups"]) == (rounds, filled)

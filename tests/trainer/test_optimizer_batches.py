@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
+from factories import rollouts_of
 
 from cepo.config.loader import load_config
 from cepo.rollout.generator import Generation
@@ -22,16 +23,8 @@ TRAINERS, ENGINES = -1.0, -2.0
 def rollouts() -> Rollouts:
     """Two prompts with two responses of three tokens each; the engine says -2 of every token."""
     generation = Generation(response_ids=(1, 2, 3), log_probs=(ENGINES,) * 3, finished=True)
-    unread = cast("Any", None)
-    return Rollouts(
-        step=0,
-        problems=[unread] * 2,
-        prompts=[SimpleNamespace(token_ids=(7,))] * 2,  # pyright: ignore[reportArgumentType]
-        generations=[generation] * 4,
-        responses=[""] * 4,
-        scores=[{"overall": 0.0}] * 4,
-        correct=torch.zeros(4, dtype=torch.bool),
-    )
+    prompts = [SimpleNamespace(token_ids=(7,))] * 2
+    return rollouts_of([(1, 2, 3)] * 4, problems=[None] * 2, prompts=prompts, generations=[generation] * 4)
 
 
 def on_policy_rows(*settings: str) -> list[bool]:

@@ -9,24 +9,17 @@ from unicodedata import normalize
 
 import pytest
 import torch
+from factories import rollouts_of, settled_references
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cepo.algorithms import build_estimator
-from cepo.algorithms.references import (
-    contrastive_references,
-    positive_references,
-    wrong_reference,
-    wrong_references,
-    wrong_rollouts,
-)
+from cepo.algorithms.references import positive_references, wrong_reference, wrong_references, wrong_rollouts
 from cepo.algorithms.settings import NegativeConfig, PositiveConfig, ReferenceSource, TeacherConfig
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem
 from cepo.models.processing import Processing
-from cepo.rollout.generator import Generation
-from cepo.trainer.asking import Rollouts
-from cepo.trainer.planning import plan_views, reference_metrics
+from cepo.trainer.planning import plan_views
 from cepo.types import Reference, Rollout, RolloutGroup
 from lab.support.hostile import CHARACTERS, GOLDS, MARKS
 
@@ -154,7 +147,8 @@ def test_the_wrong_side_is_shown_by_wrong_rollouts(group: RolloutGroup, config: 
 def test_no_rollout_has_a_wrong_side_alone(
     group: RolloutGroup, positive: PositiveConfig, negative: NegativeConfig
 ) -> None:
-    right, wrong = contrastive_references(group, positive, negative)
+    settings = {"positive": dataclasses.asdict(positive), "negative": dataclasses.asdict(negative)}
+    right, wrong = settled_references(build_estimator("cepo", settings), group).values()
     for one, other in zip(right, wrong, strict=True):
         assert one is not None or other is None
         assert negative.fallback == "student" or (one is None) == (other is None)
@@ -165,9 +159,7 @@ def builders(tiny_processing: Processing) -> dict[tuple[int, str], ContextBuilde
     """One for each cap of answers and placement; 48 tokens hold the question and about 20 more."""
     return {
         (cap, placement): ContextBuilder(
-            tiny_processing,
-            TeacherConfig(placement=placement, max_reference_tokens=cap),
-            max_context_length=48,
+            tiny_processing, TeacherConfig(placement=placement, max_reference_tokens=cap), max_context_length=48
         )
         for cap in (1, 3, 12)
         for placement in PLACEMENTS
@@ -195,15 +187,8 @@ def test_shown_references_keep_their_length_and_cuts_are_counted(
     problem = Problem(prompt_id="0", text="Find x.", images=(), ground_truth="70", solution=None, columns={})
     live = torch.tensor(data.draw(st.lists(st.booleans(), min_size=len(answers), max_size=len(answers))))
     tokens = [tuple(tiny_processing.encode_text(answer)) or (5,) for answer in answers]
-    rollouts = Rollouts(
-        step=0,
-        problems=[problem],
-        prompts=[contexts.student(problem)],
-        generations=[Generation(response_ids=each, log_probs=(0.0,) * len(each), finished=True) for each in tokens],
-        responses=answers,
-        scores=[{"overall": float(row == 0)} for row in range(len(answers))],
-        correct=torch.tensor([row == 0 for row in range(len(answers))]),
-    )
+    first = [float(row == 0) for row in range(len(answers))]
+    rollouts = rollouts_of(tokens, first, problems=[problem], prompts=[contexts.student(problem)], responses=answers)
     group = RolloutGroup(
         prompt_id="0",
         ground_truth="70",
@@ -224,7 +209,6 @@ def test_shown_references_keep_their_length_and_cuts_are_counted(
     )
     chosen = estimator.references(group)
     views = plan_views(rollouts, live, [group], estimator, contexts)
-    metrics = reference_metrics(views, int(live.sum()))
     for view in views:
         cut = 0
         for row, scored in view.rows.items():
@@ -239,12 +223,11 @@ def test_shown_references_keep_their_length_and_cuts_are_counted(
             assert len(scored.context.token_ids) <= 48
             limit = cap if reference.max_tokens is None else reference.max_tokens
             assert reference.token_ids is not None or len(tiny_processing.encode_text(text)) <= limit
-            assert not (re.search(r"\d[.,]?\Z", shown) and re.match(r"[.,]?\d", whole[len(shown) :])), (
-                "a number is split"
-            )
+            is_split = re.search(r"\d[.,]?\Z", shown) and re.match(r"[.,]?\d", whole[len(shown) :])
+            assert not is_split, "a number is split"
             cut += shown != whole
         assert view.num_cut == cut
-        assert metrics[f"references/{view.name}_cut"].value == cut
+        assert view.metrics(int(live.sum()))[f"references/{view.name}_cut"].value == cut
         assert len(view.rows) + view.num_empty + view.num_without_room <= view.num_chosen <= int(live.sum())
 
 

@@ -28,11 +28,12 @@ lock.release()
 """
 
 
-def holder(folder: Path) -> subprocess.Popen[str]:
-    """Another process that holds the folder until its input ends."""
+def holder(folder: Path, program: str = HOLD) -> subprocess.Popen[str]:
+    """Another process, in a session of its own, that holds the folder until its input ends."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+        [sys.executable, "-c", program, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     return process
@@ -71,13 +72,8 @@ def test_a_child_of_a_killed_run_does_not_hold_its_folder(tmp_path: Path) -> Non
     forking = HOLD.replace(
         'print("held", flush=True)', "import os\nif os.fork(): print('held', flush=True)\nelse: time.sleep(60)"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", forking, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
+    process = holder(tmp_path, forking)
     try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
         process.kill()
         process.wait(timeout=30)
         RunLock(tmp_path).acquire()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+import dataclasses
+from typing import Any
 
 import torch
-from factories import response_mask
+from factories import response_mask, rollouts_of
 from torch import Tensor
 
 from cepo.config.schema import AlgorithmConfig
 from cepo.metrics import results
-from cepo.rollout.generator import Generation
 from cepo.trainer.asking import Rollouts
 from cepo.trainer.planning import restricted
 from cepo.types import Distillation, DivergenceConfig, TokenSignal
@@ -23,18 +23,9 @@ ENTROPIES = torch.tensor([[0.1, 2.0, 0.5, 0.0], [1.5, 0.2, 0, 0], [0.3, 0.9, 0.4
 
 def rollouts() -> Rollouts:
     """One group of four responses; the second was cut."""
-    return Rollouts(
-        step=0,
-        problems=cast("Any", [None]),
-        prompts=cast("Any", [None]),
-        generations=[
-            Generation(response_ids=(1,) * length, log_probs=(0.0,) * length, finished=place != 1)
-            for place, length in enumerate(LENGTHS)
-        ],
-        responses=[""] * 4,
-        scores=[{"overall": 0.0}] * 4,
-        correct=torch.tensor([False] * 4),
-    )
+    whole = rollouts_of([(1,) * length for length in LENGTHS])
+    cut = [dataclasses.replace(each, finished=row != 1) for row, each in enumerate(whole.generations)]
+    return dataclasses.replace(whole, generations=cut)
 
 
 def signal() -> TokenSignal:
@@ -53,14 +44,10 @@ def learning(entropies: Tensor | None, **settings: Any) -> tuple[Tensor, dict[st
     return found.advantages > 0, results(found.metrics)
 
 
-def test_nothing_is_left_out_by_default() -> None:
+def test_tokens_of_cut_responses_teach_nothing_if_asked() -> None:
     assert torch.equal(learning(None)[0], MASK)
-
-
-def test_tokens_of_cut_responses_teach_nothing() -> None:
     kept, _ = learning(None, overlong_filter=True)
-    assert kept.any(dim=1).tolist() == [True, False, True, True]
-    assert torch.equal(kept[[0, 2, 3]], MASK[[0, 2, 3]])
+    assert torch.equal(kept, MASK & torch.tensor([True, False, True, True]).unsqueeze(1))
 
 
 def test_the_top_share_of_live_tokens_by_entropy_learns() -> None:
@@ -71,11 +58,8 @@ def test_the_top_share_of_live_tokens_by_entropy_learns() -> None:
     assert abs(metrics["rollout/vocabulary_entropy"] - 5.9 / 9) < 1e-6
 
 
-def test_cut_responses_do_not_count_among_the_top_share() -> None:
+def test_at_least_one_token_learns_and_none_of_a_cut_response() -> None:
     """Without the cut response 7 tokens are left, of which a seventh is 1."""
     kept, _ = learning(ENTROPIES, top_entropy=1 / 7, overlong_filter=True)
     assert kept[:3].nonzero().tolist() == [[0, 1]]
-
-
-def test_at_least_one_token_learns() -> None:
     assert int(learning(ENTROPIES, top_entropy=1e-9)[0][:3].sum()) == 1

@@ -29,16 +29,8 @@ from cepo.trainer.loop import Trainer
 
 GROUP = 4
 CASES: list[tuple[str, dict[str, Any]]] = [
-    ("grpo", {}),
-    ("rloo", {}),
-    ("reinforce_plus_plus", {}),
-    ("rlsd", {}),
-    ("rlcsd", {}),
-    ("hindsight", {}),
-    ("visual", {}),
-    ("cepo", {}),
-    ("cepo", {"advantage": {"baseline": "hindsight"}}),
-    ("rlsd", {"advantage": {"baseline": "hindsight"}}),
+    *((name, {}) for name in ("grpo", "rloo", "reinforce_plus_plus", "rlsd", "rlcsd", "hindsight", "visual", "cepo")),
+    *((name, {"advantage": {"baseline": "hindsight"}}) for name in ("cepo", "rlsd")),
     ("cepo", {"weight": {"lambda_init": 1.0, "clip_radius": 0.8}, "negative": {"source": "peer_full"}}),
     ("cepo", {"teacher": {"placement": "assistant_prefix"}}),
     ("cepo", {"teacher": {"with_images": False}}),
@@ -54,7 +46,28 @@ def with_a_text_row(file: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
 
 
+def own_trainer(folder: Path, stack: ExitStack, *options: str) -> Trainer:
+    """cepo's own trainer with the embedded model, for the rows of `train.parquet`: 4 problems x 4 responses a step."""
+    arguments = [
+        "config=configs/microgeo/base.yaml",
+        f"data.train_files={folder / 'train.parquet'}",
+        "data.val_files=null",
+        "data.rollout_batch_size=4",
+        f"worker.actor.model.model_path={ASSETS}",
+        "worker.actor.global_batch_size=4",
+        "worker.rollout.name=transformers",
+        f"worker.rollout.n={GROUP}",
+        "trainer.val_before_train=false",
+        "trainer.logger=[file]",
+        f"trainer.save_checkpoint_path={folder / 'run'}",
+    ]
+    config = load_config([*arguments, *options])
+    check_config(config)
+    return build_trainer(config, stack)
+
+
 def own_advantages(trainer: Trainer, rollouts: Rollouts, method: str, settings: dict[str, Any]) -> torch.Tensor:
+    """The advantages (B, T) that cepo's own trainer gives these rollouts."""
     trainer.estimator = build_estimator(method, settings)
     trainer.contexts = ContextBuilder(trainer.processing, trainer.estimator.teacher, max_context_length=4096)
     batch = trainer.score(trainer.plan(rollouts))
@@ -86,25 +99,8 @@ def main(folder: Path) -> None:
     train, _ = split_problems(0, 16, 1)
     write_problems(folder / "train.parquet", train)
     with_a_text_row(folder / "train.parquet")
-    config = load_config(
-        [
-            "config=configs/microgeo/base.yaml",
-            f"data.train_files={folder / 'train.parquet'}",
-            "data.val_files=null",
-            "data.rollout_batch_size=4",
-            "data.shuffle=false",
-            f"worker.actor.model.model_path={ASSETS}",
-            "worker.actor.global_batch_size=4",
-            "worker.rollout.name=transformers",
-            f"worker.rollout.n={GROUP}",
-            "trainer.val_before_train=false",
-            "trainer.logger=[file]",
-            f"trainer.save_checkpoint_path={folder / 'run'}",
-        ]
-    )
-    check_config(config)
     with ExitStack() as stack:
-        trainer = build_trainer(config, stack)
+        trainer = own_trainer(folder, stack, "data.shuffle=false")
         steps = [trainer.ask(0), trainer.ask(1)]
         expected = [own_advantages(trainer, steps[0], method, settings) for method, settings in CASES]
     rows = [row for step, rollouts in enumerate(steps) for row in rows_of(rollouts, 4 * step)]
