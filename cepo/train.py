@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cepo.data.mixing import MixedProblems
     from cepo.models.inputs import ImageSource
     from cepo.models.processing import Processing
-    from cepo.report.opened import Run
+    from cepo.report.page import Run
     from cepo.sizing import Memory
     from cepo.tracking.tracker import Tracker
     from cepo.trainer.callbacks import Callback
@@ -108,7 +108,7 @@ def train(config: RunConfig, *, callbacks: Sequence[Callback] = ()) -> Run:
             another run holds the run folder.
         WorkerLostError: a worker was lost, and `trainer.max_restarts` are used up or this process is the worker.
     """
-    from cepo.report.opened import open_run
+    from cepo.report.page import open_run
 
     lines = check_config(config)
     preflight.check_before_imports(config.worker, config.trainer)

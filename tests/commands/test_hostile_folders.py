@@ -568,14 +568,6 @@ def test_no_other_file_is_locked(folder: Path, victim: Path, attack: Attack) -> 
     assert contents(victim) == before
 
 
-def test_a_page_writes_no_steps_elsewhere(
-    folder: Path, victim: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cepo.report.credit_view._INLINE_BYTES", 0)
-    link("report_steps", "victim")(folder)
-    assert "report_steps lies outside" in refused(["report", folder], victim, capsys)
-
-
 COUNTS: list[dict[str, Any]] = [
     {"step": "2"}, {"step": 1.5}, {"step": -1}, {"step": True}, {"rounds": None}, {"rounds": -5},
     {"kl_coefficient": float("inf")}, {"kl_coefficient": "0.1"},

@@ -13,9 +13,8 @@ from run_folders import report_pixels, write_run
 
 from cepo.cli import main
 from cepo.errors import DataError
-from cepo.report.page import write_report
+from cepo.report.page import accuracy_change, run_summary, tokens_per_second, write_report
 from cepo.report.recorded_run import load_run
-from cepo.report.summary import accuracy_change, run_summary, tokens_per_second
 
 
 def shown(table: object, width: int = 110) -> str:
