@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cepo.models.processing import Processing
     from cepo.report.page import Run
     from cepo.sizing import Memory
-    from cepo.tracking.tracker import Tracker
+    from cepo.tracking.sink import Tracker
     from cepo.trainer.callbacks import Callback
     from cepo.trainer.loop import Trainer
     from cepo.trainer.protocol import Backend
@@ -276,8 +276,7 @@ def _total_steps(config: RunConfig, num_problems: int) -> int:
 
 def _tracker(config: RunConfig, stack: ExitStack, total_steps: int, resumed_step: int | None) -> Tracker:
     from cepo.hardware import visible_gpus
-    from cepo.tracking.sink import RunDescription
-    from cepo.tracking.tracker import build_tracker
+    from cepo.tracking.sink import RunDescription, build_tracker
 
     tracker = build_tracker(
         config.trainer.logger,

@@ -11,10 +11,8 @@ from itertools import chain
 from pathlib import Path
 
 from cepo.algorithms.base import SHARED
-from cepo.config.checks import last_checkpoint
 from cepo.config.listing import REQUIRED, settings_of
 from cepo.errors import DataError
-from cepo.foreign_files import read_json
 from cepo.report.charts import COUNTS, Chart, Series, planned_charts, save_figure, series_of, words
 from cepo.report.html import Section, Table, scores, write_page
 from cepo.report.page import chart_sections
@@ -22,7 +20,7 @@ from cepo.report.recorded_run import UNKNOWN_ESTIMATOR, RunData, as_yaml, load_r
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow, wilson_interval
 from cepo.trees import leaves
 
-_METHOD, _DATA, _UNSET = "algorithm.adv_estimator", "data.train_files", "not set"
+_METHOD, _UNSET = "algorithm.adv_estimator", "not set"
 _ACCURACY, _GREEDY = COUNTS
 # Beginnings of the settings that cannot change what is trained or how it is measured: names, records, waiting.
 _MAY_DIFFER = (
@@ -220,32 +218,17 @@ def _configs(runs: Sequence[RunData]) -> list[dict[str, str]]:
     defaults = {each.key: as_yaml(each.default) for each in listed}
     configs = [defaults | {key: as_yaml(value) for key, value in leaves(run.config)} for run in runs]
     spelt: dict[str, str] = {}
-    for run, config in zip(runs, configs, strict=True):
-        checksum = _training_data(run)
+    for config in configs:
         for key, value in config.items():
             path, colon, name = value.rpartition(":") if ":" in value else (value, "", "")
             longer = [other[key] for other in configs if other.get(key, "").endswith(f"/{value}")]
-            if key == _DATA and checksum is not None:
-                config[key] = spelt.setdefault(checksum, value)
-            elif "/" in value and Path(path).is_file():
+            if "/" in value and Path(path).is_file():
                 with Path(path).open("rb") as file:
                     content = hashlib.file_digest(file, "sha256").hexdigest()
                 config[key] = spelt.setdefault(f"{key} {content}{colon}{name}", value)
             elif longer:  # a relative path, from a folder that this machine does not know
                 config[key] = longer[0]
     return configs
-
-
-def _training_data(run: RunData) -> str | None:
-    """Returns the name and checksum of the training set as the run's last checkpoint states them; None without one."""
-    checkpoint = last_checkpoint(run.folder)
-    if checkpoint is None:
-        return None
-    try:
-        settings = read_json(checkpoint / "trainer_state.json", dict, within=run.folder)["settings"]
-        return f"{Path(settings[_DATA]).name}: {settings['data']}"
-    except (DataError, KeyError, TypeError):  # an earlier version's, or damaged: the path must do
-        return None
 
 
 def _differs(key: str, configs: Sequence[Mapping[str, str]]) -> bool:

@@ -96,7 +96,9 @@ class ScoreTable:
     rows: Sequence[TableRow]
     notes: Sequence[str] = ()
 
-    def lines(self, escape: Callable[[str], str] = str, best="{}", error="{} ± {}") -> Iterator[list[str]]:
+    def lines(
+        self, escape: Callable[[str], str] = str, best: str = "{}", error: str = "{} ± {}"
+    ) -> Iterator[list[str]]:
         """Yields the head, then for each group a line with its name alone and a line for each of its rows."""
         yield ["", *(escape(column.name) for column in self.columns)]
         for group in dict.fromkeys(row.group for row in self.rows):

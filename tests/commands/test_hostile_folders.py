@@ -33,9 +33,8 @@ from cepo.microgeo.world import ASSETS
 from cepo.models.pretrained import load_model
 from cepo.report.score_tables import Column, ScoreTable, TableRow
 from cepo.terminal import LogHandler
-from cepo.tracking.sink import RunDescription
+from cepo.tracking.sink import RunDescription, build_tracker
 from cepo.tracking.trace import read_rollouts
-from cepo.tracking.tracker import build_tracker
 from cepo.trainer.checkpoints import CheckpointStore, TrainerState, written_files
 from cepo.trainer.protocol import Backend
 from cepo.trainer.run_policy import RunLock

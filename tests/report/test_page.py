@@ -17,7 +17,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from run_folders import PICTURE, group, rollout, write_run
 
-from cepo.credit.knowledge import QUARTERS
+from cepo.credit.agreement import QUARTERS
 from cepo.credit.tables import write_credit_page
 from cepo.evaluation.accuracy import benchmark_figures
 from cepo.evaluation.results import write_results

@@ -190,23 +190,6 @@ def test_a_run_without_validation_has_its_curves_and_is_named(tmp_path: Path) ->
     assert comparison.table().rows[1].cells["after"] == ""
 
 
-def test_two_paths_of_one_training_set_are_one_setting(tmp_path: Path) -> None:
-    """The runs' checkpoints state the checksum of its rows; another checksum under one name makes another setting."""
-
-    def trained(name: str, path: str, rows: str) -> Path:
-        text = f"data:\n  train_files: {path}\nalgorithm:\n  adv_estimator: grpo\ntrainer:\n  seed: {name}\n"
-        folder = write_run(tmp_path / name, [(1, {"reward/mean": 0.5})], config=text)
-        (folder / "global_step_1").mkdir()
-        state = {"settings": {"data.train_files": path, "data": rows}}
-        (folder / "global_step_1" / "trainer_state.json").write_text(json.dumps(state))
-        return folder
-
-    relative, absolute = trained("1", "rows.parquet", "8 rows"), trained("2", "/data/rows.parquet", "8 rows")
-    assert [setting.label for setting in compare_runs([relative, absolute]).settings] == ["grpo"]
-    other = trained("3", "/data/more/rows.parquet", "9 rows")
-    assert len(compare_runs([relative, absolute, other]).settings) == 2
-
-
 @pytest.mark.parametrize(
     ("rows", "config", "named"),
     [([], "algorithm:\n  adv_estimator: cepo\n", "no rows yet"), ([(1, {})], "a: 1\n", "adv_estimator")],

@@ -13,8 +13,7 @@ import pytest
 from run_folders import group, rollout
 
 from cepo.errors import ConfigError
-from cepo.tracking.sink import RunDescription, build_sink
-from cepo.tracking.tracker import build_tracker
+from cepo.tracking.sink import RunDescription, build_sink, build_tracker
 
 FIRST, AGAIN, LAST = 0.6251234, 0.1252345, 0.8753456
 CONFIG = "trainer:\n  project_name: geometry\nworker:\n  rollout:\n    n: 12345\n"
