@@ -6,7 +6,7 @@ All errors are from a bootstrap over problems, because the tokens of a problem's
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy
@@ -173,15 +173,20 @@ def bootstrap(
         {problem: numpy.flatnonzero(numbers == problem) for problem in problems.tolist()}
         for numbers in (truth.problem, of_responses)
     )
-    generator = numpy.random.default_rng([seed, 3])
     everything = numpy.arange(len(truth.row)), numpy.arange(len(of_responses))
     drawn = [[metric(*everything)] for metric in metrics]
-    for _ in range(DRAWS if len(problems) > 1 else 0):
-        some = generator.choice(problems, len(problems)).tolist()
+    for some in _draws(problems, [seed, 3]):
         parts = numpy.concatenate([tokens[one] for one in some]), numpy.concatenate([responses[one] for one in some])
         for results, metric in zip(drawn, metrics, strict=True):
             results.append(metric(*parts))
     return [{name: figure_of(numpy.array([draw[name] for draw in draws])) for name in draws[0]} for draws in drawn]
+
+
+def _draws(problems: _Indices, seed: list[int]) -> Iterator[list[int]]:
+    """Yields `DRAWS` draws of as many problems, with replacement; none of a single problem."""
+    generator = numpy.random.default_rng(seed)
+    for _ in range(DRAWS if len(problems) > 1 else 0):
+        yield generator.choice(problems, len(problems)).tolist()
 
 
 def figure_of(values: Numbers) -> Figure:
@@ -245,11 +250,9 @@ def known(gain: Tensor, rollouts: Rollouts, rows: Sequence[int], *, seed: int) -
 def _figures(table: Sequence[Sequence[float]], rows: Sequence[int], rollouts: Rollouts, seed: int) -> list[Tree]:
     """Returns each column's mean over the rows, with draws of problems for its errors."""
     whole, problems = numpy.array(table), numpy.array([row // rollouts.group_size for row in rows])
-    generator, different = numpy.random.default_rng([seed, 5]), numpy.unique(problems)
     means = [whole.mean(axis=0)]
-    for _ in range(DRAWS if len(different) > 1 else 0):
-        drawn = generator.choice(different, len(different))
-        means.append(numpy.concatenate([whole[problems == one] for one in drawn]).mean(axis=0))
+    for some in _draws(numpy.unique(problems), [seed, 5]):
+        means.append(numpy.concatenate([whole[problems == one] for one in some]).mean(axis=0))
     return [asdict(figure_of(column)) for column in numpy.array(means).T]
 
 

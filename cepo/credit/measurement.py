@@ -142,7 +142,7 @@ def _write_traces(
         values: list[float | None] = [None] * (len(tokens) + 1)
         credit: list[float | None] = [None] * len(tokens)
         for index in numpy.flatnonzero(truth.row == row):
-            token, before, own = (array[index].item() for array in (truth.token, truth.value, truth.credit))
+            token, before, own = int(truth.token[index]), float(truth.value[index]), float(truth.credit[index])
             credit[token], values[token], values[token + 1] = own, before, before + own
         lines.append(
             {

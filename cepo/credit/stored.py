@@ -116,7 +116,11 @@ def _read(path: Path, session: Session) -> Rollouts:
             problems=problems,
             prompts=prompts,
             generations=[
-                Generation(tuple(row["response_ids"]), tuple(row["log_probs"]), finished=row["finished"])
+                Generation(
+                    response_ids=tuple(row["response_ids"]),
+                    log_probs=tuple(row["log_probs"]),
+                    finished=row["finished"],
+                )
                 for row in rows
             ],
             responses=[row["response"] for row in rows],

@@ -140,14 +140,12 @@ def test_runs_that_differ_much_are_numbered_and_fit_80_columns(
     assert re.search(r"worker.actor.optim.lr +0.1 +0.2 +0.2", printed)
 
 
-def test_a_first_validation_after_training_is_not_one_before(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "a", [(5, {"val/accuracy": 0.5})], config="algorithm:\n  adv_estimator: cepo\n")
-    assert cells([run], "before") == [""]
-
-
 def test_runs_of_one_seed_are_named_as_dependent(tmp_path: Path) -> None:
+    """A first validation after training is not one before it."""
     folders = [method_run(tmp_path / name, "cepo", 0, (0.3, 0.4)) for name in ("a", "b")]
     assert "Some runs of cepo have the same seeds: they are not independent." in compare_runs(folders).notes
+    run = write_run(tmp_path / "c", [(5, {"val/accuracy": 0.5})], config="algorithm:\n  adv_estimator: cepo\n")
+    assert cells([run], "before") == [""]
 
 
 def test_a_shorter_run_is_named_and_not_cut_to_step_0(tmp_path: Path) -> None:
@@ -234,8 +232,3 @@ def test_cepo_compare_writes_table_page_and_curves(
     assert report_pixels(outs[2]).std() > 0.02
     assert "curves.png" in printed
     assert "45.00 ± 5.00" in printed
-
-
-def test_a_run_that_is_missing_ends_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", str(tmp_path / "none")]) == 2
-    assert "none does not exist" in capsys.readouterr().err

@@ -154,21 +154,6 @@ def test_trackio_keeps_1_run_with_values_settings_and_samples(tmp_path: Path, mo
     assert len(SQLiteStorage.get_runs("geometry")) == 2
 
 
-def test_a_new_run_in_a_used_folder_is_a_second_tracked_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    needed("mlflow", "sqlalchemy", "alembic")
-    from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
-
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    for _ in range(2):
-        tracker = build_tracker(["mlflow"], run_in(tmp_path))
-        assert tracker.active_sinks == ["mlflow"]
-        tracker.close()
-    assert identifier(tmp_path, "mlflow") != identifier(tmp_path / "earlier_run_1", "mlflow")
-    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow/mlflow.db")
-    experiment = client.get_experiment_by_name("geometry")
-    assert len(client.search_runs([experiment.experiment_id])) == 2
-
-
 @pytest.fixture
 def without_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     """An interpreter that finds none of the libraries."""

@@ -10,7 +10,7 @@
   };
   const open = (step) => opened[step] ??= unpack(data.blocks[step]);
 
-  const facts = (pairs) => make("dl", {}, ...pairs.flatMap(([name, value]) => [make("dt", { textContent: name }), make("dd", { textContent: value })]));
+  const facts = (pairs) => make("dl", {}, ...pairs.flatMap(([name, value]) => [make("dt", { textContent: name }), make("dd", value.length > 200 ? { textContent: value, tabIndex: 0 } : { textContent: value })]));
   // Characters that would not show, or would turn the text around them, are shown by their number.
   const visible = (text) => text.replace(/\p{Cc}|\p{Cf}|\p{Cs}|\p{Zl}|\p{Zp}/gu, (character) =>
     character === "\n" ? "↵\n" : character === "\t" ? "⇥" : `⟨U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`) || "∅";
