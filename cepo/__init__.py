@@ -20,12 +20,12 @@ if sys.version_info < (3, 11):  # noqa: UP036
 _HOMES = {
     "Callback": "cepo.trainer.callbacks",
     "Evaluation": "cepo.api",
-    "Run": "cepo.report.opened",
+    "Run": "cepo.report.page",
     "RunConfig": "cepo.config",
     "evaluate": "cepo.api",
     "load_config": "cepo.api",
     "merge": "cepo.api",
-    "open_run": "cepo.report.opened",
+    "open_run": "cepo.report.page",
     "push": "cepo.api",
     "train": None,
 }

@@ -289,7 +289,7 @@ def evaluate(settings: Sequence[str], compare: str | None, dry_run: bool, **opti
     help="Samples that continue each prefix; 0: only what the teachers know.",
 )
 @click.option("--out", help="New folder, or that of an interrupted measurement; default: credit/<checkpoint>.")
-@click.option("--dry-run", is_flag=True, help="Count the continuations and estimate the time.")
+@click.option("--dry-run", is_flag=True, help="Sample the responses and count the continuations.")
 @takes_settings
 def credit(dry_run: bool, **options: Any) -> None:
     """Measure the credit of methods against the truth, which Monte-Carlo continuations estimate.

@@ -27,7 +27,6 @@ class SafeConsole(Console):
     """A console of rich; only its own styles and movements reach the terminal as control characters."""
 
     def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
-        """Renders as rich does, without the control characters of texts."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=without_controls(segment.text))
 

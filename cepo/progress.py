@@ -94,7 +94,6 @@ class Progress:
         self._task: TaskID | None = None
 
     def update(self, count: int = 1) -> None:
-        """Counts finished items."""
         self._done += count
         now = time.monotonic()
         if self._draws:

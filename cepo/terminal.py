@@ -33,7 +33,6 @@ class LogHandler(logging.Handler):
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Prints the line; an error in it is reported as by the library."""
         try:
             print_plain(self.format(record), to_stderr=True)
         except Exception:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from cepo.data.mixing import MixedProblems
     from cepo.models.inputs import ImageSource
     from cepo.models.processing import Processing
-    from cepo.report.opened import Run
+    from cepo.report.page import Run
     from cepo.sizing import Memory
-    from cepo.tracking.tracker import Tracker
+    from cepo.tracking.sink import Tracker
     from cepo.trainer.callbacks import Callback
     from cepo.trainer.loop import Trainer
     from cepo.trainer.protocol import Backend
@@ -107,7 +107,7 @@ def train(config: RunConfig, *, callbacks: Sequence[Callback] = ()) -> Run:
             another run holds the run folder.
         WorkerLostError: a worker was lost, and `trainer.max_restarts` are used up or this process is the worker.
     """
-    from cepo.report.opened import open_run
+    from cepo.report.page import open_run
 
     lines = check_config(config)
     preflight.check_before_imports(config.worker, config.trainer)
@@ -275,8 +275,7 @@ def _total_steps(config: RunConfig, num_problems: int) -> int:
 
 def _tracker(config: RunConfig, stack: ExitStack, total_steps: int, resumed_step: int | None) -> Tracker:
     from cepo.hardware import visible_gpus
-    from cepo.tracking.sink import RunDescription
-    from cepo.tracking.tracker import build_tracker
+    from cepo.tracking.sink import RunDescription, build_tracker
 
     tracker = build_tracker(
         config.trainer.logger,

@@ -44,7 +44,7 @@ def digest() -> str:
 def copy_run(source: Path) -> None:
     """Replaces the run of the images with a run's metrics and settings, and the step whose rollout opens its page."""
     run = load_run(source)
-    view = credit_view(run, source / "report.html")
+    view = credit_view(run)
     if view is None:
         raise SystemExit(f"{source} has no recorded rollouts")
     step = view["start"][0]

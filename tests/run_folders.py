@@ -12,9 +12,8 @@ import numpy as np
 from PIL import Image
 
 from cepo.tracking.run_folder import png_bytes
-from cepo.tracking.sink import RunDescription
+from cepo.tracking.sink import RunDescription, build_tracker
 from cepo.tracking.trace import GroupRecord, RolloutRecord
-from cepo.tracking.tracker import build_tracker
 
 PICTURE = png_bytes(Image.new("RGB", (64, 64), (10, 200, 30)))
 

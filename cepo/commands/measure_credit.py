@@ -76,7 +76,7 @@ def measure(plan: CreditPlan, *, dry_run: bool = False) -> list[str]:
     Raises:
         ConfigError, DataError, CheckpointError, EngineError, RewardError: a stage failed.
     """
-    from cepo.credit.measurement import CreditMeasurement, Effort
+    from cepo.credit.measurement import CreditMeasurement
     from cepo.credit.session import opened
     from cepo.credit.tables import PAGE_FILE, credit_tables, write_credit_page
     from cepo.hardware import require_usable_torch
@@ -85,12 +85,8 @@ def measure(plan: CreditPlan, *, dry_run: bool = False) -> list[str]:
 
     log_to_stderr()
     require_usable_torch()
-    numbers = plan.numbers
-    effort = Effort(
-        num_responses=numbers["responses"], num_tokens=numbers["tokens"], num_continuations=numbers["continuations"]
-    )
     with opened(with_embedded_world(plan.config), plan.actor) as session:
-        measurement = CreditMeasurement(plan.out, session, plan.methods, effort, plan.checkpoint)
+        measurement = CreditMeasurement(plan.out, session, plan.methods, checkpoint=plan.checkpoint, **plan.numbers)
         if dry_run:
             return measurement.lines()
         results = measurement.run()

@@ -83,7 +83,7 @@ def prepare_repository(name: str, *, private: bool) -> None:
 
 def write_card_of(actor: Path, folder: Path, *, base: str | None, adapter: str | None) -> None:
     """Writes the card of an actor's run into a folder; does nothing without the run's metrics."""
-    from cepo.report.model_card import write_card
+    from cepo.commands.model_card import write_card
     from cepo.tracking.run_folder import METRICS_FILE
 
     checkpoint = actor.resolve().parent

@@ -28,8 +28,7 @@ def write_report_of_run(
 ) -> None:
     """Prints the summary of a run and writes its page; the parameters are the options of `cepo report`."""
     from cepo.algorithms import load_plugin
-    from cepo.report.page import save_curves, write_report
-    from cepo.report.summary import run_summary
+    from cepo.report.page import run_summary, save_curves, write_report
 
     for plugin in plugins:
         load_plugin(plugin)

@@ -1,22 +1,29 @@
-"""Measures how well credits and values agree with the truth: correlations, ranks of decisive tokens, calibration.
+"""Measures how well credits and values agree with the truth, and what teachers know of responses before they are written.
 
 All errors are from a bootstrap over problems, because the tokens of a problem's responses depend on each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 import numpy
 from numpy.typing import NDArray
+from torch import Tensor
 
+from cepo.credit.signals import MethodSignal
 from cepo.credit.truth import Numbers, Truth
+from cepo.trainer.asking import Rollouts
+from cepo.trainer.planning import View
+from cepo.trees import Tree
 
 DECISIVE = 0.25
 """A token with |A*| above this is decisive: it moves the probability of a correct answer by more than a quarter."""
 DRAWS = 500
 BINS = 10
+QUARTERS = ("first", "second", "third", "last")
 _Indices = NDArray[numpy.int64]
 
 
@@ -91,16 +98,12 @@ def credit_metrics(truth: Truth, numbers: Numbers) -> Callable[[_Indices, _Indic
     - `share_on_decisive` is the part of the sum of |credit| that is on decisive tokens.
     - `sign_agreement` is the share of decisive tokens whose credit has the sign of A*.
     """
-    decisive = numpy.abs(truth.credit) > DECISIVE
-    size = numpy.abs(numbers)
-    areas: list[float] = []
-    hits: list[float] = []
-    for row in response_rows(truth):
-        indices = numpy.flatnonzero(truth.row == row)
-        areas.append(area_under_curve(size[indices], decisive[indices]))
-        has_one = bool(decisive[indices].any())
-        hits.append(top_hit(size[indices], numpy.abs(truth.credit[indices])) if has_one else numpy.nan)
-    of_responses = numpy.array([areas, hits])
+    decisive, size = numpy.abs(truth.credit) > DECISIVE, numpy.abs(numbers)
+    of_each = [numpy.flatnonzero(truth.row == row) for row in response_rows(truth)]
+    areas = numpy.array([area_under_curve(size[own], decisive[own]) for own in of_each])
+    hits = numpy.array(
+        [top_hit(size[own], abs(truth.credit[own])) if decisive[own].any() else numpy.nan for own in of_each]
+    )
 
     def metrics(tokens: _Indices, responses: _Indices) -> dict[str, float]:
         x, true, halves = numbers[tokens], truth.credit[tokens], truth.credit_halves[:, tokens]
@@ -111,8 +114,8 @@ def credit_metrics(truth: Truth, numbers: Numbers) -> Callable[[_Indices, _Indic
             "pearson_corrected": noise_corrected(x, true, halves),
             "spearman": pearson(ranks(x), ranks(true)),
             "spearman_corrected": rank_noise_corrected(x, true, halves),
-            "auroc": _mean(of_responses[0, responses]),
-            "top_hit": _mean(of_responses[1, responses]),
+            "auroc": _mean(areas[responses]),
+            "top_hit": _mean(hits[responses]),
             "share_on_decisive": float(size[tokens][deciding].sum() / total) if total > 0 else numpy.nan,
             "sign_agreement": float(agree[deciding].mean()) if deciding.any() else numpy.nan,
         }
@@ -164,27 +167,26 @@ def bootstrap(
     With a single problem there is no spread, so figures have no error.
     """
     problems = numpy.unique(truth.problem)
-    rows = numpy.array(response_rows(truth))
-    of_row = {row: truth.problem[truth.row == row][0] for row in rows.tolist()}
-    tokens = {problem: numpy.flatnonzero(truth.problem == problem) for problem in problems.tolist()}
-    responses = {
-        problem: numpy.flatnonzero([of_row[row] == problem for row in rows.tolist()]) for problem in problems.tolist()
-    }
-    generator = numpy.random.default_rng([seed, 3])
-    drawn: list[list[Mapping[str, float]]] = [[] for _ in metrics]
-    for _ in range(DRAWS if len(problems) > 1 else 0):
-        some = generator.choice(problems, len(problems)).tolist()
+    of_row = dict(zip(truth.row.tolist(), truth.problem.tolist(), strict=True))
+    of_responses = numpy.array([of_row[row] for row in response_rows(truth)])
+    tokens, responses = (
+        {problem: numpy.flatnonzero(numbers == problem) for problem in problems.tolist()}
+        for numbers in (truth.problem, of_responses)
+    )
+    everything = numpy.arange(len(truth.row)), numpy.arange(len(of_responses))
+    drawn = [[metric(*everything)] for metric in metrics]
+    for some in _draws(problems, [seed, 3]):
         parts = numpy.concatenate([tokens[one] for one in some]), numpy.concatenate([responses[one] for one in some])
         for results, metric in zip(drawn, metrics, strict=True):
             results.append(metric(*parts))
-    everything = numpy.arange(len(truth.row)), numpy.arange(len(rows))
-    return [
-        {
-            name: figure_of(numpy.array([value, *(draw[name] for draw in draws)]))
-            for name, value in metric(*everything).items()
-        }
-        for metric, draws in zip(metrics, drawn, strict=True)
-    ]
+    return [{name: figure_of(numpy.array([draw[name] for draw in draws])) for name in draws[0]} for draws in drawn]
+
+
+def _draws(problems: _Indices, seed: list[int]) -> Iterator[list[int]]:
+    """Yields `DRAWS` draws of as many problems, with replacement; none of a single problem."""
+    generator = numpy.random.default_rng(seed)
+    for _ in range(DRAWS if len(problems) > 1 else 0):
+        yield generator.choice(problems, len(problems)).tolist()
 
 
 def figure_of(values: Numbers) -> Figure:
@@ -200,3 +202,62 @@ def figure_of(values: Numbers) -> Figure:
 def _mean(numbers: Numbers) -> float:
     kept = numbers[~numpy.isnan(numbers)]
     return float(kept.mean()) if len(kept) else numpy.nan
+
+
+def knowledge(signals: Sequence[MethodSignal], rollouts: Rollouts, *, seed: int) -> list[Tree]:
+    """Returns the figures of `known` for the teacher of each method and view; equal ones once.
+
+    Counted are the responses with a reference, unless it is a part of themselves.
+    """
+    found: list[Tree] = []
+    for each in signals:
+        for view in each.batch.plan.views:
+            rows = [row for row in view.rows if not _is_own(each, view, row)]
+            gain = each.batch.teacher_log_probs[view.name] - each.batch.old_log_probs
+            own = known(gain, rollouts, rows, seed=seed) if any(rollouts.correct[row] for row in rows) else {}
+            if own and own not in [{key: row[key] for key in own} for row in found]:
+                found.append({"name": f"{each.label}: {view.name}", **own})
+    return found
+
+
+def known(gain: Tensor, rollouts: Rollouts, rows: Sequence[int], *, seed: int) -> Tree:
+    """Returns what a teacher knows of right responses, in nats per response.
+
+    `nats = mean over y of sum_t gain_t`, with `gain_t = log P_teacher(y_t | x, reference, y_<t) - log P(y_t | x, y_<t)`,
+    and the same for each quarter of the response. By Gibbs' inequality no teacher exceeds -log p on average, p being
+    the problem's pass rate; only P(y | right) reaches it, and it does so for every right response. `limit` is the mean
+    of -log p with the group's share of right responses. `wrong` is the mean of sum_t gain_t over wrong responses; it has
+    no lower limit, since a teacher may know that a response cannot be right. Errors are from a bootstrap over problems.
+
+    Args:
+        gain: (B, T), 0 on padding.
+        rows: of the responses that count; one is right.
+    """
+    right, wrong = ([row for row in rows if bool(rollouts.correct[row]) is which] for which in (True, False))
+    table = []
+    for row in right:
+        length = int(rollouts.response_mask[row].sum())
+        parts = [float(part.sum()) for part in numpy.array_split(gain[row, :length].double().numpy(), len(QUARTERS))]
+        rate = float(rollouts.correct[list(rollouts.rows_of(row // rollouts.group_size))].double().mean())
+        table.append([sum(parts), *parts, -math.log(rate)])
+    names = ("nats", *QUARTERS, "limit")
+    figures: Tree = dict(zip(names, _figures(table, right, rollouts, seed), strict=True))
+    sums = gain[wrong].double().sum(1, keepdim=True).tolist() or [[math.nan]]  # an undefined figure where none is wrong
+    figures["wrong"], *_ = _figures(sums, wrong, rollouts, seed)
+    return {"responses": len(right), **figures}
+
+
+def _figures(table: Sequence[Sequence[float]], rows: Sequence[int], rollouts: Rollouts, seed: int) -> list[Tree]:
+    """Returns each column's mean over the rows, with draws of problems for its errors."""
+    whole, problems = numpy.array(table), numpy.array([row // rollouts.group_size for row in rows])
+    means = [whole.mean(axis=0)]
+    for some in _draws(numpy.unique(problems), [seed, 5]):
+        means.append(numpy.concatenate([whole[problems == one] for one in some]).mean(axis=0))
+    return [asdict(figure_of(column)) for column in numpy.array(means).T]
+
+
+def _is_own(each: MethodSignal, view: View, row: int) -> bool:
+    """Whether the teacher was shown a part of the response itself, other than an answer."""
+    rollouts, shown = each.batch.rollouts, view.references[row]
+    answers = (rollouts.problems[row // rollouts.group_size].ground_truth, each.batch.plan.answers[row])
+    return shown is not None and shown not in answers and shown.strip() in rollouts.responses[row]

@@ -6,45 +6,35 @@ import dataclasses
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+import numpy
+from torch import Tensor
+
 from cepo.credit import agreement
-from cepo.credit.arms import Arm, credit_arms, value_arms
-from cepo.credit.continuations import Continuations, expected_tokens
-from cepo.credit.knowledge import knowledge
 from cepo.credit.method_list import MeasuredMethod
 from cepo.credit.session import Session
-from cepo.credit.signals import MethodSignal, signals_of, write_traces
-from cepo.credit.stored import claim_folder, kept_rollouts
+from cepo.credit.signals import Arm, MethodSignal, credit_arms, signals_of, value_arms
+from cepo.credit.stored import Continuations, claim_folder, kept_rollouts
 from cepo.credit.truth import Prefix, Truth, assemble, chosen_tokens, needed_prefixes
-from cepo.tracking.run_folder import write_atomically
+from cepo.models.processing import Processing
+from cepo.tracking.lines import encode_line, finite_or_none
+from cepo.tracking.run_folder import png_bytes, write_atomically
 from cepo.trainer.asking import Rollouts
 from cepo.trees import Tree
 
 logger = logging.getLogger(__name__)
 
 RESULTS_FILE = "credit.json"
-_PARTS_TIMED = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Effort:
-    """The size of a measurement.
-
-    Attributes:
-        num_responses: maximum number of measured responses.
-        num_tokens: maximum number of measured tokens per response.
-        num_continuations: M, the number of continuations per prefix; with 0 only the teachers' knowledge is measured.
-    """
-
-    num_responses: int = 80
-    num_tokens: int = 64
-    num_continuations: int = 32
 
 
 class CreditMeasurement:
     """A measurement in `folder`, resumed from the samples that the folder holds.
+
+    Args:
+        responses: maximum number of measured responses.
+        tokens: maximum number of measured tokens per response.
+        continuations: M, the number per prefix; with 0 only the teachers' knowledge is measured.
 
     Raises:
         ConfigError: the folder holds a measurement with other settings.
@@ -52,42 +42,34 @@ class CreditMeasurement:
     """
 
     def __init__(
-        self, folder: Path, session: Session, methods: Sequence[MeasuredMethod], effort: Effort, checkpoint: str | None
+        self,
+        folder: Path,
+        session: Session,
+        methods: Sequence[MeasuredMethod],
+        *,
+        checkpoint: str | None,
+        responses: int,
+        tokens: int,
+        continuations: int,
     ) -> None:
-        claim_folder(
-            folder, {"measures": "credit", "checkpoint": checkpoint, **dataclasses.asdict(effort)}, session.config
-        )
+        effort = {"num_responses": responses, "num_tokens": tokens, "num_continuations": continuations}
+        claim_folder(folder, {"measures": "credit", "checkpoint": checkpoint, **effort}, session.config)
         self._folder, self._session, self._methods = folder, session, methods
         self._checkpoint = checkpoint
         self.seed = session.config.worker.rollout.seed
         self.rollouts: Rollouts = kept_rollouts(folder, session)
-        self.chosen = chosen_tokens(
-            self.rollouts, num_responses=effort.num_responses, num_tokens=effort.num_tokens, seed=self.seed
-        )
-        self.number = effort.num_continuations
+        self.chosen = chosen_tokens(self.rollouts, num_responses=responses, num_tokens=tokens, seed=self.seed)
+        self.number = continuations
         self.prefixes: list[Prefix] = needed_prefixes(self.rollouts, self.chosen) if self.number else []
         self.continuations = Continuations(folder, session, self.rollouts, number=self.number)
 
     def lines(self) -> list[str]:
-        """Describes the work, with an estimate of its time from continuing a few prefixes; their results are kept."""
-        missing = self.continuations.missing(self.prefixes)
-        count = (
-            f"{len(self.prefixes) * self.number:,} continuations ({len(self.prefixes):,} prefixes, {self.number} each)"
-        )
-        tokens = sum(map(len, self.chosen.values()))
-        lines = [f"{len(self.chosen)} responses, {tokens:,} tokens; {count}"]
-        if missing:
-            seconds = self.continuations.sample(missing, most_parts=_PARTS_TIMED)
-            left = self.continuations.missing(missing)
-            done = [prefix for prefix in missing if prefix.name in self.continuations.done]
-            tokens_left, tokens_done = (
-                expected_tokens(part, self.rollouts, number=self.number) for part in (left, done)
-            )
-            minutes = seconds * tokens_left / tokens_done / 60
-            lines.append(
-                f"{len(left) * self.number:,} of them are left, about {tokens_left:,} tokens and {minutes:.1f} minutes"
-            )
-        return lines
+        """Describes the work: what is measured, and how many continuations are left."""
+        left = len(self.continuations.missing(self.prefixes)) * self.number
+        return [
+            f"{len(self.chosen)} responses, {sum(map(len, self.chosen.values())):,} tokens; {len(self.prefixes) * self.number:,} "
+            f"continuations ({len(self.prefixes):,} prefixes, {self.number} each), {left:,} of them are left"
+        ]
 
     def run(self) -> Tree:
         """Samples the missing continuations, then writes and returns the results."""
@@ -96,13 +78,13 @@ class CreditMeasurement:
         signals = signals_of(self.rollouts, self._methods, self._session)
         results: Tree = {
             "description": self._session.description(self._checkpoint),
-            "knowledge": knowledge(signals, self.rollouts, seed=self.seed),
+            "knowledge": agreement.knowledge(signals, self.rollouts, seed=self.seed),
         }
         if self.number:
             truth = assemble(self.rollouts, self.chosen, self.continuations.done)
             results["counts"] = self._counts(truth)
             results |= compared(truth, self.rollouts, signals, seed=self.seed)
-            write_traces(self._folder, self.rollouts, truth, signals, self._session.processing)
+            _write_traces(self._folder, self.rollouts, truth, signals, self._session.processing)
         write_atomically(self._folder / RESULTS_FILE, json.dumps(results, indent=1) + "\n")
         return results
 
@@ -134,7 +116,7 @@ def compared(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal], 
         *(agreement.value_metrics(truth, arm.numbers) for arm in values),
         agreement.value_metrics(half, truth.value_halves[0]),
     ]
-    oracle = Arm(name="oracle", kind="baseline", numbers=truth.credit)
+    oracle = Arm("oracle", "baseline", truth.credit)
     figures = agreement.bootstrap(truth, metrics, seed=seed)
     rows = [
         {"name": arm.name, "kind": arm.kind, **{name: dataclasses.asdict(figure) for name, figure in found.items()}}
@@ -143,3 +125,48 @@ def compared(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal], 
     for row, arm in zip(rows[len(credits) + 1 :], values, strict=False):
         row["calibration"] = agreement.calibration(arm.numbers, truth.value)
     return {"credit": rows[: len(credits) + 1], "value": rows[len(credits) + 1 :]}
+
+
+def _write_traces(
+    folder: Path, rollouts: Rollouts, truth: Truth, signals: Sequence[MethodSignal], processing: Processing
+) -> None:
+    """Writes `traces.jsonl`, one object per measured response (`docs/credit.md`), and the images of their problems."""
+    (folder / "images").mkdir(exist_ok=True)
+    lines: list[Tree] = []
+    for row in agreement.response_rows(truth):
+        number, tokens = row // rollouts.group_size, rollouts.generations[row].response_ids
+        problem, image = rollouts.problems[number], None
+        if problem.images:
+            image = f"images/{number}.png"
+            (folder / image).write_bytes(png_bytes(problem.images[0]))
+        values: list[float | None] = [None] * (len(tokens) + 1)
+        credit: list[float | None] = [None] * len(tokens)
+        for index in numpy.flatnonzero(truth.row == row):
+            token, before, own = int(truth.token[index]), float(truth.value[index]), float(truth.credit[index])
+            credit[token], values[token], values[token + 1] = own, before, before + own
+        lines.append(
+            {
+                **{name: getattr(problem, name) for name in ("prompt_id", "ground_truth")},
+                "problem": problem.text,
+                "image": image,
+                "row": row,
+                "response": rollouts.responses[row],
+                "reward": float(rollouts.rewards[row]),
+                "correct": bool(rollouts.correct[row]),
+                "tokens": processing.token_texts(tokens),
+                "token_ids": list(tokens),
+                "values": values,
+                "credit": credit,
+                "advantages": {each.label: _of(each.signal.advantages, row, len(tokens)) for each in signals},
+                "evidence": {
+                    each.label: {name: _of(found, row, len(tokens)) for name, found in each.signal.diagnostics.items()}
+                    for each in signals
+                    if each.signal.diagnostics
+                },
+            }
+        )
+    write_atomically(folder / "traces.jsonl", b"".join(map(encode_line, lines)).decode("utf-8"))
+
+
+def _of(tensor: Tensor, row: int, length: int) -> list[float | None]:
+    return [finite_or_none(float(value)) for value in tensor[row, :length]]

@@ -34,7 +34,6 @@ class LeaveOneOut(GroupRelativeEstimator):
     reads_old_log_probs = False
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """Returns the reward minus the mean of the other rollouts' rewards on every response token; 0 on padding."""
         del step
         centred, _, size = credit.group_moments(batch.rewards, batch.group_ids)  # R_i - mean_g
         return credit.outcome_signal(batch, centred * size / (size - 1))
@@ -47,10 +46,9 @@ UNIFORM = MeasuredMethod(label=LeaveOneOut.name, estimator=LeaveOneOut(NoSetting
 def read_methods(line: str, algorithm: Mapping[str, object]) -> list[MeasuredMethod]:
     """Builds the methods of a line, with `UNIFORM` first.
 
-    Settings in parentheses override those of `algorithm`, a run's section; their keys may lack the section, as in
-    `lambda_init` for `weight.lambda_init`. Advantages are not divided by the
-    standard deviation of their group (`advantage.scale=none`) unless the parentheses say so. After that division, credit is no
-    longer a difference of probabilities, and groups have other weights in a gradient.
+    Settings in parentheses override those of `algorithm`, a run's section; `lambda_init` stands for `weight.lambda_init`.
+    Advantages are not divided by the standard deviation of their group (`advantage.scale=none`) unless the parentheses say
+    so: divided, credit is no longer a difference of probabilities.
 
     Raises:
         ConfigError: a name or a setting is unknown, a method is listed twice, or it gives no advantages here.
@@ -74,19 +72,18 @@ def read_methods(line: str, algorithm: Mapping[str, object]) -> list[MeasuredMet
 
 
 def _settings(text: str, inside: str, known: Sequence[str]) -> Any:
-    parts = _split(inside) if inside.strip() else []
-    if any("=" not in part for part in parts):
-        raise ConfigError(f"methods: '{text}' names a setting without a value; write name(setting=value, ...)")
-    assignments = [_with_section(text, part, known) for part in parts]
     try:
-        return OmegaConf.from_dotlist(assignments)
+        parts = [_with_section(text, part, known) for part in (_split(inside) if inside.strip() else [])]
+        return OmegaConf.from_dotlist(parts)
     except (OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"methods: the settings of '{text}' cannot be read: {error}") from error
 
 
 def _with_section(text: str, assignment: str, known: Sequence[str]) -> str:
     """Returns `key=value` with the whole dotted key, of which the given one may be the end."""
-    key, _, value = assignment.partition("=")
+    key, equals, value = assignment.partition("=")
+    if not equals:
+        raise ConfigError(f"methods: '{text}' names a setting without a value; write name(setting=value, ...)")
     key = key.strip()
     if any(each == key or each.startswith(f"{key}.") for each in known):
         return assignment

@@ -26,8 +26,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """The resources of an open measurement (`opened`)."""
-
     config: RunConfig
     processing: Processing
     problems: ProblemSet | MixedProblems
@@ -37,7 +35,7 @@ class Session:
     asker: Asker
 
     def description(self, checkpoint: str | None) -> Tree:
-        """Returns a description of what the results depend on."""
+        """Returns what the results depend on."""
         config = self.config
         return {
             "checkpoint": checkpoint,
@@ -50,7 +48,7 @@ class Session:
         }
 
     def ask(self, step: int, *, with_baselines: bool) -> Rollouts:
-        """Samples and rewards the rollouts that training with these weights would sample at the 0-based `step`.
+        """Samples and rewards the rollouts that training would sample at the 0-based `step`.
 
         `with_baselines` adds the reward of a greedy response to each prompt.
         """
@@ -63,11 +61,7 @@ class Session:
 
 @contextlib.contextmanager
 def opened(config: RunConfig, actor: Path | None) -> Iterator[Session]:
-    """Opens a measurement on this process's device, with a checkpoint's trained weights or the model's own.
-
-    Args:
-        config: without names of the embedded world.
-        actor: the checkpoint's folder `actor`; None for the model's own weights.
+    """Opens a measurement on this process's device, with the weights of a checkpoint's folder `actor`, or the model's own.
 
     Raises:
         ConfigError, DataError, CheckpointError, EngineError, RewardError: problems, weights, engine or reward cannot be

@@ -1,35 +1,21 @@
-"""Computes the advantages of several methods for the same rollouts, and writes a trace of each measured response.
-
-`traces.jsonl` has one JSON object per line:
-
-- `prompt_id`, `problem`, `ground_truth`: of the problem; `image`: file of its first image in the folder, or null.
-- `row`: number of the response among the rollouts; `response`, `reward`, `correct`.
-- `tokens`: T texts; `token_ids`: T numbers.
-- `values`: T + 1 numbers, V before each token and after the last; null where not measured.
-- `credit`: T numbers, A*; null where not measured.
-- `advantages`: method -> T numbers.
-- `evidence`: method -> name -> T numbers that the method recorded, such as `delta`, `weight` or `value`.
-"""
+"""Computes the signals of several methods for the same rollouts, and from them the credits that are compared."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import NamedTuple
 
 import numpy
 import torch
 from torch import Tensor
 
-from cepo.credit.agreement import response_rows
+from cepo.algorithms import credit
 from cepo.credit.method_list import MeasuredMethod
 from cepo.credit.session import Session
-from cepo.credit.truth import Truth
+from cepo.credit.truth import Numbers, Truth
 from cepo.data.batch import OWN_VIEW, ScoringRow
 from cepo.data.contexts import ContextBuilder
-from cepo.models.processing import Processing
-from cepo.tracking.lines import encode_line, finite_or_none
-from cepo.tracking.run_folder import png_bytes, write_atomically
 from cepo.trainer.asking import Rollouts
 from cepo.trainer.planning import ScoringPlan, make_plan, rollout_groups
 from cepo.trainer.scoring import ScoredBatch, with_scored
@@ -103,55 +89,110 @@ def _key(row: ScoringRow) -> _Key:
     return row.context.token_ids, row.row
 
 
-FILE, IMAGES = "traces.jsonl", "images"
+class Arm(NamedTuple):
+    """A credit or a value of the N measured tokens; `kind` is method, evidence or baseline."""
+
+    name: str
+    kind: str
+    numbers: Numbers
 
 
-def write_traces(
-    folder: Path, rollouts: Rollouts, truth: Truth, signals: Sequence[MethodSignal], processing: Processing
-) -> None:
-    """Writes the traces of all measured responses, and the images of their problems."""
-    (folder / IMAGES).mkdir(exist_ok=True)
-    lines = [_trace(folder, rollouts, truth, signals, processing, row) for row in response_rows(truth)]
-    write_atomically(folder / FILE, b"".join(map(encode_line, lines)).decode("utf-8"))
+def credit_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal], *, seed: int) -> list[Arm]:
+    """Returns the methods with their controls, the baselines, and the evidence about each token.
+
+    - Baselines multiply the first method's advantage A, which is uniform: `position` by (t + 1) / T, `surprisal` by
+      -log P of the token, `entropy` by the entropy of its distribution, `random` by a number from [0, 2).
+    - A method whose credit differs within a response has two controls: `permuted`, with its credit permuted among the
+      response's measured tokens, and `inverted`, with its credit mirrored at its mean over them.
+    - Evidence is delta itself, and the difference of the belief before and after the token.
+    """
+    uniform = _at(truth, signals[0].signal.advantages)
+    lengths = rollouts.response_mask.sum(dim=1).numpy()[truth.row]
+    noise = numpy.random.default_rng([seed, 1]).uniform(0.0, 2.0, len(truth.row))
+    baselines = [
+        Arm("position", "baseline", uniform * (truth.token + 1) / lengths),
+        Arm("surprisal", "baseline", uniform * -_at(truth, rollouts.sampled_log_probs)),
+        Arm("entropy", "baseline", uniform * truth.entropy),
+        Arm("random", "baseline", uniform * noise),
+    ]
+    arms: list[Arm] = []
+    for each in signals:
+        own = _at(truth, each.signal.advantages)
+        arms.append(Arm(each.label, "method", own))
+        mean = _response_means(truth, own)
+        if numpy.allclose(own, mean):
+            continue
+        arms.append(Arm(f"{each.label}, inverted", "baseline", 2 * mean - own))
+        arms.append(Arm(f"{each.label}, permuted", "baseline", _permuted(truth, own, seed)))
+    evidence: list[Arm] = []
+    for each in signals:
+        belief = _belief(each, rollouts)
+        if belief is not None:
+            moved = numpy.diff(belief, axis=1)[truth.row, truth.token]
+            evidence.append(Arm(f"{each.label}: difference of belief", "evidence", moved))
+        if "delta" in each.signal.diagnostics:
+            delta = _at(truth, each.signal.diagnostics["delta"])
+            evidence.append(Arm(f"{each.label}: delta", "evidence", delta))
+    return [arms[0], *baselines, *arms[1:], *_different(evidence)]
 
 
-def _trace(
-    folder: Path, rollouts: Rollouts, truth: Truth, signals: Sequence[MethodSignal], processing: Processing, row: int
-) -> Mapping[str, object]:
-    number = row // rollouts.group_size
-    problem, tokens = rollouts.problems[number], rollouts.generations[row].response_ids
-    image = None
-    if problem.images:
-        image = f"{IMAGES}/{number}.png"
-        (folder / image).write_bytes(png_bytes(problem.images[0]))
+def value_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal]) -> list[Arm]:
+    """Returns the beliefs about prefixes: the smoothed pass rate of the other rollouts, and each method's belief."""
+    prior = Arm("pass rate of the others", "baseline", _prior(rollouts).numpy()[truth.row])
+    beliefs = [(each.label, _belief(each, rollouts)) for each in signals]
+    evidence = [
+        Arm(label, "evidence", belief[truth.row, truth.token]) for label, belief in beliefs if belief is not None
+    ]
+    return [prior, *_different(evidence)]
 
-    def of_tokens(tensor: Tensor) -> list[float | None]:
-        return [finite_or_none(float(value)) for value in tensor[row, : len(tokens)]]
 
-    values: list[float | None] = [None] * (len(tokens) + 1)
-    credit: list[float | None] = [None] * len(tokens)
-    for index in numpy.flatnonzero(truth.row == row):
-        token = int(truth.token[index])
-        credit[token] = float(truth.credit[index])
-        values[token] = float(truth.value[index])
-        values[token + 1] = float(truth.value[index] + truth.credit[index])
-    return {
-        "prompt_id": problem.prompt_id,
-        "problem": problem.text,
-        "ground_truth": problem.ground_truth,
-        "image": image,
-        "row": row,
-        "response": rollouts.responses[row],
-        "reward": float(rollouts.rewards[row]),
-        "correct": bool(rollouts.correct[row]),
-        "tokens": processing.token_texts(tokens),
-        "token_ids": list(tokens),
-        "values": values,
-        "credit": credit,
-        "advantages": {each.label: of_tokens(each.signal.advantages) for each in signals},
-        "evidence": {
-            each.label: {name: of_tokens(tensor) for name, tensor in each.signal.diagnostics.items()}
-            for each in signals
-            if each.signal.diagnostics
-        },
-    }
+def _different(arms: Sequence[Arm]) -> list[Arm]:
+    """Drops arms that have the numbers of an earlier arm, since methods may read the same evidence."""
+    kept: list[Arm] = []
+    for arm in arms:
+        if not any(numpy.array_equal(arm.numbers, other.numbers) for other in kept):
+            kept.append(arm)
+    return kept
+
+
+def _belief(each: MethodSignal, rollouts: Rollouts) -> Numbers | None:
+    """(B, T + 1), the believed probability of a correct answer before and after each token; None without evidence.
+
+    If a method records `value`, this is used as it is, and the belief after the last token is that before it. If it
+    records `delta`, the belief is `b_t = sigmoid(logit p + sum_{s<t} delta_s)`, with p the smoothed pass rate of the
+    other rollouts.
+    """
+    diagnostics = each.signal.diagnostics
+    if "value" in diagnostics:
+        values = diagnostics["value"].double().numpy()
+        last = rollouts.response_mask.sum(dim=1).numpy() - 1
+        whole = numpy.pad(values, ((0, 0), (0, 1)))
+        whole[numpy.arange(len(last)), last + 1] = values[numpy.arange(len(last)), last]
+        return whole
+    if "delta" not in diagnostics:
+        return None
+    delta = torch.nn.functional.pad(diagnostics["delta"], (0, 1))
+    return credit.evidence_values(_prior(rollouts), delta).numpy()
+
+
+def _prior(rollouts: Rollouts) -> Tensor:
+    """(B,) the smoothed pass rate of the other rollouts."""
+    return credit.pass_rate_of_others(rollouts.correct.double(), rollouts.group_ids)[0]
+
+
+def _at(truth: Truth, tensor: Tensor) -> Numbers:
+    """The entries of a (B, T) tensor at the measured tokens."""
+    return tensor.double().numpy()[truth.row, truth.token]
+
+
+def _response_means(truth: Truth, numbers: Numbers) -> Numbers:
+    _, index = numpy.unique(truth.row, return_inverse=True)
+    return (numpy.bincount(index, numbers) / numpy.bincount(index))[index]
+
+
+def _permuted(truth: Truth, numbers: Numbers, seed: int) -> Numbers:
+    result = numbers.copy()
+    for row in numpy.unique(truth.row):
+        indices = numpy.flatnonzero(truth.row == row)
+        result[indices] = numbers[numpy.random.default_rng([seed, 2, row]).permutation(indices)]
+    return result

@@ -1,25 +1,33 @@
-"""Stores a measurement's settings and rollouts in its folder, from which it resumes with the same settings only."""
+"""Stores a measurement's settings, rollouts and continuations in its folder, from which it resumes."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 import torch
 
 from cepo.config import RunConfig
 from cepo.credit.session import Session
+from cepo.credit.truth import Continued, Prefix
 from cepo.errors import ConfigError, ForeignFileError
 from cepo.foreign_files import damaged_as, irregular_file, read_json, read_objects
-from cepo.rollout.generator import Generation
-from cepo.tracking.lines import encode_line
+from cepo.progress import Progress
+from cepo.rollout.generator import Generation, GenerationRequest, sampling_seed
+from cepo.tracking.lines import LineFile, encode_line
 from cepo.tracking.run_folder import write_atomically
-from cepo.trainer.asking import Rollouts
+from cepo.trainer.asking import Rollouts, correctness, reward_input, training_settings
 from cepo.trees import Fields, Tree, leaves
 
 SETTINGS_FILE = "measurement.json"
+RESPONSES_FILE = "responses.jsonl"
+CONTINUATIONS_FILE = "continuations.jsonl"
+CONTINUATION_STEP = -2
+"""The step in the sampling seeds of continuations. Neither training nor validation uses it."""
+_PREFIXES_AT_ONCE = 64
 
 
 def claim_folder(folder: Path, own: Fields, config: RunConfig) -> None:
@@ -61,9 +69,6 @@ def claim_folder(folder: Path, own: Fields, config: RunConfig) -> None:
 def read_whole(path: Path) -> AbstractContextManager[None]:
     """Returns a context for reading a file of the folder, which raises `DataError` if the file is damaged."""
     return damaged_as(path, "is damaged, and its measurement cannot go on; give a new folder (--out)")
-
-
-RESPONSES_FILE = "responses.jsonl"
 
 
 def kept_rollouts(folder: Path, session: Session) -> Rollouts:
@@ -110,7 +115,14 @@ def _read(path: Path, session: Session) -> Rollouts:
             step=0,
             problems=problems,
             prompts=prompts,
-            generations=[_generation(row) for row in rows],
+            generations=[
+                Generation(
+                    response_ids=tuple(row["response_ids"]),
+                    log_probs=tuple(row["log_probs"]),
+                    finished=row["finished"],
+                )
+                for row in rows
+            ],
             responses=[row["response"] for row in rows],
             scores=[row["scores"] for row in rows],
             correct=torch.tensor([row["correct"] for row in rows]),
@@ -118,7 +130,118 @@ def _read(path: Path, session: Session) -> Rollouts:
         )
 
 
-def _generation(row: Fields) -> Generation:
-    return Generation(
-        response_ids=tuple(row["response_ids"]), log_probs=tuple(row["log_probs"]), finished=row["finished"]
+class Continuations:
+    """The continuations of a measurement, `number` per prefix, stored in `folder`."""
+
+    def __init__(self, folder: Path, session: Session, rollouts: Rollouts, *, number: int) -> None:
+        self._path, self._session, self._rollouts, self._number = folder / CONTINUATIONS_FILE, session, rollouts, number
+        with read_whole(self._path):
+            rows = read_objects(self._path, within=folder) if self._path.exists() else ()
+            self.done: dict[str, Continued] = {row["prefix"]: _continued(row) for row in rows}
+
+    def missing(self, prefixes: Sequence[Prefix]) -> list[Prefix]:
+        """Returns the prefixes that have not been continued yet."""
+        return [prefix for prefix in prefixes if prefix.name not in self.done]
+
+    def sample(self, prefixes: Sequence[Prefix]) -> None:
+        """Samples the missing continuations; raises `EngineError` or `RewardError` if sampling or grading fails."""
+        missing = self.missing(prefixes)
+        with (
+            closing(LineFile(self._path)) as file,
+            Progress("sampling continuations", len(missing) * self._number) as progress,
+        ):
+            for part in self._parts(missing):
+                for prefix, continued in zip(part, self._continue(part), strict=True):
+                    file.append(_continued_row(prefix, continued))
+                    self.done[prefix.name] = continued
+                progress.update(len(part) * self._number)
+
+    def _parts(self, prefixes: Sequence[Prefix]) -> list[list[Prefix]]:
+        """Splits prefixes into parts of similar length that are sampled together.
+
+        All continuations of a part get the maximum length of its shortest prefix. To fit into the engine's context, a
+        longer prefix joins only if its prompt is shorter than the longest allowed one by at least the difference.
+        """
+        free = self._session.config.data.max_prompt_length
+        parts: list[list[Prefix]] = []
+        for prefix in sorted(prefixes, key=lambda prefix: len(prefix.tokens)):
+            longer = len(prefix.tokens) - len(parts[-1][0].tokens) if parts else 0
+            has_room = longer <= free - len(self._rollouts.prompts[prefix.problem].token_ids)
+            if not parts or len(parts[-1]) == _PREFIXES_AT_ONCE or not has_room:
+                parts.append([])
+            parts[-1].append(prefix)
+        return parts
+
+    def _continue(self, prefixes: Sequence[Prefix]) -> list[Continued]:
+        session, rollouts = self._session, self._rollouts
+        settings = training_settings(session.config.worker.rollout, session.config.data)
+        longest = settings.max_response_length
+        shortest = min(len(prefix.tokens) for prefix in prefixes)
+        settings = dataclasses.replace(settings, num_samples=self._number, max_response_length=longest - shortest)
+        sampled = session.backend.generate([self._request(prefix) for prefix in prefixes], settings)
+        groups = [
+            [_cut(one, longest - len(prefix.tokens)) for one in group]
+            for prefix, group in zip(prefixes, sampled, strict=True)
+        ]
+        # Equal responses to a problem are graded once.
+        whole = [
+            [(prefix.problem, prefix.tokens + one.response_ids) for one in group]
+            for prefix, group in zip(prefixes, groups, strict=True)
+        ]
+        distinct = list(dict.fromkeys(response for group in whole for response in group))
+        inputs = [
+            reward_input(
+                rollouts.problems[problem], session.asker.decoded(tokens), len(tokens), session.rewards.needs_images
+            )
+            for problem, tokens in distinct
+        ]
+        outcome = session.rewards.score(inputs)
+        session.rewards.require_a_score(outcome)
+        algorithm = session.config.algorithm
+        correct = correctness(outcome.scores, algorithm.correct_key, algorithm.correct_threshold).tolist()
+        verdicts = dict(zip(distinct, correct, strict=True))
+        return [
+            Continued(
+                verdicts=tuple(verdicts[response] for response in responses),
+                entropy=sum(-one.log_probs[0] for one in group) / len(group),
+                num_tokens=sum(len(one.response_ids) for one in group),
+            )
+            for responses, group in zip(whole, groups, strict=True)
+        ]
+
+    def _request(self, prefix: Prefix) -> GenerationRequest:
+        problem, prompt = self._rollouts.problems[prefix.problem], self._rollouts.prompts[prefix.problem]
+        seed = self._session.config.worker.rollout.seed
+        return GenerationRequest(
+            prompt_ids=(*prompt.engine_ids, *prefix.tokens),
+            num_prompt_tokens=len(prompt.token_ids) + len(prefix.tokens),
+            images=problem.images,
+            videos=problem.videos,
+            seed=sampling_seed(seed, CONTINUATION_STEP, prefix.name),
+            image_source=problem.image_source,
+        )
+
+
+def _cut(one: Generation, limit: int) -> Generation:
+    """Cuts a continuation at the limit, which equals sampling with it: the noise does not depend on the limit."""
+    if len(one.response_ids) <= limit:
+        return one
+    return Generation(response_ids=one.response_ids[:limit], log_probs=one.log_probs[:limit], finished=False)
+
+
+def _continued_row(prefix: Prefix, continued: Continued) -> Tree:
+    return {
+        "prefix": prefix.name,
+        "length": len(prefix.tokens),
+        "right": "".join("1" if verdict else "0" for verdict in continued.verdicts),
+        "entropy": continued.entropy,
+        "num_tokens": continued.num_tokens,
+    }
+
+
+def _continued(row: Fields) -> Continued:
+    return Continued(
+        verdicts=tuple(mark == "1" for mark in str(row["right"])),
+        entropy=float(str(row["entropy"])),
+        num_tokens=int(str(row["num_tokens"])),
     )

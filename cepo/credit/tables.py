@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cepo.credit.knowledge import QUARTERS
+from cepo.credit.agreement import QUARTERS
 from cepo.report.charts import Chart, Series
 from cepo.report.html import Section, Story, scores, write_page
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
@@ -29,25 +29,18 @@ _KNOWLEDGE = {
     "limit": "limit, -log p",
     "wrong": "nats of wrong responses",
 }
-_PARTS = (
-    (
-        "knowledge",
-        "What teachers know of right and wrong responses, in nats per response, ± standard error over problems",
-        _KNOWLEDGE,
-    ),
-    ("credit", "Credit of a token, against A*, ± standard error over problems", _CREDIT),
-    ("value", "Value of a prefix, against V, ± standard error over problems", _VALUE),
-)
+_PARTS = {
+    "knowledge": ("What teachers know of right and wrong responses, in nats per response", _KNOWLEDGE),
+    "credit": ("Credit of a token, against A*", _CREDIT),
+    "value": ("Value of a prefix, against V", _VALUE),
+}
 
 
 def credit_tables(results: Fields, *, with_kinds: bool = False) -> list[ScoreTable]:
-    """Returns the tables of credits and of values, with 95 % intervals; a figure that is undefined has no cell.
-
-    With `with_kinds`, the name of each row ends with its kind.
-    """
+    """Returns the tables with 95 % intervals; an undefined figure has no cell. With kinds, a row's name ends with its kind."""
     return [
         ScoreTable(
-            title=title,
+            title=f"{title}, ± standard error over problems",
             columns=[Column(name=column, digits=3) for column in columns.values()],
             rows=[
                 TableRow(
@@ -62,7 +55,7 @@ def credit_tables(results: Fields, *, with_kinds: bool = False) -> list[ScoreTab
             ],
             notes=_notes(results["counts"]) if part == "credit" else (),
         )
-        for part, title, columns in _PARTS
+        for part, (title, columns) in _PARTS.items()
         if part in results
     ]
 

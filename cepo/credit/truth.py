@@ -18,12 +18,9 @@ Numbers = NDArray[numpy.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Continued:
-    """The continuations of one prefix.
+    """The continuations of one prefix: their verdicts, the mean of -log P of their first tokens in nats, and their tokens.
 
-    Attributes:
-        verdicts: whether the response with each continuation is correct.
-        entropy: mean of -log P of their first tokens in nats, an unbiased estimate of the entropy of the next token.
-        num_tokens: number of tokens sampled for them.
+    The mean is an unbiased estimate of the entropy of the next token.
     """
 
     verdicts: tuple[bool, ...]
@@ -83,13 +80,7 @@ def assemble(rollouts: Rollouts, chosen: Mapping[int, Sequence[int]], continued:
 
 @dataclass(frozen=True, kw_only=True)
 class Prefix:
-    """The first tokens of a response, whose continuations are sampled.
-
-    Attributes:
-        problem: index of the problem among those of the rollouts.
-        prompt_id: the problem's name in the data.
-        tokens: the tokens before the continuation.
-    """
+    """The first tokens of a response, whose continuations are sampled; `problem` is its number among the rollouts'."""
 
     problem: int
     prompt_id: str

@@ -1,14 +1,18 @@
-"""Charts over steps: as data for pages, whose script draws them, and drawn with matplotlib for papers."""
+"""Charts over steps: those of a run, as data for pages, whose script draws them, and drawn with matplotlib for papers."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cepo.report.recorded_run import RunData
+from cepo.report.score_tables import wilson_interval
+from cepo.tracking.console import STAGES
 from cepo.trees import Tree
 
 # Okabe and Ito's colours, which people with common forms of colour blindness can distinguish, with grey for black.
@@ -16,6 +20,89 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7
 DASHES = ((), (6, 4), (2, 3), (6, 3, 2, 3))
 _MARKED_POINTS = 60
 _PANEL_INCHES = (4.4, 3.2)
+LEARNING, HELD_OUT = "Learning", "Held-out accuracy"
+COUNTS = {"val/accuracy": "val/num_samples", "val/greedy_accuracy": "val/num_greedy_samples"}
+"""Of an accuracy, the metric with the number of its samples."""
+_SHARE, _NATS, _DEVIATION = "fraction of tokens", "nats per token", "the band is one standard deviation"
+CHARTS = {
+    LEARNING: (
+        (HELD_OUT, "fraction right", "val/accuracy val/greedy_accuracy", "the band is one standard error (Wilson)"),
+        ("Reward", "per response", r"reward/mean reward/(?!mean|std|max|min|correct|.*num_).*", _DEVIATION),
+        ("Training accuracy", "fraction right", "reward/correct", ""),
+        ("Response length", "tokens", "response_length/mean", "the band reaches from the shortest to the longest"),
+        ("Responses cut by the length limit", "fraction", "response_length/clip_ratio", ""),
+    ),
+    "Evidence": (
+        ("Delta", _NATS, "evidence/delta_mean_(right|wrong)", f"{_DEVIATION} over tokens"),
+        ("Evidence fractions", _SHARE, "evidence/(positive|negative)_fraction", ""),
+        ("Lambda", "mixing weight", "evidence/lambda", ""),
+        ("Delta by sign of A", _NATS, "evidence/delta_mean_.*_advantage", ""),
+        ("Weight clip rates", _SHARE, "evidence/clip_.*_rate", ""),
+        ("Mean weight", "weight", "evidence/weight_mean", ""),
+        ("Evidence against the advantage", _SHARE, "evidence/disagreement_rate", ""),
+        ("Divergence", _NATS, "distillation/divergence", ""),
+    ),
+    "Groups and references": (
+        ("Group composition", "fraction of groups", "groups/(mixed|all_right|all_wrong)", ""),
+        ("References shown", "fraction of rows that learn", "references/.*_used", ""),
+        ("Fallbacks", "fraction", "references/.*(?<!_used)", ""),
+    ),
+    "Leak probe": (
+        ("Hinted less plain", _NATS, "leak/.*", "how much the shown answer changes each token of held-out responses"),
+    ),
+    "Optimisation": (
+        ("Policy loss", "loss", "actor/pg_loss actor/distillation_loss", ""),
+        ("Gradient norm", "norm before clipping", "actor/grad_norm", ""),
+        ("Entropy", _NATS, "rollout/entropy actor/live_entropy", ""),
+        ("KL", _NATS, "critic/kl actor/kl_loss actor/live_ppo_kl", ""),
+        ("Ratio clip rate", _SHARE, "actor/pg_clipfrac_.*", ""),
+        ("Learning rate", "rate", "(actor|critic)/lr", ""),
+        ("Log-prob gap of engine and trainer", "nats", "rollout/log_prob_gap_.*", ""),
+    ),
+    "Time and memory": (
+        ("Seconds of each stage", "seconds", " ".join(f"timing_s/{stage}" for stage in STAGES), ""),
+        ("Tokens of each stage", "tokens", " ".join(f"tokens/{stage}" for stage in STAGES), ""),
+        ("Seconds of a step", "seconds", "timing_s/step", ""),
+        ("Memory", "GiB", "perf/.*", ""),
+    ),
+}
+"""By heading: title, unit, expressions for the names of the metrics, and a note on the band."""
+_WORDS = {
+    "val/accuracy": ("sampled", "at the temperature of validation"),
+    "val/greedy_accuracy": ("greedy", "the likeliest token at each place"),
+    "reward/correct": ("right", "share of the sampled responses"),
+    "actor/pg_loss": ("policy loss", "mean over the optimizer steps"),
+    "actor/distillation_loss": ("distillation loss", "mean over the optimizer steps"),
+    "actor/grad_norm": ("gradient norm", "before clipping, mean over the optimizer steps"),
+    "actor/live_entropy": ("of the trainer", "entropy over the tokens of rows that got an update pass"),
+    "rollout/entropy": ("of the sampler", "mean of -log P over all sampled tokens, at temperature 1"),
+    "critic/kl": ("in the reward", "distance from the reference model, as the reward's penalty"),
+    "actor/kl_loss": ("in the loss", "distance from the reference model, as a term of the loss"),
+    "actor/live_ppo_kl": ("old to new policy", "over the tokens of rows that got an update pass"),
+    "actor/pg_clipfrac_higher": ("clipped from above", "tokens whose ratio of probabilities exceeds its upper limit"),
+    "actor/pg_clipfrac_lower": ("clipped from below", "tokens whose ratio of probabilities is below its lower limit"),
+    "actor/lr": ("policy", "learning rate of the policy"),
+    "critic/lr": ("critic", "learning rate of the critic"),
+    "rollout/log_prob_gap_mean": ("mean", "difference of a token's log-prob between sampler and trainer"),
+    "rollout/log_prob_gap_max": ("largest", "difference of a token's log-prob between sampler and trainer"),
+    "evidence/delta_mean_right": ("right rollouts", "mean of delta, the evidence of a token"),
+    "evidence/delta_mean_wrong": ("wrong rollouts", "mean of delta, the evidence of a token"),
+    "evidence/positive_fraction": ("for a right answer", "tokens likelier with a right answer in view than a wrong"),
+    "evidence/negative_fraction": ("for a wrong answer", "tokens likelier with a wrong answer in view than a right"),
+    "evidence/lambda": ("lambda", "share of the evidence's weights in the advantages"),
+    "evidence/delta_mean_positive_advantage": ("A > 0", "mean of delta, the evidence of a token"),
+    "evidence/delta_mean_negative_advantage": ("A < 0", "mean of delta, the evidence of a token"),
+    "evidence/clip_low_rate": ("clipped from below", "tokens whose weight is at its lower limit"),
+    "evidence/clip_high_rate": ("clipped from above", "tokens whose weight is at its upper limit"),
+    "evidence/weight_mean": ("weight", "mean over tokens; 1 is the plain method"),
+    "evidence/disagreement_rate": ("against", "tokens whose evidence has the other sign than their advantage"),
+    "groups/mixed": ("mixed", "groups with right and wrong responses, from which a group method learns"),
+    "leak/hint_gap_right": ("right responses", "log-prob with the answer in the context minus without it"),
+    "leak/hint_gap_wrong": ("wrong responses", "log-prob with the answer in the context minus without it"),
+    "response_length/clip_ratio": ("cut", "responses that reached the length limit"),
+    "perf/cpu_memory_used_gb": ("main memory", "of the trainer's process"),
+}
+"""Of some metrics a label, in words, and the definition."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,26 +112,20 @@ class Series:
     label: str
     steps: Sequence[float]
     values: Sequence[float]
-    low: Sequence[float] | None = None
-    high: Sequence[float] | None = None
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
     help: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Curves over steps, or over `x`, with one unit. `stacked` draws bars instead; all series then have the same steps."""
+    """Curves over steps, or over `x`, with one unit."""
 
     title: str
     unit: str
     series: Sequence[Series]
     note: str = ""
-    stacked: bool = False
     x: str = "step"
-
-    def without_zeros(self) -> Chart | None:
-        """Returns the chart without series that are always 0; None if nothing is left."""
-        series = [one for one in self.series if any(one.values)]
-        return replace(self, series=series) if series else None
 
     def styled(self) -> Iterator[tuple[Series, str, tuple[int, ...]]]:
         """Yields the series with their colours and dashes."""
@@ -52,17 +133,13 @@ class Chart:
 
     def as_json(self) -> Tree:
         """Returns what the page's script draws; a value that is not finite is None."""
-
-        def finite(values: Sequence[float] | None) -> list[float | None]:
-            return [value if math.isfinite(value) else None for value in values or ()]
-
-        series = [
-            asdict(one)
-            | {name: finite(getattr(one, name)) for name in ("values", "low", "high")}
-            | {"c": colour, "dash": dash}
-            for one, colour, dash in self.styled()
-        ]
-        return {"title": self.title, "unit": self.unit, "x": self.x, "stacked": self.stacked, "series": series}
+        series: list[Tree] = []
+        for one, colour, dash in self.styled():
+            drawn = asdict(one) | {"c": colour, "dash": dash}
+            for name in ("values", "low", "high"):
+                drawn[name] = [value if math.isfinite(value) else None for value in drawn[name]]
+            series.append(drawn)
+        return {"title": self.title, "unit": self.unit, "x": self.x, "series": series}
 
 
 def save_figure(charts: Sequence[Chart], path: Path, *, columns: int = 3) -> Path:
@@ -90,14 +167,50 @@ def save_figure(charts: Sequence[Chart], path: Path, *, columns: int = 3) -> Pat
 
 
 def _draw(axes: Any, chart: Chart) -> None:
-    base = [0.0] * (len(chart.series[0].steps) if chart.stacked else 0)
     for series, colour, dash in chart.styled():
-        if chart.stacked:
-            axes.bar(series.steps, series.values, bottom=base, width=0.9, color=colour, label=series.label)
-            base = [low + value for low, value in zip(base, series.values, strict=True)]
-            continue
         marker = "o" if len(series.steps) <= _MARKED_POINTS else None
         style = {"color": colour, "linestyle": (0, dash), "marker": marker, "markersize": 3}
         axes.plot(series.steps, series.values, label=series.label, **style)
-        if series.low is not None and series.high is not None:
+        if series.low:
             axes.fill_between(series.steps, series.low, series.high, color=colour, alpha=0.15, linewidth=0)
+
+
+def run_charts(run: RunData) -> dict[str, list[Chart]]:
+    """Returns the charts of a run by heading, without empty charts."""
+    parts: dict[str, list[Chart]] = {}
+    for heading, chart, names in planned_charts(run.names()):
+        parts.setdefault(heading, []).append(replace(chart, series=[series_of(run, name) for name in names]))
+    return parts
+
+
+def planned_charts(known: Sequence[str]) -> Iterator[tuple[str, Chart, list[str]]]:
+    """Yields the charts that can be drawn from the known metrics: heading, chart without series, names of metrics."""
+    for heading, charts in CHARTS.items():
+        for title, unit, patterns, note in charts:
+            names = [name for pattern in patterns.split() for name in known if re.fullmatch(pattern, name)]
+            if names:
+                yield heading, Chart(title=title, unit=unit, series=(), note=note), names
+
+
+def series_of(run: RunData, name: str) -> Series:
+    """Returns a metric's curve, with its band if it has one: Wilson's, one standard deviation, or the range."""
+    steps, values = run.series(name)
+    spread = run.values_by_step(name.replace("mean", "std")) if "mean" in name else {}
+    bounds: list[tuple[float, float]] = []
+    if name in COUNTS:
+        counts = run.values_by_step(COUNTS[name])
+        bounds = [wilson_interval(v, counts.get(step)) or (v, v) for step, v in zip(steps, values, strict=True)]
+    elif spread:
+        widths = [spread.get(step, 0.0) for step in steps]
+        bounds = [(value - width, value + width) for value, width in zip(values, widths, strict=True)]
+    elif name == "response_length/mean":
+        bounds = list(zip(*(run.series(f"response_length/{end}")[1] for end in ("min", "max")), strict=True))
+    low, high = zip(*bounds, strict=True) if bounds else ((), ())
+    label, meaning = words(name)
+    return Series(label=label, help=meaning, steps=steps, values=values, low=low, high=high)
+
+
+def words(name: str) -> tuple[str, str]:
+    """Returns a metric's label and its definition, which ends with its name."""
+    label, meaning = _WORDS.get(name, (name.partition("/")[2].replace("_", " "), ""))
+    return label, f"{meaning + '; ' if meaning else ''}{name}"

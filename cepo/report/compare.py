@@ -11,19 +11,16 @@ from itertools import chain
 from pathlib import Path
 
 from cepo.algorithms.base import SHARED
-from cepo.config.checks import last_checkpoint
 from cepo.config.listing import REQUIRED, settings_of
 from cepo.errors import DataError
-from cepo.foreign_files import read_json
-from cepo.report.charts import Chart, Series, save_figure
-from cepo.report.curves import COUNTS, planned_charts, series_of, wilson_interval, words
+from cepo.report.charts import COUNTS, Chart, Series, planned_charts, save_figure, series_of, words
 from cepo.report.html import Section, Table, scores, write_page
 from cepo.report.page import chart_sections
 from cepo.report.recorded_run import UNKNOWN_ESTIMATOR, RunData, as_yaml, load_run
-from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
+from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow, wilson_interval
 from cepo.trees import leaves
 
-_METHOD, _DATA, _UNSET = "algorithm.adv_estimator", "data.train_files", "not set"
+_METHOD, _UNSET = "algorithm.adv_estimator", "not set"
 _ACCURACY, _GREEDY = COUNTS
 # Beginnings of the settings that cannot change what is trained or how it is measured: names, records, waiting.
 _MAY_DIFFER = (
@@ -47,11 +44,6 @@ class Setting:
 
     label: str
     runs: tuple[RunData, ...] = field(repr=False)
-
-    @property
-    def last_steps(self) -> list[int]:
-        """The steps of the runs' last validations, without runs that made none."""
-        return sorted({steps[-1] for run in self.runs if (steps := run.series(_ACCURACY)[0])})
 
     def at_end(self, name: str, *, before: bool = False) -> Cell | str:
         """Returns the mean over runs of a validation metric, in percent, at each run's last measurement after training.
@@ -90,20 +82,20 @@ class Comparison:
     def _cells(self, setting: Setting) -> dict[str, Cell | str]:
         first, lasts = self.settings[0], sorted(run.last_step for run in setting.runs)
         seconds, other = _seconds_per_step(setting), _seconds_per_step(first)
-        overhead: Cell | str = ""
-        if setting is not first and isinstance(seconds, Cell) and isinstance(other, Cell):
-            overhead = Cell(mean=100 * (seconds.mean / other.mean - 1))
-        return {
+        cells: dict[str, Cell | str] = {
             "runs": str(len(setting.runs)),
             "steps": " to ".join(map(str, dict.fromkeys((lasts[0], lasts[-1])))),
             "before": setting.at_end(_ACCURACY, before=True),
             "after": setting.at_end(_ACCURACY),
             "greedy after": setting.at_end(_GREEDY),
-            "difference": "" if setting is first else paired_difference(first, setting),
             "seconds a step": seconds,
-            "overhead %": overhead,
             "hours": Cell.over([run.seconds / 3600 for run in setting.runs]),
         }
+        if setting is not first:
+            cells["difference"] = paired_difference(first, setting)
+            if isinstance(seconds, Cell) and isinstance(other, Cell):
+                cells["overhead %"] = Cell(mean=100 * (seconds.mean / other.mean - 1))
+        return cells
 
     def settings_table(self) -> list[list[str]]:
         """Returns what differs between the settings, and the names of their runs, with a head as the first row."""
@@ -118,7 +110,7 @@ class Comparison:
         note = "of several runs the mean, and a band from the lowest to the highest" if are_several else ""
         known = sorted({name for setting in self.settings for run in setting.runs for name in run.names()})
         for heading, chart, names in planned_charts(known):
-            for name in () if chart.stacked else names:
+            for name in names:
                 title = chart.title if len(names) == 1 else f"{chart.title}: {words(name)[0]}"
                 series = [one for setting in self.settings for one in _curves(setting, name)]
                 parts.setdefault(heading, []).append(replace(chart, title=title, series=series, note=note))
@@ -200,18 +192,19 @@ def paired_difference(first: Setting, second: Setting) -> Cell | str:
 
 def _curves(setting: Setting, name: str) -> Iterator[Series]:
     """Yields the mean of the runs over the steps that all of them measured; without such a curve, one curve per run."""
-    drawn = [(run.name, series) for run in setting.runs if (series := series_of(run, name)).steps]
-    shared = sorted(set.intersection(*(set(series.steps) for _, series in drawn))) if drawn else []
-    if len(drawn) == 1:
-        band = {} if name in COUNTS else {"low": None, "high": None}
-        yield replace(drawn[0][1], label=setting.label, **band)
-    elif len(shared) < min(2, max((len(series.steps) for _, series in drawn), default=0)):
-        yield from (replace(one, label=f"{setting.label}: {run}", low=None, high=None) for run, one in drawn)
-    elif drawn:
-        by_step = [dict(zip(series.steps, series.values, strict=True)) for _, series in drawn]
-        columns = [[values[step] for values in by_step] for step in shared]
-        low, high = list(map(min, columns)), list(map(max, columns))
-        yield Series(label=setting.label, steps=shared, values=list(map(statistics.fmean, columns)), low=low, high=high)
+    import pandas
+
+    runs = [run for run in setting.runs if run.series(name)[0]]
+    measured = pandas.DataFrame([run.values_by_step(name) for run in runs])
+    shared = measured.dropna(axis=1).sort_index(axis=1)
+    if len(runs) > 1 and len(shared.columns) >= min(2, len(measured.columns)):
+        values, low, high = (found.tolist() for found in (shared.mean(), shared.min(), shared.max()))
+        yield Series(label=setting.label, steps=shared.columns.tolist(), values=values, low=low, high=high)
+        return
+    for run in runs:
+        label = setting.label if len(runs) == 1 else f"{setting.label}: {run.name}"
+        band = {} if len(runs) == 1 and name in COUNTS else {"low": (), "high": ()}
+        yield replace(series_of(run, name), label=label, **band)
 
 
 def _seconds_per_step(setting: Setting) -> Cell | str:
@@ -225,32 +218,17 @@ def _configs(runs: Sequence[RunData]) -> list[dict[str, str]]:
     defaults = {each.key: as_yaml(each.default) for each in listed}
     configs = [defaults | {key: as_yaml(value) for key, value in leaves(run.config)} for run in runs]
     spelt: dict[str, str] = {}
-    for run, config in zip(runs, configs, strict=True):
-        checksum = _training_data(run)
+    for config in configs:
         for key, value in config.items():
             path, colon, name = value.rpartition(":") if ":" in value else (value, "", "")
             longer = [other[key] for other in configs if other.get(key, "").endswith(f"/{value}")]
-            if key == _DATA and checksum is not None:
-                config[key] = spelt.setdefault(checksum, value)
-            elif "/" in value and Path(path).is_file():
+            if "/" in value and Path(path).is_file():
                 with Path(path).open("rb") as file:
                     content = hashlib.file_digest(file, "sha256").hexdigest()
                 config[key] = spelt.setdefault(f"{key} {content}{colon}{name}", value)
             elif longer:  # a relative path, from a folder that this machine does not know
                 config[key] = longer[0]
     return configs
-
-
-def _training_data(run: RunData) -> str | None:
-    """Returns the name and checksum of the training set as the run's last checkpoint states them; None without one."""
-    checkpoint = last_checkpoint(run.folder)
-    if checkpoint is None:
-        return None
-    try:
-        settings = read_json(checkpoint / "trainer_state.json", dict, within=run.folder)["settings"]
-        return f"{Path(settings[_DATA]).name}: {settings['data']}"
-    except (DataError, KeyError, TypeError):  # an earlier version's, or damaged: the path must do
-        return None
 
 
 def _differs(key: str, configs: Sequence[Mapping[str, str]]) -> bool:
@@ -287,22 +265,20 @@ def _notes(settings: Sequence[Setting], differing: Mapping[str, Sequence[str]]) 
         "from the first row, paired by seed, at the last validation that both runs made, and of a single pair its error "
         "is that of independent samples; seconds are medians over steps."
     )
-    first = settings[0]
+    first, lasts = settings[0], set[int]()
     for setting in settings:
-        lasts, seeds = setting.last_steps, [_seeds(run) for run in setting.runs]
-        missing = [run.name for run in setting.runs if not run.series(_ACCURACY)[0]]
-        if len(lasts) > 1:
-            yield f"The runs of {setting.label} end at different steps: {', '.join(map(str, lasts))}."
-        if missing:
-            yield f"{setting.label}: {', '.join(missing)} made no validation, so there is no accuracy."
-        elif lasts == [0]:
-            yield f"{setting.label} has no validation after training."
+        seeds = [_seeds(run) for run in setting.runs]
+        ends = {run.name: max(run.series(_ACCURACY)[0], default=0) for run in setting.runs}
+        lasts |= {*ends.values()} - {0}
+        if missing := [name for name, end in ends.items() if end == 0]:
+            yield f"{setting.label}: {', '.join(missing)} made no validation after training."
         if len(set(seeds)) < len(seeds):
             yield f"Some runs of {setting.label} have the same seeds: they are not independent."
         if setting is not first and not {_seeds(run) for run in first.runs} & set(seeds):
             yield f"{setting.label} has no seed in common with {first.label}: its difference is not paired."
-    if len({step for setting in settings for step in setting.last_steps}) > 1:
-        yield "The last validations were made at different steps, so the accuracies after training are not all comparable."
+    if len(lasts) > 1:
+        steps = ", ".join(map(str, sorted(lasts)))
+        yield f"The last validations were made at different steps ({steps}): not all accuracies after training are comparable."
     others = [key for key in differing if key != _METHOD and not key.startswith("algorithm.")]
     if others and len({setting.runs[0].estimator for setting in settings}) > 1:
         yield f"More than the method differs: {', '.join(others)}."

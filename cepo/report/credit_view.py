@@ -12,7 +12,7 @@ import io
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,9 +20,8 @@ import numpy
 
 from cepo.algorithms import Estimator, available_estimators, build_estimator, credit, section_of
 from cepo.algorithms.settings import DEFAULT_ESTIMATOR
-from cepo.foreign_files import damaged_as, open_image, require_within
+from cepo.foreign_files import damaged_as, open_image
 from cepo.report.recorded_run import RunData
-from cepo.tracking.run_folder import write_atomically
 from cepo.tracking.trace import STUDENT, GroupRecord, RolloutRecord, read_rollouts
 from cepo.trees import Fields, Tree
 from cepo.types import TokenBatch
@@ -30,36 +29,35 @@ from cepo.types import TokenBatch
 if TYPE_CHECKING:
     from torch import Tensor
 
-_INLINE_BYTES = 15_000_000
-"""If the blocks exceed this size together, they are files next to the page, which loads a step when it is viewed."""
+_MOST_BYTES = 15_000_000
+"""If the blocks of all steps exceed this size together, the page has every second of them, and so on."""
 _LARGEST_IMAGE = 640
 _ADVANTAGE = "advantage"
 
 
-def credit_view(run: RunData, page: Path) -> Tree | None:
+def credit_view(run: RunData) -> Tree | None:
     """Returns the data of the page's credit view: an index of all rollouts and a block per step; None without a trace.
 
-    Large blocks are written into a folder next to the page, and the view has their paths.
+    It opens on the rollout whose evidence is clearest.
     """
     blocks: dict[int, str] = {}
-    index: list[tuple[int, int, str, bool, str]] = []
+    index: list[tuple[int, int, str, bool]] = []
     clearest = (-math.inf, 0, 0)
     for step, recorded in itertools.groupby(read_rollouts(run.folder), key=lambda group: group.step):
         groups = list(recorded)
         blocks[step] = _packed(step_credit(run, groups))
         for place, (group, rollout) in enumerate((each, rollout) for each in groups for rollout in each.rollouts):
-            index.append((step, place, f"{group.prompt_id}: {group.problem}", rollout.right, rollout.response))
+            text = f"{group.prompt_id}: {group.problem}\n{rollout.response}".lower()
+            index.append((step, place, text, rollout.right))
             clearest = max(clearest, (_clarity(rollout), step, -place))
     if not blocks:
         return None
-    start, is_split = clearest[1], sum(map(len, blocks.values())) > _INLINE_BYTES
-    return {
-        "start": [start, -clearest[2]],
-        "steps": list(blocks),
-        "index": _packed(index),
-        "blocks": {start: blocks[start]} if is_split else blocks,
-        "files": _written(page, blocks) if is_split else {},
-    }
+    _, start, place = clearest
+    while len(blocks) > 1 and sum(map(len, blocks.values())) > _MOST_BYTES:
+        steps = list(blocks)
+        blocks = {step: blocks[step] for step in steps[steps.index(start) % 2 :: 2]}
+    index = [entry for entry in index if entry[0] in blocks]
+    return {"start": [start, -place], "steps": list(blocks), "index": _packed(index), "blocks": blocks}
 
 
 def step_credit(run: RunData, groups: Sequence[GroupRecord]) -> Tree:
@@ -176,12 +174,3 @@ def _data_uri(png: bytes) -> str:
 
 def _packed(content: object) -> str:
     return base64.b64encode(gzip.compress(json.dumps(content).encode(), compresslevel=6, mtime=0)).decode()
-
-
-def _written(page: Path, blocks: Mapping[int, str]) -> dict[int, str]:
-    folder = page.with_name(f"{page.stem}_steps")
-    folder.mkdir(parents=True, exist_ok=True)
-    require_within(folder, page.parent)
-    for step, block in blocks.items():
-        write_atomically(folder / f"{step}.js", f'creditBlock({step}, "{block}");\n')
-    return {step: f"{folder.name}/{step}.js" for step in blocks}

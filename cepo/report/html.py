@@ -14,6 +14,8 @@ from cepo.tracking.run_folder import THUMBNAIL, write_atomically
 _ASSETS = Path(__file__).parent / "assets"
 _MOST_CHARACTERS = 5_000_000
 """Of the responses in one table; more would make a page slow to open."""
+Sample = tuple[str, bool, Mapping[str, object]]
+"""A graded response: its name, which says to which problem, the verdict, and the recorded row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +36,7 @@ class Shown:
 class Table:
     """A table that the reader sorts by clicking on a heading, and searches if it is long.
 
-    Numbers show 3 digits and keep the exact value. `filters` are the columns, by number, of which the reader can choose
-    one text.
+    Numbers show 3 digits and keep the exact value. Of the columns `filters`, by number, the reader can choose one text.
     """
 
     head: Sequence[str]
@@ -57,53 +58,43 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class Story:
-    """The first screen: one line on the run, its results, and the chart of what it learned.
-
-    Attributes:
-        results: of each measure its value, its name, and how it changed.
-    """
+    """The first screen: a line on the run, of each measure its value, name and change, and the chart of what it learned."""
 
     subtitle: str
     results: Sequence[tuple[str, str, str]] = ()
     chart: Chart | None = None
 
 
-Sample = tuple[str, bool, Mapping[str, object]]
-"""A graded response: its name, which says to which problem, the verdict, and the recorded row."""
-
-
 def samples_table(measured: Mapping[str, Iterable[Sample]]) -> Table:
     """Returns the responses of one or two measurements, by their names, side by side; changed verdicts are first."""
-    found: dict[str, dict[str, tuple[bool, Mapping[str, object]]]] = {}
+    found: dict[str, dict[str, Sample]] = {}
     for label, samples in measured.items():
-        for name, right, row in samples:
-            found.setdefault(name, {})[label] = (right, row)
-    listed: list[tuple[str, str, list[str]]] = []
+        for sample in samples:
+            found.setdefault(sample[0], {})[label] = sample
+    rows: list[list[str]] = []
     for by_label in found.values():
-        rows = {label: row for label, (_, row) in by_label.items()}
-        verdict = " → ".join(dict.fromkeys("right" if right else "wrong" for right, _ in by_label.values()))
-        image = next((image for row in rows.values() if THUMBNAIL.fullmatch(image := str(row.get("image")))), "")
-        problem, answer = (str(next(iter(rows.values())).get(key, "")) for key in ("problem", "ground_truth"))
-        texts = [
-            problem.replace("<image>", ""),
-            answer,
-            *(str(rows.get(each, {}).get("response", "")) for each in measured),
-        ]
-        listed.append((verdict, image, texts))
-    listed.sort(key=lambda row: ("→" not in row[0], row[0] == "right"))
-    sizes = itertools.accumulate(sum(map(len, texts)) for _, _, texts in listed)
-    shown = [row for row, size in zip(listed, sizes, strict=True) if size <= _MOST_CHARACTERS]
-    images = ["image"] if any(image for _, image, _ in shown) else []
+        verdict = " → ".join(dict.fromkeys("right" if right else "wrong" for _, right, _ in by_label.values()))
+        responses = [str(by_label[label][2].get("response", "")) if label in by_label else "" for label in measured]
+        _, _, row = next(iter(by_label.values()))
+        image, problem, answer = (str(row.get(key) or "") for key in ("image", "problem", "ground_truth"))
+        rows.append([verdict, image, problem.replace("<image>", ""), answer, *responses])
+    rows.sort(key=lambda row: ("→" not in row[0], row[0] == "right"))
+    sizes = itertools.accumulate(sum(map(len, row[2:])) for row in rows)
+    shown = [row for row, size in zip(rows, sizes, strict=True) if size <= _MOST_CHARACTERS]
+    has_images = any(THUMBNAIL.fullmatch(row[1]) for row in shown)
     return Table(
-        head=["verdict", *images, "problem", "answer", *(f"response {label}" for label in measured)],
-        rows=[[verdict, *(Shown(image=image) for _ in images), *texts] for verdict, image, texts in shown],
-        caption=f"{len(shown):,} of {len(listed):,} responses, changed and wrong ones first",
+        head=["verdict", *(["image"] * has_images), "problem", "answer", *(f"response {label}" for label in measured)],
+        rows=[
+            [row[0], *([Shown(image=row[1] if THUMBNAIL.fullmatch(row[1]) else "")] * has_images), *row[2:]]
+            for row in shown
+        ],
+        caption=f"{len(shown):,} of {len(rows):,} responses, changed and wrong ones first",
         filters=(0,),
     )
 
 
 def scores(table: ScoreTable, *, first: str, limit: str = "") -> Table:
-    """Returns a table of scores for a page: with bars if its cells have intervals.
+    """Returns a table of scores for a page, with bars for cells with intervals.
 
     Args:
         first: the heading of the rows' names.
@@ -112,21 +103,20 @@ def scores(table: ScoreTable, *, first: str, limit: str = "") -> Table:
     rows: list[list[str | float | Shown]] = [[row.name] for row in table.rows]
     for column in table.columns:
         cells = [row.cells.get(column.name, "") for row in table.rows]
-        limits = [
-            cell.mean
-            for row, cell in zip(table.rows, cells, strict=True)
-            if limit and row.name.startswith(limit) and isinstance(cell, Cell)
-        ]
-        known = [(cell.mean, cell.low, cell.high) for cell in cells if isinstance(cell, Cell)]
-        ends = [0.0, *limits, *(end for three in known for end in three if end is not None)]
+        known = {row.name: cell for row, cell in zip(table.rows, cells, strict=True) if isinstance(cell, Cell)}
+        limits = [cell.mean for name, cell in known.items() if limit and name.startswith(limit)]
+        ends = [0.0, *(end for cell in known.values() for end in (cell.mean, cell.low, cell.high) if end is not None)]
         least, size = min(ends), (max(ends) - min(ends)) or 1.0
         for row, cell in zip(rows, cells, strict=True):
-            bar, value = None, cell.mean if isinstance(cell, Cell) else None
-            if isinstance(cell, Cell) and cell.low is not None and cell.high is not None:
+            if isinstance(cell, str):
+                row.append(Shown(text=cell or "–"))
+                continue
+            bar = None
+            if cell.low is not None and cell.high is not None:
                 places = {"start": min(cell.mean, 0.0), "end": max(cell.mean, 0.0), "low": cell.low, "high": cell.high}
-                places |= dict.fromkeys(["limit"], *limits) if limits else {}
-                bar = {name: round(100 * (number - least) / size, 2) for name, number in places.items()}
-            row.append(Shown(text=(cell or "–") if isinstance(cell, str) else column.shown(cell), value=value, bar=bar))
+                places |= {"limit": limits[0]} if limits else {}
+                bar = {name: round(100 * (place - least) / size, 2) for name, place in places.items()}
+            row.append(Shown(text=column.shown(cell), value=cell.mean, bar=bar))
     return Table(head=[first, *(column.name for column in table.columns)], rows=rows, caption=table.title)
 
 

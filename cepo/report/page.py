@@ -5,21 +5,45 @@ from __future__ import annotations
 import collections
 import itertools
 import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
+
+from rich.markup import escape
+from rich.table import Table as TerminalTable
 
 from cepo.algorithms import available_estimators
 from cepo.config.listing import REQUIRED, method_settings, settings_of
-from cepo.report.charts import Chart, save_figure
+from cepo.report.charts import COUNTS, HELD_OUT, LEARNING, Chart, run_charts, save_figure
 from cepo.report.credit_view import credit_view
-from cepo.report.curves import HELD_OUT, LEARNING, run_charts
 from cepo.report.html import Sample, Section, Story, Table, samples_table, write_page
 from cepo.report.recorded_run import RunData, as_yaml, load_run
-from cepo.report.summary import result_lines, subtitle, summary_rows
+from cepo.report.score_tables import Cell, wilson_interval
+from cepo.tracking.console import STAGES
 from cepo.tracking.run_folder import read_environment, read_generations
-from cepo.trees import Fields, leaves
+from cepo.trees import leaves
 
 REPORT_FILE = "report.html"
+_EVIDENCE = (
+    ("tokens with positive evidence", "evidence/positive_fraction", 100, "{:.1f} %"),
+    ("tokens with negative evidence", "evidence/negative_fraction", 100, "{:.1f} %"),
+    ("mean weight", "evidence/weight_mean", 1, "{:.4f}"),
+)
+
+
+class Run(RunData):
+    """The records of a run, as they were when it was opened."""
+
+    def page(self, out: Path | str | None = None) -> Path:
+        """Writes the report of the run, by default `report.html` in its folder, and returns the file's path."""
+        return write_report(self.folder, None if out is None else Path(out))
+
+
+def open_run(folder: Path | str) -> Run:
+    """Opens a run folder, which may have no steps yet; raises `DataError` if it or a file is missing or broken."""
+    return Run(**vars(load_run(Path(folder))))
 
 
 def write_report(run_folder: Path, out: Path | None = None) -> Path:
@@ -31,16 +55,14 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
     run = load_run(run_folder)
     page = run.folder / REPORT_FILE if out is None else Path(out)
     charts = run_charts(run)
-    first = [chart for chart in charts.get(LEARNING, ()) if chart.title == HELD_OUT]
-    sections = chart_sections(
-        {heading: [one for one in listed if one not in first] for heading, listed in charts.items()}
-    )
+    learning = charts.get(LEARNING, [])
+    first = learning.pop(0) if learning and learning[0].title == HELD_OUT else None
     return write_page(
         page,
         title=run.name,
-        story=Story(subtitle=subtitle(run), results=result_lines(run), chart=first[0] if first else None),
-        sections=[*sections, *_records(run)],
-        credit=credit_view(run, page),
+        story=Story(subtitle=subtitle(run), results=result_lines(run), chart=first),
+        sections=[*chart_sections(charts), *_records(run)],
+        credit=credit_view(run),
         clocks=_clocks(run),
     )
 
@@ -54,9 +76,10 @@ def chart_sections(charts: Mapping[str, Sequence[Chart]]) -> Iterator[Section]:
     """Yields the parts of a page with charts by heading, the first one open; series that are always 0 are named only."""
     for heading, listed in charts.items():
         zeros = [f"{chart.title} ({one.label})" for chart in listed for one in chart.series if not any(one.values)]
+        drawn = [replace(chart, series=[one for one in chart.series if any(one.values)]) for chart in listed]
         yield Section(
             title=heading,
-            charts=[drawn for chart in listed if (drawn := chart.without_zeros())],
+            charts=[chart for chart in drawn if chart.series],
             notes=[f"Always 0, and not drawn: {', '.join(zeros)}."] if zeros else [],
             closed=heading != LEARNING,
         )
@@ -68,39 +91,39 @@ def _clocks(run: RunData) -> dict[str, dict[int, float]]:
     for name, metric, unit in (("tokens", "tokens/generate", 1), ("minutes", "timing_s/step", 60)):
         steps, values = run.series(metric)
         if steps:
-            clocks[name] = {0: 0.0} | dict(
-                zip(steps, itertools.accumulate(value / unit for value in values), strict=True)
-            )
+            sums = itertools.accumulate(value / unit for value in values)
+            clocks[name] = {0: 0.0, **dict(zip(steps, sums, strict=True))}
     return clocks
 
 
 def _records(run: RunData) -> Iterator[Section]:
-    samples = list(read_generations(run.folder))
     starts = [dict(leaves(entry)) for entry in read_environment(run.folder)]
     rows = [[key, *(str(start.get(key, "")) for start in starts)] for key in dict.fromkeys(itertools.chain(*starts))]
     versions = Table(head=["entry", *(f"start {number}" for number, _ in enumerate(starts, 1))], rows=rows)
     for title, tables in {
-        "Samples": [_samples_table(samples)] if samples else [],
+        "Samples": [*_samples_tables(run)],
         "Summary": [Table(head=["quantity", "value"], rows=summary_rows(run))] if run.rows else [],
         "All metrics": [_metrics_table(run)],
-        "Configuration": [*_config_tables(run)],
+        "Configuration": [_config_table(run)],
         "Versions": [versions] if rows else [],
     }.items():
         if tables:
             yield Section(title=title, tables=tables)
 
 
-def _samples_table(samples: Sequence[Fields]) -> Table:
-    """Returns each problem's responses at the first and at the last validation."""
-    steps = sorted({row["step"] for row in samples})
-    counts = collections.Counter[tuple[int, str]]()
-    measured: dict[str, list[Sample]] = {f"at step {step}": [] for step in (steps[0], steps[-1])}
-    for row in samples:
-        if (of_step := measured.get(f"at step {row['step']}")) is not None:
-            counts[row["step"], row["prompt_id"]] += 1
-            name = f"{row['prompt_id']} {counts[row['step'], row['prompt_id']]}"
-            of_step.append((name, row["accuracy"] >= 0.5, row))
-    return samples_table(measured)
+def _samples_tables(run: RunData) -> Iterator[Table]:
+    """Yields each problem's responses at the first and at the last validation."""
+    rows = list(read_generations(run.folder))
+    steps = sorted({row["step"] for row in rows})
+    measured: dict[str, list[Sample]] = {}
+    for step in dict.fromkeys([*steps[:1], *steps[-1:]]):
+        counts = collections.Counter[str]()
+        samples = measured.setdefault(f"at step {step}", [])
+        for row in (row for row in rows if row["step"] == step):
+            counts[row["prompt_id"]] += 1
+            samples.append((f"{row['prompt_id']} {counts[row['prompt_id']]}", row["accuracy"] >= 0.5, row))
+    if measured:
+        yield samples_table(measured)
 
 
 def _metrics_table(run: RunData) -> Table:
@@ -113,16 +136,155 @@ def _metrics_table(run: RunData) -> Table:
     return Table(head=["metric", "measured", "first", "last", "lowest", "highest", "mean", "last step"], rows=rows)
 
 
-def _config_tables(run: RunData) -> Iterator[Table]:
+def _config_table(run: RunData) -> Table:
     settings = [*settings_of(), *(method_settings(run.estimator) if run.estimator in available_estimators() else [])]
     defaults = {setting.key: setting.default for setting in settings}
-    values = dict(leaves(run.config))
-    own = {key: value for key, value in values.items() if key not in defaults or value != defaults[key]}
-    rows = [[key, as_yaml(value), _default(defaults.get(key, REQUIRED))] for key, value in own.items()]
-    yield Table(caption="settings that differ from the defaults", head=["setting", "value", "default"], rows=rows)
-    rest = [[key, as_yaml(value)] for key, value in values.items() if key not in own]
-    yield Table(caption="settings as by default", head=["setting", "value"], rows=rest)
+    rows: list[list[str]] = []
+    for key, value in leaves(run.config):
+        default = defaults.get(key, REQUIRED)
+        shown = "required" if default is REQUIRED else "" if value == default else as_yaml(default)
+        rows.append([key, as_yaml(value), shown])
+    rows.sort(key=lambda row: row[2] == "")
+    return Table(head=["setting", "value", "default"], rows=rows, caption="those that differ from the default first")
 
 
-def _default(value: object) -> str:
-    return "required" if value is REQUIRED else as_yaml(value)
+class Change(NamedTuple):
+    """An accuracy's difference from the first to the last validation, with its standard error.
+
+    If `paired`, the error is that of the mean over problems. Otherwise it is `sqrt(se_before^2 + se_after^2)`, which is
+    too large for validations of the same problems; None without the number of samples.
+    """
+
+    difference: float
+    error: float | None
+    paired: bool
+
+
+def run_summary(run_folder: Path) -> TerminalTable:
+    """Returns a run's summary as a table; raises `DataError` if the folder or its metrics are missing or broken."""
+    run = load_run(run_folder)
+    title = escape(f"{run.estimator}: {run.name}")
+    table = TerminalTable(title=title, title_justify="left", show_header=False, title_style="bold")
+    table.add_column("quantity", no_wrap=True)
+    table.add_column("value")
+    for quantity, value in summary_rows(run):
+        table.add_row(quantity, value)
+    return table
+
+
+def summary_rows(run: RunData) -> list[tuple[str, str]]:
+    """Returns the rows of the summary: quantities and their values as text."""
+    results = [
+        row
+        for value, name, interval, change in _results(run)
+        for row in ((name, value + interval), *(("", part) for part in change.split(": ")))
+    ]
+    accuracy = results or [("held-out accuracy", "not measured")]
+    return [("training steps", str(run.last_step)), *accuracy, *_evidence_rows(run), *_time_rows(run)]
+
+
+def subtitle(run: RunData) -> str:
+    """Returns one line on a run: method, model, data, device, date, duration and status."""
+    start = next(iter(read_environment(run.folder)), {})
+    names = [run.setting("worker.actor.model.model_path"), run.setting("data.train_files")]
+    steps, planned, seconds = run.last_step, run.setting("trainer.max_steps"), run.seconds
+    parts = [
+        run.estimator,
+        *("/".join(Path(str(name)).parts[-2:]) for name in names if name),
+        ", ".join(dict.fromkeys(map(str, start.get("devices") or [start.get("processor") or ""]))),
+        str(start.get("started", ""))[:16].replace("T", " "),
+        f"{seconds // 60:.0f} min {seconds % 60:.0f} s" if run.rows and math.isfinite(seconds) else "",
+        f"{steps} of {planned} steps" if planned else f"steps: {steps}",
+    ]
+    return " · ".join(filter(None, parts))
+
+
+def result_lines(run: RunData) -> list[tuple[str, str, str]]:
+    """Returns of sampled and of greedy accuracy its last value, its name with a 95 % interval, and the change."""
+    return [(value, name + interval, change) for value, name, interval, change in _results(run)]
+
+
+def _results(run: RunData) -> Iterator[tuple[str, str, str, str]]:
+    labels = (f"accuracy at temperature {run.temperature:g}", "greedy accuracy")
+    for label, name in zip(labels, COUNTS, strict=True):
+        steps, values = run.series(name)
+        if not steps:
+            continue
+        change, story = accuracy_change(run, name), f"measured once, at step {steps[0]}"
+        if change is not None:
+            error = "" if change.error is None else f" ± {100 * change.error:.1f}"
+            before = f"from {100 * values[0]:.1f} %{_interval(run, name, 0)} at step {steps[0]}"
+            paired = ", paired by problem" if change.paired else ""
+            story = f"{before}: {100 * change.difference:+.1f}{error} points{paired}"
+        yield f"{100 * values[-1]:.1f} %", label, _interval(run, name, -1), story
+
+
+def accuracy_change(run: RunData, name: str = "val/accuracy") -> Change | None:
+    """Returns the change from the first to the last validation; None if fewer than two were made."""
+    steps, values = run.series(name)
+    if len(steps) < 2:
+        return None
+    counts = run.values_by_step(COUNTS[name])
+    paired = _paired_error(run, name, [counts.get(step) for step in (steps[0], steps[-1])])
+    intervals = [wilson_interval(values[place], counts.get(steps[place])) for place in (0, -1)]
+    halves = [(interval[1] - interval[0]) / 2 for interval in intervals if interval]
+    unpaired = math.hypot(*halves) if len(halves) == 2 else None
+    return Change(values[-1] - values[0], unpaired if paired is None else paired, paired=paired is not None)
+
+
+def _paired_error(run: RunData, name: str, counts: list[float | None]) -> float | None:
+    """Returns the standard error of the mean per-problem difference; None unless all samples of both are recorded."""
+    steps, key = run.series(name)[0], name.removeprefix("val/")
+    found: dict[int, dict[str, list[float]]] = {step: collections.defaultdict(list) for step in (steps[0], steps[-1])}
+    for row in read_generations(run.folder):
+        if row["step"] in found and isinstance(row.get(key), int | float):
+            found[row["step"]][row["prompt_id"]].append(row[key])
+    before, after = found[steps[0]], found[steps[-1]]
+    recorded = [sum(map(len, samples.values())) for samples in (before, after)]
+    if recorded != counts or before.keys() != after.keys():
+        return None
+    return Cell.over([statistics.fmean(after[problem]) - statistics.fmean(before[problem]) for problem in before]).error
+
+
+def _interval(run: RunData, name: str, place: int) -> str:
+    steps, values = run.series(name)
+    interval = wilson_interval(values[place], run.values_by_step(COUNTS[name]).get(steps[place]), 1.96)
+    return f" ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})" if interval else ""
+
+
+def tokens_per_second(run: RunData, stage: str) -> float | None:
+    """Returns a stage's tokens per second, over all steps that recorded both numbers; None if no step did.
+
+    If a step has no seconds for teachers, they were scored together with the student, and their tokens count there.
+    """
+    tokens, seconds = run.values_by_step(f"tokens/{stage}"), run.values_by_step(f"timing_s/{stage}")
+    if stage == "score":
+        alone = run.values_by_step("timing_s/teachers")
+        for step, count in run.values_by_step("tokens/teachers").items():
+            if step not in alone:
+                tokens[step] = tokens.get(step, 0.0) + count
+    both = tokens.keys() & seconds.keys()
+    spent = math.fsum(seconds[step] for step in both)
+    return math.fsum(tokens[step] for step in both) / spent if spent > 0 else None
+
+
+def _evidence_rows(run: RunData) -> Iterator[tuple[str, str]]:
+    if not run.series("evidence/positive_fraction")[0]:
+        yield "evidence", "none: this run consulted no teacher"
+    for label, name, factor, form in _EVIDENCE:
+        if values := run.series(name)[1]:
+            yield label, form.format(factor * statistics.fmean(values))
+    if lambdas := run.series("evidence/lambda")[1]:
+        yield "lambda, first to last step", f"{lambdas[0]:.3f} to {lambdas[-1]:.3f}"
+
+
+def _time_rows(run: RunData) -> Iterator[tuple[str, str]]:
+    for stage in (*STAGES, "step"):
+        measured = run.values_by_step(f"timing_s/{stage}").items()
+        values = [value for step, value in measured if step > 0 and value > 0]
+        if not values:
+            continue
+        speed = tokens_per_second(run, stage)
+        times = f", {len(values)} times" if stage in ("validate", "save") else ""
+        shown = f"{statistics.median(values):.2f} s{times}" + ("" if speed is None else f", {speed:,.0f} tokens/s")
+        yield "whole step, median" if stage == "step" else f"{stage}, median", shown

@@ -1,23 +1,28 @@
-"""Reads the metrics and settings of a finished or running run."""
+"""Opens the folder of a finished or running run as values: settings, metrics, rollouts, validation samples, checkpoints."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from omegaconf import OmegaConf
 
 from cepo.config.listing import written
 from cepo.config.moved_keys import with_present_keys
+from cepo.config.paths import checkpoint_folders
 from cepo.config.recorded import without_interpolation
 from cepo.config.sources import read_file
 from cepo.errors import ConfigError, DataError
-from cepo.tracking.run_folder import CONFIG_FILE, MetricsRow, read_metrics
+from cepo.tracking.run_folder import CONFIG_FILE, MetricsRow, read_generations, read_metrics
 from cepo.trees import Tree
+
+if TYPE_CHECKING:
+    import pandas
 
 UNKNOWN_ESTIMATOR = "unknown method"
 
@@ -62,6 +67,33 @@ class RunData:
         sampled = self.setting("worker.rollout.temperature", 1.0)
         return self.setting("worker.rollout.val_override_config.temperature", sampled)
 
+    @property
+    def checkpoints(self) -> dict[int, Path]:
+        """The folders of the complete checkpoints by step, oldest first."""
+        return checkpoint_folders(self.folder)
+
+    @cached_property
+    def metrics(self) -> pandas.DataFrame:
+        """The metrics: one row per step (the index; 0 is before training), one column per metric, NaN where unmeasured."""
+        import pandas
+
+        steps = pandas.Index([row.step for row in self.rows], name="step", dtype="int64")
+        return pandas.DataFrame([dict(row.values) for row in self.rows], index=steps, dtype="float64")
+
+    @cached_property
+    def rollouts(self) -> pandas.DataFrame:
+        """The recorded rollouts, one row each, with the columns of the trace (`docs/tracking.md`); raises `DataError`."""
+        from cepo.tracking.trace import read_rollout_table
+
+        return read_rollout_table(self.folder).to_pandas()
+
+    @cached_property
+    def validation_samples(self) -> pandas.DataFrame:
+        """The recorded validation responses, one row each, with the step after which they were sampled."""
+        import pandas
+
+        return pandas.DataFrame(list(read_generations(self.folder)))
+
     def setting(self, key: str, default: object = None) -> Any:
         """Returns the value of a dotted key of the configuration, or the default if it is missing or None."""
         node: object = self.config
@@ -79,7 +111,6 @@ class RunData:
         return [step for step, _ in measured], [value for _, value in measured]
 
     def values_by_step(self, name: str) -> dict[int, float]:
-        """Returns a metric's values by step."""
         return dict(zip(*self.series(name), strict=True))
 
 
@@ -96,7 +127,6 @@ def as_yaml(value: object) -> str:
 
 
 def _read_config(path: Path) -> Tree:
-    """Returns the configuration as plain mappings, without resolving references; `DataError` if it is not a mapping."""
     if not path.exists():
         return {}
     try:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import itertools
 import json
 import math
 import re
@@ -53,6 +50,19 @@ class Cell:
         return cls(mean=statistics.fmean(values), error=error)
 
 
+def wilson_interval(fraction: float, count: float | None, z: float = 1.0) -> tuple[float, float] | None:
+    """Returns Wilson's interval of a fraction p of n independent samples; None if n is unknown.
+
+    `(p + z^2 / 2n ± z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)`: z is 1 for one standard error and 1.96 for
+    95 %. It has a width at p = 0 and p = 1 too, and stays between 0 and 1.
+    """
+    if count is None or not count > 0 or not math.isfinite(fraction):
+        return None
+    square = z * z / count
+    half = math.sqrt(square * max(fraction * (1 - fraction), 0.0) + square * square / 4)
+    return (fraction + square / 2 - half) / (1 + square), (fraction + square / 2 + half) / (1 + square)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Column:
     """A quantity. If `is_ranked`, the largest value of each group is bold."""
@@ -95,20 +105,16 @@ class ScoreTable:
             yield [escape(group)]
             rows = [row for row in self.rows if row.group == group]
             for row in rows:
-                cells = [(column, row.cells.get(column.name, "")) for column in self.columns]
-                yield [
-                    escape(row.name),
-                    *(
-                        escape(cell) or _NOTHING
-                        if isinstance(cell, str)
-                        else column.shown(cell, best if self._is_best(column, cell, rows) else "{}", error)
-                        for column, cell in cells
-                    ),
-                ]
-
-    def _is_best(self, column: Column, cell: Cell, rows: Sequence[TableRow]) -> bool:
-        rivals = [one.mean for row in rows if isinstance(one := row.cells.get(column.name), Cell)]
-        return column.is_ranked and len(rivals) > 1 and cell.mean == max(rivals)
+                line = [escape(row.name)]
+                for column in self.columns:
+                    cell = row.cells.get(column.name, "")
+                    if isinstance(cell, str):
+                        line.append(escape(cell) or _NOTHING)
+                        continue
+                    rivals = [one.mean for each in rows if isinstance(one := each.cells.get(column.name), Cell)]
+                    is_best = column.is_ranked and len(rivals) > 1 and cell.mean == max(rivals)
+                    line.append(column.shown(cell, best if is_best else "{}", error))
+                yield line
 
     def markdown(self) -> str:
         """Returns the table as Markdown; the best cells are bold."""
@@ -130,37 +136,28 @@ class ScoreTable:
         texts += [r"\bottomrule", r"\end{tabular}", *(f"% {_one_line(note)}" for note in self.notes)]
         return "\n".join(texts) + "\n"
 
-    def csv(self) -> str:
-        """Returns the table as CSV, with one column for each mean and one for its error."""
-        file = io.StringIO()
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["group", "name", *(text for column in self.columns for text in (column.name, "error"))])
-        for row in self.rows:
-            cells = [row.cells.get(column.name, "") for column in self.columns]
-            pairs = [(cell, "") if isinstance(cell, str) else (cell.mean, cell.error) for cell in cells]
-            writer.writerow([row.group, row.name, *itertools.chain(*pairs)])
-        return file.getvalue()
-
-    def json(self) -> str:
-        """Returns title, columns, rows and notes as JSON, with unrounded numbers."""
+    def json(self) -> Tree:
+        """Returns title, columns, rows and notes with unrounded numbers; a row has no empty cells."""
         rows = [
             {"group": row.group, "name": row.name}
             | {
-                name: cell if isinstance(cell, str) else {"mean": cell.mean, "error": cell.error}
+                name: {"mean": cell.mean, "error": cell.error} if isinstance(cell, Cell) else cell
                 for name, cell in row.cells.items()
+                if cell != ""
             }
             for row in self.rows
         ]
-        columns = [column.name for column in self.columns]
-        table: Tree = {"title": self.title, "columns": columns, "rows": rows, "notes": list(self.notes)}
-        return json.dumps(table, indent=2, ensure_ascii=False) + "\n"
+        return {
+            "title": self.title,
+            "columns": [each.name for each in self.columns],
+            "rows": rows,
+            "notes": [*self.notes],
+        }
 
     def terminal(self, width: int = 80) -> Group:
-        """Returns the table in rich's form; too narrow a terminal gets few rows as columns, or columns in blocks."""
-        count = len(self.columns) + 1
-        lines = [line + [""] * (count - len(line)) for line in self.lines() if any(line)]
-        is_turned = _width(lines) > width and len(self.rows) < count
-        blocks = terminal_blocks([*zip(*lines, strict=True)] if is_turned else lines, width)
+        """Returns the table in rich's form; if it is too wide, rows become columns, in blocks that fit."""
+        lines = [line + [""] * (len(self.columns) + 1 - len(line)) for line in self.lines() if any(line)]
+        blocks = terminal_blocks([*zip(*lines, strict=True)] if _width(lines) > width else lines, width)
         return Group(Text(self.title, style="bold"), *blocks, *map(Text, self.notes))
 
 
@@ -188,9 +185,16 @@ def _width(lines: Sequence[Sequence[str]]) -> int:
 
 def write_table(table: ScoreTable, path: Path) -> None:
     """Writes the table in the format of the file's extension: .md, .tex, .csv or .json."""
-    forms = {".md": table.markdown, ".tex": table.latex, ".csv": table.csv, ".json": table.json}
+    if path.suffix == ".csv":
+        import pandas
+
+        text = pandas.json_normalize(table.json()["rows"], sep=" ").to_csv(index=False, lineterminator="\n")
+    elif path.suffix == ".json":
+        text = json.dumps(table.json(), indent=2, ensure_ascii=False) + "\n"
+    else:
+        text = table.markdown() if path.suffix == ".md" else table.latex()
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, forms[path.suffix]())
+    write_atomically(path, text)
 
 
 def _one_line(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.text import Text
 
@@ -19,6 +19,16 @@ _STEPS_FOR_ETA = 20
 _MOST_SAMPLES = 3
 _SAMPLE_CHARACTERS = 100
 _LONGEST_TEXT = 2_000
+_STEP_PARTS = (
+    ("reward {:.3f}", "reward/mean", "accuracy {:.3f}", "reward/accuracy"),
+    ("mixed {:.0%}", "groups/mixed"),
+    ("lambda {:.3f}", "evidence/lambda"),
+    ("evidence +{:.0%}", "evidence/positive_fraction", "-{:.0%}", "evidence/negative_fraction"),
+    ("weight clip low {:.0%}", "evidence/clip_low_rate", "high {:.0%}", "evidence/clip_high_rate"),
+    ("ratio clip {:.0%}", "actor/pg_clipfrac_higher"),
+    ("grad {:.3g}", "actor/grad_norm"),
+)
+"""The parts of a step's line: for each of its numbers the text and the metric."""
 
 
 class ConsoleSink(Sink):
@@ -61,7 +71,7 @@ class ConsoleSink(Sink):
 def step_line(step: int, max_steps: int, values: Mapping[str, float], *, remaining_seconds: float | None) -> Text:
     """Returns the line of one training step; parts whose metrics are missing are left out."""
     line = _step_label(step, max_steps)
-    for part in (*(_joined(values, *entries) for entries in _STEP_PARTS), _stage_seconds(values)):
+    for part in (*(_joined(values, *part) for part in _STEP_PARTS), _stage_seconds(values)):
         if part:
             line.append("  " + part)
     if remaining_seconds is not None and step < max_steps:
@@ -73,13 +83,16 @@ def validation_line(step: int, max_steps: int, values: Mapping[str, float]) -> T
     """Returns the line of a validation: accuracy, with a binomial standard error if the number of samples is known."""
     accuracy = values["val/accuracy"]
     line = _step_label(step, max_steps)
-    line.append(f"  validation accuracy {decimal(accuracy)}", style="bold green")
+    line.append(f"  validation accuracy {accuracy:.3f}", style="bold green")
     count = values.get("val/num_samples")
     if count:
         error = math.sqrt(max(accuracy * (1 - accuracy), 0.0) / count)
-        line.append(f" +- {decimal(error)} (n {count:.0f})")
-    rest = _joined(values, ("reward ", "val/reward", decimal), ("seconds ", "timing_s/validate", _seconds))
-    return line.append("  " + rest if rest else "")
+        line.append(f" +- {error:.3f} (n {count:.0f})")
+    if "val/reward" in values:
+        line.append(f"  reward {values['val/reward']:.3f}")
+    if "timing_s/validate" in values:
+        line.append(f"  seconds {_seconds(values['timing_s/validate'])}")
+    return line
 
 
 def printable(text: str, encoding: str) -> str:
@@ -94,8 +107,10 @@ def _step_label(step: int, max_steps: int) -> Text:
     return Text().append(f"step {step:>{width}}/{max_steps}", style="bold")
 
 
-def _joined(values: Mapping[str, float], *entries: tuple[str, str, Callable[[float], str]]) -> str:
-    return " ".join(label + show(values[name]) for label, name, show in entries if name in values)
+def _joined(values: Mapping[str, float], *part: str) -> str:
+    return " ".join(
+        text.format(values[name]) for text, name in zip(part[::2], part[1::2], strict=True) if name in values
+    )
 
 
 def _stage_seconds(values: Mapping[str, float]) -> str:
@@ -104,29 +119,5 @@ def _stage_seconds(values: Mapping[str, float]) -> str:
     return f"{total} ({', '.join(shown)})" if total and shown else total or ", ".join(shown)
 
 
-def decimal(value: float) -> str:
-    return f"{value:.3f}"
-
-
-def significant(value: float) -> str:
-    return f"{value:.3g}"
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.0f}%"
-
-
 def _seconds(value: float) -> str:
     return f"{value:.2f}" if value < 1 else f"{value:.1f}"
-
-
-_STEP_PARTS: tuple[tuple[tuple[str, str, Callable[[float], str]], ...], ...] = (
-    (("reward ", "reward/mean", decimal), ("accuracy ", "reward/accuracy", decimal)),
-    (("mixed ", "groups/mixed", _percent),),
-    (("lambda ", "evidence/lambda", decimal),),
-    (("evidence +", "evidence/positive_fraction", _percent), ("-", "evidence/negative_fraction", _percent)),
-    (("weight clip low ", "evidence/clip_low_rate", _percent), ("high ", "evidence/clip_high_rate", _percent)),
-    (("ratio clip ", "actor/pg_clipfrac_higher", _percent),),
-    (("grad ", "actor/grad_norm", significant),),
-)
-"""The parts of a step's line: for each of its numbers the label, the metric and the format."""

@@ -20,7 +20,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import yaml
 
 from cepo.foreign_files import read_json
@@ -39,7 +38,10 @@ _PARAMETERS_PER_CALL = 100
 class _LibrarySink(Sink):
     """Logs through a library whose runs have `log` and `finish`."""
 
-    _run: Any
+    def _start(self, library: Any, run: RunDescription, identifier: str, **options: Any) -> None:
+        self._library = library
+        self._run = library.init(project=run.project, resume="allow", config=config_tree(run), **options)
+        remember_run(run, library.__name__, identifier)
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log({name: finite_or_nan(value) for name, value in values.items()}, step=step)
@@ -55,19 +57,9 @@ class WandbSink(_LibrarySink):
         import wandb  # pyright: ignore[reportMissingImports]
 
         run.folder.mkdir(parents=True, exist_ok=True)
-        identifier = earlier_run(run, "wandb") or uuid.uuid4().hex[:12]
-        self._table: Any = wandb.Table
-        self._run = wandb.init(
-            project=run.project,
-            name=run.experiment,
-            id=identifier,
-            resume="allow",
-            reinit="create_new",
-            dir=str(run.folder),
-            config=config_tree(run),
-            settings=wandb.Settings(console="off"),
-        )
-        remember_run(run, "wandb", identifier)
+        known, settings = earlier_run(run, "wandb") or uuid.uuid4().hex[:12], wandb.Settings(console="off")
+        own = {"reinit": "create_new", "dir": str(run.folder), "settings": settings}
+        self._start(wandb, run, known, name=run.experiment, id=known, **own)
         self._run.define_metric(STEP_NAME)
         self._run.define_metric("*", step_metric=STEP_NAME)
 
@@ -75,21 +67,20 @@ class WandbSink(_LibrarySink):
         self._run.log({STEP_NAME: step, **{name: float(value) for name, value in values.items()}})
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
-        if not rows:
-            return
         columns = list(dict.fromkeys(name for row in rows for name in row))
-        cells = [[str(row.get(name, "")) for name in columns] for row in rows]
-        self._run.log({STEP_NAME: step, "val/generations": self._table(columns=columns, data=cells)})
+        self._log_table(
+            "val/generations", step, columns, [[str(row.get(name, "")) for name in columns] for row in rows]
+        )
 
     def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
         columns = ["problem", "ground_truth", "response", "reward", "accuracy"]
-        cells = [
-            [group.problem, group.ground_truth, rollout.response, rollout.reward, rollout.accuracy]
-            for group in records
-            for rollout in group.rollouts
-        ]
+        rollouts = [(group, rollout) for group in records for rollout in group.rollouts]
+        cells = [[one.problem, one.ground_truth, each.response, each.reward, each.accuracy] for one, each in rollouts]
+        self._log_table("rollouts", records[0].step if records else 0, columns, cells)
+
+    def _log_table(self, name: str, step: int, columns: list[str], cells: list[list[Any]]) -> None:
         if cells:
-            self._run.log({STEP_NAME: records[0].step, "rollouts": self._table(columns=columns, data=cells)})
+            self._run.log({STEP_NAME: step, name: self._library.Table(columns=columns, data=cells)})
 
 
 class SwanlabSink(_LibrarySink):
@@ -100,23 +91,13 @@ class SwanlabSink(_LibrarySink):
 
         folder = run.folder / SWANLAB_FOLDER
         folder.mkdir(parents=True, exist_ok=True)
-        identifier = earlier_run(run, "swanlab") or uuid.uuid4().hex[:12]
-        self._text: Any = swanlab.Text
-        self._run = swanlab.init(
-            project=run.project,
-            name=run.experiment,
-            id=identifier,
-            resume="allow",
-            reinit=True,
-            log_dir=str(folder),
-            config=config_tree(run),
-        )
-        remember_run(run, "swanlab", identifier)
+        known = earlier_run(run, "swanlab") or uuid.uuid4().hex[:12]
+        self._start(swanlab, run, known, name=run.experiment, id=known, reinit=True, log_dir=str(folder))
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
-        texts = [self._text("\n\n".join(f"{name}: {value}" for name, value in row.items())) for row in rows]
+        texts = ["\n\n".join(f"{name}: {value}" for name, value in row.items()) for row in rows]
         if texts:
-            self._run.log({"val/generations": texts}, step=step)
+            self._run.log({"val/generations": [*map(self._library.Text, texts)]}, step=step)
 
 
 class TrackioSink(_LibrarySink):
@@ -129,22 +110,12 @@ class TrackioSink(_LibrarySink):
         import trackio  # pyright: ignore[reportMissingImports]
 
         name = earlier_run(run, "trackio") or f"{run.experiment}-{uuid.uuid4().hex[:6]}"
-        self._table: Any = trackio.Table
-        self._run = trackio.init(
-            project=run.project,
-            name=name,
-            resume="allow",
-            config=config_tree(run),
-            embed=False,
-            auto_log_cpu=False,
-            auto_log_gpu=False,
-        )
-        remember_run(run, "trackio", name)
+        self._start(trackio, run, name, name=name, embed=False, auto_log_cpu=False, auto_log_gpu=False)
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         if rows:
             cells = [{name: str(value) for name, value in row.items()} for row in rows]
-            self._run.log({"val/generations": self._table(data=cells)}, step=step)
+            self._run.log({"val/generations": self._library.Table(data=cells)}, step=step)
 
 
 class MlflowSink(Sink):
@@ -231,14 +202,8 @@ def _known(run: RunDescription) -> dict[str, str]:
     return read_json(path, dict, within=run.folder) if path.exists() else {}
 
 
-_CELL = (10, 6)
-"""Height and width of a token in a heat map, in pixels."""
-_MOST_TOKENS = 400
-_ABOVE, _BELOW, _BEYOND = np.array([67, 147, 195]), np.array([214, 96, 77]), 217
-
-
 class TensorboardSink(Sink):
-    """Logs metrics as scalars, samples as text, and a heat map of token advantages for one group per step.
+    """Logs metrics as scalars, samples as text, and the responses of one group per step.
 
     On resume, TensorBoard hides earlier records of the steps that are repeated.
     """
@@ -262,9 +227,6 @@ class TensorboardSink(Sink):
 
     def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
         for group in records[:1]:
-            self._writer.add_image(
-                "rollouts/advantages", advantage_map(group), global_step=group.step, dataformats="HWC"
-            )
             parts = [("problem", group.problem), ("ground truth", group.ground_truth)]
             parts += [(f"reward {rollout.reward:g}", rollout.response) for rollout in group.rollouts]
             text = "\n\n".join(f"**{name}**\n\n{_indented(value)}" for name, value in parts)
@@ -272,22 +234,6 @@ class TensorboardSink(Sink):
 
     def close(self) -> None:
         self._writer.close()
-
-
-def advantage_map(group: GroupRecord) -> np.ndarray:
-    """Draws a heat map of advantages, (height, width, 3) bytes, with a row per rollout and a cell per token.
-
-    White is advantage 0. Positive advantages are blue and negative ones red, with full colour at the group's largest
-    |advantage|. Cells after the end of a response are grey. Only the first 400 tokens of a response are shown.
-    """
-    longest = min(max(len(rollout.tokens) for rollout in group.rollouts), _MOST_TOKENS)
-    cells = np.full((len(group.rollouts), max(longest, 1), 3), _BEYOND, dtype=np.uint8)
-    rows = [np.nan_to_num(np.asarray(rollout.token_advantages[:longest])) for rollout in group.rollouts]
-    scale = max((float(np.abs(row).max()) for row in rows if row.size), default=0.0) or 1.0
-    for cell, row in zip(cells, rows, strict=True):
-        share = row[:, None] / scale
-        cell[: len(row)] = np.round(255 + np.abs(share) * (np.where(share > 0, _ABOVE, _BELOW) - 255))
-    return cells.repeat(_CELL[0], axis=0).repeat(_CELL[1], axis=1)
 
 
 def _indented(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
 from collections.abc import Mapping
@@ -11,8 +10,6 @@ from pathlib import Path
 
 from cepo.errors import DataError
 from cepo.foreign_files import objects_in, open_regular
-
-_log = logging.getLogger(__name__)
 
 
 def encode_line(row: Mapping[str, object]) -> bytes:
@@ -53,7 +50,7 @@ class LineFile:
     def __init__(self, path: Path, *, last_step: int | None = None) -> None:
         if not path.is_symlink():
             path.touch()
-        self._path, self._file = path, open_regular(path, within=path.parent, writable=True)
+        self._file = open_regular(path, within=path.parent, writable=True)
         self.last: Mapping[str, object] | None = None
         self.num_cut = self._last_start = end = 0
         for row, length in objects_in(path, self._file):
@@ -71,23 +68,11 @@ class LineFile:
         self.replace_last(row)
 
     def replace_last(self, row: Mapping[str, object]) -> None:
-        self._restore_if_deleted()
         self._file.seek(self._last_start)
         self._file.write(encode_line(row))
         self._file.truncate()
         self._file.flush()
         self.last = row
-
-    def _restore_if_deleted(self) -> None:
-        """Writes the file again with all its rows, which the open file still has, if it has been deleted or moved."""
-        if self._path.exists():
-            return
-        _log.warning("%s has disappeared during the run; it is written again with all its rows", self._path)
-        self._file.seek(0)
-        content = self._file.read()
-        self._file.close()
-        self._file = self._path.open("w+b")
-        self._file.write(content)
 
     def to_disk(self) -> None:
         """Flushes all rows to the disk."""

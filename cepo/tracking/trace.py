@@ -33,6 +33,11 @@ _VERSION_KEY = b"cepo_trace_version"
 _REFERENCE, _LOG_PROBS = "reference_", "log_probs_"
 _MAY_BE_NULL = ("token_ids", "delta", "weight")
 """The columns that may be null, besides those of views."""
+_OF_PROMPT = ("prompt_id", "problem", "ground_truth")
+_OF_ROLLOUT = (
+    *("response", "finished", "reward", "accuracy", "token_ids", "tokens", "token_advantages", "delta", "weight"),
+    "is_scored",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,27 +139,12 @@ class Trace:
             self._thin()
 
     def _rows(self, group: GroupRecord) -> Iterator[Tree]:
-        images = [self._stored(image) for image in group.images]
+        prompt: Tree = {"step": group.step, "group": group.number}
+        prompt |= {name: _utf8(getattr(group, name)) for name in _OF_PROMPT}
+        prompt["images"] = [self._stored(image) for image in group.images]
         for index, rollout in enumerate(group.rollouts):
-            row: Tree = {
-                "step": group.step,
-                "group": group.number,
-                "rollout": index,
-                "prompt_id": _utf8(group.prompt_id),
-                "problem": _utf8(group.problem),
-                "ground_truth": _utf8(group.ground_truth),
-                "images": images,
-                "response": _utf8(rollout.response),
-                "finished": rollout.finished,
-                "reward": rollout.reward,
-                "accuracy": rollout.accuracy,
-                "token_ids": rollout.token_ids,
-                "tokens": [_utf8(token) for token in rollout.tokens],
-                "token_advantages": rollout.token_advantages,
-                "delta": rollout.delta,
-                "weight": rollout.weight,
-                "is_scored": rollout.is_scored,
-            }
+            row = prompt | {"rollout": index} | {name: getattr(rollout, name) for name in _OF_ROLLOUT}
+            row |= {"response": _utf8(rollout.response), "tokens": [_utf8(token) for token in rollout.tokens]}
             row |= {_LOG_PROBS + view: values for view, values in rollout.log_probs.items()}
             yield row | {_REFERENCE + view: text and _utf8(text) for view, text in rollout.references.items()}
 
@@ -279,17 +269,15 @@ def _group(file: Path, rows: Sequence[Tree]) -> GroupRecord:
         number=first["group"],
         images=[_image(file, name) for name in first["images"]],
         rollouts=[_rollout(row) for row in rows],
-        **{name: first[name] for name in ("step", "prompt_id", "problem", "ground_truth")},
+        **{name: first[name] for name in ("step", *_OF_PROMPT)},
     )
 
 
 def _rollout(row: Fields) -> RolloutRecord:
-    own = ("response", "tokens", "reward", "accuracy", "token_advantages", "token_ids", "delta", "weight", "is_scored")
     return RolloutRecord(
         log_probs={name.removeprefix(_LOG_PROBS): row[name] for name in row if name.startswith(_LOG_PROBS)},
         references={name.removeprefix(_REFERENCE): row[name] for name in row if name.startswith(_REFERENCE)},
-        finished=row["finished"],
-        **{name: row[name] for name in own},
+        **{name: row[name] for name in _OF_ROLLOUT},
     )
 
 

@@ -33,9 +33,8 @@ from cepo.microgeo.world import ASSETS
 from cepo.models.pretrained import load_model
 from cepo.report.score_tables import Column, ScoreTable, TableRow
 from cepo.terminal import LogHandler
-from cepo.tracking.sink import RunDescription
+from cepo.tracking.sink import RunDescription, build_tracker
 from cepo.tracking.trace import read_rollouts
-from cepo.tracking.tracker import build_tracker
 from cepo.trainer.checkpoints import CheckpointStore, TrainerState, written_files
 from cepo.trainer.protocol import Backend
 from cepo.trainer.run_policy import RunLock
@@ -566,14 +565,6 @@ def test_no_other_file_is_locked(folder: Path, victim: Path, attack: Attack) -> 
     with pytest.raises(CepoError, match=r"run\.lock is a link, a pipe or a device"):
         RunLock(folder).acquire()
     assert contents(victim) == before
-
-
-def test_a_page_writes_no_steps_elsewhere(
-    folder: Path, victim: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cepo.report.credit_view._INLINE_BYTES", 0)
-    link("report_steps", "victim")(folder)
-    assert "report_steps lies outside" in refused(["report", folder], victim, capsys)
 
 
 COUNTS: list[dict[str, Any]] = [

@@ -9,10 +9,7 @@ from typing import Any, cast
 import pytest
 
 from cepo.config import load_config
-from cepo.credit.continuations import FILE as CONTINUATIONS_FILE
-from cepo.credit.continuations import Continuations
-from cepo.credit.stored import SETTINGS_FILE as FILE
-from cepo.credit.stored import claim_folder
+from cepo.credit.stored import CONTINUATIONS_FILE, SETTINGS_FILE, Continuations, claim_folder
 from cepo.errors import DataError
 
 WHOLE = {"prefix": "0/3", "right": "0110", "entropy": 0.5, "num_tokens": 40}
@@ -20,9 +17,9 @@ WHOLE = {"prefix": "0/3", "right": "0110", "entropy": 0.5, "num_tokens": 40}
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"null", b"\xff\xfe"])
 def test_settings_that_cannot_be_read_are_named(tmp_path: Path, text: bytes) -> None:
-    (tmp_path / FILE).write_bytes(text)
+    (tmp_path / SETTINGS_FILE).write_bytes(text)
     config = load_config(["config=configs/microgeo/base.yaml"])
-    with pytest.raises(DataError, match=rf"{tmp_path}/{FILE} is damaged, .*give a new folder \(--out\)"):
+    with pytest.raises(DataError, match=rf"{tmp_path}/{SETTINGS_FILE} is damaged, .*give a new folder \(--out\)"):
         claim_folder(tmp_path, {}, config)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cepo.credit.knowledge import QUARTERS, known
+from cepo.credit.agreement import QUARTERS, known
 from cepo.data.dataset import Problem
 from cepo.rollout.generator import Generation
 from cepo.trainer.asking import Rollouts

@@ -13,9 +13,8 @@ from run_folders import report_pixels, write_run
 
 from cepo.cli import main
 from cepo.errors import DataError
-from cepo.report.page import write_report
+from cepo.report.page import accuracy_change, run_summary, tokens_per_second, write_report
 from cepo.report.recorded_run import load_run
-from cepo.report.summary import accuracy_change, run_summary, tokens_per_second
 
 
 def shown(table: object, width: int = 110) -> str:
@@ -50,12 +49,9 @@ def test_the_summary_says_36_to_50_percent_and_14_points(tmp_path: Path) -> None
     assert "0.500 to 0.250" in text
     assert "2.00 s, 400 tokens/s" in text  # median of 1, 9, 2; 1200 tokens in the 3 s of the steps that counted them
     assert "5.00 s" in text
-
-
-def test_tokens_per_second_needs_both_counts_and_seconds(tmp_path: Path) -> None:
-    run = load_run(write_run(tmp_path, SUMMARY_ROWS))
-    assert tokens_per_second(run, "generate") == 400
-    assert tokens_per_second(run, "update") is None
+    text = shown(run_summary(write_run(tmp_path / "other", [(1, {"reward/mean": 0.5})])))
+    assert "not measured" in text
+    assert "none: this run consulted no teacher" in text
 
 
 def test_teachers_tokens_count_as_scored_without_own_seconds(tmp_path: Path) -> None:
@@ -63,6 +59,7 @@ def test_teachers_tokens_count_as_scored_without_own_seconds(tmp_path: Path) -> 
     run = load_run(write_run(tmp_path, [(1, counted), (2, counted | {"timing_s/teachers": 5.0})]))
     assert tokens_per_second(run, "score") == 350  # 600 in the first second, 100 in the other
     assert tokens_per_second(run, "teachers") == 100
+    assert tokens_per_second(run, "update") is None
 
 
 def test_the_paired_error_of_4_problems_with_1_changed_is_25(tmp_path: Path) -> None:
@@ -85,13 +82,6 @@ def test_the_paired_error_of_4_problems_with_1_changed_is_25(tmp_path: Path) -> 
     assert change is not None
     assert not change.paired
     assert change.error == pytest.approx(0.3)  # Wilson: sqrt(.0625) / 1.25, sqrt(.078125) / 1.25
-
-
-def test_a_summary_without_validation_or_evidence_says_so(tmp_path: Path) -> None:
-    """The run has 1 step."""
-    text = shown(run_summary(write_run(tmp_path, [(1, {"reward/mean": 0.5})])))
-    assert "not measured" in text
-    assert "none: this run consulted no teacher" in text
 
 
 @pytest.mark.heavy

@@ -10,7 +10,6 @@ import pyarrow.parquet
 import pytest
 from run_folders import PICTURE, group, rollout, validated, write_run
 
-from cepo.cli import main
 from cepo.errors import DataError
 from cepo.tracking.run_folder import read_generations, read_metrics
 from cepo.tracking.trace import read_rollouts
@@ -90,9 +89,3 @@ def test_a_row_of_metrics_that_holds_no_numbers_is_named(folder: Path, line: str
     (folder / "metrics.jsonl").write_text(line + "\n")
     with pytest.raises(DataError, match=r"metrics\.jsonl"):
         read_metrics(folder)
-
-
-def test_a_report_of_damaged_records_ends_with_2(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pyarrow.parquet.write_table(pyarrow.parquet.read_table(folder / FILE).drop_columns(["reward"]), folder / FILE)
-    assert main(["report", str(folder)]) == 2
-    assert "the column 'reward' is missing" in capsys.readouterr().err

@@ -11,9 +11,8 @@ import pytest
 
 from cepo.errors import CepoError
 from cepo.tracking.run_folder import RECORDS_FORMAT, read_environment, write_atomically
-from cepo.tracking.sink import RunDescription
+from cepo.tracking.sink import RunDescription, build_tracker
 from cepo.tracking.trace import GroupRecord, RolloutRecord, Trace
-from cepo.tracking.tracker import build_tracker
 
 
 @pytest.fixture
@@ -76,17 +75,3 @@ def test_records_of_a_later_format_are_refused_and_kept(tmp_path: Path) -> None:
     assert file.read_text() == later
     file.write_text(json.dumps([{"started": "earlier than there was a number"}]))
     assert len(read_environment(tmp_path)) == 1
-
-
-def test_metrics_deleted_in_a_run_are_told_and_written_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    tracker = build_tracker(["file"], RunDescription(folder=tmp_path, config_text="{}\n", max_steps=3))
-    tracker.log_metrics(1, {"reward/mean": 0.5})
-    (tmp_path / "metrics.jsonl").unlink()
-    tracker.log_metrics(2, {"reward/mean": 0.25})
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{tmp_path / 'metrics.jsonl'} has disappeared during the run; it is written again with all its rows"
-    ]
-    tracker.log_metrics(3, {"reward/mean": 1.0})
-    tracker.close()
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [(row["step"], row["reward/mean"]) for row in rows] == [(1, 0.5), (2, 0.25), (3, 1.0)]

@@ -13,8 +13,7 @@ import pytest
 from run_folders import group, rollout
 
 from cepo.errors import ConfigError
-from cepo.tracking.sink import RunDescription, build_sink
-from cepo.tracking.tracker import build_tracker
+from cepo.tracking.sink import RunDescription, build_sink, build_tracker
 
 FIRST, AGAIN, LAST = 0.6251234, 0.1252345, 0.8753456
 CONFIG = "trainer:\n  project_name: geometry\nworker:\n  rollout:\n    n: 12345\n"
@@ -153,21 +152,6 @@ def test_trackio_keeps_1_run_with_values_settings_and_samples(tmp_path: Path, mo
     other.log_metrics(1, {"reward/mean": LAST})
     other.close()
     assert len(SQLiteStorage.get_runs("geometry")) == 2
-
-
-def test_a_new_run_in_a_used_folder_is_a_second_tracked_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    needed("mlflow", "sqlalchemy", "alembic")
-    from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
-
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    for _ in range(2):
-        tracker = build_tracker(["mlflow"], run_in(tmp_path))
-        assert tracker.active_sinks == ["mlflow"]
-        tracker.close()
-    assert identifier(tmp_path, "mlflow") != identifier(tmp_path / "earlier_run_1", "mlflow")
-    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow/mlflow.db")
-    experiment = client.get_experiment_by_name("geometry")
-    assert len(client.search_runs([experiment.experiment_id])) == 2
 
 
 @pytest.fixture

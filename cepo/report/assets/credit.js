@@ -1,22 +1,16 @@
 "use strict";
 // The credit view: one rollout at a time, under several methods. Whatever models or data wrote is set as text.
 (() => {
-  const data = JSON.parse(byId("credit-data").textContent), waiting = {}, opened = {}, filters = ["step", "verdict", "problem", "words"];
+  const data = JSON.parse(byId("credit-data").textContent), opened = {}, filters = ["step", "verdict", "words"];
   let all = [], listed = [], current = null, chosen = null;
 
   const unpack = async (text) => {
     const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
     return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
   };
-  window.creditBlock = (step, text) => waiting[step](text);
-  const open = (step) => opened[step] ??= Promise.resolve(data.blocks[step] ?? new Promise((resolve, reject) => {
-    waiting[step] = resolve;
-    const script = make("script", { src: data.files[step] });
-    script.onerror = () => reject(new Error(`${script.src} is missing beside the page`));
-    document.head.append(script);
-  })).then(unpack);
+  const open = (step) => opened[step] ??= unpack(data.blocks[step]);
 
-  const facts = (pairs) => make("dl", {}, ...pairs.flatMap(([name, value]) => [make("dt", { textContent: name }), make("dd", { textContent: value })]));
+  const facts = (pairs) => make("dl", {}, ...pairs.flatMap(([name, value]) => [make("dt", { textContent: name }), make("dd", value.length > 200 ? { textContent: value, tabIndex: 0 } : { textContent: value })]));
   // Characters that would not show, or would turn the text around them, are shown by their number.
   const visible = (text) => text.replace(/\p{Cc}|\p{Cf}|\p{Cs}|\p{Zl}|\p{Zp}/gu, (character) =>
     character === "\n" ? "↵\n" : character === "\t" ? "⇥" : `⟨U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`) || "∅";
@@ -126,9 +120,8 @@
     draw();
   };
   const filter = () => {
-    const [step, verdict, problem, words] = filters.map((id) => byId(id).value.toLowerCase());
-    listed = all.filter(([of, , asked, right, response]) => (!step || String(of) === step) && (!verdict || right === (verdict === "right"))
-      && asked.toLowerCase().includes(problem) && response.toLowerCase().includes(words));
+    const [step, verdict, words] = filters.map((id) => byId(id).value.toLowerCase());
+    listed = all.filter(([of, , text, right]) => (!step || String(of) === step) && (!verdict || right === (verdict === "right")) && text.includes(words));
   };
   const move = (by) => {
     const place = listed.indexOf(current?.entry) + by;
@@ -140,11 +133,7 @@
     const find = (step, place) => all.find((entry) => entry[0] === step && entry[1] === place);
     const entry = find(Number(asked.get("step")), Number(asked.get("rollout")));
     if (entry && !listed.includes(entry)) { for (const id of filters) byId(id).value = ""; filter(); }
-    if (entry || !asked.has("step")) { if (entry || !current) show(entry ?? find(...data.start)); return; }
-    current = null;
-    byId("rollout").replaceChildren(make("p", { textContent: `The address names rollout ${asked.get("rollout")} of step ${asked.get("step")}, which this run did not record. Next leads to the first that it did.` }));
-    byId("panels").replaceChildren();
-    byId("position").value = `0 of ${listed.length}`;
+    if (entry || !current) show(entry ?? find(...data.start));
   };
 
   for (const id of filters) byId(id).addEventListener("input", () => { filter(); show(listed.includes(current?.entry) ? current.entry : listed[0]); });

@@ -32,23 +32,19 @@ let addChart;  // draws data into a figure with a plot and a legend
       return mean / (1 - weight ** (total += 1));
     });
   };
-  const stacked = (series) => series.map((one, number) => one.steps.map((_, place) =>
-    series.slice(0, number).reduce((sum, below) => sum + (below.hidden ? 0 : below.values[place] ?? 0), 0)));
-
   const draw = (chart) => {
     const { data, plot } = chart, { clientWidth: width, clientHeight: height } = plot, left = 46, bottom = 34;
-    const clock = data.x === "step" && clocks[byId("clock")?.value], log = data.x === "step" && byId("log")?.checked && !data.stacked;
+    const clock = data.x === "step" && clocks[byId("clock")?.value], log = data.x === "step" && byId("log")?.checked;
     const time = (step) => clock ? clock[step] ?? NaN : step;
-    const shown = data.series.filter((one) => !one.hidden), bases = stacked(data.series);
-    const drawn = new Map(data.series.map((one, number) => [one, data.stacked ? one.values.map((value, place) => value + bases[number][place]) : smooth(one.values)]));
+    const shown = data.series.filter((one) => !one.hidden);
+    const drawn = new Map(data.series.map((one) => [one, smooth(one.values)]));
     const usable = (value) => value !== null && Number.isFinite(value) && (!log || value > 0);
     const all = shown.flatMap((one) => [drawn.get(one), one.low, one.high].flat()).filter(usable).map((value) => log ? Math.log10(value) : value);
-    let low = data.stacked ? 0 : all.reduce((a, b) => Math.min(a, b), Infinity), high = all.reduce((a, b) => Math.max(a, b), -Infinity);
+    let low = all.reduce((a, b) => Math.min(a, b), Infinity), high = all.reduce((a, b) => Math.max(a, b), -Infinity);
     if (!all.length || data.x === "token") [low, high] = [0, 1];
     if (high - low < 1e-9 * Math.max(Math.abs(high), 1e-300)) [low, high] = [Math.min(low, 0), Math.max(high, 0) || 1];
-    const steps = data.series.flatMap((one) => one.steps), half = data.stacked ? 0.5 : 0;
-    const times = steps.map(time).filter(Number.isFinite);
-    const first = times.reduce((a, b) => Math.min(a, b), Infinity) - half, last = times.reduce((a, b) => Math.max(a, b), -Infinity) + half;
+    const steps = data.series.flatMap((one) => one.steps), times = steps.map(time).filter(Number.isFinite);
+    const first = times.reduce((a, b) => Math.min(a, b), Infinity), last = times.reduce((a, b) => Math.max(a, b), -Infinity);
     const x = (step) => left + (time(step) - first) / (last - first || 1) * (width - left - 12);
     const y = (value) => 8 + (high - (log ? Math.log10(Math.max(value, 1e-300)) : value)) / (high - low) * (height - 8 - bottom);
     const svg = inSvg("svg", { width, height, tabindex: 0, role: "img", "aria-label": `${data.title}, ${data.unit}; ${shown.map((one) => `${one.label}: ${short(one.values[0])} to ${short(one.values.at(-1))}`).join(", ")}` });
@@ -61,11 +57,6 @@ let addChart;  // draws data into a figure with a plot and a legend
     svg.append(inSvg("text", { x: width - 12, y: height - 4, "text-anchor": "end" }, clock ? byId("clock").value : data.x));
     for (const one of shown) {
       const values = drawn.get(one), style = `--c:${one.c}`;
-      if (data.stacked) {
-        const wide = Math.max(1, (width - left - 12) / Math.max(1, new Set(steps).size) - 2);
-        one.steps.forEach((step, place) => one.values[place] && svg.append(inSvg("rect", { x: x(step) - wide / 2, width: wide, y: y(Math.max(values[place], values[place] - one.values[place])), height: Math.abs(y(values[place] - one.values[place]) - y(values[place])), style })));
-        continue;
-      }
       const points = one.steps.map((step, place) => [x(step), values[place]]).filter(([at, value]) => usable(value) && Number.isFinite(at));
       if (one.low.length) {
         const edge = (values) => one.steps.map((step, place) => usable(values[place]) ? `${x(step)},${y(values[place])}` : "").filter(Boolean);
@@ -171,16 +162,6 @@ let addChart;  // draws data into a figure with a plot and a legend
     });
     filter();
   }
-  const themes = ["light dark", "light", "dark"], root = document.documentElement;
-  byId("theme").onclick = ({ target }) => {
-    const next = themes[(themes.indexOf(root.style.colorScheme || themes[0]) + 1) % 3];
-    root.style.colorScheme = next;
-    target.textContent = `Theme${next === themes[0] ? "" : `: ${next}`}`;
-  };
-  byId("copy").onclick = async ({ target }) => {
-    await navigator.clipboard.writeText(location.href).then(() => target.textContent = "Copied", () => target.textContent = location.href);
-    setTimeout(() => target.textContent = "Copy link", 3000);
-  };
   const open = () => {
     const target = byId(location.hash.slice(1));
     if (target instanceof HTMLDetailsElement) target.open = true;

@@ -1,0 +1,103 @@
+"""Writes the card of a published model from the records of its run: data, method, settings, curve, accuracy, versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import cepo
+from cepo.config.paths import find_path
+from cepo.report.page import result_lines, save_curves, summary_rows
+from cepo.report.recorded_run import RunData, load_run
+from cepo.tracking.run_folder import read_environment
+
+CARD_FILE = "README.md"
+CURVES_FILE = "curves.png"
+_SHOWN = """
+    algorithm.adv_estimator data.rollout_batch_size data.max_response_length trainer.seed trainer.max_steps
+    worker.actor.global_batch_size worker.actor.optim.lr worker.actor.model.lora.rank
+    worker.rollout.n worker.rollout.temperature worker.reward.reward_function
+""".split()  # noqa: SIM905
+"""The settings that the card names; `config.yaml` beside it has all."""
+_VERSIONS = ("cepo", "torch", "transformers", "peft", "vllm")
+
+
+def write_card(
+    run_folder: Path, folder: Path, *, base_model: str | None, step: int | None, adapter: str | None
+) -> None:
+    """Writes `README.md` and `curves.png` into `folder`, which is to be published.
+
+    Figures are those at the checkpoint's step; the image shows the whole run. Paths of this machine are shortened to names.
+
+    Args:
+        run_folder: the run that made the weights.
+        base_model: the model that training started from.
+        step: the step of the checkpoint; None if it is not known.
+        adapter: folder of the adapter within `folder`; None for whole weights.
+
+    Raises:
+        DataError: the run has no metrics, or they are damaged.
+    """
+    run = load_run(run_folder)
+    if step is not None:
+        run = replace(run, rows=[row for row in run.rows if row.step <= step])
+    weights = "Weights" if adapter is None else "A LoRA adapter"
+    after = "" if step is None else f", after step {step}"
+    parts = [
+        _front_matter(run, base_model, adapter),
+        f"# {run.name}",
+        f"{weights} of {_public(base_model) or 'a model'}, trained with [cepo](https://arxiv.org/abs/2605.19436) "
+        f"{cepo.__version__}{after}.",
+        "" if adapter is None else f"The adapter is in `{adapter}`, in PEFT's format.",
+        _section("Result", ((name, f"{last}, {change}") for last, name, change in result_lines(run))),
+        _section("Data", ((key, _public(run.setting(f"data.{key}"))) for key in ("train_files", "val_files"))),
+        _section("Settings", ((key, run.setting(key)) for key in _SHOWN)),
+        f"## Curve\n\n![curves]({CURVES_FILE})" if run.rows else "",
+        _section("Run", summary_rows(run)),
+        _section("Versions", _versions(run)),
+    ]
+    if run.rows:
+        save_curves(run_folder, folder / CURVES_FILE)
+    (folder / CARD_FILE).write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
+
+
+def _front_matter(run: RunData, base_model: str | None, adapter: str | None) -> str:
+    from huggingface_hub import ModelCardData
+
+    data = _public(run.setting("data.train_files"))
+    card = ModelCardData(
+        library_name="transformers" if adapter is None else "peft",
+        tags=["cepo", "reinforcement-learning", run.estimator],
+        base_model=None if base_model is None or _is_local(base_model) else base_model,
+        datasets=[data.partition("@")[0]] if data and "/" in data else None,  # a hub name
+    )
+    return f"---\n{card.to_yaml()}\n---"
+
+
+def _section(title: str, rows: Iterable[tuple[str, object]]) -> str:
+    lines = [f"| {_cell(name)} | {_cell(value)} |" for name, value in rows if value not in (None, "")]
+    return "\n".join([f"## {title}", "", "| | |", "| --- | --- |", *lines]) if lines else ""
+
+
+def _versions(run: RunData) -> list[tuple[str, object]]:
+    starts = read_environment(run.folder)
+    versions = starts[-1].get("versions") if starts else None
+    return [(name, versions.get(name)) for name in _VERSIONS] if isinstance(versions, dict) else []
+
+
+def _is_local(name: str) -> bool:
+    return Path(name).expanduser().is_absolute() or name.startswith((".", "~")) or find_path(name) is not None
+
+
+def _public(name: object) -> str | None:
+    """Returns a hub name as it is, and of a path only its last part, which says nothing about the machine."""
+    if name in (None, ""):
+        return None
+    parts = [part.strip() for part in str(name).split(",")]
+    return ", ".join(Path(part).name if _is_local(part.partition("@")[0]) else part for part in parts)
+
+
+def _cell(value: object) -> str:
+    text = Path(str(value)).name if str(value).startswith("/") else str(value)
+    return " ".join(text.replace("|", "\\|").split())
