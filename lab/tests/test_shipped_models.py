@@ -16,12 +16,12 @@ from shipped_model import Evaluator, Rollout, accuracy, mixed_fraction, shuffled
 
 from cepo.config import load_config
 from cepo.microgeo.problems import Problem, generate_problem
-from cepo.microgeo.world import ASSETS, SHAPES, WorldKind
+from cepo.microgeo.world import ASSETS
 from lab.support.machine import ROOT as REPOSITORY
 from lab.worlds.__main__ import main
 from lab.worlds.chain import RULER, answer_text, generate_chain_problem
 from lab.worlds.chain_demonstrations import CONNECTIVES
-from lab.worlds.kinds import CHAIN
+from lab.worlds.kinds import CHAIN, SHAPES, TaughtWorld
 from lab.worlds.model import build_untrained_model
 from lab.worlds.prompts import user_messages
 from lab.worlds.tokenizer import SPECIAL_TOKENS, build_tokenizer
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.heavy
 class World:
     """A world's shipped model, and responses to its held-out problems at temperature 1."""
 
-    kind: WorldKind
+    kind: TaughtWorld
     evaluator: Evaluator
     groups: list[list[Rollout]]
     accuracy: tuple[float, float]
@@ -160,7 +160,7 @@ def test_batched_vision_attention_gives_the_usual_logits(evaluator: Evaluator) -
 
 
 @pytest.mark.parametrize("kind", [SHAPES, CHAIN], ids=["shapes", "chain"])
-def test_eight_warm_start_steps_are_a_function_of_the_seed(kind: WorldKind, tmp_path: Path) -> None:
+def test_eight_warm_start_steps_are_a_function_of_the_seed(kind: TaughtWorld, tmp_path: Path) -> None:
     """One seed gives the same weights bit for bit; another seed draws other problems for the same model."""
     settings = WarmStartSettings(num_steps=8, batch_size=8, num_warmup_steps=2, num_threads=1)
     losses, weights = [], []

@@ -207,7 +207,7 @@ def leave_behind(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("spoil", [leave_behind, damage])
-def test_an_incomplete_checkpoint_is_passed_over_for_the_last_good(
+def test_a_spoilt_checkpoint_is_passed_over_for_the_last_good(
     train: Train, two_steps: FinishedRun, tmp_path: Path, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], str]
 ) -> None:
     shutil.copytree(two_steps.folder, tmp_path / "run")

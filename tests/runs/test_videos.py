@@ -297,7 +297,9 @@ def test_rows_with_videos_are_measured_as_they_are_encoded(
         of_row(problem="<video>or<video>?", videos=["a.mp4"])
     assert problems.image_probe() == ImageSource(data=str(video_file), row=3)
     assert of_row(problem="<video>What?", videos=["a.mp4"], images=[]).image_probe() is None
-    assert of_row(problem="What?", videos=[], images=[]).image_probe() == ImageSource(f"{tmp_path}/row.jsonl", row=0)
+    assert of_row(problem="What?", videos=[], images=[]).image_probe() == ImageSource(
+        data=f"{tmp_path}/row.jsonl", row=0
+    )
 
 
 @pytest.mark.heavy
