@@ -300,7 +300,8 @@ def test_images_become_20_to_700_tokens_and_answers_stay(
     parquet.write_table(table, tmp_path / "train.parquet")
     arguments = ["config=configs/geo3k/cepo.yaml", f"data.train_files={tmp_path}/train.parquet", "data.val_files=null"]
     model = [word for word in tiny_run if word.startswith("worker.actor.model.model_path")]
-    data = checked_config([*arguments, *model, "worker.rollout.name=transformers", "data.max_response_length=12"]).data
+    untrained = ["worker.rollout.name=transformers", "trainer.val_before_train=false", "trainer.val_freq=-1"]
+    data = checked_config([*arguments, *model, *untrained, "data.max_response_length=12"]).data
     problems = ProblemSet(data.train_files, data, tiny_processing)
     assert len(problems) == NUM_ROWS
     assert not problems.skipped

@@ -171,7 +171,7 @@ def test_an_impossible_upload_is_refused_before_the_merge(
 def test_end_tokens_template_and_image_settings_are_kept(
     far: Far, tiny_model_folder: Path, tiny_processing: Processing, tmp_path: Path
 ) -> None:
-    checkpoint = far(*FULL).folder / "global_step_2"
+    checkpoint = far(*FROZEN_TOWER).folder / "global_step_2"
     assert merge("--checkpoint", checkpoint, "--out", tmp_path / "merged") == 0
     kept = (tmp_path / "merged" / "generation_config.json").read_bytes()
     assert kept == (tiny_model_folder / "generation_config.json").read_bytes()
@@ -219,7 +219,7 @@ def test_weights_alone_merge_and_are_refused_by_a_resume(train: Train, tiny_run:
 
 def test_weights_have_the_bases_type_or_bfloat16(far: Far, tmp_path: Path) -> None:
     """They are bfloat16 where that is asked for."""
-    checkpoint = far(*FULL).folder / "global_step_2"
+    checkpoint = far(*FROZEN_TOWER).folder / "global_step_2"
     for name, options, dtype in [("own", (), "float32"), ("short", ("--dtype", "bf16"), "bfloat16")]:
         assert merge("--checkpoint", checkpoint, "--out", tmp_path / name, *options) == 0
         with safe_open(tmp_path / name / "model.safetensors", "pt") as tensors:
@@ -281,7 +281,7 @@ def test_shards_without_data_are_refused_by_every_command(
     far: Far, tiny_run: list[str], train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Metadata without chunks and storage for any weight, sealed again: a merge would write the untrained base."""
-    shutil.copytree(far(*FULL).folder, tmp_path / "copy")
+    shutil.copytree(far(*FROZEN_TOWER).folder, tmp_path / "copy")
     checkpoint = tmp_path / "copy" / "global_step_2"
     file = checkpoint / "actor" / "distributed" / ".metadata"
     metadata = pickle.loads(file.read_bytes())
@@ -301,4 +301,4 @@ def test_shards_without_data_are_refused_by_every_command(
     assert main(["evaluate", f"checkpoint={checkpoint}", *own]) == 2
     assert words in capsys.readouterr().err
     with pytest.raises(CheckpointError, match=words):
-        train(*FAR, *FULL, "trainer.max_steps=3", f"trainer.load_checkpoint_path={checkpoint}")
+        train(*FAR, *FROZEN_TOWER, "trainer.max_steps=3", f"trainer.load_checkpoint_path={checkpoint}")
