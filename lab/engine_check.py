@@ -173,11 +173,7 @@ class EngineCheck:
         sampled = torch.cat([torch.tensor(one.log_probs) for group in self._groups for one in group])
         gaps = (torch.cat(self._actor.score(rows)) - sampled).abs().double()
         self._actor.finish_step(0)
-        return {
-            "mean": float(gaps.mean()),
-            "99th percentile": float(gaps.quantile(0.99)),
-            "largest": float(gaps.max()),
-        }
+        return {"mean": float(gaps.mean()), "99th percentile": float(gaps.quantile(0.99)), "largest": float(gaps.max())}
 
     def new_weights(self) -> dict[str, float]:
         """Checks that the engine samples from new weights and reads nothing that the old ones have cached."""

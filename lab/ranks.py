@@ -42,10 +42,7 @@ from lab.support.step_time import (
 )
 from lab.support.tables import RESULTS, save, table
 
-VARIANTS = {
-    "adapters": ["worker.actor.model.lora.rank=8"],
-    "all weights": ["worker.actor.model.lora.rank=0"],
-}
+VARIANTS = {"adapters": ["worker.actor.model.lora.rank=8"], "all weights": ["worker.actor.model.lora.rank=0"]}
 GPUS = {
     gpu.name.lower().replace(" ", "-"): gpu
     for gpu in (

@@ -7,17 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cepo.metrics import (
-    Metric,
-    fraction,
-    max_value,
-    mean_of,
-    mean_value,
-    merge_metrics,
-    min_value,
-    results,
-    sum_value,
-)
+from cepo.metrics import Metric, fraction, max_value, mean_of, mean_value, merge_metrics, min_value, results, sum_value
 
 
 def test_means_of_2_and_6_values_merge_by_their_counts() -> None:
@@ -34,24 +24,21 @@ def test_a_mean_over_nothing_is_absent_and_changes_no_other_mean() -> None:
     empty = mean_of(torch.tensor([1.0]), torch.tensor([False]))
     assert empty.result is None
     assert empty.merge(mean_value(3.0)).result == 3.0
-    assert fraction(0, 0).result is None
+    assert fraction(0, 0).result is Metric(0.0, 0.0, "max").result is None
 
 
-def test_sums_add_and_extremes_keep_the_extreme() -> None:
-    assert sum_value(2).merge(sum_value(3)).result == 5
-    assert max_value(2).merge(max_value(3)).result == 3
-    assert min_value(2).merge(min_value(3)).result == 2
-
-
-def test_an_absent_extreme_gives_way_to_the_one_that_was_counted() -> None:
-    absent = Metric(0.0, 0.0, "max")
-    assert absent.result is None
-    assert absent.merge(max_value(-4)).result == -4
-    assert max_value(-4).merge(absent).result == -4
-
-
-def test_three_of_4_and_none_of_12_merge_to_three_sixteenths() -> None:
-    assert fraction(3, 4).merge(fraction(0, 12)).result == 3 / 16
+@pytest.mark.parametrize(
+    ("left", "right", "merged"),
+    [
+        (sum_value(2), sum_value(3), 5),
+        (max_value(2), max_value(3), 3),
+        (min_value(2), min_value(3), 2),
+        (Metric(0.0, 0.0, "max"), max_value(-4), -4),  # nothing was counted
+        (fraction(3, 4), fraction(0, 12), 3 / 16),
+    ],
+)
+def test_parts_merge_by_their_reduction(left: Metric, right: Metric, merged: float) -> None:
+    assert left.merge(right).result == right.merge(left).result == merged
 
 
 def test_merging_different_reductions_is_refused() -> None:

@@ -47,11 +47,7 @@ def build_rows(
     for _ in range(groups):
         pixels = torch.randn(height * width, 3 * 2 * 16 * 16, generator=draw)
         images = ImageInputs(pixel_values=pixels, grid_thw=torch.tensor([[1, height, width]]))
-        begin = (
-            *words(10),
-            *[reader.image_token_id] * shape.image_tokens,
-            *words(prompt - shape.image_tokens - 15),
-        )
+        begin = (*words(10), *[reader.image_token_id] * shape.image_tokens, *words(prompt - shape.image_tokens - 15))
         end = words(5)
         responses = [words(length) for length in skewed_lengths(shape, group_size)]
         for number in range(contexts):
@@ -91,10 +87,7 @@ def generation_requests(shape: Shape, processing: Processing, *, count: int) -> 
         prompt = processing.encode(prompt_text(shape, processing, number), processing.load_images([image]))
         requests.append(
             GenerationRequest(
-                prompt_ids=prompt.engine_ids,
-                num_prompt_tokens=len(prompt.token_ids),
-                images=(image,),
-                seed=number,
+                prompt_ids=prompt.engine_ids, num_prompt_tokens=len(prompt.token_ids), images=(image,), seed=number
             )
         )
     return requests

@@ -38,10 +38,7 @@ class Arm:
 def _ablation(name: str, settings: Mapping[str, Any] | None = None, group_size: int = GROUP_SIZE) -> Arm:
     own = PLAN["arms"][PLAN["ablated"]]
     return Arm(
-        name=name,
-        estimator=own["estimator"],
-        settings={**own["settings"], **(settings or {})},
-        group_size=group_size,
+        name=name, estimator=own["estimator"], settings={**own["settings"], **(settings or {})}, group_size=group_size
     )
 
 

@@ -79,10 +79,7 @@ class Evaluator:
                 part = slice(first, first + rows)
                 inputs = self.inputs(problems[part], None, pictures and pictures[part], padding_side="left")
                 output = self.model.generate(
-                    **inputs,
-                    do_sample=not greedy,
-                    num_return_sequences=num_samples,
-                    max_new_tokens=self.max_new_tokens,
+                    **inputs, do_sample=not greedy, num_return_sequences=num_samples, max_new_tokens=self.max_new_tokens
                 )
                 new = output[:, inputs["input_ids"].shape[1] :]
                 groups += self._groups(problems[part], new, num_samples)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 import weakref
 from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from lab import distillation_memory
 
 BENCHMARKS = Path(__file__).parents[2] / "lab"
 SCRIPT = BENCHMARKS / "distillation_memory.py"
@@ -43,35 +43,25 @@ class HeldBytes(TorchDispatchMode):
         return result
 
 
-@pytest.fixture(scope="module")
-def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("distillation_memory", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def held(benchmark: ModuleType, way: str, tokens: int) -> tuple[int, float, torch.Tensor]:
+def held(way: str, tokens: int) -> tuple[int, float, torch.Tensor]:
     """Peak bytes of one update, its loss, and the gradient of the embedding that is the head too."""
-    module = benchmark.build_model(VOCABULARY, HIDDEN)
-    batch, teacher = benchmark.build_batch(VOCABULARY, HIDDEN, tokens)
+    module = distillation_memory.build_model(VOCABULARY, HIDDEN)
+    batch, teacher = distillation_memory.build_batch(VOCABULARY, HIDDEN, tokens)
     with HeldBytes() as bytes_held:
-        loss = benchmark.mean_divergence(way, module, batch, teacher)
+        loss = distillation_memory.mean_divergence(way, module, batch, teacher)
         loss.backward()
     return bytes_held.peak, float(loss.detach()), module.base.lm_head.weight.grad
 
 
 @pytest.mark.heavy
-def test_chunks_hold_below_an_eighth_of_the_dense_update(
-    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_hold_below_an_eighth_of_the_dense_update(monkeypatch: pytest.MonkeyPatch) -> None:
     """The chunks have 7 tokens of 512, and loss and gradient are the same."""
     # The share of a response that a chunk has at 2,048 tokens of a vocabulary of 151,936.
     monkeypatch.setattr("cepo.models.head.DIVERGENCE_CHUNK_ELEMENTS", 7 * VOCABULARY)
-    chunked, loss, gradient = held(benchmark, "chunked", 512)
-    dense, dense_loss, dense_gradient = held(benchmark, "dense", 512)
+    chunked, loss, gradient = held("chunked", 512)
+    shorter, _, _ = held("chunked", 256)
+    assert chunked - shorter < 256 * VOCABULARY * 4 / 15, "256 more tokens add the layers' own activations"
+    dense, dense_loss, dense_gradient = held("dense", 512)
     distributions = 512 * VOCABULARY * 4
     assert dense > 4 * distributions, "the dense update holds both models' logits and distributions"
     assert chunked < dense / 8
@@ -81,17 +71,7 @@ def test_chunks_hold_below_an_eighth_of_the_dense_update(
 
 
 @pytest.mark.heavy
-def test_more_tokens_add_the_layers_own_activations(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """256 more tokens add less than a fifteenth of one distribution."""
-    monkeypatch.setattr("cepo.models.head.DIVERGENCE_CHUNK_ELEMENTS", 7 * VOCABULARY)
-    shorter, longer = (held(benchmark, "chunked", tokens)[0] for tokens in (256, 512))
-    assert longer - shorter < 256 * VOCABULARY * 4 / 15
-
-
-@pytest.mark.heavy
-def test_the_benchmark_measures_both_ways_in_processes(
-    tmp_path: Path,
-) -> None:
+def test_the_benchmark_measures_both_ways_in_processes(tmp_path: Path) -> None:
     out = tmp_path / "results" / "memory.json"
     sizes = ["--vocabulary", "8192", "--tokens", "256", "--hidden", "32"]
     done = subprocess.run(

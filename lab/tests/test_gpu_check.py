@@ -131,9 +131,7 @@ def test_without_a_gpu_the_check_ends_at_once_with_2(tmp_path: Path) -> None:
     assert "accepted: cuda and cpu" in refused.stderr
 
 
-def test_the_engine_check_ends_with_the_first_failing_step(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_engine_check_ends_with_the_first_failing_step(capsys: pytest.CaptureFixture[str]) -> None:
     """It shows that step's error."""
 
     def fail() -> dict[str, float]:

@@ -12,14 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cepo.models.processing import Processing
 from lab.support.model_flops import ModelFlops, causal_pairs
-from lab.support.shapes import (
-    MICRO,
-    QWEN3_VL_2B,
-    prompt_text,
-    random_image,
-    response_lengths,
-    write_checkpoint,
-)
+from lab.support.shapes import MICRO, QWEN3_VL_2B, prompt_text, random_image, response_lengths, write_checkpoint
 
 RESPONSE = 20
 

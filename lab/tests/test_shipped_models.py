@@ -1,10 +1,13 @@
-"""The embedded world's shipped model keeps its promises, and the command that made it is reproducible."""
+"""The worlds' shipped models keep their promises, and the command that made them is reproducible."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import functools
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -12,11 +15,13 @@ from safetensors.torch import load_file
 from shipped_model import Evaluator, Rollout, accuracy, mixed_fraction, shuffled_images
 
 from cepo.config import load_config
-from cepo.microgeo.problems import generate_problem
+from cepo.microgeo.problems import Problem, generate_problem
 from cepo.microgeo.world import ASSETS
 from lab.support.machine import ROOT as REPOSITORY
 from lab.worlds.__main__ import main
-from lab.worlds.kinds import CHAIN
+from lab.worlds.chain import RULER, answer_text, generate_chain_problem
+from lab.worlds.chain_demonstrations import CONNECTIVES
+from lab.worlds.kinds import CHAIN, SHAPES, TaughtWorld
 from lab.worlds.model import build_untrained_model
 from lab.worlds.prompts import user_messages
 from lab.worlds.tokenizer import SPECIAL_TOKENS, build_tokenizer
@@ -24,47 +29,94 @@ from lab.worlds.warmstart import WarmStartSettings, batched_vision_attention, wa
 
 pytestmark = pytest.mark.heavy
 
-NUM_PROBLEMS = 96
+
+@dataclass(frozen=True)
+class World:
+    """A world's shipped model, and responses to its held-out problems at temperature 1."""
+
+    kind: TaughtWorld
+    evaluator: Evaluator
+    groups: list[list[Rollout]]
+    accuracy: tuple[float, float]
+    lengths: tuple[int, int]
+
+    @property
+    def problems(self) -> list[Problem]:
+        return [group[0].problem for group in self.groups]
 
 
-@pytest.fixture(scope="module")
+@functools.cache
+def world(name: str) -> World:
+    if name == "shapes":
+        evaluator = Evaluator(ASSETS)
+        problems = [generate_problem(0, index, stream="test") for index in range(96)]
+        return World(SHAPES, evaluator, evaluator.sample(problems, num_samples=8), (0.35, 0.60), (15, 48))
+    evaluator = Evaluator(CHAIN.assets, CHAIN, max_new_tokens=256)
+    walks = [generate_chain_problem(0, index, stream="test") for index in range(48)]
+    return World(CHAIN, evaluator, evaluator.sample(walks, num_samples=8), (0.20, 0.50), (60, 250))
+
+
+@pytest.fixture
 def evaluator() -> Evaluator:
-    return Evaluator(ASSETS)
+    return world("shapes").evaluator
 
 
-@pytest.fixture(scope="module")
-def groups(evaluator: Evaluator) -> list[list[Rollout]]:
-    problems = [generate_problem(0, index, stream="test") for index in range(NUM_PROBLEMS)]
-    return evaluator.sample(problems, num_samples=8)
+@pytest.mark.parametrize("name", ["shapes", "chain"])
+def test_a_shipped_model_leaves_room_to_learn(name: str) -> None:
+    """A share of right responses, half of the groups of 8 mixed, and lengths within bounds; another image costs accuracy."""
+    found = world(name)
+    low, high = found.accuracy
+    assert low <= accuracy(found.groups) <= high
+    assert mixed_fraction(found.groups) >= 0.5
+    lengths = [one.length for group in found.groups for one in group]
+    inside = np.mean([found.lengths[0] <= length <= found.lengths[1] for length in lengths])
+    pictures = shuffled_images(found.problems, found.kind)
+    samples = 4 if name == "shapes" else 1
+    shuffled = accuracy(found.evaluator.sample(found.problems, num_samples=samples, pictures=pictures))
+    if name == "shapes":
+        assert inside > 0.97
+        assert shuffled <= accuracy(found.groups) - 0.10
+    else:
+        assert inside > 0.95
+        assert shuffled <= 0.10
+        assert accuracy(found.evaluator.sample(found.problems, num_samples=1, greedy=True)) <= 0.7
+    assert build_tokenizer(found.kind).get_vocab() == found.evaluator.processor.tokenizer.get_vocab()
+    assert sum(file.stat().st_size for file in found.kind.assets.iterdir()) < 10_000_000
 
 
-def test_the_shipped_model_solves_35_to_60_percent(groups: list[list[Rollout]]) -> None:
-    """The temperature is 1."""
-    assert 0.35 <= accuracy(groups) <= 0.60
-
-
-def test_at_least_half_of_the_groups_of_8_are_mixed(groups: list[list[Rollout]]) -> None:
-    assert mixed_fraction(groups) >= 0.5
-
-
-def test_97_percent_of_responses_have_15_to_48_tokens(groups: list[list[Rollout]]) -> None:
-    lengths = [one.length for group in groups for one in group]
-    assert sum(15 <= length <= 48 for length in lengths) > 0.97 * len(lengths)
-
-
-def test_shuffled_images_cost_at_least_10_points(evaluator: Evaluator, groups: list[list[Rollout]]) -> None:
-    problems = [group[0].problem for group in groups]
-    shuffled = evaluator.sample(problems, num_samples=4, pictures=shuffled_images(problems))
-    assert accuracy(shuffled) <= accuracy(groups) - 0.10
-
-
-def test_a_right_hint_moves_answer_tokens_10_times_as_much(evaluator: Evaluator, groups: list[list[Rollout]]) -> None:
+def test_a_right_hint_moves_answer_tokens_10_times_as_much() -> None:
     """Filler moves a tenth as much, on right rollouts."""
-    right = [one for group in groups for one in group if one.is_right]
-    effect = evaluator.hint_effect(right[:160])
+    right = [one for group in world("shapes").groups for one in group if one.is_right]
+    effect = world("shapes").evaluator.hint_effect(right[:160])
     assert effect.first_token > 0.3
     assert effect.last_result > 0.3
     assert min(effect.first_token, effect.last_result) > 10 * abs(effect.filler)
+
+
+def test_a_hint_with_another_place_takes_from_the_last_result() -> None:
+    """Means of log P given the right answer minus log P given one with another last place, on right walks' last rows."""
+    evaluator = world("chain").evaluator
+    right = [one for group in world("chain").groups for one in group if one.is_right]
+    asked, responses = [one.problem for one in right], [one.response for one in right]
+    plus = evaluator.log_probs(asked, responses, [problem.answer for problem in asked])
+    minus = evaluator.log_probs(asked, responses, [other_end(problem) for problem in asked])
+    results, filler = list[float](), list[float]()
+    for response, toward, against in zip(responses, plus, minus, strict=True):
+        (low, high) = [*re.finditer(r"(\d+)\. (?:[A-Z]\w+ )?Row \d", response)][-1].span(1)
+        offsets = evaluator.processor.tokenizer(response, return_offsets_mapping=True).offset_mapping
+        for (start, end), delta in zip(offsets, (toward - against).tolist(), strict=False):
+            if start < high and end > low:
+                results.append(delta)
+            elif response[start:end].strip() in CONNECTIVES:
+                filler.append(delta)
+    assert np.mean(results) > 0.03
+    assert np.mean(results) > 10 * abs(np.mean(filler))
+
+
+def other_end(problem: Problem) -> str:
+    """The answer with the last place 7 further, round the ruler's end."""
+    *others, last = map(int, problem.answer.strip("()").split(","))
+    return answer_text([*others, (last + 7) % (RULER + 1)])
 
 
 def test_a_64_by_64_image_is_4_tokens_and_any_at_most_700(evaluator: Evaluator) -> None:
@@ -75,9 +127,8 @@ def test_a_64_by_64_image_is_4_tokens_and_any_at_most_700(evaluator: Evaluator) 
         assert count == expected
 
 
-def test_the_shipped_tokenizer_is_the_one_the_code_builds(evaluator: Evaluator) -> None:
+def test_the_shapes_tokenizer_has_500_tokens_and_any_text(evaluator: Evaluator) -> None:
     built = build_tokenizer()
-    assert built.get_vocab() == evaluator.processor.tokenizer.get_vocab()
     assert len(built) == 500
     assert all(len(built(token).input_ids) == 1 for token in SPECIAL_TOKENS)
     text = "The yard is 17 wide, √2·x ≤ 5 \\angle ABC, naïve 角."
@@ -108,32 +159,18 @@ def test_batched_vision_attention_gives_the_usual_logits(evaluator: Evaluator) -
     assert float((usual.log_softmax(-1) - batched.log_softmax(-1))[inputs["attention_mask"] > 0].abs().max()) < 1e-4
 
 
-def test_eight_warm_start_steps_are_a_function_of_the_seed(
-    tmp_path: Path,
-) -> None:
+@pytest.mark.parametrize("kind", [SHAPES, CHAIN], ids=["shapes", "chain"])
+def test_eight_warm_start_steps_are_a_function_of_the_seed(kind: TaughtWorld, tmp_path: Path) -> None:
     """One seed gives the same weights bit for bit; another seed draws other problems for the same model."""
     settings = WarmStartSettings(num_steps=8, batch_size=8, num_warmup_steps=2, num_threads=1)
     losses, weights = [], []
-    for name in ("first", "again"):
-        folder = build_untrained_model(tmp_path / name, seed=0)
-        losses.append(warm_start(folder, settings=settings, seed=0))
+    for name, seed in (("first", 0), ("again", 0), ("other", 1)):
+        folder = build_untrained_model(tmp_path / name, kind=kind, seed=0)
+        losses.append(warm_start(folder, kind=kind, settings=settings, seed=seed))
         weights.append(load_file(folder / "model.safetensors"))
-    assert losses[0][-1] < losses[0][0] - 0.5
+    assert losses[0][-1] < losses[0][0] - 0.5 * (kind is SHAPES)
     assert losses[0] == losses[1]
-    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
-    other = warm_start(
-        build_untrained_model(tmp_path / "other", seed=0), settings=replace(settings, num_steps=1), seed=1
-    )
-    assert other[0] != losses[0][0]
-
-
-def test_the_chains_warm_start_is_a_function_of_the_seed(tmp_path: Path) -> None:
-    settings = WarmStartSettings(num_steps=3, batch_size=4, num_warmup_steps=1, num_threads=1)
-    weights = []
-    for name in ("first", "again"):
-        folder = build_untrained_model(tmp_path / name, kind=CHAIN, seed=0)
-        warm_start(folder, kind=CHAIN, settings=settings, seed=0)
-        weights.append(load_file(folder / "model.safetensors"))
+    assert losses[2][0] != losses[0][0]
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
 
 

@@ -37,9 +37,7 @@ def record() -> dict[str, Any]:
 
 
 @pytest.mark.heavy
-def test_teachers_alone_share_their_prompt_when_packed(
-    record: dict[str, Any],
-) -> None:
+def test_teachers_alone_share_their_prompt_when_packed(record: dict[str, Any]) -> None:
     """Padded they are 16 rows of 148 tokens."""
     student, teachers, both = (record["stages"][name] for name in ("score student", "teachers", "score all"))
     longest = MICRO.prompt_tokens + HINT_TOKENS + MICRO.longest
@@ -54,9 +52,7 @@ def test_teachers_alone_share_their_prompt_when_packed(
 
 
 @pytest.mark.heavy
-def test_the_profile_lists_12_operations_and_counts_products(
-    record: dict[str, Any],
-) -> None:
+def test_the_profile_lists_12_operations_and_counts_products(record: dict[str, Any]) -> None:
     """The products are counted for each stage, as torch counts them."""
     assert list(record["profile"]) == ["score student", "teachers", "score all"] == list(record["matrix_products"])
     for name, operations in record["profile"].items():
@@ -76,9 +72,7 @@ def test_the_profile_lists_12_operations_and_counts_products(
 
 
 @pytest.mark.heavy
-def test_counted_operations_of_an_update_are_the_profiles(
-    tmp_path: Path,
-) -> None:
+def test_counted_operations_of_an_update_are_the_profiles(tmp_path: Path) -> None:
     """A packed update holds each image once."""
     folder = write_checkpoint(MICRO, tmp_path / "model")
     contexts = build_rows(

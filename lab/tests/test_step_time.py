@@ -62,11 +62,7 @@ def test_a_step_on_1_2_and_16_gpus_takes_the_computed_time() -> None:
     costs = PromptCosts(prefill=1.0, score=2.0, teachers=3.0, update=5.0)
     decoding, gpu = Decoding(weights=179.0, cache_per_token=0.0), Gpu(**{**vars(GPU), "memory": 100.0})
     traffic = Traffic(
-        scoring_pass=2000.0,
-        update_pass=3000.0,
-        reduction=200.0,
-        prompts_per_scoring_pass=2,
-        prompts_per_update_pass=1,
+        scoring_pass=2000.0, update_pass=3000.0, reduction=200.0, prompts_per_scoring_pass=2, prompts_per_update_pass=1
     )
 
     def seconds(gpus: int) -> dict[str, float]:

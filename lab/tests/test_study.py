@@ -123,33 +123,41 @@ def test_the_best_rate_is_the_lowest_of_the_best() -> None:
     assert best_rate(records) == 3e-5
 
 
-def records(arm: str, ends: list[float], **own: Any) -> list[dict[str, Any]]:
+def records(arm: str, ends: list[float], *, first_seed: int = 1, **own: Any) -> list[dict[str, Any]]:
     """Runs of an arm in the small profile, one per seed."""
     plain = {
-        "world": "shapes",
-        "arm": arm,
-        "rate": 1e-4,
-        "batch": 64,
-        "tuning": False,
-        "steps": 30,
-        "held_out": {},
-    } | own
+        "world": "shapes", "arm": arm, "rate": 1e-4, "batch": 64, "tuning": False, "steps": 30, "held_out": {}
+    } | own  # fmt: skip
     half, last = str(plain["steps"] // 2), str(plain["steps"])
     cost = dict.fromkeys(("processor_seconds", "rollouts", "generate", "score", "teachers", "update"), 3600)
+    evidence = {"positive": [0.1, 0.2, 0.3], "negative": [0.1, 0.1, 0.2], "clipped": [0.1, 0.1, 0.1]}
     return [
         {
+            "trained": [0.5] * 20 + [end] * 10,
             **plain,
             **cost,
             "seed": seed,
             "sampled": {"0": 0.5, half: 0.6, last: end},
             "greedy": {"0": 0.9, half: 0.9, last: 0.8},
-            "trained": [0.5] * 20 + [end] * 10,
             "hint_gap_wrong": {"0": -0.2, last: None},
-            "evidence": {"positive": [0.1, 0.2, 0.3], "negative": [0.1, 0.1, 0.2], "clipped": [0.1, 0.1, 0.1]},
-            **own,
+            "evidence": evidence,
         }
-        for seed, end in enumerate(ends, start=1)
+        for seed, end in enumerate(ends, start=first_seed)
     ]
+
+
+def chain_runs(shares: dict[str, list[float]], *, before: float | None = None, **own: Any) -> list[dict[str, Any]]:
+    """Runs of 60 steps: so many shares as seeds in the last 20 steps, and `before` (the same) in the first 40."""
+    plain = {"world": "chain", "batch": 32, "rate": 3e-5, "steps": 60} | own
+    return [
+        record | {"trained": [end if before is None else before] * 40 + [end] * 20}
+        for arm, ends in shares.items()
+        for record, end in zip(records(arm, ends, **plain), ends, strict=True)
+    ]
+
+
+def of_chain(runs: list[dict[str, Any]]) -> Runs:
+    return Runs(records=runs, world="chain", batch=32, own_rates={}, seeds=PROFILES["small"].seeds)
 
 
 def test_a_page_says_what_its_records_say_and_what_is_not_run() -> None:
@@ -163,17 +171,19 @@ def test_a_page_says_what_its_records_say_and_what_is_not_run() -> None:
     told["runs"] = runs
     page = study_page(told)
     assert "cepo ends above and opsd ends below it" in summary(told)
-    assert "| cepo | 3 of 5 | 0.0001 | 80.0 ± 1.2 | 80.0 ± 0.0 | +10.0 ± 0.6 | 0.003 |" in page
-    assert "| hindsight | 0 of 5 |  | not run | not run |" in page
-    assert "| untrained above opsd | +39.0 ± 0.6 | seen |" in page
-    assert "| cepo above rlsd | not run | not run |" in page
-    assert "| cepo above radius 0.1 | not run | not run |  |  |" in page
-    assert "**9 of 115 planned runs are done.**" in page
-    assert "| cepo above grpo | +10.0 ± 0.6 | seen |" in page
-    assert "## chain\n\nThe world `chain` is not run." in page
-    assert "Only the profile `full` has batches" not in " ".join(
-        page.split()
-    )  # 32 and 256 are planned in the small one too
+    for row in (
+        "| cepo | 3 of 5 | 0.0001 | 80.0 ± 1.2 | 80.0 ± 0.0 | +10.0 ± 0.6 | 0.003 |",
+        "| hindsight | 0 of 5 |  | not run | not run |",
+        "| untrained above opsd | +39.0 ± 0.6 | seen |",
+        "| cepo above rlsd | not run | not run |",
+        "| cepo above radius 0.1 | not run | not run |  |  |",
+        "**9 of 115 planned runs are done.**",
+        "| cepo above grpo | +10.0 ± 0.6 | seen |",
+        "## chain\n\nThe world `chain` is not run.",
+    ):
+        assert row in page
+    # 32 and 256 are planned in the small one too
+    assert "Only the profile `full` has batches" not in " ".join(page.split())
 
 
 def test_the_speed_of_an_arm_is_its_accuracy_on_rollouts() -> None:
@@ -182,31 +192,25 @@ def test_the_speed_of_an_arm_is_its_accuracy_on_rollouts() -> None:
     In windows of 6 steps 0.3 is grpo's accuracy after 30, which both have from step 6. In windows of 12, four of 0.3 and
     eight of 0.61 are 0.507, the first mean of grpo's 0.5 or more, after step 48.
     """
-    own = {"world": "chain", "batch": 32, "rate": 3e-5, "steps": 60}
-    made: list[dict[str, Any]] = []
-    for arm, ends in (("grpo", [0.5, 0.5, 0.5]), ("cepo+hindsight", [0.6, 0.61, 0.62])):
-        for record, end in zip(records(arm, ends, **own), ends, strict=True):
-            made.append(record | {"trained": [0.3] * 40 + [end] * 20})
     profile = PROFILES["small"]
-    runs = Runs(records=made, world="chain", batch=32, own_rates={}, seeds=profile.seeds)
-    page = "\n".join(
-        [*speed_parts(runs, ["grpo", "cepo+hindsight", "oracle"], profile), *comparison_parts(runs, profile)]
-    )
-    assert "| grpo | 3 of 5 | 36.7 ± 0.0 |  |  | 6 | 6 to 6 | 52 | 52 to 52 |" in page
-    assert "| cepo+hindsight | 3 of 5 | 40.3 ± 0.2 | +3.7 ± 0.2 | 0.003 | 6 | 6 to 6 | 48 | 48 to 48 |" in page
-    assert "| oracle | 0 of 5 | not run | not run |  | not run |  | not run |  |" in page
-    assert "| oracle | 0 of 10 | not run |" in page
+    runs = of_chain(chain_runs({"grpo": [0.5] * 3, "cepo+hindsight": [0.6, 0.61, 0.62]}, before=0.3))
+    arms = ["grpo", "cepo+hindsight", "oracle"]
+    page = "\n".join([*speed_parts(runs, arms, profile), *comparison_parts(runs, profile)])
+    for row in (
+        "| grpo | 3 of 5 | 36.7 ± 0.0 |  |  | 6 | 6 to 6 | 52 | 52 to 52 |",
+        "| cepo+hindsight | 3 of 5 | 40.3 ± 0.2 | +3.7 ± 0.2 | 0.003 | 6 | 6 to 6 | 48 | 48 to 48 |",
+        "| oracle | 0 of 5 | not run | not run |  | not run |  | not run |  |",
+        "| oracle | 0 of 10 | not run |",
+    ):
+        assert row in page
 
 
 def test_a_further_comparison_takes_its_own_seeds_alone() -> None:
     """The first seeds say that the oracle is worse; of the fresh ones it is better by 10, 11 and 12 points."""
-    profile, own = PROFILES["small"], {"world": "chain", "batch": 32, "rate": 3e-5, "steps": 60}
-    made: list[dict[str, Any]] = []
-    for arm, first, second in (("grpo", 0.9, [0.5, 0.5, 0.5]), ("oracle", 0.1, [0.6, 0.61, 0.62])):
-        made += records(arm, [first, first], **own, trained=[first] * 60)
-        for record, share in zip(records(arm, second, **own), second, strict=True):
-            made.append(record | {"seed": record["seed"] + 20, "trained": [share] * 60})
-    runs = Runs(records=made, world="chain", batch=32, own_rates={}, seeds=profile.seeds)
+    profile = PROFILES["small"]
+    first = chain_runs({"grpo": [0.9, 0.9], "oracle": [0.1, 0.1]})
+    fresh = chain_runs({"grpo": [0.5] * 3, "oracle": [0.6, 0.61, 0.62]}, first_seed=21)
+    runs = of_chain([*first, *fresh])
     main = "\n".join(speed_parts(runs, ["grpo", "oracle"], profile))
     further = "\n".join(comparison_parts(runs, profile))
     assert "| oracle | 2 of 5 | 10.0 ± 0.0 | -80.0 ± 0.0 |" in main
@@ -218,12 +222,8 @@ def test_a_further_comparison_takes_its_own_seeds_alone() -> None:
 
 def test_a_comparison_at_another_batch_takes_its_runs_alone() -> None:
     """With 8 rollouts per step the runs have 60 steps too; the oracle is better by 4 and 6 points."""
-    profile, own = PROFILES["small"], {"world": "chain", "batch": 8, "rate": 3e-5, "steps": 60}
-    made: list[dict[str, Any]] = []
-    for arm, shares in (("grpo", [0.5, 0.5]), ("oracle", [0.54, 0.56])):
-        for record, share in zip(records(arm, shares, **own), shares, strict=True):
-            made.append(record | {"seed": record["seed"] + 30, "trained": [share] * 60})
-    runs = Runs(records=made, world="chain", batch=32, own_rates={}, seeds=profile.seeds)
+    profile = PROFILES["small"]
+    runs = of_chain(chain_runs({"grpo": [0.5, 0.5], "oracle": [0.54, 0.56]}, first_seed=31, batch=8))
     page = "\n".join(comparison_parts(runs, profile))
     assert "## chain: with 8 rollouts per step" in page
     assert "| oracle | 2 of 10 | 55.0 ± 1.0 | +5.0 ± 1.0 | 0.126 | 6 | 6 to 6 | 12 | 12 to 12 |" in page
@@ -231,9 +231,8 @@ def test_a_comparison_at_another_batch_takes_its_runs_alone() -> None:
     assert comparison_sentences(runs, profile).startswith(" With 8 rollouts per step (2 of 10 seeds), ")
     # 5,120 rollouts in batches of 256 are 20 steps; the main runs of this world have 30.
     other = Runs(records=[], world="shapes", batch=64, own_rates={}, seeds=profile.seeds)
-    assert "| steps to grpo's after 10 | interval | steps to grpo's after 20 |" in "\n".join(
-        comparison_parts(other, profile)
-    )
+    columns = "| steps to grpo's after 10 | interval | steps to grpo's after 20 |"
+    assert columns in "\n".join(comparison_parts(other, profile))
 
 
 def test_steps_are_counted_to_the_baselines_last_accuracy() -> None:

@@ -10,20 +10,12 @@ import pytest
 from shipped_model import answer_bearing_positions, wrong_answer
 
 from cepo.config.checks import MICROGEO_DATA
-from cepo.microgeo.problems import FAMILIES, generate_problem
+from cepo.microgeo.problems import generate_problem
 from cepo.microgeo.world import SHAPES
-from lab.worlds.demonstrations import NoiseRates, demonstrate, right_response
+from lab.worlds.demonstrations import NoiseRates, demonstrate
 from lab.worlds.prompts import FORMAT_PROMPT, TEACHER_PROMPT, user_text
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-
-
-def test_without_noise_a_demonstration_is_right_and_unhinted() -> None:
-    quiet = NoiseRates(misread=0, misread_when_hinted=0, slip=0, misconception=dict.fromkeys(FAMILIES, 0.0), hinted=0)
-    for index in range(40):
-        problem = generate_problem(2, index)
-        one = demonstrate(problem, quiet, seed=0)
-        assert (one.response, one.hint) == (right_response(problem), None)
 
 
 def test_demonstrations_are_as_noisy_as_the_rates_say() -> None:
@@ -59,9 +51,6 @@ def test_answer_positions_are_the_first_token_and_last_digits() -> None:
     assert answer_bearing_positions(text, one_token_per_character(text)) == [0, result, result + 1]
     words = [(0, 5), (5, 16), (16, 20), (20, result), (result, result + 1), (result + 1, len(text))]
     assert answer_bearing_positions(text, words) == [0, 4, 5]
-
-
-def test_answer_positions_without_a_result_are_the_first_token() -> None:
     assert answer_bearing_positions("no idea", [(0, 2), (2, 7)]) == [0]
     assert answer_bearing_positions("", []) == []
 

@@ -14,14 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from reference_trainer import signals
-from reference_trainer.losses import (
-    divergences,
-    importance,
-    kl_losses,
-    learning_rate,
-    policy_losses,
-    token_weight,
-)
+from reference_trainer.losses import divergences, importance, kl_losses, learning_rate, policy_losses, token_weight
 from reference_trainer.model import Prompts, ValueModel, adapt, load_policy, response_logits, sampled_log_probs
 from reference_trainer.references import right_texts, wrong_texts
 from reference_trainer.settings import Problem, Response, Settings

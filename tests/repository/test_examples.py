@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import inspect
 import json
 import math
+import runpy
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from cepo.algorithms import build_estimator, load_plugin
 from cepo.config import check_config, load_config
 from cepo.errors import ConfigError
 from cepo.rewards.functions import load_reward_function
-from cepo.rewards.pool import RewardPool
 from cepo.tracking.trace import read_rollouts
 from cepo.train import train
 
@@ -29,7 +27,6 @@ REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / "examples"
 METHOD_FILE = EXAMPLES / "custom_method" / "my_method.py"
 METHOD_FILES = {"my_method": METHOD_FILE, "visible": EXAMPLES / "visible_method" / "visible.py"}
-CONTRACT_FILE = REPOSITORY / "tests" / "contracts" / "test_estimators.py"
 TRAINED = (
     "custom_method/my_method.yaml",
     "visible_method/visible.yaml",
@@ -99,38 +96,39 @@ def test_every_example_with_a_yaml_file_is_trained_here() -> None:
 
 @pytest.mark.heavy
 def test_the_custom_method_trains(elsewhere: Path) -> None:
-    rows = trained("custom_method/my_method.yaml", elsewhere)
-    assert [row["step"] for row in rows] == [1]
-    asked = sum(row["work/teacher_rows"] for row in rows)
-    wrong = sum(16 * (1 - row["reward/correct"]) for row in rows)
-    assert 0 < asked <= wrong
-    for row in rows:
-        assert row["actor/grad_norm"] > 0
-        assert 0.7 <= row["blame/weight_mean"] <= 1.3
+    [row] = trained("custom_method/my_method.yaml", elsewhere)
+    assert 0 < row["work/teacher_rows"] <= 16 * (1 - row["reward/correct"])
+    assert row["actor/grad_norm"] > 0
+    assert 0.7 <= row["blame/weight_mean"] <= 1.3
+
+
+@pytest.mark.heavy
+def test_the_method_of_the_image_asks_about_every_live_row(elsewhere: Path) -> None:
+    """A step of the tiny model, which reads every prompt twice: with the image, and without it behind one more line."""
+    [row] = trained("visible_method/visible.yaml", elsewhere)
+    assert row["work/teacher_rows"] == 16 * row["work/scored_fraction"] > 0
+    assert row["actor/grad_norm"] > 0
 
 
 @pytest.mark.heavy
 def test_the_custom_reward_trains_and_charges_for_length(elsewhere: Path) -> None:
     short = "worker.reward.reward_function_kwargs.overlong_buffer_length=64"
-    rows = trained("reward_function/dapo.yaml", elsewhere, short)
-    for row in rows:
-        length = row["response_length/mean"]
-        assert row["reward/overlong"] == pytest.approx(-length / 64, abs=1e-6)
-        assert row["reward/mean"] == pytest.approx(row["reward/accuracy"] - length / 64, abs=1e-6)
-        assert row["reward/correct"] == row["reward/accuracy_normalized"] == (row["reward/accuracy"] + 1) / 2
-        assert row["reward/num_raised"] == 0
-        assert row["actor/grad_norm"] > 0
+    [row] = trained("reward_function/dapo.yaml", elsewhere, short)
+    length = row["response_length/mean"]
+    assert row["reward/overlong"] == pytest.approx(-length / 64, abs=1e-6)
+    assert row["reward/mean"] == pytest.approx(row["reward/accuracy"] - length / 64, abs=1e-6)
+    assert row["reward/correct"] == row["reward/accuracy_normalized"] == (row["reward/accuracy"] + 1) / 2
+    assert row["reward/num_raised"] == 0
+    assert row["actor/grad_norm"] > 0
 
 
 @pytest.mark.heavy
 def test_the_custom_dataset_trains(elsewhere: Path) -> None:
     """Its solutions are the references, and it validates on 4 rows."""
     rows = trained("custom_dataset/custom_dataset.yaml", elsewhere, "trainer.val_freq=1")
-    steps = [row for row in rows if "actor/grad_norm" in row]
-    assert len(steps) == 1
-    for row in steps:
-        assert row["distillation/demonstrated_rollouts"] == 1
-        assert row["distillation/divergence"] > 0
+    [step] = [row for row in rows if "actor/grad_norm" in row]
+    assert step["distillation/demonstrated_rollouts"] == 1
+    assert step["distillation/divergence"] > 0
     assert any("val/accuracy" in row for row in rows)
     recorded = read_rollouts(elsewhere / "run")
     shown = {text for group in recorded for rollout in group.rollouts for text in rollout.references.values()}
@@ -138,27 +136,19 @@ def test_the_custom_dataset_trains(elsewhere: Path) -> None:
     assert shown & set(solutions)
 
 
-def contract() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("contract_of_estimators", CONTRACT_FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("name", METHOD_FILES)
 def test_a_method_of_the_examples_keeps_the_contract(name: str) -> None:
-    tests = [
-        function
-        for test, function in vars(contract()).items()
-        if test.startswith("test_") and {"name"} <= set(inspect.signature(function).parameters) <= {"name", "step"}
-    ]
+    contract = runpy.run_path(str(REPOSITORY / "tests" / "contracts" / "test_estimators.py"))
+    parameters = {
+        test: set(inspect.signature(function).parameters)
+        for test, function in contract.items()
+        if test.startswith("test_")
+    }
+    tests = [test for test, names in parameters.items() if {"name"} <= names <= {"name", "step"}]
     assert len(tests) >= 10
     load_plugin(METHOD_FILES[name])
-    for function in tests:
-        further: dict[str, int] = {"step": 7} if "step" in inspect.signature(function).parameters else {}
-        function(name, **further)
+    for test in tests:
+        contract[test](name, **({"step": 7} if "step" in parameters[test] else {}))
 
 
 @pytest.mark.parametrize("name", METHOD_FILES)
@@ -170,17 +160,6 @@ def test_a_method_of_the_examples_has_at_most_40_lines(name: str) -> None:
     assert not [
         each.lineno for node in functions for each in ast.walk(node) if isinstance(each, ast.Import | ast.ImportFrom)
     ]
-
-
-@pytest.mark.heavy
-def test_the_method_of_the_image_asks_about_every_live_row(elsewhere: Path) -> None:
-    """A step of the tiny model, which reads every prompt twice: with the image, and without it behind one more line."""
-    rows = trained("visible_method/visible.yaml", elsewhere)
-    assert [row["step"] for row in rows] == [1]
-    for row in rows:
-        live = 16 * row["work/scored_fraction"]
-        assert row["work/teacher_rows"] == live > 0
-        assert row["actor/grad_norm"] > 0
 
 
 def test_a_token_that_the_image_explains_counts_more() -> None:
@@ -253,15 +232,12 @@ def sample(response: str, length: int = 10) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("length", "overlong"), [(48, 0.0), (52, -0.25), (64, -1.0), (70, -1.0)])
 def test_the_last_16_of_64_tokens_cost_a_sixteenth_each(length: int, overlong: float) -> None:
-    score = scorer("dapo", max_response_length=64, overlong_buffer_length=16)
-    right, wrong = score([sample(r"\boxed{28}", length), sample(r"\boxed{29}", length)])
+    buffer = {"max_response_length": 64, "overlong_buffer_length": 16}
+    right, wrong = scorer("dapo", **buffer)([sample(r"\boxed{28}", length), sample(r"\boxed{29}", length)])
     assert right == {"overall": 1 + overlong, "accuracy": 1.0, "overlong": overlong, "accuracy_normalized": 1.0}
     assert wrong == {"overall": -1 + overlong, "accuracy": -1.0, "overlong": overlong, "accuracy_normalized": 0.0}
-
-
-def test_a_penalty_factor_of_2_doubles_the_penalty_alone() -> None:
-    score = scorer("dapo", max_response_length=64, overlong_buffer_length=16, overlong_penalty_factor=2.0)
-    assert score([sample(r"\boxed{28}", 56)])[0]["overall"] == 1 - 2 * 8 / 16
+    doubled = scorer("dapo", **buffer, overlong_penalty_factor=2.0)
+    assert doubled([sample(r"\boxed{28}", length)])[0]["overall"] == 1 + 2 * overlong
 
 
 def test_a_buffer_longer_than_the_limit_is_refused() -> None:
@@ -271,37 +247,29 @@ def test_a_buffer_longer_than_the_limit_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("response", "accuracy", "form"),
+    ("reward", "response", "accuracy", "form"),
     [
-        ("<think>7*4</think> <answer>28</answer>", 1.0, 1.0),
-        ("<think>7*4</think><answer>29</answer>", 0.0, 1.0),
-        ("So <answer>28</answer>", 1.0, 0.0),
-        ("<think></think><answer>1</answer><answer>28</answer>", 1.0, 0.0),
-        ("28", 0.0, 0.0),
+        ("r1v", "<think>7*4</think> <answer>28</answer>", 1.0, 1.0),
+        ("r1v", "<think>7*4</think><answer>29</answer>", 0.0, 1.0),
+        ("r1v", "So <answer>28</answer>", 1.0, 0.0),
+        ("r1v", "<think></think><answer>1</answer><answer>28</answer>", 1.0, 0.0),
+        ("r1v", "28", 0.0, 0.0),
+        ("math", r"<think>7*4</think> It is \boxed{28}.", 1.0, 1.0),
+        ("math", r"< think >7*4< / think >\boxed{29}", 0.0, 1.0),
+        ("math", r"So \boxed{28}", 1.0, 0.0),
+        ("math", r"<think>\boxed{28}</think>", 1.0, 0.0),
+        ("math", "28", 0.0, 0.0),
     ],
 )
-def test_the_r1v_reward_is_half_answer_and_half_form(response: str, accuracy: float, form: float) -> None:
-    (score,) = scorer("r1v")([sample(response)])
-    assert score == {"overall": (accuracy + form) / 2, "accuracy": accuracy, "format": form}
-    (score,) = scorer("r1v", format_weight=0.25)([sample(response)])
+def test_the_r1v_and_math_rewards_weigh_answer_and_form(
+    reward: str, response: str, accuracy: float, form: float
+) -> None:
+    """One half each, or 0.9 and 0.1, unless `format_weight` says otherwise."""
+    own = {"r1v": 0.5, "math": 0.1}[reward]
+    (score,) = scorer(reward)([sample(response)])
+    assert score == {"overall": (1 - own) * accuracy + own * form, "accuracy": accuracy, "format": form}
+    (score,) = scorer(reward, format_weight=0.25)([sample(response)])
     assert score["overall"] == 0.75 * accuracy + 0.25 * form
-
-
-@pytest.mark.parametrize(
-    ("response", "accuracy", "form"),
-    [
-        (r"<think>7*4</think> It is \boxed{28}.", 1.0, 1.0),
-        (r"< think >7*4< / think >\boxed{29}", 0.0, 1.0),
-        (r"So \boxed{28}", 1.0, 0.0),
-        (r"<think>\boxed{28}</think>", 1.0, 0.0),
-        ("28", 0.0, 0.0),
-    ],
-)
-def test_the_math_reward_is_0_9_for_the_box_and_0_1_for_thinking(response: str, accuracy: float, form: float) -> None:
-    (score,) = scorer("math")([sample(response)])
-    assert score == {"overall": 0.9 * accuracy + 0.1 * form, "accuracy": accuracy, "format": form}
-    (score,) = scorer("math", format_weight=0.5)([sample(response)])
-    assert score["overall"] == (accuracy + form) / 2
 
 
 @pytest.mark.parametrize(
@@ -324,23 +292,6 @@ def test_the_rounded_reward_reads_the_prompt_and_a_column(
     assert scorer("rounded")([asked])[0]["accuracy"] == accuracy
     if "slack" in columns:
         assert scorer("rounded", tolerance_key="slack")([asked])[0]["accuracy"] == 1.0
-
-
-@pytest.mark.heavy
-@pytest.mark.nightly("four pools; the custom reward's run scores in one")
-def test_every_example_reward_scores_in_the_pool_as_here() -> None:
-    asked = sample(r"<think>7*4</think> \boxed{28}") | {"prompt": "Find x.", "tolerance": 0.1}
-    keywords = {"dapo": {"max_response_length": 64, "overlong_buffer_length": 16}}
-    names = sorted(file.stem for file in (EXAMPLES / "reward_function").glob("*.py"))
-    assert names == ["dapo", "math", "r1v", "reward_model", "rounded"]
-    names.remove("reward_model")  # needs a model of its own, see tests/rewards/test_rewards_with_eyes.py
-    for name in names:
-        settings = keywords.get(name, {})
-        spec = f"{EXAMPLES}/reward_function/{name}.py:compute_score"
-        with RewardPool(spec, settings, num_workers=1, timeout_seconds=30) as pool:
-            outcome = pool.score([asked])
-        assert (outcome.num_raised, outcome.num_timed_out) == (0, 0)
-        assert outcome.scores == scorer(name, **settings)([asked])
 
 
 def test_the_example_datasets_20_rows_are_embedded_problems() -> None:

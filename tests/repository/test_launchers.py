@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from cepo.algorithms import available_estimators
+from cepo.trees import leaves
 
 pytestmark = pytest.mark.heavy
 
@@ -22,33 +23,18 @@ CONFIGS = REPOSITORY / "configs" / "geo3k"
 METHODS = [name for name in available_estimators() if (CONFIGS / f"{name}.yaml").is_file()]
 MODELS = {"2b": "Qwen/Qwen3-VL-2B-Instruct", "4b": "Qwen/Qwen3-VL-4B-Instruct"}
 NUM_ROWS = 8
+EVALUATE = "../evaluate.sh"
 
-REWARD = '''
-def parity(samples):
-    """Right where the character codes add up to an even number: half of whatever an untrained model writes."""
-    verdicts = [float(sum(map(ord, sample["response"])) % 2 == 0) for sample in samples]
-    return [{"overall": verdict, "accuracy": verdict} for verdict in verdicts]
-'''
+
+VARIABLES = (
+    "NUM_GPUS", "NUM_NODES", "MODEL_PATH", "TRAIN_FILES", "VAL_FILES", "CHECKPOINTS", "DRY_RUN", "SKIP_DOCTOR", "CEPO_VENV",
+    "PYTHONPATH", "DATA", "CONFIG", "OUT",
+)  # fmt: skip
 
 
 def launch(script: str, *arguments: object, folder: Path, **variables: object) -> subprocess.CompletedProcess[str]:
     """One launcher run from `folder` by this interpreter, with no other variable of a launcher set."""
-    names = (
-        "NUM_GPUS",
-        "NUM_NODES",
-        "MODEL_PATH",
-        "TRAIN_FILES",
-        "VAL_FILES",
-        "CHECKPOINTS",
-        "DRY_RUN",
-        "SKIP_DOCTOR",
-        "CEPO_VENV",
-        "PYTHONPATH",
-        "DATA",
-        "CONFIG",
-        "OUT",
-    )
-    inherited = {name: value for name, value in os.environ.items() if name not in names}
+    inherited = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     environment = inherited | {"CEPO_PYTHON": sys.executable} | {name: str(value) for name, value in variables.items()}
     command = ["bash", str(LAUNCHERS / script), *map(str, arguments)]
     return subprocess.run(
@@ -71,14 +57,7 @@ def resolved(script: str, *arguments: object, folder: Path, **variables: object)
     """All settings of a dry run under their dotted keys."""
     done = launch(script, *arguments, folder=folder, DRY_RUN=1, **variables)
     assert done.returncode == 0, done.stderr
-
-    def flat(tree: dict[str, object], path: str = "") -> dict[str, object]:
-        found: dict[str, object] = {}
-        for name, value in tree.items():
-            found |= flat(value, f"{path}{name}.") if isinstance(value, dict) and value else {f"{path}{name}": value}
-        return found
-
-    return flat(yaml.safe_load(done.stdout))
+    return dict(leaves(yaml.safe_load(done.stdout)))
 
 
 def test_there_is_one_launcher_for_each_of_the_papers_5_methods() -> None:
@@ -123,31 +102,38 @@ def test_arguments_win_over_variables(tmp_path: Path) -> None:
     assert settings["trainer.save_checkpoint_path"] == f"{tmp_path}/runs/cepo/geo3k-own-paper-rlsd-2b"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "variables", "message"),
-    [
-        ([], {}, "usage: bash scripts/geo3k/train.sh NAME"),
-        (["gppo"], {}, "There is no configuration 'gppo'"),
-        (["grpo", "trainer.max_step=1"], {}, "unknown key 'trainer.max_step'"),
-        (["grpo"], {"NUM_GPUS": "9"}, "NUM_GPUS is '9'; accepted: 1 to 8"),
-        (["grpo"], {"DRY_RUN": "yes"}, "DRY_RUN is 'yes'; accepted: 1 and 0"),
-        (["grpo"], {"CEPO_PYTHON": "/no/python"}, "CEPO_PYTHON=/no/python is no program"),
-        (["grpo"], {"CEPO_PYTHON": "{old}"}, "is Python 3.9; cepo needs Python 3.11 to 3.13"),
-        (
-            ["grpo"],
-            {"CEPO_PYTHON": "", "CEPO_VENV": "{bin}/venv", "PYTHON": "{old}", "PATH": "{bin}"},
-            "{old} is Python 3.9. Install it",
-        ),
-    ],
-)
+MISTAKES = [
+    ("train.sh", "", {}, "usage: bash scripts/geo3k/train.sh NAME"),
+    ("train.sh", "gppo", {}, "There is no configuration 'gppo'"),
+    ("train.sh", "grpo trainer.max_step=1", {}, "unknown key 'trainer.max_step'"),
+    ("train.sh", "grpo", {"NUM_GPUS": "9"}, "NUM_GPUS is '9'; accepted: 1 to 8"),
+    ("train.sh", "grpo", {"DRY_RUN": "yes"}, "DRY_RUN is 'yes'; accepted: 1 and 0"),
+    ("train.sh", "grpo", {"CEPO_PYTHON": "/no/python"}, "CEPO_PYTHON=/no/python is no program"),
+    ("train.sh", "grpo", {"CEPO_PYTHON": "{old}"}, "is Python 3.9; cepo needs Python 3.11 to 3.13"),
+    (
+        "train.sh", "grpo", {"CEPO_PYTHON": "", "CEPO_VENV": "{bin}/venv", "PYTHON": "{old}", "PATH": "{bin}"},
+        "{old} is Python 3.9. Install it",
+    ),
+    # A sweep without a name is of the ablations.
+    ("sweep.sh", "algorithm.weight.clip_radius=2", {"DRY_RUN": "0"}, "ablations/clip_radius_0.1 cannot be trained"),
+    ("sweep.sh", "rlsd grpo algorithm.weight.clip_radius=2", {"DRY_RUN": "0"}, "Nothing was started."),
+    (EVALUATE, "", {}, "bash scripts/evaluate.sh CHECKPOINT"),
+    (EVALUATE, "no/such/folder", {}, "checkpoint=no/such/folder: there is no such folder"),
+    (EVALUATE, "org/name m=4", {}, "argument 'm=4'"),
+    (EVALUATE, "org/name", {"DRY_RUN": "yes"}, "DRY_RUN is 'yes'; accepted: 1 and 0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("script", "arguments", "variables", "message"), MISTAKES)
 def test_a_mistake_ends_with_a_message_that_names_it(
-    arguments: list[str], variables: dict[str, str], message: str, tmp_path: Path
+    script: str, arguments: str, variables: dict[str, str], message: str, tmp_path: Path
 ) -> None:
     old, programs = old_python(tmp_path)
     places = {name: value.format(old=old, bin=programs) for name, value in variables.items()}
-    done = launch("train.sh", *arguments, folder=tmp_path, **({"DRY_RUN": "1"} | places))
+    done = launch(script, *arguments.split(), folder=tmp_path, **({"DRY_RUN": "1"} | places))
     assert done.returncode in (1, 2)
     assert message.format(old=old) in done.stderr
+    assert done.stdout == ""
     assert "Traceback" not in done.stderr
 
 
@@ -171,20 +157,6 @@ def test_a_dry_sweep_lists_a_folders_runs_and_starts_nothing(tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_sweep_without_a_name_is_of_the_ablations(tmp_path: Path) -> None:
-    done = launch("sweep.sh", "algorithm.weight.clip_radius=2", folder=tmp_path)
-    assert done.returncode == 1
-    assert "ablations/clip_radius_0.1 cannot be trained" in done.stderr
-
-
-def test_a_sweep_with_one_faulty_configuration_starts_none(tmp_path: Path) -> None:
-    done = launch("sweep.sh", "rlsd", "grpo", "algorithm.weight.clip_radius=2", folder=tmp_path)
-    assert done.returncode == 1
-    assert "algorithm.weight.clip_radius" in done.stderr
-    assert "Nothing was started." in done.stderr
-    assert done.stdout == ""
-
-
 @pytest.fixture(scope="module")
 def geo3k_slice(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A parquet file of rows spread over the real training set, as they stand in it."""
@@ -199,35 +171,22 @@ def geo3k_slice(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.fixture
-def tiny_overrides(tmp_path: Path) -> list[str]:
-    """The paper's settings at the size of the tiny model."""
-    (tmp_path / "parity.py").write_text(REWARD, encoding="utf-8")
-    return [
-        "data.max_response_length=8",
-        "data.rollout_batch_size=2",
-        "worker.actor.global_batch_size=2",
-        "worker.actor.fsdp.mp_param_dtype=fp32",
-        "worker.rollout.name=transformers",
-        "worker.rollout.dtype=fp32",
-        "worker.rollout.n=4",
-        f"worker.reward.reward_function={tmp_path / 'parity.py'}:parity",
-        "trainer.max_steps=2",
-        "trainer.leak_probe_size=0",
-        "trainer.val_freq=-1",
-        "trainer.logger=[file]",
-    ]
-
-
 @pytest.mark.nightly("five commands of 5 to 10 seconds each")
-def test_the_2b_launcher_trains_and_a_sweep_goes_on(
-    geo3k_slice: Path, tiny_model_folder: Path, tiny_overrides: list[str], tmp_path: Path
-) -> None:
+def test_the_2b_launcher_trains_and_a_sweep_goes_on(geo3k_slice: Path, tiny_model_folder: Path, tmp_path: Path) -> None:
+    """The paper's settings at the size of the tiny model, which writes an answer in no response."""
     variables = {
         "MODEL_PATH": tiny_model_folder, "TRAIN_FILES": geo3k_slice, "VAL_FILES": geo3k_slice,
         "CHECKPOINTS": tmp_path / "runs", "HF_DATASETS_CACHE": tmp_path / "cache", "HF_HUB_OFFLINE": 1,
     }  # fmt: skip
-    overrides = [*tiny_overrides, "algorithm.negative.source=peer_full"]
+    (tmp_path / "even.py").write_text(
+        "def even(samples):\n    return [{'overall': float(i % 2), 'accuracy': float(i % 2)} for i in range(len(samples))]\n"
+    )
+    overrides = [
+        "data.max_response_length=8", "data.rollout_batch_size=2", "worker.actor.global_batch_size=2",
+        "worker.actor.fsdp.mp_param_dtype=fp32", "worker.rollout.name=transformers", "worker.rollout.dtype=fp32",
+        "worker.rollout.n=4", f"worker.reward.reward_function={tmp_path / 'even.py'}:even", "trainer.max_steps=2",
+        "trainer.leak_probe_size=0", "trainer.val_freq=-1", "trainer.logger=[file]", "algorithm.negative.source=peer_full",
+    ]  # fmt: skip
     done = launch("cepo.sh", "2b", *overrides, folder=tmp_path, **variables)
     assert done.returncode == 0, done.stderr
     assert "Training can start." in done.stderr, "machine, engine and memory are looked at first"
@@ -262,9 +221,6 @@ def test_a_sweep_of_two_failing_runs_tries_both_and_ends_with_1(geo3k_slice: Pat
     assert not list(tmp_path.rglob("sweep_finished.yaml"))
 
 
-EVALUATE = "../evaluate.sh"
-
-
 def test_an_evaluation_resolves_to_the_papers_prompts(tmp_path: Path) -> None:
     """A hub model is evaluated on Geometry3K's test set."""
     done = launch(EVALUATE, MODELS["4b"], "n=4", "temperature=0.6", folder=tmp_path, DRY_RUN=1)
@@ -277,24 +233,6 @@ def test_an_evaluation_resolves_to_the_papers_prompts(tmp_path: Path) -> None:
         "4 per problem, temperature 0.6, top_p 1, top_k -1, presence penalty 0, at most 2048"
     )
     assert not list(tmp_path.iterdir()), "a dry run leaves nothing"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "variables", "message"),
-    [
-        ([], {}, "bash scripts/evaluate.sh CHECKPOINT"),
-        (["no/such/folder"], {}, "checkpoint=no/such/folder: there is no such folder"),
-        (["org/name", "m=4"], {}, "argument 'm=4'"),
-        (["org/name"], {"DRY_RUN": "yes"}, "DRY_RUN is 'yes'; accepted: 1 and 0"),
-    ],
-)
-def test_a_mistake_in_an_evaluation_is_named(
-    arguments: list[str], variables: dict[str, str], message: str, tmp_path: Path
-) -> None:
-    done = launch(EVALUATE, *arguments, folder=tmp_path, **({"DRY_RUN": "1"} | variables))
-    assert done.returncode in (1, 2)
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.nightly("half a minute; tests/commands/test_evaluate.py evaluates in this process")

@@ -18,6 +18,7 @@ SHIPPED = (
     "configs/geo3k/cepo.yaml", "configs/format_prompt/geo3k.jinja", "configs/teacher/user_suffix.jinja",
     "scripts/geo3k/cepo.sh", "scripts/common.sh",
 )  # fmt: skip
+pytestmark = pytest.mark.heavy
 HEAVIER = ("accelerate", "datasets", "matplotlib", "omegaconf", "peft", "ray", "transformers", "vllm")
 
 
@@ -49,12 +50,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as pip's site-packages with the wheel alone."""
     folder = tmp_path_factory.mktemp("site-packages")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder)
+    zipfile.ZipFile(wheel).extractall(folder)
     return folder
 
 
-@pytest.mark.heavy
 def test_a_wheel_has_what_is_run_and_nothing_that_runs_by_itself(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -67,7 +66,6 @@ def test_a_wheel_has_what_is_run_and_nothing_that_runs_by_itself(wheel: Path) ->
     assert wheel.stat().st_size < 7_000_000
 
 
-@pytest.mark.heavy
 def test_metadata_are_complete_and_the_base_is_light(unpacked: Path) -> None:
     (file,) = unpacked.glob("cepo-*.dist-info/METADATA")
     fields: Message = Parser().parsestr(file.read_text(encoding="utf-8"))
@@ -77,7 +75,6 @@ def test_metadata_are_complete_and_the_base_is_light(unpacked: Path) -> None:
     assert sorted(text.split(">")[0] for text in always) == ["click", "jaxtyping", "pydantic"]
 
 
-@pytest.mark.heavy
 def test_shipped_configurations_are_found_by_name_in_a_wheel(unpacked: Path, tmp_path: Path) -> None:
     show = "from cepo.cli import main; import sys; sys.exit(main(['config', 'config=microgeo/cepo']))"
     settings = yaml.safe_load(python(show, packages=unpacked, folder=tmp_path))
@@ -90,7 +87,6 @@ def test_shipped_configurations_are_found_by_name_in_a_wheel(unpacked: Path, tmp
     assert settings["algorithm"]["adv_estimator"] == "rloo"
 
 
-@pytest.mark.heavy
 def test_init_copies_what_a_launcher_needs(unpacked: Path, tmp_path: Path) -> None:
     init = "from cepo.cli import main; import sys; sys.exit(main(['init', 'mine']))"
     assert "configs, examples" in python(init, packages=unpacked, folder=tmp_path)
@@ -106,7 +102,6 @@ def test_init_copies_what_a_launcher_needs(unpacked: Path, tmp_path: Path) -> No
     assert python(twice, packages=unpacked, folder=tmp_path).strip() == "2"
 
 
-@pytest.mark.heavy
 def test_the_methods_core_needs_torch_and_nothing_heavier(unpacked: Path, tmp_path: Path) -> None:
     """Neither beside an older transformers, whose import would fail as here, nor without it."""
     for name in HEAVIER:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from isolation import own_caches, restored_process
+from training_runs import FinishedRun, Prepare, Train, run
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import load_config
@@ -85,6 +86,16 @@ def tiny_run(tiny_model_folder: Path, problem_file: Path, parity_reward: str) ->
 
 
 @pytest.fixture
+def train(tiny_run: list[str], tmp_path: Path) -> Train:
+    """Runs the tiny run with overrides, in the folder `name` of the test's own."""
+
+    def train(*overrides: str, name: str = "run", prepare: Prepare | None = None) -> FinishedRun:
+        return run(tiny_run, *overrides, folder=tmp_path / name, prepare=prepare)
+
+    return train
+
+
+@pytest.fixture
 def build_actor(tiny_model_folder: Path) -> Callable[..., Actor]:
     """Makes an actor on the tiny checkpoint in float32; keywords are settings of `worker.actor`, dots as `__`."""
 
@@ -109,15 +120,3 @@ def build_actor(tiny_model_folder: Path) -> Callable[..., Actor]:
         )
 
     return build
-
-
-@pytest.fixture(params=["untrained", "shipped"])
-def model_folder(request: pytest.FixtureRequest, tiny_model_folder: Path) -> Path:
-    """The tiny checkpoint with random weights, and the embedded world's own where the package has them."""
-    if request.param == "untrained":
-        return tiny_model_folder
-    from cepo.microgeo.world import ASSETS
-
-    if not (ASSETS / "model.safetensors").is_file():
-        pytest.skip("cepo/microgeo/assets holds no weights")
-    return ASSETS

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,80 +16,51 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from training_runs import (
+    batch_of,
+    denominators_of,
     differing,
     encoded,
+    gradient_of,
     largest_gap,
+    mask_of,
     parameters_of,
     picture,
-    random_response,
     reference_log_probs,
     reference_logits,
     reference_model,
+    relative_gap,
+    rows_of,
     whole,
 )
 
 from cepo.config.schema import OptimConfig
 from cepo.data.batch import OptimizerBatch, ScoringRow
-from cepo.losses.policy import LossDenominators
 from cepo.models.processing import Processing
 from cepo.rollout.generator import AdapterWeights
 from cepo.workers.actor import Actor
+from cepo.workers.distributed import process_group_backend
 from cepo.workers.optimizing import learning_rate_factor
+from cepo.workers.swapping import move_state
 
 pytestmark = pytest.mark.heavy
 BuildActor = Callable[..., Actor]
+ADVANTAGES = (1.0, -0.7, 0.4, -1.2, 0.9, -0.3)
 
 
 @pytest.fixture
 def rows(tiny_processing: Processing) -> list[ScoringRow]:
-    """Two responses each behind no picture, one, and two of other sizes; lengths 1 to 17."""
+    """Two responses each behind no picture, one, and two of other sizes."""
     contexts = [
         encoded(tiny_processing, "What is 2 + 3?"),
         encoded(tiny_processing, "Find x of this figure, please.", picture(1)),
         encoded(tiny_processing, "Which is larger?", picture(2, (96, 64)), picture(3, (128, 96))),
     ]
-    lengths = (9, 3, 17, 1, 6, 12)
-    return [
-        ScoringRow(context=contexts[number // 2], response_ids=random_response(length, seed=number))
-        for number, length in enumerate(lengths)
-    ]
+    return rows_of(contexts, (9, 3, 17, 1, 6, 12))
 
 
-def optimizer_batch(actor: Actor, rows: Sequence[ScoringRow], advantages: Sequence[float]) -> OptimizerBatch:
-    """Rows with one advantage each, on the policy's own log-probs."""
-    lengths = torch.tensor([len(row.response_ids) for row in rows])
-    mask = torch.arange(int(lengths.max())).unsqueeze(0) < lengths.unsqueeze(1)
-    old_log_probs = torch.zeros(mask.shape)
-    old_log_probs[mask] = torch.cat(actor.score(rows))
-    return OptimizerBatch(
-        rows=rows,
-        old_log_probs=old_log_probs,
-        advantages=torch.tensor(advantages).unsqueeze(1).expand(mask.shape).where(mask, 0.0),
-        response_mask=mask,
-        denominators=LossDenominators(int(lengths.sum()), len(rows), 20),
-    )
-
-
-ADVANTAGES = (1.0, -0.7, 0.4, -1.2, 0.9, -0.3)
-
-
-def gradients(actor: Actor, batch: OptimizerBatch) -> dict[str, Tensor]:
-    """The clipped gradient of one optimizer step that moves nothing."""
-    for group in actor.optimizer.param_groups:
-        group["lr"] = 0.0
-    actor._optimizer_step(batch)
-    return {
-        name: whole(parameter.grad).clone()
-        for name, parameter in actor.module.named_parameters()
-        if parameter.grad is not None
-    }
-
-
-def relative_gap(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
-    """Largest difference, as a share of the whole gradient's length."""
-    assert left.keys() == right.keys()
-    length = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in left.values()))
-    return largest_gap(left.values(), right.values()) / length
+def own_batch(actor: Actor, rows: list[ScoringRow]) -> OptimizerBatch:
+    """On the policy's own log-probs."""
+    return batch_of(rows, ADVANTAGES, actor.score(rows))
 
 
 @pytest.mark.nightly("measures what the tests take as given")
@@ -97,59 +69,62 @@ def test_the_bounds_on_rounding_are_what_is_measured_here(
 ) -> None:
     """`LOG_PROBS` and `GRADIENTS` of tests/rounding.py, within a factor: neither a processor's luck nor a loose guess."""
     model, image_token = reference_model(tiny_model_folder), tiny_processing.image_token_id
-    assert image_token is not None
     moved = moved_by_one_unit(
         lambda: [reference_log_probs(model, row, image_token) for row in rows], model.parameters()
     )
     assert LOG_PROBS / 4 < ORDERS * moved < 2 * LOG_PROBS
     actor = build_actor()
-    batch = optimizer_batch(actor, rows, ADVANTAGES)
-    plain = gradients(actor, batch)
+    batch = own_batch(actor, rows)
+    plain = gradient_of(actor, batch)
     with one_unit_off([whole(parameter) for parameter in actor.module.parameters()]):
-        other = gradients(actor, batch)
-    difference = math.sqrt(sum(float((plain[name] - other[name]).double().square().sum()) for name in plain))
-    length = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in plain.values()))
-    assert GRADIENTS / 8 < ORDERS * difference / length < 2 * GRADIENTS
+        assert GRADIENTS / 8 < ORDERS * relative_gap(gradient_of(actor, batch), plain) < 2 * GRADIENTS
 
 
-@pytest.mark.parametrize("temperature", [0.7])
-def test_log_probs_are_plain_transformers(
-    build_actor: BuildActor,
-    tiny_model_folder: Path,
-    tiny_processing: Processing,
-    rows: list[ScoringRow],
-    temperature: float,
+def test_log_probs_and_entropies_are_plain_transformers(
+    build_actor: BuildActor, tiny_model_folder: Path, tiny_processing: Processing, rows: list[ScoringRow]
 ) -> None:
-    """One micro-batch has rows with 0, 1 and 2 images."""
-    model = reference_model(tiny_model_folder)
-    image_token = tiny_processing.image_token_id
-    assert image_token is not None
-    expected = [reference_log_probs(model, row, image_token, temperature=temperature) for row in rows]
-    scores = build_actor(temperature=temperature).score(rows)
+    """One micro-batch has rows with 0, 1 and 2 images; the temperature is 0.7."""
+    model, actor = reference_model(tiny_model_folder), build_actor(temperature=0.7)
+    logits = [reference_logits(model, row, tiny_processing.image_token_id) / 0.7 for row in rows]
+    whole = [each.log_softmax(dim=1) for each in logits]
+    expected = [
+        each.gather(1, torch.tensor(row.response_ids)[:, None])[:, 0] for each, row in zip(whole, rows, strict=True)
+    ]
+    scores = actor.score(rows)
     assert [len(score) for score in scores] == [9, 3, 17, 1, 6, 12]
     assert largest_gap(scores, expected) < LOG_PROBS
     assert float(torch.cat(expected).std()) > 0.5  # no flat distribution would tell apart right from wrong
+    entropies = [-(each.exp() * each).sum(dim=1) for each in whole]
+    assert largest_gap(actor.score(rows, result="entropy"), entropies) < LOG_PROBS
 
 
-@pytest.mark.parametrize("temperature", [0.7])
-def test_entropies_are_those_of_plain_transformers_logits(
-    build_actor: BuildActor,
-    tiny_model_folder: Path,
-    tiny_processing: Processing,
-    rows: list[ScoringRow],
-    temperature: float,
+def test_gradients_are_those_of_plain_autograd(
+    build_actor: BuildActor, tiny_model_folder: Path, tiny_processing: Processing, rows: list[ScoringRow]
 ) -> None:
-    model, image_token = reference_model(tiny_model_folder), tiny_processing.image_token_id
-    found = build_actor(temperature=temperature).score(rows, result="entropy")
-    for row, entropy in zip(rows, found, strict=True):
-        log_probs = (reference_logits(model, row, image_token) / temperature).log_softmax(dim=1)
-        torch.testing.assert_close(entropy, -(log_probs.exp() * log_probs).sum(dim=1), atol=LOG_PROBS, rtol=0)
+    """`-sum_t A_t log P_t / tokens`, with an advantage for each token; the weights stay as they are."""
+    mask = mask_of(rows)
+    advantages = torch.randn(mask.shape, generator=torch.Generator().manual_seed(0)) * mask
+    batch = OptimizerBatch(
+        rows=rows, old_log_probs=torch.zeros(mask.shape), advantages=advantages, response_mask=mask,
+        denominators=denominators_of(mask), on_policy=True,
+    )  # fmt: skip
+    actor, model = build_actor(), reference_model(tiny_model_folder)
+    before = parameters_of(actor)
+    found = dict(zip(before, actor.gradients(batch), strict=True))
+    assert differing(before, parameters_of(actor)) == []
+    model.requires_grad_(True)
+    for row, of_row in zip(rows, advantages, strict=True):
+        log_probs = reference_log_probs(model, row, tiny_processing.image_token_id)
+        (-(of_row[: len(log_probs)] * log_probs).sum() / mask.sum()).backward()
+    expected = {f"model.{name}": parameter.grad for name, parameter in model.named_parameters()}
+    flat = [torch.cat([each[name].flatten() for name in found]) for each in (found, expected)]
+    assert relative_gap(*flat) < 1e-5
 
 
 @pytest.mark.parametrize("on_policy", [True, False])
 def test_truncated_weights_scale_the_gradient(build_actor: BuildActor, rows: list[ScoringRow], on_policy: bool) -> None:
     """The engine's probabilities are half of the trainer's, so that all weights are 2, or 1.5 where this is the bound."""
-    batch = optimizer_batch(build_actor(), rows, ADVANTAGES)
+    batch = own_batch(build_actor(), rows)
     half = batch.old_log_probs - math.log(2.0)
     engine = {"old_log_probs": half} if on_policy else {"sampled_log_probs": half}
     sampled = dataclasses.replace(batch, on_policy=on_policy, **engine)
@@ -168,13 +143,13 @@ def test_gradient_and_update_do_not_depend_on_micro_batches(
     found, weights = [], []
     for size in (6, 1, 4):
         actor = build_actor(micro_batch_size_per_device_for_update=size, loss_avg_mode=loss_avg_mode)
-        batch = optimizer_batch(actor, rows, ADVANTAGES)
-        found.append(gradients(actor, batch))
+        batch = own_batch(actor, rows)
+        found.append(gradient_of(actor, batch))
         actor.update([batch], step=0)
         weights.append(parameters_of(actor))
-    assert math.sqrt(sum(float(tensor.square().sum()) for tensor in found[0].values())) > 1e-3
+    assert float(found[0].norm()) > 1e-3
     for other in (1, 2):
-        assert relative_gap(found[0], found[other]) < GRADIENTS
+        assert relative_gap(found[other], found[0]) < GRADIENTS
         # Adam divides tiny gradients by their own size, so a few entries may turn; the learning rate is 1e-4.
         moved = torch.cat([(weights[0][name] - weights[other][name]).abs().flatten() for name in weights[0]])
         assert float(moved.mean()) < 1e-3 * 1e-4  # a thousandth of a step
@@ -185,38 +160,30 @@ def test_gradient_checkpointing_changes_no_gradient(build_actor: BuildActor, row
         found = []
         for on in (False, True):
             actor = build_actor(model__enable_gradient_checkpointing=on, model__lora__rank=rank)
-            found.append(gradients(actor, optimizer_batch(actor, rows, ADVANTAGES)))
+            found.append(gradient_of(actor, own_batch(actor, rows)))
         assert relative_gap(*found) < GRADIENTS
 
 
-def test_an_adapter_of_rank_1_is_trained_and_served(build_actor: BuildActor) -> None:
-    weights = build_actor(model__lora__rank=1).rollout_weights()
-    assert isinstance(weights, AdapterWeights)
-    assert {min(tensor.shape) for tensor in weights.tensors.values()} == {1}
-
-
-def test_an_adapter_leaves_the_device_in_one_block(build_actor: BuildActor, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank", [1, 4])
+def test_an_adapter_leaves_the_device_in_one_block(build_actor: BuildActor, tmp_path: Path, rank: int) -> None:
     """It has 56 tensors here and 392 in Qwen3-VL-2B; each would be a copy that waits for the device."""
-    actor = build_actor(model__lora__rank=4)
+    actor = build_actor(model__lora__rank=rank)
     with torch.no_grad():
         for number, parameter in enumerate(actor.module.parameters()):
             if parameter.requires_grad:
                 parameter.fill_(number)
     weights = actor.rollout_weights()
     assert isinstance(weights, AdapterWeights)
-    assert len(weights.tensors) == 56
+    assert (len(weights.tensors), {min(tensor.shape) for tensor in weights.tensors.values()}) == (56, {rank})
     assert len({tensor.untyped_storage().data_ptr() for tensor in weights.tensors.values()}) == 1
-    trained = dict(actor.module.named_parameters())
+    trained = parameters_of(actor)
     for name, tensor in weights.tensors.items():
-        own: Any = trained[f"model.{name.removesuffix('.weight')}.default.weight"]
-        assert torch.equal(tensor, own.full_tensor() if hasattr(own, "full_tensor") else own)
+        assert torch.equal(tensor, trained[f"model.{name.removesuffix('.weight')}.default.weight"])
         tensor.zero_()  # a copy: the next adapter still has the trained values
     weights = actor.rollout_weights()
     assert all(tensor.any() for tensor in weights.tensors.values())
     weights.write(tmp_path)
-    written = load_file(tmp_path / "adapter_model.safetensors")
-    assert written.keys() == weights.tensors.keys()
-    assert all(torch.equal(written[name], tensor) for name, tensor in weights.tensors.items())
+    assert differing(load_file(tmp_path / "adapter_model.safetensors"), weights.tensors) == []
 
 
 class _SumsInPlace(TorchDispatchMode):
@@ -234,12 +201,8 @@ def test_every_adapted_layer_adds_its_adapter_in_place(
     build_actor: BuildActor, rows: list[ScoringRow], dtype: str
 ) -> None:
     """They do so under FSDP, in 16 bits too."""
-    actor = build_actor(
-        model__lora__rank=4,
-        fsdp__mp_param_dtype=dtype,
-        padding_free=False,
-        micro_batch_size_per_device_for_experience=16,
-    )
+    settings = {"fsdp__mp_param_dtype": dtype, "micro_batch_size_per_device_for_experience": 16}
+    actor = build_actor(model__lora__rank=4, padding_free=False, **settings)
     layers = sum(name.endswith("lora_A.default.weight") for name, _ in actor.module.named_parameters())
     with _SumsInPlace() as seen:
         actor.score(rows)
@@ -263,14 +226,14 @@ def test_no_tensor_of_rows_x_tokens_x_vocabulary_is_ever_made(
     build_actor: BuildActor, tiny_processing: Processing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = encoded(tiny_processing, "Find x.")
-    many = [ScoringRow(context=context, response_ids=random_response(40, seed=seed)) for seed in range(16)]
+    many = rows_of([context], [40] * 16)
     actor = build_actor(
         micro_batch_size_per_device_for_update=16, micro_batch_size_per_device_for_experience=16, model__lora__rank=4
     )
     vocabulary = actor.module.base.lm_head.weight.shape[0]
     monkeypatch.setattr("cepo.models.head.HEAD_CHUNK_ELEMENTS", 8 * vocabulary)
     with _LargestTensor() as seen:
-        actor.update([optimizer_batch(actor, many, [(-1.0) ** seed for seed in range(16)])], step=0)
+        actor.update([batch_of(many, [1.0, -1.0] * 8, actor.score(many))], step=0)
     hidden = actor.module.base.config.text_config.intermediate_size
     length = len(context.token_ids) + 40
     logits = 16 * 40 * vocabulary
@@ -280,7 +243,7 @@ def test_no_tensor_of_rows_x_tokens_x_vocabulary_is_ever_made(
 
 def test_a_step_without_a_finite_gradient_is_skipped(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
     actor = build_actor()
-    good = optimizer_batch(actor, rows, ADVANTAGES)
+    good = own_batch(actor, rows)
     before = parameters_of(actor)
     bad = dataclasses.replace(good, advantages=good.advantages.where(good.advantages != 1.0, math.inf))
     metrics = actor.update([bad], step=0)
@@ -297,7 +260,7 @@ def test_a_step_without_a_finite_gradient_is_skipped(build_actor: BuildActor, ro
 
 def test_an_optimizer_batch_without_live_rows_still_moves_adam(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
     actor = build_actor(optim__lr="1e-3")
-    full = optimizer_batch(actor, rows, ADVANTAGES)
+    full = own_batch(actor, rows)
     empty = dataclasses.replace(full, rows=[], **{
         name: getattr(full, name)[:0] for name in ("old_log_probs", "advantages", "response_mask")
     })  # fmt: skip
@@ -312,35 +275,63 @@ def test_an_optimizer_batch_without_live_rows_still_moves_adam(build_actor: Buil
     assert steps == {2.0}
 
 
-def test_linear_falls_in_equal_steps_to_its_floor() -> None:
-    optim = OptimConfig(lr=1e-3, lr_scheduler_type="linear", lr_warmup_steps=2, min_lr_ratio=0.2)
-    factors = [learning_rate_factor(step, optim, 6) for step in range(8)]
-    assert factors == pytest.approx([0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2])
-    to_zero = OptimConfig(lr=1e-3, lr_scheduler_type="linear", lr_warmup_ratio=0.25)
-    assert [learning_rate_factor(step, to_zero, 4) for step in range(5)] == pytest.approx([1.0, 1.0, 2 / 3, 1 / 3, 0.0])
+@pytest.mark.parametrize(
+    ("settings", "factors"),
+    [
+        ({"lr_scheduler_type": "linear", "lr_warmup_steps": 2, "min_lr_ratio": 0.2}, [0.5, 1, 1, 0.8, 0.6, 0.4, 0.2, 0.2]),
+        ({"lr_scheduler_type": "linear", "lr_warmup_ratio": 1 / 6}, [1, 1, 0.8, 0.6, 0.4, 0.2, 0]),
+        # Warm-up 1/2, 1; then floor 0.1 and the quarters of half a cosine: 1, (1 + cos 45)/2, 1/2, (1 - cos 45)/2, 0.
+        (
+            {"lr_scheduler_type": "cosine", "lr_warmup_steps": 2, "min_lr_ratio": 0.1},
+            [0.5, 1, *(0.1 + 0.9 * quarter for quarter in (1, 0.8535533905932737, 0.5, 0.14644660940672627, 0))],
+        ),
+    ],
+)  # fmt: skip
+def test_rates_rise_and_fall_as_worked_out_by_hand(settings: dict[str, Any], factors: list[float]) -> None:
+    optim = OptimConfig(lr=1e-3, **settings)
+    assert [learning_rate_factor(step, optim, 6) for step in range(len(factors))] == pytest.approx(factors)
 
 
-def test_freed_gradients_change_no_bit_of_the_next_ones(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
-    freeing, keeping = build_actor(optim__lr="1e-3"), build_actor(optim__lr="1e-3")
-    batch = optimizer_batch(freeing, rows, ADVANTAGES)
-    for step in range(3):
-        freeing.update([batch], step=step)
-        keeping.update([batch], step=step)
-        freeing.forget_gradients()
-        assert all(parameter.grad is None for parameter in freeing.module.parameters())
-    assert any(parameter.grad is not None for parameter in keeping.module.parameters())
-    assert differing(parameters_of(keeping), parameters_of(freeing)) == []
-
-
-def test_the_cosine_gives_the_values_worked_out_by_hand(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
-    optim = OptimConfig(lr=1e-3, lr_scheduler_type="cosine", lr_warmup_steps=2, min_lr_ratio=0.1)
-    factors = [learning_rate_factor(step, optim, 6) for step in range(7)]
-    # Warm-up 1/2, 1; then floor 0.1 and the quarters of half a cosine: 1, (1 + cos 45)/2, 1/2, (1 - cos 45)/2, 0.
-    quarters = [1.0, 0.8535533905932737, 0.5, 0.14644660940672627, 0.0]
-    assert factors == pytest.approx([0.5, 1.0, *[0.1 + 0.9 * quarter for quarter in quarters]][:7])
+def test_the_first_step_trains_at_a_fifth_of_the_peak(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
     actor = build_actor(optim__lr="1e-3", optim__lr_scheduler_type="cosine", optim__lr_warmup_steps=5)
     before = parameters_of(actor)
-    metrics = actor.update([optimizer_batch(actor, rows, ADVANTAGES)], step=0)
-    assert metrics["actor/lr"].result == pytest.approx(2e-4)  # the first step trains, at a fifth of the peak
+    metrics = actor.update([own_batch(actor, rows)], step=0)
+    assert metrics["actor/lr"].result == pytest.approx(2e-4)
     largest = largest_gap(before.values(), parameters_of(actor).values())
     assert 1.5e-4 < largest < 2.5e-4  # Adam's first step is the learning rate, plus decay
+
+
+def test_offloading_on_a_cpu_does_nothing_and_is_reported_once(
+    build_actor: BuildActor, tiny_processing: Processing, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = rows_of([encoded(tiny_processing, "Find x.")], [6])
+    plain = build_actor()
+    with caplog.at_level(logging.WARNING, logger="cepo.workers.swapping"):
+        actor = build_actor(fsdp__enable_cpu_offload=True, offload__offload_params=True)
+    told = [record.getMessage() for record in caplog.records if "no effect" in record.getMessage()]
+    assert len(told) == 2
+    assert any("enable_cpu_offload" in text for text in told)
+    assert any("offload_params" in text for text in told)
+    before = parameters_of(actor)
+    actor.rest()
+    assert torch.equal(plain.score(rows)[0], actor.score(rows)[0])
+    assert differing(before, parameters_of(actor)) == []
+
+
+def test_moving_an_optimizers_state_takes_its_moments_alone() -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([weight])
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    move_state(optimizer, torch.device("meta"))
+    state = optimizer.state[weight]
+    assert {name: value.device.type for name, value in state.items()} == {
+        "step": "cpu",
+        "exp_avg": "meta",
+        "exp_avg_sq": "meta",
+    }
+
+
+def test_a_gpus_process_group_serves_host_memory_too() -> None:
+    assert process_group_backend(torch.device("cuda", 0)) == "cpu:gloo,cuda:nccl"
+    assert process_group_backend(torch.device("cpu")) == "gloo"

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,17 +13,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_runs import REPOSITORY, checked_config, json_lines, picture, run, shared_pool
+from training_runs import Train, checked_config, json_lines, picture, shared_pool
 
 import cepo.train
 from cepo.data.dataset import ProblemSet
-from cepo.errors import EngineError
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
 from cepo.trainer.checkpoints import written_files
-from cepo.trainer.loop import Trainer
-from cepo.trainer.scoring import ScoredBatch
-from cepo.types import TokenSignal
 
 Command = Callable[..., str]
 pytestmark = pytest.mark.heavy  # each mistake is a run of its own
@@ -99,28 +89,9 @@ def test_a_bad_row_ends_the_run_or_is_left_out(
     assert [problem.prompt_id for problem in problems] == ["0", "1", "3"]
 
 
-def test_an_overlong_prompt_is_left_out_or_an_error(
-    refused: Command, tmp_path: Path, tiny_run: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    file = write_rows(tmp_path, [GOOD, GOOD | {"problem": "<image>" + "Find x. " * 100}, GOOD, GOOD | {"answer": ""}])
-    options = [f"data.train_files={file}", f"data.image_dir={tmp_path}", "data.max_prompt_length=100"]
-    message = refused(*options, "data.filter_overlong_prompts=false")
-    assert [word for word in ("row 1", "tokens", "data.max_prompt_length is 100", "=true") if word not in message] == []
-    config = checked_config([*tiny_run, *options, "data.skip_bad_rows=true"])
-    problems = ProblemSet(str(file), config.data, Processing(config.worker.actor.model.model_path))
-    assert problems.skipped == Counter(overlong=1, bad=1)
-    assert len(problems) == 2
-    assert "2 rows are used" in caplog.text
-    assert problems.most_images == 1
-
-
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
 def test_broken_weights_end_the_run_with_code_2(
-    tiny_run: list[str],
-    tiny_model_folder: Path,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    name: str,
+    tiny_run: list[str], tiny_model_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     model = tmp_path / "model"
     shutil.copytree(tiny_model_folder, model, ignore=shutil.ignore_patterns("*.safetensors"))
@@ -136,7 +107,7 @@ def test_broken_weights_end_the_run_with_code_2(
     assert "download the folder again" in error
 
 
-def test_a_reward_that_raises_or_hangs_costs_its_own_samples(tiny_run: list[str], tmp_path: Path) -> None:
+def test_a_reward_that_raises_or_hangs_costs_its_own_samples(train: Train, tmp_path: Path) -> None:
     reward = tmp_path / "reward.py"
     reward.write_text(
         "import time\n"
@@ -148,15 +119,8 @@ def test_a_reward_that_raises_or_hangs_costs_its_own_samples(tiny_run: list[str]
         "        time.sleep(600)\n"
         "    return {'overall': 1.0, 'accuracy': 1.0}\n"
     )
-    finished = run(
-        tiny_run,
-        f"worker.reward.reward_function={reward}:score",
-        "worker.reward.timeout_seconds=1",
-        "worker.rollout.n=2",
-        "data.shuffle=false",
-        "trainer.max_steps=1",
-        folder=tmp_path / "run",
-    )
+    options = [f"worker.reward.reward_function={reward}:score", "worker.reward.timeout_seconds=1", "worker.rollout.n=2"]
+    finished = train(*options, "data.shuffle=false", "trainer.max_steps=1")
     metrics = finished.metrics[0]
     assert metrics["reward/num_raised"] == metrics["reward/num_timed_out"] == 2
     assert metrics["reward/mean"] == 0.5
@@ -164,82 +128,46 @@ def test_a_reward_that_raises_or_hangs_costs_its_own_samples(tiny_run: list[str]
     assert rewards == {"0": [0, 0], "1": [0, 0], "2": [1, 1], "3": [1, 1]}
 
 
-@pytest.mark.nightly("a process of its own; Ctrl-C in this process is the next test")
-def test_ctrl_c_after_a_checkpoint_ends_with_code_130(tiny_run: list[str], tmp_path: Path) -> None:
-    arguments = [*tiny_run, f"trainer.save_checkpoint_path={tmp_path}", "trainer.max_steps=12", "trainer.save_freq=1"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cepo.train", *arguments],
-        cwd=REPOSITORY,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        # A shell that starts a command in the background has it ignore Ctrl-C, which its children inherit.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("global_step_*")) and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGINT)  # a terminal tells the whole process group
-    _, messages = process.communicate(timeout=60)
-    assert process.returncode == 130, messages
-    saved = max((path for path in tmp_path.glob("global_step_*")), key=lambda path: int(path.name[12:]))
-    assert f"the last complete checkpoint is {saved}; the same command resumes from it" in messages
-    assert "Traceback" not in messages
-    assert 1 <= int(saved.name[12:]) < 12
-    last = int(saved.name[12:]) + 1
-    assert cepo.train.main([*arguments, f"trainer.max_steps={last}"]) == 0
-    assert [row["step"] for row in json_lines(tmp_path / "metrics.jsonl")] == list(range(1, last + 1))
-    assert (tmp_path / f"global_step_{last}" / "trainer_state.json").is_file()
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_ctrl_c_during_a_checkpoint_interrupts_the_run(
     tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("torch.distributed.checkpoint.FileSystemWriter.write_data", interrupted)
+    monkeypatch.setattr("torch.distributed.checkpoint.FileSystemWriter.write_data", interrupt)
     arguments = [*tiny_run, f"trainer.save_checkpoint_path={tmp_path}", "trainer.max_steps=2", "trainer.save_freq=1"]
     assert cepo.train.main(arguments) == 130
     assert [row["step"] for row in json_lines(tmp_path / "metrics.jsonl")] == [1]
     assert not list(tmp_path.glob("global_step_*"))
 
 
-@pytest.mark.parametrize(
-    ("saved", "override", "words"),
-    [
-        (
-            False,
-            "trainer.save_freq=-1",
-            ["no checkpoint was written yet", "starts from the beginning", "trainer.save_freq is -1"],
-        ),
-        (True, "trainer.find_last_checkpoint=true", ["global_step_5; the same command resumes from it"]),
-        (True, "trainer.find_last_checkpoint=false", ["trainer.load_checkpoint_path={folder}/global_step_5"]),
+INTERRUPTED = {
+    "trainer.save_freq=-1": [
+        "no checkpoint was written yet", "starts from the beginning", "trainer.save_freq is -1"
     ],
-)
+    "trainer.find_last_checkpoint=true": ["global_step_5; the same command resumes from it"],
+    "trainer.find_last_checkpoint=false": ["trainer.load_checkpoint_path={folder}/global_step_5"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("override", INTERRUPTED)
 def test_an_interrupted_run_says_how_to_resume(
     tiny_run: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    saved: bool,
     override: str,
-    words: list[str],
 ) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cepo.train, "build_trainer", interrupted)
-    for step in (4, 5) if saved else ():
+    monkeypatch.setattr(cepo.train, "build_trainer", interrupt)
+    for step in () if "save_freq" in override else (4, 5):
         checkpoint = tmp_path / f"global_step_{step}"
         checkpoint.mkdir()
         (checkpoint / "trainer_state.json").write_text("{}")
         (checkpoint / "files.json").write_text(json.dumps(written_files(checkpoint)))
     assert cepo.train.main([*tiny_run, f"trainer.save_checkpoint_path={tmp_path}", override]) == 130
     message = caplog.records[-1].getMessage()
-    assert [word for word in words if word.format(folder=tmp_path) not in message] == [], message
+    assert [word for word in INTERRUPTED[override] if word.format(folder=tmp_path) not in message] == [], message
 
 
 def test_missing_solutions_are_noticed_before_a_model_is_loaded(refused: Command, tmp_path: Path) -> None:
@@ -254,25 +182,3 @@ def test_missing_solutions_are_noticed_before_a_model_is_loaded(refused: Command
     message = refused(*shown, f"data.train_files={write_rows(tmp_path, solved)}", *files[1:])
     assert "2 of 4 rows" in message
     assert "row 1;" in message
-
-
-def test_all_updates_skipped_ends_with_the_checkpoint_before(
-    tiny_run: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def broken_from_step_3(trainer: Trainer) -> None:
-        estimate = trainer.estimate
-
-        def broken(batch: ScoredBatch) -> TokenSignal:
-            signal = estimate(batch)
-            bad = torch.full_like(signal.advantages, torch.inf)
-            return signal if batch.rollouts.step < 2 else dataclasses.replace(signal, advantages=bad)
-
-        trainer.estimate = broken  # type: ignore[method-assign]
-
-    options = ["trainer.max_steps=8", "trainer.save_freq=1", "trainer.save_limit=1", "trainer.max_skipped_steps=2"]
-    with pytest.raises(EngineError, match="all updates of the last 2 steps were skipped"):
-        run(tiny_run, *options, folder=tmp_path, prepare=broken_from_step_3)
-    rows = [(row["step"], row["actor/skipped_updates"]) for row in json_lines(tmp_path / "metrics.jsonl")]
-    assert rows == [(1, 0), (2, 0), (3, 2), (4, 2)]
-    assert "step 3 trained nothing: all of its 2 updates were skipped" in caplog.text
-    assert [path.name for path in tmp_path.glob("global_step_*")] == ["global_step_2"]

@@ -8,12 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from training_runs import (
-    EVERY_WRONG_ROLLOUT_TEACHES,
-    encoded,
-    picture,
-    run,
-)
+from training_runs import TWO_TEACHERS, Train, encoded, picture
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.data.batch import ScoringRow
@@ -25,7 +20,6 @@ from cepo.types import Reference
 from cepo.workers.actor import Actor
 
 SAYS_NOTHING = "{{ prompt }}{{ reference[:0] }}"
-CONTROL_TEXTS = ("<|im_end|>", "<|im_start|>", "<|image_pad|>", "<|vision_start|>", "<|endoftext|>")
 
 
 def problem(text: str = "<image>Find x.", *, images: int = 1) -> Problem:
@@ -42,29 +36,22 @@ def shown(processing: Processing, prompt: EncodedPrompt) -> str:
 
 
 @pytest.mark.heavy
-def test_a_teacher_in_the_students_context_has_no_evidence(tiny_run: list[str], tmp_path: Path) -> None:
-    """The deltas are below 1e-4."""
+def test_a_teacher_in_the_students_context_has_no_evidence(train: Train, tmp_path: Path) -> None:
+    """The deltas, under rlsd teacher minus student, are below 1e-4."""
     template = tmp_path / "nothing.jinja"
     template.write_text(SAYS_NOTHING)
-    finished = run(
-        tiny_run,
-        "algorithm.adv_estimator=rlsd",  # its delta is teacher minus student
-        f"algorithm.teacher.template={template}",
-        "trainer.max_steps=1",
-        folder=tmp_path / "run",
-    )
+    options = ["algorithm.adv_estimator=rlsd", f"algorithm.teacher.template={template}", "trainer.max_steps=1"]
+    finished = train(*options)
     assert finished.metrics[0]["work/teacher_rows"] >= 8
-    deltas = [delta for group in finished.rollouts for rollout in group["rollouts"] for delta in rollout["delta"] or ()]
+    rollouts = [rollout for group in finished.rollouts for rollout in group["rollouts"]]
+    deltas = [delta for rollout in rollouts for delta in rollout["delta"] or ()]
     assert len(deltas) > 100
     assert max(map(abs, deltas)) < 1e-4
-    weights = [weight for group in finished.rollouts for rollout in group["rollouts"] for weight in rollout["weight"]]
-    assert max(abs(weight - 1) for weight in weights) < 1e-4
+    assert max(abs(weight - 1) for rollout in rollouts for weight in rollout["weight"]) < 1e-4
 
 
 @pytest.mark.heavy
-def test_teacher_sequences_hold_hint_and_response_in_place(
-    tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_teacher_sequences_hold_hint_and_response_in_place(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     import cepo.workers.passes as passes_module
 
     seen: list[tuple[list[ScoringRow], Any]] = []
@@ -75,11 +62,10 @@ def test_teacher_sequences_hold_hint_and_response_in_place(
 
     collate = passes_module.collate
     monkeypatch.setattr(passes_module, "collate", recorded)
-    options = [EVERY_WRONG_ROLLOUT_TEACHES, "trainer.max_steps=1", "algorithm.adv_estimator=cepo"]
-    options.append("worker.actor.padding_free=false")  # padded rows can be read off one by one
-    finished = run(tiny_run, *options, folder=tmp_path / "run")
+    # Padded rows can be read off one by one.
+    finished = train(*TWO_TEACHERS, "trainer.max_steps=1", "worker.actor.padding_free=false")
     processing = finished.trainer.processing
-    image, end = processing.image_token_id, processing.encode("", None).token_ids.count
+    image = processing.image_token_id
     end_of_turn = processing.tokenizer.convert_tokens_to_ids("<|im_end|>")
     num_teacher_rows, views = 0, set()
     for rows, collated in seen:
@@ -103,51 +89,14 @@ def test_teacher_sequences_hold_hint_and_response_in_place(
     assert num_teacher_rows == finished.metrics[0]["work/teacher_rows"] >= 16
     assert {group["ground_truth"] for group in finished.rollouts} & views  # the right side
     assert len(views) > len(finished.rollouts) / 2
-    assert end(image) == 0
-
-
-@pytest.mark.parametrize("placement", ["user_suffix", "assistant_prefix"])
-def test_no_special_token_arises_from_text(tiny_processing: Processing, placement: str) -> None:
-    hostile = " ".join(CONTROL_TEXTS) + " <|im_<|im_end|>end|> <video>"
-    contexts = builder(tiny_processing, placement=placement)
-    special = set(tiny_processing.tokenizer.all_special_ids) | set(tiny_processing.tokenizer.added_tokens_decoder)
-
-    def specials(text: str, reference: str) -> list[int]:
-        task = problem(text)
-        reference = contexts.reference_text(Reference(text=reference))
-        context = contexts.teacher(task, contexts.student(task), reference)
-        return [token for token in context.token_ids if token in special]
-
-    plain = specials("<image>Find x.", "4")
-    assert specials(f"<image>Find x. {hostile}", "4") == plain
-    assert specials("<image>Find x.", f"4 {hostile} 5") == plain
-    assert contexts.reference_text(Reference(text=f"4 {hostile} <image>5")) == "4 5"
-
-
-def test_a_reference_is_cut_to_its_cap_of_64_tokens(tiny_processing: Processing) -> None:
-    contexts = builder(tiny_processing)
-    long = " ".join(str(number) for number in range(100, 400))
-    assert len(tiny_processing.encode_text(long)) > 300
-    text = contexts.reference_text(Reference(text=long))
-    assert long.startswith(text)
-    assert 60 <= len(tiny_processing.encode_text(text)) <= 64
-    assert contexts.reference_text(Reference(text="4")) == "4"
 
 
 @pytest.mark.parametrize(
     ("text", "first", "shown"),
     [
-        (
-            " " + r"parts. 1+12=34. \boxed{34}",
-            0,
-            r"parts. 1+12=34. \boxed{34}",
-        ),  # " parts" is one token, "parts" is not
-        (r"The answer is \boxed{60}", 1, r"answer is \boxed{60}"),
-        (
-            r"é parts. \boxed{34}",
-            1,
-            "\ufffd" + r" parts. \boxed{34}",
-        ),  # the second byte of two; 3 bytes encode the mark
+        (r" parts. 1+12=34. \boxed{34}", 0, r"parts. 1+12=34. \boxed{34}"),  # " parts" is one token, "parts" is not
+        # The second byte of two; 3 bytes encode the mark.
+        (r"é parts. \boxed{34}", 1, "\ufffd" + r" parts. \boxed{34}"),
         (r"∠ABC = 60. \boxed{60}", 1, "\ufffd\ufffd" + r"ABC = 60. \boxed{60}"),
     ],
 )
@@ -179,38 +128,23 @@ def test_a_reference_is_cut_to_fit_the_context_and_pictures_stay(tiny_processing
         assert reference.startswith(f"{words} ")  # no number is cut in two
 
 
-def test_a_context_without_room_for_a_reference_is_none(
-    tiny_processing: Processing,
-) -> None:
+def test_an_answer_is_shown_whole_and_a_text_from_one_token_on(tiny_processing: Processing) -> None:
     task = problem("<image>Find x.")
     student = builder(tiny_processing).student(task)
-    wording = len(builder(tiny_processing).teacher(task, student, "").token_ids)
-    assert wording > len(student.token_ids)
-    for room in range(len(student.token_ids), wording + 1):
-        contexts = builder(tiny_processing, max_context_length=room)
-        assert contexts.fitted(task, student, "12 and more", is_answer=False) is None
 
+    def shown_of(reference: str, missing: int, *, is_answer: bool) -> str | None:
+        """What is left of a reference if its context is so many tokens too long."""
+        length = len(builder(tiny_processing).teacher(task, student, reference).token_ids)
+        contexts = builder(tiny_processing, max_context_length=length - missing)
+        found = contexts.fitted(task, student, reference, is_answer=is_answer)
+        return None if found is None else found[1]
 
-def test_where_one_token_of_a_reference_fits_it_is_shown(tiny_processing: Processing) -> None:
-    task, reference = problem("<image>Find x."), "x and more"
-    student = builder(tiny_processing).student(task)
-    whole = builder(tiny_processing).teacher(task, student, reference)
-    limit = len(whole.token_ids) - len(tiny_processing.encode_text(reference)) + 1
-    found = builder(tiny_processing, max_context_length=limit).fitted(task, student, reference, is_answer=False)
-    assert found is not None
-    assert found[1] == "x"
-
-
-def test_an_answer_is_shown_whole_or_not_at_all(tiny_processing: Processing) -> None:
-    task = problem("<image>Find x.")
-    student = builder(tiny_processing).student(task)
-    whole = builder(tiny_processing).teacher(task, student, "123456")
-    for missing in range(0, 6):
-        contexts = builder(tiny_processing, max_context_length=len(whole.token_ids) - missing)
-        found = contexts.fitted(task, student, "123456", is_answer=True)
-        assert (found is None) == (missing > 0)
-        # A long text that is one number cannot be cut either.
-        assert (contexts.fitted(task, student, "123456", is_answer=False) is None) == (missing > 0)
+    # A long text that is one number cannot be cut either.
+    for is_answer in (True, False):
+        assert [shown_of("123456", missing, is_answer=is_answer) for missing in range(6)] == ["123456"] + [None] * 5
+    size = len(tiny_processing.encode_text("x and more"))
+    assert shown_of("x and more", size - 1, is_answer=False) == "x"
+    assert {shown_of("x and more", missing, is_answer=False) for missing in range(size, size + 9)} == {None}
 
 
 @pytest.mark.parametrize(

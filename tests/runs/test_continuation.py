@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from training_runs import json_lines, run
+from training_runs import Train, run
 
 from cepo.errors import CheckpointError
 from cepo.microgeo.world import split_problems, write_problems
@@ -41,20 +41,23 @@ def folder(one_step: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def without_engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def going_on(train: Train, own_data: Path, folder: Path) -> Train:
+    """Continues that run to 2 steps."""
+    return partial(train, f"data.train_files={own_data}", "trainer.max_steps=2")
+
+
+@pytest.fixture
+def without_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     def not_reached(*_: Any) -> Any:
         raise AssertionError("models were loaded")
 
-    with monkeypatch.context() as patch:
-        patch.setattr("cepo.train.build_backend", not_reached)
-        yield
+    monkeypatch.setattr("cepo.train.build_backend", not_reached)
 
 
 @pytest.mark.usefixtures("without_engines")
-def test_changed_settings_need_a_word_of_consent(tiny_run: list[str], own_data: Path, folder: Path) -> None:
-    options = [f"data.train_files={own_data}", "trainer.max_steps=2", *CHANGED]
+def test_changed_settings_need_a_word_of_consent(going_on: Train, folder: Path) -> None:
     with pytest.raises(CheckpointError) as refused:
-        run(tiny_run, *options, folder=folder)
+        going_on(*CHANGED)
     assert str(refused.value).splitlines() == [
         f"settings that decide what is trained have changed since {folder}/global_step_1:",
         "  data.rollout_batch_size: was 4, is 2",
@@ -64,64 +67,53 @@ def test_changed_settings_need_a_word_of_consent(tiny_run: list[str], own_data: 
     ]
 
 
-def test_with_consent_the_record_keeps_both(tiny_run: list[str], own_data: Path, folder: Path) -> None:
-    options = [f"data.train_files={own_data}", "trainer.max_steps=2", *CHANGED, "trainer.accept_changes=true"]
-    run(tiny_run, *options, folder=folder)
+def test_with_consent_the_record_keeps_both(going_on: Train, folder: Path) -> None:
+    done = going_on(*CHANGED, "trainer.accept_changes=true")
     rates = {
         name: yaml.safe_load((folder / name).read_text())["worker"]["actor"]["optim"]["lr"]
         for name in ("config_until_step_1.yaml", "config.yaml")
     }
     assert rates == {"config_until_step_1.yaml": 1e-3, "config.yaml": 5e-4}
-    assert [row["actor/lr"] for row in json_lines(folder / "metrics.jsonl")] == [1e-3, 5e-4]
+    assert [row["actor/lr"] for row in done.metrics] == [1e-3, 5e-4]
     free = ["worker.actor.micro_batch_size_per_device_for_update=4", "trainer.rollouts_to_log=0", "trainer.max_steps=3"]
-    assert run(tiny_run, *options[:-1], *free, folder=folder).first_step == 2
+    assert going_on(*CHANGED, *free).first_step == 2
 
 
 @pytest.mark.usefixtures("without_engines")
-def test_other_rows_under_the_same_name_are_noticed(tiny_run: list[str], own_data: Path, folder: Path) -> None:
-    other = folder.parent / own_data.name
-    write_problems(other, split_problems(5, 8, 1)[0])
+def test_other_rows_under_the_same_name_are_noticed(going_on: Train, own_data: Path) -> None:
     before = own_data.read_bytes()
+    other = r"\n  data: was \"8 rows, CRC-32 \w{8}\", is \"8 rows, CRC-32 \w{8}\"\n"
     try:
-        own_data.write_bytes(other.read_bytes())
-        with pytest.raises(
-            CheckpointError, match=r"\n  data: was \"8 rows, CRC-32 \w{8}\", is \"8 rows, CRC-32 \w{8}\"\n"
-        ):
-            run(tiny_run, f"data.train_files={own_data}", "trainer.max_steps=2", folder=folder)
+        write_problems(own_data, split_problems(5, 8, 1)[0])
+        with pytest.raises(CheckpointError, match=other):
+            going_on()
     finally:
         own_data.write_bytes(before)
 
 
 def test_another_path_of_the_same_files_is_no_change(
-    tiny_run: list[str], own_data: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    going_on: Train, tiny_run: list[str], own_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(own_data.parent)
     (reward,) = [word for word in tiny_run if word.startswith("worker.reward.reward_function=")]
     path = os.path.relpath(reward.partition("=")[2], own_data.parent)
-    spelt = [f"data.train_files={own_data.name}", f"worker.reward.reward_function={path}", "trainer.max_steps=2"]
-    assert run(tiny_run, *spelt, folder=folder).first_step == 1
+    assert going_on(f"data.train_files={own_data.name}", f"worker.reward.reward_function={path}").first_step == 1
 
 
 @pytest.mark.usefixtures("without_engines")
 def test_a_finished_run_says_so_before_any_engine_starts(
-    tiny_run: list[str], own_data: Path, folder: Path, caplog: pytest.LogCaptureFixture
+    going_on: Train, tiny_run: list[str], own_data: Path, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With the same settings it ends well; with others it is an error, and the record of the settings stays."""
-    command = [
-        *tiny_run,
-        f"data.train_files={own_data}",
-        "trainer.max_steps=1",
-        f"trainer.save_checkpoint_path={folder}",
-    ]
+    own = [f"data.train_files={own_data}", "trainer.max_steps=1", f"trainer.save_checkpoint_path={folder}"]
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert main(command) == 0
+    assert main([*tiny_run, *own]) == 0
     assert f"{folder}/global_step_1: all 1 steps of this run are done" in caplog.text
-    with pytest.raises(
-        RunFinishedError, match=r"all 1 steps of this run are done; raise trainer\.max_steps to add steps"
-    ):
-        run(tiny_run, f"data.train_files={own_data}", "trainer.max_steps=1", folder=folder)
+    more = r"all 1 steps of this run are done; raise trainer\.max_steps to add steps"
+    with pytest.raises(RunFinishedError, match=more):
+        going_on("trainer.max_steps=1")
     caplog.clear()
     for consent in ([], ["trainer.accept_changes=true"]):
-        assert main([*command, CHANGED[0], *consent]) == 2
+        assert main([*tiny_run, *own, CHANGED[0], *consent]) == 2
         assert "so these changes would train nothing:\n  worker.actor.optim.lr: was 0.001, is 0.0005" in caplog.text
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before

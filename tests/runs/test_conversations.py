@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_runs import EVERY_WRONG_ROLLOUT_TEACHES, picture, run
+from training_runs import TWO_TEACHERS, Train, picture
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config.schema import DataConfig
@@ -76,9 +76,8 @@ def test_messages_are_templated_in_their_order(read: Reader, tiny_processing: Pr
 def test_one_user_message_gives_the_tokens_of_the_same_text(read: Reader, tiny_processing: Processing) -> None:
     alone = read([[{"role": "user", "content": "<image>Find x."}]], [1])[0]
     assert (alone.text, alone.history) == ("<image>Find x.", ())
-    assert tiny_processing.template_ids(alone.text, history=alone.history) == tiny_processing.template_ids(
-        "<image>Find x."
-    )
+    ids = tiny_processing.template_ids(alone.text, history=alone.history)
+    assert ids == tiny_processing.template_ids("<image>Find x.")
 
 
 def test_the_format_prompt_is_around_the_question_alone(read: Reader, tmp_path: Path) -> None:
@@ -91,24 +90,14 @@ def test_the_format_prompt_is_around_the_question_alone(read: Reader, tmp_path: 
     assert len(read([TURNS[-1:]], [1], max_prompt_length=30)) == 1
 
 
-def test_contexts_differ_in_the_last_turn_alone(read: Reader, tiny_processing: Processing) -> None:
+def test_contexts_differ_in_the_last_turn_or_have_no_image(read: Reader, tiny_processing: Processing) -> None:
     problem = read([TURNS], [2])[0]
     contexts = ContextBuilder(tiny_processing, TeacherConfig(), max_context_length=512)
-    student = contexts.student(problem)
-    teacher = contexts.teacher(problem, student, "5")
+    student = contexts.student(problem).token_ids
+    teacher = contexts.teacher(problem, contexts.student(problem), "5").token_ids
     last = len(tiny_processing.template_ids("")) + 8
-    shared = next(
-        place
-        for place, (own, other) in enumerate(zip(student.token_ids, teacher.token_ids, strict=False))
-        if own != other
-    )
-    assert shared > len(student.token_ids) - last
-    assert len(teacher.token_ids) > len(student.token_ids)
-
-
-def test_a_blind_context_has_no_image_in_any_turn(read: Reader, tiny_processing: Processing) -> None:
-    problem = read([TURNS], [2])[0]
-    contexts = ContextBuilder(tiny_processing, TeacherConfig(), max_context_length=512)
+    assert student[: len(student) - last] == teacher[: len(student) - last]
+    assert len(teacher) > len(student)
     blind = contexts.blind(problem)
     text = tiny_processing.decode(blind.token_ids, skip_special_tokens=False)
     assert blind.images is None
@@ -140,7 +129,7 @@ def test_bad_messages_are_refused_with_what_is_accepted(
 
 
 @pytest.mark.heavy
-def test_a_run_on_conversations_trains_and_teachers_read_them(tiny_run: list[str], tmp_path: Path) -> None:
+def test_a_run_on_conversations_trains_and_teachers_read_them(train: Train, tmp_path: Path) -> None:
     from datasets import Dataset, Features, Image, List, Value
 
     message = {"role": Value("string"), "content": List({"type": Value("string"), "text": Value("string")})}
@@ -150,14 +139,7 @@ def test_a_run_on_conversations_trains_and_teachers_read_them(tiny_run: list[str
     columns = {"problem": turns, "images": [[picture(n)] for n in range(8)], "answer": [str(n + 1) for n in range(8)]}
     features = Features({"problem": List(message), "images": List(Image()), "answer": Value("string")})
     Dataset.from_dict(columns, features=features).to_parquet(str(tmp_path / "train.parquet"))
-    options = [
-        f"data.train_files={tmp_path / 'train.parquet'}",
-        "data.format_prompt=null",
-        "algorithm.adv_estimator=cepo",
-        EVERY_WRONG_ROLLOUT_TEACHES,
-        "worker.rollout.name=auto",
-    ]
-    finished = run(tiny_run, *options, folder=tmp_path / "run")
+    finished = train(*TWO_TEACHERS, f"data.train_files={tmp_path / 'train.parquet'}", "data.format_prompt=null")
     assert [row["step"] for row in finished.metrics] == [1, 2]
-    assert all(row["actor/grad_norm"] > 0 for row in finished.metrics)
+    assert all(row["actor/grad_norm"] > 0 and row["work/teacher_rows"] > 0 for row in finished.metrics)
     assert {row["problem"] for row in finished.rollouts} <= {f"<image>{n} + 1?" for n in range(8)}

@@ -5,16 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
-from training_runs import picture
+from training_runs import REPOSITORY, checked_config, picture
 
+from cepo.config import load_config
 from cepo.config.schema import DataConfig
 from cepo.data.dataset import Problem, ProblemSet, most_visuals
+from cepo.data.mixing import read_training_sets
 from cepo.data.reading import read_source
 from cepo.errors import ConfigError, DataError
 from cepo.models.processing import Processing
@@ -25,12 +28,7 @@ ROWS = [
     {"problem": "<image>or<image>?", "images": ["b.jpg", "a.png"], "answer": "3.5", "level": 3},
 ]
 SIZES = [[], [(64, 64)], [(96, 64), (64, 64)]]
-SETTINGS: dict[str, Any] = {
-    "prompt_key": "problem",
-    "max_prompt_length": 2048,
-    "min_pixels": None,
-    "max_pixels": None,
-}
+SETTINGS: dict[str, Any] = {"prompt_key": "problem", "max_prompt_length": 2048, "min_pixels": None, "max_pixels": None}
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +87,9 @@ def sizes(problems: Sequence[Problem]) -> list[list[tuple[int, int]]]:
 def test_rows_with_0_1_and_2_images_read_alike_from_each_form(
     read: Reader, tmp_path: Path, picture_folder: Path, form: str
 ) -> None:
-    problems = read(write(tmp_path, form, ROWS), image_dir=str(picture_folder))
+    """In a row of JSON one path may stand without a list around it."""
+    rows = [*ROWS[:1], ROWS[1] | {"images": "a.png"}, *ROWS[2:]] if form.startswith("json") else ROWS
+    problems = read(write(tmp_path, form, rows), image_dir=str(picture_folder))
     assert sizes(problems) == SIZES
     assert [problem.text for problem in problems] == [row["problem"] for row in ROWS]
     assert [problem.ground_truth for problem in problems] == ["2", "24", "3.5"]
@@ -147,18 +147,12 @@ def test_csv_keeps_texts_as_written_and_reads_a_path_per_row(
         read(empty, image_dir=str(picture_folder))
 
 
-def test_numbers_as_answers_become_the_text_a_person_would_write(read: Reader, tmp_path: Path) -> None:
-    rows = [{"problem": "?", "answer": value} for value in (24, 3.5, -1)]
-    assert [problem.ground_truth for problem in read(write(tmp_path, "jsonl", rows))] == ["24", "3.5", "-1"]
-    mixed = [{"problem": "?", "answer": value} for value in (24, "\\frac{1}{2}", 0.25)]
-    problems = read(write(tmp_path / "mixed", "jsonl", mixed))
-    assert [problem.ground_truth for problem in problems] == ["24", "\\frac{1}{2}", "0.25"]
-
-
-def test_one_path_in_a_row_and_lists_of_paths_in_others(read: Reader, tmp_path: Path, picture_folder: Path) -> None:
-    rows = [ROWS[1] | {"images": "a.png"}, ROWS[2], ROWS[1] | {"images": str(picture_folder / "b.jpg")}]
-    problems = read(write(tmp_path, "jsonl", rows), image_dir=str(picture_folder))
-    assert sizes(problems) == [[(64, 64)], [(96, 64), (64, 64)], [(96, 64)]]
+@pytest.mark.parametrize("values", [(24, 3.5, -1), (24, "\\frac{1}{2}", 0.25)])
+def test_numbers_as_answers_become_the_text_a_person_would_write(
+    read: Reader, tmp_path: Path, values: tuple[Any, ...]
+) -> None:
+    problems = read(write(tmp_path, "jsonl", [{"problem": "?", "answer": value} for value in values]))
+    assert [problem.ground_truth for problem in problems] == [str(value) for value in values]
 
 
 def test_columns_go_by_their_keys(read: Reader, tmp_path: Path, picture_folder: Path) -> None:
@@ -248,3 +242,79 @@ def test_min_and_max_pixels_bound_images_and_lengths(read: Reader, tmp_path: Pat
     for number, problem in enumerate(problems):
         prompt = tiny_processing.encode(problem.text, tiny_processing.load_images(problem.images))
         assert problems._measure(dict(problems._rows[number])).length == len(prompt.token_ids)
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    """Three problems without pictures."""
+    from datasets import Dataset
+
+    rows = {"problem": [f"What is {n} + 1?" for n in range(3)], "answer": [str(n + 1) for n in range(3)]}
+    Dataset.from_dict(rows).to_parquet(str(tmp_path / "text.parquet"))
+    return tmp_path / "text.parquet"
+
+
+def test_2_files_are_one_set_that_asks_each_of_11_rows_once(
+    tiny_run: list[str], tiny_processing: Processing, problem_file: Path, text_file: Path
+) -> None:
+    data = load_config([*tiny_run, f"data.train_files=[{problem_file}, {text_file}]"]).data
+    problems = read_training_sets(data, tiny_processing)
+    names = [problems[index].prompt_id for index in range(len(problems))]
+    assert names == [f"0:{row}" for row in range(8)] + [f"1:{row}" for row in range(3)]
+    assert (len(problems[0].images), len(problems[10].images), problems.most_images) == (1, 0, 1)
+    asked = [index for step in range(11) for index in problems.indices(step, 1)]
+    assert sorted(asked) == list(range(11)) != asked
+    probe = problems.image_probe()
+    assert probe is not None
+    assert probe.data == str(problem_file)
+
+
+def test_commas_separate_files_as_a_list_does(
+    tiny_run: list[str], tiny_processing: Processing, problem_file: Path, text_file: Path
+) -> None:
+    files = f"data.train_files={text_file},{problem_file}@train[:6]"
+    mixed = read_training_sets(load_config([*tiny_run, files, "data.train_weights=[1,3]"]).data, tiny_processing)
+    assert len(mixed) == 9
+    from_text = sum(index < 3 for step in range(250) for index in mixed.indices(step, 4)) / 1000
+    assert abs(from_text - 0.25) < 4 * 0.014  # the deviation is sqrt(0.1875 / 1000)
+    alone = read_training_sets(load_config(tiny_run).data, tiny_processing)
+    assert isinstance(alone, ProblemSet)
+    assert alone[3].prompt_id == "3"
+
+
+NUM_ROWS = 48
+
+
+@pytest.mark.heavy
+def test_images_become_20_to_700_tokens_and_answers_stay(
+    tiny_run: list[str], tiny_processing: Processing, tmp_path: Path
+) -> None:
+    """Rows spread over the training set, as they stand in the file."""
+    folder = Path(os.environ.get("CEPO_GEO3K", REPOSITORY.parent / "shared" / "data" / "geo3k"))
+    if not (folder / "train.parquet").is_file():
+        pytest.skip(f"Geometry3K is not here: no train.parquet in {folder}; CEPO_GEO3K names its folder")
+    from pyarrow import parquet
+
+    table = parquet.read_table(folder / "train.parquet")
+    table = table.take(list(range(0, len(table), len(table) // NUM_ROWS))[:NUM_ROWS])
+    parquet.write_table(table, tmp_path / "train.parquet")
+    arguments = ["config=configs/geo3k/cepo.yaml", f"data.train_files={tmp_path}/train.parquet", "data.val_files=null"]
+    model = [word for word in tiny_run if word.startswith("worker.actor.model.model_path")]
+    untrained = ["worker.rollout.name=transformers", "trainer.val_before_train=false", "trainer.val_freq=-1"]
+    data = checked_config([*arguments, *model, *untrained, "data.max_response_length=12"]).data
+    problems = ProblemSet(data.train_files, data, tiny_processing)
+    assert len(problems) == NUM_ROWS
+    assert not problems.skipped
+    modes, counts = set(), []
+    for problem, row in zip(problems, table.to_pylist(), strict=True):
+        modes.add(Image.open(io.BytesIO(row["images"][0]["bytes"])).mode)
+        assert [image.mode for image in problem.images] == ["RGB"]
+        assert problem.ground_truth == row["answer"]
+        assert problem.text.startswith(row["problem"])
+        assert problem.text.count("<image>") == 1
+        prompt = tiny_processing.encode(problem.text, tiny_processing.load_images(problem.images))
+        counts.append(prompt.token_ids.count(tiny_processing.image_token_id))
+        assert counts[-1] == tiny_processing.reader.num_tokens(problem.images[0].size)
+    assert modes - {"RGB"}, "the sample holds pictures that had to be converted"
+    assert 20 <= min(counts) <= max(counts) <= 700
+    assert any("\\" in problem.ground_truth for problem in problems)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +17,12 @@ from tiny_checkpoints import FAMILIES, TEXT_FAMILIES, VISION_FAMILIES, write_che
 from torch import Tensor
 from training_runs import (
     EVERY_WRONG_ROLLOUT_TEACHES,
+    Train,
     differing,
     encoded,
     largest_gap,
     picture,
     random_response,
-    run,
     whole,
 )
 
@@ -34,7 +35,6 @@ from cepo.models.quantization import quantised_weights
 from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import save_actor
 from cepo.workers.merged_model import BaseModel, merge_checkpoint
-from cepo.workers.passes import collate_packed, forest_of
 from cepo.workers.scoring_model import collate
 
 BuildActor = Callable[..., Actor]
@@ -53,38 +53,29 @@ LogProbRounding = Callable[[str], float]
 
 
 @pytest.fixture(scope="session")
-def log_prob_rounding(checkpoint: Callable[[str], Path]) -> LogProbRounding:
-    """Nats that two orders of summation may lie apart in a family's log-probs: measured once, on plain transformers' model."""
-    known: dict[str, float] = {}
-
-    def measured(family: str) -> float:
-        if family not in known:
-            folder = checkpoint(family)
-            model = plain_model(folder, family)
-            inputs = [plain_inputs(folder, text, images) for text, images in prompts_of(family)]
-            responses = [random_response(length, seed=length) for length in (5, 9)]
-
-            @torch.no_grad()
-            def log_probs() -> list[Tensor]:
-                return [plain_log_probs(model, each, response) for each in inputs for response in responses]
-
-            known[family] = ORDERS * moved_by_one_unit(log_probs, model.parameters())
-        return known[family]
-
-    return measured
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a family's tiny checkpoint, written once."""
+    return functools.cache(lambda family: write_checkpoint(family, tmp_path_factory.mktemp(family)))
 
 
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a family's tiny checkpoint, written once."""
-    written: dict[str, Path] = {}
+def log_prob_rounding(checkpoint: Callable[[str], Path]) -> LogProbRounding:
+    """Nats that two orders of summation may lie apart in a family's log-probs: measured once, on plain transformers' model."""
 
-    def folder(family: str) -> Path:
-        if family not in written:
-            written[family] = write_checkpoint(family, tmp_path_factory.mktemp(family))
-        return written[family]
+    @functools.cache
+    def measured(family: str) -> float:
+        folder = checkpoint(family)
+        model = plain_model(folder, family)
+        inputs = [plain_inputs(folder, text, images) for text, images in prompts_of(family)]
+        responses = [random_response(length, seed=length) for length in (5, 9)]
 
-    return folder
+        @torch.no_grad()
+        def log_probs() -> list[Tensor]:
+            return [plain_log_probs(model, each, response) for each in inputs for response in responses]
+
+        return ORDERS * moved_by_one_unit(log_probs, model.parameters())
+
+    return measured
 
 
 def prompts_of(family: str) -> list[tuple[str, list[Image.Image]]]:
@@ -180,15 +171,20 @@ def test_log_probs_and_gradients_are_those_of_plain_transformers(
         for row in rows[start : start + 2]:
             assert list(row.context.token_ids) == inputs["input_ids"][0].tolist()
             expected.append(plain_log_probs(model, inputs, row.response_ids))
-    gap = largest_gap(actor.score(rows), [each.detach() for each in expected])
+    scores = actor.score(rows)
+    assert actor.passes.packed == processing.family.packs
+    assert actor.passes.packed or actor.module.why_padded == processing.family.why_padded
+    gap = largest_gap(scores, [each.detach() for each in expected])
     record_property("log_probs", gap)
     assert gap < log_prob_rounding(family)
     weights = [0.3 * (-1) ** number for number in range(len(rows))]
     sum(weight * each.sum() for weight, each in zip(weights, expected, strict=True)).backward()
     batch = collate(rows, processing=processing, device=torch.device("cpu"))
-    log_probs, _ = actor.module(batch)
-    lengths = [len(row.response_ids) for row in rows]
-    sum(weight * each.sum() for weight, each in zip(weights, log_probs.split(lengths), strict=True)).backward()
+    log_probs = actor.module(batch)[0].split([len(row.response_ids) for row in rows])
+    packed_gap = largest_gap(scores, [each.detach() for each in log_probs])
+    record_property("packed", packed_gap)
+    assert packed_gap < log_prob_rounding(family)
+    sum(weight * each.sum() for weight, each in zip(weights, log_probs, strict=True)).backward()
     known = dict(model.named_parameters())
     squares, length, tower_is_reached = 0.0, 0.0, False
     for name, parameter in actor.module.model.named_parameters():
@@ -227,32 +223,6 @@ def test_on_a_4_bit_base_log_probs_are_those_of_engine_weights(
         inputs = plain_inputs(folder, text, images)
         expected += [plain_log_probs(model, inputs, row.response_ids).detach() for row in rows[start : start + 2]]
     assert largest_gap(actor.score(rows), expected) < log_prob_rounding(family)
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("family", FAMILIES)
-def test_packed_rows_score_as_padded_ones_where_the_family_packs(
-    family: str,
-    checkpoint: Callable[[str], Path],
-    build_actor: BuildActor,
-    log_prob_rounding: LogProbRounding,
-    record_property: Record,
-) -> None:
-    folder = checkpoint(family)
-    processing, actor = Processing(str(folder)), build_actor(folder=folder)
-    assert actor.passes.packed == processing.family.packs
-    rows = rows_of(family, processing)
-    if not processing.family.packs:
-        assert actor.module.why_padded == processing.family.why_padded
-        return
-    device = torch.device("cpu")
-    packed = collate_packed(rows, forest_of(rows, processing), processing=processing, device=device)
-    padded = collate(rows, processing=processing, device=device)
-    assert packed.input_ids.numel() < padded.input_ids.numel()
-    with torch.no_grad():
-        gap = largest_gap([actor.module(packed)[0]], [actor.module(padded)[0]])
-    record_property("packed", gap)
-    assert gap < log_prob_rounding(family)
 
 
 SETTINGS = {
@@ -306,7 +276,7 @@ def test_two_steps_train_and_the_engine_gets_the_weights(
     engine: str,
     setting: str,
     checkpoint: Callable[[str], Path],
-    tiny_run: list[str],
+    train: Train,
     tmp_path: Path,
     record_property: Record,
 ) -> None:
@@ -316,7 +286,6 @@ def test_two_steps_train_and_the_engine_gets_the_weights(
     reward.write_text(ALTERNATING, encoding="utf-8")
     in_bf16 = engine == "vllm" and family in ONE_TYPE_ON_A_CPU
     arguments = [
-        *tiny_run,
         f"worker.reward.reward_function={reward}:alternating",
         f"worker.actor.model.model_path={checkpoint(family)}",
         f"worker.rollout.name={engine}",
@@ -333,9 +302,9 @@ def test_two_steps_train_and_the_engine_gets_the_weights(
         refusal = "which this processor lacks"
     if refusal is not None:
         with pytest.raises(ConfigError, match=refusal):
-            run(arguments, folder=tmp_path / "run")
+            train(*arguments)
         return
-    for metrics in run(arguments, folder=tmp_path / "run").metrics:
+    for metrics in train(*arguments).metrics:
         record_property(f"{engine}, {setting}", metrics["rollout/log_prob_gap_max"])
         if in_bf16:
             assert metrics["rollout/log_prob_gap_mean"] < 0.15

@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 import pytest
 from isolation import restored_process
-from training_runs import json_lines, reference_logits, reference_model, run
+from training_runs import Train, json_lines, reference_logits, reference_model
 
 from cepo.cli import main
 from cepo.credit import stored
@@ -24,7 +24,7 @@ from cepo.models.processing import Processing
 
 pytestmark = pytest.mark.heavy
 
-NUMBER = 96
+NUMBER = 48
 METHODS = "methods=grpo, rlsd(scale=std), cepo(lambda_init=1), my_method"
 SETTINGS = ["data.max_response_length=4", "worker.rollout.top_k=2", "worker.rollout.n=6"]
 
@@ -90,7 +90,7 @@ def enumerated(credit_command: list[str], tiny_model_folder: Path) -> Callable[[
 
 
 def test_values_are_the_enumerated_chances(measured: Path, enumerated: Callable[[str], Enumeration]) -> None:
-    """A mean of 96 verdicts lies within 4.5 standard errors of the chance that enumeration gives, for every prefix."""
+    """A mean of 48 verdicts lies within 4.5 standard errors of the chance that enumeration gives, for every prefix."""
     traces = json_lines(measured / "traces.jsonl")
     assert len(traces) == 9
     errors: list[float] = []
@@ -115,18 +115,17 @@ def test_credit_adds_up_to_the_verdict(measured: Path) -> None:
         assert (measured / trace["image"]).read_bytes().startswith(b"\x89PNG")
 
 
-def test_advantages_are_those_that_training_computes(measured: Path, tiny_run: list[str], tmp_path: Path) -> None:
+def test_advantages_are_those_that_training_computes(measured: Path, train: Train) -> None:
     settings = ["algorithm.adv_estimator=rlsd", "trainer.max_steps=1", "worker.actor.global_batch_size=4"]
-    trained = run(tiny_run, *SETTINGS, *settings, folder=tmp_path)
+    trained = train(*SETTINGS, *settings)
     learnt = {
         (group["prompt_id"], rollout["response"]): rollout["token_advantages"]
         for group in trained.rollouts
         for rollout in group["rollouts"]
     }
-    traces = json_lines(measured / "traces.jsonl")
     compared = [
         numpy.abs(numpy.subtract(learnt[name], trace["advantages"]["rlsd(scale=std)"])).max()
-        for trace in traces
+        for trace in json_lines(measured / "traces.jsonl")
         if (name := (trace["prompt_id"], trace["response"])) in learnt
     ]
     assert len(compared) == 9
@@ -191,7 +190,7 @@ def test_knowledge_is_measured_with_and_without_continuations(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("continuations=95", "holds a measurement with other settings: num_continuations"),
+        ("continuations=47", "holds a measurement with other settings: num_continuations"),
         ("worker.rollout.top_k=3", "holds a measurement with other settings: worker.rollout.top_k"),
         ("worker.reward.reward_function={reward}", "have equal rewards"),
         ("out={tmp_path}", "does not hold a measurement"),

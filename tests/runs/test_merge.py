@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import json
 import pickle
 import shutil
@@ -16,7 +16,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from training_runs import (
     FinishedRun,
+    Train,
     checked_config,
+    differing,
     encoded,
     picture,
     random_response,
@@ -30,8 +32,6 @@ from cepo.cli import main
 from cepo.data.batch import ScoringRow
 from cepo.errors import CheckpointError
 from cepo.models.processing import Processing
-from cepo.rollout.factory import build_generator
-from cepo.rollout.generator import GenerationRequest, GeneratorSettings, SamplingSettings
 from cepo.train import run_policy
 from cepo.trainer.checkpoints import FILES_FILE, written_files
 from cepo.workers.distributed import reshard
@@ -39,24 +39,18 @@ from cepo.workers.passes import RankPass
 
 pytestmark = pytest.mark.heavy
 
+FAR = ("worker.actor.fsdp.mp_param_dtype=fp32", "worker.actor.optim.lr=1e-2")
+"""Takes two steps far from their base."""
 LORA = ("worker.actor.model.lora.rank=4", "worker.actor.model.lora.alpha=8")
 FULL = ("worker.actor.model.lora.rank=0",)
 FROZEN_TOWER = (*FULL, "worker.actor.model.freeze_vision_tower=true")
-Train = Callable[..., FinishedRun]
+Far = Callable[..., FinishedRun]
 
 
 @pytest.fixture(scope="module")
-def train(tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory) -> Train:
-    """Runs of 2 steps, in float32 and with a learning rate that takes them far from their base; each is run once."""
-    runs: dict[tuple[str, ...], FinishedRun] = {}
-
-    def train(*options: str) -> FinishedRun:
-        if options not in runs:
-            settings = ["worker.actor.fsdp.mp_param_dtype=fp32", "worker.actor.optim.lr=1e-2"]
-            runs[options] = run(tiny_run, *settings, *options, folder=tmp_path_factory.mktemp("run"))
-        return runs[options]
-
-    return train
+def far(tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory) -> Far:
+    """Runs of 2 steps, each trained once."""
+    return functools.cache(lambda *options: run(tiny_run, *FAR, *options, folder=tmp_path_factory.mktemp("run")))
 
 
 @pytest.fixture
@@ -92,10 +86,10 @@ def folder_logits(folder: Path, row: ScoringRow) -> Tensor:
 
 @pytest.mark.parametrize("options", [LORA, FROZEN_TOWER], ids=["lora", "frozen-tower"])
 def test_a_merged_folder_has_the_trained_models_logits(
-    train: Train, tiny_model_folder: Path, tmp_path: Path, row: ScoringRow, options: tuple[str, ...]
+    far: Far, tiny_model_folder: Path, tmp_path: Path, row: ScoringRow, options: tuple[str, ...]
 ) -> None:
     """They agree to 1e-5, and differ by 0.1 from the base's."""
-    finished = train(*options)
+    finished = far(*options)
     assert merge("--checkpoint", finished.folder / "global_step_2", "--out", tmp_path / "merged") == 0
     logits = folder_logits(tmp_path / "merged", row)
     assert_close(logits, trained_logits(finished, row))
@@ -103,10 +97,10 @@ def test_a_merged_folder_has_the_trained_models_logits(
 
 
 def test_an_adapter_alone_merges_into_its_or_a_given_base(
-    train: Train, tiny_model_folder: Path, tmp_path: Path, row: ScoringRow
+    far: Far, tiny_model_folder: Path, tmp_path: Path, row: ScoringRow
 ) -> None:
     """The folder has EasyR1's layout."""
-    finished = train(*LORA)
+    finished = far(*LORA)
     adapter = tmp_path / "global_step_9" / "actor" / "lora_adapter"
     shutil.copytree(finished.folder / "global_step_2" / "actor" / "lora_adapter", adapter)
     assert merge("--checkpoint", tmp_path / "global_step_9", "--out", tmp_path / "named") == 0
@@ -148,17 +142,22 @@ def test_an_adapter_written_by_peft_merges_to_pefts_logits(
     assert (logits - folder_logits(tiny_model_folder, row)).abs().max() > 0.1
 
 
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    capsys.readouterr()
+    assert merge(*arguments) == 2
+    return capsys.readouterr().err
+
+
 def test_an_impossible_upload_is_refused_before_the_merge(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    far: Far, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint = train(*LORA).folder / "global_step_2"
-    arguments = ["--checkpoint", checkpoint, "--out", tmp_path / "merged"]
+    arguments = ["--checkpoint", far(*LORA).folder / "global_step_2", "--out", tmp_path / "merged"]
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no_token"))
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     assert "hf auth login" in refusal(capsys, *arguments, "--upload", "someone/model")
-    assert "give ORG/NAME" in refusal(capsys, *arguments, "--upload", "model")
-    assert "give ORG/NAME" in refusal(capsys, *arguments, "--upload", "some one/model")
+    for name in ("model", "some one/model"):
+        assert "give ORG/NAME" in refusal(capsys, *arguments, "--upload", name)
     assert "--upload" in refusal(capsys, *arguments, "--public")
     monkeypatch.setenv("HF_TOKEN", "hf_not_a_token")
     # Nothing listens there: the same failure as without a network, on every machine.
@@ -170,9 +169,9 @@ def test_an_impossible_upload_is_refused_before_the_merge(
 
 
 def test_end_tokens_template_and_image_settings_are_kept(
-    train: Train, tiny_model_folder: Path, tiny_processing: Processing, tmp_path: Path
+    far: Far, tiny_model_folder: Path, tiny_processing: Processing, tmp_path: Path
 ) -> None:
-    checkpoint = train(*FULL).folder / "global_step_2"
+    checkpoint = far(*FROZEN_TOWER).folder / "global_step_2"
     assert merge("--checkpoint", checkpoint, "--out", tmp_path / "merged") == 0
     kept = (tmp_path / "merged" / "generation_config.json").read_bytes()
     assert kept == (tiny_model_folder / "generation_config.json").read_bytes()
@@ -188,50 +187,39 @@ def test_end_tokens_template_and_image_settings_are_kept(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["merged"]
 
 
-def test_a_run_with_its_own_chat_template_hands_it_on(
-    tiny_run: list[str], tiny_processing: Processing, tmp_path: Path
-) -> None:
-    template = tmp_path / "template.jinja"
+def test_a_run_with_its_own_chat_template_hands_it_on(train: Train, tmp_path: Path) -> None:
+    template, rows = tmp_path / "template.jinja", tmp_path / "text.jsonl"
     template.write_text("Q: {{ messages[0]['content'] | map(attribute='text') | join('<|image_pad|>') }} A:")
-    options = [f"data.override_chat_template={template}", "trainer.max_steps=1", *LORA]
-    from datasets import Dataset
-
-    Dataset.from_dict({"problem": [f"What is {n}?" for n in range(8)], "answer": ["1"] * 8}).to_parquet(
-        str(tmp_path / "text.parquet")
-    )
-    run(tiny_run, *options, f"data.train_files={tmp_path / 'text.parquet'}", folder=tmp_path / "run")
-    arguments = ["--checkpoint", tmp_path / "run" / "global_step_1", "--out", tmp_path / "merged"]
+    rows.write_text("".join(json.dumps({"problem": f"What is {n}?", "answer": "1"}) + "\n" for n in range(8)))
+    done = train(*LORA, f"data.override_chat_template={template}", "trainer.max_steps=1", f"data.train_files={rows}")
+    arguments = ["--checkpoint", done.folder / "global_step_1", "--out", tmp_path / "merged"]
     assert merge(*arguments) == 2  # the record alone may not name a file of this machine
     assert merge(*arguments, "--chat-template", template) == 0
     merged = Processing(str(tmp_path / "merged"))
     assert merged.decode(merged.template_ids("2 + 2?")) == "Q: 2 + 2? A:"
 
 
-def test_weights_alone_merge_and_are_refused_by_a_resume(tiny_run: list[str], tmp_path: Path) -> None:
-    folder, out = tmp_path / "run", tmp_path / "merged"
+def test_weights_alone_merge_and_are_refused_by_a_resume(train: Train, tiny_run: list[str], tmp_path: Path) -> None:
     options = [*FULL, "worker.actor.fsdp.mp_param_dtype=fp32", "trainer.save_model_only=true"]
-    finished = run(tiny_run, *options, folder=folder)
-    checkpoint = folder / "global_step_2"
-    actor = checkpoint / "actor"
-    assert sorted(path.name for path in actor.iterdir()) == ["distributed"]
+    finished, out = train(*options), tmp_path / "merged"
+    checkpoint = finished.folder / "global_step_2"
+    assert sorted(path.name for path in (checkpoint / "actor").iterdir()) == ["distributed"]
     weights = sum(tensor.nbytes for tensor in finished.parameters.values())
-    assert weights < sum(path.stat().st_size for path in actor.rglob("*") if path.is_file()) < 1.2 * weights
-    assert main(["merge", "--checkpoint", str(checkpoint), "--out", str(out), "--dtype", "fp32"]) == 0
+    written = sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
+    assert weights < written < 1.2 * weights
+    assert merge("--checkpoint", checkpoint, "--out", out, "--dtype", "fp32") == 0
     merged = load_file(out / "model.safetensors")
-    trained = {name.removeprefix("model."): tensor for name, tensor in finished.parameters.items()}
-    assert merged.keys() == trained.keys()
-    assert all(torch.equal(merged[name], trained[name]) for name in trained)
+    assert differing(merged, {name.removeprefix("model."): each for name, each in finished.parameters.items()}) == []
     with pytest.raises(CheckpointError, match=r"global_step_2 holds only weights \(trainer.save_model_only\)"):
-        run(tiny_run, *FULL, folder=folder)
-    config = checked_config([*tiny_run, *options, f"trainer.save_checkpoint_path={folder}"])
-    policy = run_policy(config)
+        train(*FULL)
+    policy = run_policy(checked_config([*tiny_run, *options, f"trainer.save_checkpoint_path={finished.folder}"]))
     policy.begin()
     assert policy.checkpoint_to_load() is None, "a restart begins again"
 
 
-def test_weights_have_the_bases_type_or_bfloat16(train: Train, tmp_path: Path) -> None:
+def test_weights_have_the_bases_type_or_bfloat16(far: Far, tmp_path: Path) -> None:
     """They are bfloat16 where that is asked for."""
-    checkpoint = train(*FULL).folder / "global_step_2"
+    checkpoint = far(*FROZEN_TOWER).folder / "global_step_2"
     for name, options, dtype in [("own", (), "float32"), ("short", ("--dtype", "bf16"), "bfloat16")]:
         assert merge("--checkpoint", checkpoint, "--out", tmp_path / name, *options) == 0
         with safe_open(tmp_path / name / "model.safetensors", "pt") as tensors:
@@ -240,66 +228,33 @@ def test_weights_have_the_bases_type_or_bfloat16(train: Train, tmp_path: Path) -
         assert [config["dtype"], config["text_config"]["dtype"], config["vision_config"]["dtype"]] == [dtype] * 3
 
 
-def test_vllm_serves_a_merged_folder_with_the_trained_scores(
-    train: Train, tmp_path: Path, tiny_processing: Processing
-) -> None:
-    """The log-probs agree to 1e-4."""
-    pytest.importorskip("vllm", reason="vLLM is not installed")
-    finished = train(*LORA)
-    assert merge("--checkpoint", finished.folder / "global_step_2", "--out", tmp_path / "merged") == 0
-    prompt = encoded(tiny_processing, "Find x.", picture(1))
-    settings = GeneratorSettings(
-        name="vllm",
-        model_path=str(tmp_path / "merged"),
-        dtype="fp32",
-        max_model_len=512,
-        max_num_batched_tokens=2048,
-    )
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    generator = build_generator(settings, tiny_processing, device=device)
-    with contextlib.closing(generator):
-        request = GenerationRequest(
-            prompt_ids=prompt.engine_ids, num_prompt_tokens=len(prompt.token_ids), images=(picture(1),), seed=5
-        )
-        [group] = generator.generate([request], SamplingSettings(num_samples=2, max_response_length=16))
-    rows = [ScoringRow(context=prompt, response_ids=tuple(one.response_ids)) for one in group]
-    for one, expected in zip(group, finished.actor.score(rows), strict=True):
-        torch.testing.assert_close(torch.as_tensor(one.log_probs), expected, rtol=0, atol=1e-4)
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    capsys.readouterr()
-    assert merge(*arguments) == 2
-    return capsys.readouterr().err
-
-
 def test_what_cannot_be_merged_ends_with_one_message(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    far: Far, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    finished = train(*LORA)
-    checkpoint, out = finished.folder / "global_step_2", tmp_path / "merged"
-    (tmp_path / "empty").mkdir()
-    assert "give a folder global_step_<N>" in refusal(capsys, "--checkpoint", tmp_path / "empty", "--out", out)
-    assert "give a folder global_step_<N>" in refusal(capsys, "--checkpoint", tmp_path / "nowhere", "--out", out)
-    assert "checkpoints: global_step_2" in refusal(capsys, "--checkpoint", finished.folder, "--out", out)
+    folder, out = far(*LORA).folder, tmp_path / "merged"
+    checkpoint = folder / "global_step_2"
+    for name, file in (("empty", None), ("full", "notes.txt"), ("ranks/actor", "model_world_size_1_rank_0.pt")):
+        (tmp_path / name).mkdir(parents=True)
+        if file is not None:
+            (tmp_path / name / file).write_text("mine")
+    for source, target, words in (
+        (tmp_path / "empty", out, "give a folder global_step_<N>"),
+        (tmp_path / "nowhere", out, "give a folder global_step_<N>"),
+        (folder, out, "checkpoints: global_step_2"),
+        (checkpoint, tmp_path / "full", "is not empty"),
+        (tmp_path / "ranks", out, "scripts/model_merger.py"),
+    ):
+        assert words in refusal(capsys, "--checkpoint", source, "--out", target)
     gone = refusal(capsys, "--checkpoint", checkpoint, "--out", out, "--base", tmp_path / "gone")
     assert "name it with --base" in gone
     assert str(tmp_path / "gone") in gone
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "notes.txt").write_text("mine")
-    assert "is not empty" in refusal(capsys, "--checkpoint", checkpoint, "--out", tmp_path / "full")
-    (tmp_path / "rank_files" / "actor").mkdir(parents=True)
-    (tmp_path / "rank_files" / "actor" / "model_world_size_1_rank_0.pt").touch()
-    assert "scripts/model_merger.py" in refusal(capsys, "--checkpoint", tmp_path / "rank_files", "--out", out)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "full", "rank_files"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "full", "ranks"]
 
 
-def test_an_adapter_of_other_weights_is_refused(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_adapter_of_other_weights_is_refused(far: Far, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It has 1 weight too few, 1 too many or one of another shape; none is left out."""
     actor = tmp_path / "actor"
-    shutil.copytree(train(*LORA).folder / "global_step_2" / "actor", actor)
+    shutil.copytree(far(*LORA).folder / "global_step_2" / "actor", actor)
     file = actor / "lora_adapter" / "adapter_model.safetensors"
     tensors = load_file(file)
     name = min(tensors)
@@ -315,17 +270,19 @@ def test_an_adapter_of_other_weights_is_refused(
 
 
 def test_a_critics_shards_are_not_taken_for_a_policys(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    far: Far, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    critic = train(*FULL, "algorithm.adv_estimator=gae").folder / "global_step_2" / "critic"
+    critic = far(*FULL, "algorithm.adv_estimator=gae", "trainer.max_steps=1").folder / "global_step_1" / "critic"
     message = refusal(capsys, "--checkpoint", critic, "--out", tmp_path / "merged")
     assert "weights that the base model lacks: 2 (model.head.bias, model.head.weight)" in message
 
 
-def hollow(source: Path, folder: Path) -> Path:
-    """A copy of a run whose metadata has no chunks and no storage for any weight, sealed again; returns the checkpoint."""
-    shutil.copytree(source, folder)
-    checkpoint = folder / "global_step_2"
+def test_shards_without_data_are_refused_by_every_command(
+    far: Far, tiny_run: list[str], train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Metadata without chunks and storage for any weight, sealed again: a merge would write the untrained base."""
+    shutil.copytree(far(*FROZEN_TOWER).folder, tmp_path / "copy")
+    checkpoint = tmp_path / "copy" / "global_step_2"
     file = checkpoint / "actor" / "distributed" / ".metadata"
     metadata = pickle.loads(file.read_bytes())
     for entry in metadata.state_dict_metadata.values():
@@ -333,32 +290,15 @@ def hollow(source: Path, folder: Path) -> Path:
             entry.chunks.clear()
     metadata.storage_data.clear()
     file.write_bytes(pickle.dumps(metadata, 2))
-    seal(checkpoint)
-    return checkpoint
-
-
-def seal(checkpoint: Path) -> None:
     (checkpoint / FILES_FILE).unlink()
     (checkpoint / FILES_FILE).write_text(json.dumps(written_files(checkpoint)))
-
-
-def test_shards_without_data_are_refused_by_every_command(
-    train: Train, tiny_run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A merge would write the untrained base and end with success."""
-    checkpoint = hollow(train(*FULL).folder, tmp_path / "run")
     words = "the chunks of 'model.model."
     assert words in refusal(capsys, "--checkpoint", checkpoint, "--out", tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
-    assert main(["evaluate", f"checkpoint={checkpoint}", *reward_of(tiny_run), f"out={tmp_path / 'results'}"]) == 2
+    (reward,) = (text for text in tiny_run if text.startswith("worker.reward.reward_function="))
+    (rows,) = (text.partition("=")[2] for text in tiny_run if text.startswith("data.train_files="))
+    own = [reward, f"data={rows}", "n=1", f"out={tmp_path / 'results'}"]
+    assert main(["evaluate", f"checkpoint={checkpoint}", *own]) == 2
     assert words in capsys.readouterr().err
-    settings = ["worker.actor.fsdp.mp_param_dtype=fp32", "worker.actor.optim.lr=1e-2", "trainer.max_steps=3"]
     with pytest.raises(CheckpointError, match=words):
-        run(tiny_run, *settings, *FULL, f"trainer.load_checkpoint_path={checkpoint}", folder=tmp_path / "other")
-
-
-def reward_of(settings: list[str]) -> list[str]:
-    """The arguments of an evaluation that a run's record does not give."""
-    (reward,) = (text for text in settings if text.startswith("worker.reward.reward_function="))
-    (rows,) = (text.partition("=")[2] for text in settings if text.startswith("data.train_files="))
-    return [reward, f"data={rows}", "n=1"]
+        train(*FAR, *FROZEN_TOWER, "trainer.max_steps=3", f"trainer.load_checkpoint_path={checkpoint}")

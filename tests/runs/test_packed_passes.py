@@ -1,4 +1,4 @@
-"""Packed rows against padded rows: the same log-probs, gradients and values from fewer tokens."""
+"""Packed rows against padded rows: the same log-probs and gradients from fewer tokens; and which passes a step makes."""
 
 from __future__ import annotations
 
@@ -8,25 +8,30 @@ from typing import Any
 import pytest
 import torch
 from rounding import GRADIENTS, LOG_PROBS
-from torch import Tensor
-from training_runs import encoded, largest_gap, picture, random_response, whole
+from training_runs import (
+    TWO_TEACHERS,
+    Train,
+    around,
+    batch_of,
+    encoded,
+    gradient_of,
+    largest_gap,
+    noting,
+    picture,
+    random_response,
+    relative_gap,
+)
 
+from cepo.algorithms import build_estimator
 from cepo.data.batch import OptimizerBatch, ScoringRow
-from cepo.losses.policy import LossDenominators
-from cepo.models.inputs import EncodedPrompt, ImageInputs
 from cepo.models.processing import Processing
+from cepo.trainer.loop import Trainer
+from cepo.trainer.planning import View, student_rows
 from cepo.workers.actor import Actor
 from cepo.workers.passes import collate_packed, forest_of
 
 BuildActor = Callable[..., Actor]
 HINTS = ("", "\nHere is a sample answer: 3", "\nHere is a sample answer: 47 degrees")
-
-
-def contexts_of(
-    processing: Processing, question: str, images: ImageInputs | None, num_contexts: int
-) -> list[EncodedPrompt]:
-    marks = "<image>" * (0 if images is None else len(images.grid_thw))
-    return [processing.encode(marks + question + hint, images) for hint in HINTS[:num_contexts]]
 
 
 def group(
@@ -36,8 +41,11 @@ def group(
     images = processing.load_images(list(pictures))
     lengths = torch.randint(1, 40, (size,), generator=torch.Generator().manual_seed(seed)).tolist()
     return [
-        ScoringRow(context=context, response_ids=random_response(length, seed=100 * seed + number))
-        for context in contexts_of(processing, question, images, num_contexts)
+        ScoringRow(
+            context=processing.encode("<image>" * len(pictures) + question + hint, images),
+            response_ids=random_response(length, seed=100 * seed + number),
+        )
+        for hint in HINTS[:num_contexts]
         for number, length in enumerate(lengths)
     ]
 
@@ -69,52 +77,29 @@ def test_packed_log_probs_are_the_padded_ones_to_1e_minus_5(
     assert (packed.passes.packed, padded.passes.packed) == (True, False)
 
 
-def batch_of(rows: list[ScoringRow]) -> OptimizerBatch:
-    lengths = torch.tensor([len(row.response_ids) for row in rows])
-    mask = torch.arange(int(lengths.max())).unsqueeze(0) < lengths.unsqueeze(1)
-    advantages = torch.linspace(-1, 1, len(rows)).unsqueeze(1).expand(mask.shape).where(mask, 0.0)
-    old = torch.full(mask.shape, -5.5).where(mask, 0.0)
-    return OptimizerBatch(
-        rows=rows,
-        old_log_probs=old,
-        advantages=advantages,
-        response_mask=mask,
-        denominators=LossDenominators(int(lengths.sum()), len(rows), 40),
-    )
-
-
-def gradient_of(actor: Actor, batch: OptimizerBatch) -> Tensor:
-    """All weights' gradients of one optimizer step that moves nothing, as one vector."""
-    for parameters in actor.optimizer.param_groups:
-        parameters["lr"] = 0.0
-    actor._optimizer_step(batch)
-    return torch.cat([whole(weight.grad).flatten() for weight in actor.module.parameters() if weight.grad is not None])
-
-
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param({"model__enable_gradient_checkpointing": "true"}, id="all weights, the vision tower too"),
-        pytest.param({"model__enable_gradient_checkpointing": "false"}, id="without recomputation"),
-        pytest.param(
-            {"model__enable_gradient_checkpointing": "true", "model__freeze_vision_tower": "true"}, id="frozen tower"
-        ),
-        pytest.param({"model__enable_gradient_checkpointing": "true", "model__lora__rank": "4"}, id="adapter"),
+        pytest.param({"enable_gradient_checkpointing": "true"}, id="all weights, the vision tower too"),
+        pytest.param({"enable_gradient_checkpointing": "false"}, id="without recomputation"),
+        pytest.param({"enable_gradient_checkpointing": "true", "freeze_vision_tower": "true"}, id="frozen tower"),
+        pytest.param({"enable_gradient_checkpointing": "true", "lora__rank": "4"}, id="adapter"),
     ],
 )
-@pytest.mark.parametrize(("num_contexts", "size"), [(2, 2)])
 def test_packed_gradients_are_the_padded_ones_to_1e_minus_5(
-    build_actor: BuildActor, tiny_processing: Processing, settings: dict[str, str], num_contexts: int, size: int
+    build_actor: BuildActor, tiny_processing: Processing, settings: dict[str, str]
 ) -> None:
-    packed, padded = both(build_actor, max_grad_norm="1e9", **settings)
-    if "model__lora__rank" in settings:
-        for actor in (packed, padded):
+    model = {f"model__{name}": value for name, value in settings.items()}
+    actors = both(build_actor, max_grad_norm="1e9", **model)
+    rows = mixed_rows(tiny_processing, num_contexts=2, size=2)
+    found = []
+    for actor in actors:
+        if "lora__rank" in settings:
             _draw_adapter(actor)
-    batch = batch_of(mixed_rows(tiny_processing, num_contexts=num_contexts, size=size))
-    gradient, expected = gradient_of(packed, batch), gradient_of(padded, batch)
-    assert float(expected.norm()) > 0
-    assert float((gradient - expected).norm() / expected.norm()) < GRADIENTS
+        old = [torch.full((len(row.response_ids),), -5.5) for row in rows]
+        found.append(gradient_of(actor, batch_of(rows, torch.linspace(-1, 1, len(rows)).tolist(), old)))
+    assert relative_gap(*found) < GRADIENTS
 
 
 def _draw_adapter(actor: Actor) -> None:
@@ -131,9 +116,14 @@ def _draw_adapter(actor: Actor) -> None:
 def test_a_budget_of_tokens_cuts_passes_and_changes_no_log_prob(
     build_actor: BuildActor, tiny_processing: Processing
 ) -> None:
+    """The tokens that sharing prompts saved are counted."""
     actor = build_actor()
     rows = mixed_rows(tiny_processing, num_contexts=3, size=5)
     whole_pass = actor.score(rows)
+    metrics = actor.passes.metrics()
+    asked, computed = sum(row.num_tokens for row in rows), forest_of(rows, tiny_processing).num_tokens
+    assert metrics["work/tokens_computed"].result == computed < 0.5 * asked
+    assert metrics["work/tokens_saved"].result == pytest.approx(1 - computed / asked)
     largest = max(row.num_tokens for row in rows)
     actor.passes._longest_row = largest
     for size in (1, 3):
@@ -144,73 +134,87 @@ def test_a_budget_of_tokens_cuts_passes_and_changes_no_log_prob(
         **{**vars(actor._config), "micro_batch_size_per_device_for_experience": 1}
     )
     assert largest_gap(actor.score(rows), whole_pass) < LOG_PROBS
+    actor.passes.metrics()
+    actor.score(rows[:1])
+    assert actor.passes.metrics()["work/tokens_computed"].result == rows[0].num_tokens - 1, "those since the last call"
 
 
 def test_equal_images_in_two_objects_are_encoded_once(tiny_processing: Processing) -> None:
     one, other = (encoded(tiny_processing, "Find x in this figure, please.", picture(1)) for _ in range(2))
     rows = [ScoringRow(context=context, response_ids=(5, 6, 7)) for context in (one, other)]
-    batch = collate_packed(
-        rows, forest_of(rows, tiny_processing), processing=tiny_processing, device=torch.device("cpu")
-    )
+    forest = forest_of(rows, tiny_processing)
+    batch = collate_packed(rows, forest, processing=tiny_processing, device=torch.device("cpu"))
     assert batch.image_order == (0,)
     assert batch.input_ids.numel() == len(one.token_ids) + 2 * 2
 
 
+ONE_OPTIMIZER_BATCH = ["worker.actor.global_batch_size=4", "trainer.max_steps=1"]
+HINT = "Here is a sample answer"
+Calls = list[tuple[bool, int, int]]
+
+
+def watched(calls: Calls) -> Callable[[Trainer], None]:
+    """Notes of every scoring pass whether it was a teacher's, its student rows and its rows with a hint."""
+
+    def noted(trainer: Trainer, score: Any, rows: Sequence[ScoringRow], **options: Any) -> Any:
+        hinted = sum(HINT in trainer.processing.decode(row.context.token_ids) for row in rows)
+        calls.append((options.get("as_teacher", False), len(rows) - hinted, hinted))
+        return score(rows, **options)
+
+    return around("backend.score", noted)
+
+
 @pytest.mark.heavy
-def test_a_frozen_tower_sees_each_image_once_a_step(
-    build_actor: BuildActor, tiny_processing: Processing, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("options", "student_rows_scored", "passes"),
+    [
+        (["algorithm.adv_estimator=grpo"], False, 0),
+        (TWO_TEACHERS, False, 1),
+        (["algorithm.adv_estimator=opsd"], True, 1),
+        (["algorithm.adv_estimator=rlsd", "algorithm.teacher.source=reference"], True, 2),
+    ],
+)
+def test_one_batch_and_live_teachers_take_one_scoring_pass(
+    train: Train, options: list[str], student_rows_scored: bool, passes: int
 ) -> None:
-    """A trained tower sees it in every pass."""
-    from cepo.models.families.qwen import GridFamily
-
-    seen: list[int] = []
-    original = GridFamily.features
-
-    def counted(self: GridFamily, model: Any, images: Sequence[ImageInputs], device: torch.device) -> Any:
-        seen.append(sum(one.num_units for one in images))
-        return original(self, model, images, device)
-
-    monkeypatch.setattr(GridFamily, "features", counted)
-    rows = mixed_rows(tiny_processing, num_contexts=2, size=2)  # four pictures
-    for frozen, expected in ((True, 4), (False, 4 * 3)):
-        actor = build_actor(model__freeze_vision_tower=str(frozen).lower())
-        seen.clear()
-        actor.score(rows)
-        actor.score(rows, as_teacher=True)
-        actor.update([batch_of(rows)], step=0)
-        assert sum(seen) == expected
-        actor.finish_step(0)
-        actor.score(rows)
-        assert sum(seen) == expected + 4
+    """Teachers with other weights take a pass of their own."""
+    calls: Calls = []
+    (row,) = train(*ONE_OPTIMIZER_BATCH, *options, prepare=watched(calls)).metrics
+    assert [as_teacher for as_teacher, _, _ in calls] == [False, True][:passes]
+    assert any(num_student > 0 for _, num_student, _ in calls) == student_rows_scored
+    if passes == 2:
+        assert [hinted > 0 for _, _, hinted in calls] == [False, True]
+    assert sum(hinted for _, _, hinted in calls) == row.get("work/teacher_rows", 0)
+    assert (row["work/scored_fraction"] > 0) == student_rows_scored
+    assert row["rollout/log_prob_gap_max"] < 1e-4  # compared in the update where nothing scored the student
+    assert 0 < row["work/tokens_saved"] < 1
 
 
 @pytest.mark.heavy
-def test_filling_a_packed_row_to_blocks_changes_no_log_prob(
-    build_actor: BuildActor, tiny_processing: Processing
-) -> None:
-    """The blocks have 128 tokens."""
-    actor = build_actor()
-    rows = mixed_rows(tiny_processing, num_contexts=2, size=3)
-    forest = forest_of(rows, tiny_processing)
-    plain, filled = (
-        collate_packed(rows, forest, processing=tiny_processing, device=actor.device, multiple_of=multiple)
-        for multiple in (1, 128)
-    )
-    assert filled.input_ids.shape[1] % 128 == 0
-    assert 0 < filled.input_ids.numel() - plain.input_ids.numel() < 128
-    with torch.no_grad():
-        assert largest_gap([actor.module(filled)[0]], [actor.module(plain)[0]]) < LOG_PROBS
+@pytest.mark.parametrize(("epochs", "on_policy"), [(1, [True, False]), (2, [False, False])])
+def test_of_two_optimizer_batches_only_the_second_is_scored(train: Train, epochs: int, on_policy: list[bool]) -> None:
+    """With a second epoch both are."""
+    calls: Calls = []
+    updates: list[OptimizerBatch] = []
+
+    def prepare(trainer: Trainer) -> None:
+        watched(calls)(trainer)
+        noting("backend.update", lambda batches, step: updates.extend(batches))(trainer)
+
+    train("algorithm.adv_estimator=grpo", "trainer.max_steps=1", f"worker.actor.ppo_epochs={epochs}", prepare=prepare)
+    (counted,) = calls
+    distinct = updates[:2]
+    assert [batch.on_policy for batch in distinct] == on_policy
+    assert counted[1] == sum(len(batch.rows) for batch in distinct if not batch.on_policy) > 0
 
 
-@pytest.mark.heavy
-def test_the_share_of_saved_tokens_is_counted(build_actor: BuildActor, tiny_processing: Processing) -> None:
-    actor = build_actor()
-    rows = mixed_rows(tiny_processing, num_contexts=3, size=5)
-    actor.score(rows)
-    metrics = actor.passes.metrics()
-    asked, computed = sum(row.num_tokens for row in rows), forest_of(rows, tiny_processing).num_tokens
-    assert metrics["work/tokens_computed"].result == computed
-    assert metrics["work/tokens_saved"].result == pytest.approx(1 - computed / asked)
-    assert computed < 0.5 * asked
-    actor.score(rows[:1])
-    assert actor.passes.metrics()["work/tokens_computed"].result == rows[0].num_tokens - 1, "those since the last call"
+def test_only_rows_set_against_the_student_are_scored() -> None:
+    live = torch.tensor([True, True, True, True, False, True])
+    on_policy = torch.tensor([True] * 5 + [False])
+    correct = View(name="correct", references=["3", "3", "3", None, "3", None], rows={})
+    wrong = View(name="wrong", references=["4", "4", None, None, None, None], rows={})
+    contrastive, one_sided, plain = (build_estimator(name) for name in ("cepo", "rlsd", "grpo"))
+    assert student_rows(live, on_policy, contrastive, [correct, wrong], every=False) == [2, 5]
+    assert student_rows(live, on_policy, one_sided, [correct], every=False) == [0, 1, 2, 5]
+    assert student_rows(live, on_policy, plain, [], every=False) == [5]
+    assert student_rows(live, on_policy, plain, [], every=True) == [0, 1, 2, 3, 5]

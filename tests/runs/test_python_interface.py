@@ -55,21 +55,17 @@ class Witness(cepo.Callback):
         self.calls.append(f"validate {step}")
 
 
-def as_settings(arguments: list[str]) -> tuple[str, dict[str, object]]:
-    """The file and the settings of a command line."""
-    pairs = dict(argument.split("=", 1) for argument in arguments)
-    return pairs.pop("config"), dict(pairs)
-
-
 @pytest.fixture(scope="module")
 def trained(
     tiny_run: list[str], problem_file: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[cepo.Run, list[Witness]]:
     """Two steps, validated before and after, with two callbacks."""
     folder = tmp_path_factory.mktemp("library") / "run"
-    file, settings = as_settings(tiny_run)
+    settings: dict[str, object] = dict(argument.split("=", 1) for argument in tiny_run)
+    file = str(settings.pop("config"))
     settings |= {"trainer.save_checkpoint_path": folder, "data.val_files": str(problem_file)}
     settings |= {"trainer.val_before_train": True, "trainer.val_generations_to_log": 2}
+    settings |= {"worker.actor.model.lora.rank": 4, "worker.actor.optim.lr": 1e-2}
     witnesses = [Witness(), Witness()]
     return cepo.train(cepo.load_config(file, settings), callbacks=witnesses), witnesses
 
@@ -150,19 +146,32 @@ def test_a_run_names_its_checkpoints_and_writes_its_page(
 
 @pytest.mark.heavy
 def test_evaluation_and_merge_return_values(
-    trained: tuple[cepo.Run, list[Witness]], problem_file: Path, parity_reward: str, tmp_path: Path
+    trained: tuple[cepo.Run, list[Witness]],
+    tiny_model_folder: Path,
+    problem_file: Path,
+    parity_reward: str,
+    tmp_path: Path,
 ) -> None:
-    """Eight problems with two responses each; the merged folder is a model that gives the same responses."""
+    """Eight problems with two responses each; a checkpoint answers as its merged folder does, and not as its base."""
     run, _ = trained
-    settings: dict[str, Any] = {"worker.reward.reward_function": parity_reward, "data.max_response_length": 10}
+    # Without a configuration the run's own is taken, but for the reward file, which would run.
+    settings: dict[str, Any] = {"worker.reward.reward_function": parity_reward}
     found = cepo.evaluate(run.checkpoints[2], str(problem_file), n=2, settings=settings, out=tmp_path / "one")
     assert len(found.responses) == 16
     assert found.accuracy.loc["train", "num_problems"] == 8
     assert found.accuracy.loc["train", "accuracy"] == found.responses["correct"].mean()
-    merged = cepo.merge(run.checkpoints[2], tmp_path / "merged")
-    config = run.folder / "config.yaml"
-    again = cepo.evaluate(merged, str(problem_file), n=2, config=config, out=tmp_path / "two")
-    assert list(again.responses["response"]) == list(found.responses["response"])
+    results = json.loads((tmp_path / "one" / "evaluation.json").read_text(encoding="utf-8"))
+    assert results["sampling"] == {
+        "num_samples": 2, "max_response_length": 10, "temperature": 1.0, "top_p": 1.0, "top_k": -1,
+        "presence_penalty": 0.0, "ignore_eos": False,
+    }  # fmt: skip
+    assert "parity.py" in results["benchmarks"]["train"]["reward_function"]
+    merged, config = cepo.merge(run.checkpoints[2], tmp_path / "merged"), run.folder / "config.yaml"
+    again, base = (
+        cepo.evaluate(folder, str(problem_file), n=2, config=config, out=tmp_path / name)
+        for name, folder in (("two", merged), ("base", tiny_model_folder))
+    )
+    assert list(again.responses["response"]) == list(found.responses["response"]) != list(base.responses["response"])
 
 
 def test_open_run_refuses_a_folder_without_records(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
-"""QLoRA: an adapter trained on a base in 4 bits, held to plain transformers with bitsandbytes and PEFT."""
+"""Adapters on a base in 4 bits (QLoRA) and with trained magnitudes (DoRA), held to plain transformers, bitsandbytes and PEFT."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from training_runs import (
     encoded,
     largest_gap,
     picture,
-    random_response,
     reference_log_probs,
     reference_model,
+    rows_of,
     run,
+    whole,
 )
 from transformers import BitsAndBytesConfig, Qwen3VLForConditionalGeneration
 
@@ -37,35 +39,63 @@ from cepo.workers.passes import RankPass
 
 pytestmark = pytest.mark.heavy
 
-QLORA = [
+ADAPTER = [
     "worker.actor.model.lora.rank=4",
     "worker.actor.model.lora.alpha=8",
-    "worker.actor.model.lora.quantization=nf4",
     "worker.actor.optim.lr=1e-2",
     "worker.actor.fsdp.mp_param_dtype=fp32",
     "worker.rollout.dtype=fp32",
+    "worker.rollout.name=auto",
+    "worker.rollout.enforce_eager=true",
+    "algorithm.disable_kl=false",
 ]
+KINDS = {"qlora": "worker.actor.model.lora.quantization=nf4", "dora": "worker.actor.model.lora.use_dora=true"}
+NOT_QUANTISED = ["lm_head", "model.visual"]
 BuildActor = Callable[..., Actor]
 
 
-@pytest.fixture(scope="module")
-def trained(tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    """Two steps of cepo with the engine that `auto` chooses: vLLM, where it is installed."""
-    options = [*QLORA, "worker.rollout.name=auto", "worker.rollout.enforce_eager=true", "algorithm.disable_kl=false"]
-    return run(tiny_run, *options, folder=tmp_path_factory.mktemp("qlora"))
+@dataclass(frozen=True)
+class Trained:
+    """A run of two steps, and what plain libraries load of its base and of its last checkpoint."""
+
+    kind: str
+    run: FinishedRun
+    base: Callable[[], Any]
+
+    @property
+    def adapter(self) -> Path:
+        return self.run.folder / "global_step_2" / "actor" / "lora_adapter"
+
+    def merged(self, folder: Path) -> Path:
+        checkpoint = str(self.run.folder / "global_step_2")
+        assert main(["merge", "--checkpoint", checkpoint, "--out", str(folder), "--dtype", "fp32"]) == 0
+        return folder
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def trained(
+    request: pytest.FixtureRequest,
+    tiny_run: list[str],
+    tiny_model_folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Trained:
+    """With the engine that `auto` chooses: vLLM, where it is installed."""
+    done = run(tiny_run, *ADAPTER, KINDS[request.param], folder=tmp_path_factory.mktemp(request.param))
+
+    def base() -> Any:
+        file = done.folder / "global_step_2" / "actor" / "lora_adapter" / "quantization_config.json"
+        if request.param == "dora":
+            return reference_model(tiny_model_folder)
+        return plain_base(tiny_model_folder, BitsAndBytesConfig(**json.loads(file.read_text())))
+
+    return Trained(request.param, done, base)
 
 
 @pytest.fixture
 def rows(tiny_processing: Processing) -> list[ScoringRow]:
-    """Two responses behind a picture, and one behind text alone."""
-    figure, text = (
-        encoded(tiny_processing, "What is the angle?", picture(3)),
-        encoded(tiny_processing, "What is 2 + 3?"),
-    )
-    return [
-        ScoringRow(context=context, response_ids=random_response(length, seed=length))
-        for context, length in ((figure, 12), (figure, 5), (text, 9))
-    ]
+    """Two responses each behind a picture and behind text alone."""
+    contexts = [encoded(tiny_processing, "What is the angle?", picture(3)), encoded(tiny_processing, "What is 2 + 3?")]
+    return rows_of(contexts, (12, 5, 9, 3))
 
 
 def plain_base(folder: Path, settings: BitsAndBytesConfig) -> Any:
@@ -83,32 +113,31 @@ def expected(model: Any, rows: list[ScoringRow]) -> list[Tensor]:
     return [reference_log_probs(model, row, model.config.image_token_id) for row in rows]
 
 
-def test_a_qlora_checkpoint_scores_as_plain_peft_does(
-    trained: FinishedRun, tiny_model_folder: Path, rows: list[ScoringRow]
-) -> None:
+def test_an_adapters_checkpoint_scores_as_plain_peft_does(trained: Trained, rows: list[ScoringRow]) -> None:
     from peft import PeftModel
 
-    adapter = trained.folder / "global_step_2" / "actor" / "lora_adapter"
-    settings = json.loads((adapter / "quantization_config.json").read_text())
-    base = plain_base(tiny_model_folder, BitsAndBytesConfig(**settings))
+    base = trained.base()
     without = expected(base, rows)
-    assert largest_gap(trained.actor.score(rows, as_reference=True), without) < LOG_PROBS
-    with_adapter = expected(PeftModel.from_pretrained(base, adapter).eval(), rows)
-    assert largest_gap(trained.actor.score(rows), with_adapter) < LOG_PROBS
+    assert largest_gap(trained.run.actor.score(rows, as_reference=True), without) < LOG_PROBS
+    with_adapter = expected(PeftModel.from_pretrained(base, trained.adapter).eval(), rows)
+    assert largest_gap(trained.run.actor.score(rows), with_adapter) < LOG_PROBS
     assert largest_gap(without, with_adapter) > 0.01
-    assert largest_gap(without, expected(reference_model(tiny_model_folder), rows)) > 0.01
 
 
-def test_only_the_adapter_is_trained_and_the_engine_follows(
-    trained: FinishedRun,
-) -> None:
-    packed = quantised_weights(trained.actor.module)
-    assert len(packed) == 28  # 4 layers with 7 linear ones
+def test_only_the_adapter_is_trained_and_the_engine_follows(trained: Trained) -> None:
+    """4 layers have 7 linear ones, each with A and B and, under DoRA, a magnitude that began as the norm of each row."""
+    done = trained.run
+    packed = quantised_weights(done.actor.module)
+    assert len(packed) == (28 if trained.kind == "qlora" else 0)
     assert all(".language_model.layers." in name and weight.dtype is torch.uint8 for name, weight in packed.items())
-    assert all(".lora_" in name for name in trained.parameters)
-    assert len(trained.parameters) == 2 * 28
-    assert all(float(weight.abs().max()) > 1e-3 for weight in trained.parameters.values())  # B began as 0
-    assert [row["rollout/log_prob_gap_max"] < 1e-4 for row in trained.metrics] == [True, True]
+    assert all(".lora_" in name for name in done.parameters)
+    assert len(done.parameters) == (2 if trained.kind == "qlora" else 3) * 28
+    base = done.actor.module.state_dict()
+    for name, weight in done.parameters.items():
+        layer, is_magnitude, _ = name.partition("lora_magnitude_vector")
+        start = torch.linalg.norm(whole(base[f"{layer}base_layer.weight"]), dim=1) if is_magnitude else 0.0
+        assert float((weight - start).abs().max()) > 1e-3, name  # B began as 0
+    assert [row["rollout/log_prob_gap_max"] < 1e-4 for row in done.metrics] == [True, True]
 
 
 def test_a_pass_with_gradient_scores_as_one_without(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
@@ -127,7 +156,7 @@ def test_packed_weights_take_the_bytes_that_are_estimated(tiny_model_folder: Pat
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=double,
-        llm_int8_skip_modules=["lm_head", "model.visual"],
+        llm_int8_skip_modules=NOT_QUANTISED,
     )
     packed: list[Any] = list(quantised_weights(plain_base(tiny_model_folder, settings)).values())
     held = [weight.data for weight in packed] + [weight.quant_state.absmax for weight in packed]
@@ -142,9 +171,7 @@ def test_an_untrained_engine_gets_the_dequantised_weights(
 ) -> None:
     lora = {"rank": 4, "quantization": "fp4", "double_quantization": "false", "use_dora": dora}
     actor = build_actor(**{f"model__lora__{name}": value for name, value in lora.items()})
-    settings = BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="fp4", llm_int8_skip_modules=["lm_head", "model.visual"]
-    )
+    settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="fp4", llm_int8_skip_modules=NOT_QUANTISED)
     base = plain_base(tiny_model_folder, settings)
     plain = {name: tensor for name, tensor in base.named_parameters() if name not in quantised_weights(base)}
     plain |= {name: dequantised(weight) for name, weight in quantised_weights(base).items()}
@@ -159,30 +186,30 @@ def test_an_untrained_engine_gets_the_dequantised_weights(
         torch.testing.assert_close(weights.tensors[name], tensor.detach(), rtol=0, atol=1e-6)
 
 
-def test_a_merged_qlora_folder_computes_what_was_trained(
-    trained: FinishedRun, tiny_model_folder: Path, rows: list[ScoringRow], tmp_path: Path
+def test_a_merged_adapters_folder_computes_what_was_trained(
+    trained: Trained, tiny_model_folder: Path, rows: list[ScoringRow], tmp_path: Path
 ) -> None:
-    checkpoint = trained.folder / "global_step_2"
-    assert main(["merge", "--checkpoint", str(checkpoint), "--out", str(tmp_path / "merged"), "--dtype", "fp32"]) == 0
-    assert "quantization_config" not in json.loads((tmp_path / "merged" / "config.json").read_text())
-    scores = trained.actor.score(rows)
-    assert largest_gap(scores, expected(reference_model(tmp_path / "merged"), rows)) < LOG_PROBS
-    written = load_file(tmp_path / "merged" / "model.safetensors")
-    weights = trained.actor.rollout_weights()
+    merged = trained.merged(tmp_path / "merged")
+    assert "quantization_config" not in json.loads((merged / "config.json").read_text())
+    scores = trained.run.actor.score(rows)
+    assert largest_gap(scores, expected(reference_model(merged), rows)) < LOG_PROBS
+    written, base = (load_file(folder / "model.safetensors") for folder in (merged, tiny_model_folder))
+    weights = trained.run.actor.rollout_weights()
+    assert isinstance(weights, FullWeights)
+    assert set(written) == set(weights.tensors) - {"lm_head.weight"}
     for name, tensor in written.items():
         torch.testing.assert_close(weights.tensors[name], tensor, rtol=0, atol=1e-6)
-    (checkpoint / "actor" / "lora_adapter" / "quantization_config.json").rename(tmp_path / "aside.json")
-    try:
-        assert (
-            main(["merge", "--checkpoint", str(checkpoint), "--out", str(tmp_path / "other"), "--dtype", "fp32"]) == 0
-        )
-    finally:
-        (tmp_path / "aside.json").rename(checkpoint / "actor" / "lora_adapter" / "quantization_config.json")
-    assert largest_gap(scores, expected(reference_model(tmp_path / "other"), rows)) > 0.01
+    assert sum(not torch.equal(written[name], base[name]) for name in base) == 28
+    if trained.kind == "qlora":
+        settings = trained.adapter / "quantization_config.json"
+        settings.rename(tmp_path / "aside.json")
+        other = trained.merged(tmp_path / "other")
+        (tmp_path / "aside.json").rename(settings)
+        assert largest_gap(scores, expected(reference_model(other), rows)) > 0.01
 
 
 def test_a_checkpoint_that_is_quantised_already_is_refused(tiny_model_folder: Path, tmp_path: Path) -> None:
-    settings = BitsAndBytesConfig(load_in_4bit=True, llm_int8_skip_modules=["lm_head", "model.visual"])
+    settings = BitsAndBytesConfig(load_in_4bit=True, llm_int8_skip_modules=NOT_QUANTISED)
     plain_base(tiny_model_folder, settings).save_pretrained(tmp_path / "packed")
     with pytest.raises(ConfigError, match="holds quantised weights, which cannot be trained"):
         pretrained.load_model(

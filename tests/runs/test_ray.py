@@ -14,20 +14,19 @@ from typing import Any
 
 import psutil
 import pytest
+from rounding import LOG_PROBS
 from training_runs import (
-    EVERY_WRONG_ROLLOUT_TEACHES,
     REPOSITORY,
+    TWO_TEACHERS,
     FinishedRun,
-    assert_same_run,
     checked_config,
     json_lines,
     recorded_groups,
     run,
 )
 
-from cepo.config import RunConfig
 from cepo.errors import EngineError, WorkerLostError
-from cepo.train import train
+from cepo.train import train as train_config
 from cepo.trainer.loop import Trainer
 
 pytestmark = pytest.mark.heavy
@@ -35,8 +34,8 @@ ray = pytest.importorskip("ray")
 from lab.ranks import between_ranks  # noqa: E402
 from lab.support.counting_rank import CountingRank  # noqa: E402
 
-TWO_TEACHERS = ["algorithm.adv_estimator=cepo", EVERY_WRONG_ROLLOUT_TEACHES]
-TWO_WORKERS = ["trainer.n_gpus_per_node=2"]
+TWO_WORKERS = "trainer.n_gpus_per_node=2"
+TrainOnRay = Callable[..., None]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,20 +44,19 @@ def _cluster_ends_with_these_tests() -> Iterator[None]:
     ray.shutdown()
 
 
+@pytest.fixture
+def train_on_ray(tiny_run: list[str], tmp_path: Path) -> TrainOnRay:
+    """Trains in worker processes, in the test's own folder."""
+
+    def train(*overrides: str) -> None:
+        settings = [*tiny_run, "trainer.launcher=ray", f"trainer.save_checkpoint_path={tmp_path}", *overrides]
+        train_config(checked_config(settings))
+
+    return train
+
+
 def kill_rank_1(monkeypatch: pytest.MonkeyPatch, *, method: str, call: int, with_signal: int) -> list[int]:
     """Ends rank 1 a moment after the `call`-th call of a worker method has begun; gives the killed process's number."""
-    return kill(monkeypatch, lambda backend: backend.ranks.locations[1].process, method, call, with_signal)
-
-
-def head_process(_: Any) -> int:
-    """The server of the cluster that this process has started."""
-    family = psutil.Process().children(recursive=True)
-    return next(process.pid for process in family if process.name() == "gcs_server")
-
-
-def kill(
-    monkeypatch: pytest.MonkeyPatch, victim: Callable[[Any], int], method: str, call: int, with_signal: int
-) -> list[int]:
     from cepo.runtime.ray import RayBackend
 
     killed: list[int] = []
@@ -67,16 +65,12 @@ def kill(
     def faulty(self: Any, name: str, *arguments: Any, **keywords: Any) -> Any:
         calls.extend([name] * (name == method))
         if len(calls) == call and not killed:
-            killed.append(victim(self))
+            killed.append(self.ranks.locations[1].process)
             threading.Timer(0.02, os.kill, (killed[0], with_signal)).start()
         return plain(self, name, *arguments, **keywords)
 
     monkeypatch.setattr(RayBackend, "call", faulty)
     return killed
-
-
-def config_of(arguments: list[str], *overrides: str, folder: Path) -> RunConfig:
-    return checked_config([*arguments, *overrides, f"trainer.save_checkpoint_path={folder}"])
 
 
 def responses(folder: Path) -> list[Any]:
@@ -92,20 +86,17 @@ def here(tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory) -> Finis
     return run(tiny_run, *TWO_TEACHERS, folder=tmp_path_factory.mktemp("local"))
 
 
-def family() -> list[psutil.Process]:
-    return [psutil.Process(), *psutil.Process().children(recursive=True)]
-
-
 def addresses_listened_at() -> set[str]:
     """Where this process, the parts of the cluster and the workers can be reached."""
-    found = [each for process in family() for each in process.net_connections("inet")]
+    family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    found = [each for process in family for each in process.net_connections("inet")]
     return {each.laddr[0].removeprefix("::ffff:") for each in found if each.status == psutil.CONN_LISTEN}
 
 
 def test_2_workers_sample_and_learn_as_this_process(
-    tiny_run: list[str], here: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train_on_ray: TrainOnRay, here: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing outside this machine can reach any of their processes."""
+    """To rounding, step by step. Nothing outside this machine can reach any of their processes."""
     reached, record = set[str](), Trainer.record
 
     def look(self: Trainer, *arguments: Any) -> None:
@@ -115,12 +106,14 @@ def test_2_workers_sample_and_learn_as_this_process(
     monkeypatch.setattr(Trainer, "record", look)
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))  # where the counting workers' own module is found
     monkeypatch.setattr("cepo.runtime.ray.ranks.RankProcess", CountingRank)
-    devices = ["trainer.launcher=ray", "trainer.n_gpus_per_node=2"]
-    train(config_of(tiny_run, *TWO_TEACHERS, *devices, folder=tmp_path))
-    assert_same_run(tmp_path, here)
-    assert reached == {"127.0.0.1"}
-    for row in json_lines(tmp_path / "metrics.jsonl"):
+    train_on_ray(*TWO_TEACHERS, TWO_WORKERS)
+    assert responses(tmp_path) == responses(here.folder)
+    for row, other in zip(json_lines(tmp_path / "metrics.jsonl"), here.metrics, strict=True):
+        compared = {name: value for name, value in other.items() if name.startswith(("actor/", "reward/", "evidence/"))}
+        assert len(compared) > 10
+        assert {name: row[name] for name in compared} == pytest.approx(compared, rel=1e-3, abs=LOG_PROBS)
         assert row["work/bytes_sent_max"] < 20_000  # 4 prompts' pixels alone would be more
+    assert reached == {"127.0.0.1"}
     sent = between_ranks(2, tmp_path)
     assert sent["counted"] == sent["by_arithmetic"]
     assert all(bytes_sent > 0 for bytes_sent in sent["counted"].values())
@@ -147,18 +140,20 @@ def test_the_command_alone_prepares_its_cluster(tiny_run: list[str], tmp_path: P
     "engine", ["transformers", pytest.param("vllm", marks=pytest.mark.nightly("four more starts of vLLM"))]
 )
 def test_a_run_trains_on_after_a_worker_was_killed(
-    engine: str, tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    engine: str,
+    train_on_ray: TrainOnRay,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The run has 2 workers, and every step is accounted for."""
     pytest.importorskip(engine, reason=f"{engine} is not installed")
     killed = kill_rank_1(monkeypatch, method="update", call=2, with_signal=signal.SIGKILL)
-    options = [f"worker.rollout.name={engine}", "trainer.max_steps=2", "trainer.save_freq=1"]
     caplog.set_level("INFO", logger="cepo")
-    train(config_of(tiny_run, *TWO_TEACHERS, *TWO_WORKERS, *options, folder=tmp_path))
+    train_on_ray(*TWO_TEACHERS, TWO_WORKERS, f"worker.rollout.name={engine}", "trainer.save_freq=1")
     assert len(killed) == 1
     rows = json_lines(tmp_path / "metrics.jsonl")
-    assert [row["step"] for row in rows] == [1, 2]
-    assert [row.get("faults/restarts") for row in rows] == [None, 1.0]
+    assert [(row["step"], row.get("faults/restarts")) for row in rows] == [(1, None), (2, 1.0)]
     assert [group[0] for group in responses(tmp_path)] == [1] * 4 + [2] * 4
     assert (tmp_path / "global_step_2" / "trainer_state.json").is_file()
     assert f"process {killed[0]}) died while updating the policy" in caplog.text
@@ -167,51 +162,34 @@ def test_a_run_trains_on_after_a_worker_was_killed(
     assert all(row["work/teacher_rows"] > 0 for row in rows)
 
 
-@pytest.mark.nightly("one more cluster; the same restart as after a killed worker")
-def test_a_run_goes_on_in_a_new_cluster_when_its_own_has_died(
-    tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Without a look at its processes Ray ends this one a minute later, without a word."""
-    killed = kill(monkeypatch, head_process, "update", 2, signal.SIGKILL)
-    train(config_of(tiny_run, *TWO_TEACHERS, *TWO_WORKERS, "trainer.save_freq=1", folder=tmp_path))
-    rows = json_lines(tmp_path / "metrics.jsonl")
-    assert [(row["step"], row.get("faults/restarts")) for row in rows] == [(1, None), (2, 1.0)]
-    assert f"the Ray cluster of this run has lost its gcs_server (process {killed[0]})" in caplog.text
-
-
 @pytest.mark.nightly("waits for a time limit, and for the end of a cluster")
-def test_a_hanging_rank_is_found_by_the_time_limit(
-    tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hanging_rank_is_found_by_the_time_limit(train_on_ray: TrainOnRay, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped = kill_rank_1(monkeypatch, method="score", call=1, with_signal=signal.SIGSTOP)
     options = ["trainer.stage_timeout_seconds=10", "trainer.max_restarts=0"]
     with pytest.raises(WorkerLostError, match=r"rank 1 \(machine .*\): .* has not finished after 10 s"):
-        train(config_of(tiny_run, *TWO_TEACHERS, *TWO_WORKERS, *options, folder=tmp_path))
+        train_on_ray(*TWO_TEACHERS, TWO_WORKERS, *options)
     with pytest.raises(ProcessLookupError):
         os.kill(stopped[0], 0)
 
 
 @pytest.mark.nightly("one more cluster; test_bad_input ends with the same folder in this process")
 def test_a_model_that_a_worker_cannot_load_ends_the_run(
-    tiny_run: list[str], tiny_model_folder: Path, tmp_path: Path
+    train_on_ray: TrainOnRay, tiny_model_folder: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(tiny_model_folder, tmp_path / "model")
     weights = tmp_path / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
-    model = f"worker.actor.model.model_path={tmp_path / 'model'}"
-    with pytest.raises(
-        EngineError, match=r"its weights cannot be loaded \(SafetensorError: .*download the folder again"
-    ):
-        train(config_of(tiny_run, "trainer.launcher=ray", model, folder=tmp_path / "run"))
+    words = r"its weights cannot be loaded \(SafetensorError: .*download the folder again"
+    with pytest.raises(EngineError, match=words):
+        train_on_ray(f"worker.actor.model.model_path={tmp_path / 'model'}")
 
 
 def test_more_devices_than_there_are_is_refused_at_once(
-    tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train_on_ray: TrainOnRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from cepo.runtime.ray.cluster import Share
 
     monkeypatch.setattr("cepo.preflight.check_devices", lambda config: "")  # of this machine, not of the cluster
     monkeypatch.setattr("cepo.runtime.ray.cluster._share", lambda devices: Share(cpus=1.0, gpus=1))
-    config = config_of(tiny_run, "trainer.n_gpus_per_node=64", "worker.rollout.n=64", folder=tmp_path)
     with pytest.raises(EngineError, match=r"1 machine with 64 GPUs and 64 CPUs each; the cluster has 1 machine \("):
-        train(config)
+        train_on_ray("trainer.n_gpus_per_node=64", "worker.rollout.n=64")

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import resource
 import shutil
 import signal
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from training_runs import (
-    EVERY_WRONG_ROLLOUT_TEACHES,
+    TWO_TEACHERS,
     FinishedRun,
+    Train,
     actor_of,
+    around,
     checked_config,
     differing,
+    picture,
     run,
     shared_pool,
     whole,
@@ -36,8 +41,7 @@ from cepo.types import TokenSignal
 pytestmark = pytest.mark.heavy
 
 FOUR_STEPS = [
-    "algorithm.adv_estimator=cepo",
-    EVERY_WRONG_ROLLOUT_TEACHES,
+    *TWO_TEACHERS,
     "algorithm.weight.lambda_decay_steps=5",
     "trainer.max_steps=4",
     "trainer.save_freq=1",
@@ -49,27 +53,30 @@ AVERAGE = ["algorithm.teacher.source=ema", "algorithm.teacher.ema_decay=0.7"]
 SNAPSHOT = ["algorithm.teacher.source=snapshot", "algorithm.teacher.sync_every=3"]
 
 
-def stop_within(step: int) -> Any:
+@pytest.fixture(scope="module")
+def uninterrupted(tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., FinishedRun]:
+    """Runs of four steps, each trained once."""
+
+    @functools.cache
+    def trained(*options: str) -> FinishedRun:
+        return run(tiny_run, *FOUR_STEPS, *options, folder=tmp_path_factory.mktemp("whole"))
+
+    return trained
+
+
+def stopped_and_resumed(train: Train, *overrides: str, step: int) -> FinishedRun:
     """Ctrl-C in the 1-based `step`, when its weights have moved and its row is written but no checkpoint is."""
 
-    def prepare(trainer: Trainer) -> None:
-        train_step = trainer.train_step
+    def interrupted(_: Trainer, train_step: Any, index: int) -> None:
+        train_step(index)
+        if index + 1 == step:
+            raise KeyboardInterrupt
 
-        def interrupted(index: int) -> None:
-            train_step(index)
-            if index + 1 == step:
-                raise KeyboardInterrupt
-
-        trainer.train_step = interrupted  # type: ignore[method-assign]
-
-    return prepare
-
-
-def stopped_and_resumed(arguments: list[str], *overrides: str, folder: Path, step: int) -> FinishedRun:
     with pytest.raises(KeyboardInterrupt):
-        run(arguments, *overrides, folder=folder, prepare=stop_within(step))
-    assert max(map(int, (path.name[12:] for path in folder.glob("global_step_*"))), default=0) == step - 1
-    return run(arguments, *overrides, folder=folder)
+        train(*FOUR_STEPS, *overrides, prepare=around("train_step", interrupted))
+    resumed = train(*FOUR_STEPS, *overrides)
+    assert resumed.first_step == step - 1
+    return resumed
 
 
 def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -88,13 +95,9 @@ def assert_same_run(one: FinishedRun, other: FinishedRun) -> None:
 
 @pytest.mark.parametrize("options", [AVERAGE, [*LORA, *SNAPSHOT]], ids=["full, ema", "lora, snapshot"])
 def test_a_stopped_and_resumed_run_ends_with_the_same_bits(
-    tiny_run: list[str], tmp_path: Path, options: list[str]
+    uninterrupted: Callable[..., FinishedRun], train: Train, options: list[str]
 ) -> None:
-    """The run is stopped in step 3."""
-    whole = run(tiny_run, *FOUR_STEPS, *options, folder=tmp_path / "whole")
-    resumed = stopped_and_resumed(tiny_run, *FOUR_STEPS, *options, folder=tmp_path / "stopped", step=3)
-    assert resumed.first_step == 2
-    assert_same_run(whole, resumed)
+    assert_same_run(uninterrupted(*options), stopped_and_resumed(train, *options, step=3))
 
 
 @pytest.mark.parametrize(
@@ -102,10 +105,9 @@ def test_a_stopped_and_resumed_run_ends_with_the_same_bits(
     ["text alone", pytest.param("pictures, then text", marks=pytest.mark.nightly("two runs of four steps more"))],
 )
 def test_resuming_before_an_imageless_batch_gives_the_same_bits(
-    tiny_run: list[str], tmp_path: Path, batches: str
+    uninterrupted: Callable[..., FinishedRun], train: Train, tmp_path: Path, batches: str
 ) -> None:
     from datasets import Dataset, Features, Image, List, Value
-    from training_runs import picture
 
     illustrated = [batches != "text alone"] * 4 + [False] * 4
     columns = {
@@ -115,9 +117,8 @@ def test_resuming_before_an_imageless_batch_gives_the_same_bits(
     }
     features = Features({"images": List(Image()), "problem": Value("string"), "answer": Value("string")})
     Dataset.from_dict(columns, features=features).to_parquet(str(tmp_path / "mixed.parquet"))
-    options = [*FOUR_STEPS, f"data.train_files={tmp_path / 'mixed.parquet'}", "data.shuffle=false"]
-    whole = run(tiny_run, *options, folder=tmp_path / "whole")
-    assert_same_run(whole, stopped_and_resumed(tiny_run, *options, folder=tmp_path / "stopped", step=2))
+    options = [f"data.train_files={tmp_path / 'mixed.parquet'}", "data.shuffle=false"]
+    assert_same_run(uninterrupted(*options), stopped_and_resumed(train, *options, step=2))
 
 
 def interrupted_in(
@@ -137,19 +138,20 @@ def interrupted_in(
 
 
 def test_a_signal_saves_the_finished_step_to_go_on_from(
+    uninterrupted: Callable[..., FinishedRun],
     tiny_run: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Although checkpoints are written only at the end, no step is lost and no bit changes."""
-    arguments = [*tiny_run, *FOUR_STEPS, "trainer.save_freq=-1"]
-    assert interrupted_in(monkeypatch, arguments, signal.SIGTERM, step=2, folder=tmp_path / "stopped") == 143
+    arguments = [*tiny_run, *FOUR_STEPS, *AVERAGE, "trainer.save_freq=-1"]
+    assert interrupted_in(monkeypatch, arguments, signal.SIGTERM, step=2, folder=tmp_path) == 143
     assert "step 2 is finished and saved first (trainer.save_on_interrupt); a second one ends at once" in caplog.text
-    assert f"{tmp_path}/stopped/global_step_2; the same command resumes from it" in caplog.text
-    resumed = run(arguments, folder=tmp_path / "stopped")
+    assert f"{tmp_path}/global_step_2; the same command resumes from it" in caplog.text
+    resumed = run(arguments, folder=tmp_path)
     assert resumed.first_step == 2
-    assert_same_run(run(arguments, folder=tmp_path / "whole"), resumed)
+    assert_same_run(uninterrupted(*AVERAGE), resumed)
 
 
 @pytest.mark.parametrize(
@@ -158,11 +160,7 @@ def test_a_signal_saves_the_finished_step_to_go_on_from(
     ids=["a second signal", "not wanted"],
 )
 def test_nothing_is_saved_at_a_second_signal_or_if_not_wanted(
-    tiny_run: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    signals: list[signal.Signals],
-    option: str,
+    tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signals: list[signal.Signals], option: str
 ) -> None:
     assert interrupted_in(monkeypatch, [*tiny_run, option], *signals, step=2, folder=tmp_path) == 143
     assert not list(tmp_path.glob("global_step_*"))
@@ -188,28 +186,53 @@ def two_steps(tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory) -> 
     return run(tiny_run, *TWO_STEPS, folder=tmp_path_factory.mktemp("two steps"))
 
 
-def test_what_an_interrupted_write_leaves_behind_is_passed_over(
-    tiny_run: list[str], two_steps: FinishedRun, tmp_path: Path
+def damage(folder: Path) -> str:
+    """Flips a bit of the last checkpoint, and returns what a message says of it."""
+    shard = next((folder / "global_step_2" / "actor" / "distributed").glob("*.distcp"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    return f"{shard.name}: other bytes than were written"
+
+
+def leave_behind(folder: Path) -> str:
+    """What an interrupted write leaves."""
+    (folder / "global_step_2" / STATE_FILE).unlink()
+    (folder / ".global_step_3.partial" / "actor").mkdir(parents=True)
+    (folder / "global_step_7" / "actor").mkdir(parents=True)
+    (folder / "global_step_bak").mkdir()
+    return ""
+
+
+@pytest.mark.parametrize("spoil", [leave_behind, damage])
+def test_a_spoilt_checkpoint_is_passed_over_for_the_last_good(
+    train: Train, two_steps: FinishedRun, tmp_path: Path, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], str]
 ) -> None:
-    shutil.copytree(two_steps.folder, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "global_step_2" / STATE_FILE).unlink()
-    (tmp_path / ".global_step_3.partial" / "actor").mkdir(parents=True)
-    (tmp_path / "global_step_7" / "actor").mkdir(parents=True)
-    (tmp_path / "global_step_bak").mkdir()
-    second = run(tiny_run, *TWO_STEPS, folder=tmp_path)
+    shutil.copytree(two_steps.folder, tmp_path / "run")
+    said = spoil(tmp_path / "run")
+    second = train(*TWO_STEPS)
     assert second.first_step == 1
     assert differing(two_steps.parameters, second.parameters) == []
-    assert json.loads((tmp_path / "global_step_2" / STATE_FILE).read_text())["global_step"] == 2
+    assert json.loads((tmp_path / "run" / "global_step_2" / STATE_FILE).read_text())["global_step"] == 2
+    assert said in caplog.text
 
 
-def test_a_new_start_never_resumes_from_an_older_run(tiny_run: list[str], tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_that_is_named_is_refused(train: Train, two_steps: FinishedRun, tmp_path: Path) -> None:
+    shutil.copytree(two_steps.folder, tmp_path / "copy")
+    damage(tmp_path / "copy")
+    with pytest.raises(CheckpointError, match=r"is damaged \(.*bytes|is damaged \(.*were written"):
+        train(*TWO_STEPS, f"trainer.load_checkpoint_path={tmp_path}/copy/global_step_2")
+
+
+def test_a_new_start_never_resumes_from_an_older_run(train: Train, tmp_path: Path) -> None:
     options = ["trainer.save_freq=1", "trainer.save_limit=1"]
-    run(tiny_run, *options, "trainer.max_steps=3", folder=tmp_path)
-    run(tiny_run, *options, "trainer.max_steps=1", "trainer.find_last_checkpoint=false", folder=tmp_path)
-    resumed = run(tiny_run, *options, "trainer.max_steps=2", folder=tmp_path)
+    train(*options, "trainer.max_steps=3")
+    train(*options, "trainer.max_steps=1", "trainer.find_last_checkpoint=false")
+    resumed = train(*options, "trainer.max_steps=2")
     assert resumed.first_step == 1
     assert [row["step"] for row in resumed.metrics] == [1, 2]
-    assert (tmp_path / "earlier_run_1" / "global_step_3" / STATE_FILE).is_file()  # nothing of the user's is deleted
+    old = tmp_path / "run" / "earlier_run_1" / "global_step_3" / STATE_FILE
+    assert old.is_file()  # nothing of the user's is deleted
 
 
 @pytest.mark.parametrize(
@@ -228,11 +251,7 @@ def test_a_new_start_never_resumes_from_an_older_run(tiny_run: list[str], tmp_pa
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused_early(
-    tiny_run: list[str],
-    finished_step: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    override: str,
-    words: str,
+    tiny_run: list[str], finished_step: Path, monkeypatch: pytest.MonkeyPatch, override: str, words: str
 ) -> None:
 
     def not_reached(*_: Any) -> Any:
@@ -261,8 +280,8 @@ def finished_step(tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory)
     return folder
 
 
-def test_a_resumed_run_takes_moments_but_its_own_settings(tiny_run: list[str], tmp_path: Path) -> None:
-    run(tiny_run, "trainer.max_steps=1", folder=tmp_path)
+def test_a_resumed_run_takes_moments_but_its_own_settings(train: Train) -> None:
+    train("trainer.max_steps=1")
     changed = ["worker.actor.optim.weight_decay=0.25", "worker.actor.optim.betas=[0.8,0.95]"]
     seen: dict[str, Any] = {}
 
@@ -272,77 +291,44 @@ def test_a_resumed_run_takes_moments_but_its_own_settings(tiny_run: list[str], t
         seen["steps"] = {float(whole(state["step"])) for state in optimizer.state.values()}
         seen["moments"] = sum(float(whole(state["exp_avg_sq"]).sum()) for state in optimizer.state.values())
 
-    changed.append("trainer.accept_changes=true")
-    resumed = run(tiny_run, "trainer.max_steps=2", *changed, folder=tmp_path, prepare=look)
+    resumed = train("trainer.max_steps=2", *changed, "trainer.accept_changes=true", prepare=look)
     assert resumed.first_step == 1
-    assert seen["groups"] == [(0.25, (0.8, 0.95))]
-    assert seen["steps"] == {2.0}  # two optimizer steps per training step
-    assert seen["moments"] > 0
+    assert seen.pop("moments") > 0
+    assert seen == {"groups": [(0.25, (0.8, 0.95))], "steps": {2.0}}  # two optimizer steps per training step
 
 
-def test_a_checkpoint_by_path_starts_a_run_in_another_folder(
-    tiny_run: list[str], two_steps: FinishedRun, tmp_path: Path
-) -> None:
-    path = f"trainer.load_checkpoint_path={two_steps.folder / 'global_step_1'}"
-    second = run(tiny_run, *TWO_STEPS, path, folder=tmp_path)
+def test_a_checkpoint_by_path_starts_a_run_in_another_folder(train: Train, two_steps: FinishedRun) -> None:
+    second = train(*TWO_STEPS, f"trainer.load_checkpoint_path={two_steps.folder / 'global_step_1'}")
     assert second.first_step == 1
     assert differing(two_steps.parameters, second.parameters) == []
 
 
-def test_a_damaged_checkpoint_is_passed_over_for_the_last_good(
-    tiny_run: list[str], two_steps: FinishedRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    shutil.copytree(two_steps.folder, tmp_path, dirs_exist_ok=True)
-    shard = next((tmp_path / "global_step_2" / "actor" / "distributed").glob("*.distcp"))
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 1
-    shard.write_bytes(content)
-    second = run(tiny_run, *TWO_STEPS, folder=tmp_path)
-    assert second.first_step == 1
-    assert differing(two_steps.parameters, second.parameters) == []
-    assert f"{shard.name}: other bytes than were written" in caplog.text
-    shard = next((tmp_path / "global_step_2" / "actor" / "distributed").glob("*.distcp"))
-    shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=r"is damaged \(.*bytes|is damaged \(.*were written"):
-        run(tiny_run, *TWO_STEPS, f"trainer.load_checkpoint_path={tmp_path}/global_step_2", folder=tmp_path / "other")
-
-
-def test_a_checkpoint_without_room_is_tried_again(
-    tiny_run: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Files above 100 kB are refused by the system from step 2 to step 3, as on a full disk."""
-    options = ["trainer.max_steps=4", "trainer.save_freq=2"]
+@contextmanager
+def full_disk_in(*steps: int) -> Iterator[Callable[[Trainer], None]]:
+    """Files above 100 kB are refused by the system from the end of these 1-based steps to that of the next."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def limited(trainer: Trainer) -> None:
-        train_step = trainer.train_step
-
-        def step_on_a_full_disk(index: int) -> None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000 if index == 1 else before[0], before[1]))
-            train_step(index)
-
-        trainer.train_step = step_on_a_full_disk  # type: ignore[method-assign]
+    def limited(_: Trainer, train_step: Any, index: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000 if index + 1 in steps else before[0], before[1]))
+        train_step(index)
 
     try:
-        finished = run(tiny_run, *options, folder=tmp_path, prepare=limited)
+        yield around("train_step", limited)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_checkpoint_without_room_is_tried_again(train: Train, caplog: pytest.LogCaptureFixture) -> None:
+    with full_disk_in(2) as prepare:
+        finished = train("trainer.max_steps=4", "trainer.save_freq=2", prepare=prepare)
     assert "the checkpoint of step 2 cannot be written" in caplog.text
     assert "is the disk full?" in caplog.text
-    assert sorted(path.name for path in tmp_path.glob("*global_step_*")) == ["global_step_3", "global_step_4"]
+    assert sorted(path.name for path in finished.folder.glob("*global_step_*")) == ["global_step_3", "global_step_4"]
     assert [row["step"] for row in finished.metrics] == [1, 2, 3, 4]
 
 
-def test_a_last_checkpoint_without_room_ends_the_run(tiny_run: list[str], tmp_path: Path) -> None:
-    run(tiny_run, "trainer.max_steps=1", folder=tmp_path)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def limited(trainer: Trainer) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
-
-    try:
-        with pytest.raises(CheckpointError, match="the checkpoint of step 2 cannot be written"):
-            run(tiny_run, "trainer.max_steps=2", folder=tmp_path, prepare=limited)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert run(tiny_run, "trainer.max_steps=2", folder=tmp_path).first_step == 1
+def test_a_last_checkpoint_without_room_ends_the_run(train: Train) -> None:
+    train("trainer.max_steps=1")
+    with full_disk_in(2) as prepare, pytest.raises(CheckpointError, match="the checkpoint of step 2 cannot be written"):
+        train("trainer.max_steps=2", prepare=prepare)
+    assert train("trainer.max_steps=2").first_step == 1

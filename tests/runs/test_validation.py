@@ -1,40 +1,66 @@
-"""When validation runs, how it samples, and what of it is recorded."""
+"""When validation runs, how it samples, what of it is recorded, and the leak probe against plain transformers, with its sign."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
-from training_runs import json_lines, recorded_groups, run
+import torch
+from training_runs import (
+    Train,
+    json_lines,
+    noting,
+    picture,
+    random_response,
+    recorded_groups,
+    reference_log_probs,
+    reference_model,
+)
+
+from cepo.algorithms.settings import TeacherConfig
+from cepo.data.batch import ScoringRow
+from cepo.data.contexts import ContextBuilder
+from cepo.data.dataset import Problem
+from cepo.metrics import results
+from cepo.models.processing import Processing
+from cepo.rollout.generator import Generation
+from cepo.trainer.asking import Rollouts
+from cepo.trainer.validation import leak_metrics
+from cepo.workers.actor import Actor
 
 pytestmark = pytest.mark.heavy
 
+OVERRIDE = "worker.rollout.val_override_config"
 
-@pytest.fixture(scope="module")
-def validated_run(tiny_run: list[str], problem_file: Path) -> list[str]:
+
+@pytest.fixture
+def validated(train: Train, problem_file: Path) -> Train:
     """2 training steps, and validation on 5 held-out problems."""
-    return [
-        *tiny_run,
+    return partial(
+        train,
         f"data.val_files={problem_file}@train[3:]",
         "trainer.val_before_train=true",
         "trainer.val_freq=1",
         "trainer.val_generations_to_log=2",
         "trainer.leak_probe_size=0",
-    ]
+    )
 
 
-def test_validation_asks_2_greedy_samples_of_5_problems(validated_run: list[str], tmp_path: Path) -> None:
+def test_validation_asks_2_greedy_samples_of_5_problems(validated: Train) -> None:
     """It runs before training and at each step. 2 problems are recorded, also after a resume."""
-    greedy = ["worker.rollout.val_override_config.n=2", "worker.rollout.val_override_config.temperature=0"]
-    run(validated_run, *greedy, "trainer.max_steps=1", folder=tmp_path)
-    resumed = run(validated_run, *greedy, folder=tmp_path)
+    greedy = [f"{OVERRIDE}.n=2", f"{OVERRIDE}.temperature=0"]
+    validated(*greedy, "trainer.max_steps=1")
+    resumed = validated(*greedy)
     assert resumed.first_step == 1
-    validated = [row for row in resumed.metrics if "val/reward" in row]
-    assert [row["step"] for row in validated] == [0, 1, 2]
-    assert {row["val/num_samples"] for row in validated} == {10}
-    assert all(0.1 < row["perf/cpu_memory_used_gb"] < 100 for row in resumed.metrics if "actor/pg_loss" in row)
-    recorded = json_lines(tmp_path / "generations.jsonl")
+    found = [row for row in resumed.metrics if "val/reward" in row]
+    assert [row["step"] for row in found] == [0, 1, 2]
+    assert {row["val/num_samples"] for row in found} == {10}
+    assert all(0.1 < row["perf/cpu_memory_used_gb"] < 100 for row in resumed.steps)
+    recorded = json_lines(resumed.folder / "generations.jsonl")
     asked = Counter((row["step"], row["prompt_id"]) for row in recorded)
     problems = {prompt for _, prompt in asked}
     assert len(problems) == 2
@@ -42,42 +68,89 @@ def test_validation_asks_2_greedy_samples_of_5_problems(validated_run: list[str]
     for key in asked:
         pair = [row["response"] for row in recorded if (row["step"], row["prompt_id"]) == key]
         assert pair[0] == pair[1], "greedy samples of one prompt are equal"
-    assert {row["step"] for row in recorded_groups(tmp_path)} == {1, 2}
+    assert {row["step"] for row in recorded_groups(resumed.folder)} == {1, 2}
 
 
-def test_validation_in_batches_measures_what_one_batch_does(validated_run: list[str], tmp_path: Path) -> None:
-    """The batches have 2 problems."""
-    only = ["trainer.val_only=true", "worker.rollout.val_override_config.n=3"]
-    whole = run(validated_run, *only, folder=tmp_path / "whole")
-    parts = run(validated_run, *only, "data.val_batch_size=2", folder=tmp_path / "parts")
-    [one], [other] = whole.metrics, parts.metrics
-    kept = {name for name in one if name.startswith("val/")}
+def test_a_capped_validation_asks_the_same_problems_each_time(validated: Train) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def note(requests: Any, *_: Any) -> None:
+        if len(requests) != 4:  # those of a training step
+            asked.append(tuple(request.seed for request in requests))
+
+    finished = validated("trainer.val_max_samples=3", prepare=noting("backend.generate", note))
+    found = [row for row in finished.metrics if "val/num_samples" in row]
+    assert [row["step"] for row in found] == [0, 1, 2]
+    assert len(set(asked)) == 1
+    assert [len(seeds) for seeds in asked] == [3, 3, 3]
+    assert len({row["val/num_samples"] for row in found}) == 1
+
+
+def test_batches_and_greedy_accuracy_leave_the_sampled_one(validated: Train) -> None:
+    """Batches of 2 find what one batch does; greedy accuracy is what one at temperature 0 finds, one response each."""
+    only = ["trainer.val_only=true", "trainer.val_generations_to_log=5"]
+    sampled = [*only, f"{OVERRIDE}.n=3"]
+    plain = validated(*sampled, name="plain")
+    parts = validated(*sampled, "data.val_batch_size=2", name="parts")
+    both = validated(*sampled, "trainer.val_greedy=true", name="both")
+    [one], [other], [beside] = plain.metrics, parts.metrics, both.metrics
+    kept = [name for name in one if name.startswith("val/")]
     assert one["val/num_samples"] == 15
     assert {name: one[name] for name in kept} == pytest.approx({name: other[name] for name in kept}, abs=1e-6)
-    assert json_lines(whole.folder / "generations.jsonl") == json_lines(parts.folder / "generations.jsonl")
+    assert json_lines(plain.folder / "generations.jsonl") == json_lines(parts.folder / "generations.jsonl")
+    [greedy] = validated(*only, f"{OVERRIDE}.temperature=0", f"{OVERRIDE}.n=1", name="greedy").metrics
+    assert (beside["val/greedy_accuracy"], beside["val/num_greedy_samples"]) == (greedy["val/accuracy"], 5)
+    verdicts = {row["prompt_id"]: row["greedy_accuracy"] for row in json_lines(both.folder / "generations.jsonl")}
+    assert sum(verdicts.values()) / len(verdicts) == beside["val/greedy_accuracy"]
+    assert {name: beside[name] for name in kept} == {name: one[name] for name in kept}
+    assert "val/greedy_accuracy" not in one
 
 
-def test_greedy_accuracy_stands_beside_the_sampled_one(validated_run: list[str], tmp_path: Path) -> None:
-    """It is what a validation at temperature 0 finds, one response to each of 5 problems, and changes nothing else."""
-    only = ["trainer.val_only=true", "worker.rollout.val_override_config.n=3", "trainer.val_generations_to_log=5"]
-    [plain] = run(validated_run, *only, folder=tmp_path / "plain").metrics
-    [both] = run(validated_run, *only, "trainer.val_greedy=true", folder=tmp_path / "both").metrics
-    alone = ["trainer.val_only=true", "worker.rollout.val_override_config.temperature=0"]
-    [greedy] = run(validated_run, *alone, "worker.rollout.val_override_config.n=1", folder=tmp_path / "greedy").metrics
-    assert both["val/greedy_accuracy"] == greedy["val/accuracy"]
-    assert both["val/num_greedy_samples"] == 5
-    verdicts = {row["prompt_id"]: row["greedy_accuracy"] for row in json_lines(tmp_path / "both" / "generations.jsonl")}
-    assert sum(verdicts.values()) / len(verdicts) == both["val/greedy_accuracy"]
-    names = {name for name in plain if name.startswith("val/")}
-    assert {name: both[name] for name in names} == {name: plain[name] for name in names}
-    assert "val/greedy_accuracy" not in plain
-
-
-def test_validation_alone_trains_nothing(validated_run: list[str], tmp_path: Path) -> None:
-    finished = run(
-        validated_run, "trainer.val_only=true", "trainer.val_before_train=false", "trainer.save_freq=1", folder=tmp_path
-    )
+def test_validation_alone_trains_nothing(validated: Train) -> None:
+    finished = validated("trainer.val_only=true", "trainer.val_before_train=false", "trainer.save_freq=1")
     assert [row["step"] for row in finished.metrics] == [0]
     assert not {name for name in finished.metrics[0] if name.startswith(("actor/", "reward/"))}
-    assert list(tmp_path.glob("global_step_*")) == []
-    assert recorded_groups(tmp_path) == []
+    assert list(finished.folder.glob("global_step_*")) == []
+    assert finished.rollouts == []
+
+
+def test_leak_gaps_are_log_probs_with_less_without_the_answer(
+    build_actor: Callable[..., Actor], tiny_model_folder: Path, tiny_processing: Processing
+) -> None:
+    problem = Problem(
+        prompt_id="0", text="<image>Find x.", images=(picture(1),), ground_truth="4", solution=None, columns={}
+    )
+    contexts = ContextBuilder(tiny_processing, TeacherConfig(), max_context_length=512)
+    plain = contexts.student(problem)
+    hinted = contexts.teacher(problem, plain, "4")
+    responses = [random_response(length, length) for length in (5, 3, 9)]
+    model = reference_model(tiny_model_folder)
+    image_token = tiny_processing.image_token_id
+    assert image_token is not None
+    with_answer, without = (
+        [reference_log_probs(model, ScoringRow(context=context, response_ids=ids), image_token) for ids in responses]
+        for context in (hinted, plain)
+    )
+    gaps = [one - other for one, other in zip(with_answer, without, strict=True)]
+    rollouts = Rollouts(
+        step=0,
+        problems=[problem],
+        prompts=[plain],
+        generations=[
+            Generation(response_ids=ids, log_probs=(0.0,) * len(ids), finished=True) for ids in (*responses, (1, 2))
+        ],
+        responses=["it is 4", "as the given answer says", "the hint is 4", "not among the rows that are probed"],
+        scores=[{"overall": 0.0}] * 4,
+        correct=torch.tensor([True, False, False, True]),
+    )
+    found = results(leak_metrics(rollouts, 3, contexts, cast("Any", build_actor())))
+    assert found == pytest.approx(
+        {
+            "leak/mention_fraction": 2 / 3,
+            "leak/hint_gap_right": float(gaps[0].mean()),
+            "leak/hint_gap_wrong": float(torch.cat(gaps[1:]).mean()),
+            "leak/log_likelihood_gap": sum(float(gap.sum()) for gap in gaps) / 3,
+        },
+        abs=1e-5,
+    )
+    assert min(abs(value) for value in found.values()) > 1e-3

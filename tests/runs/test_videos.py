@@ -15,15 +15,7 @@ import torch
 from PIL import Image
 from rounding import LOG_PROBS
 from torch import Tensor
-from training_runs import (
-    EVERY_WRONG_ROLLOUT_TEACHES,
-    largest_gap,
-    picture,
-    random_response,
-    recorded_groups,
-    reference_model,
-    run,
-)
+from training_runs import TWO_TEACHERS, Train, largest_gap, picture, random_response, reference_model
 
 from cepo.config.schema import DataConfig
 from cepo.data import videos as reading
@@ -42,7 +34,6 @@ if (
 ):  # importing it needs the repair that comes with the code under test
     pytest.skip("the extra video is not installed", allow_module_level=True)
 
-RULES = FrameRules(fps=2.0, min_pixels=4096, max_pixels=None, factor=32)
 QUESTION = "<video>Which <video> shows <image> first?"
 
 
@@ -73,15 +64,18 @@ def video_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two(video_folder: Path) -> tuple[Video, Video]:
-    first, second = (load_video(name, str(video_folder), RULES) for name in ("a.mp4", "b.mp4"))
+    first, second = (load_video(name, str(video_folder), rules()) for name in ("a.mp4", "b.mp4"))
     return first, second
+
+
+def rules(fps: float = 2.0, least: int | None = 4096, most: int | None = None) -> FrameRules:
+    return FrameRules(fps=fps, min_pixels=least, max_pixels=most, factor=32)
 
 
 @pytest.mark.parametrize(("fps", "numbers"), [(2.0, (0, 4, 7, 11)), (3.0, (0, 2, 4, 7, 9, 11)), (0.5, (0, 4, 7, 11))])
 def test_fps_chooses_frames_evenly(video_folder: Path, fps: float, numbers: tuple[int, ...]) -> None:
     """Of 12 frames in 2 seconds it takes an even number, and at least 4."""
-    rules = FrameRules(fps=fps, min_pixels=4096, max_pixels=None, factor=32)
-    video = load_video("a.mp4", str(video_folder), rules)
+    video = load_video("a.mp4", str(video_folder), rules(fps))
     assert video.frame_numbers == numbers
     assert (video.source_fps, video.num_source_frames, video.size) == (6.0, 12, (64, 64))
     brightness = video.frames.reshape(len(numbers), -1).mean(axis=1)
@@ -89,26 +83,30 @@ def test_fps_chooses_frames_evenly(video_folder: Path, fps: float, numbers: tupl
     assert brightness[0] < brightness[-1] / 8
 
 
-def test_pixel_bounds_hold_for_a_frame(video_folder: Path) -> None:
-    """Without bounds a frame has qwen-vl-utils' own 128 tokens."""
-    sizes = []
-    for least, most in ((4096, None), (None, 20000), (16384, 20000), (None, None)):
-        rules = FrameRules(fps=2.0, min_pixels=least, max_pixels=most, factor=32)
-        sizes.append(load_video("a.mp4", str(video_folder), rules).size)
-    assert sizes[0] == (64, 64)
-    assert sizes[1][0] * sizes[1][1] <= 20000
-    assert 16384 <= sizes[2][0] * sizes[2][1] <= 20000
-    assert sizes[3][0] * sizes[3][1] >= 128 * 32 * 32
-    assert all(side % 32 == 0 for size in sizes for side in size)
+@pytest.mark.parametrize(
+    ("least", "most", "pixels"),
+    [
+        (4096, None, (64 * 64, 64 * 64)),
+        (None, 20000, (1, 20000)),
+        (16384, 20000, (16384, 20000)),
+        (None, None, (128 * 32 * 32, 10**9)),  # qwen-vl-utils' own 128 tokens
+    ],
+)
+def test_pixel_bounds_hold_for_a_frame(
+    video_folder: Path, least: int | None, most: int | None, pixels: tuple[int, int]
+) -> None:
+    width, height = load_video("a.mp4", str(video_folder), rules(2.0, least, most)).size
+    assert pixels[0] <= width * height <= pixels[1]
+    assert width % 32 == height % 32 == 0
 
 
 def test_bytes_a_mapping_and_a_path_give_the_same_frames(video_folder: Path) -> None:
     """A list of 3 frames becomes 4."""
     content = (video_folder / "a.mp4").read_bytes()
-    by_path = load_video("a.mp4", str(video_folder), RULES)
+    by_path = load_video("a.mp4", str(video_folder), rules())
     for value in (content, {"bytes": content, "path": None}, {"bytes": None, "path": str(video_folder / "a.mp4")}):
-        assert (load_video(value, None, RULES).frames == by_path.frames).all()
-    given = load_video(frames(3, seed=1), None, RULES)
+        assert (load_video(value, None, rules()).frames == by_path.frames).all()
+    given = load_video(frames(3, seed=1), None, rules())
     assert (given.frame_numbers, given.source_fps) == ((0, 1, 2, 3), 2.0)
     assert (given.frames[3] == given.frames[2]).all()
     assert given.times(2) == (0.25, 1.25)
@@ -131,10 +129,10 @@ def test_what_is_no_video_is_refused_with_the_reason(
     ]
     for value, words in cases:
         with pytest.raises(DataError, match=words):
-            load_video(value, None, RULES)
+            load_video(value, None, rules())
     monkeypatch.setattr(reading, "_LIBRARIES", ("no_such_library",))
     with pytest.raises(ConfigError, match=r"cepo\[video\]"):
-        load_video(whole, None, RULES)
+        load_video(whole, None, rules())
 
 
 PLAYLISTS = {
@@ -150,11 +148,11 @@ def test_a_playlist_opens_no_other_file(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     (folder / "link.ts").symlink_to(write_video(tmp_path / "other.ts", 12))
-    assert load_video(str(tmp_path / "other.ts"), None, RULES).num_source_frames == 12
+    assert load_video(str(tmp_path / "other.ts"), None, rules()).num_source_frames == 12
     (folder / name).write_text(PLAYLISTS[name].format(tmp_path), encoding="utf-8")
     for value in (name, (folder / name).read_bytes()):
         with pytest.raises(DataError, match=r"cannot be read .*; accepted: mov,mp4"):
-            load_video(value, str(folder), RULES)
+            load_video(value, str(folder), rules())
 
 
 def transformers_inputs(processing: Processing, videos: Sequence[Video], images: Sequence[Image.Image]) -> Any:
@@ -215,10 +213,7 @@ def plain_log_probs(model: Any, processing: Processing, row: ScoringRow, visuals
 
 @pytest.mark.heavy
 def test_scores_of_video_rows_are_a_plain_forwards_to_1e_5(
-    build_actor: Callable[..., Actor],
-    tiny_model_folder: Path,
-    tiny_processing: Processing,
-    two: tuple[Video, Video],
+    build_actor: Callable[..., Actor], tiny_model_folder: Path, tiny_processing: Processing, two: tuple[Video, Video]
 ) -> None:
     image = picture(5, (64, 96))
     both, one = asked(tiny_processing, two, image), asked(tiny_processing, two[:1])
@@ -271,11 +266,17 @@ def video_file(video_folder: Path) -> Path:
 def test_rows_with_videos_are_measured_as_they_are_encoded(
     video_file: Path, tiny_processing: Processing, tmp_path: Path
 ) -> None:
+    """And the probe for readable images is a row with images alone."""
 
     def read(file: Path, **settings: Any) -> ProblemSet:
         folder = str(video_file.parent)
         usual = {"train_files": str(file), "prompt_key": "problem", "image_dir": folder, "min_pixels": 4096}
         return ProblemSet(str(file), DataConfig(**(usual | settings)), tiny_processing)
+
+    def of_row(**row: Any) -> ProblemSet:
+        file = tmp_path / "row.jsonl"
+        file.write_text(json.dumps(row | {"answer": "1"}) + "\n")
+        return read(file)
 
     problems = read(video_file)
     assert (len(problems), problems.most_images, problems.most_videos) == (8, 1, 2)
@@ -292,62 +293,35 @@ def test_rows_with_videos_are_measured_as_they_are_encoded(
     with pytest.raises(DataError, match="filter_overlong_prompts=true"):
         read(video_file, max_prompt_length=lengths[1] - 1, filter_overlong_prompts=False)
     assert max(len(problem.videos[0].frames) for problem in read(video_file, video_fps=3.0)[:1]) == 6
-    odd = tmp_path / "odd.jsonl"
-    odd.write_text(json.dumps({"problem": "<video>or<video>?", "videos": ["a.mp4"], "answer": "1"}) + "\n")
     with pytest.raises(DataError, match="2 '<video>' in the text but 1 videos"):
-        read(odd)
-
-
-def test_the_probe_for_readable_images_has_images_alone(
-    video_file: Path, tiny_processing: Processing, tmp_path: Path
-) -> None:
-    settings = DataConfig(
-        train_files=str(video_file), prompt_key="problem", image_dir=str(video_file.parent), min_pixels=4096
+        of_row(problem="<video>or<video>?", videos=["a.mp4"])
+    assert problems.image_probe() == ImageSource(data=str(video_file), row=3)
+    assert of_row(problem="<video>What?", videos=["a.mp4"], images=[]).image_probe() is None
+    assert of_row(problem="What?", videos=[], images=[]).image_probe() == ImageSource(
+        data=f"{tmp_path}/row.jsonl", row=0
     )
-    assert ProblemSet(str(video_file), settings, tiny_processing).image_probe() == ImageSource(
-        data=str(video_file), row=3
-    )
-    for videos, expected in ((["a.mp4"], None), ([], 0)):
-        file = tmp_path / f"{len(videos)}.jsonl"
-        row = {"problem": "<video>" * len(videos) + "What?", "videos": videos, "images": [], "answer": "1"}
-        file.write_text(json.dumps(row) + "\n")
-        probe = ProblemSet(str(file), settings, tiny_processing).image_probe()
-        assert probe == (None if expected is None else ImageSource(data=str(file), row=expected))
 
 
-def on_videos(video_file: Path) -> list[str]:
-    """Two steps over every kind of row, with teachers, in float32."""
-    return [
+@pytest.mark.heavy
+def test_a_video_run_samples_with_the_log_probs_it_trains_on(train: Train, video_file: Path) -> None:
+    """Two steps over every kind of row: the log-probs agree to 1e-3, and teachers see the same frames."""
+    finished = train(
+        *TWO_TEACHERS,
         f"data.train_files={video_file}",
         f"data.image_dir={video_file.parent}",
         "data.min_pixels=4096",
         "data.shuffle=false",
         "data.max_prompt_length=1024",
-        "algorithm.adv_estimator=cepo",
-        EVERY_WRONG_ROLLOUT_TEACHES,
         "worker.actor.fsdp.mp_param_dtype=fp32",
         "worker.rollout.dtype=fp32",
-    ]
-
-
-@pytest.mark.heavy
-def test_a_video_run_samples_with_the_log_probs_it_trains_on(
-    tiny_run: list[str], video_file: Path, tmp_path: Path
-) -> None:
-    """The log-probs agree to 1e-3, and teachers see the same frames."""
-    generator = "vllm" if importlib.util.find_spec("vllm") else "transformers"
-    finished = run(
-        tiny_run,
-        *on_videos(video_file),
-        f"worker.rollout.name={generator}",
-        folder=tmp_path,
+        f"worker.rollout.name={'vllm' if importlib.util.find_spec('vllm') else 'transformers'}",
     )
     assert [row["step"] for row in finished.metrics] == [1, 2]
     assert max(row["rollout/log_prob_gap_max"] for row in finished.metrics) < 1e-3
-    assert sum(row["work/teacher_rows"] for row in finished.metrics) > 0
+    assert finished.total("work/teacher_rows") > 0
     assert finished.metrics[1]["actor/grad_norm"] > 0
-    for group in recorded_groups(tmp_path):  # what the report shows of them
+    for group in finished.rollouts:  # what the report shows of them
         assert [Image.open(io.BytesIO(frame)).format for frame in group["images"]] == ["PNG"] * len(group["images"])
         assert 1 <= len(group["images"]) <= 1 + 2 * 4, "an image, and up to four frames of each of two videos"
-    write_report(tmp_path)
-    assert (tmp_path / "report.html").is_file()
+    write_report(finished.folder)
+    assert (finished.folder / "report.html").is_file()

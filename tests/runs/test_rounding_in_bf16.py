@@ -1,4 +1,5 @@
-"""In bf16 packed rows differ from padded ones by rounding alone, with logits as large as in trained models."""
+"""In bf16, with logits as large as in trained models: packed rows differ from padded ones by rounding alone, and the error of
+CEPO's delta, a difference of two log-probs, with float32 logits and with rounded ones."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from generator_cases import open_generator, picture, request
 from torch import Tensor
-from training_runs import encoded
+from training_runs import encoded, whole
 from transformers import AttentionInterface
 
 from cepo.data.batch import ScoringRow
@@ -27,22 +28,25 @@ pytestmark = pytest.mark.heavy
 
 QUESTION = "Find the area of the triangle."
 HINTS = ("", "\nHere is a sample answer: 12", "\nHere is a sample answer: 47")
-Fault = Callable[[CollatedRows], CollatedRows]
+SEEDS = (1, 2)
+"""Of the images."""
 BuildActor = Callable[..., Actor]
 
 
 @pytest.fixture(scope="module")
-def rows(realistic_folder: Path, tiny_processing: Processing) -> list[ScoringRow]:
-    """Responses to two images, sampled from the plain context, behind it and behind each hint."""
-    prompts = [request(tiny_processing, QUESTION, [picture(seed)], seed=seed) for seed in (1, 2)]
+def views(realistic_folder: Path, tiny_processing: Processing) -> list[list[ScoringRow]]:
+    """Responses to the images, sampled from the plain context, behind it and behind each hint."""
+    prompts = [request(tiny_processing, QUESTION, [picture(seed)], seed=seed) for seed in SEEDS]
+    settings = SamplingSettings(num_samples=8, max_response_length=32, ignore_eos=True)
     with contextlib.closing(open_generator("transformers", realistic_folder, tiny_processing)) as generator:
-        groups = generator.generate(prompts, SamplingSettings(num_samples=8, max_response_length=32))
-    return [
-        ScoringRow(context=context, response_ids=one.response_ids)
-        for seed, group in zip((1, 2), groups, strict=True)
-        for context in [encoded(tiny_processing, QUESTION + hint, picture(seed)) for hint in HINTS]
-        for one in group
-    ]
+        groups = generator.generate(prompts, settings)
+
+    def behind(hint: str) -> list[ScoringRow]:
+        contexts = [encoded(tiny_processing, QUESTION + hint, picture(seed)) for seed in SEEDS]
+        pairs = zip(contexts, groups, strict=True)
+        return [ScoringRow(context=one, response_ids=each.response_ids) for one, group in pairs for each in group]
+
+    return [behind(hint) for hint in HINTS]
 
 
 def changed_layout(layout: SegmentLayout, branch_ends: dict[int, int]) -> SegmentLayout:
@@ -158,9 +162,10 @@ def test_packed_rows_differ_by_rounding_and_faults_by_more(
     build_actor: BuildActor,
     realistic_folder: Path,
     tiny_processing: Processing,
-    rows: list[ScoringRow],
+    views: list[list[ScoringRow]],
     fp32_logits: str,
 ) -> None:
+    rows = [row for view in views for row in view]
     actor = build_actor(folder=realistic_folder, fsdp__mp_param_dtype="bf16", model__fp32_logits=fp32_logits)
     whole, noise = padded_and_noise(actor, rows, tiny_processing)
     assert 0 < float(noise[0]) < 0.2, "another layout rounds in other places"
@@ -170,3 +175,33 @@ def test_packed_rows_differ_by_rounding_and_faults_by_more(
         for fault in FAULTS if fp32_logits == "true" else ():
             found = size(actor.module(fault(batch))[0] - whole)
             assert (found > 3 * noise + 1e-3).any() or float(found[0]) > 0.2, fault.__name__
+
+
+def scored(actor: Actor, rows: list[ScoringRow]) -> tuple[Tensor, Tensor, Tensor]:
+    """The log-probs, those in float64 of the same hidden states and weights, and the largest logits."""
+    batch = collate(rows, processing=actor._processing, device=actor.device)
+    with torch.no_grad():
+        found, (hidden,) = actor.module(batch)
+        weight = whole(actor.module.base.lm_head.weight).to(hidden.dtype)
+        logits = hidden.double() @ weight.double().t()
+    exact = logits.log_softmax(dim=1).gather(1, batch.targets[:, None])[:, 0]
+    assert hidden.dtype is torch.bfloat16
+    return found.double(), exact, logits.amax(dim=1)
+
+
+def test_float32_logits_cut_the_error_of_delta_by_more_than_5(
+    build_actor: BuildActor, realistic_folder: Path, views: list[list[ScoringRow]]
+) -> None:
+    """The model is in bf16, with largest logits of 16 to 32."""
+    errors: dict[bool, float] = {}
+    for fp32_logits in (True, False):
+        actor = build_actor(
+            folder=realistic_folder, fsdp__mp_param_dtype="bf16", model__fp32_logits=str(fp32_logits).lower()
+        )
+        (right, exact_right, largest), (wrong, exact_wrong, _) = (scored(actor, rows) for rows in views[1:])
+        assert float(((largest > 16) & (largest < 32)).double().mean()) > 0.9
+        delta, exact = right - wrong, exact_right - exact_wrong
+        assert float(exact.square().mean().sqrt()) > 0.1, "the hints say something"
+        errors[fp32_logits] = float((delta - exact).square().mean().sqrt())
+    assert errors[False] > 0.02, "nats"
+    assert errors[False] / errors[True] >= 5
