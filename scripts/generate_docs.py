@@ -20,10 +20,10 @@ from cepo.config.easyr1 import EASYR1_KEYS, ENGINE_KEYS, TABLE, engine_key_of
 from cepo.config.listing import REQUIRED, Setting, declared_settings, file_schema, method_settings, settings_of, written
 from cepo.config.schema import LoraConfig
 from cepo.models.families import family_lines
-from cepo.models.families.qwen import PUBLISHED_SIZES, published_config
 from cepo.sections import default_tree
 from cepo.sizing import ModelShape, estimate_memory, fit, shape_of
 from cepo.trees import leaves
+from lab.support.published_models import PUBLISHED_SIZES, published_config
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 

@@ -158,16 +158,6 @@ def kl_penalty(
     return (exponent.expm1() - exponent).clamp(max=LOW_VARIANCE_BOUND)
 
 
-def penalised_rewards(
-    token_level_rewards: Float[Tensor, "B T"],
-    penalties: Float[Tensor, "B T"],
-    response_mask: Bool[Tensor, "B T"],
-    coefficient: float,
-) -> Float[Tensor, "B T"]:
-    """Subtracts the KL from the reward: returns `r_t - coefficient * KL_t` on response tokens, padding unchanged."""
-    return token_level_rewards - coefficient * penalties.where(response_mask, 0.0)
-
-
 @dataclass(frozen=True, kw_only=True)
 class KLController:
     """Updates the KL coefficient from the observed KL. The coefficient is the only state, one number in a checkpoint.

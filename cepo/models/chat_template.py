@@ -61,11 +61,9 @@ class ChatTemplate:
         raise self.error(how[kind].format(found))
 
     def error(self, what: str) -> ConfigError:
-        """Returns an error that names the template and the remedy."""
         return ConfigError(f"{self._origin} {what}; name another template in data.override_chat_template")
 
     def _variables(self) -> Tree:
-        """Returns the template and the special tokens that it may name."""
         chosen = self._processor.chat_template
         chosen = chosen.get("default") if isinstance(chosen, dict) else chosen
         if chosen is None:
@@ -84,10 +82,7 @@ class _Renderer:
     def reply(self, request: Fields) -> tuple[str, Any]:
         """Returns what `main` answers, or ("ended", the exit code) if rendering ended the process."""
         with self._lock:
-            process, self._process = (
-                self._process or _start(),
-                None,
-            )  # kept only if its next reply is the next request's
+            process, self._process = self._process or _start(), None  # kept only if it answers this request
             assert process.stdin is not None and process.stdout is not None, "both are pipes"
             line = b""
             with suppress(BrokenPipeError):  # it ended before it read the request
@@ -114,7 +109,7 @@ def _start() -> subprocess.Popen[bytes]:
 
 @cache
 def _renderer(process: int) -> _Renderer:
-    """Returns the renderer of this process; a forked one must not share its parent's pipes."""
+    """By process, because a forked one must not share its parent's pipes."""
     return _Renderer()
 
 
@@ -143,9 +138,8 @@ def _attempt(render: Any, request: Tree) -> tuple[str, Any]:
         texts, _ = render([request["messages"]], add_generation_prompt=True, **request["variables"])
         if len(texts[0]) > request["most_characters"]:
             return "characters", len(texts[0])
-        return "text", texts[0].encode("utf-8", errors="replace").decode(
-            "utf-8"
-        )  # no tokenizer accepts a lone surrogate
+        # No tokenizer accepts a lone surrogate.
+        return "text", texts[0].encode("utf-8", errors="replace").decode("utf-8")
     except MemoryError:
         return "memory", f"{_MOST_BYTES >> 30} GiB"
     except Exception as error:  # a template is a program: it can raise anything

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from cepo.config.schema import LoraConfig
-from cepo.errors import ConfigError, EngineError
+from cepo.errors import ConfigError, DataError, EngineError
+from cepo.foreign_files import LARGEST_JSON, hub_folder, open_regular, read_json
 from cepo.models.families import family_of
 from cepo.models.quantization import kept_modules, prepare_quantised
 from cepo.models.segments import ATTENTION_NAME, segment_attention
+from cepo.trees import is_list, is_mapping
 
 if TYPE_CHECKING:
     from transformers import BitsAndBytesConfig, PreTrainedConfig
-from collections.abc import Iterator
-from pathlib import Path
-
-from cepo.errors import DataError
-from cepo.foreign_files import LARGEST_JSON, hub_folder, open_regular, read_json
-from cepo.trees import is_list, is_mapping
 
 DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Returns the torch type for `bf16`, `fp16` or `fp32`."""
     return getattr(torch, DTYPE_NAMES[name])
 
 
@@ -95,7 +91,7 @@ def load_model(
 
 
 def _without_weights(auto: Any, config: PreTrainedConfig, options: Mapping[str, object]) -> nn.Module:
-    """Builds the model on the meta device, with real buffers (rotary frequencies etc.), which no checkpoint holds."""
+    """Buffers (rotary frequencies etc.) are real, because no checkpoint holds them."""
     from accelerate import init_empty_weights
     from transformers.initialization import no_init_weights
 
@@ -122,11 +118,7 @@ def sharded_blocks(model: Any, *, without: Sequence[nn.Module] = ()) -> list[nn.
 
 
 def freeze_vision_tower(model: Any, *, section: str = "worker.actor.model") -> None:
-    """Freezes everything that image features depend on, including the projection to the language model.
-
-    Raises:
-        ConfigError: the model has no vision tower; `section` names the settings.
-    """
+    """Freezes everything that image features depend on, including the projection to the language model."""
     family = family_of(model.config)
     if not family.reads_images:
         raise ConfigError(f"{section}.freeze_vision_tower is true, but the model has no vision tower")
@@ -143,10 +135,7 @@ def frozen_vision_parts(model: Any) -> list[nn.Module]:
 
 
 def excluded_from_adapter(lora: LoraConfig, config: Any) -> str | None:
-    """Returns a regular expression for the modules without an adapter.
-
-    The default setting excludes the vision tower, whatever its name in the model. In a text model it excludes nothing.
-    """
+    """Returns a regular expression for the modules without an adapter: by default the vision tower, if there is one."""
     if lora.exclude_modules != LoraConfig().exclude_modules:
         return lora.exclude_modules
     family = family_of(config)
@@ -213,19 +202,10 @@ def check_model_files(path: str) -> None:
             if name in _LARGEST and isinstance(value, int) and not 0 <= value <= _LARGEST[name]:
                 raise DataError(f"{folder / _CONFIG}: {name} is out of range; accepted: 0 to {_LARGEST[name]:,}")
     if (folder / WEIGHTS_INDEX).exists():
-        weight_files(folder)
-
-
-def weight_files(folder: Path) -> list[str]:
-    """Returns the names of the files that a folder's index lists.
-
-    Raises:
-        DataError: the index breaks the policy of `cepo.foreign_files`, or names a file elsewhere.
-    """
-    names = read_json(folder / WEIGHTS_INDEX, dict).get("weight_map")
-    if not is_mapping(names) or not all(isinstance(name, str) and Path(name).name == name for name in names.values()):
-        raise DataError(f"{folder / WEIGHTS_INDEX} does not map weights to files of its folder")
-    return sorted(set(names.values()))
+        names = read_json(folder / WEIGHTS_INDEX, dict).get("weight_map")
+        inside = is_mapping(names) and all(isinstance(name, str) and Path(name).name == name for name in names.values())
+        if not inside:
+            raise DataError(f"{folder / WEIGHTS_INDEX} does not map weights to files of its folder")
 
 
 def _entries(tree: object) -> Iterator[tuple[str, object]]:

@@ -30,7 +30,6 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 def quantization_of(lora: LoraConfig, *, dtype: torch.dtype) -> BitsAndBytesConfig | None:
-    """Returns the quantisation settings of the base, with products in `dtype`; None without quantisation."""
     from transformers import BitsAndBytesConfig
 
     if lora.quantization is None:
@@ -75,7 +74,6 @@ def is_quantised(weight: object) -> bool:
 
 
 def quantised_weights(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Returns the packed 4-bit weights by name."""
     return {name: weight for name, weight in module.named_parameters() if is_quantised(weight)}
 
 
@@ -95,11 +93,7 @@ def write_quantization(model: Any, folder: Path) -> None:
 
 
 def read_quantization(folder: Path) -> BitsAndBytesConfig | None:
-    """Reads the settings written by `write_quantization`; returns None if there are none.
-
-    Raises:
-        CheckpointError: the file has no valid settings, or bitsandbytes is not installed.
-    """
+    """Reads the settings written by `write_quantization`; returns None if there are none."""
     path = folder / QUANTIZATION_CONFIG
     if not path.exists():
         return None

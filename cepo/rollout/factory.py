@@ -33,21 +33,14 @@ def choose_generator(name: str, *, device: str, unserved: str | None = None) -> 
     """
     if name == "transformers":
         return name
-    why_not = _why_not_vllm(device)
+    why_not = _why_not_vllm(device) or unserved
+    if why_not is None:
+        logger.info("vLLM is installed and samples the responses")
+        return "vllm"
     if name == "vllm":
-        if why_not:
-            raise ConfigError(
-                f"worker.rollout.name=vllm, but {why_not}; install it, or set worker.rollout.name to auto or transformers"
-            )
-        if unserved:
-            raise ConfigError(f"worker.rollout.name=vllm, but {unserved}; set it to auto or transformers")
-        return name
-    why_not = why_not or unserved
-    if why_not:
-        logger.warning("%s: the transformers generator is used instead, which samples more slowly", why_not)
-        return "transformers"
-    logger.info("vLLM is installed and samples the responses")
-    return "vllm"
+        raise ConfigError(f"worker.rollout.name=vllm, but {why_not}; set it to auto or transformers")
+    logger.warning("%s: the transformers generator is used instead, which samples more slowly", why_not)
+    return "transformers"
 
 
 def vllm_samples(settings: GeneratorSettings, processing: Processing) -> bool:
@@ -58,11 +51,7 @@ def vllm_samples(settings: GeneratorSettings, processing: Processing) -> bool:
 
 
 def build_generator(settings: GeneratorSettings, processing: Processing, *, device: str) -> Generator:
-    """Builds the generator for these settings and this type of `device`.
-
-    Raises:
-        ConfigError, EngineError: see `choose_generator`; or the engine did not start.
-    """
+    """Builds the generator for these settings and this type of `device`; raises ConfigError and EngineError."""
     unserved = vllm_obstacle(settings, processing.family, device)
     if choose_generator(settings.name, device=device, unserved=unserved) == "vllm":
         from cepo.rollout.vllm_engine import VllmGenerator
@@ -76,11 +65,7 @@ def build_generator(settings: GeneratorSettings, processing: Processing, *, devi
 def settings_of_run(
     data: DataConfig, worker: WorkerConfig, *, num_devices: int, most_visuals: tuple[int, int]
 ) -> GeneratorSettings:
-    """Returns the generator settings of a run, with room for its longest prompt and response.
-
-    Args:
-        most_visuals: maximum numbers of images and of videos in a prompt.
-    """
+    """Returns the settings of a run; `most_visuals` are the maximum numbers of images and videos in a prompt."""
     rollout, model = worker.rollout, worker.actor.model
     return GeneratorSettings(
         name=rollout.name,
@@ -117,7 +102,6 @@ def most_responses_at_once(data: DataConfig, rollout: RolloutConfig, *, num_devi
 
 
 def vllm_obstacle(settings: GeneratorSettings, family: Family, device: str) -> str | None:
-    """Returns the reason why vLLM cannot serve the model on this type of device; None if it can."""
     return family.why_not_vllm(
         EngineUse(
             on_gpu=device.startswith("cuda"),

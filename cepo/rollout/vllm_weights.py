@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 def load_full(llm: LLM, weights: FullWeights) -> None:
-    """Overwrites the engine's weights one tensor at a time, as the mapping yields them.
-
-    Raises:
-        EngineError: the LM head is tied to the embeddings and missing.
-    """
+    """Overwrites the engine's weights one tensor at a time, as the mapping yields them."""
     config: PreTrainedConfig = llm.model_config.hf_config
     # Published checkpoints have this entry in the whole configuration, in its text part, or in both.
     tied = any(getattr(part, "tie_word_embeddings", False) for part in (config, config.get_text_config()))
@@ -29,7 +25,7 @@ def load_full(llm: LLM, weights: FullWeights) -> None:
             "the model's output head is tied to its embeddings and 'lm_head.weight' is not among the weights, which "
             "would leave vLLM's head as it was; take them from state_dict(), not from named_parameters()"
         )
-    family = family_of(llm.model_config.hf_config)
+    family = family_of(config)
     llm.collective_rpc(_forget_packed_experts)
     published = (family.published(name, weight) for name, weight in weights.tensors.items())
     llm.collective_rpc("reload_weights", kwargs={"weights_iterator": published})
@@ -53,11 +49,7 @@ def load_adapter(llm: LLM, weights: AdapterWeights, identifier: int) -> None:
 
 
 def clear_caches(llm: LLM) -> None:
-    """Drops keys, values and image embeddings computed with older weights.
-
-    Raises:
-        EngineError: vLLM keeps some of them, because requests are still being served.
-    """
+    """Drops keys, values and image embeddings computed with older weights."""
     if not llm.reset_prefix_cache():
         raise EngineError("vLLM kept keys and values of the old weights, because requests are still being served")
     llm.reset_mm_cache()
@@ -102,7 +94,7 @@ def _load_adapter(worker: Any, weights: AdapterWeights, identifier: int) -> None
 
 
 def _check_fit(pairs: Any, adapters: Any) -> None:
-    served = set(adapters.modules) | {part for parts in adapters.packed_modules.values() for part in parts}
+    served = set(adapters.modules).union(*adapters.packed_modules.values())
     unknown = sorted(set(pairs) - served)
     torn = sorted(
         name

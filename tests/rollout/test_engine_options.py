@@ -185,7 +185,7 @@ vllm_process.prepare_environment(variables)
 found["our variables"] = read()
 found["path"] = os.environ["PATH"]
 
-vllm_process._silence_warnings(EngineMachine(capability=(9, 0), flashinfer_kernels=False, num_ranks=1))
+vllm_process._silence_warnings()
 from vllm.utils import jit_monitor
 seen = []
 logging.getLogger("vllm").handlers = [type("Kept", (logging.Handler,), {{"emit": lambda self, record: seen.append(1)}})()]

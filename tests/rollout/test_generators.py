@@ -28,7 +28,7 @@ from rounding import LOG_PROBS
 from cepo.errors import EngineError
 from cepo.models.processing import Processing
 from cepo.rollout.generator import FullWeights, Generation, GenerationRequest, Generator, SamplingSettings
-from cepo.rollout.token_sampling import draw_tokens, row_uniforms, without_repeats
+from cepo.rollout.token_sampling import draw_tokens, row_uniforms
 
 pytestmark = pytest.mark.heavy
 
@@ -105,13 +105,17 @@ def test_both_generators_draw_the_same_tokens_on_a_cpu(
                 continue
             at = next(index for index, (one, two) in enumerate(zip(*pair, strict=False)) if one != two)
             logits = reference_logits(model, tiny_model_folder, prompt, pair[0][: at + 1])[at:]
-            logits = without_repeats(logits, [pair[0][:at]], presence_penalty)
             uniform = row_uniforms(prompt.seed, sample, 24)[at]
-            assert {pair[0][at], pair[1][at]} <= draws_within_rounding(logits, uniform, banned, settings)
+            drawn = draws_within_rounding(logits, pair[0][:at], uniform, banned, settings)
+            assert {pair[0][at], pair[1][at]} <= drawn
 
 
 def draws_within_rounding(
-    logits: torch.Tensor, uniform: torch.Tensor, banned: torch.Tensor, settings: SamplingSettings
+    logits: torch.Tensor,
+    output: tuple[int, ...],
+    uniform: torch.Tensor,
+    banned: torch.Tensor,
+    settings: SamplingSettings,
 ) -> set[int]:
     """The tokens drawn when all log-probs are LOG_PROBS off, which moves a cumulative probability by no more than that."""
     points = (uniform + torch.tensor([-LOG_PROBS, 0.0, LOG_PROBS])).clamp(0, 1)
@@ -119,12 +123,7 @@ def draws_within_rounding(
         token
         for edge in (-LOG_PROBS, 0.0, LOG_PROBS)
         for token in draw_tokens(
-            logits.expand(3, -1),
-            points,
-            banned,
-            temperature=settings.temperature,
-            top_p=settings.top_p + edge,
-            top_k=settings.top_k,
+            logits.expand(3, -1), [output] * 3, points, banned, dataclasses.replace(settings, top_p=settings.top_p + edge)
         ).tolist()
     }
 

@@ -1,8 +1,4 @@
-"""Defines the interface of a model family: everything that the trainer must know about an architecture.
-
-A family is found by the checkpoint's `model_type` (`cepo.models.families.family_of`). It defines how images become
-tokens and positions, which modules compute their features, whether rows can be packed, and which modules LoRA excludes.
-"""
+"""Defines the interface of a model family: everything that the trainer must know about an architecture."""
 
 from __future__ import annotations
 
@@ -24,7 +20,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 EncodeText = Callable[[str], list[int]]
-"""A function that tokenises plain text without special tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +67,10 @@ class ImageReader(ABC):
     video_token_id: int | None = None
 
     @abstractmethod
-    def read(self, images: Sequence[Image], source: ImageSource | None = None) -> ImageInputs:
-        """Preprocesses a prompt's images (at least one), which were read from `source`."""
-
-    def read_visuals(self, images: Sequence[Image], videos: Sequence[Video], source: ImageSource | None) -> ImageInputs:
-        """Preprocesses images, which were read from `source`, and at least one video, if the family reads videos."""
-        raise NotImplementedError
+    def read(
+        self, images: Sequence[Image], source: ImageSource | None = None, videos: Sequence[Video] = ()
+    ) -> ImageInputs:
+        """Preprocesses a prompt's images, which were read from `source`, and videos; at least one of either."""
 
     @abstractmethod
     def num_tokens(self, size: tuple[int, int]) -> int:
@@ -98,7 +91,7 @@ class ImageReader(ABC):
 
     @abstractmethod
     def expand(self, engine_ids: Sequence[int], images: ImageInputs) -> list[int]:
-        """Replaces each placeholder and returns the token ids that the trained model reads."""
+        """Replaces an image's placeholder by one per image token, and a video's by its frames, each after its time."""
 
     @abstractmethod
     def positions(self, token_ids: Sequence[int], images: ImageInputs) -> Int64[Tensor, "3 L"]:
@@ -106,7 +99,7 @@ class ImageReader(ABC):
 
     @abstractmethod
     def units_inside(self, token_ids: Sequence[int], images: ImageInputs, start: int, stop: int) -> list[int]:
-        """Returns the indices of the units whose tokens are in [start, stop) of an expanded context."""
+        """Returns the indices of the units whose last placeholder is in [start, stop) of an expanded context."""
 
     @abstractmethod
     def smallest(self) -> tuple[tuple[int, ...], ImageInputs]:
@@ -150,12 +143,11 @@ class Family:
         return self.image_reader(processor, config, encode_text) if reads else None
 
     def image_reader(self, processor: Any, config: PreTrainedConfig, encode_text: EncodeText) -> ImageReader:
-        """Builds the image reader of a family that reads images."""
         raise NotImplementedError
 
-    def placeholders(self, config: PreTrainedConfig) -> tuple[int | None, int | None]:
-        """Returns the placeholder ids of a whole image and a whole video in a prompt for the rollout engine."""
-        return None, None
+    def placeholder_id(self, config: PreTrainedConfig) -> int | None:
+        """Returns the placeholder of a whole image in a prompt for the rollout engine; None for text models."""
+        return getattr(config, "image_token_id", None)
 
     def model_inputs(self, images: ImageInputs) -> dict[str, Tensor]:
         """Returns a prompt's images as keyword arguments of the model's forward pass."""
@@ -171,7 +163,7 @@ class Family:
 
     def feature_inputs(self, features: Sequence[ImageFeatures], is_frame: Sequence[bool]) -> dict[str, object]:
         """Returns the forward pass's arguments for units in placeholder order; `is_frame` marks video frames."""
-        joined = SimpleNamespace(pooler_output=_concatenated([one.embeddings for one in features]))
+        joined = SimpleNamespace(pooler_output=torch.cat([one.embeddings for one in features]))
         return {"mm_encoder_outputs": {"image": joined}}
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
@@ -198,9 +190,5 @@ class Family:
 
 
 def experts_unserved(use: EngineUse) -> str | None:
-    """Returns why vLLM cannot serve a mixture of experts: for adapters its CPU build uses kernels that need a GPU."""
+    """For a mixture of experts: vLLM's CPU build computes adapters with kernels that need a GPU."""
     return "vLLM serves experts with an adapter only on GPUs" if use.with_adapter and not use.on_gpu else None
-
-
-def _concatenated(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat(list(parts))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from cepo.errors import DataError
 from cepo.models.families.family import EncodeText, EngineUse, Family, ImageFeatures, ImageReader
-from cepo.models.inputs import ImageInputs, ImageSource
+from cepo.models.inputs import ImageInputs, ImageSource, Video
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -45,12 +45,11 @@ class ProcessedReader(ImageReader):
         self._between: str = processor.tokenizer.eos_token
         self._tokens_of_size = lru_cache(maxsize=_SIZES_KEPT)(self._measured)
 
-    def read(self, images: Sequence[Image.Image], source: ImageSource | None = None) -> ImageInputs:
-        """See `ImageReader.read`.
-
-        Raises:
-            DataError: the processor refuses the images.
-        """
+    def read(
+        self, images: Sequence[Image.Image], source: ImageSource | None = None, videos: Sequence[Video] = ()
+    ) -> ImageInputs:
+        """Raises DataError if the processor refuses the images; see `ImageReader.read`."""
+        assert not videos, "`video_factor` refuses them"
         text = self._between.join([self._placeholder] * len(images))
         try:
             values = self._processor(text=[text], images=[list(images)], return_tensors="pt", add_special_tokens=False)
@@ -79,13 +78,11 @@ class ProcessedReader(ImageReader):
         return torch.arange(len(token_ids)).expand(3, -1)
 
     def units_inside(self, token_ids: Sequence[int], images: ImageInputs, start: int, stop: int) -> list[int]:
-        """Returns the only unit if its last placeholder is in [start, stop)."""
         last = max(index for index, token in enumerate(token_ids) if token == self.image_token_id)
         return [0] if start <= last < stop else []
 
     def smallest(self) -> tuple[tuple[int, ...], ImageInputs]:
-        """See `ImageReader.smallest`; the processor reads an image of `_SMALLEST_SIDES`."""
-        images = self.read([Image.new("RGB", _SMALLEST_SIDES)])
+        images = self.read([Image.new("RGB", (32, 32))])
         return images.expansions[0], images
 
     def _measured(self, size: tuple[int, int]) -> int:
@@ -100,9 +97,6 @@ class ProcessedReader(ImageReader):
             else:
                 parts[-1].append(token)
         return tuple(map(tuple, parts))
-
-
-_SMALLEST_SIDES = (32, 32)
 
 
 class ProcessedFamily(Family):
@@ -120,10 +114,6 @@ class ProcessedFamily(Family):
         placeholder = self.placeholder_text(processor)
         return ProcessedReader(processor, config, placeholder=placeholder, tower_inputs=self.tower_inputs)
 
-    def placeholders(self, config: PreTrainedConfig) -> tuple[int | None, int | None]:
-        """Returns the image token, which is also the placeholder of a whole image."""
-        return config.image_token_id, None
-
     def model_inputs(self, images: ImageInputs) -> dict[str, Tensor]:
         return {"pixel_values": images.pixel_values, **images.more_tensors}
 
@@ -137,7 +127,6 @@ class ProcessedFamily(Family):
         return found
 
     def joined(self, embeddings: Any) -> Tensor:
-        """Returns the features of all images of a prompt as one tensor."""
         return embeddings
 
 
@@ -220,8 +209,6 @@ class Gemma3Reader(ProcessedReader):
 
 
 class Gemma3(ProcessedFamily):
-    """Supports Gemma 3 with a vision tower."""
-
     title = "Gemma 3"
     model_types = ("gemma3",)
     vision_modules = ("vision_tower", "multi_modal_projector")
@@ -232,9 +219,8 @@ class Gemma3(ProcessedFamily):
     def image_reader(self, processor: Any, config: PreTrainedConfig, encode_text: EncodeText) -> ImageReader:
         return Gemma3Reader(processor, config)
 
-    def placeholders(self, config: PreTrainedConfig) -> tuple[int | None, int | None]:
-        """Returns `<start_of_image>`, the placeholder of a whole image."""
-        return config.boi_token_id, None
+    def placeholder_id(self, config: PreTrainedConfig) -> int | None:
+        return config.boi_token_id
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
         """On a CPU, vLLM's attention is causal even among an image's tokens, which changes log-probs by 0.1 nats."""
