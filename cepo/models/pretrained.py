@@ -13,7 +13,7 @@ from cepo.config.schema import LoraConfig
 from cepo.errors import ConfigError, DataError, EngineError
 from cepo.foreign_files import LARGEST_JSON, hub_folder, open_regular, read_json
 from cepo.models.families import family_of
-from cepo.models.quantization import kept_modules, prepare_quantised
+from cepo.models.quantization import prepare_quantised
 from cepo.models.segments import ATTENTION_NAME, segment_attention
 from cepo.trees import is_list, is_mapping
 
@@ -79,7 +79,9 @@ def load_model(
             return _without_weights(auto, config, options)
         if quantization is None:
             return auto.from_pretrained(path, config=config, **options)
-        quantization.llm_int8_skip_modules = kept_modules(family)
+        # An error in the head affects all logits of every token, and a tied head is the embeddings, which are not linear
+        # layers. The vision tower has a small share of the weights, and its features are computed once per image.
+        quantization.llm_int8_skip_modules = ["lm_head", *(f"model.{name}" for name in family.vision_modules)]
         model = auto.from_pretrained(path, config=config, quantization_config=quantization, **options)
         prepare_quantised(model)
         return model
@@ -118,20 +120,18 @@ def sharded_blocks(model: Any, *, without: Sequence[nn.Module] = ()) -> list[nn.
 
 
 def freeze_vision_tower(model: Any, *, section: str = "worker.actor.model") -> None:
-    """Freezes everything that image features depend on, including the projection to the language model."""
+    """Freezes everything that image features depend on."""
     family = family_of(model.config)
     if not family.reads_images:
         raise ConfigError(f"{section}.freeze_vision_tower is true, but the model has no vision tower")
-    for part in (*family.vision_parts(model), *family.loose_parameters(model)):
-        part.requires_grad_(False)
+    for weight in family.vision_weights(model):
+        weight.requires_grad_(False)
 
 
 def frozen_vision_parts(model: Any) -> list[nn.Module]:
     """Returns the vision tower's modules, or an empty list if anything that image features depend on is trained."""
     family = family_of(model.config)
-    parts = family.vision_parts(model)
-    depends_on = [*family.loose_parameters(model), *(weight for part in parts for weight in part.parameters())]
-    return [] if any(parameter.requires_grad for parameter in depends_on) else parts
+    return [] if any(weight.requires_grad for weight in family.vision_weights(model)) else family.vision_parts(model)
 
 
 def excluded_from_adapter(lora: LoraConfig, config: Any) -> str | None:

@@ -19,8 +19,6 @@ from cepo.foreign_files import read_json
 if TYPE_CHECKING:
     from transformers import BitsAndBytesConfig
 
-    from cepo.models.families import Family
-
 QUANTIZATION_CONFIG = "quantization_config.json"
 """The file stored with an adapter for a 4-bit base, with the arguments of transformers' `BitsAndBytesConfig`."""
 
@@ -40,15 +38,6 @@ def quantization_of(lora: LoraConfig, *, dtype: torch.dtype) -> BitsAndBytesConf
         bnb_4bit_use_double_quant=lora.double_quantization,
         bnb_4bit_compute_dtype=dtype,
     )
-
-
-def kept_modules(family: Family) -> list[str]:
-    """Returns the modules that are not quantised: the LM head and everything that image features depend on.
-
-    An error in the head affects all logits of every token, and a tied head is the embeddings, which are not linear
-    layers. The vision tower has a small share of the weights, and its features are computed once per image.
-    """
-    return ["lm_head", *(f"model.{name}" for name in family.vision_modules)]
 
 
 def prepare_quantised(model: Any) -> None:

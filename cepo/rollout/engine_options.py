@@ -110,7 +110,7 @@ def engine_options(settings: GeneratorSettings, machine: EngineMachine) -> Tree:
         # Only whole blocks are shared, and the default of 128 tokens is longer than a small prompt.
         options["block_size"] = _CPU_BLOCK_TOKENS
         return options
-    backend = attention_backend(machine)
+    backend = _attention_backend(machine)
     if backend is not None:
         options["attention_config"] = {"backend": backend}
     if settings.tensor_parallel_size > 1:
@@ -129,11 +129,12 @@ def _compilation(settings: GeneratorSettings) -> Tree:
         step = 8 if settings.max_num_seqs < 256 else 16
         found["max_cudagraph_capture_size"] = min(-(-settings.max_num_seqs // step) * step, 512)
     if settings.tensor_parallel_size > 1:
-        found["pass_config"] = {"fuse_allreduce_rms": False}  # it uses FlashInfer's all-reduce, which has the same limit
+        # The fused pass uses FlashInfer's all-reduce, which looks up devices in the same way.
+        found["pass_config"] = {"fuse_allreduce_rms": False}
     return found
 
 
-def attention_backend(machine: EngineMachine) -> str | None:
+def _attention_backend(machine: EngineMachine) -> str | None:
     """Returns the attention backend to request from vLLM; None if its own choice runs without a compiler.
 
     vLLM's first choice for compute capability 10.x is FlashInfer, and vLLM only checks that it can be imported. Without

@@ -163,7 +163,7 @@ OnFinished = Callable[[int, "list[Generation]"], None]
 
 
 class Sampler(Protocol):
-    """Anything that samples responses: an engine, or a backend with engines on many devices."""
+    """Samples responses: an engine, or a backend with engines on many devices."""
 
     def generate(
         self,
@@ -175,6 +175,9 @@ class Sampler(Protocol):
 
         `on_finished` is called once per request, as soon as all its responses are complete; a backend need not call it.
         An exception from it ends the call, but the engine remains usable.
+
+        Raises:
+            EngineError: a prompt is too long or has the wrong number of placeholders, or the engine failed.
         """
         ...
 
@@ -185,7 +188,11 @@ class Generator(Sampler, Protocol):
     name: str
 
     def sync_weights(self, weights: Weights) -> None:
-        """Makes the engine sample with exactly these weights, and drops everything cached with the old ones."""
+        """Makes the engine sample with exactly these weights, and drops everything cached with the old ones.
+
+        Raises:
+            EngineError: the weights' names or shapes do not fit the model.
+        """
         ...
 
     def drain_metrics(self) -> Metrics:

@@ -66,9 +66,8 @@ class TransformersGenerator:
             use_float32_logits(model)
         self._device = torch.device(device)
         self._model: Any = model.to(self._device).eval().requires_grad_(False)
-        self._wrapped = False
+        self._wrapped = self._decoder_is_current = False
         self._decoder: FusedDecoder | None = None
-        self._decoder_is_current = False
         self._eos_token_ids = frozenset(processing.eos_token_ids)
         self._banned = torch.tensor(processing.banned_token_ids, dtype=torch.long, device=self._device)
         self._prompt_tokens = self._shared_tokens = 0
@@ -79,12 +78,7 @@ class TransformersGenerator:
         settings: SamplingSettings,
         on_finished: OnFinished | None = None,
     ) -> list[list[Generation]]:
-        """See `cepo.rollout.generator.Generator`. A request finishes with the batch that decodes its last sample.
-
-        Raises:
-            EngineError: a prompt is too long or has the wrong number of placeholders.
-        """
-        self._check_open()
+        """See `cepo.rollout.generator.Generator`. A request finishes with the batch that decodes its last sample."""
         check_prompts(requests, settings, self._settings.max_model_len, *self._processing.placeholders)
         results: list[list[Generation]] = [[] for _ in requests]
         copies = settings.num_samples if settings.temperature == 0 else 1
@@ -114,12 +108,7 @@ class TransformersGenerator:
         return batch
 
     def sync_weights(self, weights: Weights) -> None:
-        """See `cepo.rollout.generator.Generator`. The first adapter wraps the model with PEFT.
-
-        Raises:
-            EngineError: the weights' names or shapes do not fit the model, or full weights follow an adapter.
-        """
-        self._check_open()
+        """See `cepo.rollout.generator.Generator`. The first adapter wraps the model with PEFT."""
         self._decoder, self._decoder_is_current = None, False
         if isinstance(weights, AdapterWeights):
             self._load_adapter(weights)
@@ -142,10 +131,6 @@ class TransformersGenerator:
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def _check_open(self) -> None:
-        if self._model is None:
-            raise EngineError("this transformers generator was closed; build a new one")
 
     def _rows(self, requests: Sequence[GenerationRequest], settings: SamplingSettings) -> Iterator[_Row]:
         """Computes the prompts one by one, each only when a batch has room for its samples."""
@@ -235,16 +220,13 @@ class TransformersGenerator:
             raise EngineError(f"the adapter does not fit the model: {error}") from error
 
     def _load_full(self, weights: FullWeights) -> None:
-        if self._wrapped:
-            raise EngineError("this generator already serves an adapter and got full weights; build a new one for them")
+        assert not self._wrapped, "the run serves one kind of weights"
         own = self._model.state_dict()
         _check_names("full", set(own), set(weights.tensors))
         for name, tensor in weights.tensors.items():  # one at a time: each may be gathered when read
             if tensor.shape != own[name].shape:
-                raise EngineError(
-                    f"the full weights do not fit the model: size mismatch for {name}, {tuple(tensor.shape)} for "
-                    f"{tuple(own[name].shape)}"
-                )
+                shapes = f"{tuple(tensor.shape)} for {tuple(own[name].shape)}"
+                raise EngineError(f"the full weights do not fit the model: size mismatch for {name}, {shapes}")
             own[name].copy_(tensor)
 
 

@@ -87,11 +87,6 @@ class VllmGenerator:
         settings: SamplingSettings,
         on_finished: OnFinished | None = None,
     ) -> list[list[Generation]]:
-        """See `cepo.rollout.generator.Generator`.
-
-        Raises:
-            EngineError: a prompt is too long or has the wrong number of placeholders, or vLLM failed.
-        """
         llm = self._engine()
         check_prompts(requests, settings, self._settings.max_model_len, *self._processing.placeholders)
         num_samples = settings.num_samples if settings.temperature > 0 else 1  # greedy samples are equal
@@ -156,17 +151,11 @@ class VllmGenerator:
         return identifiers
 
     def sync_weights(self, weights: Weights) -> None:
-        """See `cepo.rollout.generator.Generator`. An adapter is served unmerged.
-
-        Raises:
-            EngineError: the engine was started for the other kind of weights, or vLLM cannot serve these.
-        """
+        """See `cepo.rollout.generator.Generator`. An adapter is served unmerged."""
         llm = self._engine()
-        if isinstance(weights, AdapterWeights) != (self._settings.lora_rank > 0):
-            raise EngineError(
-                f"this engine was started with lora_rank={self._settings.lora_rank} and got {type(weights).__name__}; "
-                "an adapter needs lora_rank above 0, full weights need lora_rank 0"
-            )
+        assert isinstance(weights, AdapterWeights) == (self._settings.lora_rank > 0), (
+            "the run serves one kind of weights"
+        )
         try:
             with callers_state_kept():
                 if isinstance(weights, AdapterWeights):

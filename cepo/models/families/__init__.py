@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["FAMILIES", "EngineUse", "Family", "ImageFeatures", "ImageReader", "family_lines", "family_of"]
+__all__ = ["FAMILIES", "EngineUse", "Family", "ImageFeatures", "ImageReader", "family_of"]
 
 FAMILIES: tuple[Family, ...] = (
     *(Qwen2VL(), Qwen25VL(), Qwen3VL(), Qwen3VLMoe(), Qwen35(), Qwen35Moe()),
@@ -66,21 +66,3 @@ def family_of(
         f"{section}.model_path is a checkpoint of model_type '{config.model_type}' ({architecture}), which is not supported: "
         f"{reason}. Supported are {', '.join(family.title for family in FAMILIES)} (docs/models.md)"
     )
-
-
-def family_lines() -> list[str]:
-    """Returns the Markdown table of families for docs/models.md and the reasons why some families need padded rows."""
-    lines = ["| model | `model_type` | images | videos | path |", "| --- | --- | --- | --- | --- |"]
-    reasons: dict[str, list[str]] = {}
-    for family in FAMILIES:
-        cells = [
-            family.title,
-            ", ".join(f"`{model_type}`" for model_type in family.model_types),
-            "yes" if family.reads_images else "",
-            "yes" if family.reads_videos else "",
-            "packed" if family.packs else "padded",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-        if not family.packs:
-            reasons.setdefault(family.why_padded, []).append(family.title)
-    return [*lines, "", *(f"- {', '.join(titles)}: {reason}." for reason, titles in reasons.items())]

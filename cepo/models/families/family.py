@@ -38,14 +38,7 @@ class ImageFeatures:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineUse:
-    """The intended use of vLLM, for `Family.why_not_vllm`.
-
-    Attributes:
-        on_gpu: whether vLLM is a GPU build.
-        dtype: "bf16", "fp16" or "fp32".
-        with_adapter: whether vLLM serves LoRA adapters.
-        most_images: the largest number of images in a prompt.
-    """
+    """The intended use of vLLM, for `Family.why_not_vllm`; `most_images` is the largest number of images in a prompt."""
 
     on_gpu: bool
     dtype: str
@@ -62,9 +55,11 @@ class ImageReader(ABC):
         video_token_id: the same for a video; None if no videos are read.
     """
 
-    image_token_id: int
-    placeholder_id: int
     video_token_id: int | None = None
+
+    def __init__(self, family: Family, processor: Any, config: PreTrainedConfig, encode_text: EncodeText) -> None:
+        self.image_token_id: int = config.image_token_id
+        self.placeholder_id = family.placeholder_id(config)
 
     @abstractmethod
     def read(
@@ -97,9 +92,9 @@ class ImageReader(ABC):
     def positions(self, token_ids: Sequence[int], images: ImageInputs) -> Int64[Tensor, "3 L"]:
         """Returns the position ids of an expanded context; families with one axis repeat it three times."""
 
-    @abstractmethod
     def units_inside(self, token_ids: Sequence[int], images: ImageInputs, start: int, stop: int) -> list[int]:
-        """Returns the indices of the units whose last placeholder is in [start, stop) of an expanded context."""
+        """Returns the units whose last placeholder is in [start, stop) of an expanded context, for packed rows."""
+        raise NotImplementedError
 
     @abstractmethod
     def smallest(self) -> tuple[tuple[int, ...], ImageInputs]:
@@ -116,6 +111,7 @@ class Family:
         why_padded: the reason if `packs` is False.
         reads_videos: whether a prompt may have videos in addition to images.
         num_position_axes: 3 with M-RoPE (time, height, width), else 1.
+        image_reader: the reader of its images.
         fused_decoding: whether the transformers generator can fuse the decoder's layers (`cepo.models.fused_decoding`).
         vision_modules: names under `model.model` of the modules that compute image features and nothing else.
         vision_parameters: names under `model.model` of other parameters on which the features depend.
@@ -127,6 +123,7 @@ class Family:
     why_padded: ClassVar[str] = ""
     reads_videos: ClassVar[bool] = False
     num_position_axes: ClassVar[int] = 1
+    image_reader: ClassVar[type[ImageReader]]
     fused_decoding: ClassVar[bool] = False
     vision_modules: ClassVar[tuple[str, ...]] = ()
     vision_parameters: ClassVar[tuple[str, ...]] = ()
@@ -140,10 +137,7 @@ class Family:
         """Returns the image reader; None for text models and for folders without an image processor."""
         # A plain tokenizer has no image processor.
         reads = self.reads_images and getattr(processor, "image_processor", None) is not None
-        return self.image_reader(processor, config, encode_text) if reads else None
-
-    def image_reader(self, processor: Any, config: PreTrainedConfig, encode_text: EncodeText) -> ImageReader:
-        raise NotImplementedError
+        return self.image_reader(self, processor, config, encode_text) if reads else None
 
     def placeholder_id(self, config: PreTrainedConfig) -> int | None:
         """Returns the placeholder of a whole image in a prompt for the rollout engine; None for text models."""
@@ -178,9 +172,10 @@ class Family:
         """Returns the modules that compute image features; empty for a text model."""
         return [model.model.get_submodule(name) for name in self.vision_modules]
 
-    def loose_parameters(self, model: Any) -> list[nn.Parameter]:
-        """Returns the parameters outside of `vision_parts` on which image features depend."""
-        return [model.model.get_parameter(name) for name in self.vision_parameters]
+    def vision_weights(self, model: Any) -> list[nn.Parameter]:
+        """Returns the parameters on which image features depend, including the projection to the language model."""
+        inside = [weight for part in self.vision_parts(model) for weight in part.parameters()]
+        return [*inside, *(model.model.get_parameter(name) for name in self.vision_parameters)]
 
     @property
     def vision_pattern(self) -> str:

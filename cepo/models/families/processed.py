@@ -29,19 +29,14 @@ _SIZES_KEPT = 4096
 
 
 class ProcessedReader(ImageReader):
-    """Reads images by the checkpoint's processor.
-
-    Args:
-        placeholder: the text that the chat template writes for an image.
-        tower_inputs: the processor's outputs that the vision tower takes besides `pixel_values`.
-    """
+    """Reads images by the checkpoint's processor."""
 
     def __init__(
-        self, processor: Any, config: PreTrainedConfig, *, placeholder: str, tower_inputs: Sequence[str]
+        self, family: ProcessedFamily, processor: Any, config: PreTrainedConfig, encode_text: EncodeText
     ) -> None:
-        self._processor, self._placeholder, self._tower_inputs = processor, placeholder, tuple(tower_inputs)
-        self.image_token_id: int = config.image_token_id
-        self.placeholder_id: int = processor.tokenizer.convert_tokens_to_ids(placeholder)
+        super().__init__(family, processor, config, encode_text)
+        self._processor, self._tower_inputs = processor, family.tower_inputs
+        self._placeholder: str = processor.tokenizer.convert_ids_to_tokens(self.placeholder_id)
         self._between: str = processor.tokenizer.eos_token
         self._tokens_of_size = lru_cache(maxsize=_SIZES_KEPT)(self._measured)
 
@@ -77,10 +72,6 @@ class ProcessedReader(ImageReader):
     def positions(self, token_ids: Sequence[int], images: ImageInputs) -> Int64[Tensor, "3 L"]:
         return torch.arange(len(token_ids)).expand(3, -1)
 
-    def units_inside(self, token_ids: Sequence[int], images: ImageInputs, start: int, stop: int) -> list[int]:
-        last = max(index for index, token in enumerate(token_ids) if token == self.image_token_id)
-        return [0] if start <= last < stop else []
-
     def smallest(self) -> tuple[tuple[int, ...], ImageInputs]:
         images = self.read([Image.new("RGB", (32, 32))])
         return images.expansions[0], images
@@ -100,19 +91,15 @@ class ProcessedReader(ImageReader):
 
 
 class ProcessedFamily(Family):
-    """Implements families that use their own processor and forward pass, with padded rows."""
+    """Implements families that use their own processor and forward pass, with padded rows.
+
+    `tower_inputs` are the processor's outputs that the vision tower takes besides `pixel_values`.
+    """
 
     packs = False
     why_padded = "the family's own processor and forward pass require padded rows"
+    image_reader = ProcessedReader
     tower_inputs: ClassVar[tuple[str, ...]] = ()
-
-    def placeholder_text(self, processor: Any) -> str:
-        """Returns the text that the chat template writes for an image."""
-        return processor.image_token
-
-    def image_reader(self, processor: Any, config: PreTrainedConfig, encode_text: EncodeText) -> ImageReader:
-        placeholder = self.placeholder_text(processor)
-        return ProcessedReader(processor, config, placeholder=placeholder, tower_inputs=self.tower_inputs)
 
     def model_inputs(self, images: ImageInputs) -> dict[str, Tensor]:
         return {"pixel_values": images.pixel_values, **images.more_tensors}
@@ -188,8 +175,10 @@ _JOINED_LINES = (("\n", "\n\n", "\n\n\n"), ("\n\n", "\n", "\n\n\n"), ("\n\n", "\
 class Gemma3Reader(ProcessedReader):
     """Reads Gemma 3's images. The empty lines around an image merge with adjacent line breaks into one token."""
 
-    def __init__(self, processor: Any, config: PreTrainedConfig) -> None:
-        super().__init__(processor, config, placeholder=processor.boi_token, tower_inputs=())
+    def __init__(
+        self, family: ProcessedFamily, processor: Any, config: PreTrainedConfig, encode_text: EncodeText
+    ) -> None:
+        super().__init__(family, processor, config, encode_text)
         vocabulary = processor.tokenizer.get_vocab()
         rules = [[vocabulary.get(text) for text in rule] for rule in _JOINED_LINES]
         self._rules = [(one, two, both) for one, two, both in rules if None not in (one, two, both)]
@@ -210,14 +199,9 @@ class Gemma3Reader(ProcessedReader):
 
 class Gemma3(ProcessedFamily):
     title = "Gemma 3"
+    image_reader = Gemma3Reader
     model_types = ("gemma3",)
     vision_modules = ("vision_tower", "multi_modal_projector")
-
-    def placeholder_text(self, processor: Any) -> str:
-        return processor.boi_token
-
-    def image_reader(self, processor: Any, config: PreTrainedConfig, encode_text: EncodeText) -> ImageReader:
-        return Gemma3Reader(processor, config)
 
     def placeholder_id(self, config: PreTrainedConfig) -> int | None:
         return config.boi_token_id

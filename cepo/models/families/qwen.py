@@ -24,17 +24,16 @@ if TYPE_CHECKING:
 
 
 class GridReader(ImageReader):
-    """Reads images as patches on a grid and, with `reads_videos`, videos as images preceded by their times."""
+    """Reads images as patches on a grid and, if the family does, videos as images preceded by their times."""
 
-    def __init__(
-        self, processor: Any, config: PreTrainedConfig, encode_text: EncodeText, *, reads_videos: bool
-    ) -> None:
+    def __init__(self, family: Family, processor: Any, config: PreTrainedConfig, encode_text: EncodeText) -> None:
+        super().__init__(family, processor, config, encode_text)
         self._images: Any = processor.image_processor
-        self._videos: Any = getattr(processor, "video_processor", None) if reads_videos else None  # older folders
+        self._videos: Any = (
+            getattr(processor, "video_processor", None) if family.reads_videos else None
+        )  # older folders
         self._vision, self._encode_text = config.vision_config, encode_text
-        self.image_token_id: int = config.image_token_id
-        self.placeholder_id = self.image_token_id
-        self.video_token_id = config.video_token_id if reads_videos else None
+        self.video_token_id = config.video_token_id if family.reads_videos else None
         self._around_a_frame: tuple[int, int] = (config.vision_start_token_id, config.vision_end_token_id)
         self.merge_size: int = self._images.merge_size
 
@@ -154,10 +153,8 @@ class GridFamily(Family):
     """Implements families whose vision tower encodes patches on a grid and returns separate features per image."""
 
     num_position_axes = 3
+    image_reader = GridReader
     vision_modules = ("visual",)
-
-    def image_reader(self, processor: Any, config: PreTrainedConfig, encode_text: EncodeText) -> ImageReader:
-        return GridReader(processor, config, encode_text, reads_videos=self.reads_videos)
 
     def model_inputs(self, images: ImageInputs) -> dict[str, Tensor]:
         """Returns patches and grids of images and videos; a video's grid has one row per temporal patch."""
