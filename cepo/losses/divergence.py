@@ -78,9 +78,10 @@ def chunked_divergence(
     for start in range(0, max(len(targets), 1), chunk_tokens):
         here = slice(start, start + chunk_tokens)
         inputs = (student_hidden[here], teacher_hidden[here].detach(), targets[here])
-        with_gradient = torch.is_grad_enabled()
-        part = checkpoint(chunk, *inputs, use_reentrant=False) if with_gradient else chunk(*inputs)
-        parts.append(cast("tuple[Tensor, Tensor]", part))
+        if torch.is_grad_enabled():
+            parts.append(cast("tuple[Tensor, Tensor]", checkpoint(chunk, *inputs, use_reentrant=False)))
+        else:
+            parts.append(chunk(*inputs))
     log_probs, divergences = zip(*parts, strict=True)
     return torch.cat(log_probs), torch.cat(divergences)
 

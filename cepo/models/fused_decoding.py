@@ -65,12 +65,8 @@ def fused_decoder(model: Any) -> FusedDecoder | None:
         return None
     try:
         return FusedDecoder(text_model, _weight(base.lm_head), [_layer(each) for each in text_model.layers])
-    except _UnsupportedError:
+    except NotImplementedError:
         return None
-
-
-class _UnsupportedError(Exception):
-    """A module does more than multiply by a weight."""
 
 
 def _layer(layer: Any) -> _Layer:
@@ -95,15 +91,15 @@ def _layer(layer: Any) -> _Layer:
 
 
 def _weight(module: Any) -> Tensor:
-    """Returns the weight (out, in) plus the active adapters."""
+    """Returns the weight (out, in) plus the active adapters; raises NotImplementedError if the module does more."""
     base = module.get_base_layer() if hasattr(module, "get_base_layer") else module
     if type(base) is not nn.Linear or base.bias is not None:
-        raise _UnsupportedError
+        raise NotImplementedError
     weight = base.weight
     if base is module or module.merged or module.disable_adapters:
         return weight
     if module.lora_variant or any(module.lora_bias.values()):
-        raise _UnsupportedError
+        raise NotImplementedError
     for name in module.active_adapters:
         if name in module.lora_A:
             weight = weight + module.get_delta_weight(name)

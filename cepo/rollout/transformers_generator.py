@@ -141,7 +141,7 @@ class TransformersGenerator:
             self._shared_tokens += (num_samples - 1) * prompt.length
             for sample in range(num_samples):
                 uniforms = row_uniforms(request.seed, sample, settings.max_response_length)
-                yield _Row(request=index, prompt=prompt, uniforms=uniforms)
+                yield _Row(request=index, sample=sample, prompt=prompt, uniforms=uniforms)
 
     def _read_prompt(self, request: GenerationRequest) -> _Prompt:
         processing = self._processing
@@ -175,7 +175,7 @@ class TransformersGenerator:
         uniforms = torch.stack([row.uniforms for row in active]).to(self._device)
         positions = torch.tensor([row.prompt.next_position for row in active], device=self._device)
         for step in range(settings.max_response_length):
-            tokens = draw_tokens(logits, [row.tokens for row in active], uniforms[:, step], self._banned, settings)
+            tokens = self._draw(active, logits, uniforms[:, step], settings)
             log_probs = logits.log_softmax(dim=1).gather(1, tokens[:, None])[:, 0]
             for row, token, log_prob in zip(active, tokens.tolist(), log_probs.tolist(), strict=True):
                 if not row.finished:
@@ -191,6 +191,9 @@ class TransformersGenerator:
                 active = [active[index] for index in unfinished]
                 tokens, uniforms, positions = tokens[keep], uniforms[keep], positions[keep]
             logits = decoding.logits(tokens, positions + step).float()
+
+    def _draw(self, rows: Sequence[_Row], logits: Tensor, uniforms: Tensor, settings: SamplingSettings) -> Tensor:
+        return draw_tokens(logits, [row.tokens for row in rows], uniforms, self._banned, settings)
 
     def _begin(self, rows: Sequence[_Row]) -> FusedDecoding | _PlainDecoding:
         family = self._processing.family
@@ -258,6 +261,7 @@ class _Row:
     """One response. All samples of a request share its prompt."""
 
     request: int
+    sample: int
     prompt: _Prompt
     uniforms: Tensor
     tokens: list[int] = field(default_factory=list)

@@ -12,7 +12,6 @@ from torch import Tensor
 from cepo.config import check_config, load_config
 from cepo.errors import ConfigError
 from cepo.losses.objective import (
-    KLController,
     ObjectiveSettings,
     ObjectiveTerms,
     agreement_metrics,
@@ -177,8 +176,6 @@ def test_a_masked_weight_up_to_the_threshold_is_the_ratio(threshold: float, weig
 def test_the_defaults_of_losses_are_those_of_the_configuration() -> None:
     config = load_config(["data.train_files=some", "worker.actor.model.model_path=some"])
     assert objective_settings(config.worker.actor, config.algorithm).policy == PolicyLossSettings()
-    kl = config.algorithm
-    assert KLController(kl_type=kl.kl_type, kl_target=kl.kl_target, kl_horizon=kl.kl_horizon) == KLController()
 
 
 def test_the_engines_kl_is_rho_less_1_less_log_rho() -> None:

@@ -10,7 +10,7 @@ from factories import log_probs_like, response_mask
 from torch import Tensor
 
 from cepo.config.listing import settings_of
-from cepo.losses.objective import KL_PENALTIES, KLController, kl_penalty, value_loss, value_metrics
+from cepo.losses.objective import KL_PENALTIES, adapted_coefficient, kl_penalty, value_loss, value_metrics
 from cepo.losses.policy import (
     AGGREGATIONS,
     LOSS_TYPES,
@@ -215,11 +215,10 @@ def test_low_var_kl_averages_to_the_kl_over_samplings() -> None:
     ],
 )
 def test_the_adaptive_coefficient_moves_by_a_bounded_share(observed: float, expected: float) -> None:
-    adaptive = KLController(kl_type="adaptive", kl_target=0.1, kl_horizon=10000.0)
-    assert adaptive.next_coefficient(0.01, observed, num_sequences=256) == pytest.approx(expected, rel=1e-12)
-    assert KLController().next_coefficient(0.01, observed, num_sequences=256) == 0.01
-    hasty = KLController(kl_type="adaptive", kl_horizon=10.0)
-    assert hasty.next_coefficient(0.01, 0.0, num_sequences=256) == 0.0, "it never turns negative"
+    found = adapted_coefficient(0.01, observed, num_sequences=256, kl_target=0.1, kl_horizon=10000.0)
+    assert found == pytest.approx(expected, rel=1e-12)
+    hasty = adapted_coefficient(0.01, 0.0, num_sequences=256, kl_target=0.1, kl_horizon=10.0)
+    assert hasty == 0.0, "it never turns negative"
 
 
 def test_the_critics_loss_is_half_the_worse_squared_error() -> None:

@@ -164,7 +164,7 @@ def test_float32_logits_and_gradients_are_those_of_float64(
         assert float((gradient.double() - reference.double()).norm() / reference.double().norm()) < 2**-7
 
 
-def test_other_weights_and_heads_get_the_heads_own_type_or_an_error() -> None:
+def test_another_weight_gets_logits_of_the_heads_own_type() -> None:
     hidden, other = draw(torch.bfloat16)[0].detach(), torch.randn(9, HIDDEN).bfloat16()
     exact = with_weight(realistic_head(trained=False), other)
     assert callable(exact)
