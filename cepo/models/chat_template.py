@@ -72,13 +72,13 @@ class ChatTemplate:
 
 
 _processes: dict[int, subprocess.Popen[bytes]] = {}
-"""The renderer of each process, because a forked one must not share its parent's pipes."""
-_lock = threading.Lock()
+_locks: dict[int, threading.Lock] = {}
+"""The renderer of each process and its lock, because a forked process must not share its parent's."""
 
 
 def _reply(request: Fields) -> tuple[str, Any]:
     """Returns what `main` answers, or ("ended", the exit code) if rendering ended the process."""
-    with _lock:
+    with _locks.setdefault(os.getpid(), threading.Lock()):
         process = _processes.pop(os.getpid(), None) or _start()  # kept only if it answers this request
         assert process.stdin is not None and process.stdout is not None, "both are pipes"
         line = b""

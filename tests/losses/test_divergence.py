@@ -196,43 +196,42 @@ def test_a_bucket_of_mass_1e_minus_13_keeps_6_digits_in_float32() -> None:
     torch.testing.assert_close(single.double()[0, 1:], exact[0, 1:], rtol=1e-5, atol=0)
 
 
-def test_a_token_clip_bounds_the_value_and_stops_its_gradient() -> None:
-    """The clip is 0.1."""
-    student = torch.tensor([[0.5, 0.5], [0.7, 0.3]], dtype=torch.float64).log()
-    teacher = torch.tensor([[0.75, 0.25], [0.75, 0.25]], dtype=torch.float64).log()
-    clipped = divergence(student, teacher, with_(FORWARD, clip=0.1))
-    assert clipped.tolist() == pytest.approx([0.1, 0.75 * math.log(0.75 / 0.7) + 0.25 * math.log(0.25 / 0.3)])
-    grad = gradient(student, teacher, with_(FORWARD, clip=0.1))
-    assert grad[0].tolist() == [0.0, 0.0]
-    assert grad[1].tolist() == pytest.approx([-0.05, 0.05])
+HALF, ODDS = [0.5, 0.5], [0.75, 0.25]
+ENTRY_CLIP = with_(FORWARD, clip=0.05, clip_mode="vocab_entry")
 
 
-def test_an_entry_clip_bounds_the_largest_entry_alone() -> None:
-    """The clip is 0.05, and it can turn the sum negative."""
-    settings = with_(FORWARD, clip=0.05, clip_mode="vocab_entry")
-    # Entries 0.75 log 1.5 = 0.304, bounded to 0.05, and 0.25 log 0.5 = -0.173, which is not bounded.
-    found = of_probabilities([0.5, 0.5], [0.75, 0.25], settings)
-    assert found == pytest.approx(0.05 + 0.25 * math.log(0.5), rel=1e-12)
-    assert found < 0
-    # What is left of the loss is -P_T(1) log P_S(1), with the gradient P_T(1) (P_S - onehot(1)).
-    logits = [torch.tensor([row], dtype=torch.float64).log() for row in ([0.5, 0.5], [0.75, 0.25])]
-    assert gradient(*logits, settings)[0].tolist() == pytest.approx([0.125, -0.125])
+@pytest.mark.parametrize(
+    ("settings", "student", "teacher", "expected"),
+    [
+        (with_(FORWARD, clip=0.1), HALF, ODDS, 0.1),
+        (with_(FORWARD, clip=0.1), [0.7, 0.3], ODDS, 0.75 * math.log(0.75 / 0.7) + 0.25 * math.log(0.25 / 0.3)),
+        # Entries 0.75 log 1.5 = 0.304, bounded to 0.05, and 0.25 log 0.5 = -0.173, which is not: the sum is negative.
+        (ENTRY_CLIP, HALF, ODDS, 0.05 + 0.25 * math.log(0.5)),
+        # Both sides' entries are added first: 0.0126, and 0.125 log(2/3) + 0.25 log(4/3) = 0.0212, which is bounded.
+        (
+            with_(JSD, clip=0.02, clip_mode="vocab_entry"),
+            HALF,
+            ODDS,
+            0.375 * math.log(6 / 5) + 0.25 * math.log(4 / 5) + 0.02,
+        ),
+        # log P_S - log P_T = log 4 at the target, bounded to 0.5; log P_S = log 0.8. There is no bound below.
+        (with_(SAMPLED, clip=0.5), [0.8, 0.2], [0.2, 0.8], 0.5 * math.log(0.8)),
+        (with_(SAMPLED, clip=0.5), [0.2, 0.8], [0.8, 0.2], math.log(0.25) * math.log(0.2)),
+    ],
+)
+def test_clips_bound_tokens_entries_and_coefficients_from_above(
+    settings: DivergenceConfig, student: list[float], teacher: list[float], expected: float
+) -> None:
+    assert of_probabilities(student, teacher, settings) == pytest.approx(expected, rel=1e-12)
 
 
-def test_jsd_clips_the_weighted_sum_of_both_sides_entry_by_entry() -> None:
-    settings = with_(JSD, clip=0.02, clip_mode="vocab_entry")
-    first = 0.375 * math.log(6 / 5) + 0.25 * math.log(4 / 5)  # 0.0126
-    second = 0.125 * math.log(2 / 3) + 0.25 * math.log(4 / 3)  # 0.0212, bounded
-    assert first < 0.02 < second
-    assert of_probabilities([0.5, 0.5], [0.75, 0.25], settings) == pytest.approx(first + 0.02, rel=1e-12)
-
-
-def test_a_clip_bounds_the_sampled_coefficient_from_above() -> None:
-    # log P_S - log P_T = log 4 at the target, bounded to 0.5; log P_S = log 0.8.
-    found = of_probabilities([0.8, 0.2], [0.2, 0.8], with_(SAMPLED, clip=0.5))
-    assert found == pytest.approx(0.5 * math.log(0.8))
-    low = of_probabilities([0.2, 0.8], [0.8, 0.2], with_(SAMPLED, clip=0.5))
-    assert low == pytest.approx(math.log(0.25) * math.log(0.2))
+def test_what_is_clipped_has_no_gradient() -> None:
+    student, teacher = (torch.tensor(rows, dtype=torch.float64).log() for rows in ([HALF, [0.7, 0.3]], [ODDS, ODDS]))
+    of_tokens = gradient(student, teacher, with_(FORWARD, clip=0.1))
+    assert of_tokens[0].tolist() == [0.0, 0.0]
+    assert of_tokens[1].tolist() == pytest.approx([-0.05, 0.05])
+    # What is left of the first token's loss is -P_T(1) log P_S(1), with the gradient P_T(1) (P_S - onehot(1)).
+    assert gradient(student, teacher, ENTRY_CLIP)[0].tolist() == pytest.approx([0.125, -0.125])
 
 
 @pytest.mark.parametrize(
