@@ -244,7 +244,7 @@ def _memory(config: RunConfig, processing: Processing, facts: WorkerFacts) -> Me
     on_other_machines = config.trainer.chosen_launcher == "ray"
     if not (torch.cuda.is_available() or on_other_machines):
         return None
-    with_vllm = vllm_samples(facts.generator, processing)
+    with_vllm = vllm_samples(facts.generator, processing.family)
     return estimate_memory(config, with_vllm=with_vllm)
 
 

@@ -19,11 +19,11 @@ from cepo.config import RunConfig, load_config
 from cepo.config.easyr1 import EASYR1_KEYS, ENGINE_KEYS, TABLE, engine_key_of
 from cepo.config.listing import REQUIRED, Setting, declared_settings, file_schema, method_settings, settings_of, written
 from cepo.config.schema import LoraConfig
-from cepo.models.families import family_lines
-from cepo.models.families.qwen import PUBLISHED_SIZES, published_config
+from cepo.models.families import FAMILIES
 from cepo.sections import default_tree
 from cepo.sizing import ModelShape, estimate_memory, fit, shape_of
 from cepo.trees import leaves
+from lab.support.published_models import PUBLISHED_SIZES, published_config
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -154,6 +154,24 @@ _TRAINED = {
 def published_shape(size: str, lora: LoraConfig) -> ModelShape:
     """Returns the shape of Qwen3-VL-`size` with this adapter."""
     return shape_of(published_config(size), lora=lora)
+
+
+def family_lines() -> list[str]:
+    """Returns the Markdown table of families and the reasons why some families need padded rows."""
+    lines = ["| model | `model_type` | images | videos | path |", "| --- | --- | --- | --- | --- |"]
+    reasons: dict[str, list[str]] = {}
+    for family in FAMILIES:
+        cells = [
+            family.title,
+            ", ".join(f"`{model_type}`" for model_type in family.model_types),
+            "yes" if family.reads_images else "",
+            "yes" if family.reads_videos else "",
+            "packed" if family.packs else "padded",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+        if not family.packs:
+            reasons.setdefault(family.why_padded, []).append(family.title)
+    return [*lines, "", *(f"- {', '.join(titles)}: {reason}." for reason, titles in reasons.items())]
 
 
 def memory_table() -> list[str]:

@@ -8,8 +8,8 @@ from typing import Any
 from cepo.config.schema import LoraConfig
 from cepo.doctor.machine import Machine
 from cepo.hardware import BuildTools
-from cepo.models.families.qwen import published_config
 from cepo.sizing import ModelShape, shape_of
+from lab.support.published_models import published_config
 
 GIB = 2**30
 

@@ -36,10 +36,10 @@ class ContextBuilder:
 
     def student(self, problem: Problem) -> EncodedPrompt:
         """Encodes the student's prompt; raises `DataError` if it is too long, because a question is never cut."""
-        visuals = self._processing.load_visuals(problem.images, problem.videos, problem.image_source)
+        visuals = self._processing.load_images(problem.images, problem.image_source, problem.videos)
         prompt = self._processing.encode(problem.text, visuals, history=problem.history)
         if problem.teacher_images:
-            shown = self._processing.load_visuals(problem.teacher_images, problem.videos, problem.teacher_image_source)
+            shown = self._processing.load_images(problem.teacher_images, problem.teacher_image_source, problem.videos)
             prompt = replace(prompt, teacher_images=shown)
         if len(prompt.token_ids) > self._max_context_length:
             raise DataError(

@@ -16,7 +16,7 @@ from cepo.errors import CepoError
 from cepo.models.families import Family, family_of
 from cepo.models.pretrained import read_config
 from cepo.rollout.engine_options import EngineMachine, engine_environment, engine_options
-from cepo.rollout.factory import choose_generator, settings_of_run, vllm_obstacle
+from cepo.rollout.factory import choose_generator, settings_of_run
 from cepo.sizing import WHAT_HELPS, Memory, estimate_memory, fit, gib
 
 _LESS_ACTIVATIONS = (
@@ -57,7 +57,7 @@ def chosen_generator(config: RunConfig, family: Family, machine: Machine) -> str
     settings = settings_of_run(
         config.data, config.worker, num_devices=config.trainer.num_devices, most_visuals=(int(family.reads_images), 0)
     )
-    return choose_generator(settings.name, device=device, unserved=vllm_obstacle(settings, family, device))
+    return choose_generator(settings, family, device)
 
 
 def _devices_finding(config: RunConfig, machine: Machine) -> Finding:

@@ -74,22 +74,16 @@ def chunked_divergence(
         student_logits = _logits(student, student_head, temperature)
         return _log_probs_and_divergence(student_logits, teacher_logits, wanted, settings)
 
-    log_probs: list[Tensor] = []
-    divergences: list[Tensor] = []
+    parts: list[tuple[Tensor, Tensor]] = []
     for start in range(0, max(len(targets), 1), chunk_tokens):
         here = slice(start, start + chunk_tokens)
         inputs = (student_hidden[here], teacher_hidden[here].detach(), targets[here])
-        part = _recomputed(chunk, *inputs) if torch.is_grad_enabled() else chunk(*inputs)
-        log_probs.append(part[0])
-        divergences.append(part[1])
+        if torch.is_grad_enabled():
+            parts.append(cast("tuple[Tensor, Tensor]", checkpoint(chunk, *inputs, use_reentrant=False)))
+        else:
+            parts.append(chunk(*inputs))
+    log_probs, divergences = zip(*parts, strict=True)
     return torch.cat(log_probs), torch.cat(divergences)
-
-
-def importance_weight(
-    log_probs: Float[Tensor, "*shape"], old_log_probs: Float[Tensor, "*shape"], clip: float
-) -> Float[Tensor, "*shape"]:
-    """Returns the truncated importance weight min(P_S(y_t) / P_old(y_t), clip) without gradient, unlike PPO's clip."""
-    return bounded_ratio((log_probs - old_log_probs).detach()).clamp(max=clip)
 
 
 def distillation_losses(
@@ -101,12 +95,13 @@ def distillation_losses(
 ) -> Float[Tensor, "*shape"]:
     """Returns token losses `token_weight * importance weight * divergence`, to be aggregated like the policy loss.
 
+    The importance weight is min(P_S(y_t) / P_old(y_t), importance_clip) without gradient, unlike PPO's clip, or 1.
     Tokens of weight 0 have loss and gradient 0 but remain in the graph, so that every rank runs the same backward pass.
     """
     losses = divergence * token_weight
     if settings.importance_clip is None:
         return losses
-    return losses * importance_weight(log_probs, old_log_probs, settings.importance_clip)
+    return losses * bounded_ratio((log_probs - old_log_probs).detach()).clamp(max=settings.importance_clip)
 
 
 @torch.no_grad()
@@ -128,10 +123,6 @@ def distillation_metrics(
         clipped = (log_probs - old_log_probs) > math.log(settings.importance_clip)
         metrics["distillation/importance_clip_fraction"] = mean_of(clipped.float(), learning)
     return metrics
-
-
-def _recomputed(chunk: Callable[..., tuple[Tensor, Tensor]], *inputs: Tensor) -> tuple[Tensor, Tensor]:
-    return cast("tuple[Tensor, Tensor]", checkpoint(chunk, *inputs, use_reentrant=False))
 
 
 def _logits(hidden: Tensor, head: Head, temperature: float) -> Tensor:

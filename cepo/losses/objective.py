@@ -158,35 +158,15 @@ def kl_penalty(
     return (exponent.expm1() - exponent).clamp(max=LOW_VARIANCE_BOUND)
 
 
-def penalised_rewards(
-    token_level_rewards: Float[Tensor, "B T"],
-    penalties: Float[Tensor, "B T"],
-    response_mask: Bool[Tensor, "B T"],
-    coefficient: float,
-) -> Float[Tensor, "B T"]:
-    """Subtracts the KL from the reward: returns `r_t - coefficient * KL_t` on response tokens, padding unchanged."""
-    return token_level_rewards - coefficient * penalties.where(response_mask, 0.0)
+def adapted_coefficient(
+    coefficient: float, observed_kl: float, *, num_sequences: int, kl_target: float, kl_horizon: float
+) -> float:
+    """Returns the adaptive KL coefficient after a batch of `num_sequences` with mean token KL `observed_kl`.
 
-
-@dataclass(frozen=True, kw_only=True)
-class KLController:
-    """Updates the KL coefficient from the observed KL. The coefficient is the only state, one number in a checkpoint.
-
-    `fixed`: never changes. `adaptive`: `c * (1 + clip(KL / target - 1, -0.2, 0.2) * num_sequences / horizon)`, at least
-    0. Source: Ziegler et al. 2019.
+    `c * (1 + clip(KL / target - 1, -0.2, 0.2) * num_sequences / horizon)`, at least 0. Source: Ziegler et al. 2019.
     """
-
-    kl_type: str = "fixed"
-    kl_target: float = 0.1
-    kl_horizon: float = 10000.0
-
-    def next_coefficient(self, coefficient: float, observed_kl: float, *, num_sequences: int) -> float:
-        """Returns the coefficient after a batch of `num_sequences` with mean token KL `observed_kl`."""
-        if self.kl_type == "fixed":
-            return coefficient
-        error = observed_kl / self.kl_target - 1.0
-        bounded = min(max(error, -ADAPTIVE_ERROR_BOUND), ADAPTIVE_ERROR_BOUND)
-        return coefficient * max(0.0, 1.0 + bounded * num_sequences / self.kl_horizon)
+    bounded = min(max(observed_kl / kl_target - 1.0, -ADAPTIVE_ERROR_BOUND), ADAPTIVE_ERROR_BOUND)
+    return coefficient * max(0.0, 1.0 + bounded * num_sequences / kl_horizon)
 
 
 def value_loss(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +13,7 @@ from cepo.metrics import Metric, Metrics, mean_of, share_of_mean
 LOG_RATIO_BOUND = 20.0
 """Bound of |log ratio| before the exponential: e^20 is far outside every clip range and far inside float32."""
 HIGHER, LOWER = "actor/pg_clipfrac_higher", "actor/pg_clipfrac_lower"
+LOSS_TYPES = ("default", "gspo", "gspo_token", "cispo", "sapo")
 AGGREGATIONS = ("token", "seq", "seq_sum", "constant")
 
 
@@ -53,22 +53,6 @@ class PolicyLossSettings:
     tau_negative: float = 1.05
 
 
-def clipped_surrogate(
-    log_probs: Float[Tensor, "B T"],
-    old_log_probs: Float[Tensor, "B T"],
-    advantages: Float[Tensor, "B T"],
-    clip: ClipRange,
-) -> Float[Tensor, "B T"]:
-    """Computes the token losses of PPO's clipped objective with dual clip.
-
-    With `ratio = exp(log_probs - old_log_probs)` and `H = max(-A ratio, -A clip(ratio, 1 - low, 1 + high))` the loss is
-    H for A >= 0 and `min(H, -A dual)` for A < 0. At ratio 1 its gradient in the logits z of token t is
-    `-A_t (onehot(y_t) - softmax(z / temperature)) / temperature`.
-    Source: PPO (Schulman et al. 2017), dual clip (Ye et al. 2020), asymmetric bounds (DAPO, Yu et al. 2025).
-    """
-    return _dual_clipped(bounded_ratio(log_probs - old_log_probs), advantages, clip)
-
-
 def policy_loss(
     loss_type: str,
     log_probs: Float[Tensor, "B T"],
@@ -81,7 +65,10 @@ def policy_loss(
 
     A is the advantage, `rho = exp(log_probs - old_log_probs)`, `clip(.)` is to [1 - low, 1 + high], sg has no gradient:
 
-    - `default`: PPO with dual clip, see `clipped_surrogate`.
+    - `default`: PPO's clipped objective with dual clip, `H = max(-A rho, -A clip(rho))` for A >= 0 and
+      `min(H, -A dual)` for A < 0. At rho = 1 its gradient in the logits z of token t is
+      `-A_t (onehot(y_t) - softmax(z / temperature)) / temperature`. Schulman et al. 2017, dual clip: Ye et al. 2020,
+      asymmetric bounds: DAPO, Yu et al. 2025.
     - `gspo`: the same with one ratio per sequence, exp(mean over its tokens of log rho). Zheng et al. 2025.
     - `gspo_token`: the same value, but the gradient of each token's ratio flows through its own log-prob.
     - `cispo`: `-A sg(clip(rho)) log_probs`; every token keeps its gradient. MiniMax 2025.
@@ -89,62 +76,27 @@ def policy_loss(
 
     At `log_probs = old_log_probs` all have the same gradient except `gspo`, which spreads it over the sequence.
     """
-    return _LOSSES[loss_type](log_probs, old_log_probs, advantages, response_mask, settings)
+    clip = settings.clip
+    if loss_type.startswith("gspo"):
+        log_ratio = _sequence_log_ratio(log_probs, old_log_probs, response_mask)
+        if loss_type == "gspo_token":
+            log_ratio = log_ratio.detach() + log_probs - log_probs.detach()
+        return _clipped_surrogate(bounded_ratio(log_ratio).expand_as(log_probs), advantages, clip)
+    ratio = bounded_ratio(log_probs - old_log_probs)
+    if loss_type == "cispo":
+        return -advantages * ratio.detach().clamp(1.0 - clip.low, 1.0 + clip.high) * log_probs
+    if loss_type == "sapo":
+        tau = torch.full_like(ratio, settings.tau_positive).where(advantages >= 0, settings.tau_negative)
+        return -advantages * (4.0 / tau) * torch.sigmoid(tau * (ratio - 1.0))
+    assert loss_type == "default", loss_type
+    return _clipped_surrogate(ratio, advantages, clip)
 
 
-def _dual_clipped(ratio: Tensor, advantages: Tensor, clip: ClipRange) -> Tensor:
+def _clipped_surrogate(ratio: Tensor, advantages: Tensor, clip: ClipRange) -> Tensor:
     loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1.0 - clip.low, 1.0 + clip.high))
     if clip.dual is not None:
         loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * clip.dual), loss)
     return loss
-
-
-def _default_loss(
-    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, response_mask: Tensor, settings: PolicyLossSettings
-) -> Tensor:
-    del response_mask
-    return clipped_surrogate(log_probs, old_log_probs, advantages, settings.clip)
-
-
-def _gspo_loss(
-    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, response_mask: Tensor, settings: PolicyLossSettings
-) -> Tensor:
-    log_ratio = _sequence_log_ratio(log_probs, old_log_probs, response_mask)
-    return _dual_clipped(bounded_ratio(log_ratio).expand_as(log_probs), advantages, settings.clip)
-
-
-def _gspo_token_loss(
-    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, response_mask: Tensor, settings: PolicyLossSettings
-) -> Tensor:
-    log_ratio = _sequence_log_ratio(log_probs, old_log_probs, response_mask).detach()
-    return _dual_clipped(bounded_ratio(log_ratio + log_probs - log_probs.detach()), advantages, settings.clip)
-
-
-def _cispo_loss(
-    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, response_mask: Tensor, settings: PolicyLossSettings
-) -> Tensor:
-    del response_mask
-    ratio = bounded_ratio(log_probs - old_log_probs).detach()
-    return -advantages * ratio.clamp(1.0 - settings.clip.low, 1.0 + settings.clip.high) * log_probs
-
-
-def _sapo_loss(
-    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, response_mask: Tensor, settings: PolicyLossSettings
-) -> Tensor:
-    del response_mask
-    ratio = bounded_ratio(log_probs - old_log_probs)
-    tau = torch.full_like(ratio, settings.tau_positive).where(advantages >= 0, settings.tau_negative)
-    return -advantages * (4.0 / tau) * torch.sigmoid(tau * (ratio - 1.0))
-
-
-_LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor, PolicyLossSettings], Tensor]] = {
-    "default": _default_loss,
-    "gspo": _gspo_loss,
-    "gspo_token": _gspo_token_loss,
-    "cispo": _cispo_loss,
-    "sapo": _sapo_loss,
-}
-LOSS_TYPES = tuple(_LOSSES)
 
 
 def importance_weights(
@@ -192,49 +144,31 @@ def policy_metrics(
     response_mask: Bool[Tensor, "B T"],
     settings: PolicyLossSettings,
 ) -> Metrics:
-    """Returns `surrogate_metrics` for the loss type's own ratio; `sapo` has no clip fraction, `cispo` no dual clip.
-
-    `cispo` counts tokens with non-zero advantage whose ratio is outside the clip range.
-    """
-    of_tokens = surrogate_metrics(log_probs, old_log_probs, advantages, response_mask, settings.clip)
-    if loss_type == "default":
-        return of_tokens
-    unclipped = {name: metric for name, metric in of_tokens.items() if "clipfrac" not in name}
-    if loss_type == "sapo":
-        return unclipped
-    if loss_type == "cispo":
-        ratio = bounded_ratio(log_probs - old_log_probs)
-        outside = ((ratio < 1.0 - settings.clip.low) | (ratio > 1.0 + settings.clip.high)) & (advantages != 0)
-        return unclipped | {HIGHER: _count(outside, response_mask)}
-    log_ratio = _sequence_log_ratio(log_probs, old_log_probs, response_mask).expand_as(log_probs)
-    of_sequences = surrogate_metrics(log_ratio, torch.zeros_like(log_ratio), advantages, response_mask, settings.clip)
-    return unclipped | {name: metric for name, metric in of_sequences.items() if "clipfrac" in name}
-
-
-@torch.no_grad()
-def surrogate_metrics(
-    log_probs: Float[Tensor, "B T"],
-    old_log_probs: Float[Tensor, "B T"],
-    advantages: Float[Tensor, "B T"],
-    response_mask: Bool[Tensor, "B T"],
-    clip: ClipRange,
-) -> Metrics:
     """Returns the clip counts, the k1 estimate of KL(old || new) in nats, and mean -log P as a proxy of the entropy.
 
-    Clip counts become fractions of all response tokens of an optimizer step (`objective.step_metrics`). The other two
-    are means over the tokens of these rows, the live ones.
+    Clip counts are of the loss type's own ratio and become fractions of all response tokens of an optimizer step
+    (`objective.step_metrics`). `sapo` has none; `cispo` counts tokens with non-zero advantage whose ratio is outside
+    the clip range. The other two metrics are means over the tokens of these rows, the live ones.
     """
-    ratio = bounded_ratio(log_probs - old_log_probs)
-    plain = -advantages * ratio
-    highest = torch.maximum(plain, -advantages * ratio.clamp(1.0 - clip.low, 1.0 + clip.high))
+    clip = settings.clip
     metrics: Metrics = {
-        HIGHER: _count(plain < highest, response_mask),
         "actor/live_ppo_kl": mean_of(old_log_probs - log_probs, response_mask),
         "actor/live_entropy": mean_of(-log_probs, response_mask),
     }
+    if loss_type == "sapo":
+        return metrics
+    if loss_type.startswith("gspo"):
+        ratio = bounded_ratio(_sequence_log_ratio(log_probs, old_log_probs, response_mask)).expand_as(log_probs)
+    else:
+        ratio = bounded_ratio(log_probs - old_log_probs)
+    if loss_type == "cispo":
+        outside = ((ratio < 1.0 - settings.clip.low) | (ratio > 1.0 + settings.clip.high)) & (advantages != 0)
+        return metrics | {HIGHER: _count(outside, response_mask)}
+    plain = -advantages * ratio
+    highest = torch.maximum(plain, -advantages * ratio.clamp(1.0 - clip.low, 1.0 + clip.high))
+    metrics[HIGHER] = _count(plain < highest, response_mask)
     if clip.dual is not None:
-        bounded = (advantages < 0) & (highest > -advantages * clip.dual)
-        metrics[LOWER] = _count(bounded, response_mask)
+        metrics[LOWER] = _count((advantages < 0) & (highest > -advantages * clip.dual), response_mask)
     return metrics
 
 
@@ -250,7 +184,6 @@ def _count(chosen: Tensor, response_mask: Tensor) -> Metric:
 
 
 def bounded_ratio(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Returns exp(log_ratio) with the log ratio clamped to +-20."""
     return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
 
 

@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,7 @@ class ChatTemplate:
             "seconds": SECONDS,
             "most_characters": MOST_OWN_CHARACTERS + len(str(messages)),
         }
-        kind, found = _renderer(os.getpid()).reply(request)
+        kind, found = _reply(request)
         if kind == "text":
             return found
         if kind == "raised":
@@ -61,11 +60,9 @@ class ChatTemplate:
         raise self.error(how[kind].format(found))
 
     def error(self, what: str) -> ConfigError:
-        """Returns an error that names the template and the remedy."""
         return ConfigError(f"{self._origin} {what}; name another template in data.override_chat_template")
 
     def _variables(self) -> Tree:
-        """Returns the template and the special tokens that it may name."""
         chosen = self._processor.chat_template
         chosen = chosen.get("default") if isinstance(chosen, dict) else chosen
         if chosen is None:
@@ -74,32 +71,27 @@ class ChatTemplate:
         return {**tokenizer.special_tokens_map, "chat_template": chosen}
 
 
-class _Renderer:
-    """Runs the process that renders templates, and another one after a template that has ended it."""
+_processes: dict[int, subprocess.Popen[bytes]] = {}
+_locks: dict[int, threading.Lock] = {}
+"""The renderer of each process and its lock, because a forked process must not share its parent's."""
 
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()
 
-    def reply(self, request: Fields) -> tuple[str, Any]:
-        """Returns what `main` answers, or ("ended", the exit code) if rendering ended the process."""
-        with self._lock:
-            process, self._process = (
-                self._process or _start(),
-                None,
-            )  # kept only if its next reply is the next request's
-            assert process.stdin is not None and process.stdout is not None, "both are pipes"
-            line = b""
-            with suppress(BrokenPipeError):  # it ended before it read the request
-                process.stdin.write(json.dumps(request).encode() + b"\n")
-                process.stdin.flush()
-                line = process.stdout.readline()
-            if not line:
-                process.communicate()
-                return "ended", process.returncode
-            self._process = process
-            kind, found = json.loads(line)
-            return kind, found
+def _reply(request: Fields) -> tuple[str, Any]:
+    """Returns what `main` answers, or ("ended", the exit code) if rendering ended the process."""
+    with _locks.setdefault(os.getpid(), threading.Lock()):
+        process = _processes.pop(os.getpid(), None) or _start()  # kept only if it answers this request
+        assert process.stdin is not None and process.stdout is not None, "both are pipes"
+        line = b""
+        with suppress(BrokenPipeError):  # it ended before it read the request
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        if not line:
+            process.communicate()
+            return "ended", process.returncode
+        _processes[os.getpid()] = process
+        kind, found = json.loads(line)
+        return kind, found
 
 
 def _start() -> subprocess.Popen[bytes]:
@@ -110,12 +102,6 @@ def _start() -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(python_path), "OMP_NUM_THREADS": "1"},
     )
-
-
-@cache
-def _renderer(process: int) -> _Renderer:
-    """Returns the renderer of this process; a forked one must not share its parent's pipes."""
-    return _Renderer()
 
 
 def main() -> None:
@@ -143,9 +129,8 @@ def _attempt(render: Any, request: Tree) -> tuple[str, Any]:
         texts, _ = render([request["messages"]], add_generation_prompt=True, **request["variables"])
         if len(texts[0]) > request["most_characters"]:
             return "characters", len(texts[0])
-        return "text", texts[0].encode("utf-8", errors="replace").decode(
-            "utf-8"
-        )  # no tokenizer accepts a lone surrogate
+        # No tokenizer accepts a lone surrogate.
+        return "text", texts[0].encode("utf-8", errors="replace").decode("utf-8")
     except MemoryError:
         return "memory", f"{_MOST_BYTES >> 30} GiB"
     except Exception as error:  # a template is a program: it can raise anything

@@ -63,22 +63,15 @@ def fused_decoder(model: Any) -> FusedDecoder | None:
     kinds = getattr(text_model.config, "layer_types", None) or ()  # only some configurations list their layers
     if any(kind != "full_attention" for kind in kinds):
         return None
-    head = _weight(base.lm_head)
-    layers = [_layer(each) for each in text_model.layers]
-    whole = [layer for layer in layers if layer is not None]
-    if head is None or len(whole) < len(layers):
+    try:
+        return FusedDecoder(text_model, _weight(base.lm_head), [_layer(each) for each in text_model.layers])
+    except NotImplementedError:
         return None
-    return FusedDecoder(text_model, head, whole)
 
 
-def _layer(layer: Any) -> _Layer | None:
+def _layer(layer: Any) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
-    linear = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
-    found = [_weight(module) for module in (*linear, mlp.gate_proj, mlp.up_proj, mlp.down_proj)]
-    weights = [weight for weight in found if weight is not None]
-    if len(weights) < len(found):
-        return None
-    queries, keys, values, output, gate, up, down = weights
+    queries, keys, values = (_weight(each) for each in (attention.q_proj, attention.k_proj, attention.v_proj))
     width = attention.head_dim
     scale = torch.cat(
         [
@@ -90,23 +83,23 @@ def _layer(layer: Any) -> _Layer | None:
         norm=layer.input_layernorm.weight,
         queries_keys_values=torch.cat([queries, keys, values]).t(),
         scale=scale,
-        output=output.t(),
+        output=_weight(attention.o_proj).t(),
         mlp_norm=layer.post_attention_layernorm.weight,
-        gate_up=torch.cat([gate, up]).t(),
-        down=down.t(),
+        gate_up=torch.cat([_weight(mlp.gate_proj), _weight(mlp.up_proj)]).t(),
+        down=_weight(mlp.down_proj).t(),
     )
 
 
-def _weight(module: Any) -> Tensor | None:
-    """Returns the weight (out, in) plus the active adapters; None if the module does more than multiply by a weight."""
+def _weight(module: Any) -> Tensor:
+    """Returns the weight (out, in) plus the active adapters; raises NotImplementedError if the module does more."""
     base = module.get_base_layer() if hasattr(module, "get_base_layer") else module
     if type(base) is not nn.Linear or base.bias is not None:
-        return None
+        raise NotImplementedError
     weight = base.weight
     if base is module or module.merged or module.disable_adapters:
         return weight
     if module.lora_variant or any(module.lora_bias.values()):
-        return None
+        raise NotImplementedError
     for name in module.active_adapters:
         if name in module.lora_A:
             weight = weight + module.get_delta_weight(name)

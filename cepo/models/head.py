@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
@@ -26,18 +26,14 @@ KERNEL_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e
 """The largest accepted difference between kernel and torch at the first use on a device, for each supported type. The
 relative error of a GPU's exponential and logarithm is 2e-7, which is about 1e-5 for log-probs of -20."""
 
-HEAD_CHUNK_ELEMENTS = 2**25
-"""The number of logits in memory at once (float32: 128 MiB). A chunk has this many elements / vocabulary tokens."""
+HEAD_CHUNK_ELEMENTS, HEAD_CHUNK_ELEMENTS_ON_GPU = 2**25, 2**28
+"""The number of logits in memory at once: 128 MiB in float32, and 1 GiB on a GPU, or 1,766 tokens of Qwen3-VL's vocabulary;
+reading the weights is then no bottleneck. A chunk has this many elements / vocabulary tokens."""
 
-HEAD_CHUNK_ELEMENTS_ON_GPU = 2**28
-"""The same on a GPU: 1 GiB, or 1,766 tokens of Qwen3-VL's vocabulary; reading the weights is then no bottleneck."""
-
-DIVERGENCE_CHUNK_ELEMENTS = 9 * 2**20
-"""The same for a divergence, which holds both distributions, their mixture and their gradients at once. A chunk exceeds
-32 MiB: glibc keeps freed blocks up to that size on its heap, where they would add up to a dense computation's memory."""
-
-DIVERGENCE_CHUNK_ELEMENTS_ON_GPU = 2**26
-"""The same for a divergence on a GPU: 441 tokens; a chunk holds up to 14 tensors of this size (3.5 GiB)."""
+DIVERGENCE_CHUNK_ELEMENTS, DIVERGENCE_CHUNK_ELEMENTS_ON_GPU = 9 * 2**20, 2**26
+"""The same for a divergence, which holds both distributions, their mixture and their gradients at once, up to 14 tensors of
+this size (3.5 GiB on a GPU). A chunk exceeds 32 MiB: glibc keeps freed blocks up to that size on its heap, where they would
+add up to a dense computation's memory."""
 
 
 class Float32LogitsHead(nn.Linear):
@@ -55,11 +51,7 @@ class Float32LogitsHead(nn.Linear):
 
 
 def use_float32_logits(model: Any) -> None:
-    """Replaces the LM head of `model` by a `Float32LogitsHead` with the same weight, tied or not.
-
-    Raises:
-        ConfigError: the head is not a plain linear layer.
-    """
+    """Replaces the LM head of `model`, a plain linear layer, by a `Float32LogitsHead` with the same weight, tied or not."""
     head = model.lm_head
     if type(head) is not nn.Linear:
         raise ConfigError(
@@ -248,12 +240,13 @@ def _by_recomputation(
         log_p = (head(part).float() / temperature).log_softmax(dim=1)
         return log_p.gather(1, wanted.unsqueeze(1)).squeeze(1)
 
-    found: list[Tensor] = []
-    for here in _chunks(len(targets), chunk_tokens):
-        if torch.is_grad_enabled():
-            found.append(checkpoint(chunk, hidden[here], targets[here], use_reentrant=False))
-        else:
-            found.append(chunk(hidden[here], targets[here]))
+    with_gradient = torch.is_grad_enabled()
+    found = [
+        checkpoint(chunk, hidden[here], targets[here], use_reentrant=False)
+        if with_gradient
+        else chunk(hidden[here], targets[here])
+        for here in _chunks(len(targets), chunk_tokens)
+    ]
     return torch.cat(found)
 
 
@@ -277,14 +270,13 @@ def log_probs_and_entropies(
     return torch.cat(log_probs), (torch.cat(entropies),)
 
 
-def _chunks(count: int, size: int) -> Iterator[slice]:
-    yield from (slice(start, start + size) for start in range(0, count, size))
+def _chunks(count: int, size: int) -> list[slice]:
+    return [slice(start, start + size) for start in range(0, count, size)]
 
 
 def head_chunk_tokens(device: torch.device, vocabulary: int) -> int:
     """Returns the number of tokens in a chunk of the LM head."""
-    elements = HEAD_CHUNK_ELEMENTS if device.type == "cpu" else HEAD_CHUNK_ELEMENTS_ON_GPU
-    return max(1, elements // vocabulary)
+    return max(1, (HEAD_CHUNK_ELEMENTS if device.type == "cpu" else HEAD_CHUNK_ELEMENTS_ON_GPU) // vocabulary)
 
 
 def divergence_chunk_tokens(device: torch.device, vocabulary: int) -> int:

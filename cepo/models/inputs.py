@@ -42,7 +42,6 @@ class Video:
 
     @property
     def size(self) -> tuple[int, int]:
-        """(width, height) of the frames in pixels."""
         _, height, width, _ = self.frames.shape
         return width, height
 
@@ -92,10 +91,9 @@ class ImageSource:
 class ImageInputs:
     """The images of a prompt as inputs of the vision tower; compared by identity.
 
-    Families with a patch grid (`cepo.models.families.qwen`) treat each image separately. A video is then a sequence of
-    images, one per temporal patch, because the tower attends only within each patch. Video images follow the prompt's
-    own images. Other families (`cepo.models.families.processed`) keep all images of a prompt together, as their
-    processor returns them.
+    Families with a patch grid treat each image separately. A video is then a sequence of images, one per temporal
+    patch, because the tower attends only within each patch; these follow the prompt's own images. Other families keep
+    all images of a prompt together, as their processor returns them.
 
     Attributes:
         pixel_values: with a grid (patches, channels x temporal patch x patch x patch), float32; else as processed.
@@ -115,7 +113,6 @@ class ImageInputs:
 
     @property
     def grid(self) -> Tensor:
-        """Returns `grid_thw`; only for families with a patch grid."""
         assert self.grid_thw is not None, "these images are known together, not by a grid"
         return self.grid_thw
 
@@ -132,15 +129,12 @@ class ImageInputs:
     @property
     def num_images(self) -> int:
         """The number of images that do not belong to a video."""
-        if self.grid_thw is None:
-            return len(self.expansions)
-        return len(self.grid_thw) - sum(map(len, self.frame_times))
+        return self.num_encoded - sum(map(len, self.frame_times))
 
     @property
     def is_frame(self) -> tuple[bool, ...]:
         """Whether each unit belongs to a video."""
-        first_frame = self.num_units if self.grid_thw is None else self.num_images
-        return tuple(number >= first_frame for number in range(self.num_units))
+        return tuple(number >= self.num_images for number in range(self.num_units))
 
     @cached_property
     def content_key(self) -> str:

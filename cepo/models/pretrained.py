@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from cepo.config.schema import LoraConfig
-from cepo.errors import ConfigError, EngineError
+from cepo.errors import ConfigError, DataError, EngineError
+from cepo.foreign_files import LARGEST_JSON, hub_folder, open_regular, read_json
 from cepo.models.families import family_of
-from cepo.models.quantization import kept_modules, prepare_quantised
+from cepo.models.quantization import prepare_quantised
 from cepo.models.segments import ATTENTION_NAME, segment_attention
+from cepo.trees import is_list, is_mapping
 
 if TYPE_CHECKING:
     from transformers import BitsAndBytesConfig, PreTrainedConfig
-from collections.abc import Iterator
-from pathlib import Path
-
-from cepo.errors import DataError
-from cepo.foreign_files import LARGEST_JSON, hub_folder, open_regular, read_json
-from cepo.trees import is_list, is_mapping
 
 DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Returns the torch type for `bf16`, `fp16` or `fp32`."""
     return getattr(torch, DTYPE_NAMES[name])
 
 
@@ -83,7 +79,9 @@ def load_model(
             return _without_weights(auto, config, options)
         if quantization is None:
             return auto.from_pretrained(path, config=config, **options)
-        quantization.llm_int8_skip_modules = kept_modules(family)
+        # An error in the head affects all logits of every token, and a tied head is the embeddings, which are not linear
+        # layers. The vision tower has a small share of the weights, and its features are computed once per image.
+        quantization.llm_int8_skip_modules = ["lm_head", *(f"model.{name}" for name in family.vision_modules)]
         model = auto.from_pretrained(path, config=config, quantization_config=quantization, **options)
         prepare_quantised(model)
         return model
@@ -95,7 +93,7 @@ def load_model(
 
 
 def _without_weights(auto: Any, config: PreTrainedConfig, options: Mapping[str, object]) -> nn.Module:
-    """Builds the model on the meta device, with real buffers (rotary frequencies etc.), which no checkpoint holds."""
+    """Buffers (rotary frequencies etc.) are real, because no checkpoint holds them."""
     from accelerate import init_empty_weights
     from transformers.initialization import no_init_weights
 
@@ -122,31 +120,22 @@ def sharded_blocks(model: Any, *, without: Sequence[nn.Module] = ()) -> list[nn.
 
 
 def freeze_vision_tower(model: Any, *, section: str = "worker.actor.model") -> None:
-    """Freezes everything that image features depend on, including the projection to the language model.
-
-    Raises:
-        ConfigError: the model has no vision tower; `section` names the settings.
-    """
+    """Freezes everything that image features depend on."""
     family = family_of(model.config)
     if not family.reads_images:
         raise ConfigError(f"{section}.freeze_vision_tower is true, but the model has no vision tower")
-    for part in (*family.vision_parts(model), *family.loose_parameters(model)):
-        part.requires_grad_(False)
+    for weight in family.vision_weights(model):
+        weight.requires_grad_(False)
 
 
 def frozen_vision_parts(model: Any) -> list[nn.Module]:
     """Returns the vision tower's modules, or an empty list if anything that image features depend on is trained."""
     family = family_of(model.config)
-    parts = family.vision_parts(model)
-    depends_on = [*family.loose_parameters(model), *(weight for part in parts for weight in part.parameters())]
-    return [] if any(parameter.requires_grad for parameter in depends_on) else parts
+    return [] if any(weight.requires_grad for weight in family.vision_weights(model)) else family.vision_parts(model)
 
 
 def excluded_from_adapter(lora: LoraConfig, config: Any) -> str | None:
-    """Returns a regular expression for the modules without an adapter.
-
-    The default setting excludes the vision tower, whatever its name in the model. In a text model it excludes nothing.
-    """
+    """Returns a regular expression for the modules without an adapter: by default the vision tower, if there is one."""
     if lora.exclude_modules != LoraConfig().exclude_modules:
         return lora.exclude_modules
     family = family_of(config)
@@ -213,19 +202,10 @@ def check_model_files(path: str) -> None:
             if name in _LARGEST and isinstance(value, int) and not 0 <= value <= _LARGEST[name]:
                 raise DataError(f"{folder / _CONFIG}: {name} is out of range; accepted: 0 to {_LARGEST[name]:,}")
     if (folder / WEIGHTS_INDEX).exists():
-        weight_files(folder)
-
-
-def weight_files(folder: Path) -> list[str]:
-    """Returns the names of the files that a folder's index lists.
-
-    Raises:
-        DataError: the index breaks the policy of `cepo.foreign_files`, or names a file elsewhere.
-    """
-    names = read_json(folder / WEIGHTS_INDEX, dict).get("weight_map")
-    if not is_mapping(names) or not all(isinstance(name, str) and Path(name).name == name for name in names.values()):
-        raise DataError(f"{folder / WEIGHTS_INDEX} does not map weights to files of its folder")
-    return sorted(set(names.values()))
+        names = read_json(folder / WEIGHTS_INDEX, dict).get("weight_map")
+        inside = is_mapping(names) and all(isinstance(name, str) and Path(name).name == name for name in names.values())
+        if not inside:
+            raise DataError(f"{folder / WEIGHTS_INDEX} does not map weights to files of its folder")
 
 
 def _entries(tree: object) -> Iterator[tuple[str, object]]:

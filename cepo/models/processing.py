@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,11 @@ class Processing:
     """Combines the tokenizer, chat template and image processor of a model folder or hub name.
 
     Text from datasets or models never produces special tokens: `<|im_end|>` in a problem becomes plain characters.
+
+    Attributes:
+        images: the image reader; None if the model reads text only.
+        image_token_id, video_token_id: the placeholder of an image's and of a video's features; None if not read.
+        placeholders: of a whole image and a whole video in a prompt for the rollout engine.
 
     Raises:
         ConfigError: no tokenizer can be loaded, or the chat template drops the text it is given.
@@ -63,26 +67,15 @@ class Processing:
             origin = "the chat template in data.override_chat_template"
         self._template = ChatTemplate(self._processor, origin)
         self._vocabulary_size: int = config.get_text_config().vocab_size
-        self.images = self.family.reader(self._processor, config, self.encode_text)
+        self.images = reader = self.family.reader(self._processor, config, self.encode_text)
+        self.image_token_id = None if reader is None else reader.image_token_id
+        self.video_token_id = None if reader is None else reader.video_token_id
+        self.placeholders = (None if reader is None else reader.placeholder_id, self.video_token_id)
+        self._added_token_ids = frozenset(self.tokenizer.added_tokens_decoder)
         self.eos_token_ids = _eos_token_ids(path, config, self.tokenizer, trust_remote_code)
         self.pad_token_id: int = (
             self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.eos_token_ids[0]
         )
-
-    @property
-    def image_token_id(self) -> int | None:
-        """The placeholder token of an image's features; None if the model reads no images."""
-        return None if self.images is None else self.images.image_token_id
-
-    @property
-    def video_token_id(self) -> int | None:
-        """The placeholder token of a video's features; None if the model reads no videos."""
-        return None if self.images is None else self.images.video_token_id
-
-    @property
-    def placeholders(self) -> tuple[int | None, int | None]:
-        """The placeholder tokens of a whole image and a whole video in a prompt for the rollout engine."""
-        return (None, None) if self.images is None else (self.images.placeholder_id, self.images.video_token_id)
 
     @property
     def special_texts(self) -> tuple[str, ...]:
@@ -97,34 +90,21 @@ class Processing:
         A sampled placeholder without an image would make every later forward pass over the response fail. Embeddings
         are padded beyond the tokenizer's last id, and sampled ids in that range cannot be decoded.
         """
-        special = {index for index, token in self.tokenizer.added_tokens_decoder.items() if token.special} | set(
-            self.tokenizer.all_special_ids
-        )
-        special |= {
-            token for token in (self.image_token_id, self.video_token_id, *self.placeholders) if token is not None
-        }
-        unused = set(range(max(self.tokenizer.get_vocab().values()) + 1, self._vocabulary_size))
-        return tuple(sorted((special | unused) - set(self.eos_token_ids)))
+        special = {index for index, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        visual = {self.image_token_id, self.video_token_id, *self.placeholders} - {None}
+        unused = range(max(self.tokenizer.get_vocab().values()) + 1, self._vocabulary_size)
+        banned = special.union(self.tokenizer.all_special_ids, visual, unused)
+        return tuple(sorted(banned - set(self.eos_token_ids)))
 
-    def load_images(self, images: Sequence[Image], source: ImageSource | None = None) -> ImageInputs | None:
-        """Preprocesses a prompt's images, which were read from `source`. Returns None without images."""
-        if not images:
-            return None
-        return self.reader.read(images, source)
-
-    def load_visuals(
-        self, images: Sequence[Image], videos: Sequence[Video], source: ImageSource | None = None
+    def load_images(
+        self, images: Sequence[Image], source: ImageSource | None = None, videos: Sequence[Video] = ()
     ) -> ImageInputs | None:
         """Preprocesses a prompt's images, which were read from `source`, and videos. Returns None without either."""
-        return self.reader.read_visuals(images, videos, source) if videos else self.load_images(images, source)
+        return self.reader.read(images, source, videos) if images or videos else None
 
     @property
     def reader(self) -> ImageReader:
-        """The image reader of a model that reads images.
-
-        Raises:
-            DataError: the model does not read images.
-        """
+        """The image reader; raises DataError if the model does not read images."""
         if self.images is None:
             raise DataError("the row has images, but the model's folder has no image processor: it reads text only")
         return self.images
@@ -145,7 +125,7 @@ class Processing:
         return EncodedPrompt(token_ids=(*expanded, *prefix), engine_ids=(*engine_ids, *prefix), images=images)
 
     def expand(self, engine_ids: Sequence[int], images: ImageInputs | None) -> list[int]:
-        """Replaces an image's placeholder by one per image token, and a video's by its frames, each after its time."""
+        """See `ImageReader.expand`; also for prompts without images."""
         return list(engine_ids) if images is None else self.reader.expand(engine_ids, images)
 
     def positions(self, context: EncodedPrompt) -> Int64[Tensor, "3 L"]:
@@ -197,10 +177,6 @@ class Processing:
     def _control_tokens(self, token_ids: Sequence[int]) -> list[int]:
         return [token for token in token_ids if token in self._added_token_ids]
 
-    @cached_property
-    def _added_token_ids(self) -> frozenset[int]:
-        return frozenset(self.tokenizer.added_tokens_decoder)
-
     def encode_text(self, text: str) -> list[int]:
         """Tokenises plain text without special tokens. A lone surrogate, which no tokenizer accepts, becomes `?`."""
         if not text:
@@ -208,7 +184,6 @@ class Processing:
         return self.tokenizer(_encodable(text), add_special_tokens=False, split_special_tokens=True)["input_ids"]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Returns the text of `token_ids` as the model wrote it."""
         return self.tokenizer.decode(
             list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
@@ -255,7 +230,6 @@ class Processing:
 
 
 def load_processing(model: ModelConfig, data: DataConfig) -> Processing:
-    """Loads the run's tokenizer, chat template and image processor."""
     template = data.override_chat_template
     return Processing(
         model.tokenizer_path or model.model_path,

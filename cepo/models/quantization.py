@@ -19,8 +19,6 @@ from cepo.foreign_files import read_json
 if TYPE_CHECKING:
     from transformers import BitsAndBytesConfig
 
-    from cepo.models.families import Family
-
 QUANTIZATION_CONFIG = "quantization_config.json"
 """The file stored with an adapter for a 4-bit base, with the arguments of transformers' `BitsAndBytesConfig`."""
 
@@ -30,7 +28,6 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 def quantization_of(lora: LoraConfig, *, dtype: torch.dtype) -> BitsAndBytesConfig | None:
-    """Returns the quantisation settings of the base, with products in `dtype`; None without quantisation."""
     from transformers import BitsAndBytesConfig
 
     if lora.quantization is None:
@@ -41,15 +38,6 @@ def quantization_of(lora: LoraConfig, *, dtype: torch.dtype) -> BitsAndBytesConf
         bnb_4bit_use_double_quant=lora.double_quantization,
         bnb_4bit_compute_dtype=dtype,
     )
-
-
-def kept_modules(family: Family) -> list[str]:
-    """Returns the modules that are not quantised: the LM head and everything that image features depend on.
-
-    An error in the head affects all logits of every token, and a tied head is the embeddings, which are not linear
-    layers. The vision tower has a small share of the weights, and its features are computed once per image.
-    """
-    return ["lm_head", *(f"model.{name}" for name in family.vision_modules)]
 
 
 def prepare_quantised(model: Any) -> None:
@@ -75,7 +63,6 @@ def is_quantised(weight: object) -> bool:
 
 
 def quantised_weights(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Returns the packed 4-bit weights by name."""
     return {name: weight for name, weight in module.named_parameters() if is_quantised(weight)}
 
 
@@ -95,11 +82,7 @@ def write_quantization(model: Any, folder: Path) -> None:
 
 
 def read_quantization(folder: Path) -> BitsAndBytesConfig | None:
-    """Reads the settings written by `write_quantization`; returns None if there are none.
-
-    Raises:
-        CheckpointError: the file has no valid settings, or bitsandbytes is not installed.
-    """
+    """Reads the settings written by `write_quantization`; returns None if there are none."""
     path = folder / QUANTIZATION_CONFIG
     if not path.exists():
         return None

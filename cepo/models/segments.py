@@ -57,7 +57,6 @@ class SegmentLayout:
 
     @property
     def num_tokens(self) -> int:
-        """The length of the packed row."""
         return self.starts[-1]
 
     def parts(self) -> Iterator[Part]:
@@ -121,7 +120,7 @@ def attend_by_parts(
     layout: SegmentLayout,
     scale: float,
 ) -> Float[Tensor, "1 H L D"]:
-    """Computes packed softmax attention by merging flash attention over each of `layout.parts()`.
+    """Computes packed softmax attention on a CPU by merging flash attention over each of `layout.parts()`.
 
     For a token, let `o_p` be the output of part p and `l_p` the log of its softmax denominator. Then
     `l = logsumexp_p l_p` and `o = sum_p exp(l_p - l) o_p`. No key is copied and no mask is built. In the backward pass
@@ -206,7 +205,6 @@ def attend_by_blocks(
 
 
 def attend_to_mask(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float) -> Tensor:
-    """Runs FlexAttention with grouped queries."""
     from torch.nn.attention.flex_attention import flex_attention
 
     # In float32 the default kernel for head width 128 takes 115,328 bytes of shared memory on sm_120, and more on sm_86
@@ -218,24 +216,22 @@ def attend_to_mask(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, s
     return attended
 
 
-def attend_blocks_to_mask(
-    query: Float[Tensor, "1 H N 128 D"], key: Float[Tensor, "1 K N 128 D"], value: Tensor, mask: BlockMask, scale: float
-) -> Float[Tensor, "1 H L D"]:
-    """Runs `attend_to_mask` on whole blocks, so the compiler knows that the length L = 128 N is a multiple of 128."""
-    return attend_to_mask(query.flatten(2, 3), key.flatten(2, 3), value.flatten(2, 3), mask, scale)
-
-
 @cache
 def compiled(backend: str | Callable[..., object]) -> Callable[[Tensor, Tensor, Tensor, BlockMask, float], Tensor]:
     """Returns `attend_to_mask` compiled for rows of any number of whole blocks.
 
-    The tokens are passed as blocks, because for an arbitrary length the kernels would compare each block with the row's
-    end. The first call compiles for its own sizes, the second one for all others. `dynamic=True` would make even the
-    scale a variable, but the kernel templates need a constant; `specialize_float` keeps it constant if two models have
-    different scales. Beyond the recompilation limit, or if compilation fails, the compiler would fall back to a dense
-    tokens x tokens computation. `fullgraph` makes that an error; the limit suffices for two models, types and modes.
+    The tokens are passed as blocks (1, heads, L / 128, 128, D), because for an arbitrary length the kernels would
+    compare each block with the row's end. The first call compiles for its own sizes, the second one for all others.
+    `dynamic=True` would make even the scale a variable, but the kernel templates need a constant; `specialize_float`
+    keeps it constant if two models have different scales. Beyond the recompilation limit, or if compilation fails, the
+    compiler would fall back to a dense tokens x tokens computation. `fullgraph` makes that an error; the limit suffices
+    for two models, types and modes.
     """
-    attend: Any = torch.compile(attend_blocks_to_mask, fullgraph=True, backend=backend)
+
+    def attend_blocks(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float) -> Tensor:
+        return attend_to_mask(query.flatten(2, 3), key.flatten(2, 3), value.flatten(2, 3), mask, scale)
+
+    attend: Any = torch.compile(attend_blocks, fullgraph=True, backend=backend)
 
     def attended(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float) -> Tensor:
         blocks = [tensor.unflatten(2, (-1, BLOCK_SIZE)) for tensor in (query, key, value)]

@@ -13,9 +13,6 @@ from cepo.trees import Tree
 
 _SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _CPU_BLOCK_TOKENS = 32  # the smallest size for which the CPU build has fast kernels
-
-FLOAT32_HEAD = {"head_dtype": "float32"}
-"""Sets a float32 head by vLLM's `hf_overrides`. On a GPU 16-bit operands give float32; elsewhere both are cast."""
 _FIXED_OPTIONS: Mapping[str, object] = {
     "enable_prefix_caching": True,
     # The response's log-prob must not depend on temperature, bans or filters.
@@ -63,7 +60,6 @@ class EngineMachine:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the engine runs on a GPU."""
         return self.capability is not None
 
 
@@ -98,43 +94,47 @@ def engine_options(settings: GeneratorSettings, machine: EngineMachine) -> Tree:
         # One engine per rank of the trainer's process group, or per group of neighbouring ranks.
         options["distributed_executor_backend"] = "external_launcher"
     if settings.fp32_logits:
-        options["hf_overrides"] = dict(FLOAT32_HEAD)
-    if settings.max_num_batched_tokens is not None:
-        options["max_num_batched_tokens"] = settings.max_num_batched_tokens
-    if settings.max_num_seqs is not None:
-        options["max_num_seqs"] = settings.max_num_seqs
+        # On a GPU 16-bit operands give float32; elsewhere both are cast.
+        options["hf_overrides"] = {"head_dtype": "float32"}
+    limits = {"max_num_batched_tokens": settings.max_num_batched_tokens, "max_num_seqs": settings.max_num_seqs}
+    options |= {name: limit for name, limit in limits.items() if limit is not None}
     if settings.lora_rank > 0:
-        options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _served_rank(settings.lora_rank)}
+        served = next((rank for rank in _SERVED_RANKS if rank >= settings.lora_rank), None)
+        if served is None:
+            raise EngineError(
+                f"LoRA rank {settings.lora_rank} is above {_SERVED_RANKS[-1]}, the largest that vLLM serves"
+            )
+        options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": served}
     if not machine.on_gpu:
         options["logits_processors"] = ["cepo.rollout.vllm_sampling:SeededDraws"]
         # Only whole blocks are shared, and the default of 128 tokens is longer than a small prompt.
         options["block_size"] = _CPU_BLOCK_TOKENS
         return options
-    backend = attention_backend(machine)
+    backend = _attention_backend(machine)
     if backend is not None:
         options["attention_config"] = {"backend": backend}
-    compilation: Tree = {}
-    if settings.max_num_seqs is not None and not settings.enforce_eager:
-        compilation["max_cudagraph_capture_size"] = _largest_graph(settings.max_num_seqs)
     if settings.tensor_parallel_size > 1:
         # vLLM's own all-reduce looks up devices by their number on the machine, but a rank sees only one of them:
-        # IndexError in `device_id_to_physical_device_id`. The fused pass uses FlashInfer's all-reduce, which has the
-        # same limit.
+        # IndexError in `device_id_to_physical_device_id`.
         options["disable_custom_all_reduce"] = True
-        compilation["pass_config"] = {"fuse_allreduce_rms": False}
+    compilation = _compilation(settings)
     return options | ({"compilation_config": compilation} if compilation else {})
 
 
-def _largest_graph(most_responses: int) -> int:
-    """Returns the largest batch for which vLLM captures a CUDA graph: all responses, rounded up to one of its sizes.
+def _compilation(settings: GeneratorSettings) -> Tree:
+    found: Tree = {}
+    if settings.max_num_seqs is not None and not settings.enforce_eager:
+        # A graph for all responses, in vLLM's steps. By default it captures twice as many, up to 512 (1,024 on a B200),
+        # for batches that contain prompts too.
+        step = 8 if settings.max_num_seqs < 256 else 16
+        found["max_cudagraph_capture_size"] = min(-(-settings.max_num_seqs // step) * step, 512)
+    if settings.tensor_parallel_size > 1:
+        # The fused pass uses FlashInfer's all-reduce, which looks up devices in the same way.
+        found["pass_config"] = {"fuse_allreduce_rms": False}
+    return found
 
-    By default it captures twice as many, up to 512 (1,024 on a B200), for batches that contain prompts too.
-    """
-    step = 8 if most_responses < 256 else 16
-    return min(-(-most_responses // step) * step, 512)
 
-
-def attention_backend(machine: EngineMachine) -> str | None:
+def _attention_backend(machine: EngineMachine) -> str | None:
     """Returns the attention backend to request from vLLM; None if its own choice runs without a compiler.
 
     vLLM's first choice for compute capability 10.x is FlashInfer, and vLLM only checks that it can be imported. Without
@@ -142,13 +142,8 @@ def attention_backend(machine: EngineMachine) -> str | None:
     there, which brings its own compiler. On all other capabilities FLASH_ATTN is the first choice, and is compiled into
     vLLM's wheel.
     """
-    wanted = machine.capability is not None and prefers_flashinfer(machine.capability)
-    return "FLASH_ATTN" if wanted and not machine.flashinfer_kernels else None
-
-
-def prefers_flashinfer(capability: Capability) -> bool:
-    """Returns whether FlashInfer is vLLM's first choice of attention for this compute capability."""
-    return capability[0] == 10
+    prefers_flashinfer = machine.capability is not None and machine.capability[0] == 10
+    return "FLASH_ATTN" if prefers_flashinfer and not machine.flashinfer_kernels else None
 
 
 def engine_environment(settings: GeneratorSettings, machine: EngineMachine) -> dict[str, str]:
@@ -157,9 +152,3 @@ def engine_environment(settings: GeneratorSettings, machine: EngineMachine) -> d
     if machine.on_gpu and settings.tensor_parallel_size > 1:
         found |= _SHARED_ENGINE_ENVIRONMENT_DEFAULTS
     return found
-
-
-def _served_rank(rank: int) -> int:
-    if rank > _SERVED_RANKS[-1]:
-        raise EngineError(f"LoRA rank {rank} is above {_SERVED_RANKS[-1]}, the largest that vLLM serves")
-    return next(served for served in _SERVED_RANKS if served >= rank)

@@ -22,49 +22,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def choose_generator(name: str, *, device: str, unserved: str | None = None) -> str:
-    """Returns "vllm" or "transformers". "auto" selects vLLM if it is installed for this type of `device`, and logs it.
-
-    Args:
-        unserved: the reason why vLLM cannot serve the model; None if it can.
-
-    Raises:
-        ConfigError: vLLM is requested, but is not installed or cannot serve the model.
-    """
-    if name == "transformers":
-        return name
-    why_not = _why_not_vllm(device)
-    if name == "vllm":
-        if why_not:
-            raise ConfigError(
-                f"worker.rollout.name=vllm, but {why_not}; install it, or set worker.rollout.name to auto or transformers"
-            )
-        if unserved:
-            raise ConfigError(f"worker.rollout.name=vllm, but {unserved}; set it to auto or transformers")
-        return name
-    why_not = why_not or unserved
-    if why_not:
-        logger.warning("%s: the transformers generator is used instead, which samples more slowly", why_not)
-        return "transformers"
-    logger.info("vLLM is installed and samples the responses")
-    return "vllm"
-
-
-def vllm_samples(settings: GeneratorSettings, processing: Processing) -> bool:
-    """Returns whether `build_generator` would select vLLM on a GPU, without logging or checking the settings."""
-    if settings.name != "auto":
-        return settings.name == "vllm"
-    return _why_not_vllm("cuda") is None and vllm_obstacle(settings, processing.family, "cuda") is None
-
-
 def build_generator(settings: GeneratorSettings, processing: Processing, *, device: str) -> Generator:
-    """Builds the generator for these settings and this type of `device`.
-
-    Raises:
-        ConfigError, EngineError: see `choose_generator`; or the engine did not start.
-    """
-    unserved = vllm_obstacle(settings, processing.family, device)
-    if choose_generator(settings.name, device=device, unserved=unserved) == "vllm":
+    """Builds the generator for these settings and this type of `device`; raises ConfigError and EngineError."""
+    if choose_generator(settings, processing.family, device) == "vllm":
         from cepo.rollout.vllm_engine import VllmGenerator
 
         return VllmGenerator(settings, processing)
@@ -73,14 +33,54 @@ def build_generator(settings: GeneratorSettings, processing: Processing, *, devi
     return TransformersGenerator(settings, processing, device=device)
 
 
+def choose_generator(settings: GeneratorSettings, family: Family, device: str) -> str:
+    """Returns "vllm" or "transformers". "auto" selects vLLM if it can serve the model on this `device`, and logs it.
+
+    Raises:
+        ConfigError: vLLM is requested, but is not installed or cannot serve the model.
+    """
+    if settings.name == "transformers":
+        return settings.name
+    why_not = vllm_obstacle(settings, family, device)
+    if why_not is None:
+        logger.info("vLLM is installed and samples the responses")
+        return "vllm"
+    if settings.name == "vllm":
+        raise ConfigError(f"worker.rollout.name=vllm, but {why_not}; set it to auto or transformers")
+    logger.warning("%s: the transformers generator is used instead, which samples more slowly", why_not)
+    return "transformers"
+
+
+def vllm_obstacle(settings: GeneratorSettings, family: Family, device: str) -> str | None:
+    """Returns why vLLM cannot sample with the trainer's log-probs on this type of device; None if it can."""
+    return _why_not_vllm(device) or family.why_not_vllm(
+        EngineUse(
+            on_gpu=device.startswith("cuda"),
+            dtype=settings.dtype,
+            with_adapter=settings.lora_rank > 0,
+            most_images=settings.limit_images,
+        )
+    )
+
+
+def _why_not_vllm(device: str) -> str | None:
+    if importlib.util.find_spec("vllm") is None:
+        return "vLLM is not installed"
+    built_for_gpu = torch.version.cuda is not None
+    if built_for_gpu != device.startswith("cuda"):
+        return f"vLLM is installed for {'GPUs' if built_for_gpu else 'CPUs'} and the device is '{device}'"
+    return None
+
+
+def vllm_samples(settings: GeneratorSettings, family: Family) -> bool:
+    """Returns whether `choose_generator` would select vLLM on a GPU, without logging or checking the settings."""
+    return settings.name == "vllm" or (settings.name == "auto" and vllm_obstacle(settings, family, "cuda") is None)
+
+
 def settings_of_run(
     data: DataConfig, worker: WorkerConfig, *, num_devices: int, most_visuals: tuple[int, int]
 ) -> GeneratorSettings:
-    """Returns the generator settings of a run, with room for its longest prompt and response.
-
-    Args:
-        most_visuals: maximum numbers of images and of videos in a prompt.
-    """
+    """Returns the settings of a run; `most_visuals` are the maximum numbers of images and videos in a prompt."""
     rollout, model = worker.rollout, worker.actor.model
     return GeneratorSettings(
         name=rollout.name,
@@ -114,24 +114,3 @@ def most_responses_at_once(data: DataConfig, rollout: RolloutConfig, *, num_devi
     engines = max(1, num_devices // rollout.tensor_parallel_size)
     wanted = -(-data.rollout_batch_size // engines) * rollout.n
     return min(max(wanted, 128), 1024, rollout.max_num_batched_tokens)
-
-
-def vllm_obstacle(settings: GeneratorSettings, family: Family, device: str) -> str | None:
-    """Returns the reason why vLLM cannot serve the model on this type of device; None if it can."""
-    return family.why_not_vllm(
-        EngineUse(
-            on_gpu=device.startswith("cuda"),
-            dtype=settings.dtype,
-            with_adapter=settings.lora_rank > 0,
-            most_images=settings.limit_images,
-        )
-    )
-
-
-def _why_not_vllm(device: str) -> str | None:
-    if importlib.util.find_spec("vllm") is None:
-        return "vLLM is not installed"
-    built_for_gpu = torch.version.cuda is not None
-    if built_for_gpu != device.startswith("cuda"):
-        return f"vLLM is installed for {'GPUs' if built_for_gpu else 'CPUs'} and the device is '{device}'"
-    return None

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Protocol
 from PIL.Image import Image
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from cepo.models.inputs import ImageSource, Video
-
 from cepo.errors import EngineError
 from cepo.metrics import Metrics
 from cepo.trees import Tree
+
+if TYPE_CHECKING:
+    from cepo.models.inputs import ImageSource, Video
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +27,9 @@ class GeneratorSettings:
 
     Attributes:
         name: "auto", "vllm" or "transformers".
-        model_path: checkpoint folder with the processor, or a hub name.
         dtype: "bf16", "fp16" or "fp32".
         max_model_len: maximum length of a prompt, with image tokens, and its response together.
-        trust_remote_code: run the checkpoint's own modelling code.
         fp32_logits: compute logits in float32 even if `dtype` is a 16-bit type.
-        show_progress: show a progress bar while sampling.
         batch_size: number of responses that transformers decodes together; the following settings are vLLM's.
         seed: vLLM's own seed, which does not affect the samples.
         gpu_memory_utilization: vLLM's share of the GPU's memory; without a GPU, the KV cache takes
@@ -128,7 +125,13 @@ class AdapterWeights:
 
     def plain_config(self) -> Tree:
         """Returns the adapter's configuration as read back from adapter_config.json."""
-        return json.loads(json.dumps(dict(self.adapter_config), default=_as_json))
+
+        def plain(value: object) -> object:  # PEFT's target modules (a set) and adapter type (an enum member)
+            if isinstance(value, set | frozenset):
+                return sorted(value)
+            return value.value if isinstance(value, Enum) else str(value)
+
+        return json.loads(json.dumps(dict(self.adapter_config), default=plain))
 
     def write(self, folder: Path) -> None:
         """Writes `adapter_model.safetensors` and `adapter_config.json`, which vLLM, PEFT and merging tools read."""
@@ -155,13 +158,12 @@ class FullWeights:
 
 Weights = AdapterWeights | FullWeights
 
-
 OnFinished = Callable[[int, "list[Generation]"], None]
 """Called with a request's index and responses, in the caller's thread, while others are still being sampled."""
 
 
 class Sampler(Protocol):
-    """Anything that samples responses: an engine, or a backend with engines on many devices."""
+    """Samples responses: an engine, or a backend with engines on many devices."""
 
     def generate(
         self,
@@ -173,6 +175,9 @@ class Sampler(Protocol):
 
         `on_finished` is called once per request, as soon as all its responses are complete; a backend need not call it.
         An exception from it ends the call, but the engine remains usable.
+
+        Raises:
+            EngineError: a prompt is too long or has the wrong number of placeholders, or the engine failed.
         """
         ...
 
@@ -183,7 +188,11 @@ class Generator(Sampler, Protocol):
     name: str
 
     def sync_weights(self, weights: Weights) -> None:
-        """Makes the engine sample with exactly these weights, and drops everything cached with the old ones."""
+        """Makes the engine sample with exactly these weights, and drops everything cached with the old ones.
+
+        Raises:
+            EngineError: the weights' names or shapes do not fit the model.
+        """
         ...
 
     def drain_metrics(self) -> Metrics:
@@ -199,13 +208,6 @@ class Generator(Sampler, Protocol):
         ...
 
 
-def _as_json(value: object) -> object:
-    """Converts PEFT's target modules (a set) and adapter type (an enum member) for JSON."""
-    if isinstance(value, set | frozenset | tuple):
-        return sorted(value)
-    return value.value if isinstance(value, Enum) else str(value)
-
-
 def check_prompts(
     requests: Sequence[GenerationRequest],
     sampling: SamplingSettings,
@@ -213,11 +215,7 @@ def check_prompts(
     image_token_id: int | None,
     video_token_id: int | None = None,
 ) -> None:
-    """Checks that each prompt fits the engine, and has one placeholder per image and video.
-
-    Raises:
-        EngineError: a prompt and its longest response exceed `max_model_len`, or placeholders are missing or too many.
-    """
+    """Raises EngineError unless each prompt fits the engine, and has one placeholder per image and video."""
     for index, request in enumerate(requests):
         length = request.num_prompt_tokens + sampling.max_response_length
         if length > max_model_len:

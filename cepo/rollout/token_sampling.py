@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from cepo.errors import EngineError
+from cepo.rollout.generator import SamplingSettings
 
 
 def row_uniforms(seed: int, sample: int, count: int) -> Float[Tensor, " T"]:
@@ -20,9 +21,36 @@ def row_uniforms(seed: int, sample: int, count: int) -> Float[Tensor, " T"]:
     return torch.rand(count, generator=generator, dtype=torch.float64)
 
 
-def without_repeats(
-    logits: Float[Tensor, "B V"], outputs: Sequence[Sequence[int]], presence_penalty: float
-) -> Float[Tensor, "B V"]:
+def draw_tokens(
+    logits: Float[Tensor, "B V"],
+    outputs: Sequence[Sequence[int]],
+    uniforms: Float[Tensor, " B"],
+    banned: Int64[Tensor, " N"],
+    settings: SamplingSettings,
+) -> Int64[Tensor, " B"]:
+    """Draws the token at which the cumulative distribution, in token-id order, first exceeds the row's uniform number.
+
+    With temperature 0 it is the likeliest allowed token. A token of probability 0 is never drawn. `outputs` are the
+    tokens that each row's response already contains.
+
+    Raises:
+        EngineError: a logit is NaN.
+    """
+    if logits.isnan().any():
+        raise EngineError(
+            "the model's logits are not numbers (NaN); check its weights and the data type it computes in"
+        )
+    logits = _allowed(_without_repeats(logits, outputs, settings.presence_penalty), banned, settings)
+    if settings.temperature == 0:
+        return logits.argmax(dim=1)
+    cumulative = logits.softmax(dim=1, dtype=torch.float64).cumsum(dim=1)
+    total = cumulative[:, -1]
+    # Below the total even if the product rounds up, so that a token of positive probability is always found.
+    points = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, points[:, None], right=True)[:, 0]
+
+
+def _without_repeats(logits: Tensor, outputs: Sequence[Sequence[int]], presence_penalty: float) -> Tensor:
     """Subtracts `presence_penalty` once from the logit of each token that the row's output contains."""
     if presence_penalty == 0:
         return logits
@@ -32,55 +60,23 @@ def without_repeats(
     return logits
 
 
-def allowed_tokens(
-    logits: Float[Tensor, "B V"], banned: Int64[Tensor, " N"], *, temperature: float, top_p: float, top_k: int
-) -> Float[Tensor, "B V"]:
-    """Returns the logits divided by the temperature (unchanged if it is 0), with -inf at tokens that may not be drawn.
+def _allowed(logits: Tensor, banned: Tensor, settings: SamplingSettings) -> Tensor:
+    """Divides the logits by a temperature above 0, and sets those of tokens that may not be drawn to -inf.
 
     Excludes first the banned tokens, then all but the `top_k` likeliest, and then all but the likeliest tokens that
     together reach the probability `top_p`. The likeliest token that is not banned always remains.
     """
     logits = logits.index_fill(1, banned, float("-inf"))
-    if temperature == 0:
+    if settings.temperature == 0:
         return logits
-    logits = logits / temperature
-    if 0 < top_k < logits.shape[1]:
-        threshold = logits.topk(top_k, dim=1).values[:, -1:]
+    logits = logits / settings.temperature
+    if 0 < settings.top_k < logits.shape[1]:
+        threshold = logits.topk(settings.top_k, dim=1).values[:, -1:]
         logits = logits.masked_fill(logits < threshold, float("-inf"))
-    if top_p < 1:
+    if settings.top_p < 1:
         ordered, order = logits.sort(dim=1, descending=True)
         probabilities = ordered.softmax(dim=1, dtype=torch.float64)
-        behind: Bool[Tensor, "B V"] = probabilities.cumsum(dim=1) - probabilities >= top_p
+        behind: Bool[Tensor, "B V"] = probabilities.cumsum(dim=1) - probabilities >= settings.top_p
         behind[:, 0] = False
         logits = logits.masked_fill(torch.zeros_like(behind).scatter(1, order, behind), float("-inf"))
     return logits
-
-
-def draw_tokens(
-    logits: Float[Tensor, "B V"],
-    uniforms: Float[Tensor, " B"],
-    banned: Int64[Tensor, " N"],
-    *,
-    temperature: float,
-    top_p: float,
-    top_k: int,
-) -> Int64[Tensor, " B"]:
-    """Draws the token at which the cumulative distribution, in token-id order, first exceeds the row's uniform number.
-
-    With temperature 0 it is the likeliest allowed token. A token of probability 0 is never drawn.
-
-    Raises:
-        EngineError: a logit is NaN.
-    """
-    if logits.isnan().any():
-        raise EngineError(
-            "the model's logits are not numbers (NaN); check its weights and the data type it computes in"
-        )
-    logits = allowed_tokens(logits, banned, temperature=temperature, top_p=top_p, top_k=top_k)
-    if temperature == 0:
-        return logits.argmax(dim=1)
-    cumulative = logits.softmax(dim=1, dtype=torch.float64).cumsum(dim=1)
-    total = cumulative[:, -1]
-    # Below the total even if the product rounds up, so that a token of positive probability is always found.
-    points = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, points[:, None], right=True)[:, 0]

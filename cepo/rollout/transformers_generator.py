@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import gc
 import itertools
-from collections.abc import Generator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from cepo.errors import EngineError
 from cepo.metrics import Metrics, fraction
+from cepo.models.fused_decoding import FusedDecoder, FusedDecoding, fused_decoder
+from cepo.models.head import use_float32_logits
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.pretrained import load_model, torch_dtype
 from cepo.models.processing import Processing
@@ -28,11 +31,7 @@ from cepo.rollout.generator import (
     Weights,
     check_prompts,
 )
-
-if TYPE_CHECKING:
-    from cepo.models.fused_decoding import FusedDecoder, FusedDecoding
-import copy
-from dataclasses import dataclass, field
+from cepo.rollout.token_sampling import draw_tokens, row_uniforms
 
 _SHARE_THAT_GOES_ON = 0.75
 """Finished rows are dropped when at most this share of the rows is unfinished, because dropping copies the others."""
@@ -56,8 +55,6 @@ class TransformersGenerator:
     name = "transformers"
 
     def __init__(self, settings: GeneratorSettings, processing: Processing, *, device: str) -> None:
-        from cepo.models.head import use_float32_logits
-
         self._settings, self._processing = settings, processing
         model: Any = load_model(
             settings.model_path,
@@ -69,12 +66,10 @@ class TransformersGenerator:
             use_float32_logits(model)
         self._device = torch.device(device)
         self._model: Any = model.to(self._device).eval().requires_grad_(False)
-        self._wrapped = False
+        self._wrapped = self._decoder_is_current = False
         self._decoder: FusedDecoder | None = None
-        self._decoder_is_current = False
         self._eos_token_ids = frozenset(processing.eos_token_ids)
-        banned = sorted(set(processing.banned_token_ids) - self._eos_token_ids)
-        self._banned = torch.tensor(banned, dtype=torch.long, device=self._device)
+        self._banned = torch.tensor(processing.banned_token_ids, dtype=torch.long, device=self._device)
         self._prompt_tokens = self._shared_tokens = 0
 
     def generate(
@@ -83,23 +78,18 @@ class TransformersGenerator:
         settings: SamplingSettings,
         on_finished: OnFinished | None = None,
     ) -> list[list[Generation]]:
-        """See `cepo.rollout.generator.Generator`. A request finishes with the batch that decodes its last sample.
-
-        Raises:
-            EngineError: a prompt is too long or has the wrong number of placeholders.
-        """
-        self._check_open()
+        """See `cepo.rollout.generator.Generator`. A request finishes with the batch that decodes its last sample."""
         check_prompts(requests, settings, self._settings.max_model_len, *self._processing.placeholders)
         results: list[list[Generation]] = [[] for _ in requests]
         copies = settings.num_samples if settings.temperature == 0 else 1
-        with (
-            Progress(
-                "sampling responses", len(requests) * settings.num_samples, draws=self._settings.show_progress
-            ) as progress,
-            contextlib.closing(self._rows(requests, settings)) as rows,
-        ):
+        rows, total = self._rows(requests, settings), len(requests) * settings.num_samples
+        with Progress("sampling responses", total, draws=self._settings.show_progress) as progress:
             while batch := self._decoded_batch(rows, settings):
-                _collect(batch, results)
+                for row in batch:
+                    generation = Generation(
+                        response_ids=tuple(row.tokens), log_probs=tuple(row.log_probs), finished=row.finished
+                    )
+                    results[row.request].append(generation)
                 progress.update(copies * len(batch))
                 for index in sorted({row.request for row in batch}):
                     if len(results[index]) * copies == settings.num_samples:
@@ -108,20 +98,17 @@ class TransformersGenerator:
                             on_finished(index, results[index])
         return results
 
-    def _decoded_batch(self, rows: Iterator[Row], settings: SamplingSettings) -> list[Row]:
+    def _decoded_batch(self, rows: Iterator[_Row], settings: SamplingSettings) -> list[_Row]:
         with torch.inference_mode():
             batch = list(itertools.islice(rows, self._settings.batch_size))
-            for rows_together in decodable_together(batch):
-                self._decode(rows_together, settings)
+            # Padding would affect a layer with a window or a recurrent state.
+            padded = bool(batch) and _is_plain(batch[0].prompt)
+            for _, together in itertools.groupby(batch, key=lambda row: None if padded else row.request):
+                self._decode(list(together), settings)
         return batch
 
     def sync_weights(self, weights: Weights) -> None:
-        """See `cepo.rollout.generator.Generator`. The first adapter wraps the model with PEFT.
-
-        Raises:
-            EngineError: the weights' names or shapes do not fit the model, or full weights follow an adapter.
-        """
-        self._check_open()
+        """See `cepo.rollout.generator.Generator`. The first adapter wraps the model with PEFT."""
         self._decoder, self._decoder_is_current = None, False
         if isinstance(weights, AdapterWeights):
             self._load_adapter(weights)
@@ -137,7 +124,7 @@ class TransformersGenerator:
         return {"work/rollout_prefix_hits": hits}
 
     def rest(self) -> None:
-        """See `cepo.rollout.generator.Generator`. Does nothing: keys and values are freed after each call."""
+        """Does nothing: keys and values are freed after each call."""
 
     def close(self) -> None:
         self._model = self._decoder = None
@@ -145,62 +132,48 @@ class TransformersGenerator:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _check_open(self) -> None:
-        if self._model is None:
-            raise EngineError("this transformers generator was closed; build a new one")
-
-    def _rows(self, requests: Sequence[GenerationRequest], settings: SamplingSettings) -> Generator[Row, None, None]:
+    def _rows(self, requests: Sequence[GenerationRequest], settings: SamplingSettings) -> Iterator[_Row]:
         """Computes the prompts one by one, each only when a batch has room for its samples."""
-        from cepo.rollout.token_sampling import row_uniforms
-
-        count = settings.max_response_length
         for index, request in enumerate(requests):
-            cache, length, logits, next_position = self._read_prompt(request)
+            prompt = self._read_prompt(request)
             num_samples = settings.num_samples if settings.temperature > 0 else 1
-            self._prompt_tokens += num_samples * length
-            self._shared_tokens += (num_samples - 1) * length
+            self._prompt_tokens += num_samples * prompt.length
+            self._shared_tokens += (num_samples - 1) * prompt.length
             for sample in range(num_samples):
-                yield Row(
-                    request=index,
-                    sample=sample,
-                    uniforms=row_uniforms(request.seed, sample, count),
-                    next_position=next_position,
-                    length=length,
-                    cache=cache,
-                    logits=logits,
-                )
+                uniforms = row_uniforms(request.seed, sample, settings.max_response_length)
+                yield _Row(request=index, sample=sample, prompt=prompt, uniforms=uniforms)
 
-    def _read_prompt(self, request: GenerationRequest) -> tuple[Any, int, Tensor, int]:
-        """Returns the prompt's cache and length, the logits after its last token, and the next token's position."""
+    def _read_prompt(self, request: GenerationRequest) -> _Prompt:
         processing = self._processing
-        images = processing.load_visuals(request.images, request.videos)
+        images = processing.load_images(request.images, videos=request.videos)
         token_ids = processing.expand(request.prompt_ids, images)
-        prompt = EncodedPrompt(token_ids=tuple(token_ids), engine_ids=request.prompt_ids, images=images)
-        positions = processing.positions(prompt)
+        encoded = EncodedPrompt(token_ids=tuple(token_ids), engine_ids=request.prompt_ids, images=images)
+        positions = processing.positions(encoded)
         ids = torch.tensor([token_ids], device=self._device)
         inputs: dict[str, Any] = dict(processing.family.token_inputs(ids, self._model.config))
         if images is not None:
             inputs |= {name: tensor.to(self._device) for name, tensor in processing.family.model_inputs(images).items()}
+        by_axis = positions[:, None, :].to(self._device)
         output = self._model(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
-            position_ids=self._positions(positions[:, None, :].to(self._device)),
+            position_ids=by_axis if processing.family.num_position_axes > 1 else by_axis[0],
             use_cache=True,
             logits_to_keep=1,
             **inputs,
         )
-        return output.past_key_values, len(token_ids), output.logits[:, -1].float(), int(positions.max()) + 1
+        return _Prompt(
+            cache=output.past_key_values,
+            length=len(token_ids),
+            logits=output.logits[:, -1].float(),
+            next_position=int(positions.max()) + 1,
+        )
 
-    def _positions(self, positions: Tensor) -> Tensor:
-        """Returns positions of shape (3, B, T) for models with M-RoPE, else (B, T)."""
-        return positions if self._processing.family.num_position_axes > 1 else positions[0]
-
-    def _decode(self, batch: list[Row], settings: SamplingSettings) -> None:
-        active = list(batch)
+    def _decode(self, active: list[_Row], settings: SamplingSettings) -> None:
         decoding = self._begin(active)
-        logits = torch.cat([row.logits for row in active])
+        logits = torch.cat([row.prompt.logits for row in active])
         uniforms = torch.stack([row.uniforms for row in active]).to(self._device)
-        positions = torch.tensor([row.next_position for row in active], device=self._device)
+        positions = torch.tensor([row.prompt.next_position for row in active], device=self._device)
         for step in range(settings.max_response_length):
             tokens = self._draw(active, logits, uniforms[:, step], settings)
             log_probs = logits.log_softmax(dim=1).gather(1, tokens[:, None])[:, 0]
@@ -219,30 +192,18 @@ class TransformersGenerator:
                 tokens, uniforms, positions = tokens[keep], uniforms[keep], positions[keep]
             logits = decoding.logits(tokens, positions + step).float()
 
-    def _begin(self, rows: Sequence[Row]) -> FusedDecoding | PlainDecoding:
-        from cepo.models.fused_decoding import FusedDecoding, fused_decoder
+    def _draw(self, rows: Sequence[_Row], logits: Tensor, uniforms: Tensor, settings: SamplingSettings) -> Tensor:
+        return draw_tokens(logits, [row.tokens for row in rows], uniforms, self._banned, settings)
 
+    def _begin(self, rows: Sequence[_Row]) -> FusedDecoding | _PlainDecoding:
         family = self._processing.family
         if family.fused_decoding and not self._decoder_is_current:
             self._decoder, self._decoder_is_current = fused_decoder(self._model), True
         if self._decoder is None:
-            decoding = PlainDecoding if is_plain(rows[0].cache) else SamplesDecoding
-            return decoding(self._model, rows, three_axes=family.num_position_axes > 1)
-        prompts = {row.request: keys_and_values(row.cache) for row in rows}
+            return _PlainDecoding(self._model, rows, three_axes=family.num_position_axes > 1)
+        prompts = {row.request: row.prompt.keys_and_values() for row in rows}
         prompt_index = {request: index for index, request in enumerate(prompts)}
         return FusedDecoding(self._decoder, list(prompts.values()), [prompt_index[row.request] for row in rows])
-
-    def _draw(self, rows: Sequence[Row], logits: Tensor, uniforms: Tensor, settings: SamplingSettings) -> Tensor:
-        from cepo.rollout.token_sampling import draw_tokens, without_repeats
-
-        return draw_tokens(
-            without_repeats(logits, [row.tokens for row in rows], settings.presence_penalty),
-            uniforms,
-            self._banned,
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            top_k=settings.top_k,
-        )
 
     def _load_adapter(self, weights: AdapterWeights) -> None:
         import peft
@@ -262,24 +223,14 @@ class TransformersGenerator:
             raise EngineError(f"the adapter does not fit the model: {error}") from error
 
     def _load_full(self, weights: FullWeights) -> None:
-        if self._wrapped:
-            raise EngineError("this generator already serves an adapter and got full weights; build a new one for them")
+        assert not self._wrapped, "the run serves one kind of weights"
         own = self._model.state_dict()
         _check_names("full", set(own), set(weights.tensors))
         for name, tensor in weights.tensors.items():  # one at a time: each may be gathered when read
             if tensor.shape != own[name].shape:
-                raise EngineError(
-                    f"the full weights do not fit the model: size mismatch for {name}, {tuple(tensor.shape)} for "
-                    f"{tuple(own[name].shape)}"
-                )
+                shapes = f"{tuple(tensor.shape)} for {tuple(own[name].shape)}"
+                raise EngineError(f"the full weights do not fit the model: size mismatch for {name}, {shapes}")
             own[name].copy_(tensor)
-
-
-def _collect(batch: Sequence[Row], results: list[list[Generation]]) -> None:
-    for row in batch:
-        results[row.request].append(
-            Generation(response_ids=tuple(row.tokens), log_probs=tuple(row.log_probs), finished=row.finished)
-        )
 
 
 def _check_names(kind: str, expected: set[str], given: set[str]) -> None:
@@ -291,48 +242,51 @@ def _check_names(kind: str, expected: set[str], given: set[str]) -> None:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Prompt:
+    """A computed prompt: its transformers cache and length, the logits after its last token, and the next position."""
+
+    cache: Any = field(repr=False)
+    length: int
+    logits: Tensor = field(repr=False)
+    next_position: int
+
+    def keys_and_values(self) -> list[tuple[Tensor, Tensor]]:
+        """Returns keys and values per layer, each (1, heads, prompt length, width)."""
+        return [(layer.keys, layer.values) for layer in self.cache.layers]
+
+
 @dataclass(kw_only=True)
-class Row:
-    """One unfinished response. `cache` is the transformers cache of its prompt, shared by all samples of the prompt."""
+class _Row:
+    """One response. All samples of a request share its prompt."""
 
     request: int
     sample: int
+    prompt: _Prompt
     uniforms: Tensor
-    next_position: int
-    length: int
-    cache: Any = field(repr=False)
-    logits: Tensor = field(repr=False)
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     finished: bool = False
 
 
-def is_plain(cache: Any) -> bool:
+def _is_plain(prompt: _Prompt) -> bool:
     """Returns whether each layer keeps all keys and values, so that prompts of any lengths can share a padded cache."""
     from transformers.cache_utils import DynamicLayer
 
-    return all(type(layer) is DynamicLayer for layer in cache.layers)
+    return all(type(layer) is DynamicLayer for layer in prompt.cache.layers)
 
 
-def keys_and_values(cache: Any) -> list[tuple[Tensor, Tensor]]:
-    """Returns keys and values per layer, each (1, heads, prompt length, width)."""
-    return [(layer.keys, layer.values) for layer in cache.layers]
+class _PlainDecoding:
+    """Decodes with the model's own forward pass: prompts padded on the left, or samples of one prompt of any kind."""
 
-
-def decodable_together(rows: Sequence[Row]) -> list[list[Row]]:
-    """Groups rows by prompt if padding would affect a layer with a window or a recurrent state; else in one group."""
-    if not rows or is_plain(rows[0].cache):
-        return [list(rows)] if rows else []
-    return [list(group) for _, group in itertools.groupby(rows, key=lambda row: row.request)]
-
-
-class PlainDecoding:
-    """Decodes with the model's own forward pass, with prompts padded on the left."""
-
-    def __init__(self, model: Any, rows: Sequence[Row], *, three_axes: bool) -> None:
+    def __init__(self, model: Any, rows: Sequence[_Row], *, three_axes: bool) -> None:
         self._model, self._three_axes = model, three_axes
-        self._mask: Tensor | None
-        self._cache, self._mask = _join(rows, model.config.get_text_config())
+        self._mask: Tensor | None = None
+        if _is_plain(rows[0].prompt):
+            self._cache, self._mask = _joined(rows, model.config.get_text_config())
+        else:
+            self._cache: Any = copy.deepcopy(rows[0].prompt.cache)
+            self._cache.reorder_cache(torch.zeros(len(rows), dtype=torch.long, device=rows[0].prompt.logits.device))
 
     def logits(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Computes one token per row at its position, and returns the logits of the next, (rows, vocabulary)."""
@@ -353,34 +307,20 @@ class PlainDecoding:
         self._mask = None if self._mask is None else self._mask[rows]
 
 
-class SamplesDecoding(PlainDecoding):
-    """Decodes the samples of one prompt with the model's own forward pass, without padding, for any kind of cache."""
-
-    def __init__(self, model: Any, rows: Sequence[Row], *, three_axes: bool) -> None:
-        self._model, self._three_axes = model, three_axes
-        self._mask = None
-        self._cache = copy.deepcopy(rows[0].cache)
-        self._cache.reorder_cache(torch.zeros(len(rows), dtype=torch.long, device=rows[0].logits.device))
-
-
-def _join(rows: Sequence[Row], text_config: Any) -> tuple[Any, Tensor]:
+def _joined(rows: Sequence[_Row], text_config: Any) -> tuple[Any, Tensor]:
     """Concatenates the rows' prompt caches, padded on the left; also returns the mask (rows, longest prompt)."""
     from transformers import DynamicCache
 
-    longest = max(row.length for row in rows)
-    lengths = torch.tensor([row.length for row in rows], device=rows[0].logits.device)
+    prompts = [row.prompt for row in rows]
+    longest = max(prompt.length for prompt in prompts)
+    lengths = torch.tensor([prompt.length for prompt in prompts], device=prompts[0].logits.device)
     mask = (torch.arange(longest, device=lengths.device) >= longest - lengths[:, None]).long()
     cache = DynamicCache(config=text_config)
-    known = {id(row.cache): keys_and_values(row.cache) for row in rows}
-    for layer in range(len(rows[0].cache.layers)):
+    for index in range(len(prompts[0].cache.layers)):
+        layers = [prompt.cache.layers[index] for prompt in prompts]
         keys, values = (
-            torch.cat(
-                [
-                    torch.nn.functional.pad(known[id(row.cache)][layer][part], (0, 0, longest - row.length, 0))
-                    for row in rows
-                ]
-            )
-            for part in (0, 1)
+            torch.cat([torch.nn.functional.pad(part, (0, 0, longest - part.shape[2], 0)) for part in parts])
+            for parts in ([layer.keys for layer in layers], [layer.values for layer in layers])
         )
-        cache.update(keys, values, layer)
+        cache.update(keys, values, index)
     return cache, mask

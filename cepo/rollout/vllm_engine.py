@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from cepo.errors import EngineError
-from cepo.metrics import Metrics
-from cepo.models.families import family_of
+from cepo.hardware import num_processors
+from cepo.metrics import Metrics, fraction
 from cepo.models.processing import Processing
+from cepo.progress import Progress
 from cepo.rollout.generator import (
     AdapterWeights,
     Generation,
@@ -38,19 +40,11 @@ from cepo.rollout.vllm_weights import clear_caches, load_adapter, load_full
 if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
     from vllm.outputs import CompletionOutput, RequestOutput
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
-from cepo.hardware import num_processors
-from cepo.metrics import fraction
-from cepo.progress import Progress
+PREPARING = "cepo-prepares-images"
+"""Name prefix of the threads that prepare images."""
 
-if TYPE_CHECKING:
-    from vllm import LLM, SamplingParams
-    from vllm.outputs import RequestOutput
-
-
+_MOST_THREADS = 8
 _MAX_BANNED_TOKENS = 1024
 
 
@@ -67,25 +61,25 @@ class VllmGenerator:
     name = "vllm"
 
     def __init__(self, settings: GeneratorSettings, processing: Processing) -> None:
-        banned = sorted(set(processing.banned_token_ids) - set(processing.eos_token_ids))
+        banned = processing.banned_token_ids
         if len(banned) > _MAX_BANNED_TOKENS:
             raise EngineError(
                 f"{len(banned)} tokens are banned from sampling; vLLM takes at most {_MAX_BANNED_TOKENS} per request. "
                 f"Ban only vision and control tokens, or use the transformers generator (worker.rollout.name)"
             )
-        self._settings, self._banned = settings, banned
-        self._eos_token_ids = sorted(set(processing.eos_token_ids))
+        self._settings, self._processing, self._banned = settings, processing, banned
         self._draws_itself = without_gpu()
         self._sleeps = settings.sleeps and not self._draws_itself
         self._is_asleep, self._adapter_id = False, 0
         self._group_is_the_callers = has_process_group()
-        llm = start_engine(settings)
-        self._llm: LLM | None = llm
+        self._llm: LLM | None = start_engine(settings)
         if settings.fp32_logits:
-            with self._closed_on_error():
-                require_float32_head(llm)
-        self._placeholders = family_of(llm.model_config.hf_config).placeholders(llm.model_config.hf_config)
-        self._prefixes = PrefixCounter(llm)
+            try:
+                require_float32_head(self._llm)
+            except EngineError:
+                self.close()
+                raise
+        self._prefixes = _counted_prefixes(self._llm)
 
     def generate(
         self,
@@ -93,13 +87,8 @@ class VllmGenerator:
         settings: SamplingSettings,
         on_finished: OnFinished | None = None,
     ) -> list[list[Generation]]:
-        """See `cepo.rollout.generator.Generator`.
-
-        Raises:
-            EngineError: a prompt is too long or has the wrong number of placeholders, or vLLM failed.
-        """
         llm = self._engine()
-        check_prompts(requests, settings, self._settings.max_model_len, *self._placeholders)
+        check_prompts(requests, settings, self._settings.max_model_len, *self._processing.placeholders)
         num_samples = settings.num_samples if settings.temperature > 0 else 1  # greedy samples are equal
         calls = range(num_samples) if self._draws_itself else (0,)
         samplings = [self._sampling(request, settings, sample) for request in requests for sample in calls]
@@ -120,37 +109,53 @@ class VllmGenerator:
     def _finished(
         self, llm: LLM, prompts: Sequence[object], samplings: Sequence[SamplingParams]
     ) -> Generator[tuple[int, RequestOutput], None, None]:
+        """Yields (index, result) of each request when it finishes. Closing the iterator early aborts the others."""
+        engine = llm.llm_engine
+        progress = Progress("sampling responses", len(prompts), draws=self._settings.show_progress)
         try:
-            with (
-                callers_state_kept(),
-                contextlib.closing(
-                    finished_requests(
-                        llm,
-                        prompts,
-                        samplings,
-                        lora_request=self._adapter(),
-                        show_progress=self._settings.show_progress,
-                    )
-                ) as results,
-            ):
-                yield from results
+            with callers_state_kept(), progress:
+                identifiers = self._enqueue(llm, prompts, samplings)
+                # vLLM appends random characters to a request's number for its own use, and answers with the number.
+                waiting = {identifier.split("-")[0]: index for index, identifier in enumerate(identifiers)}
+                try:
+                    while engine.has_unfinished_requests():
+                        for output in engine.step():
+                            if output.finished:
+                                progress.update()
+                                yield waiting.pop(output.request_id), output  # type: ignore[misc]
+                except GeneratorExit:
+                    engine.abort_request(list(waiting))
+                    raise
         except Exception as error:
-            if llm.llm_engine.has_unfinished_requests():  # it failed while sampling, so its state is unknown
+            if engine.has_unfinished_requests():  # it failed while sampling, so its state is unknown
                 self.close()
             raise EngineError(f"vLLM failed while generating: {last_lines(error)}") from error
 
-    def sync_weights(self, weights: Weights) -> None:
-        """See `cepo.rollout.generator.Generator`. An adapter is served unmerged.
+    def _enqueue(self, llm: LLM, prompts: Sequence[object], samplings: Sequence[SamplingParams]) -> list[str]:
+        """Queues requests like `LLM.enqueue`, but prepares images in parallel."""
+        from vllm.lora.request import LoRARequest
+        from vllm.sampling_params import RequestOutputKind
 
-        Raises:
-            EngineError: the engine was started for the other kind of weights, or vLLM cannot serve these.
-        """
+        # vLLM requires a path of an adapter but never reads it, because the adapter is already loaded.
+        number = self._adapter_id
+        adapter = LoRARequest(f"adapter-{number}", number, "in-memory") if number else None
+        engine, identifiers = llm.llm_engine, list[str]()
+        try:
+            for sampling, prepared in zip(samplings, _prepared(llm, prompts), strict=True):
+                sampling.output_kind = RequestOutputKind.FINAL_ONLY
+                request = str(next(llm.request_counter))
+                identifiers.append(engine.add_request(request, prepared, sampling, lora_request=adapter))
+        except Exception:
+            engine.abort_request(identifiers, internal=True)
+            raise
+        return identifiers
+
+    def sync_weights(self, weights: Weights) -> None:
+        """See `cepo.rollout.generator.Generator`. An adapter is served unmerged."""
         llm = self._engine()
-        if isinstance(weights, AdapterWeights) != (self._settings.lora_rank > 0):
-            raise EngineError(
-                f"this engine was started with lora_rank={self._settings.lora_rank} and got {type(weights).__name__}; "
-                "an adapter needs lora_rank above 0, full weights need lora_rank 0"
-            )
+        assert isinstance(weights, AdapterWeights) == (self._settings.lora_rank > 0), (
+            "the run serves one kind of weights"
+        )
         try:
             with callers_state_kept():
                 if isinstance(weights, AdapterWeights):
@@ -167,7 +172,8 @@ class VllmGenerator:
 
     def drain_metrics(self) -> Metrics:
         """See `cepo.rollout.generator.Generator`. The prompt of each sample counts."""
-        return self._prefixes.drain()
+        counts = self._prefixes.make_prefix_cache_stats()
+        return {"work/rollout_prefix_hits": fraction(counts.hits, counts.queries)} if counts.queries else {}
 
     def rest(self) -> None:
         if self._sleeps and not self._is_asleep and self._llm is not None:
@@ -183,14 +189,6 @@ class VllmGenerator:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-    @contextlib.contextmanager
-    def _closed_on_error(self) -> Generator[None, None, None]:
-        try:
-            yield
-        except EngineError:
-            self.close()
-            raise
 
     def _engine(self) -> LLM:
         if self._llm is None:
@@ -208,19 +206,10 @@ class VllmGenerator:
 
         own: dict[str, Any]
         if self._draws_itself:
-            from cepo.rollout.vllm_sampling import Draw
+            from cepo.rollout.vllm_sampling import DRAW, Draw
 
-            draw = Draw(
-                seed=request.seed,
-                sample=sample,
-                max_tokens=settings.max_response_length,
-                temperature=settings.temperature,
-                top_p=settings.top_p,
-                top_k=settings.top_k,
-                presence_penalty=settings.presence_penalty,
-                banned=self._banned,
-            )
-            own = {"temperature": 0.0, "extra_args": draw.extra_args()}
+            draw = Draw(request.seed, sample, settings, self._banned)
+            own = {"temperature": 0.0, "extra_args": {DRAW: draw}}
         else:
             own = {
                 "n": settings.num_samples if settings.temperature > 0 else 1,
@@ -237,20 +226,12 @@ class VllmGenerator:
             max_tokens=settings.max_response_length,
             # Only the given tokens end a response, whatever end-of-sequence token the checkpoint defines.
             ignore_eos=True,
-            stop_token_ids=None if settings.ignore_eos else self._eos_token_ids,
+            stop_token_ids=None if settings.ignore_eos else sorted(self._processing.eos_token_ids),
             logprobs=0,
             flat_logprobs=True,
             detokenize=False,
             **own,
         )
-
-    def _adapter(self) -> Any:
-        from vllm.lora.request import LoRARequest
-
-        if self._adapter_id == 0:
-            return None
-        # vLLM requires a path but never reads it, because the adapter is already loaded.
-        return LoRARequest(f"adapter-{self._adapter_id}", self._adapter_id, "in-memory")
 
 
 def _prompt(request: GenerationRequest) -> Any:
@@ -274,48 +255,6 @@ def _spread_seed(seed: int) -> int:
     return int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=7).digest(), "little")
 
 
-PREPARING = "cepo-prepares-images"
-"""Name prefix of the threads that prepare images."""
-
-_MOST_THREADS = 8
-
-
-def finished_requests(
-    llm: LLM, prompts: Sequence[object], samplings: Sequence[SamplingParams], *, lora_request: Any, show_progress: bool
-) -> Generator[tuple[int, RequestOutput], None, None]:
-    """Yields (index, result) of each request when it finishes. Closing the iterator early aborts the others."""
-    engine = llm.llm_engine
-    identifiers = _enqueue(llm, prompts, samplings, lora_request)
-    # vLLM appends random characters to a request's number for its own use, and answers with the number.
-    waiting = {identifier.split("-")[0]: index for index, identifier in enumerate(identifiers)}
-    with Progress("sampling responses", len(waiting), draws=show_progress) as progress:
-        try:
-            while engine.has_unfinished_requests():
-                for output in engine.step():
-                    if output.finished:
-                        progress.update()
-                        yield waiting.pop(output.request_id), output  # type: ignore[misc]
-        except GeneratorExit:
-            engine.abort_request(list(waiting))
-            raise
-
-
-def _enqueue(llm: LLM, prompts: Sequence[object], samplings: Sequence[SamplingParams], lora_request: Any) -> list[str]:
-    """Queues requests like `LLM.enqueue`, but prepares images in parallel."""
-    from vllm.sampling_params import RequestOutputKind
-
-    engine, identifiers = llm.llm_engine, list[str]()
-    try:
-        for sampling, prepared in zip(samplings, _prepared(llm, prompts), strict=True):
-            sampling.output_kind = RequestOutputKind.FINAL_ONLY
-            number = str(next(llm.request_counter))
-            identifiers.append(engine.add_request(number, prepared, sampling, lora_request=lora_request))
-    except Exception:
-        engine.abort_request(identifiers, internal=True)
-        raise
-    return identifiers
-
-
 def _prepared(llm: LLM, prompts: Sequence[object]) -> Iterator[Any]:
     """Yields the prompts in the engine's form, with their images prepared on several threads.
 
@@ -328,31 +267,20 @@ def _prepared(llm: LLM, prompts: Sequence[object]) -> Iterator[Any]:
         (prepared,) = llm.renderer.render_cmpl([parse_model_prompt(llm.model_config, prompt)])
         return prepared
 
-    if llm.renderer.mm_processor_cache is not None:
-        yield from map(prepare, prompts)
-        return
-    yield from map(prepare, prompts[:1])
+    alone = len(prompts) if llm.renderer.mm_processor_cache is not None else 1
+    yield from map(prepare, prompts[:alone])
     with ThreadPoolExecutor(min(_MOST_THREADS, num_processors()), thread_name_prefix=PREPARING) as pool:
-        yield from pool.map(prepare, prompts[1:])
+        yield from pool.map(prepare, prompts[alone:])
 
 
-class PrefixCounter:
-    """Counts prompt tokens that the engine took from its cache instead of computing them.
+def _counted_prefixes(llm: LLM) -> Any:
+    """Makes vLLM count prompt tokens from its cache when it admits a request, and returns what counts them.
 
-    vLLM itself counts them when it admits a request. Its full statistics, which cost time at each token, remain off.
+    Its full statistics, which cost time at each token, remain off.
     """
+    from vllm.v1.metrics.stats import PrefixCacheStats
 
-    def __init__(self, llm: LLM) -> None:
-        from vllm.v1.metrics.stats import PrefixCacheStats
-
-        core: Any = llm.llm_engine.engine_core
-        self._manager = core.engine_core.scheduler.kv_cache_manager
-        self._manager.log_stats = True
-        self._manager.prefix_cache_stats = PrefixCacheStats()
-
-    def drain(self) -> Metrics:
-        """Returns `work/rollout_prefix_hits`, the share of prompt tokens from the cache since the last call."""
-        counts = self._manager.make_prefix_cache_stats()
-        if not counts.queries:
-            return {}
-        return {"work/rollout_prefix_hits": fraction(counts.hits, counts.queries)}
+    core: Any = llm.llm_engine.engine_core
+    manager = core.engine_core.scheduler.kv_cache_manager
+    manager.log_stats, manager.prefix_cache_stats = True, PrefixCacheStats()
+    return manager

@@ -35,31 +35,31 @@ def start_engine(settings: GeneratorSettings) -> LLM:
     if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0":
         logger.warning("VLLM_ENABLE_V1_MULTIPROCESSING is overridden with 0: the engine must live in this process")
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    machine = this_machine()
-    options = engine_options(settings, machine)
+    machine = EngineMachine(
+        capability=None if without_gpu() else torch.cuda.get_device_capability(),
+        flashinfer_kernels=find_build_tools().flashinfer_kernels,
+        num_ranks=torch.distributed.get_world_size() if has_process_group() else 1,
+    )
+    options: Any = engine_options(settings, machine)
     prepare_environment(engine_environment(settings, machine))
-    _silence_warnings(machine)
+    _silence_warnings()
     with phase("starting vLLM; without a GPU this takes seconds, with one up to a few minutes"):
-        return _started(settings.model_path, options, machine)
+        try:
+            from vllm import LLM
+        except ImportError as error:
+            advice = "install the package with the extra 'cpu' or 'gpu', or set worker.rollout.name=transformers"
+            raise EngineError(f"vLLM cannot be imported ({error}); {advice}") from error
+        try:
+            with callers_state_kept(), warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)
+                if not machine.on_gpu:
+                    _load_model_classes(settings)
+                return LLM(**options)
+        except Exception as error:
+            raise EngineError(f"vLLM could not start on '{settings.model_path}': {last_lines(error)}") from error
 
 
-def _started(model_path: str, options: Mapping[str, Any], machine: EngineMachine) -> LLM:
-    try:
-        from vllm import LLM
-    except ImportError as error:
-        advice = "install the package with the extra 'cpu' or 'gpu', or set worker.rollout.name=transformers"
-        raise EngineError(f"vLLM cannot be imported ({error}); {advice}") from error
-    try:
-        with callers_state_kept(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            if not machine.on_gpu:
-                _load_model_classes(model_path, trust_remote_code=options["trust_remote_code"])
-            return LLM(**options)
-    except Exception as error:
-        raise EngineError(f"vLLM could not start on '{model_path}': {last_lines(error)}") from error
-
-
-def _load_model_classes(model_path: str, *, trust_remote_code: bool) -> None:
+def _load_model_classes(settings: GeneratorSettings) -> None:
     """Loads the model's vLLM classes in this process; vLLM would first inspect them in another one, for 10 seconds.
 
     It does so to keep CUDA out of this process, and caches the result for the user. Without a GPU this is not needed.
@@ -67,7 +67,7 @@ def _load_model_classes(model_path: str, *, trust_remote_code: bool) -> None:
     from transformers import AutoConfig
     from vllm import ModelRegistry
 
-    config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code)
+    config = AutoConfig.from_pretrained(settings.model_path, trust_remote_code=settings.trust_remote_code)
     for name in config.architectures or ():
         if name in ModelRegistry.models:
             ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
@@ -89,20 +89,11 @@ def require_float32_head(llm: LLM) -> None:
 
 
 def _head_types(worker: Any) -> set[str]:
-    """Returns the types of the logits of the LM heads; runs in vLLM's worker."""
+    """Runs in vLLM's worker."""
     from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
     modules = worker.model_runner.get_model().modules()
     return {str(module.head_dtype) for module in modules if isinstance(module, LogitsProcessor)}
-
-
-def this_machine() -> EngineMachine:
-    """Returns the properties of this machine and process that determine how an engine starts."""
-    return EngineMachine(
-        capability=None if without_gpu() else torch.cuda.get_device_capability(),
-        flashinfer_kernels=find_build_tools().flashinfer_kernels,
-        num_ranks=torch.distributed.get_world_size() if has_process_group() else 1,
-    )
 
 
 def prepare_environment(defaults: Mapping[str, str]) -> None:
@@ -112,13 +103,11 @@ def prepare_environment(defaults: Mapping[str, str]) -> None:
     os.environ["PATH"] = path_with(program_folder(), os.environ.get("PATH", ""))
 
 
-def _silence_warnings(machine: EngineMachine) -> None:
-    if machine.on_gpu:
-        # It notices that Triton compiles the trainer's kernels, and reports this as a fault of the engine's warm-up.
-        logging.getLogger("vllm.utils.jit_monitor").setLevel(logging.ERROR)
-    else:
-        # It warns that Triton, which vLLM's CPU build itself installs, does not support CPUs.
-        logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
+def _silence_warnings() -> None:
+    # The first notices that Triton compiles the trainer's kernels, and reports this as a fault of the engine's warm-up.
+    # The second warns that Triton, which vLLM's CPU build itself installs, does not support CPUs.
+    for name in ("vllm.utils.jit_monitor", "vllm.triton_utils.importing"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def shut_down(llm: LLM, *, keep_process_group: bool) -> None:
@@ -161,7 +150,6 @@ def without_gpu() -> bool:
 
 
 def has_process_group() -> bool:
-    """Returns whether torch.distributed's default process group exists."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 

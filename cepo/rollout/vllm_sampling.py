@@ -7,39 +7,33 @@ is the only one left for vLLM's sampler. The raw log-probs have already been com
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from vllm.v1.sample.logits_processor import LogitsProcessor, process_dict_updates
 
-from cepo.rollout.token_sampling import draw_tokens, row_uniforms, without_repeats
+from cepo.rollout.generator import SamplingSettings
+from cepo.rollout.token_sampling import draw_tokens, row_uniforms
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.config import VllmConfig
     from vllm.v1.sample.logits_processor import BatchUpdate
 
-_KEY = "cepo_draw"
+DRAW = "cepo_draw"
+"""The key of a request's `Draw` in `SamplingParams.extra_args`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Draw:
-    """The sampling settings of one request, passed in `SamplingParams.extra_args`."""
+    """How the tokens of one request are drawn."""
 
     seed: int
     sample: int
-    max_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    presence_penalty: float
-    banned: list[int] = field(repr=False)
-
-    def extra_args(self) -> dict[str, object]:
-        """Returns the settings as `SeededDraws` reads them."""
-        return {_KEY: asdict(self)}
+    settings: SamplingSettings
+    banned: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -56,11 +50,9 @@ class SeededDraws(LogitsProcessor):
         self._rows: dict[int, _Row] = {}
 
     def is_argmax_invariant(self) -> bool:
-        """Returns False because the draw decides the argmax."""
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Tracks requests that enter, leave or move in the batch."""
         process_dict_updates(self._rows, batch_update, _new_row)
 
     def apply(self, logits: Tensor) -> Tensor:
@@ -69,20 +61,14 @@ class SeededDraws(LogitsProcessor):
             return logits
         rows = [self._rows[index] for index in range(len(logits))]
         draw = rows[0].draw  # the requests of one call share their settings
-        uniforms = torch.stack([row.uniforms[len(row.output)] for row in rows])
-        tokens = draw_tokens(
-            without_repeats(logits, [row.output for row in rows], draw.presence_penalty),
-            uniforms.to(logits.device),
-            torch.tensor(draw.banned, dtype=torch.long, device=logits.device),
-            temperature=draw.temperature,
-            top_p=draw.top_p,
-            top_k=draw.top_k,
-        )
+        uniforms = torch.stack([row.uniforms[len(row.output)] for row in rows]).to(logits.device)
+        banned = torch.tensor(draw.banned, dtype=torch.long, device=logits.device)
+        tokens = draw_tokens(logits, [row.output for row in rows], uniforms, banned, draw.settings)
         return logits.fill_(float("-inf")).scatter_(1, tokens[:, None], 0.0)
 
 
 def _new_row(params: SamplingParams, prompt: list[int] | None, output: list[int]) -> _Row | None:
-    if not params.extra_args or _KEY not in params.extra_args:
+    draw: Draw | None = (params.extra_args or {}).get(DRAW)
+    if draw is None:
         return None
-    draw = Draw(**params.extra_args[_KEY])
-    return _Row(draw, row_uniforms(draw.seed, draw.sample, draw.max_tokens), output)
+    return _Row(draw, row_uniforms(draw.seed, draw.sample, draw.settings.max_response_length), output)

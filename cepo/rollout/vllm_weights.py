@@ -16,31 +16,21 @@ if TYPE_CHECKING:
 
 
 def load_full(llm: LLM, weights: FullWeights) -> None:
-    """Overwrites the engine's weights one tensor at a time, as the mapping yields them.
-
-    Raises:
-        EngineError: the LM head is tied to the embeddings and missing.
-    """
+    """Overwrites the engine's weights one tensor at a time, as the mapping yields them."""
     config: PreTrainedConfig = llm.model_config.hf_config
     # Published checkpoints have this entry in the whole configuration, in its text part, or in both.
     tied = any(getattr(part, "tie_word_embeddings", False) for part in (config, config.get_text_config()))
-    if tied and "lm_head.weight" not in weights.tensors:
-        raise EngineError(
-            "the model's output head is tied to its embeddings and 'lm_head.weight' is not among the weights, which "
-            "would leave vLLM's head as it was; take them from state_dict(), not from named_parameters()"
-        )
-    family = family_of(llm.model_config.hf_config)
+    assert not tied or "lm_head.weight" in weights.tensors, (
+        "a tied lm_head.weight is missing; vLLM's would stay as it was"
+    )
+    family = family_of(config)
     llm.collective_rpc(_forget_packed_experts)
     published = (family.published(name, weight) for name, weight in weights.tensors.items())
     llm.collective_rpc("reload_weights", kwargs={"weights_iterator": published})
 
 
 def load_adapter(llm: LLM, weights: AdapterWeights, identifier: int) -> None:
-    """Replaces all earlier adapters by this one, numbered `identifier`; the base weights are unchanged.
-
-    Raises:
-        EngineError: the adapter has tensors for the vision tower or for unknown modules, or a pair lacks a factor.
-    """
+    """Replaces all earlier adapters by this one, numbered `identifier`; the base weights are unchanged."""
     family = family_of(llm.model_config.hf_config)
     towers = sorted(name for name in weights.tensors if any(f".{part}." in name for part in family.vision_modules))
     if towers:
@@ -53,11 +43,7 @@ def load_adapter(llm: LLM, weights: AdapterWeights, identifier: int) -> None:
 
 
 def clear_caches(llm: LLM) -> None:
-    """Drops keys, values and image embeddings computed with older weights.
-
-    Raises:
-        EngineError: vLLM keeps some of them, because requests are still being served.
-    """
+    """Drops keys, values and image embeddings computed with older weights."""
     if not llm.reset_prefix_cache():
         raise EngineError("vLLM kept keys and values of the old weights, because requests are still being served")
     llm.reset_mm_cache()
@@ -102,15 +88,17 @@ def _load_adapter(worker: Any, weights: AdapterWeights, identifier: int) -> None
 
 
 def _check_fit(pairs: Any, adapters: Any) -> None:
-    served = set(adapters.modules) | {part for parts in adapters.packed_modules.values() for part in parts}
-    unknown = sorted(set(pairs) - served)
-    torn = sorted(
+    served = set(adapters.modules).union(*adapters.packed_modules.values())
+    misfits = [
         name
-        for name, pair in pairs.items()
-        if pair.lora_a is None or pair.lora_b is None or not pair.lora_a.shape[0] == pair.rank == pair.lora_b.shape[1]
-    )
-    if unknown or torn:
+        for name, pair in sorted(pairs.items())
+        if name not in served
+        or pair.lora_a is None
+        or pair.lora_b is None
+        or not pair.lora_a.shape[0] == pair.rank == pair.lora_b.shape[1]
+    ]
+    if misfits:
         raise EngineError(
-            f"the adapter does not fit the model: {len(unknown)} of its {len(pairs)} modules are unknown to vLLM "
-            f"({', '.join(unknown[:3])}), {len(torn)} lack a factor of their rank ({', '.join(torn[:3])})"
+            f"the adapter does not fit the model: {len(misfits)} of its {len(pairs)} modules are unknown to vLLM or lack a "
+            f"factor of their rank, the first {', '.join(misfits[:3])}"
         )

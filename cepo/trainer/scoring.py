@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cepo.config.schema import AlgorithmConfig
 from cepo.data.batch import OWN_VIEW, CriticBatch, DistillationRows, OptimizerBatch, RowName
-from cepo.losses.objective import KLController, agreement_metrics, penalised_rewards
+from cepo.losses.objective import adapted_coefficient, agreement_metrics
 from cepo.losses.policy import LossDenominators
 from cepo.metrics import Metrics, mean_of, mean_value
 from cepo.trainer.asking import Rollouts
@@ -100,9 +100,15 @@ def penalise(
         return rewards, metrics
     coefficient = state.kl_coefficient
     metrics["critic/kl_coef"] = mean_value(coefficient)
-    controller = KLController(kl_type=algorithm.kl_type, kl_target=algorithm.kl_target, kl_horizon=algorithm.kl_horizon)
-    state.kl_coefficient = controller.next_coefficient(coefficient, measured.result or 0.0, num_sequences=len(rewards))
-    return penalised_rewards(rewards, penalties, response_mask, coefficient), metrics
+    if algorithm.kl_type == "adaptive":
+        state.kl_coefficient = adapted_coefficient(
+            coefficient,
+            measured.result or 0.0,
+            num_sequences=len(rewards),
+            kl_target=algorithm.kl_target,
+            kl_horizon=algorithm.kl_horizon,
+        )
+    return rewards - coefficient * penalties.where(response_mask, 0.0), metrics
 
 
 def actor_batches(

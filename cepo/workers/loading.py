@@ -94,7 +94,7 @@ def build_value_model(
 
 def _require_vocabulary(model: Any, processing: Processing, *, key: str, path: str) -> None:
     """Raises ConfigError unless the model's image token and vocabulary size fit the tokens of `processing`."""
-    image_token_id, _ = family_of(model.config).placeholders(model.config)
+    image_token_id = family_of(model.config).placeholder_id(model.config)
     size, needed = model.get_input_embeddings().weight.shape[0], len(processing.tokenizer)
     if image_token_id != processing.placeholders[0] or size < needed:
         raise ConfigError(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from fake_machine import REPOSITORY, card, fake_machine
 
-from cepo.models.families.qwen import published_config
+from lab.support.published_models import published_config
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 SECTIONS = ("this config's devices", "this config's engine", "this config's memory")

@@ -20,11 +20,16 @@ from gpu_places import (
 )
 
 from cepo.models.segments import SegmentLayout, attend_by_blocks, attend_by_parts
-from lab.support.shapes import Shape
 
 
-def compare(place: Place, shape: Shape, checkpoints: Path, dtype: str, figure: Any) -> None:
-    folder = place.checkpoint(shape, checkpoints, "bf16" if dtype == "bf16" else "fp32")
+@pytest.mark.parametrize(("size", "dtype"), [("part", "fp32"), ("part", "bf16"), ("whole", "bf16")])
+def test_packed_log_probs_and_gradients_are_the_padded_ones(
+    place: Place, checkpoints: Path, size: str, dtype: str, figure: Any
+) -> None:
+    shape = getattr(place, size)
+    if size == "whole" and shape is place.part:
+        pytest.skip("the trained size is that of parts")
+    folder = place.checkpoint(shape, checkpoints, dtype)
     packed, padded = (build_actor(folder, dtype=dtype, padding_free=flag) for flag in ("true", "false"))
     for actor in (packed, padded):
         draw_adapter(actor)
@@ -41,19 +46,6 @@ def compare(place: Place, shape: Shape, checkpoints: Path, dtype: str, figure: A
     assert float(expected.norm()) > 0
     assert distance < GRADIENT_LIMITS[dtype]
     assert packed.passes.packed
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_packed_log_probs_and_gradients_are_the_padded_ones(
-    place: Place, checkpoints: Path, dtype: str, figure: Any
-) -> None:
-    compare(place, place.part, checkpoints, dtype, figure)
-
-
-def test_packed_rows_score_as_padded_ones_at_the_trained_size(place: Place, checkpoints: Path, figure: Any) -> None:
-    if place.whole is place.part:
-        pytest.skip("the trained size is the one of the test before")
-    compare(place, place.whole, checkpoints, "bf16", figure)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -41,7 +41,6 @@ def case(tokens: int, width: int, vocabulary: int, dtype: torch.dtype) -> tuple[
 def test_chunks_of_any_size_give_the_dense_values_and_gradients(
     settings: DivergenceConfig, chunk_tokens: int, temperature: float
 ) -> None:
-    """The chunks have 1, 3, 7 and 100 tokens."""
     student, teacher, student_head, teacher_head, targets = case(7, 4, 11, torch.float64)
     leaves = [tensor.requires_grad_() for tensor in (student, student_head)]
     scale = torch.linspace(0.5, 2.0, 7, dtype=torch.float64)
@@ -51,16 +50,8 @@ def test_chunks_of_any_size_give_the_dense_values_and_gradients(
     dense = token_divergence(student_logits, teacher_logits, targets, settings)
     expected = torch.autograd.grad(((dense + 0.3 * dense_log_probs) * scale).sum(), leaves)
 
-    log_probs, found = chunked_divergence(
-        student,
-        teacher,
-        student_head,
-        teacher_head,
-        targets,
-        settings,
-        temperature=temperature,
-        chunk_tokens=chunk_tokens,
-    )
+    inputs = (student, teacher, student_head, teacher_head, targets, settings)
+    log_probs, found = chunked_divergence(*inputs, temperature=temperature, chunk_tokens=chunk_tokens)
     torch.testing.assert_close(log_probs, dense_log_probs, rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(found, dense, rtol=1e-12, atol=1e-14)
     gradients = torch.autograd.grad(((found + 0.3 * log_probs) * scale).sum(), leaves)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
-from cepo.losses.divergence import distillation_losses, distillation_metrics, importance_weight, token_divergence
+from cepo.losses.divergence import distillation_losses, distillation_metrics, token_divergence
 from cepo.metrics import results
 from cepo.types import DivergenceConfig
 
@@ -52,8 +52,10 @@ def of_probabilities(student: list[float], teacher: list[float], settings: Diver
 
 
 def gradient(student: Tensor, teacher: Tensor, settings: DivergenceConfig, targets: Tensor | None = None) -> Tensor:
-    leaf = student.clone().requires_grad_()
-    divergence(leaf, teacher, settings, targets).sum().backward()
+    """The student's, while the teacher gets none."""
+    leaf, constant = student.clone().requires_grad_(), teacher.clone().requires_grad_()
+    divergence(leaf, constant, settings, targets).sum().backward()
+    assert constant.grad is None
     assert leaf.grad is not None
     return leaf.grad
 
@@ -90,24 +92,17 @@ def test_top_1_of_four_compares_one_entry_and_a_bucket_of_three(topk_from: str, 
 
 
 @given(seed=st.integers(0, 10_000), temperature=st.floats(0.3, 2.0))
-def test_forward_kl_has_the_gradient_student_minus_teacher(seed: int, temperature: float) -> None:
+def test_both_kls_have_their_gradients_in_closed_form(seed: int, temperature: float) -> None:
+    """Forward: P_S - P_T. Reverse: P_S ((log P_S - log P_T) - KL). Each by the temperature and 4 tokens."""
     student, teacher = logits_pair(seed)
-    leaf = student.clone().requires_grad_()
-    divergence(leaf / temperature, teacher / temperature, FORWARD).mean().backward()
-    p_student, p_teacher = torch.softmax(student / temperature, 1), torch.softmax(teacher / temperature, 1)
-    torch.testing.assert_close(leaf.grad, (p_student - p_teacher) / (temperature * 4), rtol=0, atol=1e-9)
-
-
-@given(seed=st.integers(0, 10_000), temperature=st.floats(0.3, 2.0))
-def test_reverse_kl_has_its_gradient_in_closed_form(seed: int, temperature: float) -> None:
-    student, teacher = logits_pair(seed)
-    leaf = student.clone().requires_grad_()
-    divergence(leaf / temperature, teacher / temperature, REVERSE).mean().backward()
     log_student, log_teacher = (torch.log_softmax(logits / temperature, 1) for logits in (student, teacher))
     ratio = log_student - log_teacher
     mean = (log_student.exp() * ratio).sum(1, keepdim=True)
-    expected = log_student.exp() * (ratio - mean) / (temperature * 4)
-    torch.testing.assert_close(leaf.grad, expected, rtol=0, atol=1e-9)
+    expected = {FORWARD: log_student.exp() - log_teacher.exp(), REVERSE: log_student.exp() * (ratio - mean)}
+    for settings, wanted in expected.items():
+        leaf = student.clone().requires_grad_()
+        divergence(leaf / temperature, teacher / temperature, settings).mean().backward()
+        torch.testing.assert_close(leaf.grad, wanted / (temperature * 4), rtol=0, atol=1e-9)
 
 
 @every_kind
@@ -141,14 +136,6 @@ def test_the_sampled_gradient_averages_to_that_of_reverse_kl(seed: int) -> None:
         probabilities[token] * gradient(student, teacher, SAMPLED, torch.tensor([token])) for token in range(VOCABULARY)
     )
     torch.testing.assert_close(mean, gradient(student, teacher, REVERSE), rtol=0, atol=1e-10)
-
-
-def test_no_gradient_reaches_the_teacher() -> None:
-    for settings in (*KINDS.values(), with_(JSD, support="topk", topk=3), SAMPLED):
-        student, teacher = (logits.requires_grad_() for logits in logits_pair(1))
-        divergence(student, teacher, settings).sum().backward()
-        assert teacher.grad is None
-        assert student.grad is not None
 
 
 @every_kind
@@ -209,43 +196,42 @@ def test_a_bucket_of_mass_1e_minus_13_keeps_6_digits_in_float32() -> None:
     torch.testing.assert_close(single.double()[0, 1:], exact[0, 1:], rtol=1e-5, atol=0)
 
 
-def test_a_token_clip_bounds_the_value_and_stops_its_gradient() -> None:
-    """The clip is 0.1."""
-    student = torch.tensor([[0.5, 0.5], [0.7, 0.3]], dtype=torch.float64).log()
-    teacher = torch.tensor([[0.75, 0.25], [0.75, 0.25]], dtype=torch.float64).log()
-    clipped = divergence(student, teacher, with_(FORWARD, clip=0.1))
-    assert clipped.tolist() == pytest.approx([0.1, 0.75 * math.log(0.75 / 0.7) + 0.25 * math.log(0.25 / 0.3)])
-    grad = gradient(student, teacher, with_(FORWARD, clip=0.1))
-    assert grad[0].tolist() == [0.0, 0.0]
-    assert grad[1].tolist() == pytest.approx([-0.05, 0.05])
+HALF, ODDS = [0.5, 0.5], [0.75, 0.25]
+ENTRY_CLIP = with_(FORWARD, clip=0.05, clip_mode="vocab_entry")
 
 
-def test_an_entry_clip_bounds_the_largest_entry_alone() -> None:
-    """The clip is 0.05, and it can turn the sum negative."""
-    settings = with_(FORWARD, clip=0.05, clip_mode="vocab_entry")
-    # Entries 0.75 log 1.5 = 0.304, bounded to 0.05, and 0.25 log 0.5 = -0.173, which is not bounded.
-    found = of_probabilities([0.5, 0.5], [0.75, 0.25], settings)
-    assert found == pytest.approx(0.05 + 0.25 * math.log(0.5), rel=1e-12)
-    assert found < 0
-    # What is left of the loss is -P_T(1) log P_S(1), with the gradient P_T(1) (P_S - onehot(1)).
-    logits = [torch.tensor([row], dtype=torch.float64).log() for row in ([0.5, 0.5], [0.75, 0.25])]
-    assert gradient(*logits, settings)[0].tolist() == pytest.approx([0.125, -0.125])
+@pytest.mark.parametrize(
+    ("settings", "student", "teacher", "expected"),
+    [
+        (with_(FORWARD, clip=0.1), HALF, ODDS, 0.1),
+        (with_(FORWARD, clip=0.1), [0.7, 0.3], ODDS, 0.75 * math.log(0.75 / 0.7) + 0.25 * math.log(0.25 / 0.3)),
+        # Entries 0.75 log 1.5 = 0.304, bounded to 0.05, and 0.25 log 0.5 = -0.173, which is not: the sum is negative.
+        (ENTRY_CLIP, HALF, ODDS, 0.05 + 0.25 * math.log(0.5)),
+        # Both sides' entries are added first: 0.0126, and 0.125 log(2/3) + 0.25 log(4/3) = 0.0212, which is bounded.
+        (
+            with_(JSD, clip=0.02, clip_mode="vocab_entry"),
+            HALF,
+            ODDS,
+            0.375 * math.log(6 / 5) + 0.25 * math.log(4 / 5) + 0.02,
+        ),
+        # log P_S - log P_T = log 4 at the target, bounded to 0.5; log P_S = log 0.8. There is no bound below.
+        (with_(SAMPLED, clip=0.5), [0.8, 0.2], [0.2, 0.8], 0.5 * math.log(0.8)),
+        (with_(SAMPLED, clip=0.5), [0.2, 0.8], [0.8, 0.2], math.log(0.25) * math.log(0.2)),
+    ],
+)
+def test_clips_bound_tokens_entries_and_coefficients_from_above(
+    settings: DivergenceConfig, student: list[float], teacher: list[float], expected: float
+) -> None:
+    assert of_probabilities(student, teacher, settings) == pytest.approx(expected, rel=1e-12)
 
 
-def test_jsd_clips_the_weighted_sum_of_both_sides_entry_by_entry() -> None:
-    settings = with_(JSD, clip=0.02, clip_mode="vocab_entry")
-    first = 0.375 * math.log(6 / 5) + 0.25 * math.log(4 / 5)  # 0.0126
-    second = 0.125 * math.log(2 / 3) + 0.25 * math.log(4 / 3)  # 0.0212, bounded
-    assert first < 0.02 < second
-    assert of_probabilities([0.5, 0.5], [0.75, 0.25], settings) == pytest.approx(first + 0.02, rel=1e-12)
-
-
-def test_a_clip_bounds_the_sampled_coefficient_from_above() -> None:
-    # log P_S - log P_T = log 4 at the target, bounded to 0.5; log P_S = log 0.8.
-    found = of_probabilities([0.8, 0.2], [0.2, 0.8], with_(SAMPLED, clip=0.5))
-    assert found == pytest.approx(0.5 * math.log(0.8))
-    low = of_probabilities([0.2, 0.8], [0.8, 0.2], with_(SAMPLED, clip=0.5))
-    assert low == pytest.approx(math.log(0.25) * math.log(0.2))
+def test_what_is_clipped_has_no_gradient() -> None:
+    student, teacher = (torch.tensor(rows, dtype=torch.float64).log() for rows in ([HALF, [0.7, 0.3]], [ODDS, ODDS]))
+    of_tokens = gradient(student, teacher, with_(FORWARD, clip=0.1))
+    assert of_tokens[0].tolist() == [0.0, 0.0]
+    assert of_tokens[1].tolist() == pytest.approx([-0.05, 0.05])
+    # What is left of the first token's loss is -P_T(1) log P_S(1), with the gradient P_T(1) (P_S - onehot(1)).
+    assert gradient(student, teacher, ENTRY_CLIP)[0].tolist() == pytest.approx([0.125, -0.125])
 
 
 @pytest.mark.parametrize(
@@ -271,24 +257,15 @@ def test_bfloat16_logits_are_taken_in_float32() -> None:
     assert torch.equal(divergence(*rounded, JSD), divergence(*(logits.float() for logits in rounded), JSD))
 
 
-def test_the_importance_weight_is_the_ratio_cut_at_2() -> None:
-    log_probs = torch.tensor([math.log(3.0), math.log(0.5), 500.0, -500.0], requires_grad=True)
-    weight = importance_weight(log_probs, torch.zeros(4), 2.0)
-    assert weight.tolist() == pytest.approx([2.0, 0.5, 2.0, math.exp(-20.0)])
-    assert not weight.requires_grad
-
-
 def test_losses_are_weight_times_importance_times_divergence() -> None:
-    value, log_probs, old = (
-        torch.tensor([0.3, 0.3, 0.3]),
-        torch.tensor([-1.0, -1.0, -1.0]),
-        torch.tensor([-2.5, -1.0, -1.0]),
-    )
-    weight = torch.tensor([2.0, 2.0, 0.0])
-    plain = distillation_losses(value, log_probs, old, weight, JSD)
-    assert plain.tolist() == pytest.approx([0.6, 0.6, 0.0])
-    clipped = distillation_losses(value, log_probs, old, weight, with_(JSD, importance_clip=2.0))
-    assert clipped.tolist() == pytest.approx([1.2, 0.6, 0.0])
+    """The importance is min(P / P_old, 2), whose log is bounded by +-20, and has no gradient."""
+    log_probs = torch.tensor([math.log(3.0), math.log(0.5), 500.0, -500.0, 0.0], requires_grad=True)
+    value, weight = torch.full((5,), 0.3), torch.tensor([2.0, 2.0, 2.0, 2.0, 0.0])
+    plain = distillation_losses(value, log_probs, torch.zeros(5), weight, JSD)
+    assert plain.tolist() == pytest.approx([0.6, 0.6, 0.6, 0.6, 0.0])
+    clipped = distillation_losses(value, log_probs, torch.zeros(5), weight, with_(JSD, importance_clip=2.0))
+    assert clipped.tolist() == pytest.approx([1.2, 0.3, 1.2, 0.6 * math.exp(-20.0), 0.0])
+    assert not clipped.requires_grad
 
 
 def test_metrics_count_tokens_with_a_weight_only() -> None:

@@ -12,7 +12,6 @@ from torch import Tensor
 from cepo.config import check_config, load_config
 from cepo.errors import ConfigError
 from cepo.losses.objective import (
-    KLController,
     ObjectiveSettings,
     ObjectiveTerms,
     agreement_metrics,
@@ -72,12 +71,15 @@ def test_a_token_beyond_its_own_clip_bound_has_no_gradient() -> None:
 
 def test_a_sampled_kl_pulls_towards_the_reference() -> None:
     settings = ObjectiveSettings(kl_penalty="kl", kl_coefficient=0.2)
-    now = log_probs(-LOG2, -2 * LOG2)
-    loss, metrics = objective(now, terms(reference_log_probs=torch.tensor([[-3 * LOG2, -2 * LOG2, 0.0]])), settings)
+    now, given = log_probs(-LOG2, -2 * LOG2), terms(reference_log_probs=torch.tensor([[-3 * LOG2, -2 * LOG2, 0.0]]))
+    loss, metrics = objective(now, given, settings)
     # KL is 2 log 2 at the first token and 0 at the second.
     assert loss.item() == pytest.approx(-0.75 + 0.2 * 0.5 * 2 * LOG2)
     assert metrics["actor/kl_loss"].result == pytest.approx(LOG2)
     assert gradient(loss, now) == pytest.approx([-1.0 + 0.2 * 0.5, 0.25 + 0.2 * 0.25, 0.0])
+    in_reward, metrics = objective(now, given, ObjectiveSettings(kl_coefficient=0.0))
+    assert in_reward.item() == pytest.approx(-0.75)
+    assert "actor/kl_loss" not in metrics
 
 
 def test_a_kl_over_the_vocabulary_takes_the_sampled_ones_place() -> None:
@@ -87,15 +89,6 @@ def test_a_kl_over_the_vocabulary_takes_the_sampled_ones_place() -> None:
     assert loss.item() == pytest.approx(-0.75 + 0.2 * (0.5 * 3 + 0.25 * 1))
     assert metrics["actor/kl_loss"].result == pytest.approx(2.0)
     assert gradient(loss, given) == pytest.approx([0.1, 0.05, 0.0])
-
-
-def test_a_kl_that_is_part_of_the_reward_is_no_part_of_the_loss() -> None:
-    reference = torch.tensor([[-3 * LOG2, -2 * LOG2, 0.0]])
-    loss, metrics = objective(
-        log_probs(-LOG2, -2 * LOG2), terms(reference_log_probs=reference), ObjectiveSettings(kl_coefficient=0.0)
-    )
-    assert loss.item() == pytest.approx(-0.75)
-    assert "actor/kl_loss" not in metrics
 
 
 def test_a_divergence_is_added_with_weight_and_importance() -> None:
@@ -128,34 +121,34 @@ def test_losses_and_clip_fractions_are_over_optimizer_steps() -> None:
     assert found["actor/live_entropy"] == pytest.approx(LOG2)
 
 
+BASE = "config=configs/microgeo/base.yaml"
+
+
 def test_the_configured_bounds_reach_the_loss_in_their_places() -> None:
-    config = load_config(
-        [
-            "config=configs/microgeo/base.yaml",
-            "worker.actor.clip_ratio_low=0.11",
-            "worker.actor.clip_ratio_high=0.37",
-            "worker.actor.clip_ratio_dual=5.5",
-            "worker.actor.loss_type=sapo",
-            "worker.actor.tau_positive=1.2",
-            "worker.actor.tau_negative=1.7",
-            "algorithm.disable_kl=false",
-            "algorithm.use_kl_loss=true",
-            "algorithm.kl_penalty=mse",
-            "algorithm.kl_coef=0.03",
-        ]
-    )
+    actor = {"clip_ratio_low": 0.11, "clip_ratio_high": 0.37, "clip_ratio_dual": 5.5, "rollout_is": "mask"}
+    actor |= {"loss_type": "sapo", "tau_positive": 1.2, "tau_negative": 1.7, "rollout_is_threshold": 3}
+    kl = {"disable_kl": "false", "use_kl_loss": "true", "kl_penalty": "mse", "kl_coef": 0.03}
+    overrides = [f"worker.actor.{name}={value}" for name, value in actor.items()]
+    config = load_config([BASE, *overrides, *(f"algorithm.{name}={value}" for name, value in kl.items())])
     assert objective_settings(config.worker.actor, config.algorithm) == ObjectiveSettings(
         loss_type="sapo",
-        policy=PolicyLossSettings(clip=ClipRange(low=0.11, high=0.37, dual=5.5), tau_positive=1.2, tau_negative=1.7),
+        policy=PolicyLossSettings(
+            clip=ClipRange(low=0.11, high=0.37, dual=5.5),
+            correction=RolloutCorrection("mask", 3.0),
+            tau_positive=1.2,
+            tau_negative=1.7,
+        ),
         kl_penalty="mse",
         kl_coefficient=0.03,
     )
+    with pytest.raises(ConfigError, match="at temperature 1 and cannot be compared"):
+        check_config(load_config([BASE, *overrides, "worker.rollout.temperature=0.8"]))
 
 
 @pytest.mark.parametrize(("disabled", "in_loss"), [("true", "true"), ("true", "false"), ("false", "false")])
 def test_a_kl_that_is_off_or_in_the_reward_adds_no_loss(disabled: str, in_loss: str) -> None:
     kl = [f"algorithm.disable_kl={disabled}", f"algorithm.use_kl_loss={in_loss}", "algorithm.kl_coef=0.5"]
-    config = load_config(["config=configs/microgeo/base.yaml", *kl])
+    config = load_config([BASE, *kl])
     assert objective_settings(config.worker.actor, config.algorithm).kl_coefficient == 0.0
 
 
@@ -183,16 +176,6 @@ def test_a_masked_weight_up_to_the_threshold_is_the_ratio(threshold: float, weig
 def test_the_defaults_of_losses_are_those_of_the_configuration() -> None:
     config = load_config(["data.train_files=some", "worker.actor.model.model_path=some"])
     assert objective_settings(config.worker.actor, config.algorithm).policy == PolicyLossSettings()
-    kl = config.algorithm
-    assert KLController(kl_type=kl.kl_type, kl_target=kl.kl_target, kl_horizon=kl.kl_horizon) == KLController()
-
-
-def test_the_correction_and_its_threshold_come_from_the_config() -> None:
-    overrides = ["worker.actor.rollout_is=mask", "worker.actor.rollout_is_threshold=3"]
-    config = load_config(["config=configs/microgeo/base.yaml", *overrides])
-    assert objective_settings(config.worker.actor, config.algorithm).policy.correction == RolloutCorrection("mask", 3.0)
-    with pytest.raises(ConfigError, match="at temperature 1 and cannot be compared"):
-        check_config(load_config(["config=configs/microgeo/base.yaml", *overrides, "worker.rollout.temperature=0.8"]))
 
 
 def test_the_engines_kl_is_rho_less_1_less_log_rho() -> None:

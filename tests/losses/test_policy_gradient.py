@@ -17,8 +17,9 @@ from cepo.losses.policy import (
     AGGREGATIONS,
     ClipRange,
     LossDenominators,
-    clipped_surrogate,
-    surrogate_metrics,
+    PolicyLossSettings,
+    policy_loss,
+    policy_metrics,
     token_weights,
 )
 from cepo.metrics import merge_metrics, results
@@ -55,34 +56,26 @@ def random_case(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return logits, correct, wrong, torch.randint(VOCABULARY, (4, 6), generator=generator)
 
 
+def clipped_loss(log_probs: Tensor, old: Tensor, advantages: Tensor, clip: ClipRange = CLIP) -> Tensor:
+    settings = PolicyLossSettings(clip=clip)
+    return policy_loss("default", log_probs, old, advantages, torch.ones_like(old, dtype=torch.bool), settings)
+
+
 @given(seed=st.integers(0, 10_000), temperature=st.floats(0.3, 2.0))
 def test_at_ratio_1_the_gradient_is_minus_a_times_onehot_minus_p(seed: int, temperature: float) -> None:
+    """Teachers receive none."""
     logits, correct, wrong, tokens = random_case(seed)
-    logits.requires_grad_()
-    log_probs = sampled_log_probs(logits, tokens, temperature)
-    advantages = cepo_signal(
-        log_probs,
-        sampled_log_probs(correct, tokens, temperature),
-        sampled_log_probs(wrong, tokens, temperature),
-    )
-    weights = token_weights(response_mask(LENGTHS), "token", LossDenominators(16, 4, 6))
-    loss = (clipped_surrogate(log_probs, log_probs.detach(), advantages, CLIP) * weights).sum()
-    loss.backward()
-    onehot = torch.nn.functional.one_hot(tokens, VOCABULARY).double()
-    probabilities = torch.softmax(logits.detach() / temperature, dim=-1)
-    expected = -advantages.unsqueeze(-1) * (onehot - probabilities) / (temperature * 16)
-    torch.testing.assert_close(logits.grad, expected, rtol=1e-10, atol=1e-12)
-    assert torch.count_nonzero(expected) == 16 * VOCABULARY
-
-
-def test_teachers_receive_no_gradient() -> None:
-    logits, correct, wrong, tokens = random_case(seed=9)
     for tensor in (logits, correct, wrong):
         tensor.requires_grad_()
-    log_probs = sampled_log_probs(logits, tokens, 1.0)
-    views = (sampled_log_probs(correct, tokens, 1.0), sampled_log_probs(wrong, tokens, 1.0))
-    clipped_surrogate(log_probs, log_probs.detach(), cepo_signal(log_probs, *views), CLIP).sum().backward()
-    assert logits.grad is not None
+    log_probs, *views = (sampled_log_probs(each, tokens, temperature) for each in (logits, correct, wrong))
+    advantages = cepo_signal(log_probs, *views)
+    weights = token_weights(response_mask(LENGTHS), "token", LossDenominators(16, 4, 6))
+    (clipped_loss(log_probs, log_probs.detach(), advantages) * weights).sum().backward()
+    onehot = torch.nn.functional.one_hot(tokens, VOCABULARY).double()
+    probabilities = torch.softmax(logits.detach() / temperature, dim=-1)
+    expected = -advantages.detach().unsqueeze(-1) * (onehot - probabilities) / (temperature * 16)
+    torch.testing.assert_close(logits.grad, expected, rtol=1e-10, atol=1e-12)
+    assert torch.count_nonzero(expected) == 16 * VOCABULARY
     assert correct.grad is None
     assert wrong.grad is None
 
@@ -90,11 +83,9 @@ def test_teachers_receive_no_gradient() -> None:
 def one_token(ratio: float, advantage: float, clip: ClipRange) -> tuple[float, float]:
     """Loss and its derivative in the log-prob of a single token."""
     log_probs = torch.tensor([[math.log(ratio)]], dtype=torch.float64, requires_grad=True)
-    old = torch.zeros(1, 1, dtype=torch.float64)
-    loss = clipped_surrogate(log_probs, old, torch.tensor([[advantage]], dtype=torch.float64), clip)
-    loss.sum().backward()
-    assert log_probs.grad is not None
-    return float(loss.detach()), float(log_probs.grad)
+    loss = clipped_loss(log_probs, torch.zeros_like(log_probs), torch.full_like(log_probs, advantage), clip)
+    (gradient,) = torch.autograd.grad(loss.sum(), log_probs)
+    return float(loss.detach()), float(gradient)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +113,9 @@ def test_clip_fractions_count_one_of_four_tokens_each() -> None:
     ratios = torch.tensor([[1.5, 4.0, 1.0, 1.1, 9.0]])
     mask = torch.tensor([[True, True, True, True, False]])
     advantages = torch.tensor([[1.0, -1.0, 1.0, -1.0, 1.0]])
-    metrics = surrogate_metrics(ratios.log(), torch.zeros(1, 5), advantages, mask, CLIP)
+    metrics = policy_metrics(
+        "default", ratios.log(), torch.zeros(1, 5), advantages, mask, PolicyLossSettings(clip=CLIP)
+    )
     values = results(
         merge_metrics([metrics, step_metrics(ObjectiveSettings(), LossDenominators(4, 1, 5), distils=False)])
     )
@@ -146,18 +139,17 @@ def test_weights_of_each_aggregation_are_worked_out_by_hand() -> None:
 
 
 def gradient_of_rows(
-    rows: list[list[int]], parameter: Tensor, case: dict[str, Tensor], aggregation: str, padding: int
+    rows: list[int], parameter: Tensor, case: dict[str, Tensor], aggregation: str
 ) -> tuple[float, Tensor]:
-    """Loss and gradient of a linear model, summed over micro-batches of the given rows, each padded further."""
+    """Loss and gradient of a linear model, summed over micro-batches of one row each."""
     weight = parameter.clone().requires_grad_()
     mask = case["mask"]
     denominators = LossDenominators(int(mask.sum()), len(mask), 2 * mask.shape[1])
     total = 0.0
-    for chosen in rows:
-        part = {name: torch.nn.functional.pad(tensor[chosen].movedim(1, -1), (0, padding)).movedim(-1, 1)
-                for name, tensor in case.items()}  # fmt: skip
+    for row in rows:
+        part = {name: tensor[[row]] for name, tensor in case.items()}
         log_probs = sampled_log_probs(part["features"] @ weight, part["tokens"], 0.8)
-        losses = clipped_surrogate(log_probs, part["old"], part["advantages"], CLIP)
+        losses = clipped_loss(log_probs, part["old"], part["advantages"])
         loss = (losses * token_weights(part["mask"], aggregation, denominators)).sum()
         loss.backward()
         total += float(loss.detach())
@@ -186,8 +178,7 @@ def linear_case(seed: int, rows: int) -> tuple[Tensor, dict[str, Tensor]]:
 def test_leaving_out_rows_without_advantage_is_the_dense_loss(aggregation: str, seed: int, dead: set[int]) -> None:
     parameter, case = linear_case(seed, rows=6)
     case["advantages"][sorted(dead)] = 0.0
-    live = [row for row in range(6) if row not in dead]
-    one_by_one = gradient_of_rows([[row] for row in range(6)], parameter, case, aggregation, padding=0)
-    without_dead = gradient_of_rows([[row] for row in live], parameter, case, aggregation, padding=0)
+    one_by_one = gradient_of_rows(list(range(6)), parameter, case, aggregation)
+    without_dead = gradient_of_rows([row for row in range(6) if row not in dead], parameter, case, aggregation)
     assert without_dead[0] == one_by_one[0]
     assert torch.equal(without_dead[1], one_by_one[1])

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -38,6 +37,7 @@ def test_a_failing_chat_template_is_an_error_of_ours(tiny_model_folder: Path, te
     [
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "is not done"),
         ("{{ 10 ** (10 ** 9) }}", "(takes more than 2 GiB|is not done)"),
+        ("{{ 'x' | center(4000000000) }}", "takes more than 2 GiB for messages of the roles user"),
         ("{% for i in range(99999) %}{{ messages }}{% endfor %}", r"makes \d,\d+,\d+ characters"),
         ("{% if %}", "does not parse"),
         ("{{ messages[0].role }}", "drops or repeats texts"),
@@ -79,22 +79,10 @@ def test_a_chat_template_of_the_folder_is_named(tiny_model_folder: Path, tmp_pat
         Processing(str(folder))
 
 
-def test_a_template_without_memory_for_its_text_is_named_at_once(tiny_model_folder: Path) -> None:
-    began = time.process_time()
-    processing = Processing(str(tiny_model_folder))
-    whole = processing.template_ids("What is x?")
-    hostile = Processing(str(tiny_model_folder), chat_template="{{ 'x' | center(4000000000) }}")
-    with pytest.raises(ConfigError, match=r"takes more than 2 GiB for messages of the roles user; name another"):
-        hostile.template_ids("What is x?")
-    assert processing.template_ids("What is x?") == whole
-    assert time.process_time() - began < 20
-
-
 def test_a_killed_renderer_is_named_and_replaced(tiny_model_folder: Path) -> None:
     processing = Processing(str(tiny_model_folder))
     whole = processing.template_ids("What is x?")
-    process = chat_template._renderer(os.getpid())._process
-    assert process is not None
+    process = chat_template._processes[os.getpid()]
     process.kill()
     process.wait()
     with pytest.raises(ConfigError, match="ends its process with code -9"):
@@ -106,8 +94,7 @@ def test_a_pause_in_a_rendering_exceeds_no_limit(tiny_model_folder: Path, monkey
     monkeypatch.setattr(chat_template, "SECONDS", 0.2)
     processing = Processing(str(tiny_model_folder))
     whole = processing.template_ids("What is x?")
-    process = chat_template._renderer(os.getpid())._process
-    assert process is not None
+    process = chat_template._processes[os.getpid()]
     process.send_signal(signal.SIGSTOP)
     threading.Timer(1.0, process.send_signal, [signal.SIGCONT]).start()
     assert processing.template_ids("What is x?") == whole

@@ -58,7 +58,7 @@ def test_in_bfloat16_the_result_is_nearer_to_float64_than_pefts() -> None:
     assert errors[0] < errors[1]
 
 
-def test_an_adapter_off_merged_or_doubled_is_left_to_peft() -> None:
+def test_adapters_of_another_state_or_type_are_left_to_peft() -> None:
     layer, plain = build(fused=True), build(fused=False)
     assert type(layer) is FusedLoraLinear
     x = torch.randn(5, SIZES[0])
@@ -77,9 +77,6 @@ def test_an_adapter_off_merged_or_doubled_is_left_to_peft() -> None:
         each.set_adapter(["default", "second"])
     assert layer._only_adapter(x) is None
     assert torch.equal(layer(x), plain(x))
-
-
-def test_an_adapter_of_another_type_is_left_to_peft() -> None:
-    assert build(fused=True, lora_dropout=0.5)._only_adapter(torch.zeros(1, SIZES[0])) is None
-    assert build(fused=True)._only_adapter(torch.zeros(1, SIZES[0], dtype=torch.bfloat16)) is None
-    assert build(fused=True)._only_adapter(torch.zeros(1, SIZES[0])) == "default"
+    assert build(fused=True, lora_dropout=0.5)._only_adapter(x) is None
+    assert build(fused=True)._only_adapter(x.bfloat16()) is None
+    assert build(fused=True)._only_adapter(x) == "default"

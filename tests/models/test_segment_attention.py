@@ -82,19 +82,6 @@ def test_attention_by_parts_is_that_of_the_whole_mask(seed: int, dtype: torch.dt
         assert float((gradient - wanted).norm() / wanted.norm()) < limit
 
 
-def test_parts_name_every_visible_pair_exactly_once_and_no_other() -> None:
-    layout = random_layout(7, num_segments=12, longest=6)
-    times = torch.zeros(layout.num_tokens, layout.num_tokens, dtype=torch.long)
-    for part in layout.parts():
-        queries = torch.arange(layout.num_tokens)[part.queries]
-        keys = torch.arange(layout.num_tokens)[part.keys]
-        named = (
-            (keys[None] <= queries[:, None]) if part.causal else torch.ones(len(queries), len(keys), dtype=torch.bool)
-        )
-        times[part.queries, part.keys] += named.long()
-    assert torch.equal(times, whole_mask(layout).long())
-
-
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_the_block_mask_shows_what_the_whole_mask_shows(seed: int) -> None:
@@ -104,15 +91,6 @@ def test_the_block_mask_shows_what_the_whole_mask_shows(seed: int) -> None:
     query, key, value = (tensor.detach() for tensor in tensors(layout, torch.float32))
     expected = dense(query, key, value, layout)
     assert float((attend_by_blocks(query, key, value, layout, 0.3) - expected).abs().max()) < 1e-5
-
-
-def test_fully_visible_blocks_need_no_mask_and_blind_ones_go() -> None:
-    # 256 tokens of prefix, then two branches of 256: 21 pairs of blocks are not above the diagonal.
-    layout = SegmentLayout(starts=(0, 256, 512, 768), parents=(-1, 0, 0), branch_ends=(768, 512, 768))
-    mask = block_mask(layout, torch.device("cpu"))
-    assert mask.kv_num_blocks.flatten().tolist() == [1] * 6  # the diagonal
-    assert mask.full_kv_num_blocks is not None
-    assert mask.full_kv_num_blocks.flatten().tolist() == [0, 1, 2, 3, 2, 3]
 
 
 def blocks_of(mask: Tensor, counts: Tensor, indices: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A text-only model (Qwen3) goes the same way as Qwen3-VL: prompts, positions, generators, adapter, two training steps."""
+"""A text-only model (Qwen3) goes the same way as Qwen3-VL: prompts, adapter, two training steps with either generator."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from typing import Any
 import pytest
 import torch
 from isolation import own_caches, restored_process
-from rounding import LOG_PROBS
+from tiny_checkpoints import write_checkpoint
 
 import cepo.train
 from cepo.config import load_config
 from cepo.config.schema import DataConfig
-from cepo.data.batch import ScoringRow
 from cepo.data.dataset import ProblemSet
 from cepo.errors import DataError
 from cepo.models.processing import Processing
-from cepo.workers.scoring_model import ImageEncoder, ScoringModel, collate
 
 REWARD = '''
 def parity(samples):
@@ -38,38 +36,8 @@ def _as_it_was(tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def text_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Qwen3 checkpoint folder of random weights with the embedded world's tokenizer. Read only."""
-    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
-
-    from lab.worlds.tokenizer import build_tokenizer
-
-    tokenizer: Any = build_tokenizer()
-    end_of_turn, end_of_text = (tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", "<|endoftext|>"))
-    config = Qwen3Config(
-        vocab_size=len(tokenizer) + 12,  # padded, as the real ones are
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        eos_token_id=end_of_turn,
-        pad_token_id=end_of_text,
-        bos_token_id=None,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model: Any = Qwen3ForCausalLM(config).float()
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                torch.nn.init.normal_(parameter, std=0.1)
-    model.generation_config = GenerationConfig(eos_token_id=[end_of_turn, end_of_text], pad_token_id=end_of_text)
-    folder = tmp_path_factory.mktemp("text-model")
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    """Read only."""
+    return write_checkpoint("qwen3", tmp_path_factory.mktemp("text-model"))
 
 
 @pytest.fixture
@@ -102,10 +70,6 @@ def text_run(text_model: Path, tmp_path: Path) -> list[str]:
     ]
 
 
-def metrics_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("engine", "rank"),
@@ -124,7 +88,7 @@ def test_a_text_model_trains_2_steps_as_its_generators_score(
         pytest.importorskip("vllm", reason="vLLM is not installed")
     arguments = [*text_run, f"worker.actor.model.lora.rank={rank}", f"worker.rollout.name={engine}"]
     cepo.train.train(load_config(arguments))
-    rows = metrics_of(tmp_path / "run")
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 1, 2]
     for row in rows[1:]:
         assert row["rollout/log_prob_gap_mean"] < 1e-4
@@ -135,50 +99,17 @@ def test_a_text_model_trains_2_steps_as_its_generators_score(
     assert (tmp_path / "run" / "global_step_2" / "trainer_state.json").is_file()
 
 
-@pytest.mark.heavy
-@pytest.mark.nightly("three runs; tests/runs/test_resume.py resumes batches without images")
-def test_a_text_run_resumes_to_the_same_second_step(text_run: list[str], tmp_path: Path) -> None:
-    cepo.train.train(load_config(text_run))
-    cepo.train.train(
-        load_config([*text_run, f"trainer.save_checkpoint_path={tmp_path / 'again'}", "trainer.max_steps=1"])
-    )
-    cepo.train.train(load_config([*text_run, f"trainer.save_checkpoint_path={tmp_path / 'again'}"]))
-    whole, resumed = (next(row for row in metrics_of(tmp_path / name) if row["step"] == 2) for name in ("run", "again"))
-    assert resumed["actor/grad_norm"] == whole["actor/grad_norm"]
-    assert resumed["reward/mean"] == whole["reward/mean"]
-
-
-def test_scores_of_padded_rows_are_the_models_alone(text_model: Path) -> None:
-    from transformers import Qwen3ForCausalLM
-
-    processing = Processing(str(text_model))
-    assert processing.image_token_id is None
-    model: Any = Qwen3ForCausalLM.from_pretrained(text_model, dtype=torch.float32).eval()
-    rows = [
-        ScoringRow(context=processing.encode(text, None), response_ids=response)
-        for text, response in (("Find x.", (40, 41, 42, 43, 44)), ("What is the area of the circle?", (60, 61)))
-    ]
-    batch = collate(rows, processing=processing, device=torch.device("cpu"))
-    with torch.no_grad():
-        scored, _ = ScoringModel(model, temperature=1.0, encoder=ImageEncoder(keep=False))(batch)
-        alone = []
-        for row in rows:
-            logits = model(torch.tensor([[*row.context.token_ids, *row.response_ids]])).logits[0].log_softmax(-1)
-            places = logits[len(row.context.token_ids) - 1 : -1]
-            alone.append(places.gather(1, torch.tensor(row.response_ids)[:, None])[:, 0])
-    assert float((scored - torch.cat(alone)).abs().max()) < LOG_PROBS
-
-
 def test_a_text_prompt_is_its_template_with_padded_ids_banned(text_model: Path) -> None:
-    """The 12 padded ids are banned."""
     processing = Processing(str(text_model))
     prompt = processing.encode("Find x.", None)
     assert processing.decode(prompt.token_ids, skip_special_tokens=False) == (
         "<|im_start|>user\nFind x.<|im_end|>\n<|im_start|>assistant\n"
     )
     assert prompt.engine_ids == prompt.token_ids
-    size = len(processing.tokenizer)
-    assert set(range(size, size + 12)) <= set(processing.banned_token_ids)
+    assert processing.image_token_id is None
+    size, padded = len(processing.tokenizer), json.loads((text_model / "config.json").read_text())["vocab_size"]
+    assert size < padded
+    assert set(range(size, padded)) <= set(processing.banned_token_ids)
 
 
 def test_a_picture_for_a_text_model_is_refused_with_its_row(text_model: Path, tmp_path: Path) -> None:

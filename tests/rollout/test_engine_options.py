@@ -15,12 +15,7 @@ import pytest
 from cepo.config import load_config
 from cepo.errors import EngineError
 from cepo.hardware import find_build_tools, path_with, program_folder
-from cepo.rollout.engine_options import (
-    EngineMachine,
-    attention_backend,
-    engine_environment,
-    engine_options,
-)
+from cepo.rollout.engine_options import EngineMachine, engine_environment, engine_options
 from cepo.rollout.factory import settings_of_run
 from cepo.rollout.generator import GeneratorSettings
 
@@ -28,19 +23,9 @@ SETTINGS = GeneratorSettings(
     model_path="org/model",
     dtype="bf16",
     max_model_len=3072,
-    seed=1,
-    gpu_memory_utilization=0.6,
-    enforce_eager=False,
     max_num_batched_tokens=8192,
     max_num_seqs=256,
-    limit_images=1,
-    limit_videos=0,
     lora_rank=16,
-    trust_remote_code=False,
-    fp32_logits=True,
-    show_progress=False,
-    tensor_parallel_size=1,
-    sleeps=False,
 )
 NO_GPU = EngineMachine(capability=None, flashinfer_kernels=True, num_ranks=1)
 ON_B200 = EngineMachine(capability=(10, 0), flashinfer_kernels=False, num_ranks=2)
@@ -58,12 +43,6 @@ def environment(machine: EngineMachine, **changes: Any) -> dict[str, str]:
     return engine_environment(dataclasses.replace(SETTINGS, **changes), machine)
 
 
-@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0), (10, 3), (12, 0)])
-def test_no_gpu_compiles_flashinfers_sampler_at_the_start(capability: tuple[int, int]) -> None:
-    assert environment(on(capability))["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
-    assert "VLLM_USE_FLASHINFER_SAMPLER" not in environment(NO_GPU)
-
-
 @pytest.mark.parametrize(
     ("capability", "flashinfer_kernels", "backend"),
     [
@@ -75,12 +54,12 @@ def test_no_gpu_compiles_flashinfers_sampler_at_the_start(capability: tuple[int,
         ((12, 0), False, None),
     ],
 )
-def test_attention_is_chosen_on_capability_10_alone(
+def test_a_gpu_compiles_nothing_of_flashinfer_at_the_start(
     capability: tuple[int, int], flashinfer_kernels: bool, backend: str | None
 ) -> None:
     machine = on(capability, flashinfer_kernels=flashinfer_kernels)
-    assert attention_backend(machine) == backend
     assert options(machine).get("attention_config") == (None if backend is None else {"backend": backend})
+    assert environment(machine)["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
 
 
 def test_2_devices_of_an_engine_reduce_by_nccl_alone() -> None:
@@ -132,29 +111,17 @@ def test_without_a_gpu_nothing_of_a_gpus_start_is_asked_for() -> None:
     assert found["enforce_eager"]
     assert not found["enable_sleep_mode"]
     assert not {"attention_config", "disable_custom_all_reduce", "compilation_config"} & found.keys()
+    assert "VLLM_USE_FLASHINFER_SAMPLER" not in environment(NO_GPU)
     assert options(on((9, 0)), sleeps=True)["enable_sleep_mode"]
     assert not options(on((9, 0)))["enforce_eager"]
-
-
-def test_without_a_gpu_no_engine_is_shared() -> None:
     with pytest.raises(EngineError, match=r"tensor_parallel_size is 2, but .* on GPUs only.* set it to 1"):
         options(NO_GPU, tensor_parallel_size=2)
 
 
-def in_fresh_python(script: str, **variables: str) -> Any:
-    """What a new interpreter prints as JSON."""
-    names = ("CUDA_VISIBLE_DEVICES", "VLLM_USE_FLASHINFER_SAMPLER", "VLLM_ALLREDUCE_USE_SYMM_MEM")
-    inherited = {name: value for name, value in os.environ.items() if name not in names}
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=inherited | variables,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+@pytest.mark.parametrize("machine", [NO_GPU, on((9, 0))], ids=["cpu", "gpu"])
+def test_vllms_head_is_float32_unless_logits_are_rounded(machine: EngineMachine) -> None:
+    assert options(machine)["hf_overrides"] == {"head_dtype": "float32"}
+    assert "hf_overrides" not in options(machine, fp32_logits=False)
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +152,7 @@ vllm_process.prepare_environment(variables)
 found["our variables"] = read()
 found["path"] = os.environ["PATH"]
 
-vllm_process._silence_warnings(EngineMachine(capability=(9, 0), flashinfer_kernels=False, num_ranks=1))
+vllm_process._silence_warnings()
 from vllm.utils import jit_monitor
 seen = []
 logging.getLogger("vllm").handlers = [type("Kept", (logging.Handler,), {{"emit": lambda self, record: seen.append(1)}})()]
@@ -193,16 +160,19 @@ jit_monitor._log_triton_jit_compile("the_trainers_kernel", {{}})
 silenced = len(seen)
 logging.getLogger("vllm.utils.jit_monitor").setLevel(logging.NOTSET)
 jit_monitor._log_triton_jit_compile("another_kernel", {{}})
-found["warnings"] = [silenced, len(seen)]
+found["warnings of compiled kernels, silenced and not"] = [silenced, len(seen)]
 
 from vllm.config import AttentionConfig, CompilationConfig
 from vllm.engine.arg_utils import EngineArgs
 asked = {asked!r}
 known = inspect.signature(EngineArgs).parameters
-found["unknown"] = [[name for name in each if name not in known] for each in asked]
-found["backend"] = AttentionConfig(**asked[2]["attention_config"]).backend.name
-found["captured"] = CompilationConfig(**asked[2]["compilation_config"]).max_cudagraph_capture_size
-found["fused"] = CompilationConfig(**asked[2]["compilation_config"]).pass_config.fuse_allreduce_rms
+found["unknown options"] = [[name for name in each if name not in known] for each in asked]
+compilation = CompilationConfig(**asked[2]["compilation_config"])
+found["options read"] = [
+    AttentionConfig(**asked[2]["attention_config"]).backend.name,
+    compilation.pass_config.fuse_allreduce_rms,
+    compilation.max_cudagraph_capture_size,
+]
 
 sys.modules["vllm._C_stable_libtorch"] = types.ModuleType("compiled")  # in the CUDA wheel alone; nothing of it is called
 from vllm.platforms import cuda
@@ -210,41 +180,36 @@ from vllm.platforms.interface import DeviceCapability
 first = lambda *capability: cuda._get_backend_priorities(
     use_mla=False, device_capability=DeviceCapability(*capability), num_heads=16, kv_cache_dtype=None)[0].name
 try:
-    found["second device"] = cuda.CudaPlatformBase.logical_device_id_to_visible_device_id(1)
+    found["a second device that a rank hides"] = cuda.CudaPlatformBase.logical_device_id_to_visible_device_id(1)
 except Exception as error:
-    found["second device"] = type(error).__name__
-found["attention"] = [first(8, 0), first(9, 0), first(10, 0), first(12, 0)]
+    found["a second device that a rank hides"] = type(error).__name__
+found["attention on 8.0, 9.0, 10.0, 12.0"] = [first(8, 0), first(9, 0), first(10, 0), first(12, 0)]
 print(json.dumps(found))
 """
-    return in_fresh_python(script, CUDA_VISIBLE_DEVICES="0", PATH="/usr/bin:/bin", VLLM_USE_FLASHINFER_SAMPLER="1")
+    inherited = {name: value for name, value in os.environ.items() if name != "VLLM_ALLREDUCE_USE_SYMM_MEM"}
+    given = {"CUDA_VISIBLE_DEVICES": "0", "PATH": "/usr/bin:/bin", "VLLM_USE_FLASHINFER_SAMPLER": "1"}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=inherited | given, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.heavy
-def test_every_option_is_an_argument_of_vllms_engine(in_vllm: dict[str, Any]) -> None:
-    assert in_vllm["unknown"] == [[], [], []]
-    assert (in_vllm["backend"], in_vllm["fused"], in_vllm["captured"]) == ("FLASH_ATTN", False, 256)
-
-
-@pytest.mark.heavy
-def test_vllm_prefers_flashinfer_on_capability_10_alone(in_vllm: dict[str, Any]) -> None:
-    assert in_vllm["attention"] == ["FLASH_ATTN", "FLASH_ATTN", "FLASHINFER", "FLASH_ATTN"]
-
-
-@pytest.mark.heavy
-def test_vllm_looks_for_a_second_device_that_a_rank_hides(in_vllm: dict[str, Any]) -> None:
-    assert in_vllm["second device"] == "IndexError"
-
-
-@pytest.mark.heavy
-def test_vllm_reads_the_prepared_environment(in_vllm: dict[str, Any]) -> None:
-    assert in_vllm["the user's variables"] == [True, False]
-    assert in_vllm["our variables"] == [False, False]
-    assert in_vllm["path"] == f"{Path(sys.executable).parent}{os.pathsep}/usr/bin:/bin"
-
-
-@pytest.mark.heavy
-def test_vllms_compile_warning_is_silenced_on_a_gpu(in_vllm: dict[str, Any]) -> None:
-    assert in_vllm["warnings"] == [0, 1]
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("unknown options", [[], [], []]),
+        ("options read", ["FLASH_ATTN", False, 256]),
+        ("attention on 8.0, 9.0, 10.0, 12.0", ["FLASH_ATTN", "FLASH_ATTN", "FLASHINFER", "FLASH_ATTN"]),
+        ("a second device that a rank hides", "IndexError"),
+        ("the user's variables", [True, False]),
+        ("our variables", [False, False]),
+        ("path", f"{Path(sys.executable).parent}{os.pathsep}/usr/bin:/bin"),
+        ("warnings of compiled kernels, silenced and not", [0, 1]),
+    ],
+)
+def test_vllms_own_code_reads_what_it_is_given(in_vllm: dict[str, Any], question: str, answer: Any) -> None:
+    assert in_vllm[question] == answer
 
 
 def test_the_c_compiler_may_be_on_the_path_or_beside_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,9 +232,3 @@ def test_this_pythons_programs_come_first_on_the_path_once() -> None:
     assert once.split(os.pathsep) == [str(Path(sys.executable).parent), "/usr/bin"]
     assert path_with(program_folder(), once) == once
     assert path_with("/venv/bin", "") == "/venv/bin"
-
-
-@pytest.mark.parametrize("machine", [NO_GPU, on((9, 0))], ids=["cpu", "gpu"])
-def test_vllms_head_is_float32_unless_logits_are_rounded(machine: EngineMachine) -> None:
-    assert options(machine)["hf_overrides"] == {"head_dtype": "float32"}
-    assert "hf_overrides" not in options(machine, fp32_logits=False)

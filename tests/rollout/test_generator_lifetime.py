@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import logging
 import weakref
@@ -15,9 +16,10 @@ import torch
 from generator_cases import LORA_RANK, open_generator, random_adapter
 
 from cepo.errors import ConfigError, EngineError
+from cepo.models.families import FAMILIES
 from cepo.models.processing import Processing
 from cepo.rollout.factory import choose_generator
-from cepo.rollout.generator import GenerationRequest, SamplingSettings
+from cepo.rollout.generator import GenerationRequest, GeneratorSettings, SamplingSettings
 
 pytestmark = pytest.mark.heavy
 
@@ -82,8 +84,9 @@ def test_auto_says_that_transformers_replaces_vllm(
 ) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "vllm" else find_spec(name))
+    settings = GeneratorSettings(model_path="org/model", dtype="bf16", max_model_len=8)
     with caplog.at_level(logging.WARNING):
-        assert choose_generator("auto", device="cpu") == "transformers"
+        assert choose_generator(settings, FAMILIES[0], "cpu") == "transformers"
     assert "vLLM is not installed: the transformers generator is used instead, which samples more slowly" in caplog.text
     with pytest.raises(ConfigError, match="vLLM is not installed"):
-        choose_generator("vllm", device="cpu")
+        choose_generator(dataclasses.replace(settings, name="vllm"), FAMILIES[0], "cpu")

@@ -28,7 +28,7 @@ from rounding import LOG_PROBS
 from cepo.errors import EngineError
 from cepo.models.processing import Processing
 from cepo.rollout.generator import FullWeights, Generation, GenerationRequest, Generator, SamplingSettings
-from cepo.rollout.token_sampling import draw_tokens, row_uniforms, without_repeats
+from cepo.rollout.token_sampling import draw_tokens, row_uniforms
 
 pytestmark = pytest.mark.heavy
 
@@ -48,29 +48,21 @@ def generator(shared_generator: Generator, redrawn_weights: Redraw) -> Generator
     return shared_generator
 
 
-def test_the_same_seed_gives_the_same_tokens(generator: Generator, tiny_processing: Processing) -> None:
-    settings = SamplingSettings(num_samples=4, max_response_length=24)
-    prompts = [request(tiny_processing, "Find x.", [picture(1)], seed=seed) for seed in (0, 1, 2)]
-    first, again = generator.generate(prompts, settings), generator.generate(prompts, settings)
-    assert tokens(first) == tokens(again)
-    # 12 streams of one prompt: seeds 0, 1, 2 share no sample, not even shifted by one.
-    assert len({sample for group in tokens(first) for sample in group}) == 12
-
-
-def test_sample_i_is_the_same_among_2_and_among_5_samples(
-    generator: Generator, requests: list[GenerationRequest]
+def test_a_sample_depends_on_its_prompt_seed_and_number_alone(
+    generator: Generator, requests: list[GenerationRequest], tiny_processing: Processing
 ) -> None:
-    few = generator.generate(requests, SamplingSettings(num_samples=2, max_response_length=16))
-    many = generator.generate(requests, SamplingSettings(num_samples=5, max_response_length=16))
-    assert [len(group) for group in many] == [5, 5, 5, 5]
-    assert tokens(few) == [group[:2] for group in tokens(many)]
-
-
-def test_other_prompts_do_not_change_a_prompts_tokens(generator: Generator, requests: list[GenerationRequest]) -> None:
     settings = SamplingSettings(num_samples=2, max_response_length=16)
     together = tokens(generator.generate(requests, settings))
+    assert tokens(generator.generate(requests, settings)) == together
+    many = tokens(generator.generate(requests, dataclasses.replace(settings, num_samples=5)))
+    assert [len(group) for group in many] == [5, 5, 5, 5]
+    assert [group[:2] for group in many] == together
     for index, prompt in enumerate(requests):
         assert tokens(generator.generate([prompt], settings)) == [together[index]]
+    # 12 streams of one prompt: seeds 0, 1, 2 share no sample, not even shifted by one.
+    prompts = [request(tiny_processing, "Find x.", [picture(1)], seed=seed) for seed in (0, 1, 2)]
+    groups = generator.generate(prompts, SamplingSettings(num_samples=4, max_response_length=24))
+    assert len({sample for group in tokens(groups) for sample in group}) == 12
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="on a GPU vLLM draws with its own random streams")
@@ -105,13 +97,17 @@ def test_both_generators_draw_the_same_tokens_on_a_cpu(
                 continue
             at = next(index for index, (one, two) in enumerate(zip(*pair, strict=False)) if one != two)
             logits = reference_logits(model, tiny_model_folder, prompt, pair[0][: at + 1])[at:]
-            logits = without_repeats(logits, [pair[0][:at]], presence_penalty)
             uniform = row_uniforms(prompt.seed, sample, 24)[at]
-            assert {pair[0][at], pair[1][at]} <= draws_within_rounding(logits, uniform, banned, settings)
+            drawn = draws_within_rounding(logits, pair[0][:at], uniform, banned, settings)
+            assert {pair[0][at], pair[1][at]} <= drawn
 
 
 def draws_within_rounding(
-    logits: torch.Tensor, uniform: torch.Tensor, banned: torch.Tensor, settings: SamplingSettings
+    logits: torch.Tensor,
+    output: tuple[int, ...],
+    uniform: torch.Tensor,
+    banned: torch.Tensor,
+    settings: SamplingSettings,
 ) -> set[int]:
     """The tokens drawn when all log-probs are LOG_PROBS off, which moves a cumulative probability by no more than that."""
     points = (uniform + torch.tensor([-LOG_PROBS, 0.0, LOG_PROBS])).clamp(0, 1)
@@ -120,11 +116,10 @@ def draws_within_rounding(
         for edge in (-LOG_PROBS, 0.0, LOG_PROBS)
         for token in draw_tokens(
             logits.expand(3, -1),
+            [output] * 3,
             points,
             banned,
-            temperature=settings.temperature,
-            top_p=settings.top_p + edge,
-            top_k=settings.top_k,
+            dataclasses.replace(settings, top_p=settings.top_p + edge),
         ).tolist()
     }
 
@@ -174,14 +169,8 @@ def test_a_response_ends_at_its_first_end_token_or_the_limit(
         assert not ends & set(sample.response_ids[:-1])
         assert (sample.response_ids[-1] in ends) == sample.finished
         assert sample.finished or len(sample.response_ids) == 40
-
-
-def test_ignoring_end_tokens_fills_every_response_to_the_limit(
-    generator: Generator, requests: list[GenerationRequest]
-) -> None:
-    settings = SamplingSettings(num_samples=16, max_response_length=40, ignore_eos=True)
-    samples = [sample for group in generator.generate(requests, settings) for sample in group]
-    assert {(len(sample.response_ids), sample.finished) for sample in samples} == {(40, False)}
+    groups = generator.generate(requests, dataclasses.replace(settings, ignore_eos=True))
+    assert {(len(sample.response_ids), sample.finished) for group in groups for sample in group} == {(40, False)}
 
 
 @pytest.mark.parametrize(
@@ -314,24 +303,6 @@ def test_a_group_of_8_computes_its_prompt_and_its_picture_once(
     assert hits == 7 * shared
     assert 7 / 8 * (1 - 32 / prompt.num_prompt_tokens) < hits / asked <= 7 / 8
     assert generator.drain_metrics() == {}
-
-
-@pytest.mark.parametrize("shared_generator", ["vllm"], indirect=True)
-def test_vllms_log_probs_are_read_without_an_object_each(
-    generator: Generator, requests: list[GenerationRequest], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from vllm.logprobs import FlatLogprobs
-
-    read, plain = list[int](), FlatLogprobs.__getitem__
-
-    def counted(self: Any, index: int) -> Any:
-        read.append(index)
-        return plain(self, index)
-
-    monkeypatch.setattr(FlatLogprobs, "__getitem__", counted)
-    groups = generator.generate(requests, SamplingSettings(num_samples=2, max_response_length=16))
-    assert all(len(sample.log_probs) == len(sample.response_ids) > 0 for group in groups for sample in group)
-    assert read == []
 
 
 @pytest.mark.parametrize("shared_generator", ["vllm"], indirect=True)

@@ -175,7 +175,7 @@ def transformers_inputs(processing: Processing, videos: Sequence[Video], images:
 
 def asked(processing: Processing, videos: Sequence[Video], *images: Image.Image) -> EncodedPrompt:
     text = QUESTION if images else "<video>" * len(videos) + "What happens?"
-    return processing.encode(text, processing.load_visuals(images, videos))
+    return processing.encode(text, processing.load_images(images, videos=videos))
 
 
 def test_inputs_of_2_videos_and_an_image_are_transformers_own(
@@ -217,7 +217,7 @@ def test_scores_of_video_rows_are_a_plain_forwards_to_1e_5(
 ) -> None:
     image = picture(5, (64, 96))
     both, one = asked(tiny_processing, two, image), asked(tiny_processing, two[:1])
-    pictured = tiny_processing.encode("<image>Find x.", tiny_processing.load_visuals([image], ()))
+    pictured = tiny_processing.encode("<image>Find x.", tiny_processing.load_images([image]))
     text = tiny_processing.encode("Find <video>.", None)
     taught = tiny_processing.encode(QUESTION, both.images, assistant_prefix="It is 4.")
     contexts = [both, one, both, pictured, text, one, taught]
@@ -282,7 +282,9 @@ def test_rows_with_videos_are_measured_as_they_are_encoded(
     assert (len(problems), problems.most_images, problems.most_videos) == (8, 1, 2)
     lengths = []
     for number, problem in enumerate(problems):
-        prompt = tiny_processing.encode(problem.text, tiny_processing.load_visuals(problem.images, problem.videos))
+        prompt = tiny_processing.encode(
+            problem.text, tiny_processing.load_images(problem.images, videos=problem.videos)
+        )
         lengths.append(len(prompt.token_ids))
         assert lengths[-1] == problems._measure(dict(problems._rows[number])).length
         assert "videos" not in problem.columns

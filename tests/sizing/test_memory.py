@@ -21,8 +21,8 @@ from cepo.config import load_config
 from cepo.config.rollout_schema import RolloutConfig
 from cepo.config.schema import LoraConfig
 from cepo.errors import ConfigError
-from cepo.models.families.qwen import PUBLISHED_SIZES
 from cepo.sizing import ASLEEP_BYTES, Memory, bytes_in_4_bits, estimate_memory, fit, require_memory, shape_of
+from lab.support.published_models import PUBLISHED_SIZES
 from lab.worlds.model import model_config
 from lab.worlds.tokenizer import build_tokenizer
 

@@ -16,40 +16,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-__all__ = [
-    "FAMILIES",
-    "EngineUse",
-    "Family",
-    "ImageFeatures",
-    "ImageReader",
-    "family_lines",
-    "family_of",
-    "is_multimodal",
-]
+__all__ = ["FAMILIES", "EngineUse", "Family", "ImageFeatures", "ImageReader", "family_of"]
 
 FAMILIES: tuple[Family, ...] = (
-    Qwen2VL(),
-    Qwen25VL(),
-    Qwen3VL(),
-    Qwen3VLMoe(),
-    Qwen35(),
-    Qwen35Moe(),
-    InternVL(),
-    SmolVLM(),
-    Gemma3(),
-    LlavaOneVision(),
-    Qwen3(),
-    TextModel(),
-    TextMoe(),
+    *(Qwen2VL(), Qwen25VL(), Qwen3VL(), Qwen3VLMoe(), Qwen35(), Qwen35Moe()),
+    *(InternVL(), SmolVLM(), Gemma3(), LlavaOneVision()),
+    *(Qwen3(), TextModel(), TextMoe()),
 )
 """All supported families, in the order of the table in docs/models.md."""
 
 _BY_TYPE: dict[str, Family] = {model_type: family for family in FAMILIES for model_type in family.model_types}
-
-
-def is_multimodal(config: PreTrainedConfig) -> bool:
-    """Returns whether the checkpoint has a vision tower."""
-    return getattr(config, "vision_config", None) is not None  # text models' configurations lack the entry
 
 
 def family_of(
@@ -65,10 +41,11 @@ def family_of(
         ConfigError: the architecture is not supported; the message names those that are.
     """
     family = _BY_TYPE.get(config.model_type)
-    if family is not None and family.reads_images == is_multimodal(config):
+    has_tower = getattr(config, "vision_config", None) is not None  # text models' configurations lack the entry
+    if family is not None and family.reads_images == has_tower:
         return family
     reason = "its images are not read here"
-    if family is None and not is_multimodal(config):
+    if family is None and not has_tower:
         try:
             gap = plain_head_gap(config, trust_remote_code=trust_remote_code)
         except ConfigError as error:
@@ -89,21 +66,3 @@ def family_of(
         f"{section}.model_path is a checkpoint of model_type '{config.model_type}' ({architecture}), which is not supported: "
         f"{reason}. Supported are {', '.join(family.title for family in FAMILIES)} (docs/models.md)"
     )
-
-
-def family_lines() -> list[str]:
-    """Returns the Markdown table of families for docs/models.md and the reasons why some families need padded rows."""
-    lines = ["| model | `model_type` | images | videos | path |", "| --- | --- | --- | --- | --- |"]
-    reasons: dict[str, list[str]] = {}
-    for family in FAMILIES:
-        cells = [
-            family.title,
-            ", ".join(f"`{model_type}`" for model_type in family.model_types),
-            "yes" if family.reads_images else "",
-            "yes" if family.reads_videos else "",
-            "packed" if family.packs else "padded",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-        if not family.packs:
-            reasons.setdefault(family.why_padded, []).append(family.title)
-    return [*lines, "", *(f"- {', '.join(titles)}: {reason}." for reason, titles in reasons.items())]

@@ -1,8 +1,4 @@
-"""Defines the interface of a model family: everything that the trainer must know about an architecture.
-
-A family is found by the checkpoint's `model_type` (`cepo.models.families.family_of`). It defines how images become
-tokens and positions, which modules compute their features, whether rows can be packed, and which modules LoRA excludes.
-"""
+"""Defines the interface of a model family: everything that the trainer must know about an architecture."""
 
 from __future__ import annotations
 
@@ -24,7 +20,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 EncodeText = Callable[[str], list[int]]
-"""A function that tokenises plain text without special tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +38,7 @@ class ImageFeatures:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineUse:
-    """The intended use of vLLM, for `Family.why_not_vllm`.
-
-    Attributes:
-        on_gpu: whether vLLM is a GPU build.
-        dtype: "bf16", "fp16" or "fp32".
-        with_adapter: whether vLLM serves LoRA adapters.
-        most_images: the largest number of images in a prompt.
-    """
+    """The intended use of vLLM, for `Family.why_not_vllm`; `most_images` is the largest number of images in a prompt."""
 
     on_gpu: bool
     dtype: str
@@ -67,17 +55,17 @@ class ImageReader(ABC):
         video_token_id: the same for a video; None if no videos are read.
     """
 
-    image_token_id: int
-    placeholder_id: int
     video_token_id: int | None = None
 
-    @abstractmethod
-    def read(self, images: Sequence[Image], source: ImageSource | None = None) -> ImageInputs:
-        """Preprocesses a prompt's images (at least one), which were read from `source`."""
+    def __init__(self, family: Family, processor: Any, config: PreTrainedConfig, encode_text: EncodeText) -> None:
+        self.image_token_id: int = config.image_token_id
+        self.placeholder_id = family.placeholder_id(config)
 
-    def read_visuals(self, images: Sequence[Image], videos: Sequence[Video], source: ImageSource | None) -> ImageInputs:
-        """Preprocesses images, which were read from `source`, and at least one video, if the family reads videos."""
-        raise NotImplementedError
+    @abstractmethod
+    def read(
+        self, images: Sequence[Image], source: ImageSource | None = None, videos: Sequence[Video] = ()
+    ) -> ImageInputs:
+        """Preprocesses a prompt's images, which were read from `source`, and videos; at least one of either."""
 
     @abstractmethod
     def num_tokens(self, size: tuple[int, int]) -> int:
@@ -98,15 +86,15 @@ class ImageReader(ABC):
 
     @abstractmethod
     def expand(self, engine_ids: Sequence[int], images: ImageInputs) -> list[int]:
-        """Replaces each placeholder and returns the token ids that the trained model reads."""
+        """Replaces an image's placeholder by one per image token, and a video's by its frames, each after its time."""
 
     @abstractmethod
     def positions(self, token_ids: Sequence[int], images: ImageInputs) -> Int64[Tensor, "3 L"]:
         """Returns the position ids of an expanded context; families with one axis repeat it three times."""
 
-    @abstractmethod
     def units_inside(self, token_ids: Sequence[int], images: ImageInputs, start: int, stop: int) -> list[int]:
-        """Returns the indices of the units whose tokens are in [start, stop) of an expanded context."""
+        """Returns the units whose last placeholder is in [start, stop) of an expanded context, for packed rows."""
+        raise NotImplementedError
 
     @abstractmethod
     def smallest(self) -> tuple[tuple[int, ...], ImageInputs]:
@@ -123,6 +111,7 @@ class Family:
         why_padded: the reason if `packs` is False.
         reads_videos: whether a prompt may have videos in addition to images.
         num_position_axes: 3 with M-RoPE (time, height, width), else 1.
+        image_reader: the reader of its images.
         fused_decoding: whether the transformers generator can fuse the decoder's layers (`cepo.models.fused_decoding`).
         vision_modules: names under `model.model` of the modules that compute image features and nothing else.
         vision_parameters: names under `model.model` of other parameters on which the features depend.
@@ -134,6 +123,7 @@ class Family:
     why_padded: ClassVar[str] = ""
     reads_videos: ClassVar[bool] = False
     num_position_axes: ClassVar[int] = 1
+    image_reader: ClassVar[type[ImageReader]]
     fused_decoding: ClassVar[bool] = False
     vision_modules: ClassVar[tuple[str, ...]] = ()
     vision_parameters: ClassVar[tuple[str, ...]] = ()
@@ -147,15 +137,11 @@ class Family:
         """Returns the image reader; None for text models and for folders without an image processor."""
         # A plain tokenizer has no image processor.
         reads = self.reads_images and getattr(processor, "image_processor", None) is not None
-        return self.image_reader(processor, config, encode_text) if reads else None
+        return self.image_reader(self, processor, config, encode_text) if reads else None
 
-    def image_reader(self, processor: Any, config: PreTrainedConfig, encode_text: EncodeText) -> ImageReader:
-        """Builds the image reader of a family that reads images."""
-        raise NotImplementedError
-
-    def placeholders(self, config: PreTrainedConfig) -> tuple[int | None, int | None]:
-        """Returns the placeholder ids of a whole image and a whole video in a prompt for the rollout engine."""
-        return None, None
+    def placeholder_id(self, config: PreTrainedConfig) -> int | None:
+        """Returns the placeholder of a whole image in a prompt for the rollout engine; None for text models."""
+        return getattr(config, "image_token_id", None)
 
     def model_inputs(self, images: ImageInputs) -> dict[str, Tensor]:
         """Returns a prompt's images as keyword arguments of the model's forward pass."""
@@ -171,7 +157,7 @@ class Family:
 
     def feature_inputs(self, features: Sequence[ImageFeatures], is_frame: Sequence[bool]) -> dict[str, object]:
         """Returns the forward pass's arguments for units in placeholder order; `is_frame` marks video frames."""
-        joined = SimpleNamespace(pooler_output=_concatenated([one.embeddings for one in features]))
+        joined = SimpleNamespace(pooler_output=torch.cat([one.embeddings for one in features]))
         return {"mm_encoder_outputs": {"image": joined}}
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
@@ -186,9 +172,10 @@ class Family:
         """Returns the modules that compute image features; empty for a text model."""
         return [model.model.get_submodule(name) for name in self.vision_modules]
 
-    def loose_parameters(self, model: Any) -> list[nn.Parameter]:
-        """Returns the parameters outside of `vision_parts` on which image features depend."""
-        return [model.model.get_parameter(name) for name in self.vision_parameters]
+    def vision_weights(self, model: Any) -> list[nn.Parameter]:
+        """Returns the parameters on which image features depend, including the projection to the language model."""
+        inside = [weight for part in self.vision_parts(model) for weight in part.parameters()]
+        return [*inside, *(model.model.get_parameter(name) for name in self.vision_parameters)]
 
     @property
     def vision_pattern(self) -> str:
@@ -198,9 +185,5 @@ class Family:
 
 
 def experts_unserved(use: EngineUse) -> str | None:
-    """Returns why vLLM cannot serve a mixture of experts: for adapters its CPU build uses kernels that need a GPU."""
+    """For a mixture of experts: vLLM's CPU build computes adapters with kernels that need a GPU."""
     return "vLLM serves experts with an adapter only on GPUs" if use.with_adapter and not use.on_gpu else None
-
-
-def _concatenated(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat(list(parts))

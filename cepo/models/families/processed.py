@@ -19,7 +19,7 @@ from torch import Tensor
 
 from cepo.errors import DataError
 from cepo.models.families.family import EncodeText, EngineUse, Family, ImageFeatures, ImageReader
-from cepo.models.inputs import ImageInputs, ImageSource
+from cepo.models.inputs import ImageInputs, ImageSource, Video
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -29,28 +29,22 @@ _SIZES_KEPT = 4096
 
 
 class ProcessedReader(ImageReader):
-    """Reads images by the checkpoint's processor.
-
-    Args:
-        placeholder: the text that the chat template writes for an image.
-        tower_inputs: the processor's outputs that the vision tower takes besides `pixel_values`.
-    """
+    """Reads images by the checkpoint's processor."""
 
     def __init__(
-        self, processor: Any, config: PreTrainedConfig, *, placeholder: str, tower_inputs: Sequence[str]
+        self, family: ProcessedFamily, processor: Any, config: PreTrainedConfig, encode_text: EncodeText
     ) -> None:
-        self._processor, self._placeholder, self._tower_inputs = processor, placeholder, tuple(tower_inputs)
-        self.image_token_id: int = config.image_token_id
-        self.placeholder_id: int = processor.tokenizer.convert_tokens_to_ids(placeholder)
+        super().__init__(family, processor, config, encode_text)
+        self._processor, self._tower_inputs = processor, family.tower_inputs
+        self._placeholder: str = processor.tokenizer.convert_ids_to_tokens(self.placeholder_id)
         self._between: str = processor.tokenizer.eos_token
         self._tokens_of_size = lru_cache(maxsize=_SIZES_KEPT)(self._measured)
 
-    def read(self, images: Sequence[Image.Image], source: ImageSource | None = None) -> ImageInputs:
-        """See `ImageReader.read`.
-
-        Raises:
-            DataError: the processor refuses the images.
-        """
+    def read(
+        self, images: Sequence[Image.Image], source: ImageSource | None = None, videos: Sequence[Video] = ()
+    ) -> ImageInputs:
+        """Raises DataError if the processor refuses the images; see `ImageReader.read`."""
+        assert not videos, "`video_factor` refuses them"
         text = self._between.join([self._placeholder] * len(images))
         try:
             values = self._processor(text=[text], images=[list(images)], return_tensors="pt", add_special_tokens=False)
@@ -78,14 +72,8 @@ class ProcessedReader(ImageReader):
     def positions(self, token_ids: Sequence[int], images: ImageInputs) -> Int64[Tensor, "3 L"]:
         return torch.arange(len(token_ids)).expand(3, -1)
 
-    def units_inside(self, token_ids: Sequence[int], images: ImageInputs, start: int, stop: int) -> list[int]:
-        """Returns the only unit if its last placeholder is in [start, stop)."""
-        last = max(index for index, token in enumerate(token_ids) if token == self.image_token_id)
-        return [0] if start <= last < stop else []
-
     def smallest(self) -> tuple[tuple[int, ...], ImageInputs]:
-        """See `ImageReader.smallest`; the processor reads an image of `_SMALLEST_SIDES`."""
-        images = self.read([Image.new("RGB", _SMALLEST_SIDES)])
+        images = self.read([Image.new("RGB", (32, 32))])
         return images.expansions[0], images
 
     def _measured(self, size: tuple[int, int]) -> int:
@@ -102,27 +90,16 @@ class ProcessedReader(ImageReader):
         return tuple(map(tuple, parts))
 
 
-_SMALLEST_SIDES = (32, 32)
-
-
 class ProcessedFamily(Family):
-    """Implements families that use their own processor and forward pass, with padded rows."""
+    """Implements families that use their own processor and forward pass, with padded rows.
+
+    `tower_inputs` are the processor's outputs that the vision tower takes besides `pixel_values`.
+    """
 
     packs = False
     why_padded = "the family's own processor and forward pass require padded rows"
+    image_reader = ProcessedReader
     tower_inputs: ClassVar[tuple[str, ...]] = ()
-
-    def placeholder_text(self, processor: Any) -> str:
-        """Returns the text that the chat template writes for an image."""
-        return processor.image_token
-
-    def image_reader(self, processor: Any, config: PreTrainedConfig, encode_text: EncodeText) -> ImageReader:
-        placeholder = self.placeholder_text(processor)
-        return ProcessedReader(processor, config, placeholder=placeholder, tower_inputs=self.tower_inputs)
-
-    def placeholders(self, config: PreTrainedConfig) -> tuple[int | None, int | None]:
-        """Returns the image token, which is also the placeholder of a whole image."""
-        return config.image_token_id, None
 
     def model_inputs(self, images: ImageInputs) -> dict[str, Tensor]:
         return {"pixel_values": images.pixel_values, **images.more_tensors}
@@ -137,7 +114,6 @@ class ProcessedFamily(Family):
         return found
 
     def joined(self, embeddings: Any) -> Tensor:
-        """Returns the features of all images of a prompt as one tensor."""
         return embeddings
 
 
@@ -199,8 +175,10 @@ _JOINED_LINES = (("\n", "\n\n", "\n\n\n"), ("\n\n", "\n", "\n\n\n"), ("\n\n", "\
 class Gemma3Reader(ProcessedReader):
     """Reads Gemma 3's images. The empty lines around an image merge with adjacent line breaks into one token."""
 
-    def __init__(self, processor: Any, config: PreTrainedConfig) -> None:
-        super().__init__(processor, config, placeholder=processor.boi_token, tower_inputs=())
+    def __init__(
+        self, family: ProcessedFamily, processor: Any, config: PreTrainedConfig, encode_text: EncodeText
+    ) -> None:
+        super().__init__(family, processor, config, encode_text)
         vocabulary = processor.tokenizer.get_vocab()
         rules = [[vocabulary.get(text) for text in rule] for rule in _JOINED_LINES]
         self._rules = [(one, two, both) for one, two, both in rules if None not in (one, two, both)]
@@ -220,21 +198,13 @@ class Gemma3Reader(ProcessedReader):
 
 
 class Gemma3(ProcessedFamily):
-    """Supports Gemma 3 with a vision tower."""
-
     title = "Gemma 3"
+    image_reader = Gemma3Reader
     model_types = ("gemma3",)
     vision_modules = ("vision_tower", "multi_modal_projector")
 
-    def placeholder_text(self, processor: Any) -> str:
-        return processor.boi_token
-
-    def image_reader(self, processor: Any, config: PreTrainedConfig, encode_text: EncodeText) -> ImageReader:
-        return Gemma3Reader(processor, config)
-
-    def placeholders(self, config: PreTrainedConfig) -> tuple[int | None, int | None]:
-        """Returns `<start_of_image>`, the placeholder of a whole image."""
-        return config.boi_token_id, None
+    def placeholder_id(self, config: PreTrainedConfig) -> int | None:
+        return config.boi_token_id
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
         """On a CPU, vLLM's attention is causal even among an image's tokens, which changes log-probs by 0.1 nats."""

@@ -24,50 +24,47 @@ if TYPE_CHECKING:
 
 
 class GridReader(ImageReader):
-    """Reads images as patches on a grid and, with `reads_videos`, videos as images preceded by their times."""
+    """Reads images as patches on a grid and, if the family does, videos as images preceded by their times."""
 
-    def __init__(
-        self, processor: Any, config: PreTrainedConfig, encode_text: EncodeText, *, reads_videos: bool
-    ) -> None:
+    def __init__(self, family: Family, processor: Any, config: PreTrainedConfig, encode_text: EncodeText) -> None:
+        super().__init__(family, processor, config, encode_text)
         self._images: Any = processor.image_processor
-        self._videos: Any = getattr(processor, "video_processor", None) if reads_videos else None  # older folders
+        self._videos: Any = (
+            getattr(processor, "video_processor", None) if family.reads_videos else None
+        )  # older folders
         self._vision, self._encode_text = config.vision_config, encode_text
-        self.image_token_id: int = config.image_token_id
-        self.placeholder_id = self.image_token_id
-        self.video_token_id = config.video_token_id if reads_videos else None
+        self.video_token_id = config.video_token_id if family.reads_videos else None
         self._around_a_frame: tuple[int, int] = (config.vision_start_token_id, config.vision_end_token_id)
         self.merge_size: int = self._images.merge_size
 
-    def read(self, images: Sequence[Image], source: ImageSource | None = None) -> ImageInputs:
-        values = self._images(images=list(images), return_tensors="pt")
-        return ImageInputs(pixel_values=values["pixel_values"], grid_thw=values["image_grid_thw"], source=source)
-
-    def read_visuals(self, images: Sequence[Image], videos: Sequence[Video], source: ImageSource | None) -> ImageInputs:
-        """See `ImageReader.read_visuals`. A video becomes images, one per temporal patch, after the other images."""
+    def read(
+        self, images: Sequence[Image], source: ImageSource | None = None, videos: Sequence[Video] = ()
+    ) -> ImageInputs:
+        """See `ImageReader.read`. A video becomes images, one per temporal patch, after the other images."""
+        if not videos:
+            values = self._images(images=list(images), return_tensors="pt")
+            return ImageInputs(pixel_values=values["pixel_values"], grid_thw=values["image_grid_thw"], source=source)
         reader = self._video_reader
-        own = self.read(images, source) if images else None
         values = reader(
             videos=[video.frames for video in videos],
             video_metadata=[video.metadata() for video in videos],
             do_sample_frames=False,
             return_tensors="pt",
         )
+        pixels = values["pixel_values_videos"]
         grids = values["video_grid_thw"].repeat_interleave(values["video_grid_thw"][:, 0], dim=0)
         grids[:, 0] = 1
-        pixels = values["pixel_values_videos"]
-        return ImageInputs(
-            pixel_values=pixels if own is None else torch.cat([own.pixel_values, pixels]),
-            grid_thw=grids if own is None else torch.cat([own.grid, grids]),
-            frame_times=tuple(video.times(reader.temporal_patch_size) for video in videos),
-        )
+        if images:
+            own = self.read(images)
+            pixels, grids = torch.cat([own.pixel_values, pixels]), torch.cat([own.grid, grids])
+        times = tuple(video.times(reader.temporal_patch_size) for video in videos)
+        return ImageInputs(pixel_values=pixels, grid_thw=grids, frame_times=times)
 
     def num_tokens(self, size: tuple[int, int]) -> int:
-        """See `ImageReader.num_tokens`; no pixel is read."""
         width, height = size
         return int(self._images.get_number_of_image_patches(height, width, {})) // self.merge_size**2
 
     def num_video_tokens(self, video: Video) -> int:
-        """See `ImageReader.num_video_tokens`; no pixel is read."""
         width, height = video.size
         times = video.times(self._video_reader.temporal_patch_size)
         patches = self._video_reader.get_num_of_video_patches(len(video.frames), height, width, {})
@@ -79,7 +76,6 @@ class GridReader(ImageReader):
         return self._video_reader.patch_size * self._video_reader.merge_size
 
     def expand(self, engine_ids: Sequence[int], images: ImageInputs) -> list[int]:
-        """Replaces an image's placeholder by one per image token, and a video's by its frames, each after its time."""
         counts = [int(grid.prod()) // self.merge_size**2 for grid in images.grid]
         stills, frames = iter(counts[: images.num_images]), iter(counts[images.num_images :])
         videos = iter(images.frame_times)
@@ -96,16 +92,38 @@ class GridReader(ImageReader):
         return expanded
 
     def positions(self, token_ids: Sequence[int], images: ImageInputs) -> Int64[Tensor, "3 L"]:
-        return context_positions(
-            token_ids,
-            images,
-            image_token_id=self.image_token_id,
-            merge_size=self.merge_size,
-            video_token_id=self.video_token_id,
-        )
+        """Returns the M-RoPE positions of a context by Qwen3-VL's rule.
+
+        Text advances all three axes by one per token. An image of (h, w) merged patches that starts at position p has
+        time p, height p + row and width p + column. The text after it continues at p + max(h, w). Each temporal patch
+        of a video is such an image, preceded by its time as text.
+        """
+        grids = images.grid.tolist()
+        remaining = {self.image_token_id: iter(grids[: images.num_images])}
+        if self.video_token_id is not None:
+            remaining[self.video_token_id] = iter(grids[images.num_images :])
+        pieces: list[Tensor] = []
+        position = index = 0
+        while index < len(token_ids):
+            if token_ids[index] in remaining:
+                time, height, width = next(remaining[token_ids[index]])
+                height, width = height // self.merge_size, width // self.merge_size
+                axes = torch.meshgrid(
+                    torch.zeros(time, dtype=torch.long), torch.arange(height), torch.arange(width), indexing="ij"
+                )
+                pieces.append(torch.stack([axis.reshape(-1) for axis in axes]) + position)
+                index += time * height * width
+                position += max(height, width)
+                continue
+            end = index
+            while end < len(token_ids) and token_ids[end] not in remaining:
+                end += 1
+            pieces.append(torch.arange(position, position + end - index).expand(3, -1))
+            position += end - index
+            index = end
+        return torch.cat(pieces, dim=1)
 
     def units_inside(self, token_ids: Sequence[int], images: ImageInputs, start: int, stop: int) -> list[int]:
-        """Returns the images and then the video frames whose last placeholder is in [start, stop)."""
         sizes = [int(grid.prod()) // self.merge_size**2 for grid in images.grid]
         found: list[int] = []
         kinds = ((self.image_token_id, 0, images.num_images), (self.video_token_id, images.num_images, None))
@@ -117,7 +135,6 @@ class GridReader(ImageReader):
         return found
 
     def smallest(self) -> tuple[tuple[int, ...], ImageInputs]:
-        """See `ImageReader.smallest`: one image token."""
         vision, merge = self._vision, self.merge_size
         width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
         black = ImageInputs(pixel_values=torch.zeros(merge**2, width), grid_thw=torch.tensor([[1, merge, merge]]))
@@ -136,14 +153,8 @@ class GridFamily(Family):
     """Implements families whose vision tower encodes patches on a grid and returns separate features per image."""
 
     num_position_axes = 3
+    image_reader = GridReader
     vision_modules = ("visual",)
-
-    def image_reader(self, processor: Any, config: PreTrainedConfig, encode_text: EncodeText) -> ImageReader:
-        return GridReader(processor, config, encode_text, reads_videos=self.reads_videos)
-
-    def placeholders(self, config: PreTrainedConfig) -> tuple[int | None, int | None]:
-        """Returns the image token and, if videos are read, the video token."""
-        return config.image_token_id, config.video_token_id if self.reads_videos else None
 
     def model_inputs(self, images: ImageInputs) -> dict[str, Tensor]:
         """Returns patches and grids of images and videos; a video's grid has one row per temporal patch."""
@@ -187,8 +198,6 @@ def _time_text(seconds: float) -> str:
 
 
 class Qwen2VL(GridFamily):
-    """Supports Qwen2-VL."""
-
     title = "Qwen2-VL"
     model_types = ("qwen2_vl",)
 
@@ -201,15 +210,6 @@ class Qwen25VL(GridFamily):
 
 
 _EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
-_TEXT = {
-    "2B": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16},
-    "4B": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
-    "8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32},
-}
-_TOWER = {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "deepstack_visual_indexes": [5, 11, 17]}
-_LARGE_TOWER = {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "deepstack_visual_indexes": [8, 16, 24]}
-PUBLISHED_SIZES = tuple(_TEXT)
-"""Names of the dense models: Qwen3-VL-<name>-Instruct."""
 
 
 class Qwen3VL(GridFamily):
@@ -236,22 +236,7 @@ class Qwen3VLMoe(GridFamily):
         return name, weight.transpose(-1, -2) if name.endswith(_EXPERTS) else weight
 
 
-def published_config(size: str) -> PreTrainedConfig:
-    """Returns the configuration of a dense model, with its published sizes; no file is read."""
-    from transformers import Qwen3VLConfig
-
-    tied = size != "8B"
-    heads = {"num_key_value_heads": 8, "head_dim": 128}
-    text = {"vocab_size": 151936, **heads, "tie_word_embeddings": tied, **_TEXT[size]}
-    patches = {"patch_size": 16, "temporal_patch_size": 2, "spatial_merge_size": 2, "num_position_embeddings": 2304}
-    tower = _LARGE_TOWER if size == "8B" else _TOWER
-    vision = {**tower, **patches, "num_heads": 16, "out_hidden_size": text["hidden_size"]}
-    return Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=tied)
-
-
 class Qwen35(GridFamily):
-    """Supports Qwen3.5."""
-
     title = "Qwen3.5"
     model_types = ("qwen3_5",)
     packs = False
@@ -278,45 +263,4 @@ class Qwen35Moe(Qwen35):
     model_types = ("qwen3_5_moe",)
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
-        """Returns the reason that holds for dense models, else the one for every mixture of experts."""
         return super().why_not_vllm(use) or experts_unserved(use)
-
-
-def context_positions(
-    token_ids: Sequence[int],
-    images: ImageInputs,
-    *,
-    image_token_id: int,
-    merge_size: int,
-    video_token_id: int | None = None,
-) -> Int64[Tensor, "3 L"]:
-    """Returns the M-RoPE positions of a context by Qwen3-VL's rule.
-
-    Text advances all three axes by one per token. An image of (h, w) merged patches that starts at position p has time
-    p, height p + row and width p + column. The text after it continues at p + max(h, w). Each temporal patch of a video
-    is such an image, preceded by its time as text.
-    """
-    grids = images.grid.tolist()
-    remaining = {image_token_id: iter(grids[: images.num_images])}
-    if video_token_id is not None:
-        remaining[video_token_id] = iter(grids[images.num_images :])
-    pieces: list[Tensor] = []
-    position = index = 0
-    while index < len(token_ids):
-        if token_ids[index] in remaining:
-            time, height, width = next(remaining[token_ids[index]])
-            height, width = height // merge_size, width // merge_size
-            axes = torch.meshgrid(
-                torch.zeros(time, dtype=torch.long), torch.arange(height), torch.arange(width), indexing="ij"
-            )
-            pieces.append(torch.stack([axis.reshape(-1) for axis in axes]) + position)
-            index += time * height * width
-            position += max(height, width)
-            continue
-        end = index
-        while end < len(token_ids) and token_ids[end] not in remaining:
-            end += 1
-        pieces.append(torch.arange(position, position + end - index).expand(3, -1))
-        position += end - index
-        index = end
-    return torch.cat(pieces, dim=1)

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 
 class Qwen3(Family):
-    """Supports Qwen3."""
-
     title = "Qwen3"
     model_types = ("qwen3",)
     fused_decoding = True
@@ -39,17 +37,15 @@ class TextMoe(Family):
         return experts_unserved(use)
 
 
+class UntriedText(Family):
+    title = "text model"
+    model_types = ()
+
+
 LARGEST_GAP = 1e-5
 """The largest accepted gap in nats between the model's own float32 log-probs and those of a plain head."""
 
 _LAYERS, _VOCABULARY, _TOKENS = 2, 1024, 8
-
-
-class UntriedText(Family):
-    """Supports an unlisted text model whose log-probs equal those of a plain head on its last hidden states."""
-
-    title = "text model"
-    model_types = ()
 
 
 def plain_head_gap(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> float:
