@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cepo.config import check_config, load_config
+from cepo.config import load_config
 from cepo.config.checks import require_file
 from cepo.errors import ConfigError
 from cepo.foreign_files import read_text
@@ -29,7 +29,7 @@ def show_credit(
         ConfigError, DataError, CheckpointError: an argument, the configuration, the data or the model is invalid.
     """
     from cepo.microgeo.world import with_embedded_world
-    from cepo.preflight import check_before_imports, check_devices, check_hub_names
+    from cepo.preflight import check_run
     from cepo.report.page import write_report
     from cepo.train import build_trainer
 
@@ -43,11 +43,8 @@ def show_credit(
         raise ConfigError("give config=FILE, which defines the prompts, the method and its teachers")
     text = None if response is None else read_text(response).rstrip("\n")
     config = load_config([*_settings_of_one_step(model, data, problems, out), *settings])
-    check_config(config)
-    check_before_imports(config.worker, config.trainer)
-    check_devices(config.trainer)
-    check_hub_names(config.data, config.algorithm, config.worker)
     with ExitStack() as stack, live_view():
+        check_run(config)
         show(build_trainer(with_embedded_world(config), stack), text)
     print_plain(f"page: {write_report(out)}")
 

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from doctor_cases import machine
 from fake_machine import REPOSITORY, fake_machine
 
 from cepo import hardware as devices
-from cepo.doctor.machine import machine_findings
 from cepo.errors import ConfigError
 from cepo.hardware import device_in_words, require_usable_torch
 
@@ -150,14 +148,8 @@ def test_a_torchvision_for_another_torch_is_named(tmp_path: Path, monkeypatch: p
     monkeypatch.syspath_prepend(tmp_path)
     for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(
-        ConfigError, match=r"operator torchvision::nms does not exist\. Remedy: install both in one command"
-    ):
+    with pytest.raises(ConfigError, match=r"nms does not exist\. Remedy: install both in one command"):
         require_usable_torch()
-    fault = devices.torchvision_fault()
-    assert fault is not None
-    odd = machine(faults=(("torchvision", fault),))
-    assert [each.subject for each in machine_findings(odd) if each.mark == "fail"] == ["torchvision"]
 
 
 @pytest.mark.parametrize(
@@ -177,4 +169,4 @@ def test_a_driver_that_is_new_enough_is_not_blamed(
     fault = devices.gpu_fault()
     assert fault is not None
     assert found in fault.found
-    assert ("CUDA_VISIBLE_DEVICES" in fault.remedy) == ("sees no GPU" in found)
+    assert ("check nvidia-smi" in fault.remedy) == ("sees no GPU" in found)
