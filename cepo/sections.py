@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import dataclasses
+import inspect
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeVar, cast, dataclass_transform
 
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic.dataclasses import is_pydantic_dataclass
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticUndefined
 from pydantic_core.core_schema import CoreSchema
 
 from cepo.errors import ConfigError, did_you_mean
@@ -38,7 +42,7 @@ def section(declared: type[_Section]) -> type[_Section]:
     """Turns a class into a section of settings: a frozen pydantic dataclass that checks every new instance.
 
     Types are strict (3.0 is not an integer, true is not a number), numbers must be finite, and unknown keys are
-    refused. `Field` takes the default, the bounds and the description of a setting.
+    refused. The text below a setting, or `Field(description=...)`, is its description.
     """
 
     def read_from_mapping(cls: type[_Section], source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -48,9 +52,26 @@ def section(declared: type[_Section]) -> type[_Section]:
         inner["strict"] = False  # a strict section would accept only instances
         return cast("CoreSchema", schema)
 
+    for name, text in _texts_below_settings(declared).items():
+        default = vars(declared).get(name, PydanticUndefined)
+        setattr(declared, name, Field(default=default, description=" ".join(text.split())))
     setattr(declared, "__get_pydantic_core_schema__", classmethod(read_from_mapping))  # noqa: B010
     frozen = not dataclasses.is_dataclass(declared) or cast(Any, declared).__dataclass_params__.frozen
     return cast("type[_Section]", pydantic_dataclass(frozen=frozen, kw_only=True, config=_RULES)(declared))
+
+
+def _texts_below_settings(declared: type[Any]) -> dict[str, str]:
+    """Returns the strings that follow the settings of a class in its source, as pydantic reads them without inheritance."""
+    try:
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(declared))).body
+    except (OSError, TypeError):  # typed into an interpreter
+        return {}
+    return {
+        setting.target.id: str(below.value.value)
+        for setting, below in pairwise(cast("ast.ClassDef", node).body)
+        if isinstance(setting, ast.AnnAssign) and isinstance(setting.target, ast.Name)
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+    }
 
 
 def fields_of(kind: type[Any]) -> Mapping[str, FieldInfo]:

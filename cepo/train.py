@@ -140,10 +140,7 @@ def _train_in_its_folder(config: RunConfig, callbacks: Sequence[Callback]) -> No
 
 
 def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None = None) -> Trainer:
-    """Builds the trainer of a run, with cheap checks first; `stack` closes its resources.
-
-    With the `policy` of an earlier trainer, the run continues after a loss of workers.
-    """
+    """Builds the trainer, with cheap checks first; `stack` closes its resources, `policy` is that of a trainer before it."""
     from cepo.algorithms import build_estimator, load_plugin
     from cepo.rewards.pool import RewardPool
     from cepo.tracking.sink import check_sinks
