@@ -29,17 +29,12 @@ def config_of_checkpoint(
         ConfigError, CheckpointError: a file or model does not exist, or no configuration is known.
     """
     actor, model = _resolved(checkpoint)
-    arguments = list(settings)
-    recorded = None
-    if not any(argument.startswith("config=") for argument in arguments):
-        given = [argument.partition("=")[0] for argument in arguments]
-        recorded = recorded_for_evaluation(_config_of_run(actor), given, also=also)
-    if model is not None:
-        arguments.append(f"{_MODEL}={model}")
+    given = [argument.partition("=")[0] for argument in settings]
+    recorded = None if "config" in given else recorded_for_evaluation(_config_of_run(actor), given, also=also)
+    arguments = [*settings, *([] if model is None else [f"{_MODEL}={model}"])]
     config = load_config(arguments, recorded=recorded)
     if actor is not None:
-        chosen = any(argument.startswith(f"{_MODEL}=") for argument in settings)
-        config = _with_base(config, actor, chosen=chosen)
+        config = _with_base(config, actor, chosen=_MODEL in given)
     return config, actor
 
 

@@ -20,18 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CreditPlan:
-    """A checked command line.
-
-    Attributes:
-        actor: the folder of trained weights; None for the model's own weights.
-        numbers: of `responses`, `tokens` and `continuations`.
-    """
+    """A checked command line."""
 
     config: RunConfig
     checkpoint: str | None
-    actor: Path | None
+    actor: Path | None  # the folder of trained weights; None for the model's own
     methods: Sequence[MeasuredMethod]
-    numbers: Mapping[str, int]
+    numbers: Mapping[str, int]  # of `responses`, `tokens` and `continuations`
     out: Path
 
 

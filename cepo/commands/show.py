@@ -17,17 +17,11 @@ from cepo.terminal import print_plain
 if TYPE_CHECKING:
     from cepo.trainer.loop import Trainer
 
-_TRAINED = "trainer_state.json"
-
 
 def show_credit(
     model: str, data: str, settings: Sequence[str], *, response: Path | None, problems: int, out: Path
 ) -> None:
-    """Writes the page with the credit of each token to `out`; the parameters are the arguments of `cepo show`.
-
-    Raises:
-        ConfigError, DataError, CheckpointError: an argument, the configuration, the data or the model is invalid.
-    """
+    """Writes the page with the credit of each token to `out`; the parameters are the arguments of `cepo show`."""
     from cepo.microgeo.world import with_embedded_world
     from cepo.preflight import check_run
     from cepo.report.page import write_report
@@ -50,7 +44,7 @@ def show_credit(
 
 
 def _settings_of_one_step(model: str, data: str, problems: int, out: Path) -> list[str]:
-    trained = (Path(model) / _TRAINED).is_file()
+    trained = (Path(model) / "trainer_state.json").is_file()
     return [
         f"{'trainer.load_checkpoint_path' if trained else 'worker.actor.model.model_path'}={model}",
         f"data.train_files={data}",

@@ -12,14 +12,12 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
 from cepo.config.data_schema import parts_of
 from cepo.config.paths import PACKAGE_FOLDER, SHIPPED_FOLDER, find_path, split_function, without_user
 from cepo.config.sources import Origins, Source, read_file
 from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import require_within
-from cepo.trees import Fields, Tree, is_dict, is_list, is_mapping, with_texts
+from cepo.trees import Fields, Tree, is_list, is_mapping, put, with_texts
 
 logger = logging.getLogger(__name__)
 
@@ -76,9 +74,9 @@ def recorded_model(file: Path, given: Collection[str]) -> tuple[Fields, str | No
         ConfigError: see `recorded_for_evaluation`; also if the file is not the configuration of a run.
     """
     kept, _ = _kept(file, (MODEL, CHAT_TEMPLATE), given)
-    tree = _tree(kept)
-    model = without_interpolation(OmegaConf.to_container(OmegaConf.create(OmegaConf.select(tree, MODEL) or {})))
-    if not is_dict(model) or not model:
+    of_model = {key.removeprefix(f"{MODEL}."): value for key, value in kept.items() if key.startswith(f"{MODEL}.")}
+    model = without_interpolation(_tree(of_model))
+    if not model:
         raise ConfigError(f"{file} is not the configuration of a run: {MODEL} is not a section")
     _require_own_file(kept, CHAT_TEMPLATE, file, "--chat-template ")
     return model, without_interpolation(kept.get(CHAT_TEMPLATE))
@@ -105,9 +103,8 @@ def without_interpolation(value: object) -> Any:
 def _kept(file: Path, taken: Collection[str], given: Collection[str]) -> tuple[Tree, dict[str, str]]:
     """Returns the file's settings below `taken` by dotted key, and their lines."""
     source, _ = read_file(file, within=file.parent)
-    tree = OmegaConf.to_container(source.tree)
     kept: Tree = {}
-    for key, value in _leaves(tree, ""):
+    for key, value in _leaves(source.tree, ""):
         if not _below(key, taken) or _below(key, given):
             continue
         if key == _REMOTE_CODE:
@@ -124,10 +121,10 @@ def _kept(file: Path, taken: Collection[str], given: Collection[str]) -> tuple[T
     return kept, {key: place for key in kept if (place := source.origins.place_of(key)) is not None}
 
 
-def _tree(kept: Fields) -> DictConfig:
-    tree = OmegaConf.create({})
+def _tree(kept: Fields) -> Tree:
+    tree: Tree = {}
     for key, value in kept.items():
-        OmegaConf.update(tree, key, value, force_add=True)
+        put(tree, key, value)
     return tree
 
 

@@ -85,7 +85,7 @@ MISTAKES = (
     _alone("a missing response", "show a b config={base} --response nope", "--response=nope: there is no such file"),
     _alone("an evaluation without config=", "evaluate", "config=FILE"),
     _alone("an evaluation of a missing checkpoint", "evaluate checkpoint={folder}/no", "there is no such folder", "global_step_"),
-    _typed("TRL's name of a setting", "--num_generations 8", "'--num_generations'", "'worker.rollout.n=...'"),
+    _typed("TRL's name of a setting", "--num_generations 8", "'--num_generations'", "without the leading dashes"),
     _typed("verl's name of a setting", "actor_rollout_ref.rollout.n=8", "here it is worker.rollout.n"),
     _typed(
         "an older EasyR1's reward type", "worker.reward.reward_type=sequential", "worker.reward.reward_type=sequential",

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from config_arguments import REQUIRED, load, message_of, write
 
+from cepo.config.easyr1 import TABLE
 from cepo.config.listing import settings_of
-from cepo.config.sources import NAMES_ELSEWHERE
 
 
 def test_a_missing_config_file_is_named_with_the_places_searched() -> None:
@@ -17,7 +17,7 @@ def test_a_missing_config_file_is_named_with_the_places_searched() -> None:
     assert "working directory" in message
 
 
-@pytest.mark.parametrize(("name", "own"), NAMES_ELSEWHERE.items())
+@pytest.mark.parametrize(("name", "own"), TABLE.elsewhere.items())
 def test_another_programs_name_of_a_setting_leads_to_ours(name: str, own: str) -> None:
     keys = [setting.key for setting in settings_of()]
     assert any(f"{key}.".startswith(f"{own}.") for key in keys)

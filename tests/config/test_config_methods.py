@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
+from cepo.config.moved_keys import with_present_keys
 from config_arguments import REQUIRED, load, message_of, write
 
 from cepo.algorithms import Estimator, available_estimators, base, build_estimator, register_estimator
 from cepo.algorithms.base import section_of
 from cepo.config import record_tree
-from cepo.config.moved_keys import with_present_keys
 from cepo.errors import ConfigError
 from cepo.types import TokenBatch, TokenSignal
 
