@@ -59,7 +59,7 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
 
 
 def _read_run(tree: Tree, origins: Origins) -> RunConfig:
-    tree["algorithm"] = algorithm = _located_strings(tree["algorithm"])
+    tree["algorithm"] = algorithm = with_texts(tree["algorithm"], _located)
     written = {name: algorithm.pop(name) or {} for name in available_estimators() if name in algorithm}
     for name, section in written.items():
         _require_own_keys(name, section, origins)
@@ -194,10 +194,8 @@ def _method(merged: Tree, origins: Origins) -> str:
         raise origins.error(key, str(error)) from None
 
 
-def _located_strings(value: object) -> Any:
-    if is_mapping(value):
-        return {key: _located_strings(entry) for key, entry in value.items()}
-    return located(value) if isinstance(value, str) and value.startswith(("configs/", "examples/")) else value
+def _located(text: str) -> str:
+    return located(text) if text.startswith(("configs/", "examples/")) else text
 
 
 def _escaped(value: object) -> Any:

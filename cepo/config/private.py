@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cepo.trees import Tree, is_dict, is_list, is_mapping
+from cepo.trees import Tree, is_dict, is_list, is_mapping, texts_of
 
 MASK = "***"
 _ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\b")
@@ -34,13 +34,13 @@ def environment_references(tree: Mapping[str, object]) -> dict[Path, Any]:
     The result maps each setting's path to its unresolved text or list.
     """
     leaves = dict(_leaves(tree, ()))
-    found = {path: value for path, value in leaves.items() if any(map(_ENVIRONMENT.search, _texts(value)))}
+    found = {path: value for path, value in leaves.items() if any(map(_ENVIRONMENT.search, texts_of(value)))}
     while True:
         more = {
             path: value
             for path, value in leaves.items()
             if path not in found
-            and any(_reaches(name, found) for text in _texts(value) for name in _REFERENCE.findall(text))
+            and any(_reaches(name, found) for text in texts_of(value) for name in _REFERENCE.findall(text))
         }
         if not more:
             return found
@@ -94,17 +94,6 @@ def _leaves(tree: Mapping[str, object], path: Path) -> Iterator[tuple[Path, Any]
             yield from _leaves(value, below)
         else:
             yield below, value
-
-
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif is_list(value):
-        for entry in value:
-            yield from _texts(entry)
-    elif is_mapping(value):
-        for entry in value.values():
-            yield from _texts(entry)
 
 
 def _reaches(name: str, found: Mapping[Path, Any]) -> bool:

@@ -17,7 +17,7 @@ from cepo.config.paths import PACKAGE_FOLDER, SHIPPED_FOLDER, find_path, split_f
 from cepo.config.sources import Origins, Source, read_file
 from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import require_within
-from cepo.trees import Fields, Tree, is_list, is_mapping, put, with_texts
+from cepo.trees import Fields, Tree, is_list, is_mapping, put, texts_of, with_texts
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ def _kept(file: Path, taken: Collection[str], given: Collection[str]) -> tuple[T
                 place = source.origins.place_of(key)
                 logger.warning(f"{place}: {key} is not taken from a run's own record; if you trust it, set it yourself")
             continue
-        if _interpolates(value):
+        if any(map(_INTERPOLATION.search, texts_of(value))):
             raise ConfigError(
                 f"{source.origins.place_of(key)}: {key} refers to {value!r}, and references of a run's own record are not "
                 f"followed, since they may read the environment; give {key}=..."
@@ -140,14 +140,6 @@ def _leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 def _below(key: str, sections: Collection[str]) -> bool:
     return any(key == section or key.startswith(f"{section}.") for section in sections)
-
-
-def _interpolates(value: object) -> bool:
-    if is_mapping(value):
-        return any(_interpolates(each) for pair in value.items() for each in pair)
-    if is_list(value):
-        return any(_interpolates(entry) for entry in value)
-    return isinstance(value, str) and _INTERPOLATION.search(value) is not None
 
 
 def _function_names(value: object) -> list[str]:

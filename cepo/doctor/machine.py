@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 import psutil
 import torch
-from huggingface_hub import constants
 
-from cepo.config import RunConfig, find_path
+from cepo.config import RunConfig
 from cepo.doctor.versions import Finding
 from cepo.errors import CepoError
 from cepo.hardware import (
@@ -96,17 +95,15 @@ def machine_findings(gpus: Sequence[Gpu]) -> list[Finding]:
 
 
 def _torch_build(*, has_gpus: bool) -> Finding:
-    cuda, driver = torch.version.cuda, driver_version()
-    subject, with_driver = "torch's build", "" if driver is None else f", driver {driver}"
-    if cuda is not None and has_gpus:
-        return Finding(subject, "ok", f"CUDA {cuda}, compiled for {', '.join(torch.cuda.get_arch_list())}{with_driver}")
-    if cuda is not None:
-        found = f"CUDA {cuda}{with_driver}; no NVIDIA GPU is visible, so runs use the processors"
-        return Finding(subject, "info", found)
-    if driver is None:
-        return Finding(subject, "ok", "for CPUs: suitable only for trying small models")
-    remedy = "install the extra for GPUs into a fresh environment: pip install 'cepo[gpu]'"
-    return Finding(subject, "warn", f"for CPUs, which cannot use the NVIDIA GPU{with_driver}", remedy)
+    subject, cuda, driver = "torch's build", torch.version.cuda, driver_version()
+    found = "for CPUs" if cuda is None else f"CUDA {cuda}, compiled for {', '.join(torch.cuda.get_arch_list())}"
+    if cuda is None and driver is not None:
+        remedy = "install the extra for GPUs into a fresh environment: pip install 'cepo[gpu]'"
+        return Finding(subject, "warn", f"{found}, which cannot use the NVIDIA GPU of driver {driver}", remedy)
+    found += "" if driver is None else f", driver {driver}"
+    if cuda is None or has_gpus:
+        return Finding(subject, "ok", found)
+    return Finding(subject, "info", f"{found}; no NVIDIA GPU is visible, so runs use the processors")
 
 
 def gpu_finding(index: int, gpu: Gpu, compiled: Sequence[str]) -> Finding:
@@ -176,7 +173,7 @@ def run_findings(config: RunConfig, gpus: Sequence[Gpu]) -> dict[str, list[Findi
     if generator == "vllm" and gpus:
         findings["this config's engine"] = engine_findings(config, gpus[0].capability)
     findings["this config's memory"] = memory_findings(memory, config, gpus)
-    findings["disk"] = disk_findings(memory, config)
+    findings["disk"] = [disk_finding(memory, config.trainer.run_folder)]
     return findings
 
 
@@ -240,18 +237,11 @@ def memory_finding(memory: Memory, workers: int) -> Finding:
     return Finding("fits", "warn", found, _LESS_ACTIVATIONS) if most > free else Finding("fits", "ok", found)
 
 
-def disk_findings(memory: Memory, config: RunConfig) -> list[Finding]:
-    """Checks that the disks hold a checkpoint, and weights that the hub's cache does not have yet."""
-    cache, path = Path(constants.HF_HUB_CACHE), config.worker.actor.model.model_path
-    wanted = [("checkpoints", config.trainer.run_folder, memory.checkpoint, "set trainer.save_checkpoint_path")]
-    cached = cache / f"models--{path.replace('/', '--')}" / "snapshots"
-    if find_path(path) is None and not any(cached.rglob("*.safetensors")):
-        wanted.append(("weights", cache, 2 * memory.parameters, "set HF_HOME"))
-    findings: list[Finding] = []
-    for subject, folder, needed, remedy in wanted:
-        whole = folder.absolute()
-        free = shutil.disk_usage(next(parent for parent in (whole, *whole.parents) if parent.exists())).free
-        found = f"{gib(free)} free for {folder}, which takes {gib(needed)}"
-        failed = Finding(subject, "fail", found, f"{remedy} to a larger disk")
-        findings.append(failed if needed > free else Finding(subject, "ok", found))
-    return findings
+def disk_finding(memory: Memory, folder: Path) -> Finding:
+    """Checks that the disk of the run folder holds a checkpoint."""
+    whole = folder.absolute()
+    free = shutil.disk_usage(next(parent for parent in (whole, *whole.parents) if parent.exists())).free
+    found = f"{gib(free)} free for {folder}, which takes {gib(memory.checkpoint)}"
+    if memory.checkpoint > free:
+        return Finding("checkpoints", "fail", found, "set trainer.save_checkpoint_path to a larger disk")
+    return Finding("checkpoints", "ok", found)

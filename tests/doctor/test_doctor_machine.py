@@ -16,7 +16,7 @@ from cepo.doctor import machine
 from cepo.doctor.machine import (
     Gpu,
     chosen_generator,
-    disk_findings,
+    disk_finding,
     engine_findings,
     gpu_finding,
     machine_findings,
@@ -34,7 +34,7 @@ WHEEL_CUDA_12_4 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"
 H100 = Gpu(name="H100", capability=(9, 0), total=80 * GIB, free=80 * GIB)
 NEEDS = Memory(
     weights=5 * GIB, optimizer=3 * GIB, away=0, engine=2 * GIB, least_pass=4 * GIB, largest_pass=8 * GIB,
-    checkpoint=0, parameters=2 * 2**30,
+    checkpoint=4 * GIB, parameters=0,
 )  # fmt: skip
 
 
@@ -120,20 +120,11 @@ def test_vllm_needs_a_c_compiler_and_pythons_headers(missing: str, line: str, mo
     assert "warn" in [each.mark for each in tool_findings(with_vllm=False)]
 
 
-def test_weights_that_the_cache_lacks_need_room_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    config = load_config(["config=configs/geo3k/cepo.yaml"])
+def test_a_checkpoint_needs_room_on_its_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for free, mark in ((5 * GIB, "ok"), (3 * GIB, "fail")):
         free_disk(monkeypatch, free)
-        _, found = disk_findings(NEEDS, config)
+        found = disk_finding(NEEDS, tmp_path / "run")
         assert (found.mark, "takes 4.0 GiB" in found.found) == (mark, True)
-    held = tmp_path / "hub" / "models--Qwen--Qwen3-VL-2B-Instruct" / "snapshots" / "abc"
-    held.mkdir(parents=True)
-    assert len(disk_findings(NEEDS, config)) == 2
-    (held / "model.safetensors").touch()
-    assert [each.subject for each in disk_findings(NEEDS, config)] == ["checkpoints"]
 
 
 def test_the_engine_is_described_as_the_run_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
