@@ -71,25 +71,14 @@ def test_a_yaml_with_every_default_resolves_with_one_notice(tmp_path: Path, capl
 
 
 OTHER_SCRIPTS = {
-    "bf16": ["worker.actor.fsdp.torch_dtype=bf16", "worker.actor.optim.strategy=adamw_bf16"],
-    "gspo": [
-        "worker.actor.loss_type=gspo_token",
-        "worker.actor.loss_avg_mode=seq",
-        "worker.actor.clip_ratio_low=3e-4",
-        "worker.actor.clip_ratio_high=4e-4",
-        "algorithm.disable_kl=True",
-    ],
-    "dapo": [
-        "worker.actor.clip_ratio_low=0.2",
-        "worker.actor.clip_ratio_high=0.28",
-        "algorithm.disable_kl=True",
-        "algorithm.online_filtering=True",
-        "data.mini_rollout_batch_size=128",
-        "trainer.max_try_make_batch=-1",
-    ],
-    "cispo": ["worker.actor.loss_type=cispo", "worker.actor.clip_ratio_low=0.0", "worker.actor.clip_ratio_high=4.0"],
-    "compile": ["worker.ref.use_torch_compile=False", "worker.actor.use_torch_compile=False"],
-    "logger": ["trainer.logger=['console','wandb']", 'worker.rollout.val_override_config={"n":16}'],
+    "bf16": "worker.actor.fsdp.torch_dtype=bf16 worker.actor.optim.strategy=adamw_bf16",
+    "gspo": "worker.actor.loss_type=gspo_token worker.actor.loss_avg_mode=seq worker.actor.clip_ratio_low=3e-4 "
+    "worker.actor.clip_ratio_high=4e-4 algorithm.disable_kl=True",
+    "dapo": "worker.actor.clip_ratio_low=0.2 worker.actor.clip_ratio_high=0.28 algorithm.disable_kl=True "
+    "algorithm.online_filtering=True data.mini_rollout_batch_size=128 trainer.max_try_make_batch=-1",
+    "cispo": "worker.actor.loss_type=cispo worker.actor.clip_ratio_low=0.0 worker.actor.clip_ratio_high=4.0",
+    "compile": "worker.ref.use_torch_compile=False worker.actor.use_torch_compile=False",
+    "logger": 'trainer.logger=["console","wandb"] worker.rollout.val_override_config={"n":16}',
 }
 
 
@@ -125,5 +114,5 @@ def test_easyr1s_geo3k_lora_overrides_resolve_over_its_file(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", OTHER_SCRIPTS)
 def test_overrides_of_easyr1s_other_scripts_resolve(name: str, tmp_path: Path) -> None:
-    run = load_config([easyr1s_file(tmp_path), *LORA_SCRIPT, *OTHER_SCRIPTS[name]])
+    run = load_config([easyr1s_file(tmp_path), *LORA_SCRIPT, *OTHER_SCRIPTS[name].split()])
     assert run.worker.actor.model.lora.rank == 64
