@@ -328,7 +328,7 @@ def shape_of(config: Any, *, lora: LoraConfig, trust_remote_code: bool = False) 
     )
 
 
-def _size(module: Any) -> int:
+def _size(module: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 

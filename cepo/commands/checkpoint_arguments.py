@@ -8,13 +8,12 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from cepo.config import RunConfig, load_config
-from cepo.config.checks import MICROGEO_MODELS
+from cepo.config.checks import HUB_NAME, MICROGEO_MODELS
 from cepo.config.recorded import recorded_for_evaluation
 from cepo.errors import CheckpointError, ConfigError
 from cepo.tracking.run_folder import CONFIG_FILE
 
 _MODEL = "worker.actor.model.model_path"
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def config_of_checkpoint(
@@ -52,7 +51,7 @@ def _resolved(checkpoint: str | None) -> tuple[Path | None, str | None]:
         from cepo.workers.merged_model import actor_folder
 
         return actor_folder(path), None
-    on_hub = not path.exists() and _HUB_NAME.fullmatch(checkpoint) and not path.name.startswith("global_step_")
+    on_hub = not path.exists() and HUB_NAME.fullmatch(checkpoint) and not path.name.startswith("global_step_")
     if path.is_dir() or checkpoint in MICROGEO_MODELS or on_hub:
         return None, checkpoint
     raise CheckpointError(

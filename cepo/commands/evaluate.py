@@ -109,10 +109,7 @@ def make_plan(options: Mapping[str, str], settings: Sequence[str]) -> Plan:
 
 def _with_sampling(options: Mapping[str, str], settings: Sequence[str]) -> list[str]:
     """Returns the settings with those of the protocol and of the options for sampling, which come first."""
-    name = options.get("protocol")
-    if name is not None and name not in _PROTOCOLS:
-        raise ConfigError(f"protocol={name} is unknown; accepted: {', '.join(_PROTOCOLS)}")
-    sampling = {**_PROTOCOLS.get(name or "", {}), **options}
+    sampling = {**_PROTOCOLS.get(options.get("protocol", ""), {}), **options}
     tokens = [f"data.max_response_length={sampling['tokens']}"] if "tokens" in sampling else []
     chosen = [f"worker.rollout.val_override_config.{key}={sampling[key]}" for key in _SAMPLING if key in sampling]
     return [*tokens, *settings, *chosen]

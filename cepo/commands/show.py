@@ -15,6 +15,7 @@ from cepo.progress import live_view, log_to_stderr
 from cepo.terminal import print_plain
 
 if TYPE_CHECKING:
+    from cepo.rollout.generator import Generation
     from cepo.trainer.loop import Trainer
 
 
@@ -97,7 +98,7 @@ class _WithResponse:
         self._given = Generation(response_ids=ids, log_probs=(0.0,) * len(ids), finished=True)
         self._backend = trainer.backend
 
-    def generate(self, requests: Any, settings: Any, on_finished: Any = None) -> list[list[Any]]:
+    def generate(self, requests: Any, settings: Any, on_finished: object = None) -> list[list[Generation]]:
         """Samples all responses and replaces the first; never calls `on_finished`."""
         del on_finished
         first, *others = self._backend.generate(requests, settings)

@@ -20,7 +20,7 @@ MICROGEO_MODELS = ("microgeo:model",)
 MICROGEO_DATA = ("microgeo:train", "microgeo:validation")
 INSTALL_BITSANDBYTES = "pip install 'bitsandbytes>=0.49'"
 
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _DATA_ENDINGS = (".parquet", ".json", ".jsonl", ".csv", ".arrow")
 
 
@@ -307,7 +307,7 @@ def _require_data(key: str, name: str) -> None:
     path, separator, split = name.partition("@")
     if "@" in split or (separator and not split) or not path:
         raise ConfigError(f"{key}={name!r} must have the form name@split with one '@', or be a path.")
-    if find_path(path) is None and (path.endswith(_DATA_ENDINGS) or not _HUB_NAME.fullmatch(path)):
+    if find_path(path) is None and (path.endswith(_DATA_ENDINGS) or not HUB_NAME.fullmatch(path)):
         raise ConfigError(
             f"{key}={name}: there is no such file or folder ({searched(path)}), or hub name org/name@split."
         )
@@ -321,7 +321,7 @@ def _require_model(key: str, name: str) -> None:
         return
     found = find_path(name)
     if found is None:
-        if not _HUB_NAME.fullmatch(name):
+        if not HUB_NAME.fullmatch(name):
             raise ConfigError(
                 f"{key}={name}: there is no such folder ({searched(name)}), and it is no hub name org/name."
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -302,6 +302,6 @@ class RunConfig(RunSettings):
     """
 
     methods: Mapping[str, Fields] = dataclasses.field(default_factory=dict[str, Fields])
-    from_environment: Mapping[tuple[str, ...], Any] = dataclasses.field(
-        default_factory=dict[tuple[str, ...], Any], compare=False, repr=False
+    from_environment: Mapping[tuple[str, ...], object] = dataclasses.field(
+        default_factory=dict[tuple[str, ...], object], compare=False, repr=False
     )

@@ -49,14 +49,14 @@ class Origins:
         place = self.place_of(key)
         return ConfigError(message if place is None else f"{place}: {message}")
 
-    def read(self, kind: type[_Section], tree: object, **reading: Any) -> _Section:
+    def read(self, kind: type[_Section], tree: object, *, path: str = "", elsewhere: Sequence[str] = ()) -> _Section:
         """Calls `read_section` and adds to each fault its file and line, or its argument.
 
         Raises:
             ConfigError: as in `read_section`.
         """
         try:
-            return read_section(kind, tree, texts=self.arguments, **reading)
+            return read_section(kind, tree, path=path, texts=self.arguments, elsewhere=elsewhere)
         except SectionError as error:
             messages = [str(self.error(fault.key, fault.message)) for fault in error.faults]
             raise ConfigError("\n".join(messages)) from None

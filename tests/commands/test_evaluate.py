@@ -220,7 +220,7 @@ def test_rows_of_logicvista_and_mmmu_become_problems() -> None:
         (["config=configs/microgeo/base.yaml", "data.val_files=null"], "nothing to evaluate on"),
         (["config=configs/microgeo/base.yaml", "n=4", "temperature=0"], "set n=1"),
         (["config=configs/microgeo/base.yaml", "n=0"], "val_override_config.n must be at least 1"),
-        (["protocol=papers"], "protocol=papers is unknown; accepted: paper"),
+        (["protocol=papers"], "'papers' is not 'paper'"),
         (["compare=one"], "give two folders"),
         (["compare=one,two"], "no finished evaluation"),
     ],

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 from pydantic import Field
@@ -26,8 +25,8 @@ class EasyR1Key:
     """A key of EasyR1: `kind` is its type, with `?` if null is accepted, `shipped` its value in EasyR1's YAML file."""
 
     kind: str
-    default: Any
-    shipped: tuple[Any, ...] = ()
+    default: object
+    shipped: tuple[object, ...] = ()
 
 
 @section
@@ -48,7 +47,7 @@ class ForkKey:
     also: Tree = Field(default={})
     if_true: Tree = Field(default={})
 
-    def settings(self, value: Any) -> Tree:
+    def settings(self, value: object) -> Tree:
         """Returns the settings, by dotted key, that are equivalent to the fork's key with this value."""
         turned_on = str(value).lower() in ("true", "yes", "on", "1")
         return {**self.also, **dict.fromkeys(self.same_value, value), **(self.if_true if turned_on else {})}
@@ -58,7 +57,7 @@ class ForkKey:
 class _Table:
     """The sections of `keys.yaml`, which are described there."""
 
-    keys: dict[str, dict[str, list[Any]]] = Field()
+    keys: dict[str, dict[str, list[object]]] = Field()
     internal: list[str] = Field()
     without_effect: list[WithoutEffect] = Field()
     unavailable: dict[str, dict[str, str]] = Field()
@@ -158,7 +157,7 @@ def refuse_fork_keys(tree: Tree, origins: Origins) -> None:
     raise ConfigError(f"{message}\nThese have no replacement: {', '.join(without)}." if without else message)
 
 
-def _leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, object]]:
     """Yields dotted keys and values. A mapping is a value if EasyR1 has a key of its name, or if it is empty."""
     for name, value in tree.items():
         key = f"{path}{name}"
