@@ -65,7 +65,6 @@ def visible_gpus() -> list[tuple[str, float]]:
 
 
 def _nvidia_smi(*options: str) -> list[str]:
-    """Returns the lines of the driver's answer; none if it does not answer."""
     command = ["nvidia-smi", *options, "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
@@ -133,9 +132,6 @@ def require_usable_torch() -> None:
     """Checks that torch's CUDA build can use the NVIDIA GPU, if there is one, and that torchvision fits torch.
 
     A run that silently used the CPU would be hundreds of times slower. `CUDA_VISIBLE_DEVICES=` asks for the CPU.
-
-    Raises:
-        ConfigError: one of them cannot be used.
     """
     fault = gpu_fault() or torchvision_fault()
     if fault is not None:
@@ -182,7 +178,6 @@ def num_processors() -> int:
 
 
 def processor_name() -> str:
-    """Returns the processor's name as the system gives it."""
     found = re.search(r"^model name\s*: (.*)$", _system_text(_CPU_FACTS), flags=re.MULTILINE)
     return found[1].strip() if found else platform.processor() or platform.machine()
 
@@ -216,7 +211,6 @@ def python_headers() -> str | None:
 
 
 def has_flashinfer_kernels() -> bool:
-    """Returns whether FlashInfer's precompiled kernels are installed."""
     return importlib.util.find_spec("flashinfer_jit_cache") is not None
 
 

@@ -28,11 +28,7 @@ logger = logging.getLogger("cepo.train")
 
 
 def check_run(config: RunConfig) -> None:
-    """Checks settings, files, cluster, devices and hub names, the cheapest first, limits the threads and logs the plan.
-
-    Raises:
-        ConfigError: one of them is at fault.
-    """
+    """Checks settings, files, cluster, devices and hub names, the cheapest first, limits the threads and logs the plan."""
     data, trainer, actor, critic = config.data, config.trainer, config.worker.actor.model, config.worker.critic.model
     lines = check_config(config)
     require_weights(actor.model_path)
@@ -99,9 +95,6 @@ def check_before_loading(actor: ActorConfig, rewards: RewardPool, problems: Prob
 
     It gets the first problem's own answer as the response. If it raises, this only logs a warning, because it may raise
     on purpose for such a response.
-
-    Raises:
-        RewardError, ConfigError: one of these checks fails.
     """
     from cepo.trainer.asking import reward_input
 

@@ -86,11 +86,7 @@ ShapeOf = Callable[[ModelConfig | CriticModelConfig, LoraConfig], ModelShape]
 
 
 def estimate_memory(config: RunConfig, *, with_vllm: bool, shape_of_model: ShapeOf | None = None) -> Memory:
-    """Returns the memory of a run: weights, optimizer, KV cache and the largest pass of the policy and of the critic.
-
-    Raises:
-        ConfigError: the model's configuration cannot be read.
-    """
+    """Returns the memory of a run: weights, optimizer, KV cache and the largest pass of the policy and of the critic."""
     look_up, actor, algorithm = shape_of_model or _read_shape, config.worker.actor, config.algorithm
     estimator = build_estimator(algorithm.adv_estimator, config.methods[algorithm.adv_estimator])
     sources = [estimator.teacher.source] if estimator.views else []
@@ -252,11 +248,7 @@ def fit(memory: Memory, rollout: RolloutConfig, *, free: int, total: int) -> Fit
 
 
 def require_memory(memory: Memory | None, rollout: RolloutConfig, device: torch.device) -> None:
-    """Checks a GPU before a model is loaded, and warns if activations may not fit; does nothing on another device.
-
-    Raises:
-        ConfigError: the part that does not depend on lengths does not fit.
-    """
+    """Checks a GPU before a model is loaded, and warns if activations may not fit; does nothing on another device."""
     if memory is None or device.type != "cuda":
         return
     free, total = torch.cuda.mem_get_info(device)
@@ -286,11 +278,7 @@ def _read_shape(model: ModelConfig | CriticModelConfig, lora: LoraConfig) -> Mod
 
 
 def shape_of(config: Any, *, lora: LoraConfig, trust_remote_code: bool = False) -> ModelShape:
-    """Returns the shape of the model that a transformers configuration describes, built on the meta device.
-
-    Raises:
-        ConfigError: this version of transformers cannot build a model from the configuration.
-    """
+    """Returns the shape of the model that a transformers configuration describes, built on the meta device."""
     import transformers
 
     from cepo.workers.adapters import add_adapter  # loads PEFT

@@ -79,7 +79,6 @@ def _interrupted(config: RunConfig | None) -> int:
 
 
 def run_policy(config: RunConfig) -> RunPolicy:
-    """Returns the policy of a command that trains `config`."""
     from cepo.trainer.run_policy import RunPolicy
 
     settings = config.trainer

@@ -23,9 +23,6 @@ def config_of_checkpoint(
 
     Without `config=` among the settings, data, model, sampling, correctness rule and the sections `also` are those of
     the checkpoint's run.
-
-    Raises:
-        ConfigError, CheckpointError: a file or model does not exist, or no configuration is known.
     """
     actor, model = _resolved(checkpoint)
     given = [argument.partition("=")[0] for argument in settings]
@@ -38,7 +35,6 @@ def config_of_checkpoint(
 
 
 def name_of_results(checkpoint: str) -> str:
-    """Returns a folder name for the results of a checkpoint."""
     return re.sub(r"[^\w.-]+", "-", "-".join(Path(checkpoint).parts[-2:]).strip("-"))
 
 

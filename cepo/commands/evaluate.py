@@ -49,7 +49,6 @@ class Plan:
     out: Path
 
     def lines(self) -> Iterator[str]:
-        """Describes the plan, one fact per line."""
         from cepo.trainer.asking import validation_settings
 
         data, worker = self.config.data, self.config.worker
@@ -85,11 +84,7 @@ def evaluate_planned(plan: Plan) -> int:
 
 
 def make_plan(options: Mapping[str, str], settings: Sequence[str]) -> Plan:
-    """Resolves and checks the options and settings of a command line without loading a model.
-
-    Raises:
-        ConfigError, CheckpointError: a file or model does not exist, or arguments contradict each other.
-    """
+    """Resolves and checks the options and settings of a command line without loading a model."""
     checkpoint = options.get("checkpoint")
     config, actor = config_of_checkpoint(checkpoint, _with_sampling(options, settings))
     override = config.worker.rollout.val_override_config
@@ -116,12 +111,7 @@ def _with_sampling(options: Mapping[str, str], settings: Sequence[str]) -> list[
 
 
 def evaluate(plan: Plan) -> Tree:
-    """Evaluates the model as planned and writes the results; returns the content of evaluation.json.
-
-    Raises:
-        ConfigError, DataError, CheckpointError, EngineError, RewardError: a stage failed; where possible, errors are
-            found before the engine starts.
-    """
+    """Evaluates the model as planned and writes the results; returns the content of evaluation.json."""
     from cepo.data.dataset import most_visuals
     from cepo.evaluation.accuracy import benchmark_figures
     from cepo.evaluation.results import GENERATIONS_FILE, write_results

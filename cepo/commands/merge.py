@@ -134,9 +134,6 @@ def find_base(
 
     Tokenizer, chat template and changed entries of the model's configuration come from the run's config.yaml, if there
     is one. The file `chat_template` replaces the recorded template.
-
-    Raises:
-        CheckpointError: no base model is named, or a file that the configuration names does not exist.
     """
     from cepo.workers.merged_model import BaseModel, adapter_base
 

@@ -159,7 +159,6 @@ def _unresolved(error: OmegaConfBaseException, origins: Origins) -> ConfigError:
 
 
 def _selected(merged: Tree, key: str, origins: Origins) -> Any:
-    """Returns the value of one dotted key, with references resolved."""
     try:
         value: object = OmegaConf.select(OmegaConf.create(merged), key)
         return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
@@ -185,7 +184,6 @@ def _load_plugins(merged: Tree, origins: Origins) -> None:
 
 
 def _method(merged: Tree, origins: Origins) -> str:
-    """Returns the chosen method's name; raises `ConfigError` if it is unknown."""
     key = "algorithm.adv_estimator"
     chosen = str(_selected(merged, key, origins))
     try:

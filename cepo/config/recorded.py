@@ -68,11 +68,7 @@ def recorded_for_evaluation(file: Path, given: Collection[str], *, also: Collect
 
 
 def recorded_model(file: Path, given: Collection[str]) -> tuple[Fields, str | None]:
-    """Returns the run's `worker.actor.model`, without `trust_remote_code`, and the file of its chat template.
-
-    Raises:
-        ConfigError: see `recorded_for_evaluation`; also if the file is not the configuration of a run.
-    """
+    """Returns the run's `worker.actor.model`, without `trust_remote_code`, and the file of its chat template."""
     kept, _ = _kept(file, (MODEL, CHAT_TEMPLATE), given)
     of_model = {key.removeprefix(f"{MODEL}."): value for key, value in kept.items() if key.startswith(f"{MODEL}.")}
     model = without_interpolation(_tree(of_model))

@@ -59,7 +59,6 @@ class AlgorithmConfig(SharedSettings):
 
     @property
     def needs_critic(self) -> bool:
-        """Whether the method uses a critic."""
         return estimator_class(self.adv_estimator).needs_values
 
 

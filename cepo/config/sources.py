@@ -31,7 +31,6 @@ class Origins:
     arguments: dict[str, str] = field(default_factory=dict[str, str])
 
     def update(self, other: Origins) -> None:
-        """Adds the places of a later source, which replace earlier ones."""
         for key in other.places:
             self.arguments.pop(key, None)
         self.places.update(other.places)
@@ -45,16 +44,11 @@ class Origins:
         return self.places.get(key)
 
     def error(self, key: str, message: str) -> ConfigError:
-        """Returns a `ConfigError` that begins with the place that set `key`, if it is known."""
         place = self.place_of(key)
         return ConfigError(message if place is None else f"{place}: {message}")
 
     def read(self, kind: type[_Section], tree: object, *, path: str = "", elsewhere: Sequence[str] = ()) -> _Section:
-        """Calls `read_section` and adds to each fault its file and line, or its argument.
-
-        Raises:
-            ConfigError: as in `read_section`.
-        """
+        """Calls `read_section` and adds to each fault its file and line, or its argument."""
         try:
             return read_section(kind, tree, path=path, texts=self.arguments, elsewhere=elsewhere)
         except SectionError as error:
@@ -71,11 +65,7 @@ class Source:
 
 
 def read_files(path: str) -> list[Source]:
-    """Returns the sources of `config=path`: the chain of its base files, then the file itself.
-
-    Raises:
-        ConfigError: a file is missing or is not a YAML mapping, or base files refer to each other in a circle.
-    """
+    """Returns the sources of `config=path`: the chain of its base files, then the file itself."""
     found = find_config_file(path)
     if found is None:
         folder = find_path(path)
@@ -174,11 +164,7 @@ def _collect_argument_keys(node: object, prefix: str, place: str, places: dict[s
 
 
 def read_arguments(argv: Sequence[str]) -> list[Source]:
-    """Returns a command line's sources, of which later ones override: base files, the file of `config=`, arguments.
-
-    Raises:
-        ConfigError: see `read_files` and `read_argument`; also if `config=` is given twice or there are no arguments.
-    """
+    """Returns a command line's sources, of which later ones override: base files, the file of `config=`, arguments."""
     if not argv:
         raise ConfigError(
             "nothing is configured: give config=FILE, for example config=configs/microgeo/base.yaml, and settings a.b.c=value"

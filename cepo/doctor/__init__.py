@@ -15,11 +15,7 @@ _STYLES = {"ok": "green", "info": "dim", "warn": "yellow", "fail": "bold red"}
 
 
 def print_findings(settings: Sequence[str]) -> int:
-    """Prints what was found; returns 1 if training cannot start, else 0.
-
-    Raises:
-        CepoError: the configuration has an error, or the embedded world cannot be built.
-    """
+    """Prints what was found; returns 1 if training cannot start, else 0."""
     config = load_config(settings) if settings else None
     if config is not None:
         check_config(config)

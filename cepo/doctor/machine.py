@@ -55,7 +55,6 @@ class Gpu(NamedTuple):
 
 
 def usable_gpus() -> list[Gpu]:
-    """Returns the GPUs that torch can use."""
     gpus: list[Gpu] = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         free, total = torch.cuda.mem_get_info(index)
@@ -238,7 +237,6 @@ def memory_finding(memory: Memory, workers: int) -> Finding:
 
 
 def disk_finding(memory: Memory, folder: Path) -> Finding:
-    """Checks that the disk of the run folder holds a checkpoint."""
     whole = folder.absolute()
     free = shutil.disk_usage(next(parent for parent in (whole, *whole.parents) if parent.exists())).free
     found = f"{gib(free)} free for {folder}, which takes {gib(memory.checkpoint)}"

@@ -94,11 +94,7 @@ def refuse_names_elsewhere(key: str, origins: Origins) -> None:
 
 
 def without_engine_keys(tree: Tree, origins: Origins) -> tuple[Tree, list[str]]:
-    """Returns the resolved tree without keys that have no effect or no value, and the dotted keys without effect.
-
-    Raises:
-        ConfigError: a value requests an unsupported feature, or a key is another program's.
-    """
+    """Returns the resolved tree without keys that have no effect or no value, and the dotted keys without effect."""
     kept: Tree = {}
     without_effect: list[str] = []
     for key, value in _leaves(tree):
