@@ -71,7 +71,7 @@ class _Table:
 
 TABLE = read_section(_Table, yaml.safe_load(Path(__file__).with_name("keys.yaml").read_text(encoding="utf-8")))
 EASYR1_KEYS: Mapping[str, EasyR1Key] = {
-    f"{path}.{name}": EasyR1Key(kind, default, tuple(shipped))
+    f"{path}.{name}": EasyR1Key(str(kind), default, tuple(shipped))
     for path, keys in TABLE.keys.items()
     for name, (kind, default, *shipped) in keys.items()
 }
