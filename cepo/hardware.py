@@ -24,7 +24,6 @@ _DEVICES = Path("/dev")
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _NVIDIA, _DISPLAY_CLASSES = "0x10de", ("0x0300", "0x0302")
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-_THREADS = "OMP_NUM_THREADS"
 _SMALLEST_DRIVER = {11: 450, 12: 525, 13: 580}
 """The minimum NVIDIA driver for each major version of CUDA."""
 _HIDDEN = ("", "-1")
@@ -180,21 +179,6 @@ def num_processors() -> int:
 def processor_name() -> str:
     found = re.search(r"^model name\s*: (.*)$", _system_text(_CPU_FACTS), flags=re.MULTILINE)
     return found[1].strip() if found else platform.processor() or platform.machine()
-
-
-def limit_threads(recorded: int | None = None) -> str | None:
-    """Sets OMP_NUM_THREADS if this process may not use all processors of the machine, and says so.
-
-    `recorded` is the number of threads with which the run began: a resumed run keeps it, because another one changes the
-    rounding of sums. Does nothing if the user has set the limit or torch, which reads it once, is loaded.
-    """
-    usable, present = num_processors(), os.cpu_count() or 1
-    threads = min(usable, recorded or usable)
-    if _THREADS in os.environ or "torch" in sys.modules or threads == present:
-        return None
-    os.environ[_THREADS] = str(threads)
-    why = "as many as when the run began" if recorded else f"as this process may use {usable} of {present} processors"
-    return f"threads: {threads}, {why}; set {_THREADS} to choose another number"
 
 
 def c_compiler(environment: Mapping[str, str] = os.environ) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from cepo import interrupts
@@ -13,7 +14,7 @@ from cepo.config.schema import ActorConfig
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.hub import require_hub_names
 from cepo.errors import ConfigError, DataError, RewardError
-from cepo.hardware import device_in_words, limit_threads, require_devices, require_usable_torch
+from cepo.hardware import device_in_words, num_processors, require_devices, require_usable_torch
 from cepo.progress import phase
 from cepo.runtime.reach import why_no_answer
 from cepo.tracking.run_folder import read_environment
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from cepo.rewards.pool import RewardPool
 
 logger = logging.getLogger("cepo.train")
+
+_THREADS = "OMP_NUM_THREADS"
 
 
 def check_run(config: RunConfig) -> None:
@@ -63,18 +66,25 @@ def _require_cluster(trainer: TrainerConfig) -> None:
 
 
 def limited_threads(trainer: TrainerConfig) -> str | None:
-    """Limits the threads of a run in this process, before torch is loaded; returns what was chosen, if anything.
+    """Sets OMP_NUM_THREADS if a run in this process may not use all processors of the machine, and says so.
 
-    Under Ray each worker gets its share of the processors.
+    A resumed run keeps the number with which it began, because another one changes the rounding of sums. Does nothing if
+    the user has set a limit or torch, which reads it once, is loaded. Under Ray each worker gets its share.
     """
-    if trainer.chosen_launcher != "local":
+    if trainer.chosen_launcher != "local" or _THREADS in os.environ or "torch" in sys.modules:
         return None
     try:
         starts = read_environment(trainer.run_folder) if trainer.find_last_checkpoint else []
     except DataError:  # the tracker reports damaged records, and renames them
         starts = []
     recorded = dict(leaves(starts[-1])).get("threads.torch") if starts else None
-    return limit_threads(recorded if isinstance(recorded, int) else None)
+    usable, present = num_processors(), os.cpu_count() or 1
+    threads = min(usable, recorded) if isinstance(recorded, int) else usable
+    if threads == present:
+        return None
+    os.environ[_THREADS] = str(threads)
+    why = "as many as when the run began" if recorded else f"as this process may use {usable} of {present} processors"
+    return f"threads: {threads}, {why}; set {_THREADS} to choose another number"
 
 
 def check_devices(trainer: TrainerConfig) -> str:

@@ -40,7 +40,10 @@ def test_threads_are_as_many_as_processors_may_be_used(
     machine: Path, quota: str, recorded: int | None, expected: str | None
 ) -> None:
     (machine / "cpu.max").write_text(f"{quota}\n")
-    said = devices.limit_threads(recorded)
+    if recorded is not None:
+        (machine / "environment.json").write_text(json.dumps([{"threads": {"torch": recorded}}]))
+    run = ["config=configs/microgeo/base.yaml", f"trainer.save_checkpoint_path={machine}"]
+    said = limited_threads(load_config(run).trainer)
     assert (said or "").startswith(expected or "")
     assert (said is None) == (expected is None)
     assert os.environ.get("OMP_NUM_THREADS") == (None if expected is None else expected.split()[1].rstrip(","))
