@@ -13,8 +13,8 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from cepo import interrupts
 from cepo.algorithms import available_estimators, estimator_class, load_plugin, section_of
 from cepo.algorithms.base import SHARED, own_fields, path_of, presets_of
-from cepo.algorithms.settings import SharedSettings
 from cepo.config.easyr1 import EASYR1_KEYS, refuse_fork_keys, report_engine_keys, without_engine_keys
+from cepo.config.moved_keys import SHARED_KEYS, present_key
 from cepo.config.paths import located
 from cepo.config.private import digest, environment_references, with_references, without_secrets
 from cepo.config.schema import RunConfig, RunSettings
@@ -79,11 +79,10 @@ def _require_own_keys(name: str, section: object, origins: Origins) -> None:
     path, own = f"algorithm.{name}", own_fields(name)
     if not is_mapping(section):
         raise origins.error(path, f"{path} must be a section with keys, got {section!r}.")
-    shared = [key for key, _ in leaves(default_tree(SharedSettings))]
     for key, _ in leaves(section):
         if key and key.partition(".")[0] not in own:
-            same = sorted((each for each in shared if f".{each}".endswith(f".{key}")), key=len)
-            near = f" Did you mean 'algorithm.{same[0]}'?" if same else did_you_mean(key, [*own, *shared])
+            new = present_key(key)
+            near = did_you_mean(key, [*own, *SHARED_KEYS]) if new is None else f" Did you mean 'algorithm.{new}'?"
             raise origins.error(f"{path}.{key}", f"unknown key '{path}.{key}'.{near}")
 
 

@@ -54,10 +54,10 @@ def test_bash_completes_commands_and_options(programs: Path, tmp_path: Path, wor
     variables = {**os.environ, "PATH": os.pathsep.join([str(programs), os.environ["PATH"]])}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=variables)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.split("\n")[:-1] == expected
+    assert [line for line in done.stdout.splitlines() if line] == expected
 
 
 def test_scripts_for_zsh_and_fish_ask_the_same_program(programs: Path) -> None:
     """Click writes them; bash above shows that what they ask for is answered."""
     for shell in ("zsh", "fish"):
-        assert f"_CEPO_COMPLETE={shell}_complete cepo" in (programs / f"cepo.{shell}").read_text()
+        assert f"_CEPO_COMPLETE={shell}_complete" in (programs / f"cepo.{shell}").read_text()

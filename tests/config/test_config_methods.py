@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from config_arguments import REQUIRED, load, message_of, write
 
-from cepo.algorithms import Estimator, available_estimators, base, register_estimator
+from cepo.algorithms import Estimator, available_estimators, base, build_estimator, register_estimator
+from cepo.algorithms.base import section_of
 from cepo.config import record_tree
+from cepo.config.moved_keys import with_present_keys
 from cepo.errors import ConfigError
 from cepo.types import TokenBatch, TokenSignal
 
@@ -64,6 +66,7 @@ def test_a_section_of_no_method_is_an_unknown_key() -> None:
         ("cepo.baseline=hindsight", "algorithm.advantage.baseline"),
         ("opsd.weight=2", "algorithm.distillation.weight"),
         ("sdpo.divergence.kind=jsd", "algorithm.distillation.divergence.kind"),
+        ("gae.gae_lambda=0.9", "algorithm.lam"),
     ],
 )
 def test_a_key_of_0_3_is_an_error_that_names_the_present_one(old: str, new: str) -> None:
@@ -88,6 +91,15 @@ def test_a_record_has_only_the_settings_that_the_method_reads() -> None:
     recorded = record_tree(load("algorithm.adv_estimator=grpo", "algorithm.teacher.source=ema"))["algorithm"]
     assert recorded["advantage"] == {"ddof": 1, "scale": "std"}
     assert not {"teacher", "weight", "gamma"} & set(recorded)
+
+
+def test_a_record_of_0_3_is_read_with_the_present_keys() -> None:
+    old = {"algorithm": {"adv_estimator": "cepo", "cepo": {"clip_radius": 0.2, "teacher": {"source": "ema"}}}}
+    found = with_present_keys(old)["algorithm"]
+    assert (found["weight"], found["teacher"]) == ({"clip_radius": 0.2}, {"source": "ema"})
+    assert build_estimator("cepo", section_of("cepo", found)).teacher.source == "ema"
+    present = {"algorithm": {"adv_estimator": "rlcsd", "weight": {"clip_radius": 0.2}, "rlcsd": {"num_wrong": 2}}}
+    assert with_present_keys(present) == present
 
 
 def test_a_plugins_field_cannot_be_named_as_a_shared_section(monkeypatch: pytest.MonkeyPatch) -> None:
