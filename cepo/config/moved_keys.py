@@ -23,11 +23,11 @@ def present_key(key: str) -> str | None:
 def with_present_keys(config: Tree) -> Tree:
     """Returns a recorded configuration with the settings of its method under their present keys."""
     algorithm: Any = config.get("algorithm")
-    name = algorithm.get("adv_estimator") if is_mapping(algorithm) else None
+    name = str(algorithm.get("adv_estimator")) if is_mapping(algorithm) else ""
     section: object = algorithm.get(name) if is_mapping(algorithm) else None
     if not is_mapping(section) or _SECTIONS & set(algorithm):
         return config
-    own = own_fields(str(name)) if name in available_estimators() else list(section)
+    own = own_fields(name) if name in available_estimators() else list(section)
     moved: Tree = {key: value for key, value in algorithm.items() if key != name}
     for key, value in leaves(section):
         new = present_key(key)
