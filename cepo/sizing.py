@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -281,8 +282,6 @@ def shape_of(config: Any, *, lora: LoraConfig, trust_remote_code: bool = False) 
     """Returns the shape of the model that a transformers configuration describes, built on the meta device."""
     import transformers
 
-    from cepo.workers.adapters import add_adapter  # loads PEFT
-
     family = family_of(config, trust_remote_code=trust_remote_code)
     kind = "AutoModelForImageTextToText" if family.reads_images else "AutoModelForCausalLM"
     try:
@@ -295,25 +294,36 @@ def shape_of(config: Any, *, lora: LoraConfig, trust_remote_code: bool = False) 
     in_tower = {inner for part in tower for inner in part.modules()}
     linear = [each for each in model.modules() if type(each) is torch.nn.Linear and each is not head]
     vision = getattr(config, "vision_config", None)  # text models' configurations lack the entry
-    parameters, of_vision = _size(model), sum(map(_size, tower))
-    text_linear = sum(layer.weight.numel() for layer in linear if layer not in in_tower)
-    if lora.rank > 0:
-        with torch.device("meta"):
-            add_adapter(model, lora, dtype=torch.float32, seed=0)
+    adapted = _adapted(model, lora)
+    magnitudes = sum(layer.out_features for layer in adapted) if lora.use_dora else 0
     return ModelShape(
-        parameters=parameters,
-        vision=of_vision,
+        parameters=_size(model),
+        vision=sum(map(_size, tower)),
         block=max(blocks, default=0),
-        outside=parameters - sum(blocks),
-        adapter=_size(model) - parameters,
-        adapts_vision=sum(map(_size, tower)) > of_vision,
-        text_linear=text_linear,
+        outside=_size(model) - sum(blocks),
+        adapter=lora.rank * sum(layer.in_features + layer.out_features for layer in adapted) + magnitudes,
+        adapts_vision=not in_tower.isdisjoint(adapted),
+        text_linear=sum(layer.weight.numel() for layer in linear if layer not in in_tower),
         vocabulary=head.weight.shape[0],
         text_stack=_stack(config.get_text_config()),
         vision_stack=_stack(vision) if hasattr(vision, "intermediate_size") else None,
         # Towers without merging, or with other names for it, count as 2 x 2 like those of Qwen-VL.
         patches_per_token=getattr(vision, "spatial_merge_size", 2) ** 2,
     )
+
+
+def _adapted(model: Any, lora: LoraConfig) -> list[torch.nn.Linear]:
+    """Returns the linear layers that PEFT would adapt, without PEFT: the doctor works beside a broken installation of it."""
+    targets = [part.strip() for part in lora.target_modules.split(",")]
+    head, excluded = model.get_output_embeddings(), pretrained.excluded_from_adapter(lora, model.config)
+    found = [(f".{name}", each) for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)]
+    return [
+        module
+        for name, module in found
+        if lora.rank > 0 and not (excluded is not None and re.fullmatch(excluded, name[1:]))
+        if name.endswith(tuple(f".{target}" for target in targets))
+        or (targets == ["all-linear"] and module is not head)
+    ]
 
 
 def _size(module: torch.nn.Module) -> int:
