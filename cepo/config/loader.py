@@ -60,15 +60,15 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
 
 def _read_run(tree: Tree, origins: Origins) -> RunConfig:
     tree["algorithm"] = algorithm = with_texts(tree["algorithm"], _located)
-    written = {name: algorithm.pop(name) or {} for name in available_estimators() if name in algorithm}
+    written: Tree = {name: algorithm.pop(name) for name in available_estimators() if name in algorithm}
     for name, section in written.items():
-        _require_own_keys(name, section, origins)
+        _require_own_keys(name, section or {}, origins)
     own = [f"algorithm.{name}.{field}" for name in available_estimators() for field in own_fields(name)]
     settings = origins.read(RunSettings, tree, elsewhere=(*EASYR1_KEYS, *own))
     shared = dataclasses.asdict(settings.algorithm)
     methods: dict[str, Tree] = {}
     for name in sorted({settings.algorithm.adv_estimator, *written}):
-        tree = section_of(name, {**shared, name: written.get(name, {})})
+        tree = section_of(name, {**shared, name: written.get(name)})
         methods[name] = dataclasses.asdict(origins.read(estimator_class(name).Config, tree, path=path_of(name)))
     parts = {field: getattr(settings, field) for field in fields_of(RunSettings)}
     return RunConfig(**parts, methods=methods)
