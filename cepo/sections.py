@@ -6,10 +6,11 @@ import ast
 import copy
 import dataclasses
 import inspect
-import textwrap
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar, cast, dataclass_transform
 
@@ -58,16 +59,30 @@ def section(declared: type[_Section]) -> type[_Section]:
 
 def _texts_below_settings(declared: type[Any]) -> dict[str, str]:
     """Returns the strings that follow the settings of a class in its source, as pydantic reads them without inheritance."""
-    try:
-        (node,) = ast.parse(textwrap.dedent(inspect.getsource(declared))).body
-    except (OSError, TypeError):  # typed into an interpreter
-        return {}
+    node = _classes_of(declared.__module__).get(declared.__qualname__)
     return {
         setting.target.id: str(below.value.value)
-        for setting, below in pairwise(cast("ast.ClassDef", node).body)
+        for setting, below in pairwise(node.body if node else [])
         if isinstance(setting, ast.AnnAssign) and isinstance(setting.target, ast.Name)
         if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
     }
+
+
+@cache
+def _classes_of(module: str) -> dict[str, ast.ClassDef]:
+    """Returns the classes of a module by their qualified names; none of what was typed into an interpreter."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, TypeError, KeyError):
+        return {}
+    outer = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    inner = {
+        f"{name}.{node.name}": node
+        for name, each in outer.items()
+        for node in each.body
+        if isinstance(node, ast.ClassDef)
+    }
+    return outer | inner
 
 
 def fields_of(kind: type[Any]) -> Mapping[str, FieldInfo]:
