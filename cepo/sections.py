@@ -62,7 +62,7 @@ def _texts_below_settings(declared: type[Any]) -> dict[str, str]:
     node = _classes_of(declared.__module__).get(declared.__qualname__)
     return {
         setting.target.id: str(below.value.value)
-        for setting, below in pairwise(node.body if node else [])
+        for setting, below in pairwise(node.body if node else list[ast.stmt]())
         if isinstance(setting, ast.AnnAssign) and isinstance(setting.target, ast.Name)
         if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
     }
