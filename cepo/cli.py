@@ -250,6 +250,7 @@ def doctor(settings: Sequence[str]) -> int:
 @click.option("--presence-penalty", help="Likewise.")
 @click.option(
     "--protocol",
+    type=click.Choice(("paper",)),
     help="paper: sample as the paper did (n=1 temperature=1 top_p=1 top_k=40 presence_penalty=2, 32,000 tokens).",
 )
 @click.option("--dry-run", is_flag=True, help="Print the plan without starting an engine.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -16,13 +17,13 @@ from typing import NamedTuple
 
 from cepo.errors import ConfigError
 
+Capability = tuple[int, int]
+
 _CPU_FACTS = Path("/proc/cpuinfo")
 _DEVICES = Path("/dev")
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _NVIDIA, _DISPLAY_CLASSES = "0x10de", ("0x0300", "0x0302")
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-_LOAD = Path("/proc/loadavg")
-_THREADS = "OMP_NUM_THREADS"
 _SMALLEST_DRIVER = {11: 450, 12: 525, 13: 580}
 """The minimum NVIDIA driver for each major version of CUDA."""
 _HIDDEN = ("", "-1")
@@ -63,7 +64,6 @@ def visible_gpus() -> list[tuple[str, float]]:
 
 
 def _nvidia_smi(*options: str) -> list[str]:
-    """Returns the lines of the driver's answer; none if it does not answer."""
     command = ["nvidia-smi", *options, "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
@@ -72,62 +72,42 @@ def _nvidia_smi(*options: str) -> list[str]:
     return done.stdout.splitlines() if done.returncode == 0 else []
 
 
-def gpu_fault() -> Fault | None:
-    """Explains why a CUDA build of torch sees no GPU where there is one that is not hidden; None if there is no such problem."""
-    import torch
-
-    cuda = torch.version.cuda
-    if (
-        cuda is None
-        or os.environ.get("CUDA_VISIBLE_DEVICES") in _HIDDEN
-        or torch.cuda.is_available()
-        or not has_nvidia_gpu()
-    ):
-        return None
-    driver, smallest = driver_version(), _SMALLEST_DRIVER.get(int(cuda.split(".")[0]), 0)
-    if driver is not None and int(driver.split(".")[0]) < smallest:
-        return Fault(
-            found=f"driver {driver}, but torch's CUDA {cuda} needs at least {smallest}",
-            remedy=f"install driver {smallest} or later, or a torch build for the CUDA version that `nvidia-smi` shows",
-        )
-    seen = "no NVIDIA driver answers" if driver is None else f"driver {driver} answers"
-    return Fault(
-        found=f"torch is built for CUDA {cuda} and sees no GPU ({seen})",
-        remedy="check nvidia-smi, CUDA_VISIBLE_DEVICES and, in a container, --gpus all; without a GPU: pip install 'cepo[cpu]'",
-    )
+def _system_text(file: Path) -> str:
+    """Returns what a file of the system says; empty if it does not exist or cannot be read here."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def has_nvidia_gpu() -> bool:
     """Returns whether this machine has an NVIDIA GPU, usable or not: a device file, a PCI device, or a driver that answers."""
-    if any(_DEVICES.glob("nvidia[0-9]*")):
-        return True
-    for device in _PCI_DEVICES.glob("*"):
-        try:
-            vendor, kind = ((device / name).read_text("ascii").strip() for name in ("vendor", "class"))
-        except OSError:  # unplugged meanwhile, or not readable in this container
-            continue
-        if vendor == _NVIDIA and kind.startswith(_DISPLAY_CLASSES):
-            return True
-    return driver_version() is not None
+    displays = [
+        device for device in _PCI_DEVICES.glob("*") if _system_text(device / "class").startswith(_DISPLAY_CLASSES)
+    ]
+    on_bus = any(_system_text(device / "vendor").strip() == _NVIDIA for device in displays)
+    return on_bus or any(_DEVICES.glob("nvidia[0-9]*")) or driver_version() is not None
 
 
-def require_usable_torch() -> None:
-    """Checks that torch's CUDA build can use the NVIDIA GPU, if there is one, and that torchvision fits torch.
+def gpu_fault() -> Fault | None:
+    """Explains why a CUDA build of torch sees no GPU where there is one that is not hidden; None if there is no such problem."""
+    import torch
 
-    A run that silently used the CPU would be hundreds of times slower. `CUDA_VISIBLE_DEVICES=` asks for the CPU.
-
-    Raises:
-        ConfigError: one of them cannot be used.
-    """
-    fault = gpu_fault()
-    if fault is not None:
-        raise ConfigError(
-            f"no GPU can be used: {fault.found}. Remedy: {fault.remedy}. To run on the processors, set "
-            "CUDA_VISIBLE_DEVICES= (empty)"
+    cuda, is_hidden = torch.version.cuda, os.environ.get("CUDA_VISIBLE_DEVICES") in _HIDDEN
+    if cuda is None or is_hidden or torch.cuda.is_available() or not has_nvidia_gpu():
+        return None
+    cpu = "To run on the processors, set CUDA_VISIBLE_DEVICES= (empty)"
+    driver, smallest = driver_version(), _SMALLEST_DRIVER.get(int(cuda.split(".")[0]), 0)
+    if driver is not None and int(driver.split(".")[0]) < smallest:
+        remedy = (
+            f"install driver {smallest} or later, or a torch build for the CUDA version that `nvidia-smi` shows. {cpu}"
         )
-    fault = torchvision_fault()
-    if fault is not None:
-        raise ConfigError(f"{fault.found}. Remedy: {fault.remedy}")
+        return Fault(f"driver {driver}, but torch's CUDA {cuda} needs at least {smallest}", remedy)
+    seen = "no NVIDIA driver answers" if driver is None else f"driver {driver} answers"
+    remedy = (
+        f"check nvidia-smi, CUDA_VISIBLE_DEVICES and, in a container, --gpus all. {cpu}, or pip install 'cepo[cpu]'"
+    )
+    return Fault(f"torch is built for CUDA {cuda} and sees no GPU ({seen})", remedy)
 
 
 def torchvision_fault() -> Fault | None:
@@ -138,21 +118,38 @@ def torchvision_fault() -> Fault | None:
         import torchvision  # noqa: F401  # pyright: ignore[reportMissingTypeStubs]
     except ImportError:
         found = "torchvision is not installed, and the processors of vision-language models need it"
-        return Fault(found=found, remedy="pip install 'cepo[cpu]' or 'cepo[gpu]'")
+        return Fault(found, "pip install 'cepo[cpu]' or 'cepo[gpu]'")
     except (RuntimeError, OSError, AttributeError) as error:
         return Fault(
-            found=f"torchvision does not work with torch {torch.__version__}, as a build for another torch does not: {error}",
-            remedy="install both in one command from one index: pip install --force-reinstall torch==2.13.0 torchvision==0.28.0",
+            f"torchvision does not work with torch {torch.__version__}, as a build for another torch does not: {error}",
+            "install both in one command from one index: pip install --force-reinstall torch==2.13.0 torchvision==0.28.0",
         )
     return None
 
 
+def require_usable_torch() -> None:
+    """Checks that torch's CUDA build can use the NVIDIA GPU, if there is one, and that torchvision fits torch.
+
+    A run that silently used the CPU would be hundreds of times slower. `CUDA_VISIBLE_DEVICES=` asks for the CPU.
+    """
+    fault = gpu_fault() or torchvision_fault()
+    if fault is not None:
+        raise ConfigError(f"{fault.found}. Remedy: {fault.remedy}")
+
+
 def device_in_words() -> str:
     """Describes where this process would train: the GPUs by name and memory, or the CPU and why no GPU is used."""
+    import torch
+
     names = Counter(f"{name}, {memory:.0f} GiB" for name, memory in visible_gpus())
     if names:
         return "; ".join(f"{count} x {name}" if count > 1 else name for name, count in names.items())
-    return f"CPU ({processor_name()}, {num_processors()} processors): {_why_no_gpu()}"
+    why = f"this machine has no NVIDIA GPU, so torch {torch.__version__}, a CUDA build, runs on the processors"
+    if torch.version.cuda is None:
+        why = f"torch {torch.__version__} is a build without CUDA"
+    elif (shown := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        why = f"CUDA_VISIBLE_DEVICES={shown} hides the GPUs"
+    return f"CPU ({processor_name()}, {num_processors()} processors): {why}"
 
 
 def require_devices(per_machine: int) -> None:
@@ -164,105 +161,41 @@ def require_devices(per_machine: int) -> None:
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     usable = gpus or num_processors()
-    if per_machine <= max(1, usable):
-        return
-    asked = f"trainer.n_gpus_per_node={per_machine}, but this machine has"
-    if gpus:
+    if per_machine > max(1, usable):
+        has = f"{gpus}" if gpus else "no GPU, and without one it is the number of worker processes"
         raise ConfigError(
-            f"{asked} {gpus}: {device_in_words()}. Set it to at most {gpus}, or name a Ray cluster with trainer.ray_address"
+            f"trainer.n_gpus_per_node={per_machine}, but this machine has {has}: {device_in_words()}. Set it to at most "
+            f"{usable}, or name a Ray cluster with trainer.ray_address"
         )
-    raise ConfigError(
-        f"{asked} no GPU: {_why_no_gpu()}. Without GPUs it is the number of worker processes, and there are {usable} "
-        f"processors. Set it to 1 (at most {usable}), or run on a machine with GPUs"
-    )
 
 
 def num_processors() -> int:
     """Returns the number of processors that this process may use by its affinity and its cgroup's quota."""
     number = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota, _, period = (
-        _CPU_QUOTA.read_text(encoding="ascii").partition(" ") if _CPU_QUOTA.is_file() else ("max", "", "")
-    )
-    return number if quota == "max" else max(1, min(number, int(quota) // int(period)))
-
-
-def _why_no_gpu() -> str:
-    import torch
-
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if torch.version.cuda is None:
-        return f"torch {torch.__version__} is a build without CUDA"
-    if shown is not None:
-        return f"CUDA_VISIBLE_DEVICES={shown} hides the GPUs"
-    return f"this machine has no NVIDIA GPU, so torch {torch.__version__}, a CUDA build, runs on the processors"
+    quota, _, period = _system_text(_CPU_QUOTA).partition(" ")
+    return max(1, min(number, int(quota) // int(period))) if quota.isdecimal() else number
 
 
 def processor_name() -> str:
-    """Returns the processor's name as the system gives it."""
-    try:
-        lines = _CPU_FACTS.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # not Linux
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return (names or [platform.processor() or platform.machine()])[0]
+    found = re.search(r"^model name\s*: (.*)$", _system_text(_CPU_FACTS), flags=re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
-def limit_threads(recorded: int | None = None) -> str | None:
-    """Sets OMP_NUM_THREADS to the number of free processors if other programs use some, and says so.
-
-    Spinning threads that share a processor slow each other down several times over. `recorded` is the number of threads
-    with which the run began: a resumed run keeps it, because another one changes the rounding of sums. Does nothing if the
-    user has set the limit or torch, which reads it once, is loaded.
-    """
-    usable, present, busy = num_processors(), os.cpu_count() or 1, _busy_processors()
-    free = min(usable, recorded or max(1, round(usable * (1 - busy / present))))
-    if _THREADS in os.environ or "torch" in sys.modules or free == present:
-        return None
-    os.environ[_THREADS] = str(free)
-    why = f"as this process may use {usable} of {present} processors"
-    if recorded:
-        why = "as many as when the run began"
-    elif free < usable:
-        why = f"as other programs keep about {busy:.0f} of {present} processors busy"
-    return f"threads: {free}, {why}; set {_THREADS} to choose another number"
-
-
-def _busy_processors() -> float:
-    """Returns how many processors other programs use: the mean of the last minute, and not more than run just now."""
-    try:
-        minute, _, _, tasks = _LOAD.read_text(encoding="ascii").split()[:4]
-    except OSError:  # not Linux
-        return os.getloadavg()[0]
-    return min(float(minute), max(0, int(tasks.partition("/")[0]) - 1))
-
-
-Capability = tuple[int, int]
-
-
-class BuildTools(NamedTuple):
-    """What this machine has for kernels that are compiled at the start of a run; None for missing paths.
-
-    Attributes:
-        c_compiler: for Triton's launchers, which vLLM's kernels, FlexAttention and the language head's kernel use.
-        python_headers: the folder with Python.h, which Triton's launchers include.
-        flashinfer_kernels: whether FlashInfer's precompiled kernels (flashinfer-jit-cache) are installed.
-    """
-
-    c_compiler: str | None
-    python_headers: str | None
-    flashinfer_kernels: bool
-
-
-def find_build_tools(environment: Mapping[str, str] = os.environ) -> BuildTools:
-    """Searches the PATH of `environment` and the running Python's folder."""
+def c_compiler(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Returns the compiler of Triton's launchers, from the PATH of `environment` or the running Python's folder."""
     path = path_with(program_folder(), environment.get("PATH", ""))
     compilers = [environment["CC"]] if environment.get("CC") else ["gcc", "clang"]
-    headers = Path(sysconfig.get_path("include"))
-    return BuildTools(
-        c_compiler=next((found for name in compilers if (found := shutil.which(name, path=path))), None),
-        python_headers=str(headers) if (headers / "Python.h").is_file() else None,
-        flashinfer_kernels=importlib.util.find_spec("flashinfer_jit_cache") is not None,
-    )
+    return next((found for name in compilers if (found := shutil.which(name, path=path))), None)
+
+
+def python_headers() -> str | None:
+    """Returns the folder with Python.h, which Triton's launchers include."""
+    folder = Path(sysconfig.get_path("include"))
+    return str(folder) if (folder / "Python.h").is_file() else None
+
+
+def has_flashinfer_kernels() -> bool:
+    return importlib.util.find_spec("flashinfer_jit_cache") is not None
 
 
 def program_folder() -> str:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from typing import TYPE_CHECKING
 
+from cepo import interrupts
+from cepo.config import RunConfig, check_config
 from cepo.config.checks import require_weights
-from cepo.config.data_schema import DataConfig
-from cepo.config.schema import ActorConfig, AlgorithmConfig, WorkerConfig
+from cepo.config.schema import ActorConfig
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.hub import require_hub_names
 from cepo.errors import ConfigError, DataError, RewardError
-from cepo.hardware import device_in_words, limit_threads, require_devices, require_usable_torch
+from cepo.hardware import device_in_words, num_processors, require_devices, require_usable_torch
+from cepo.progress import phase
 from cepo.runtime.reach import why_no_answer
 from cepo.tracking.run_folder import read_environment
 from cepo.trees import leaves
@@ -24,68 +27,70 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("cepo.train")
 
+_THREADS = "OMP_NUM_THREADS"
 
-def check_before_imports(worker: WorkerConfig, trainer: TrainerConfig) -> None:
-    """Checks everything that needs neither torch nor an engine.
 
-    Raises:
-        RewardError: there is no such reward file.
-        ConfigError: the model has no weights, or no Ray cluster answers at the address.
-    """
-    from cepo.rewards.functions import resolve_reward_path
+def check_run(config: RunConfig) -> None:
+    """Checks settings, files, cluster, devices and hub names, the cheapest first, limits the threads and logs the plan."""
+    data, trainer, actor, critic = config.data, config.trainer, config.worker.actor.model, config.worker.critic.model
+    lines = check_config(config)
+    require_weights(actor.model_path)
+    _require_cluster(trainer)
+    for line in [*lines, *filter(None, [limited_threads(trainer)])]:
+        logger.info("plan: %s", line)
+    with interrupts.loading(), phase("looking at the devices"):
+        devices = check_devices(trainer)
+    logger.info("plan: %s", devices)
+    models = [
+        ("worker.actor.model.model_path", actor.model_path),
+        ("worker.actor.model.tokenizer_path", actor.tokenizer_path),
+        ("worker.critic.model.model_path", critic.model_path if config.algorithm.needs_critic else None),
+    ]
+    sources = [("data.train_files", source) for source in data.train_sources]
+    require_hub_names(models, [*sources, ("data.val_files", data.val_files)])
 
-    require_weights(worker.actor.model.model_path)
-    reward = worker.reward
-    for spec in [*reward.reward_functions, *filter(None, [reward.answer_function])]:
-        resolve_reward_path(spec)
+
+def ray_address(trainer: TrainerConfig) -> str | None:
+    """Returns the address of the Ray cluster that a run joins; None if it starts one on this machine."""
+    return trainer.ray_address or os.environ.get("RAY_ADDRESS") or None
+
+
+def _require_cluster(trainer: TrainerConfig) -> None:
     address = ray_address(trainer)
-    if trainer.chosen_launcher == "ray" and address is not None:
-        why = why_no_answer(address)
-        if why is not None:
-            raise ConfigError(
-                f"no Ray cluster answers at '{address}' ({why}). Start one with `ray start --head`, and give the address it "
-                "prints as trainer.ray_address or RAY_ADDRESS; without either, a cluster is started on this machine"
-            )
+    why = why_no_answer(address) if trainer.chosen_launcher == "ray" and address is not None else None
+    if why is not None:
+        raise ConfigError(
+            f"no Ray cluster answers at '{address}' ({why}). Start one with `ray start --head`, and give the address it "
+            "prints as trainer.ray_address or RAY_ADDRESS; without either, a cluster is started on this machine"
+        )
 
 
 def limited_threads(trainer: TrainerConfig) -> str | None:
-    """Limits the threads of a run in this process, before torch is loaded; returns what was chosen, if anything.
+    """Sets OMP_NUM_THREADS if a run in this process may not use all processors of the machine, and says so.
 
-    Under Ray each worker gets its share of the processors.
+    A resumed run keeps the number with which it began, because another one changes the rounding of sums. Does nothing if
+    the user has set a limit or torch, which reads it once, is loaded. Under Ray each worker gets its share.
     """
-    if trainer.chosen_launcher != "local":
+    if trainer.chosen_launcher != "local" or _THREADS in os.environ or "torch" in sys.modules:
         return None
     try:
         starts = read_environment(trainer.run_folder) if trainer.find_last_checkpoint else []
     except DataError:  # the tracker reports damaged records, and renames them
         starts = []
     recorded = dict(leaves(starts[-1])).get("threads.torch") if starts else None
-    return limit_threads(recorded if isinstance(recorded, int) else None)
-
-
-def check_hub_names(data: DataConfig, algorithm: AlgorithmConfig, worker: WorkerConfig) -> None:
-    """Checks that models and data sets with hub names are available.
-
-    Raises:
-        ConfigError: a name is available neither from the hub nor from the cache.
-    """
-    actor, critic = worker.actor.model, worker.critic.model
-    models = [
-        ("worker.actor.model.model_path", actor.model_path),
-        ("worker.actor.model.tokenizer_path", actor.tokenizer_path),
-        ("worker.critic.model.model_path", critic.model_path if algorithm.needs_critic else None),
-    ]
-    sources = [("data.train_files", source) for source in data.train_sources]
-    require_hub_names(models, [*sources, ("data.val_files", data.val_files)])
+    usable, present = num_processors(), os.cpu_count() or 1
+    threads = min(usable, recorded) if isinstance(recorded, int) else usable
+    if threads == present:
+        return None
+    os.environ[_THREADS] = str(threads)
+    why = "as many as when the run began" if recorded else f"as this process may use {usable} of {present} processors"
+    return f"threads: {threads}, {why}; set {_THREADS} to choose another number"
 
 
 def check_devices(trainer: TrainerConfig) -> str:
     """Checks that the run's devices are available and describes where training runs. Imports torch.
 
     In a Ray cluster of several machines each worker checks its own device.
-
-    Raises:
-        ConfigError: torch cannot be used, or this machine has fewer devices than the run needs.
     """
     address = ray_address(trainer)
     if trainer.chosen_launcher == "ray" and (address is not None or trainer.nnodes > 1):
@@ -95,19 +100,11 @@ def check_devices(trainer: TrainerConfig) -> str:
     return f"device: {device_in_words()}"
 
 
-def ray_address(trainer: TrainerConfig) -> str | None:
-    """Returns the address of the Ray cluster that a run joins; None if it starts one on this machine."""
-    return trainer.ray_address or os.environ.get("RAY_ADDRESS") or None
-
-
 def check_before_loading(actor: ActorConfig, rewards: RewardPool, problems: ProblemSet | MixedProblems) -> None:
     """Checks that the adapter's settings name layers of the model, and that the reward function returns a score.
 
     It gets the first problem's own answer as the response. If it raises, this only logs a warning, because it may raise
     on purpose for such a response.
-
-    Raises:
-        RewardError, ConfigError: one of these checks fails.
     """
     from cepo.trainer.asking import reward_input
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import inspect
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast, dataclass_transform
+from functools import cache
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar, cast, dataclass_transform
 
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic.dataclasses import is_pydantic_dataclass
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticUndefined
 from pydantic_core.core_schema import CoreSchema
 
 from cepo.errors import ConfigError, did_you_mean
@@ -22,12 +28,7 @@ _Section = TypeVar("_Section")
 _RULES = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 _PLAIN_TYPES = {"integer": "an integer", "number": "a number", "boolean": "true or false", "string": "text"}
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-_BOUNDS = (
-    ("minimum", "at least"),
-    ("exclusiveMinimum", "above"),
-    ("maximum", "at most"),
-    ("exclusiveMaximum", "below"),
-)
+_BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
 _UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
 _OUT_OF_BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number")
 _WRONG_LENGTH = ("too_short", "too_long")
@@ -38,7 +39,7 @@ def section(declared: type[_Section]) -> type[_Section]:
     """Turns a class into a section of settings: a frozen pydantic dataclass that checks every new instance.
 
     Types are strict (3.0 is not an integer, true is not a number), numbers must be finite, and unknown keys are
-    refused. `Field` takes the default, the bounds and the description of a setting.
+    refused. The text below a setting, or `Field(description=...)`, is its description.
     """
 
     def read_from_mapping(cls: type[_Section], source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -48,9 +49,40 @@ def section(declared: type[_Section]) -> type[_Section]:
         inner["strict"] = False  # a strict section would accept only instances
         return cast("CoreSchema", schema)
 
+    for name, text in _texts_below_settings(declared).items():
+        default = vars(declared).get(name, PydanticUndefined)
+        setattr(declared, name, Field(default=default, description=" ".join(text.split())))
     setattr(declared, "__get_pydantic_core_schema__", classmethod(read_from_mapping))  # noqa: B010
     frozen = not dataclasses.is_dataclass(declared) or cast(Any, declared).__dataclass_params__.frozen
     return cast("type[_Section]", pydantic_dataclass(frozen=frozen, kw_only=True, config=_RULES)(declared))
+
+
+def _texts_below_settings(declared: type[Any]) -> dict[str, str]:
+    """Returns the strings that follow the settings of a class in its source, as pydantic reads them without inheritance."""
+    node = _classes_of(declared.__module__).get(declared.__qualname__)
+    return {
+        setting.target.id: str(below.value.value)
+        for setting, below in pairwise(node.body if node else list[ast.stmt]())
+        if isinstance(setting, ast.AnnAssign) and isinstance(setting.target, ast.Name)
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+    }
+
+
+@cache
+def _classes_of(module: str) -> dict[str, ast.ClassDef]:
+    """Returns the classes of a module by their qualified names; none of what was typed into an interpreter."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, TypeError, KeyError):
+        return {}
+    outer = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    inner = {
+        f"{name}.{node.name}": node
+        for name, each in outer.items()
+        for node in each.body
+        if isinstance(node, ast.ClassDef)
+    }
+    return outer | inner
 
 
 def fields_of(kind: type[Any]) -> Mapping[str, FieldInfo]:
@@ -79,13 +111,12 @@ def is_decisive(kind: type[Any], key: str) -> bool:
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fault:
+class Fault(NamedTuple):
     """An error in one key. `rank` orders errors: unknown keys, then values, then missing settings."""
 
+    rank: int
     key: str
     message: str
-    rank: int
 
 
 class SectionError(ConfigError):
@@ -102,7 +133,6 @@ def read_section(
     *,
     path: str = "",
     texts: Mapping[str, str] | None = None,
-    schema: Callable[[], Tree] | None = None,
     elsewhere: Sequence[str] = (),
 ) -> _Section:
     """Reads the section `kind` from a mapping. Missing keys keep their defaults, also inside nested sections.
@@ -113,7 +143,6 @@ def read_section(
     Args:
         path: the dotted key of the section itself.
         texts: by dotted key, the original text of values that YAML read as numbers.
-        schema: the JSON schema from which messages are worded; by default that of `kind`.
         elsewhere: dotted keys outside the schema that may be suggested in place of an unknown one.
 
     Raises:
@@ -125,7 +154,7 @@ def read_section(
         return adapter.validate_python(given)
     except ValidationError as error:
         errors = error.errors(include_url=False)
-    words = Wording(schema() if schema else adapter.json_schema(), path, elsewhere)
+    words = Wording(adapter.json_schema(), path, elsewhere)
     if sum(_respelled(given, words, error, texts or {}) for error in errors):
         try:
             return adapter.validate_python(given)
@@ -162,17 +191,14 @@ def _respelled(tree: Any, words: Wording, error: ErrorDetails, texts: Mapping[st
     """Converts the value of an error between text and number or boolean; returns False if that is impossible."""
     steps, _ = words.walk(error["loc"])
     value, kind = error["input"], error["type"]
+    spelled: Any = None
     if kind in ("int_type", "float_type") and isinstance(value, str):
-        try:
-            spelled: Any = int(value) if kind == "int_type" else float(value)
-        except ValueError:
-            return False
+        with suppress(ValueError):
+            spelled = int(value) if kind == "int_type" else float(value)
     elif kind == "bool_type" and isinstance(value, int | str):
         spelled = _WORDS.get(str(value).lower())
-    elif kind == "string_type":
-        spelled = texts.get(words.key(steps)) if isinstance(value, int | float) else None
-    else:
-        return False
+    elif kind == "string_type" and isinstance(value, int | float):
+        spelled = texts.get(words.key(steps))
     if spelled is None:
         return False
     for step in steps[:-1]:
@@ -206,10 +232,8 @@ class Wording:
 
     def faults(self, errors: Sequence[ErrorDetails]) -> list[Fault]:
         """Returns one fault for each key: a broken bound is more informative than another branch's type error."""
-        found: dict[str, Fault] = {}
-        for error in sorted(errors, key=lambda error: error["type"] in _OUT_OF_BOUNDS):
-            fault = self._fault(error)
-            found[fault.key] = fault
+        bounds_last = sorted(errors, key=lambda error: error["type"] in _OUT_OF_BOUNDS)
+        found = {fault.key: fault for fault in map(self._fault, bounds_last)}
         return sorted(found.values(), key=lambda fault: fault.rank)
 
     def _fault(self, error: ErrorDetails) -> Fault:
@@ -218,10 +242,9 @@ class Wording:
         key = self.key(steps)
         if kind in _UNKNOWN:
             name = str(error["loc"][len(steps)])
-            return Fault(key=self.key([*steps, name]), message=self._unknown(name, key, node), rank=0)
+            return Fault(0, self.key([*steps, name]), self._unknown(name, key, node))
         if kind in ("missing", "missing_argument"):
-            missing = " ".join([f"{key} is required and not set.", node.get("description", "")]).strip()
-            return Fault(key=key, message=missing, rank=2)
+            return Fault(2, key, f"{key} is required and not set. {node.get('description', '')}".strip())
         if kind in ("value_error", "assertion_error"):
             message = f"{key}: {error.get('ctx', {}).get('error', error['msg'])}"
         elif kind in ("dataclass_type", "dataclass_exact_type", "model_type"):
@@ -229,12 +252,12 @@ class Wording:
         elif kind in _WRONG_LENGTH:
             message = f"{key} must have {_main(node).get('minItems')} entries, got {len(value)}: {value}."
         elif kind in _OUT_OF_BOUNDS:
-            message = f"{key} must be {accepted_range(node) or 'a finite number'}, got {shown_number(value)}."
+            message = f"{key} must be {accepted_range(node) or 'a finite number'}, got {shown(value)}."
         else:
             near = did_you_mean(str(value), choices_of(node))
             quote = " Write it in quotes." if kind == "string_type" and isinstance(value, int | float) else ""
             message = f"{key} must be {accepted_type(node)}, got {shown(value)}.{near}{quote}"
-        return Fault(key=key, message=message, rank=1)
+        return Fault(1, key, message)
 
     def _unknown(self, name: str, around: str, node: Tree) -> str:
         known, path = list(_main(node).get("properties", {})), f"{around}." if around else ""
@@ -305,7 +328,7 @@ def accepted_range(node: Tree) -> str:
     main = _main(node)
     if main.get("type") == "array":
         return accepted_range(main["items"])
-    text = " and ".join(f"{words} {main[bound]:g}" for bound, words in _BOUNDS if bound in main)
+    text = " and ".join(f"{words} {main[bound]:g}" for bound, words in _BOUNDS.items() if bound in main)
     off = [f"{branch['const']} (off) or " for branch in branches if "const" in branch]
     return "".join(off) + text
 
@@ -316,14 +339,8 @@ def shown(value: Any) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
         return f"the text {value!r}"
-    if isinstance(value, int | float):
-        return shown_number(value)
+    if isinstance(value, int) and value.bit_length() > 256:  # Python refuses to print thousands of digits
+        return f"an integer of {value.bit_length()} bits"
     if isinstance(value, Mapping):
         return f"a mapping with the keys {', '.join(map(str, cast('Tree', value))) or '(none)'}"
     return f"the list {value!r}" if isinstance(value, list) else repr(value)
-
-
-def shown_number(value: float) -> str:
-    """Formats a number for a message; Python refuses to print integers of thousands of digits."""
-    is_long = isinstance(value, int) and value.bit_length() > 256
-    return f"an integer of {int(value).bit_length()} bits" if is_long else str(value)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
 from cepo.algorithms import build_estimator
 from cepo.config import RunConfig
-from cepo.config.schema import ActorConfig, CriticConfig, LoraConfig, RolloutConfig
+from cepo.config.schema import ActorConfig, CriticConfig, CriticModelConfig, LoraConfig, ModelConfig, RolloutConfig
 from cepo.errors import ConfigError
 from cepo.models import pretrained
 from cepo.models.families import family_of
@@ -32,8 +31,7 @@ _BYTES_PER_LOGIT, _BYTES_PER_COMPARED_LOGIT = 4 + 2, 14 * 4
 """A chunk's logits in float32 and their gradient; a divergence holds 14 float32 tensors of a chunk, counted on a CPU."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stack:
+class Stack(NamedTuple):
     """A stack of equal transformer blocks; `queries` and `keys` are numbers of heads times the head's size."""
 
     depth: int
@@ -52,97 +50,66 @@ class Stack:
         return value_bytes * computed + 4 * (4 * self.hidden + 2 * (self.queries + self.keys))
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelShape:
-    """The sizes of a model that the estimate needs, as numbers of parameters unless noted.
-
-    Attributes:
-        vision: those of the vision tower, with the merger.
-        block, outside: of the largest block that FSDP gathers, and of all that is outside such blocks.
-        adapter: of the adapter; 0 without LoRA. `adapts_vision`: it is also in the vision tower.
-        text_linear: of the language model's linear layers without the head, which QLoRA keeps in 4 bits.
-        vocabulary: rows of the head.
-        text_stack, vision_stack: the latter is None for a text model, or a tower whose sizes have other names.
-        patches_per_token: image patches that are merged into one token.
-    """
+class ModelShape(NamedTuple):
+    """The sizes of a model that the estimate needs, as numbers of parameters unless noted."""
 
     parameters: int
-    vision: int
-    block: int
-    outside: int
-    adapter: int
+    vision: int  # of the vision tower, with the merger
+    block: int  # of the largest block that FSDP gathers
+    outside: int  # of all that is outside such blocks
+    adapter: int  # 0 without LoRA
     adapts_vision: bool
-    text_linear: int
-    vocabulary: int
+    text_linear: int  # of the language model's linear layers without the head, which QLoRA keeps in 4 bits
+    vocabulary: int  # rows of the head
     text_stack: Stack
-    vision_stack: Stack | None
-    patches_per_token: int
+    vision_stack: Stack | None  # None for a text model, or a tower whose sizes have other names
+    patches_per_token: int  # image patches that are merged into one token
 
 
-ShapeOf = Callable[[str, bool, Mapping[str, object], LoraConfig], ModelShape]
-"""A function with the parameters of `model_shape`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Memory:
+class Memory(NamedTuple):
     """The bytes that a run needs on one device.
 
-    Attributes:
-        weights: with the copies of the teacher and the reference; optimizer: its state.
-        away: the part of both that is in host memory while responses are sampled.
-        engine: the generator's own weights and the KV cache of the longest request.
-        least_pass, largest_pass: of scoring, backward or the optimizer's step, whichever is largest, with the gradients; the
-            first without activations, the second with rows of the maximum length.
-        checkpoint: bytes on disk.
-        parameters: of the model, as a number.
-        with_vllm: vLLM samples; the weights of another generator stay on the device.
+    A pass is scoring, backward or the optimizer's step, whichever is largest, with the gradients.
     """
 
-    weights: int
+    weights: int  # with the copies of the teacher and the reference
     optimizer: int
-    away: int
-    engine: int
-    least_pass: int
-    largest_pass: int
-    checkpoint: int
-    parameters: int
-    with_vllm: bool = True
+    away: int  # the part of both that is in host memory while responses are sampled
+    engine: int  # the generator's own weights and the KV cache of the longest request
+    least_pass: int  # without activations
+    largest_pass: int  # with rows of the maximum length
+    checkpoint: int  # on disk
+    parameters: int  # of the model, as a number
+    with_vllm: bool = True  # the weights of another generator stay on the device
 
 
-def estimate_memory(config: RunConfig, *, with_vllm: bool, shape_of_path: ShapeOf | None = None) -> Memory:
-    """Returns the memory of a run: weights, optimizer, KV cache and the largest pass of the policy and of the critic.
+ShapeOf = Callable[[ModelConfig | CriticModelConfig, LoraConfig], ModelShape]
 
-    Raises:
-        ConfigError: the model's configuration cannot be read.
-    """
-    look_up, actor, algorithm = shape_of_path or model_shape, config.worker.actor, config.algorithm
+
+def estimate_memory(config: RunConfig, *, with_vllm: bool, shape_of_model: ShapeOf | None = None) -> Memory:
+    """Returns the memory of a run: weights, optimizer, KV cache and the largest pass of the policy and of the critic."""
+    look_up, actor, algorithm = shape_of_model or _read_shape, config.worker.actor, config.algorithm
     estimator = build_estimator(algorithm.adv_estimator, config.methods[algorithm.adv_estimator])
     sources = [estimator.teacher.source] if estimator.views else []
     sources += [] if algorithm.disable_kl else ["reference"]
-    model = actor.model
-    copies = sum(source != "actor" and not (model.lora.rank > 0 and source == "reference") for source in sources)
+    lora = actor.model.lora
+    copies = sum(source != "actor" and not (lora.rank > 0 and source == "reference") for source in sources)
     compares = estimator.distilled_view is not None or (algorithm.kl_penalty == "full" and not algorithm.disable_kl)
-    shape = look_up(model.model_path, model.trust_remote_code, model.override_config, model.lora)
-    trained = [_model_memory(config, actor, shape, model.lora, copies=copies, compares=compares)]
+    shape = look_up(actor.model, lora)
+    trained = [_model_memory(config, actor, shape, lora, copies, compares)]
     if estimator.needs_values:
-        critic = config.worker.resolved_critic
-        model, plain = critic.model, LoraConfig()
-        valued = look_up(str(model.model_path), model.trust_remote_code, model.override_config, plain)
+        critic, plain = config.worker.resolved_critic, LoraConfig()
+        valued = look_up(critic.model, plain)
         trained.append(_model_memory(config, critic, valued, plain, copies=0, compares=False))
     rollout, data = config.worker.rollout, config.data
     tokens = rollout.max_model_len or data.max_prompt_length + data.max_response_length
     cached = 2 * shape.text_stack.depth * shape.text_stack.keys * tokens
-    return Memory(
-        weights=sum(each.weights for each in trained),
-        optimizer=sum(each.optimizer for each in trained),
-        away=sum(each.away for each in trained),
-        engine=VALUE_BYTES[rollout.dtype] * (shape.parameters + cached) // rollout.tensor_parallel_size,
-        least_pass=max(each.least_pass for each in trained),
-        largest_pass=max(each.largest_pass for each in trained),
-        checkpoint=sum(each.checkpoint for each in trained),
-        parameters=shape.parameters,
-        with_vllm=with_vllm,
-    )
+    totals = {
+        name: sum(getattr(each, name) for each in trained) for name in ("weights", "optimizer", "away", "checkpoint")
+    }
+    passes = {name: max(getattr(each, name) for each in trained) for name in ("least_pass", "largest_pass")}
+    engine = VALUE_BYTES[rollout.dtype] * (shape.parameters + cached) // rollout.tensor_parallel_size
+    return Memory(**totals, **passes, engine=engine, parameters=shape.parameters, with_vllm=with_vllm)
 
 
 def _model_memory(
@@ -150,7 +117,6 @@ def _model_memory(
     settings: ActorConfig | CriticConfig,
     shape: ModelShape,
     lora: LoraConfig,
-    *,
     copies: int,
     compares: bool,
 ) -> Memory:
@@ -165,7 +131,7 @@ def _model_memory(
       one tensor.
     """
     fsdp, frozen = settings.fsdp, settings.model.freeze_vision_tower
-    devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    devices, on_device = config.trainer.num_devices, 0 if fsdp.enable_cpu_offload else 1
     trained_bytes, compute_bytes = VALUE_BYTES[fsdp.torch_dtype or "fp32"], VALUE_BYTES[fsdp.mp_param_dtype]
     whole = shape.vision if frozen or (lora.rank > 0 and not shape.adapts_vision) else 0
     packed = shape.text_linear if lora.quantization else 0
@@ -174,34 +140,29 @@ def _model_memory(
     share = math.ceil(trained / devices)
     all_bytes = base * compute_bytes + trained * trained_bytes if lora.rank > 0 else base * trained_bytes
     sharded = math.ceil(all_bytes / devices)
-    on_device = 0 if fsdp.enable_cpu_offload else 1
     packed_bytes = int(packed * bytes_in_4_bits(double_quantization=lora.double_quantization))
-    state_bytes = 8 if settings.optim.strategy == "adamw_bf16" else 2 * trained_bytes
+    compensated = settings.optim.strategy == "adamw_bf16"
+    state_bytes = 8 if compensated else 2 * trained_bytes
     optimizer, gradients = on_device * share * state_bytes, on_device * share * trained_bytes
-    stepping = gradients
-    if settings.optim.strategy == "adamw_bf16":
-        stepping = 24 * min(share, shape.vocabulary * shape.text_stack.hidden // devices) * on_device
+    largest_tensor = min(share, shape.vocabulary * shape.text_stack.hidden // devices)
+    stepping = 24 * largest_tensor * on_device if compensated else gradients
     gathered = min(shape.outside + 2 * shape.block if fsdp.enable_full_shard else base, base) * compute_bytes
     reduced = 0 if lora.rank > 0 else (shape.outside + shape.block) * (compute_bytes + 4)
-    swapped = gradients if copies else 0
     prompt_tokens = math.ceil(config.data.rollout_batch_size / devices) * config.data.max_prompt_length
     features = prompt_tokens * 4 * shape.text_stack.hidden * compute_bytes if whole else 0
     updating, scoring = _pass_bytes(config, settings, shape, trains_tower=not whole, compares=compares)
-
-    def largest(updating: int, scoring: int) -> int:
-        return max(gradients + max(gathered + reduced + updating, stepping), gathered + swapped + scoring)
-
+    set_aside = gathered + (gradients if copies else 0)
     away = optimizer if settings.offload.offload_optimizer else 0
     away += sharded * on_device + packed_bytes if settings.offload.offload_params else 0
-    extra = 0 if config.trainer.save_model_only else state_bytes + 4 * copies
+    recorded = trained_bytes + (0 if config.trainer.save_model_only else state_bytes + 4 * copies)
     return Memory(
         weights=on_device * (sharded + 4 * copies * share) + whole * compute_bytes + packed_bytes,
         optimizer=optimizer,
         away=away,
         engine=0,
-        least_pass=largest(0, 0),
-        largest_pass=largest(updating, scoring) + features,
-        checkpoint=trained * (trained_bytes + extra),
+        least_pass=max(gradients + max(gathered + reduced, stepping), set_aside),
+        largest_pass=max(gradients + max(gathered + reduced + updating, stepping), set_aside + scoring) + features,
+        checkpoint=trained * recorded,
         parameters=shape.parameters,
     )
 
@@ -246,8 +207,7 @@ def bytes_in_4_bits(*, double_quantization: bool) -> float:
     return 0.5 + (1 + 4 / 256 if double_quantization else 4) / 64
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fit:
+class Fit(NamedTuple):
     """Why a run cannot start (None if it can), the bytes that its upper bound lacks, and a share for vLLM that would fit."""
 
     refused: str | None
@@ -262,11 +222,10 @@ def fit(memory: Memory, rollout: RolloutConfig, *, free: int, total: int) -> Fit
     because vLLM sleeps, or beside its share without `rollout.sleep`. Another generator's weights always stay.
     """
     held = memory.weights + memory.optimizer
-    kept = held - memory.away
+    kept, least = held - memory.away, held + memory.least_pass
     share = int(rollout.gpu_memory_utilization * total) if memory.with_vllm else memory.engine
     sleeps = memory.with_vllm and rollout.sleep
-    beside = 0 if sleeps else share
-    least = held + memory.least_pass
+    beside, asleep = (0, ASLEEP_BYTES) if sleeps else (share, 0)
     most = free if sleeps else max(0, free - least)
     highest = math.floor(min(free - kept, most) / total * 20) / 20
     fitting = highest if memory.with_vllm and least <= free and highest * total >= memory.engine > 0 else None
@@ -286,17 +245,11 @@ def fit(memory: Memory, rollout: RolloutConfig, *, free: int, total: int) -> Fit
     if refused is not None:
         remedy = WHAT_HELPS if fitting is None else f"what would fit: worker.rollout.gpu_memory_utilization={fitting:g}"
         refused = f"{refused}; {remedy}"
-    asleep = ASLEEP_BYTES if sleeps else 0
-    short = max(0, held + memory.largest_pass + beside + asleep - free)
-    return Fit(refused=refused, short=short, share=fitting)
+    return Fit(refused, max(0, held + memory.largest_pass + beside + asleep - free), fitting)
 
 
 def require_memory(memory: Memory | None, rollout: RolloutConfig, device: torch.device) -> None:
-    """Checks a GPU before a model is loaded, and warns if activations may not fit; does nothing on another device.
-
-    Raises:
-        ConfigError: the part that does not depend on lengths does not fit.
-    """
+    """Checks a GPU before a model is loaded, and warns if activations may not fit; does nothing on another device."""
     if memory is None or device.type != "cuda":
         return
     free, total = torch.cuda.mem_get_info(device)
@@ -316,24 +269,17 @@ def gib(num_bytes: float) -> str:
     return f"{num_bytes / 2**20:.0f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:.1f} GiB"
 
 
-def model_shape(path: str, trust_remote_code: bool, override_config: Mapping[str, Any], lora: LoraConfig) -> ModelShape:
-    """Returns the shape of the model at `path` (a folder or hub name), without reading its weights.
-
-    Raises:
-        ConfigError: no configuration can be read there, or this version of transformers cannot build the model.
-    """
-    config = pretrained.read_config(path, trust_remote_code=trust_remote_code)
-    for key, value in override_config.items():
+def _read_shape(model: ModelConfig | CriticModelConfig, lora: LoraConfig) -> ModelShape:
+    """Returns the shape of the model that a folder or a hub name describes, without reading its weights."""
+    assert model.model_path is not None
+    config = pretrained.read_config(model.model_path, trust_remote_code=model.trust_remote_code)
+    for key, value in model.override_config.items():
         setattr(config, key, value)
-    return shape_of(config, lora=lora, trust_remote_code=trust_remote_code)
+    return shape_of(config, lora=lora, trust_remote_code=model.trust_remote_code)
 
 
 def shape_of(config: Any, *, lora: LoraConfig, trust_remote_code: bool = False) -> ModelShape:
-    """Returns the shape of the model that a transformers configuration describes, built on the meta device.
-
-    Raises:
-        ConfigError: this version of transformers cannot build a model from the configuration.
-    """
+    """Returns the shape of the model that a transformers configuration describes, built on the meta device."""
     import transformers
 
     family = family_of(config, trust_remote_code=trust_remote_code)
@@ -346,10 +292,10 @@ def shape_of(config: Any, *, lora: LoraConfig, trust_remote_code: bool = False) 
     tower, head = family.vision_parts(model), model.get_output_embeddings()
     blocks = [_size(block) for block in pretrained.sharded_blocks(model)]
     in_tower = {inner for part in tower for inner in part.modules()}
-    adapted = _adapted(model, lora)
-    magnitudes = sum(layer.out_features for layer in adapted) if lora.use_dora else 0
     linear = [each for each in model.modules() if type(each) is torch.nn.Linear and each is not head]
     vision = getattr(config, "vision_config", None)  # text models' configurations lack the entry
+    adapted = _adapted(model, lora)
+    magnitudes = sum(layer.out_features for layer in adapted) if lora.use_dora else 0
     return ModelShape(
         parameters=_size(model),
         vision=sum(map(_size, tower)),
@@ -366,25 +312,22 @@ def shape_of(config: Any, *, lora: LoraConfig, trust_remote_code: bool = False) 
     )
 
 
-def _size(module: Any) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
-
-
-def _adapted(model: Any, lora: LoraConfig) -> list[Any]:
-    """Returns the linear layers that PEFT would adapt under these settings; none if the rank is 0."""
+def _adapted(model: Any, lora: LoraConfig) -> list[torch.nn.Linear]:
+    """Returns the linear layers that PEFT would adapt, without PEFT: the doctor works beside a broken installation of it."""
     targets = [part.strip() for part in lora.target_modules.split(",")]
     head, excluded = model.get_output_embeddings(), pretrained.excluded_from_adapter(lora, model.config)
+    found = [(f".{name}", each) for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)]
     return [
         module
-        for name, module in model.named_modules()
-        if lora.rank > 0
-        and isinstance(module, torch.nn.Linear)
-        and not (excluded is not None and re.fullmatch(excluded, name))
-        and (
-            any(f".{name}".endswith(f".{target}") for target in targets)
-            or (targets == ["all-linear"] and module is not head)
-        )
+        for name, module in found
+        if lora.rank > 0 and not (excluded is not None and re.fullmatch(excluded, name[1:]))
+        if name.endswith(tuple(f".{target}" for target in targets))
+        or (targets == ["all-linear"] and module is not head)
     ]
+
+
+def _size(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _stack(config: Any) -> Stack:

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from cepo import interrupts, preflight
-from cepo.config import RunConfig, check_config, dump_for_record, load_config
+from cepo.config import RunConfig, dump_for_record, load_config
 from cepo.config.loader import decisive_settings, run_identity
 from cepo.errors import CepoError, WorkerLostError, place_in
 from cepo.leftovers import remove_left_behind
@@ -18,13 +18,13 @@ from cepo.progress import live_view, log_to_stderr, phase
 from cepo.runtime.reach import prepare_own_cluster
 
 if TYPE_CHECKING:
-    from cepo.algorithms import Estimator
+    from cepo.config.data_schema import DataConfig
+    from cepo.config.trainer_schema import TrainerConfig
     from cepo.data.dataset import ProblemSet
     from cepo.data.mixing import MixedProblems
     from cepo.models.inputs import ImageSource
     from cepo.models.processing import Processing
     from cepo.report.page import Run
-    from cepo.sizing import Memory
     from cepo.tracking.sink import Tracker
     from cepo.trainer.callbacks import Callback
     from cepo.trainer.loop import Trainer
@@ -79,16 +79,15 @@ def _interrupted(config: RunConfig | None) -> int:
 
 
 def run_policy(config: RunConfig) -> RunPolicy:
-    """Returns the policy of a command that trains `config`."""
     from cepo.trainer.run_policy import RunPolicy
 
     settings = config.trainer
     return RunPolicy(
-        config.trainer.run_folder,
+        settings.run_folder,
         settings,
         identity=run_identity(config),
         decisive=decisive_settings(config),
-        max_restarts=settings.max_restarts if config.trainer.chosen_launcher == "ray" else 0,
+        max_restarts=settings.max_restarts if settings.chosen_launcher == "ray" else 0,
     )
 
 
@@ -109,16 +108,8 @@ def train(config: RunConfig, *, callbacks: Sequence[Callback] = ()) -> Run:
     """
     from cepo.report.page import open_run
 
-    lines = check_config(config)
-    preflight.check_before_imports(config.worker, config.trainer)
-    threads = preflight.limited_threads(config.trainer)
-    for line in (*lines, *filter(None, [threads])):
-        logger.info("plan: %s", line)
     with live_view():
-        with interrupts.loading(), phase("looking at the devices"):
-            devices = preflight.check_devices(config.trainer)
-        logger.info("plan: %s", devices)
-        preflight.check_hub_names(config.data, config.algorithm, config.worker)
+        preflight.check_run(config)
         _train_in_its_folder(config, callbacks)
     return open_run(config.trainer.run_folder)
 
@@ -147,16 +138,15 @@ def _train_in_its_folder(config: RunConfig, callbacks: Sequence[Callback]) -> No
 
 
 def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None = None) -> Trainer:
-    """Builds the trainer of a run, with cheap checks first; `stack` closes its resources.
-
-    With the `policy` of an earlier trainer, the run continues after a loss of workers.
-    """
+    """Builds the trainer, with cheap checks first; `stack` closes its resources, `policy` is that of a trainer before it."""
+    from cepo.algorithms import build_estimator, load_plugin
     from cepo.rewards.pool import RewardPool
     from cepo.tracking.sink import check_sinks
 
-    check_sinks(config.trainer.logger)
+    data, algorithm, worker, settings = sections = config.data, config.algorithm, config.worker, config.trainer
+    check_sinks(settings.logger)
     policy = policy or stack.enter_context(run_policy(config))
-    rewards = stack.enter_context(RewardPool.of(config.worker.reward))
+    rewards = stack.enter_context(RewardPool.of(worker.reward))
     with interrupts.loading(), phase("loading libraries and the tokenizer"):
         from cepo.data.contexts import ContextBuilder
         from cepo.data.dataset import most_visuals
@@ -165,16 +155,17 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
         from cepo.trainer.validation import Validator
         from cepo.workers.worker import WorkerFacts
 
-        processing = load_processing(config.worker.actor.model, config.data)
-    estimator = _estimator(config)
-    contexts = ContextBuilder(processing, estimator.teacher, max_context_length=config.data.max_prompt_length)
+        processing = load_processing(worker.actor.model, data)
+    for plugin in settings.plugins:
+        load_plugin(plugin)
+    estimator = build_estimator(algorithm.adv_estimator, config.methods.get(algorithm.adv_estimator))
+    contexts = ContextBuilder(processing, estimator.teacher, max_context_length=data.max_prompt_length)
     with phase("reading and checking the problems"):
-        problems, held_out = _problem_sets(config, processing, with_solutions=estimator.needs_solutions)
-    total_steps = _total_steps(config, len(problems))
-    policy.choose_start(data=problems.content(), total_steps=total_steps, kl_coefficient=config.algorithm.kl_coef)
-    preflight.check_before_loading(config.worker.actor, rewards, problems)
+        problems, held_out = _problem_sets(data, processing, with_solutions=estimator.needs_solutions)
+    total_steps = _total_steps(len(problems), data, settings)
+    policy.choose_start(data=problems.content(), total_steps=total_steps, kl_coefficient=algorithm.kl_coef)
+    preflight.check_before_loading(worker.actor, rewards, problems)
     policy.claim_folder()  # last of the checks: a refused run leaves no folder
-    sections = config.data, config.algorithm, config.worker, config.trainer
     facts = WorkerFacts.of(
         *sections,
         teacher=estimator.teacher,
@@ -186,47 +177,67 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
     stack.callback(backend.close)
     if policy.checkpoint is not None:
         backend.load(policy.checkpoint)
-        logger.info(
-            "resumed from %s: continues with step %d of %d", policy.checkpoint, policy.state.step + 1, total_steps
-        )
-    tracker = _tracker(config, stack, total_steps, policy.begin())
+        next_step = policy.state.step + 1
+        logger.info("resumed from %s: continues with step %d of %d", policy.checkpoint, next_step, total_steps)
     return Trainer(
-        data=config.data,
-        algorithm=config.algorithm,
-        worker=config.worker,
-        settings=config.trainer,
+        data=data,
+        algorithm=algorithm,
+        worker=worker,
+        settings=settings,
         problems=problems,
         processing=processing,
         estimator=estimator,
         contexts=contexts,
         backend=backend,
         rewards=rewards,
-        tracker=tracker,
+        tracker=_tracker(config, stack, total_steps, policy.begin()),
         policy=policy,
         validator=None if held_out is None else Validator(held_out, *sections, contexts, processing, rewards),
         total_steps=total_steps,
     )
 
 
-def _estimator(config: RunConfig) -> Estimator:
-    from cepo.algorithms import build_estimator, load_plugin
+def _problem_sets(
+    data: DataConfig, processing: Processing, *, with_solutions: bool
+) -> tuple[ProblemSet | MixedProblems, ProblemSet | None]:
+    from cepo.data.dataset import ProblemSet
+    from cepo.data.mixing import read_training_sets
 
-    for plugin in config.trainer.plugins:
-        load_plugin(plugin)
-    name = config.algorithm.adv_estimator
-    return build_estimator(name, config.methods.get(name))
+    problems = read_training_sets(data, processing)
+    held_out = None if data.val_files is None else ProblemSet(data.val_files, data, processing)
+    if with_solutions:
+        problems.require_solutions("algorithm.positive.source=solution")
+    return problems, held_out
+
+
+def _total_steps(num_problems: int, data: DataConfig, settings: TrainerConfig) -> int:
+    from cepo.data.dataset import steps_per_epoch
+
+    per_epoch = steps_per_epoch(num_problems, data.rollout_batch_size)
+    total = per_epoch * settings.total_epochs if settings.max_steps is None else settings.max_steps
+    logger.info("plan: %d problems make %d steps per epoch; %d steps in total", num_problems, per_epoch, total)
+    return total
 
 
 def build_backend(
     config: RunConfig, processing: Processing, facts: WorkerFacts, image_probe: ImageSource | None
 ) -> Backend:
-    """Builds the backend, which runs on this process's device or on those of a Ray cluster."""
-    memory = _memory(config, processing, facts)
-    if config.trainer.chosen_launcher == "ray":
+    """Builds the backend, which runs on this process's device or on those of a Ray cluster.
+
+    The memory that the run needs, by which it may be refused, is estimated for GPUs alone.
+    """
+    import torch
+
+    from cepo.rollout.factory import vllm_samples
+    from cepo.sizing import estimate_memory, require_memory
+
+    memory, under_ray = None, config.trainer.chosen_launcher == "ray"
+    if under_ray or torch.cuda.is_available():
+        memory = estimate_memory(config, with_vllm=vllm_samples(facts.generator, processing.family))
+    if under_ray:
         from cepo.runtime.ray import RayBackend
 
         return RayBackend(config.data, config.worker, config.trainer, facts, memory, image_probe)
-    from cepo.sizing import require_memory
     from cepo.workers.distributed import this_device
     from cepo.workers.worker import Worker
 
@@ -234,59 +245,21 @@ def build_backend(
     return Worker(config.worker, facts, processing)
 
 
-def _memory(config: RunConfig, processing: Processing, facts: WorkerFacts) -> Memory | None:
-    """Returns the memory that the run needs, by which it may be refused; None without a GPU."""
-    import torch
-
-    from cepo.rollout.factory import vllm_samples
-    from cepo.sizing import estimate_memory
-
-    on_other_machines = config.trainer.chosen_launcher == "ray"
-    if not (torch.cuda.is_available() or on_other_machines):
-        return None
-    with_vllm = vllm_samples(facts.generator, processing.family)
-    return estimate_memory(config, with_vllm=with_vllm)
-
-
-def _problem_sets(
-    config: RunConfig, processing: Processing, *, with_solutions: bool
-) -> tuple[ProblemSet | MixedProblems, ProblemSet | None]:
-    from cepo.data.dataset import ProblemSet
-    from cepo.data.mixing import read_training_sets
-
-    problems = read_training_sets(config.data, processing)
-    held_out = None
-    if config.data.val_files is not None:
-        held_out = ProblemSet(config.data.val_files, config.data, processing)
-    if with_solutions:
-        problems.require_solutions("algorithm.positive.source=solution")
-    return problems, held_out
-
-
-def _total_steps(config: RunConfig, num_problems: int) -> int:
-    from cepo.data.dataset import steps_per_epoch
-
-    per_epoch = steps_per_epoch(num_problems, config.data.rollout_batch_size)
-    chosen = config.trainer.max_steps
-    total = per_epoch * config.trainer.total_epochs if chosen is None else chosen
-    logger.info("plan: %d problems make %d steps per epoch; %d steps in total", num_problems, per_epoch, total)
-    return total
-
-
 def _tracker(config: RunConfig, stack: ExitStack, total_steps: int, resumed_step: int | None) -> Tracker:
     from cepo.hardware import visible_gpus
     from cepo.tracking.sink import RunDescription, build_tracker
 
+    settings = config.trainer
     tracker = build_tracker(
-        config.trainer.logger,
+        settings.logger,
         RunDescription(
-            folder=config.trainer.run_folder,
+            folder=settings.run_folder,
             config_text=dump_for_record(config),
             max_steps=total_steps,
-            project=config.trainer.project_name,
-            experiment=config.trainer.experiment_name,
+            project=settings.project_name,
+            experiment=settings.experiment_name,
             resumed_step=resumed_step,
-            max_rollouts_mb=config.trainer.rollouts_max_mb,
+            max_rollouts_mb=settings.rollouts_max_mb,
             device_names=[name for name, _ in visible_gpus()],
         ),
     )

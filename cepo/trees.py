@@ -35,6 +35,24 @@ def with_texts(value: object, change: Callable[[str], str]) -> Any:
     return change(value) if isinstance(value, str) else value
 
 
+def texts_of(value: object) -> Iterator[str]:
+    """Yields the strings of nested data, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif is_mapping(value):
+        yield from (text for pair in value.items() for each in pair for text in texts_of(each))
+    elif is_list(value):
+        yield from (text for each in value for text in texts_of(each))
+
+
+def put(tree: Tree, key: str, value: object) -> None:
+    """Sets the dotted `key` of a tree, with the sections around it."""
+    *sections, name = key.split(".")
+    for each in sections:
+        tree = tree.setdefault(each, {})
+    tree[name] = value
+
+
 def leaves(tree: object, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yields the dotted keys of nested mappings with their values; an empty mapping is a value."""
     if is_mapping(tree) and tree:

@@ -201,7 +201,7 @@ def memory_cell(config: RunConfig, size: str, total: int) -> str:
         )
         changed = replace(config, worker=replace(config.worker, actor=actor))
         memory = estimate_memory(
-            changed, with_vllm=True, shape_of_path=lambda path, trust, override, lora: published_shape(size, lora)
+            changed, with_vllm=True, shape_of_model=lambda model, lora: published_shape(size, lora)
         )
         found = fit(memory, config.worker.rollout, free=total - 500_000_000, total=total)
         if found.short == 0 and found.refused is None:

@@ -8,13 +8,12 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from cepo.config import RunConfig, load_config
-from cepo.config.checks import MICROGEO_MODELS
+from cepo.config.checks import HUB_NAME, MICROGEO_MODELS
 from cepo.config.recorded import recorded_for_evaluation
 from cepo.errors import CheckpointError, ConfigError
 from cepo.tracking.run_folder import CONFIG_FILE
 
 _MODEL = "worker.actor.model.model_path"
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def config_of_checkpoint(
@@ -24,27 +23,18 @@ def config_of_checkpoint(
 
     Without `config=` among the settings, data, model, sampling, correctness rule and the sections `also` are those of
     the checkpoint's run.
-
-    Raises:
-        ConfigError, CheckpointError: a file or model does not exist, or no configuration is known.
     """
     actor, model = _resolved(checkpoint)
-    arguments = list(settings)
-    recorded = None
-    if not any(argument.startswith("config=") for argument in arguments):
-        given = [argument.partition("=")[0] for argument in arguments]
-        recorded = recorded_for_evaluation(_config_of_run(actor), given, also=also)
-    if model is not None:
-        arguments.append(f"{_MODEL}={model}")
+    given = [argument.partition("=")[0] for argument in settings]
+    recorded = None if "config" in given else recorded_for_evaluation(_config_of_run(actor), given, also=also)
+    arguments = [*settings, *([] if model is None else [f"{_MODEL}={model}"])]
     config = load_config(arguments, recorded=recorded)
     if actor is not None:
-        chosen = any(argument.startswith(f"{_MODEL}=") for argument in settings)
-        config = _with_base(config, actor, chosen=chosen)
+        config = _with_base(config, actor, chosen=_MODEL in given)
     return config, actor
 
 
 def name_of_results(checkpoint: str) -> str:
-    """Returns a folder name for the results of a checkpoint."""
     return re.sub(r"[^\w.-]+", "-", "-".join(Path(checkpoint).parts[-2:]).strip("-"))
 
 
@@ -57,7 +47,7 @@ def _resolved(checkpoint: str | None) -> tuple[Path | None, str | None]:
         from cepo.workers.merged_model import actor_folder
 
         return actor_folder(path), None
-    on_hub = not path.exists() and _HUB_NAME.fullmatch(checkpoint) and not path.name.startswith("global_step_")
+    on_hub = not path.exists() and HUB_NAME.fullmatch(checkpoint) and not path.name.startswith("global_step_")
     if path.is_dir() or checkpoint in MICROGEO_MODELS or on_hub:
         return None, checkpoint
     raise CheckpointError(

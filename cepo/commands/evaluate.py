@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,36 +40,30 @@ _PROTOCOLS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A checked command line.
+    """A checked command line."""
 
-    Attributes:
-        config: its model is the one that the engine loads first.
-        actor: folder of trained weights to load into that model; None for the model's own weights.
-        sources: sources of problems as the user named them.
-    """
-
-    config: RunConfig
+    config: RunConfig  # its model is the one that the engine loads first
     checkpoint: str | None
-    actor: Path | None
-    sources: Sequence[str]
+    actor: Path | None  # folder of trained weights to load into that model; None for the model's own
+    sources: Sequence[str]  # of problems, as the user named them
     out: Path
 
     def lines(self) -> Iterator[str]:
-        """Describes the plan, one fact per line."""
         from cepo.trainer.asking import validation_settings
 
-        settings = validation_settings(self.config.worker.rollout, self.config.data)
-        yield f"model: {self.config.worker.actor.model.model_path}"
+        data, worker = self.config.data, self.config.worker
+        settings = validation_settings(worker.rollout, data)
+        yield f"model: {worker.actor.model.model_path}"
         yield f"trained weights: {self.actor or 'none (the model unchanged)'}"
         yield f"data: {', '.join(self.sources)}"
-        yield f"format prompt: {self.config.data.format_prompt}"
+        yield f"format prompt: {data.format_prompt}"
         yield (
             f"sampling: {settings.num_samples} per problem, temperature {settings.temperature:g}, top_p {settings.top_p:g}, "
             f"top_k {settings.top_k}, presence penalty {settings.presence_penalty:g}, "
-            f"at most {settings.max_response_length} tokens, seed {self.config.worker.rollout.seed}"
+            f"at most {settings.max_response_length} tokens, seed {worker.rollout.seed}"
         )
-        yield f"generator: {self.config.worker.rollout.name}"
-        yield f"reward function: {self.config.worker.reward.reward_function}; benchmarks by their own rules"
+        yield f"generator: {worker.rollout.name}"
+        yield f"reward function: {worker.reward.reward_function}; benchmarks by their own rules"
         yield f"folder: {self.out}"
 
 
@@ -89,11 +84,7 @@ def evaluate_planned(plan: Plan) -> int:
 
 
 def make_plan(options: Mapping[str, str], settings: Sequence[str]) -> Plan:
-    """Resolves and checks the options and settings of a command line without loading a model.
-
-    Raises:
-        ConfigError, CheckpointError: a file or model does not exist, or arguments contradict each other.
-    """
+    """Resolves and checks the options and settings of a command line without loading a model."""
     checkpoint = options.get("checkpoint")
     config, actor = config_of_checkpoint(checkpoint, _with_sampling(options, settings))
     override = config.worker.rollout.val_override_config
@@ -103,7 +94,9 @@ def make_plan(options: Mapping[str, str], settings: Sequence[str]) -> Plan:
     if not sources:
         raise ConfigError("there is nothing to evaluate on: give data=SOURCE; data.val_files is null")
     check_model_and_data(config.worker.actor.model.model_path, sources)
-    out = Path(options["out"]) if "out" in options else _free_folder(checkpoint or config.worker.actor.model.model_path)
+    name = name_of_results(checkpoint or config.worker.actor.model.model_path)
+    folders = (Path("evaluations") / (f"{name}-{number}" if number > 1 else name) for number in itertools.count(1))
+    out = Path(options["out"]) if "out" in options else next(folder for folder in folders if not folder.exists())
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out} is not empty; give a new folder")
     return Plan(config=config, checkpoint=checkpoint, actor=actor, sources=sources, out=out)
@@ -111,28 +104,14 @@ def make_plan(options: Mapping[str, str], settings: Sequence[str]) -> Plan:
 
 def _with_sampling(options: Mapping[str, str], settings: Sequence[str]) -> list[str]:
     """Returns the settings with those of the protocol and of the options for sampling, which come first."""
-    name = options.get("protocol")
-    if name is not None and name not in _PROTOCOLS:
-        raise ConfigError(f"protocol={name} is unknown; accepted: {', '.join(_PROTOCOLS)}")
-    sampling = {**_PROTOCOLS.get(name or "", {}), **options}
+    sampling = {**_PROTOCOLS.get(options.get("protocol", ""), {}), **options}
     tokens = [f"data.max_response_length={sampling['tokens']}"] if "tokens" in sampling else []
     chosen = [f"worker.rollout.val_override_config.{key}={sampling[key]}" for key in _SAMPLING if key in sampling]
     return [*tokens, *settings, *chosen]
 
 
-def _free_folder(name: str) -> Path:
-    stem = name_of_results(name)
-    candidates = (Path("evaluations") / (stem if number == 1 else f"{stem}-{number}") for number in range(1, 10_000))
-    return next(folder for folder in candidates if not folder.exists())
-
-
 def evaluate(plan: Plan) -> Tree:
-    """Evaluates the model as planned and writes the results; returns the content of evaluation.json.
-
-    Raises:
-        ConfigError, DataError, CheckpointError, EngineError, RewardError: a stage failed; where possible, errors are
-            found before the engine starts.
-    """
+    """Evaluates the model as planned and writes the results; returns the content of evaluation.json."""
     from cepo.data.dataset import most_visuals
     from cepo.evaluation.accuracy import benchmark_figures
     from cepo.evaluation.results import GENERATIONS_FILE, write_results

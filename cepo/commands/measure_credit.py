@@ -20,18 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CreditPlan:
-    """A checked command line.
-
-    Attributes:
-        actor: the folder of trained weights; None for the model's own weights.
-        numbers: of `responses`, `tokens` and `continuations`.
-    """
+    """A checked command line."""
 
     config: RunConfig
     checkpoint: str | None
-    actor: Path | None
+    actor: Path | None  # the folder of trained weights; None for the model's own
     methods: Sequence[MeasuredMethod]
-    numbers: Mapping[str, int]
+    numbers: Mapping[str, int]  # of `responses`, `tokens` and `continuations`
     out: Path
 
 
@@ -44,11 +39,7 @@ def make_credit_plan(
     out: str | None = None,
     **numbers: int,
 ) -> CreditPlan:
-    """Resolves and checks a command line without loading a model; the parameters are the options of `cepo credit`.
-
-    Raises:
-        ConfigError, CheckpointError: a file or model does not exist, or a value is out of bounds.
-    """
+    """Resolves and checks a command line without loading a model; the parameters are the options of `cepo credit`."""
     from cepo.config.checks import check_model_and_data
     from cepo.credit.method_list import read_methods
 
@@ -71,11 +62,7 @@ def make_credit_plan(
 
 
 def measure(plan: CreditPlan, *, dry_run: bool = False) -> list[str]:
-    """Measures as planned and writes the results, or only counts the work; returns the last lines to print.
-
-    Raises:
-        ConfigError, DataError, CheckpointError, EngineError, RewardError: a stage failed.
-    """
+    """Measures as planned and writes the results, or only counts the work; returns the last lines to print."""
     from cepo.credit.measurement import CreditMeasurement
     from cepo.credit.session import opened
     from cepo.credit.tables import PAGE_FILE, credit_tables, write_credit_page

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,11 +32,7 @@ def merge_and_upload(
     upload: str | None,
     public: bool,
 ) -> None:
-    """Writes the merged model to `out` and, with `upload`, to the hub; the parameters are the options of `cepo merge`.
-
-    Raises:
-        ConfigError, CheckpointError: the checkpoint or its base cannot be read, or the hub cannot be used.
-    """
+    """Writes the merged model to `out` and, with `upload`, to the hub; the parameters are the options of `cepo merge`."""
     log_to_stderr()
     with phase("loading libraries"):
         from cepo.workers.merged_model import actor_folder, merge_checkpoint
@@ -52,27 +48,26 @@ def merge_and_upload(
     print_plain(f"written: {out} ({str(written).removeprefix('torch.')})")
     if upload is not None:
         write_card_of(actor, out, base=model.path, adapter=None)
-        print_plain(f"uploaded: {upload_folder(out, upload)}")
+        import huggingface_hub
+
+        with _hub_errors(f"{out} is whole; once the cause is gone, publish it with `hf upload {upload} {out}`"):
+            commit = huggingface_hub.upload_folder(repo_id=upload, folder_path=out, commit_message="Merged by cepo")
+        print_plain(f"uploaded: {commit}")
 
 
 def prepare_repository(name: str, *, private: bool) -> None:
     """Creates the model repository `name` on the hub before the merge, so that problems show before the work.
 
-    An existing repository is used unchanged, public or private.
-
-    Raises:
-        ConfigError: `name` is not of the form org/name, or there is no token.
-        CheckpointError: the hub cannot be reached, or rejects the request.
+    An existing repository is used unchanged, public or private. Raises `ConfigError` for a wrong name or without a token,
+    and `CheckpointError` if the hub cannot be reached or rejects the request.
     """
     import huggingface_hub
     from huggingface_hub.utils import validate_repo_id
 
     try:
-        validate_repo_id(name)
+        validate_repo_id(name if "/" in name else f"/{name}")
     except ValueError as error:
         raise ConfigError(f"--upload '{name}' is not a repository name of the hub ({error}); give ORG/NAME") from error
-    if name.count("/") != 1:
-        raise ConfigError(f"--upload '{name}' is not a repository name of the hub; give ORG/NAME")
     if huggingface_hub.get_token() is None:
         raise ConfigError(
             f"--upload {name} needs a token with write access, and none is set: run `hf auth login`, or set HF_TOKEN"
@@ -95,18 +90,7 @@ def write_card_of(actor: Path, folder: Path, *, base: str | None, adapter: str |
 
 
 def publish_checkpoint(checkpoint: Path, name: str, *, private: bool) -> str:
-    """Uploads a checkpoint to the repository `name`: the adapter at its root, for PEFT, and all of it, for resuming.
-
-    The repository gets `global_step_<N>/`, the run's `config.yaml`, a card and the curves. The record has no secrets, but
-    it has paths of this machine.
-
-    Returns:
-        The address of the commit.
-
-    Raises:
-        ConfigError: see `prepare_repository`.
-        CheckpointError: the checkpoint cannot be read, or the hub cannot be reached or rejects the upload.
-    """
+    """Implements `cepo.push`. The run's record has no secrets, but it has paths of this machine."""
     import huggingface_hub
 
     from cepo.workers.merged_model import ADAPTER, actor_folder, adapter_base
@@ -131,18 +115,6 @@ def publish_checkpoint(checkpoint: Path, name: str, *, private: bool) -> str:
             )
 
 
-def upload_folder(folder: Path, name: str) -> str:
-    """Uploads a merged folder to the repository `name` and returns the address of the commit.
-
-    Raises:
-        CheckpointError: the hub cannot be reached, or rejects the upload; the folder remains.
-    """
-    import huggingface_hub
-
-    with _hub_errors(f"{folder} is whole; once the cause is gone, publish it with `hf upload {name} {folder}`"):
-        return str(huggingface_hub.upload_folder(repo_id=name, folder_path=folder, commit_message="Merged by cepo"))
-
-
 @contextmanager
 def _hub_errors(situation: str) -> Iterator[None]:
     try:
@@ -162,18 +134,21 @@ def find_base(
 
     Tokenizer, chat template and changed entries of the model's configuration come from the run's config.yaml, if there
     is one. The file `chat_template` replaces the recorded template.
-
-    Raises:
-        CheckpointError: no base model is named, or a file that the configuration names does not exist.
     """
     from cepo.workers.merged_model import BaseModel, adapter_base
 
     config_file = actor.resolve().parent.parent / CONFIG_FILE
-    given = [] if path is None else [f"{MODEL}.model_path"]
-    given += [] if chat_template is None else [CHAT_TEMPLATE]
-    settings, template = _trained_with(config_file, given)
-    if chat_template is not None:
-        template = _template_text(chat_template)
+    given = [f"{MODEL}.model_path"] if path is not None else []
+    given += [CHAT_TEMPLATE] if chat_template is not None else []
+    settings: Fields = {}
+    # Other recorded settings are ignored: reward files, plugins and data need not exist where the merge runs. Consent to
+    # remote code and references to environment variables must come from the user.
+    if config_file.is_file():
+        try:
+            settings, recorded = recorded_model(config_file, given)
+        except ConfigError as error:
+            raise CheckpointError(str(error)) from error
+        chat_template = chat_template or (None if recorded is None else Path(recorded))
     found = path or settings.get("model_path") or adapter_base(actor)
     if found is None:
         raise CheckpointError(
@@ -182,25 +157,10 @@ def find_base(
     return BaseModel(
         path=found,
         tokenizer_path=settings.get("tokenizer_path"),
-        chat_template=template,
+        chat_template=None if chat_template is None else _template_text(chat_template),
         override_config=settings.get("override_config") or {},
         trust_remote_code=trust_remote_code,
     )
-
-
-def _trained_with(config_file: Path, given: Collection[str]) -> tuple[Fields, str | None]:
-    """Returns `worker.actor.model` and the text of `data.override_chat_template`; both empty without a file.
-
-    Other settings are ignored: reward files, plugins and data need not exist where the merge runs. Consent to remote
-    code and references to environment variables must come from the user.
-    """
-    if not config_file.is_file():
-        return {}, None
-    try:
-        model, template = recorded_model(config_file, given)
-    except ConfigError as error:
-        raise CheckpointError(str(error)) from error
-    return model, None if template is None else _template_text(Path(template))
 
 
 def _template_text(file: Path) -> str:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cepo.config import check_config, load_config
+from cepo.config import load_config
 from cepo.config.checks import require_file
 from cepo.errors import ConfigError
 from cepo.foreign_files import read_text
@@ -15,21 +15,16 @@ from cepo.progress import live_view, log_to_stderr
 from cepo.terminal import print_plain
 
 if TYPE_CHECKING:
+    from cepo.rollout.generator import Generation
     from cepo.trainer.loop import Trainer
-
-_TRAINED = "trainer_state.json"
 
 
 def show_credit(
     model: str, data: str, settings: Sequence[str], *, response: Path | None, problems: int, out: Path
 ) -> None:
-    """Writes the page with the credit of each token to `out`; the parameters are the arguments of `cepo show`.
-
-    Raises:
-        ConfigError, DataError, CheckpointError: an argument, the configuration, the data or the model is invalid.
-    """
+    """Writes the page with the credit of each token to `out`; the parameters are the arguments of `cepo show`."""
     from cepo.microgeo.world import with_embedded_world
-    from cepo.preflight import check_before_imports, check_devices, check_hub_names
+    from cepo.preflight import check_run
     from cepo.report.page import write_report
     from cepo.train import build_trainer
 
@@ -43,17 +38,14 @@ def show_credit(
         raise ConfigError("give config=FILE, which defines the prompts, the method and its teachers")
     text = None if response is None else read_text(response).rstrip("\n")
     config = load_config([*_settings_of_one_step(model, data, problems, out), *settings])
-    check_config(config)
-    check_before_imports(config.worker, config.trainer)
-    check_devices(config.trainer)
-    check_hub_names(config.data, config.algorithm, config.worker)
     with ExitStack() as stack, live_view():
+        check_run(config)
         show(build_trainer(with_embedded_world(config), stack), text)
     print_plain(f"page: {write_report(out)}")
 
 
 def _settings_of_one_step(model: str, data: str, problems: int, out: Path) -> list[str]:
-    trained = (Path(model) / _TRAINED).is_file()
+    trained = (Path(model) / "trainer_state.json").is_file()
     return [
         f"{'trainer.load_checkpoint_path' if trained else 'worker.actor.model.model_path'}={model}",
         f"data.train_files={data}",
@@ -106,7 +98,7 @@ class _WithResponse:
         self._given = Generation(response_ids=ids, log_probs=(0.0,) * len(ids), finished=True)
         self._backend = trainer.backend
 
-    def generate(self, requests: Any, settings: Any, on_finished: Any = None) -> list[list[Any]]:
+    def generate(self, requests: Any, settings: Any, on_finished: object = None) -> list[list[Generation]]:
         """Samples all responses and replaces the first; never calls `on_finished`."""
         del on_finished
         first, *others = self._backend.generate(requests, settings)

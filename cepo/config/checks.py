@@ -20,7 +20,7 @@ MICROGEO_MODELS = ("microgeo:model",)
 MICROGEO_DATA = ("microgeo:train", "microgeo:validation")
 INSTALL_BITSANDBYTES = "pip install 'bitsandbytes>=0.49'"
 
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _DATA_ENDINGS = (".parquet", ".json", ".jsonl", ".csv", ".arrow")
 
 
@@ -81,9 +81,12 @@ def _check_lengths(config: RunConfig) -> None:
     length = f"context length {longest} ({'worker.rollout.max_model_len' if rollout.max_model_len else parts})"
     positions = _positions_of(model)
     if positions is not None and positions < longest:
-        lower = f"data.max_response_length to at most {positions - data.max_prompt_length}"
-        if rollout.max_model_len or positions <= data.max_prompt_length:
-            lower = f"{'worker.rollout.max_model_len' if rollout.max_model_len else 'their sum'} to at most {positions}"
+        rest = positions - data.max_prompt_length
+        lower = (
+            f"data.max_response_length to at most {rest}"
+            if longest == needed and rest > 0
+            else f"it to at most {positions}"
+        )
         raise ConfigError(
             f"The model {model.model_path} has positions for {positions} tokens (max_position_embeddings), and the {length} "
             f"is larger. Lower {lower}."
@@ -304,22 +307,36 @@ def _require_data(key: str, name: str) -> None:
     path, separator, split = name.partition("@")
     if "@" in split or (separator and not split) or not path:
         raise ConfigError(f"{key}={name!r} must have the form name@split with one '@', or be a path.")
-    if find_path(path) is None and (path.endswith(_DATA_ENDINGS) or not _HUB_NAME.fullmatch(path)):
+    if find_path(path) is None and (path.endswith(_DATA_ENDINGS) or not HUB_NAME.fullmatch(path)):
         raise ConfigError(
             f"{key}={name}: there is no such file or folder ({searched(path)}), or hub name org/name@split."
         )
 
 
 def _require_model(key: str, name: str) -> None:
+    """Raises `ConfigError` if a model does not exist, is a file, a checkpoint of a run, or an adapter alone."""
     if name.startswith("microgeo:"):
         if name not in MICROGEO_MODELS:
             raise ConfigError(f"{key}={name}: unknown part of the embedded world. Known: {', '.join(MICROGEO_MODELS)}.")
         return
     found = find_path(name)
-    if found is not None:
-        _require_model_folder(f"{key}={name}", found, is_tokenizer=key.endswith("tokenizer_path"))
-    if found is None and not _HUB_NAME.fullmatch(name):
-        raise ConfigError(f"{key}={name}: there is no such folder ({searched(name)}), and it is no hub name org/name.")
+    if found is None:
+        if not HUB_NAME.fullmatch(name):
+            raise ConfigError(
+                f"{key}={name}: there is no such folder ({searched(name)}), and it is no hub name org/name."
+            )
+        return
+    if not found.is_dir():
+        raise ConfigError(f"{key}={name} is a file; a model is a folder with config.json and weights.")
+    checkpoint, is_adapter = last_checkpoint(found), (found / "adapter_config.json").is_file()
+    is_model = key.endswith("tokenizer_path") or (found / "config.json").is_file()
+    if not is_model and (checkpoint is not None or is_adapter):
+        kind = "an adapter without its model" if checkpoint is None else "a checkpoint of a run, not a model"
+        resume = "" if checkpoint is None else f", or continue that run with trainer.load_checkpoint_path={checkpoint}"
+        raise ConfigError(
+            f"{key}={name} is {kind}. Export it with `cepo merge --checkpoint {checkpoint or found} --out FOLDER` and give "
+            f"FOLDER{resume}."
+        )
 
 
 def require_weights(model_path: str) -> None:
@@ -334,22 +351,6 @@ def require_weights(model_path: str) -> None:
                 f"worker.actor.model.model_path={model_path} has no {what}; give a folder with a whole Hugging Face checkpoint, "
                 "or a hub name org/name."
             )
-
-
-def _require_model_folder(setting: str, folder: Path, *, is_tokenizer: bool) -> None:
-    """Raises `ConfigError` if a local model is a file, a checkpoint of a run, or an adapter alone."""
-    if not folder.is_dir():
-        raise ConfigError(f"{setting} is a file; a model is a folder with config.json and weights.")
-    if is_tokenizer or (folder / "config.json").is_file():
-        return
-    checkpoint = last_checkpoint(folder)
-    if checkpoint is not None or (folder / "adapter_config.json").is_file():
-        kind = "an adapter without its model" if checkpoint is None else "a checkpoint of a run, not a model"
-        resume = "" if checkpoint is None else f", or continue that run with trainer.load_checkpoint_path={checkpoint}"
-        raise ConfigError(
-            f"{setting} is {kind}. Export it with `cepo merge --checkpoint {checkpoint or folder} --out FOLDER` and give FOLDER"
-            f"{resume}."
-        )
 
 
 def last_checkpoint(folder: Path) -> Path | None:

@@ -68,7 +68,6 @@ def method_settings(name: str) -> list[Setting]:
 
 
 def all_settings() -> list[Setting]:
-    """Returns all settings of a configuration, with those of the methods last."""
     return [*settings_of(), *(setting for name in available_estimators() for setting in method_settings(name))]
 
 
@@ -84,11 +83,7 @@ def declared_settings() -> list[Setting]:
 
 
 def settings_in_words(name: str) -> str:
-    """Describes the settings of the section `name`, or the setting of that name.
-
-    Raises:
-        ConfigError: no key begins with it.
-    """
+    """Describes the settings of the section `name`, or the setting of that name."""
     settings = all_settings()
     found = [each for each in settings if f"{each.key}.".startswith(f"{name.strip('.')}.")]
     if not found:
@@ -103,7 +98,6 @@ def settings_in_words(name: str) -> str:
 
 
 def written(value: object) -> str:
-    """Returns a value in the command line's syntax."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

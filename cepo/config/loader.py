@@ -7,23 +7,22 @@ import logging
 from collections.abc import Sequence
 from typing import Any, cast
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
-from pydantic.dataclasses import is_pydantic_dataclass
 
 from cepo import interrupts
 from cepo.algorithms import available_estimators, estimator_class, load_plugin, section_of
 from cepo.algorithms.base import SHARED, own_fields, path_of, presets_of
 from cepo.config.easyr1 import EASYR1_KEYS, refuse_fork_keys, report_engine_keys, without_engine_keys
-from cepo.config.moved_keys import refuse_moved_keys
+from cepo.config.moved_keys import SHARED_KEYS, present_key
 from cepo.config.paths import located
 from cepo.config.private import digest, environment_references, with_references, without_secrets
 from cepo.config.schema import RunConfig, RunSettings
-from cepo.config.sources import Origins, Source, own_name, read_arguments
+from cepo.config.sources import Origins, Source, read_arguments
 from cepo.config.trainer_schema import TrainerConfig
-from cepo.errors import ConfigError, place_in
+from cepo.errors import ConfigError, did_you_mean, place_in
 from cepo.sections import default_tree, fields_of, is_decisive, merged_trees
-from cepo.trees import Tree, is_dict, is_mapping, leaves, with_texts
+from cepo.trees import Fields, Tree, is_dict, is_mapping, leaves, with_texts
 
 logger = logging.getLogger(__name__)
 
@@ -50,33 +49,41 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
     merged = _merged(sources, defaults)
     with interrupts.loading():
         _load_plugins(merged, origins)
-    refuse_fork_keys(_plain_unresolved(merged), origins)
-    refuse_moved_keys(_plain_unresolved(merged), origins)
+    refuse_fork_keys(merged, origins)
     if presets := presets_of(_method(merged, origins)):
         merged = _merged(sources, merged_trees(defaults, {"algorithm": presets}))
     tree, without_effect = without_engine_keys(_resolved(merged, origins), origins)
     run = _read_run(tree, origins)
     report_engine_keys(without_effect, origins)
-    return dataclasses.replace(run, from_environment=environment_references(_plain_unresolved(merged)))
+    return dataclasses.replace(run, from_environment=environment_references(merged))
 
 
 def _read_run(tree: Tree, origins: Origins) -> RunConfig:
-    for key, _ in leaves(tree):
-        if (own := own_name(key)) is not None:
-            raise origins.error(key, f"unknown key '{key}'. This is another program's name; here it is {own}.")
-    tree["algorithm"] = algorithm = _located_strings(tree["algorithm"])
-    written = {name: algorithm.pop(name) for name in available_estimators() if name in algorithm}
+    tree["algorithm"] = algorithm = with_texts(tree["algorithm"], _located)
+    written: Tree = {name: algorithm.pop(name) for name in available_estimators() if name in algorithm}
+    for name, section in written.items():
+        _require_own_keys(name, section or {}, origins)
     own = [f"algorithm.{name}.{field}" for name in available_estimators() for field in own_fields(name)]
     settings = origins.read(RunSettings, tree, elsewhere=(*EASYR1_KEYS, *own))
     shared = dataclasses.asdict(settings.algorithm)
     methods: dict[str, Tree] = {}
     for name in sorted({settings.algorithm.adv_estimator, *written}):
-        if not is_mapping(section := written.get(name) or {}):
-            raise origins.error(f"algorithm.{name}", f"algorithm.{name} must be a section with keys, got {section!r}.")
-        tree = section_of(name, {**shared, name: section})
+        tree = section_of(name, {**shared, name: written.get(name)})
         methods[name] = dataclasses.asdict(origins.read(estimator_class(name).Config, tree, path=path_of(name)))
     parts = {field: getattr(settings, field) for field in fields_of(RunSettings)}
     return RunConfig(**parts, methods=methods)
+
+
+def _require_own_keys(name: str, section: object, origins: Origins) -> None:
+    """Checks a method's section, which until version 0.3 had the settings that the methods now share."""
+    path, own = f"algorithm.{name}", own_fields(name)
+    if not is_mapping(section):
+        raise origins.error(path, f"{path} must be a section with keys, got {section!r}.")
+    for key, _ in leaves(section):
+        if key and key.partition(".")[0] not in own:
+            new = present_key(key)
+            near = did_you_mean(key, [*own, *SHARED_KEYS]) if new is None else f" Did you mean 'algorithm.{new}'?"
+            raise origins.error(f"{path}.{key}", f"unknown key '{path}.{key}'.{near}")
 
 
 def plain_tree(config: RunConfig) -> Tree:
@@ -111,50 +118,37 @@ def dump_for_record(config: RunConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(record_tree(config)))
 
 
-def _merged(sources: Sequence[Source], defaults: Tree) -> DictConfig:
-    """Merges defaults and sources without resolving interpolations. A section left empty keeps its defaults."""
-    merged: Any = OmegaConf.create(defaults)
+def _merged(sources: Sequence[Source], defaults: Tree) -> Tree:
+    """Merges defaults and sources, with interpolations unresolved. A section left empty keeps its defaults."""
+    merged = defaults
     for source in sources:
-        tree = _without_empty_sections(OmegaConf.to_container(source.tree), RunSettings, "", source.origins)
-        try:
-            merged = OmegaConf.unsafe_merge(merged, tree)  # in place: nothing else refers to the earlier result
-        except (OmegaConfBaseException, ValueError, TypeError, AssertionError) as error:  # a mapping over a list
-            place = next(iter(source.origins.places.values()), "config")
-            raise ConfigError(f"{place}: cannot be combined with the settings before it: {error}") from error
+        merged = merged_trees(merged, _without_empty_sections(source.tree, defaults, source.origins))
     return merged
 
 
-def _without_empty_sections(tree: object, section: type[Any], path: str, origins: Origins) -> Any:
+def _without_empty_sections(tree: Fields, defaults: Fields, origins: Origins, path: str = "") -> Tree:
     """Removes empty sections; raises `ConfigError` for a value in place of a section."""
-    if not is_mapping(tree):
-        if path and not (isinstance(tree, str) and tree.startswith("${")):
-            raise origins.error(path, f"{path} must be a section with keys, got {tree!r}.")
-        return tree
     kept: Tree = {}
-    for key, value in cast("Tree", tree).items():
-        field = fields_of(section).get(key)
-        if field is None or not is_pydantic_dataclass(cast("type[Any]", field.annotation)):
+    for key, value in tree.items():
+        section, below = defaults.get(key), f"{path}{key}"
+        if is_dict(section) and section and is_mapping(value):
+            kept[key] = _without_empty_sections(value, section, origins, f"{below}.")
+        elif not (is_dict(section) and section) or (isinstance(value, str) and value.startswith("${")):
             kept[key] = value
         elif value is not None:
-            below = f"{path}.{key}" if path else key
-            kept[key] = _without_empty_sections(value, cast("type[Any]", field.annotation), below, origins)
+            raise origins.error(below, f"{below} must be a section with keys, got {value!r}.")
     return kept
 
 
-def _plain_unresolved(merged: DictConfig) -> Tree:
-    return cast("Tree", OmegaConf.to_container(merged))
-
-
-def _resolved(merged: DictConfig, origins: Origins) -> Tree:
+def _resolved(merged: Tree, origins: Origins) -> Tree:
     try:
-        tree = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
+        tree = OmegaConf.to_container(OmegaConf.create(merged), resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
         key = error.full_key or ""
         raise origins.error(key, f"{key} is required and not set (??? marks a value to be filled in).") from None
     except OmegaConfBaseException as error:
         raise _unresolved(error, origins) from error
-    assert is_dict(tree)
-    return tree
+    return cast("Tree", tree)
 
 
 def _unresolved(error: OmegaConfBaseException, origins: Origins) -> ConfigError:
@@ -163,15 +157,18 @@ def _unresolved(error: OmegaConfBaseException, origins: Origins) -> ConfigError:
     return origins.error(key, f"{key}: the reference cannot be resolved: {first_line}.")
 
 
-def _load_plugins(merged: DictConfig, origins: Origins) -> None:
-    """Imports the files of `trainer.plugins`, so that the methods they register are known."""
-    key = "trainer.plugins"
+def _selected(merged: Tree, key: str, origins: Origins) -> Any:
     try:
-        trainer = merged.get("trainer")
-        value: object = trainer.get("plugins") if isinstance(trainer, DictConfig) else []
-        value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        value: object = OmegaConf.select(OmegaConf.create(merged), key)
+        return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
     except OmegaConfBaseException as error:
         raise _unresolved(error, origins) from error
+
+
+def _load_plugins(merged: Tree, origins: Origins) -> None:
+    """Imports the files of `trainer.plugins`, so that the methods they register are known."""
+    key = "trainer.plugins"
+    value = _selected(merged, key, origins)
     for path in origins.read(TrainerConfig, {"plugins": value}, path="trainer").plugins:
         try:
             if not load_plugin(path):
@@ -185,21 +182,17 @@ def _load_plugins(merged: DictConfig, origins: Origins) -> None:
             raise origins.error(key, f"{key}: importing {where} failed: {type(error).__name__}: {error}") from error
 
 
-def _method(merged: DictConfig, origins: Origins) -> str:
-    """Returns the chosen method's name; raises `ConfigError` if it is unknown."""
+def _method(merged: Tree, origins: Origins) -> str:
     key = "algorithm.adv_estimator"
+    chosen = str(_selected(merged, key, origins))
     try:
-        return estimator_class(str(OmegaConf.select(merged, key))).name
-    except OmegaConfBaseException as error:
-        raise _unresolved(error, origins) from error
+        return estimator_class(chosen).name
     except ConfigError as error:
         raise origins.error(key, str(error)) from None
 
 
-def _located_strings(value: object) -> Any:
-    if is_mapping(value):
-        return {key: _located_strings(entry) for key, entry in value.items()}
-    return located(value) if isinstance(value, str) and value.startswith(("configs/", "examples/")) else value
+def _located(text: str) -> str:
+    return located(text) if text.startswith(("configs/", "examples/")) else text
 
 
 def _escaped(value: object) -> Any:

@@ -7,59 +7,29 @@ from typing import Any
 from cepo.algorithms import available_estimators
 from cepo.algorithms.base import own_fields
 from cepo.algorithms.settings import SharedSettings
-from cepo.config.sources import Origins
-from cepo.errors import ConfigError, did_you_mean
 from cepo.sections import default_tree
-from cepo.trees import Tree, is_mapping, leaves
+from cepo.trees import Tree, is_mapping, leaves, put
 
-_RENAMED = {"gae_lambda": "lam"}
-_SECTIONS = [name for name, value in default_tree(SharedSettings).items() if is_mapping(value)]
+SHARED_KEYS = [key for key, _ in leaves(default_tree(SharedSettings))]
+_SECTIONS = {key.partition(".")[0] for key in SHARED_KEYS if "." in key}
 
 
-def refuse_moved_keys(tree: Tree, origins: Origins) -> None:
-    """Raises `ConfigError` for keys `algorithm.<method>.*` that are not the method's own, with their present names."""
-    lines: list[str] = []
-    for name in available_estimators():
-        section: object = tree["algorithm"].get(name)
-        for key, _ in leaves(section) if is_mapping(section) else ():
-            if key and key.partition(".")[0] not in own_fields(name):
-                old, new = f"algorithm.{name}.{key}", _present(key)
-                known = [*own_fields(name), *(each.rpartition(".")[2] for each in _shared_keys())]
-                near = did_you_mean(key.rpartition(".")[2], known)
-                says = f"unknown key '{old}'.{near}" if new is None else f"{old} is now {new}, shared by the methods."
-                lines.append(str(origins.error(old, says)))
-    if lines:
-        raise ConfigError("\n".join(lines))
+def present_key(key: str) -> str | None:
+    """Returns the present dotted key of a setting's key within a method's section, such as `weight.clip_radius`."""
+    key = {"gae_lambda": "lam"}.get(key, key)
+    return min((each for each in SHARED_KEYS if f".{each}".endswith(f".{key}")), key=len, default=None)
 
 
 def with_present_keys(config: Tree) -> Tree:
     """Returns a recorded configuration with the settings of its method under their present keys."""
     algorithm: Any = config.get("algorithm")
-    section: object = algorithm.get(algorithm.get("adv_estimator")) if is_mapping(algorithm) else None
-    if not is_mapping(section) or any(name in algorithm for name in _SECTIONS):
+    name = str(algorithm.get("adv_estimator")) if is_mapping(algorithm) else ""
+    section: object = algorithm.get(name) if is_mapping(algorithm) else None
+    if not is_mapping(section) or _SECTIONS & set(algorithm):
         return config
-    moved: Tree = {**algorithm}
+    own = own_fields(name) if name in available_estimators() else list(section)
+    moved: Tree = {key: value for key, value in algorithm.items() if key != name}
     for key, value in leaves(section):
-        if (new := _present(key)) is not None:
-            *around, last = new.split(".")[1:]
-            group = moved
-            for each in around:
-                group = group.setdefault(each, {})
-            group[last] = value
-    name = algorithm["adv_estimator"]
-    if name in available_estimators():
-        own = {key: value for key, value in section.items() if key in own_fields(name)}
-        moved = {key: value for key, value in moved.items() if key != name} | ({name: own} if own else {})
+        new = present_key(key)
+        put(moved, f"{name}.{key}" if new is None or key.partition(".")[0] in own else new, value)
     return {**config, "algorithm": moved}
-
-
-def _present(key: str) -> str | None:
-    """Returns the present dotted key of a setting's key within a method's section."""
-    key = _RENAMED.get(key, key)
-    known = _shared_keys()
-    found = [key] if key in known else [each for each in known if each.endswith(f".{key}")]
-    return f"algorithm.{found[0]}" if len(found) == 1 else None
-
-
-def _shared_keys() -> list[str]:
-    return [key for key, _ in leaves(default_tree(SharedSettings))]

@@ -14,7 +14,7 @@ from cepo.trees import leaves
 def plan_lines(config: RunConfig) -> list[str]:
     data, actor, rollout, trainer = config.data, config.worker.actor, config.worker.rollout, config.trainer
     samples = data.rollout_batch_size * rollout.n
-    devices = config.trainer.num_devices
+    devices = trainer.num_devices
     updates = data.rollout_batch_size // actor.global_batch_size * actor.ppo_epochs
     per_update = actor.global_batch_size * rollout.n
     size = actor.micro_batch_size_per_device_for_update
@@ -24,28 +24,26 @@ def plan_lines(config: RunConfig) -> list[str]:
         passes = f"{-(-per_update // size)} micro-batches of at most {size}"
     method = config.algorithm.adv_estimator
     views = build_estimator(method, config.methods.get(method)).views
-    lora = actor.model.lora
+    lora, optim = actor.model.lora, actor.optim
     adapter = "DoRA" if lora.use_dora else "LoRA"
     if lora.quantization is not None:
         adapter = f"Q{adapter} ({lora.quantization})"
+    trained = f"{adapter}, rank {lora.rank}, scale {lora.alpha / lora.rank:g}" if lora.rank else "all"
+    warm_up = f"{optim.lr_warmup_ratio:g} of the steps warm-up"
+    if optim.lr_warmup_steps is not None:
+        warm_up = f"{optim.lr_warmup_steps} warm-up steps"
     lines = [
-        f"method: {config.algorithm.adv_estimator}, teacher views: {', '.join(views) or 'none'}",
+        f"method: {method}, teacher views: {', '.join(views) or 'none'}",
         f"samples per step: {data.rollout_batch_size} prompts x {rollout.n} responses = {samples}"
         + (f", on each of {devices} devices at most {-(-samples // devices)}" if devices > 1 else ""),
         f"optimizer updates per step: {updates}, each over {per_update} samples in {passes}",
         f"tokens per sample: at most {data.max_prompt_length} + {data.max_response_length} = "
         f"{data.max_prompt_length + data.max_response_length}",
-        f"trained weights: {f'{adapter}, rank {lora.rank}, scale {lora.alpha / lora.rank:g}' if lora.rank else 'all'}"
-        f"{', vision tower frozen' if actor.model.freeze_vision_tower else ''}",
+        f"trained weights: {trained}{', vision tower frozen' if actor.model.freeze_vision_tower else ''}",
         f"length: {trainer.total_epochs} epochs" if trainer.max_steps is None else f"length: {trainer.max_steps} steps",
-        f"learning rate: {actor.optim.lr:g}, {actor.optim.lr_scheduler_type}, "
-        + (
-            f"{actor.optim.lr_warmup_ratio:g} of the steps warm-up"
-            if actor.optim.lr_warmup_steps is None
-            else f"{actor.optim.lr_warmup_steps} warm-up steps"
-        ),
+        f"learning rate: {optim.lr:g}, {optim.lr_scheduler_type}, {warm_up}",
         f"devices: {_devices_in_words(config)}",
-        f"run folder: {config.trainer.run_folder}",
+        f"run folder: {trainer.run_folder}",
     ]
     if config.algorithm.needs_critic:
         critic = config.worker.resolved_critic

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cepo.trees import Tree, is_dict, is_list, is_mapping
+from cepo.trees import Tree, is_dict, is_list, is_mapping, texts_of
 
 MASK = "***"
 _ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\b")
@@ -28,19 +28,19 @@ _DIGITS_OF_DIGEST = 16
 Path = tuple[str, ...]
 
 
-def environment_references(tree: Mapping[str, object]) -> dict[Path, Any]:
+def environment_references(tree: Mapping[str, object]) -> dict[Path, object]:
     """Returns the settings that take text from the environment, directly or through other settings.
 
     The result maps each setting's path to its unresolved text or list.
     """
     leaves = dict(_leaves(tree, ()))
-    found = {path: value for path, value in leaves.items() if any(map(_ENVIRONMENT.search, _texts(value)))}
+    found = {path: value for path, value in leaves.items() if any(map(_ENVIRONMENT.search, texts_of(value)))}
     while True:
         more = {
             path: value
             for path, value in leaves.items()
             if path not in found
-            and any(_reaches(name, found) for text in _texts(value) for name in _REFERENCE.findall(text))
+            and any(_reaches(name, found) for text in texts_of(value) for name in _REFERENCE.findall(text))
         }
         if not more:
             return found
@@ -68,7 +68,7 @@ def digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:_DIGITS_OF_DIGEST]
 
 
-def with_references(tree: Tree, references: Mapping[Path, Any]) -> Tree:
+def with_references(tree: Tree, references: Mapping[Path, object]) -> Tree:
     """Restores the unresolved text of settings that read the environment; changes and returns `tree`."""
     for path, text in references.items():
         section = tree
@@ -87,7 +87,7 @@ def masked_argument(argument: str) -> str:
     return _USER_IN_URL.sub(MASK, _SECRET_ENTRY.sub(rf"\g<name>{MASK}", argument))
 
 
-def _leaves(tree: Mapping[str, object], path: Path) -> Iterator[tuple[Path, Any]]:
+def _leaves(tree: Mapping[str, object], path: Path) -> Iterator[tuple[Path, object]]:
     for key, value in tree.items():
         below = (*path, str(key))
         if is_mapping(value):
@@ -96,17 +96,6 @@ def _leaves(tree: Mapping[str, object], path: Path) -> Iterator[tuple[Path, Any]
             yield below, value
 
 
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif is_list(value):
-        for entry in value:
-            yield from _texts(entry)
-    elif is_mapping(value):
-        for entry in value.values():
-            yield from _texts(entry)
-
-
-def _reaches(name: str, found: Mapping[Path, Any]) -> bool:
+def _reaches(name: str, found: Mapping[Path, object]) -> bool:
     parts = tuple(name.split("."))
     return any(path[: len(parts)] == parts or parts[: len(path)] == path for path in found)

@@ -12,14 +12,12 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
 from cepo.config.data_schema import parts_of
 from cepo.config.paths import PACKAGE_FOLDER, SHIPPED_FOLDER, find_path, split_function, without_user
 from cepo.config.sources import Origins, Source, read_file
 from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import require_within
-from cepo.trees import Fields, Tree, is_dict, is_list, is_mapping, with_texts
+from cepo.trees import Fields, Tree, is_list, is_mapping, put, texts_of, with_texts
 
 logger = logging.getLogger(__name__)
 
@@ -70,15 +68,11 @@ def recorded_for_evaluation(file: Path, given: Collection[str], *, also: Collect
 
 
 def recorded_model(file: Path, given: Collection[str]) -> tuple[Fields, str | None]:
-    """Returns the run's `worker.actor.model`, without `trust_remote_code`, and the file of its chat template.
-
-    Raises:
-        ConfigError: see `recorded_for_evaluation`; also if the file is not the configuration of a run.
-    """
+    """Returns the run's `worker.actor.model`, without `trust_remote_code`, and the file of its chat template."""
     kept, _ = _kept(file, (MODEL, CHAT_TEMPLATE), given)
-    tree = _tree(kept)
-    model = without_interpolation(OmegaConf.to_container(OmegaConf.create(OmegaConf.select(tree, MODEL) or {})))
-    if not is_dict(model) or not model:
+    of_model = {key.removeprefix(f"{MODEL}."): value for key, value in kept.items() if key.startswith(f"{MODEL}.")}
+    model = without_interpolation(_tree(of_model))
+    if not model:
         raise ConfigError(f"{file} is not the configuration of a run: {MODEL} is not a section")
     _require_own_file(kept, CHAT_TEMPLATE, file, "--chat-template ")
     return model, without_interpolation(kept.get(CHAT_TEMPLATE))
@@ -105,9 +99,8 @@ def without_interpolation(value: object) -> Any:
 def _kept(file: Path, taken: Collection[str], given: Collection[str]) -> tuple[Tree, dict[str, str]]:
     """Returns the file's settings below `taken` by dotted key, and their lines."""
     source, _ = read_file(file, within=file.parent)
-    tree = OmegaConf.to_container(source.tree)
     kept: Tree = {}
-    for key, value in _leaves(tree, ""):
+    for key, value in _leaves(source.tree, ""):
         if not _below(key, taken) or _below(key, given):
             continue
         if key == _REMOTE_CODE:
@@ -115,7 +108,7 @@ def _kept(file: Path, taken: Collection[str], given: Collection[str]) -> tuple[T
                 place = source.origins.place_of(key)
                 logger.warning(f"{place}: {key} is not taken from a run's own record; if you trust it, set it yourself")
             continue
-        if _interpolates(value):
+        if any(map(_INTERPOLATION.search, texts_of(value))):
             raise ConfigError(
                 f"{source.origins.place_of(key)}: {key} refers to {value!r}, and references of a run's own record are not "
                 f"followed, since they may read the environment; give {key}=..."
@@ -124,10 +117,10 @@ def _kept(file: Path, taken: Collection[str], given: Collection[str]) -> tuple[T
     return kept, {key: place for key in kept if (place := source.origins.place_of(key)) is not None}
 
 
-def _tree(kept: Fields) -> DictConfig:
-    tree = OmegaConf.create({})
+def _tree(kept: Fields) -> Tree:
+    tree: Tree = {}
     for key, value in kept.items():
-        OmegaConf.update(tree, key, value, force_add=True)
+        put(tree, key, value)
     return tree
 
 
@@ -143,14 +136,6 @@ def _leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 def _below(key: str, sections: Collection[str]) -> bool:
     return any(key == section or key.startswith(f"{section}.") for section in sections)
-
-
-def _interpolates(value: object) -> bool:
-    if is_mapping(value):
-        return any(_interpolates(each) for pair in value.items() for each in pair)
-    if is_list(value):
-        return any(_interpolates(entry) for entry in value)
-    return isinstance(value, str) and _INTERPOLATION.search(value) is not None
 
 
 def _function_names(value: object) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, ConfigDict, Field
 from typing_extensions import TypedDict
 
-from cepo.config.data_schema import CountOrOff, Joined, parts_of
+from cepo.config.data_schema import Count, CountOrOff, Joined, Natural, NotNegative, Positive, parts_of
 from cepo.config.paths import located, split_function
 from cepo.sections import DECISIVE, section
 from cepo.trees import Fields
@@ -20,8 +20,8 @@ class SamplingOverrides(TypedDict, total=False):
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)  # pyright: ignore[reportGeneralTypeIssues]
 
-    n: Annotated[int, Field(ge=1)]
-    temperature: Annotated[float, Field(ge=0)]
+    n: Count
+    temperature: NotNegative
     top_p: Annotated[float, Field(gt=0, le=1)]
     top_k: CountOrOff
     presence_penalty: Annotated[float, Field(ge=-2, le=2)]
@@ -31,77 +31,47 @@ class SamplingOverrides(TypedDict, total=False):
 class RolloutConfig:
     """`worker.rollout.*`: how responses are sampled."""
 
-    name: Literal["auto", "vllm", "transformers"] = Field(
-        default="auto", description="Rollout engine; auto: vLLM if it is installed, else transformers."
-    )
-    n: Annotated[int, DECISIVE] = Field(default=1, ge=1, description="Responses per prompt, which form a group.")
-    temperature: Annotated[float, DECISIVE] = Field(
-        default=1.0, gt=0, description="Sampling temperature; log-probs are computed from logits divided by it."
-    )
-    top_p: Annotated[float, DECISIVE] = Field(
-        default=1.0,
-        gt=0,
-        le=1,
-        description="Nucleus sampling; 1.0: off. Log-probs are those of the whole distribution.",
-    )
-    top_k: Annotated[CountOrOff, DECISIVE] = Field(
-        default=-1,
-        description="Sample among the k most probable tokens; -1: off. Log-probs are those of the whole distribution.",
-    )
-    seed: Annotated[int, DECISIVE] = Field(
-        default=1, ge=0, description="Sampling seed, combined with the step and the prompt."
-    )
-    dtype: FloatType = Field(default="bf16", description="Data type in which the rollout engine computes.")
-    gpu_memory_utilization: float = Field(
-        default=0.6,
-        gt=0,
-        le=1,
-        description="Share of the device's memory that vLLM takes. Raise it if vLLM finds too little memory for its "
-        "KV cache; lower it if the trainer runs out of memory.",
-    )
-    enforce_eager: bool = Field(default=False, description="Run vLLM without CUDA graphs.")
-    sleep: bool = Field(
-        default=True,
-        description="On a GPU, vLLM frees its memory during scoring and updates, at the cost of copying its weights twice "
-        "per step.",
-    )
-    limit_images: int = Field(default=0, ge=0, description="Most images in a prompt; 0: as many as the data has.")
-    max_model_len: int | None = Field(
-        default=None,
-        ge=1,
-        description="Context length of the rollout engine in tokens; null: data.max_prompt_length + "
-        "data.max_response_length.",
-    )
-    max_num_batched_tokens: int = Field(
-        default=8192,
-        ge=1,
-        description="Tokens that the rollout engine processes in one pass, at least its context length.",
-    )
-    max_num_seqs: int | None = Field(
-        default=None,
-        ge=1,
-        description="Responses that one vLLM engine samples at once; null: as many as it gets in a step, 128 to 1024.",
-    )
-    merge_lora: bool = Field(
-        default=False,
-        description="Sample from weights with the adapter merged into them, instead of computing the adapter beside "
-        "them: each token is cheaper and each update loads all weights. The sums are rounded to dtype.",
-    )
-    ignore_eos: Annotated[bool, DECISIVE] = Field(
-        default=False, description="Do not stop at the end-of-sequence token: every response has the full length."
-    )
-    disable_tqdm: bool = Field(default=False, description="Hide the progress bar of sampling.")
-    tensor_parallel_size: int = Field(
-        default=1,
-        ge=1,
-        description="Devices of a machine that share one vLLM engine (tensor parallelism), a divisor of "
-        "trainer.n_gpus_per_node. Raise it if the model does not fit on one device.",
-    )
-    val_override_config: SamplingOverrides = Field(
-        default={},
-        description="Sampling settings for validation only: n, temperature (0: greedy), top_p, top_k, "
-        "presence_penalty.",
-    )
+    name: Literal["auto", "vllm", "transformers"] = "auto"
+    """Rollout engine; auto: vLLM if it is installed, else transformers."""
+    n: Annotated[Count, DECISIVE] = 1
+    """Responses per prompt, which form a group."""
+    temperature: Annotated[Positive, DECISIVE] = 1.0
+    """Sampling temperature; log-probs are computed from logits divided by it."""
+    top_p: Annotated[float, Field(gt=0, le=1), DECISIVE] = 1.0
+    """Nucleus sampling; 1.0: off. Log-probs are those of the whole distribution."""
+    top_k: Annotated[CountOrOff, DECISIVE] = -1
+    """Sample among the k most probable tokens; -1: off. Log-probs are those of the whole distribution."""
+    seed: Annotated[Natural, DECISIVE] = 1
+    """Sampling seed, combined with the step and the prompt."""
+    dtype: FloatType = "bf16"
+    """Data type in which the rollout engine computes."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.6
+    """Share of the device's memory that vLLM takes. Raise it if vLLM finds too little memory for its KV cache; lower it
+    if the trainer runs out of memory."""
+    enforce_eager: bool = False
+    """Run vLLM without CUDA graphs."""
+    sleep: bool = True
+    """On a GPU, vLLM frees its memory during scoring and updates, at the cost of copying its weights twice per step."""
+    limit_images: Natural = 0
+    """Most images in a prompt; 0: as many as the data has."""
+    max_model_len: Count | None = None
+    """Context length of the rollout engine in tokens; null: data.max_prompt_length + data.max_response_length."""
+    max_num_batched_tokens: Count = 8192
+    """Tokens that the rollout engine processes in one pass, at least its context length."""
+    max_num_seqs: Count | None = None
+    """Responses that one vLLM engine samples at once; null: as many as it gets in a step, 128 to 1024."""
+    merge_lora: bool = False
+    """Sample from weights with the adapter merged into them, instead of computing the adapter beside them: each token
+    is cheaper and each update loads all weights. The sums are rounded to dtype."""
+    ignore_eos: Annotated[bool, DECISIVE] = False
+    """Do not stop at the end-of-sequence token: every response has the full length."""
+    disable_tqdm: bool = False
+    """Hide the progress bar of sampling."""
+    tensor_parallel_size: Count = 1
+    """Devices of a machine that share one vLLM engine (tensor parallelism), a divisor of trainer.n_gpus_per_node. Raise
+    it if the model does not fit on one device."""
+    val_override_config: SamplingOverrides = {}
+    """Sampling settings for validation only: n, temperature (0: greedy), top_p, top_k, presence_penalty."""
 
 
 def _located_functions(text: str) -> str:
@@ -113,38 +83,25 @@ def _located_functions(text: str) -> str:
 class RewardConfig:
     """`worker.reward.*`."""
 
-    reward_function: Annotated[Joined, AfterValidator(_located_functions), DECISIVE] = Field(
-        default="cepo/rewards/math.py:compute_score",
-        description="Reward function as `file.py:function`; without a function name, `main`. The scores of several "
-        "functions, as a list or separated by commas, are added up.",
+    reward_function: Annotated[Joined, AfterValidator(_located_functions), DECISIVE] = (
+        "cepo/rewards/math.py:compute_score"
     )
-    reward_weights: Annotated[list[float] | None, DECISIVE] = Field(
-        default=None, description="Weights of the reward functions, one each; null: 1 each."
-    )
-    reward_function_kwargs: Annotated[Fields, DECISIVE] = Field(
-        default={},
-        description="Keyword arguments of the reward function. For several functions: one section each, named after "
-        "the function's file.",
-    )
-    answer_function: Annotated[Annotated[str, AfterValidator(_located_functions)] | None, DECISIVE] = Field(
-        default=None,
-        description="Function as `file.py:function` that returns the final answer in a response's text, or None; "
-        "null: the last `\\boxed{}` or `<answer>`. Rewards receive the answer as `extracted_answer`, teachers as a "
-        "reference.",
-    )
-    skip_special_tokens: Annotated[bool, DECISIVE] = Field(
-        default=True, description="Decode responses without special tokens."
-    )
-    num_cpus: int = Field(
-        default=1,
-        ge=1,
-        description="Number of worker processes that score responses. Raise it if a run waits for rewards.",
-    )
-    timeout_seconds: float = Field(
-        default=10.0,
-        gt=0,
-        description="Time limit for scoring one response, in seconds; beyond it the response scores 0.",
-    )
+    """Reward function as `file.py:function`; without a function name, `main`. The scores of several functions, as a
+    list or separated by commas, are added up."""
+    reward_weights: Annotated[list[float] | None, DECISIVE] = None
+    """Weights of the reward functions, one each; null: 1 each."""
+    reward_function_kwargs: Annotated[Fields, DECISIVE] = {}
+    """Keyword arguments of the reward function. For several functions: one section each, named after the function's
+    file."""
+    answer_function: Annotated[Annotated[str, AfterValidator(_located_functions)] | None, DECISIVE] = None
+    """Function as `file.py:function` that returns the final answer in a response's text, or None; null: the last
+    `\\boxed{}` or `<answer>`. Rewards receive the answer as `extracted_answer`, teachers as a reference."""
+    skip_special_tokens: Annotated[bool, DECISIVE] = True
+    """Decode responses without special tokens."""
+    num_cpus: Count = 1
+    """Number of worker processes that score responses. Raise it if a run waits for rewards."""
+    timeout_seconds: Positive = 10.0
+    """Time limit for scoring one response, in seconds; beyond it the response scores 0."""
 
     @property
     def reward_functions(self) -> list[str]:

@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from cepo.config.paths import find_config_file, find_path, searched
@@ -23,31 +23,6 @@ _ARGUMENT_KEY = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 
 
-NAMES_ELSEWHERE = {
-    "actor_rollout_ref.model.path": "worker.actor.model.model_path",
-    "actor_rollout_ref.model": "worker.actor.model",
-    "actor_rollout_ref.actor.ppo_mini_batch_size": "worker.actor.global_batch_size",
-    "actor_rollout_ref.actor.kl_loss_coef": "algorithm.kl_coef",
-    "actor_rollout_ref.actor": "worker.actor",
-    "actor_rollout_ref.rollout": "worker.rollout",
-    "data.train_batch_size": "data.rollout_batch_size",
-    "trainer.total_training_steps": "trainer.max_steps",
-    "trainer.test_freq": "trainer.val_freq",
-    "trainer.default_local_dir": "trainer.save_checkpoint_path",
-    "model_name_or_path": "worker.actor.model.model_path",
-    "dataset_name": "data.train_files",
-    "output_dir": "trainer.save_checkpoint_path",
-    "report_to": "trainer.logger",
-    "num_generations": "worker.rollout.n",
-    "max_completion_length": "data.max_response_length",
-    "num_train_epochs": "trainer.total_epochs",
-    "learning_rate": "worker.actor.optim.lr",
-    "beta": "algorithm.kl_coef",
-    "epsilon": "worker.actor.clip_ratio_low",
-}
-"""A name of verl or TRL, or the beginning of a dotted one, with our setting or section; longer ones stand first."""
-
-
 @dataclass(frozen=True)
 class Origins:
     """The place that last set each dotted key; `arguments` holds the text after `=` of command-line arguments."""
@@ -56,7 +31,6 @@ class Origins:
     arguments: dict[str, str] = field(default_factory=dict[str, str])
 
     def update(self, other: Origins) -> None:
-        """Adds the places of a later source, which replace earlier ones."""
         for key in other.places:
             self.arguments.pop(key, None)
         self.places.update(other.places)
@@ -64,27 +38,19 @@ class Origins:
 
     def place_of(self, key: str) -> str | None:
         """Returns the place that set `key`, or else its nearest enclosing section."""
-        parts = key.split("[")[0].split(".")
-        while parts:
-            place = self.places.get(".".join(parts))
-            if place is not None:
-                return place
-            parts.pop()
-        return None
+        key = key.split("[")[0]
+        while key and key not in self.places:
+            key = key.rpartition(".")[0]
+        return self.places.get(key)
 
     def error(self, key: str, message: str) -> ConfigError:
-        """Returns a `ConfigError` that begins with the place that set `key`, if it is known."""
         place = self.place_of(key)
         return ConfigError(message if place is None else f"{place}: {message}")
 
-    def read(self, kind: type[_Section], tree: object, **reading: Any) -> _Section:
-        """Calls `read_section` and adds to each fault its file and line, or its argument.
-
-        Raises:
-            ConfigError: as in `read_section`.
-        """
+    def read(self, kind: type[_Section], tree: object, *, path: str = "", elsewhere: Sequence[str] = ()) -> _Section:
+        """Calls `read_section` and adds to each fault its file and line, or its argument."""
         try:
-            return read_section(kind, tree, texts=self.arguments, **reading)
+            return read_section(kind, tree, path=path, texts=self.arguments, elsewhere=elsewhere)
         except SectionError as error:
             messages = [str(self.error(fault.key, fault.message)) for fault in error.faults]
             raise ConfigError("\n".join(messages)) from None
@@ -94,16 +60,12 @@ class Origins:
 class Source:
     """One file or argument: its settings, with interpolations unresolved, and the places of its keys."""
 
-    tree: DictConfig
+    tree: Tree
     origins: Origins
 
 
 def read_files(path: str) -> list[Source]:
-    """Returns the sources of `config=path`: the chain of its base files, then the file itself.
-
-    Raises:
-        ConfigError: a file is missing or is not a YAML mapping, or base files refer to each other in a circle.
-    """
+    """Returns the sources of `config=path`: the chain of its base files, then the file itself."""
     found = find_config_file(path)
     if found is None:
         folder = find_path(path)
@@ -113,13 +75,11 @@ def read_files(path: str) -> list[Source]:
         raise ConfigError(f"config={path}: there is no such file ({searched(path)}).")
     sources: list[Source] = []
     visited: list[Path] = []
-    current: Path | None = found
-    while current is not None:
-        if current.resolve() in visited:
-            circle = " -> ".join(str(file) for file in [*visited, current.resolve()])
-            raise ConfigError(f"{current}: base files name one another in a circle: {circle}.")
-        visited.append(current.resolve())
-        source, current = read_file(current)
+    while found is not None:
+        visited.append(found.resolve())
+        if visited.count(visited[-1]) > 1:
+            raise ConfigError(f"{found}: base files name one another in a circle: {' -> '.join(map(str, visited))}.")
+        source, found = read_file(found)
         sources.insert(0, source)
     return sources
 
@@ -133,8 +93,7 @@ def read_file(path: Path, *, within: Path | None = None) -> tuple[Source, Path |
     try:
         text = read_text(path, within=within)
         root: Any = yaml.SafeLoader(text).get_single_node()
-        empty: Tree = {}
-        tree = OmegaConf.create(text if isinstance(root, yaml.MappingNode) else empty)
+        tree: Any = OmegaConf.to_container(OmegaConf.create(text)) if isinstance(root, yaml.MappingNode) else {}
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(f"{path}{line}: this is not valid YAML: {error.problem}.") from error
@@ -143,7 +102,7 @@ def read_file(path: Path, *, within: Path | None = None) -> tuple[Source, Path |
     except (ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
         reason = error if within is None else type(error).__name__
         raise ConfigError(f"{path}: cannot be read as a YAML file: {reason}.") from error
-    if not isinstance(tree, DictConfig) or not isinstance(root, yaml.MappingNode | None):
+    if not isinstance(root, yaml.MappingNode | None):
         raise ConfigError(
             f"{path}: a config file must have sections with keys (`data:`, `worker:`, ...), got a list or a text."
         )
@@ -176,22 +135,16 @@ def _collect_lines(node: yaml.Node, prefix: str, file: str, places: dict[str, st
 
 
 def read_argument(argument: str) -> Source:
-    """Returns the source of one `a.b.c=value` argument.
-
-    Raises:
-        ConfigError: the argument has another form, or its value is not valid YAML.
-    """
+    """Returns the source of one `a.b.c=value` argument; raises `ConfigError` for another form or invalid YAML."""
     key, separator, value = argument.partition("=")
     if not separator or not _ARGUMENT_KEY.fullmatch(key):
         bare = argument.lstrip("-+~")
         if bare.endswith((".yaml", ".yml")) and not separator:
             raise ConfigError(f"argument '{argument}': a YAML file is named as config={bare}.")
         hint = " Write it without the leading dashes." if argument.startswith("-") else ""
-        name = bare.partition("=")[0]
-        example = f"{own_name(name) or name}={bare.partition('=')[2] or '...'}"
-        raise ConfigError(f"argument '{argument}': settings have the form a.b.c=value, for example '{example}'.{hint}")
+        raise ConfigError(f"argument '{argument}': settings have the form a.b.c=value.{hint}")
     try:
-        tree = OmegaConf.from_dotlist([argument])
+        tree = cast("Tree", OmegaConf.to_container(OmegaConf.from_dotlist([argument])))
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or str(error)  # only some errors have this attribute
         raise ConfigError(f"argument '{argument}': the value is not valid YAML: {problem}. Quote it.") from error
@@ -199,7 +152,7 @@ def read_argument(argument: str) -> Source:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ConfigError(f"argument '{argument[:200]}': {reason}.") from error
     places: dict[str, str] = {}
-    _collect_argument_keys(OmegaConf.to_container(tree), "", f"argument '{argument}'", places)
+    _collect_argument_keys(tree, "", f"argument '{argument}'", places)
     return Source(tree, Origins(places, {key: value}))
 
 
@@ -211,11 +164,7 @@ def _collect_argument_keys(node: object, prefix: str, place: str, places: dict[s
 
 
 def read_arguments(argv: Sequence[str]) -> list[Source]:
-    """Returns a command line's sources, of which later ones override: base files, the file of `config=`, arguments.
-
-    Raises:
-        ConfigError: see `read_files` and `read_argument`; also if `config=` is given twice or there are no arguments.
-    """
+    """Returns a command line's sources, of which later ones override: base files, the file of `config=`, arguments."""
     if not argv:
         raise ConfigError(
             "nothing is configured: give config=FILE, for example config=configs/microgeo/base.yaml, and settings a.b.c=value"
@@ -231,11 +180,3 @@ def read_arguments(argv: Sequence[str]) -> list[Source]:
         )
     sources = read_files(files[0]) if files else []
     return sources + [read_argument(argument) for argument in argv if not argument.startswith("config=")]
-
-
-def own_name(key: str) -> str | None:
-    """Returns our name of a setting that verl or TRL names `key`; None if there is none."""
-    for name, own in NAMES_ELSEWHERE.items():
-        if f"{key}.".startswith(f"{name}."):
-            return own + key.removeprefix(name)
-    return None

@@ -15,23 +15,18 @@ _STYLES = {"ok": "green", "info": "dim", "warn": "yellow", "fail": "bold red"}
 
 
 def print_findings(settings: Sequence[str]) -> int:
-    """Prints what was found; returns 1 if training cannot start, else 0.
-
-    Raises:
-        CepoError: the configuration has an error, or the embedded world cannot be built.
-    """
+    """Prints what was found; returns 1 if training cannot start, else 0."""
     config = load_config(settings) if settings else None
     if config is not None:
         check_config(config)
     findings = _findings(config)
     has_failed = any(finding.mark == "fail" for found in findings.values() for finding in found)
-    console = SafeConsole()
-    console.print(findings_table(findings))
+    verdict, style = "Training can start.", "bold green"
     if has_failed:
-        console.print(Text("Training cannot start: see the lines marked fail.", style="bold red"))
-    else:
-        untried = "No problem found. To check a run, give its configuration."
-        console.print(Text(untried if config is None else "Training can start.", style="bold green"))
+        verdict, style = "Training cannot start: see the lines marked fail.", "bold red"
+    elif config is None:
+        verdict = "No problem found. To check a run, give its configuration."
+    SafeConsole().print(findings_table(findings), Text(verdict, style=style))
     return int(has_failed)
 
 
@@ -41,13 +36,12 @@ def _findings(config: RunConfig | None) -> dict[str, list[Finding]]:
     findings = {"versions": version_findings(installed)}
     if any(finding.mark == "fail" and installed[finding.subject] is None for finding in findings["versions"]):
         return findings
-    from cepo.doctor.machine import inspect_machine, machine_findings
-    from cepo.doctor.run_checks import run_findings
+    from cepo.doctor.machine import machine_findings, run_findings, usable_gpus
     from cepo.microgeo.world import with_embedded_world
 
-    machine = inspect_machine()
-    findings["machine"] = machine_findings(machine)
-    return findings if config is None else findings | run_findings(with_embedded_world(config), machine)
+    gpus = usable_gpus()
+    findings["machine"] = machine_findings(gpus)
+    return findings if config is None else findings | run_findings(with_embedded_world(config), gpus)
 
 
 def findings_table(findings: Mapping[str, Sequence[Finding]]) -> Table:
@@ -60,8 +54,7 @@ def findings_table(findings: Mapping[str, Sequence[Finding]]) -> Table:
         table.add_row(Text(heading, style="bold cyan"), "", "")
         for finding in of_heading:
             style = _STYLES[finding.mark]
-            found = Text(finding.found)
-            if finding.remedy:
-                found.append(f"\n-> {finding.remedy}", style=style)
+            remedy = f"\n-> {finding.remedy}" if finding.remedy else ""
+            found = Text.assemble(finding.found, (remedy, style))
             table.add_row(Text(f"  {finding.subject}"), Text(finding.mark, style=style), found)
     return table

@@ -1,7 +1,9 @@
-"""Inspects the machine without changing it: processors, memory, GPUs, compilers."""
+"""Checks this machine (processors, memory, GPUs, compilers), and whether it has what a run needs: engine, memory, disk."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import sys
@@ -12,18 +14,24 @@ from typing import NamedTuple
 import psutil
 import torch
 
+from cepo.config import RunConfig
 from cepo.doctor.versions import Finding
+from cepo.errors import CepoError
 from cepo.hardware import (
-    BuildTools,
     Capability,
-    Fault,
+    c_compiler,
     driver_version,
-    find_build_tools,
     gpu_fault,
+    has_flashinfer_kernels,
     num_processors,
+    python_headers,
     torchvision_fault,
 )
-from cepo.sizing import gib
+from cepo.models.families import Family, family_of
+from cepo.models.pretrained import read_config
+from cepo.rollout.engine_options import EngineMachine, engine_environment, engine_options
+from cepo.rollout.factory import choose_generator, settings_of_run
+from cepo.sizing import WHAT_HELPS, Memory, estimate_memory, fit, gib
 from cepo.tracking.environment import installed_version
 
 _SMALLEST_CAPABILITY = (8, 0)
@@ -31,6 +39,10 @@ _SMALLEST_CAPABILITY = (8, 0)
 _CONTAINER = Path("/sys/fs/cgroup")
 _SHARED_MEMORY = Path("/dev/shm")
 _SHARED_PER_DEVICE = 2 * 2**30
+_LESS_ACTIVATIONS = (
+    "if it runs out: lower worker.actor.micro_batch_size_per_device_for_update or data.max_response_length, or set "
+    "worker.actor.model.enable_gradient_checkpointing=true"
+)
 
 
 class Gpu(NamedTuple):
@@ -42,48 +54,12 @@ class Gpu(NamedTuple):
     free: int
 
 
-class Machine(NamedTuple):
-    """The resources of this machine, in bytes.
-
-    Attributes:
-        shared_free: of /dev/shm, where the processes of several devices exchange data; None where there is none.
-        torch_cuda: the CUDA version for which torch was built; None for a CPU build. compiled: architectures in the build.
-        driver: version of the NVIDIA driver, whether or not torch can use the GPUs.
-        faults: why torch or torchvision cannot be used, by subject.
-    """
-
-    processors: int
-    memory_total: int
-    memory_free: int
-    shared_free: int | None
-    torch_cuda: str | None
-    compiled: tuple[str, ...]
-    driver: str | None
-    gpus: tuple[Gpu, ...]
-    faults: tuple[tuple[str, Fault], ...]
-    tools: BuildTools
-
-
-def inspect_machine() -> Machine:
-    """Returns the current resources of this machine."""
+def usable_gpus() -> list[Gpu]:
     gpus: list[Gpu] = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         free, total = torch.cuda.mem_get_info(index)
         gpus.append(Gpu(torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index), total, free))
-    memory_total, memory_free = usable_memory()
-    faults = (("torch's build", gpu_fault()), ("torchvision", torchvision_fault()))
-    return Machine(
-        processors=num_processors(),
-        memory_total=memory_total,
-        memory_free=memory_free,
-        shared_free=shutil.disk_usage(_SHARED_MEMORY).free if _SHARED_MEMORY.is_dir() else None,
-        torch_cuda=torch.version.cuda,
-        compiled=tuple(torch.cuda.get_arch_list()),
-        driver=driver_version(),
-        gpus=tuple(gpus),
-        faults=tuple((subject, fault) for subject, fault in faults if fault is not None),
-        tools=find_build_tools(),
-    )
+    return gpus
 
 
 def usable_memory() -> tuple[int, int]:
@@ -96,37 +72,37 @@ def usable_memory() -> tuple[int, int]:
     return int(allowed), min(memory.available, int(allowed) - used)
 
 
-def machine_findings(machine: Machine) -> list[Finding]:
+def machine_findings(gpus: Sequence[Gpu]) -> list[Finding]:
     """Reports processors, memory, shared memory, torch's build, each GPU and, with GPUs, the compilers."""
+    total, free = usable_memory()
     findings = [
-        Finding("processors", "ok", f"{machine.processors} usable"),
-        Finding("memory", "ok", f"{gib(machine.memory_free)} free of {gib(machine.memory_total)}"),
+        Finding("processors", "ok", f"{num_processors()} usable"),
+        Finding("memory", "ok", f"{gib(free)} free of {gib(total)}"),
     ]
-    if machine.shared_free is not None:
-        is_short = machine.shared_free < _SHARED_PER_DEVICE * max(1, len(machine.gpus))
+    if _SHARED_MEMORY.is_dir():
+        shared = shutil.disk_usage(_SHARED_MEMORY).free
+        is_short = shared < _SHARED_PER_DEVICE * max(1, len(gpus))
         remedy = "in a container: --shm-size=16g or --ipc=host" if is_short else ""
-        mark = "warn" if is_short else "ok"
-        findings.append(Finding(str(_SHARED_MEMORY), mark, f"{gib(machine.shared_free)} free", remedy))
-    faults = [Finding(name, "fail", fault.found, fault.remedy) for name, fault in machine.faults]
-    findings += faults or [_torch_build(machine)]
-    findings += [gpu_finding(index, gpu, machine.compiled) for index, gpu in enumerate(machine.gpus)]
-    if machine.gpus:
-        findings += tool_findings(machine.tools, with_vllm=installed_version("vllm") is not None)
+        findings.append(Finding(str(_SHARED_MEMORY), "warn" if is_short else "ok", f"{gib(shared)} free", remedy))
+    faults = {"torch's build": gpu_fault(), "torchvision": torchvision_fault()}
+    failed = [Finding(subject, "fail", *fault) for subject, fault in faults.items() if fault is not None]
+    findings += failed or [_torch_build(has_gpus=bool(gpus))]
+    findings += [gpu_finding(index, gpu, torch.cuda.get_arch_list()) for index, gpu in enumerate(gpus)]
+    if gpus:
+        findings += tool_findings(with_vllm=installed_version("vllm") is not None)
     return findings
 
 
-def _torch_build(machine: Machine) -> Finding:
-    subject, driver = "torch's build", "" if machine.driver is None else f", driver {machine.driver}"
-    if machine.torch_cuda is not None and machine.gpus:
-        found = f"CUDA {machine.torch_cuda}, compiled for {', '.join(machine.compiled)}{driver}"
+def _torch_build(*, has_gpus: bool) -> Finding:
+    subject, cuda, driver = "torch's build", torch.version.cuda, driver_version()
+    found = "for CPUs" if cuda is None else f"CUDA {cuda}, compiled for {', '.join(torch.cuda.get_arch_list())}"
+    if cuda is None and driver is not None:
+        remedy = "install the extra for GPUs into a fresh environment: pip install 'cepo[gpu]'"
+        return Finding(subject, "warn", f"{found}, which cannot use the NVIDIA GPU of driver {driver}", remedy)
+    found += "" if driver is None else f", driver {driver}"
+    if cuda is None or has_gpus:
         return Finding(subject, "ok", found)
-    if machine.torch_cuda is not None:
-        found = f"CUDA {machine.torch_cuda}{driver}; no NVIDIA GPU is visible, so runs use the processors"
-        return Finding(subject, "info", found)
-    if not driver:
-        return Finding(subject, "ok", "for CPUs: suitable only for trying small models")
-    remedy = "install the extra for GPUs into a fresh environment: pip install 'cepo[gpu]'"
-    return Finding(subject, "warn", f"for CPUs, which cannot use the NVIDIA GPU{driver}", remedy)
+    return Finding(subject, "info", f"{found}; no NVIDIA GPU is visible, so runs use the processors")
 
 
 def gpu_finding(index: int, gpu: Gpu, compiled: Sequence[str]) -> Finding:
@@ -157,14 +133,14 @@ def wheel_serves(capability: Capability, compiled: Sequence[str]) -> bool:
     return False
 
 
-def tool_findings(tools: BuildTools, *, with_vllm: bool) -> list[Finding]:
+def tool_findings(*, with_vllm: bool) -> list[Finding]:
     """Reports the tools with which Triton compiles the C launchers of its kernels.
 
     Without them vLLM's model runner cannot start, and training uses slower paths.
     """
     without = "vLLM cannot start" if with_vllm else "packed rows and the language head take slower paths"
     python = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    wanted = (("C compiler", tools.c_compiler, "gcc"), ("Python headers", tools.python_headers, f"{python}-dev"))
+    wanted = (("C compiler", c_compiler(), "gcc"), ("Python headers", python_headers(), f"{python}-dev"))
     why = f"not found; Triton compiles the launchers of its kernels with it; without it {without}"
     return [
         Finding(subject, "fail" if with_vllm else "warn", why, f"apt-get install -y {package}")
@@ -172,3 +148,98 @@ def tool_findings(tools: BuildTools, *, with_vllm: bool) -> list[Finding]:
         else Finding(subject, "ok", path)
         for subject, path, package in wanted
     ]
+
+
+def run_findings(config: RunConfig, gpus: Sequence[Gpu]) -> dict[str, list[Finding]]:
+    """Returns the findings on a checked configuration, by their heading."""
+    model, heading = config.worker.actor.model, "this config's devices"
+    try:
+        found = read_config(model.model_path, trust_remote_code=model.trust_remote_code)
+        family = family_of(found, trust_remote_code=model.trust_remote_code)
+        generator = chosen_generator(config, family, "cuda" if gpus else "cpu")
+        memory = estimate_memory(config, with_vllm=generator == "vllm")
+    except CepoError as error:
+        remedy = "name a checkpoint of a supported family, and a generator that is installed"
+        return {heading: [Finding("model", "fail", str(error), remedy)]}
+    path = "rows that share tokens are packed" if family.packs else f"rows are padded: {family.why_padded}"
+    findings = {
+        heading: [
+            _devices_finding(config.trainer.n_gpus_per_node, len(gpus)),
+            Finding("model", "ok", f"{family.title}; {path}"),
+            Finding("generator", "ok", generator),
+        ]
+    }
+    if generator == "vllm" and gpus:
+        findings["this config's engine"] = engine_findings(config, gpus[0].capability)
+    findings["this config's memory"] = memory_findings(memory, config, gpus)
+    findings["disk"] = [disk_finding(memory, config.trainer.run_folder)]
+    return findings
+
+
+def chosen_generator(config: RunConfig, family: Family, device: str) -> str:
+    """Returns the generator that a run would choose; raises `ConfigError` if the configured one cannot run here."""
+    visuals = (int(family.reads_images), 0)
+    settings = settings_of_run(config.data, config.worker, num_devices=config.trainer.num_devices, most_visuals=visuals)
+    return choose_generator(settings, family, device)
+
+
+def _devices_finding(wanted: int, usable: int) -> Finding:
+    if not usable:
+        return Finding("device", "info", "the processors: torch sees no GPU")
+    is_short = wanted > usable
+    remedy = f"set trainer.n_gpus_per_node to at most {usable}, or check CUDA_VISIBLE_DEVICES" if is_short else ""
+    return Finding("device", "fail" if is_short else "ok", f"{wanted} of {usable} GPUs", remedy)
+
+
+def engine_findings(config: RunConfig, capability: Capability) -> list[Finding]:
+    """Reports vLLM's options and environment as a run would start it on the first GPU."""
+    num_devices = config.trainer.num_devices
+    settings = settings_of_run(config.data, config.worker, num_devices=num_devices, most_visuals=(1, 0))
+    start = EngineMachine(capability=capability, flashinfer_kernels=has_flashinfer_kernels(), num_ranks=num_devices)
+    try:
+        options = json.dumps(engine_options(settings, start), sort_keys=True)
+    except CepoError as error:
+        remedy = "change the setting that the message names, or set worker.rollout.name=transformers"
+        return [Finding("options", "fail", str(error), remedy)]
+    defaults = sorted(engine_environment(settings, start).items())
+    environment = " ".join(f"{name}={os.environ.get(name, value)}" for name, value in defaults)
+    return [Finding("options", "info", options), Finding("environment", "info", environment)]
+
+
+def memory_findings(memory: Memory, config: RunConfig, gpus: Sequence[Gpu]) -> list[Finding]:
+    """Reports the estimate, and whether it fits on each GPU or, without one, in this machine's memory."""
+    parts = (
+        f"{memory.parameters:,} parameters; weights {gib(memory.weights)}, optimizer {gib(memory.optimizer)}, generator "
+        f"{gib(memory.engine)} with one request, largest pass at most {gib(memory.largest_pass)}"
+    )
+    findings = [Finding("needed", "info", parts)]
+    for index, gpu in enumerate(gpus):
+        found, subject = fit(memory, config.worker.rollout, free=gpu.free, total=gpu.total), f"fits GPU {index}"
+        if found.refused is not None:
+            reason, _, remedy = found.refused.rpartition("; ")
+            findings.append(Finding(subject, "fail", reason, remedy))
+        elif found.short > 0:
+            findings.append(Finding(subject, "warn", f"up to {gib(found.short)} short", _LESS_ACTIVATIONS))
+        else:
+            findings.append(Finding(subject, "ok", f"{gib(gpu.free)} are free"))
+    return findings if gpus else [*findings, memory_finding(memory, config.trainer.n_gpus_per_node)]
+
+
+def memory_finding(memory: Memory, workers: int) -> Finding:
+    """Compares what the workers of a machine without a GPU need with its free memory."""
+    _, free = usable_memory()
+    held = memory.weights + memory.optimizer + memory.engine
+    least, most = workers * (held + memory.least_pass), workers * (held + memory.largest_pass)
+    found = f"{gib(least)} needed, at most {gib(most)} with activations; {gib(free)} are free"
+    if least > free:
+        return Finding("fits", "fail", found, WHAT_HELPS)
+    return Finding("fits", "warn", found, _LESS_ACTIVATIONS) if most > free else Finding("fits", "ok", found)
+
+
+def disk_finding(memory: Memory, folder: Path) -> Finding:
+    whole = folder.absolute()
+    free = shutil.disk_usage(next(parent for parent in (whole, *whole.parents) if parent.exists())).free
+    found = f"{gib(free)} free for {folder}, which takes {gib(memory.checkpoint)}"
+    if memory.checkpoint > free:
+        return Finding("checkpoints", "fail", found, "set trainer.save_checkpoint_path to a larger disk")
+    return Finding("checkpoints", "ok", found)

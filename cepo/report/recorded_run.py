@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from omegaconf import OmegaConf
 
 from cepo.config.listing import written
 from cepo.config.moved_keys import with_present_keys
@@ -133,5 +132,4 @@ def _read_config(path: Path) -> Tree:
         source, _ = read_file(path, within=path.parent)
     except ConfigError as error:
         raise DataError(str(error)) from error
-    tree = without_interpolation(OmegaConf.to_container(source.tree))
-    return with_present_keys({str(key): value for key, value in tree.items()})
+    return with_present_keys({str(key): value for key, value in without_interpolation(source.tree).items()})

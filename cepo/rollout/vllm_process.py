@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cepo.errors import EngineError
-from cepo.hardware import find_build_tools, path_with, program_folder
+from cepo.hardware import has_flashinfer_kernels, path_with, program_folder
 from cepo.progress import phase
 from cepo.rollout.engine_options import EngineMachine, engine_environment, engine_options
 from cepo.rollout.generator import GeneratorSettings
@@ -37,7 +37,7 @@ def start_engine(settings: GeneratorSettings) -> LLM:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     machine = EngineMachine(
         capability=None if without_gpu() else torch.cuda.get_device_capability(),
-        flashinfer_kernels=find_build_tools().flashinfer_kernels,
+        flashinfer_kernels=has_flashinfer_kernels(),
         num_ranks=torch.distributed.get_world_size() if has_process_group() else 1,
     )
     options: Any = engine_options(settings, machine)

@@ -21,26 +21,15 @@ PAGE = REPOSITORY / "docs" / "mistakes.md"
 
 @dataclass(frozen=True)
 class Mistake:
-    """One common mistake.
-
-    Attributes:
-        name: in words.
-        typed: the command's words; for `train` they come behind a run that is right. Braces name files of the world.
-        parts: what the message has to hold.
-        alone: nothing stands before `typed`.
-        variables: of the environment.
-        loads_model: the mistake cannot show before a model is at work.
-        limit_seconds: of CPU time, for the command as a whole.
-        code: the exit code.
-    """
+    """One common mistake. For `train`, `typed` comes behind a run that is right. Braces name files of the world."""
 
     name: str
     typed: Sequence[str]
-    parts: Sequence[str]
-    alone: bool = False
-    variables: Mapping[str, str] = field(default_factory=dict)
-    loads_model: bool = False
-    limit_seconds: float = 30.0
+    parts: Sequence[str]  # what the message has to hold
+    alone: bool = False  # nothing stands before `typed`
+    variables: Mapping[str, str] = field(default_factory=dict)  # of the environment
+    loads_model: bool = False  # the mistake cannot show before a model is at work
+    limit_seconds: float = 30.0  # of CPU time, for the command as a whole
     code: int = 2
 
     def words(self, run: Sequence[str], folder: Path) -> list[str]:
@@ -85,7 +74,7 @@ MISTAKES = (
     _alone("a missing response", "show a b config={base} --response nope", "--response=nope: there is no such file"),
     _alone("an evaluation without config=", "evaluate", "config=FILE"),
     _alone("an evaluation of a missing checkpoint", "evaluate checkpoint={folder}/no", "there is no such folder", "global_step_"),
-    _typed("TRL's name of a setting", "--num_generations 8", "'--num_generations'", "'worker.rollout.n=...'"),
+    _typed("TRL's name of a setting", "--num_generations 8", "'--num_generations'", "without the leading dashes"),
     _typed("verl's name of a setting", "actor_rollout_ref.rollout.n=8", "here it is worker.rollout.n"),
     _typed(
         "an older EasyR1's reward type", "worker.reward.reward_type=sequential", "worker.reward.reward_type=sequential",

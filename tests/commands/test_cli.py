@@ -17,12 +17,6 @@ from cepo.config.listing import settings_of
 REPOSITORY = Path(cepo.__file__).resolve().parents[1]
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", *arguments], cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False
-    )
-
-
 @pytest.mark.parametrize("word", ["--version", "-V"])
 def test_the_version_is_that_of_the_package(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([word]) == 0
@@ -36,18 +30,12 @@ def test_help_names_every_command(word: str, capsys: pytest.CaptureFixture[str])
     assert re.findall(r"^  (\w+)  ", shown, flags=re.MULTILINE) == list(cli.commands)
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize("name", cli.commands)
-def test_every_command_explains_itself_and_begins_nothing(name: str) -> None:
-    done = command("cepo", name, "--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"Usage: cepo {name} ")
-
-
-def test_help_of_a_command_is_the_same_in_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--help"]) == 0
+def test_help_of_a_command_is_the_same_in_both_forms(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
     shown = capsys.readouterr().out
-    assert main(["help", "train"]) == 0
+    assert shown.startswith(f"Usage: cepo {name} ")
+    assert main(["help", name]) == 0
     assert capsys.readouterr().out == shown
 
 
@@ -63,11 +51,6 @@ def test_help_for_a_section_lists_each_setting_with_its_default(capsys: pytest.C
     assert [key for key, _ in shown] == [setting.key for setting in settings_of() if setting.key.startswith("data.")]
     assert dict(shown)["data.max_prompt_length"] == "512"
     assert dict(shown)["data.seed"] == "1"
-
-
-def test_help_for_a_method_has_its_settings(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["help", "algorithm.weight"]) == 0
-    assert "algorithm.weight.clip_radius=" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("name", "near"), [("worker.rolout", "worker.rollout"), ("data.sed", "data.seed")])
@@ -86,11 +69,9 @@ def test_no_command_at_all_is_told_what_there_is(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("word", "part"),
     [
-        ("trian", "Did you mean 'train'?"),
         ("evalute", "Did you mean 'evaluate'?"),
         ("--train", "No such option '--train'"),
         ("xyz", "No such command 'xyz'."),
-        ("base.yaml", "write cepo train config=base.yaml"),
         ("config=base.yaml", "write cepo train config=base.yaml"),
     ],
 )

@@ -491,7 +491,7 @@ def test_a_recorded_format_prompt_reads_no_local_file(tmp_path: Path, victim: Pa
     own = tmp_path / "own" / "prompt.jinja"
     checkpoint(tmp_path / "own", f"data.format_prompt={own}")
     own.write_text("{{ content }}")
-    assert recorded_for_evaluation(tmp_path / "own" / "config.yaml", ()).tree.data.format_prompt == str(own)
+    assert recorded_for_evaluation(tmp_path / "own" / "config.yaml", ()).tree["data"]["format_prompt"] == str(own)
 
 
 RESUMED: dict[str, Attack] = {

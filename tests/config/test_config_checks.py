@@ -27,14 +27,11 @@ def fault(*arguments: str) -> str:
     ("arguments", "parts"),
     [
         (["data.rollout_batch_size=12", "worker.actor.global_batch_size=8"], ["=12", "=8", "1, 2, 3, 4, 6, 12"]),
-        (["data.rollout_batch_size=16"], ["global_batch_size=32", "a divisor of 16"]),
         (
             ["trainer.n_gpus_per_node=4", "worker.actor.fsdp.fsdp_size=3"],
             ["worker.actor.fsdp.fsdp_size=3", "4 devices", "a divisor"],
         ),
-        (["worker.rollout.n=1"], ["worker.rollout.n=1", "adv_estimator=grpo", "at least 2"]),
         (["worker.rollout.max_model_len=319"], ["max_model_len=319", "256 + 64 = 320", "at least 320"]),
-        (["data.max_response_length=1000000"], ["microgeo:model", "Lower data.max_response_length to at most"]),
         (["worker.rollout.max_num_batched_tokens=100"], ["max_num_batched_tokens=100", "320"]),
         (
             ["worker.actor.model.override_config.text_config.max_position_embeddings=300"],
@@ -62,12 +59,9 @@ def fault(*arguments: str) -> str:
         (["data.val_files=null"], ["trainer.val_before_train=true", "Set data.val_files"]),
         (["data.val_files=null", "trainer.val_before_train=false", "trainer.val_freq=5"], ["trainer.val_freq=5"]),
         (["data.val_files=null", "trainer.val_before_train=false", "trainer.val_only=true"], ["trainer.val_only=true"]),
-        (["data.format_prompt=no.jinja"], ["data.format_prompt=no.jinja: there is no such file"]),
         (["data.override_chat_template=no.jinja"], ["data.override_chat_template=no.jinja"]),
         (["data.override_chat_template=/usr/bin/env"], ["override_chat_template=/usr/bin/env", "text in UTF-8"]),
         (["data.image_dir=no/such"], ["data.image_dir=no/such: there is no such folder"]),
-        (["trainer.load_checkpoint_path=runs/global_step_3"], ["trainer.load_checkpoint_path", "no such folder"]),
-        (["data.train_files=data/train.parquet"], ["data.train_files=data/train.parquet", "no such file or folder"]),
         (["data.train_files=../nowhere-at-all"], ["no such file or folder", "org/name@split"]),
         (["data.train_files=org/name@a@b"], ["one '@'"]),
         (["data.train_files=[org/name, data/train.parquet]"], ["data.train_files=data/train.parquet", "no such file"]),
@@ -82,11 +76,9 @@ def fault(*arguments: str) -> str:
         (["data.val_files=microgeo:validatoin"], ["Did you mean 'microgeo:validation'?", "microgeo:train"]),
         (["worker.actor.model.model_path=microgeo:modle"], ["Known: microgeo:model"]),
         (["worker.actor.model.model_path=./nowhere"], ["model_path=./nowhere", "no such folder"]),
-        (["worker.actor.model.tokenizer_path=/nowhere"], ["tokenizer_path=/nowhere"]),
         (["worker.actor.model.model_path=configs/microgeo/base.yaml"], ["is a file"]),
         (["worker.reward.reward_function=rewards"], ["worker.reward.reward_function=", "path/file.py:function"]),
         (["worker.reward.answer_function=no.py:find"], ["answer_function=no.py: there is no such file"]),
-        (["worker.reward.reward_function=no.py:score"], ["no.py: there is no such file"]),
         (["worker.actor.model.lora.exclude_modules='(('"], ["exclude_modules", "not a regular expression"]),
         (
             ["worker.actor.model.lora.rank=0", "worker.actor.model.lora.use_dora=true"],
@@ -109,9 +101,7 @@ def test_a_fault_between_settings_names_them_and_the_way_out(arguments: list[str
         assert part in message, message
 
 
-def test_a_4_bit_base_without_bitsandbytes_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_4_bit_base_without_bitsandbytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else find_spec(name))
     message = fault("worker.actor.model.lora.rank=8", "worker.actor.model.lora.quantization=nf4")
@@ -149,35 +139,18 @@ def test_local_files_and_folders_pass_as_data(tmp_path: Path) -> None:
 
 
 def test_the_plan_counts_samples_updates_and_micro_batches() -> None:
-    plan = "\n".join(
-        check_config(
-            load_config(
-                [
-                    BASE,
-                    "data.rollout_batch_size=24",
-                    "worker.actor.global_batch_size=8",
-                    "worker.actor.ppo_epochs=2",
-                    "worker.rollout.n=4",
-                    "worker.actor.micro_batch_size_per_device_for_update=5",
-                    "worker.rollout.top_p=0.9",
-                    "worker.actor.model.lora.rank=16",
-                ]
-            )
-        )
-    )
+    counted = [
+        BASE, "data.rollout_batch_size=24", "worker.actor.global_batch_size=8", "worker.rollout.n=4",
+        "worker.actor.micro_batch_size_per_device_for_update=5",
+    ]  # fmt: skip
+    more = ["worker.actor.ppo_epochs=2", "worker.rollout.top_p=0.9", "worker.actor.model.lora.rank=16"]
+    plan = "\n".join(check_config(load_config([*counted, *more])))
     assert "24 prompts x 4 responses = 96" in plan
     assert "updates per step: 6, each over 32 samples in passes of at most 1600 tokens" in plan  # 5 x 320
     assert "256 + 64 = 320" in plan
     assert "LoRA, rank 16, scale 4" in plan
     assert "top_p or top_k truncates" in plan
-    counted = [
-        "data.rollout_batch_size=24",
-        "worker.actor.global_batch_size=8",
-        "worker.rollout.n=4",
-        "worker.actor.dynamic_batching=false",
-        "worker.actor.micro_batch_size_per_device_for_update=5",
-    ]
-    plan = "\n".join(check_config(load_config([BASE, *counted])))
+    plan = "\n".join(check_config(load_config([*counted, "worker.actor.dynamic_batching=false"])))
     assert "each over 32 samples in 7 micro-batches of at most 5" in plan
 
 
@@ -199,23 +172,6 @@ def test_only_shipped_files_are_found_from_any_folder(tmp_path: Path, monkeypatc
     assert load_config([BASE, "data.format_prompt=configs/own.jinja"]).data.format_prompt == "configs/own.jinja"
 
 
-def test_a_shipped_teacher_template_is_located(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    config = load_config(
-        [BASE, "algorithm.adv_estimator=cepo", "algorithm.teacher.template=configs/teacher/user_suffix.jinja"]
-    )
-    check_config(config)
-    assert Path(config.methods["cepo"]["teacher"]["template"]).is_file()
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [("a/b.py:score", ("a/b.py", "score")), ("a/b.py", ("a/b.py", "main")), ("score", ("", "score"))],
-)
-def test_a_reward_name_splits_into_file_and_function(name: str, expected: tuple[str, str]) -> None:
-    assert split_function(name) == expected
-
-
 def test_cepo_config_prints_loadable_yaml_and_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", BASE, "algorithm.adv_estimator=cepo"]) == 0
     out, err = capsys.readouterr()
@@ -223,16 +179,6 @@ def test_cepo_config_prints_loadable_yaml_and_the_plan(tmp_path: Path, capsys: p
     assert "# samples per step: 32 prompts x 8 responses = 256" in out
     (tmp_path / "printed.yaml").write_text(out)
     assert load_config([f"config={tmp_path / 'printed.yaml'}"]) == load_config([BASE, "algorithm.adv_estimator=cepo"])
-
-
-@pytest.mark.parametrize("argument", ["data.sed=3", "worker.rollout.n=1", "config=none.yaml"])
-def test_cepo_config_answers_a_fault_with_one_line_and_2(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [argument] if argument.startswith("config=") else [BASE, argument]
-    assert main(["config", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("cepo config: ")
-    assert err.count("\n") == 1
 
 
 def test_lengths_are_checked_against_a_local_models_positions(tmp_path: Path) -> None:

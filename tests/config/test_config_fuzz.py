@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from config_arguments import REQUIRED
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from cepo.config import check_config, dump_config, load_config
 from cepo.config.listing import all_settings
+from cepo.trees import put
 
 KEYS = [setting.key for setting in all_settings()]
 SCALARS = st.one_of(
@@ -51,13 +53,10 @@ def test_any_words_for_arguments_give_our_error(words: list[str]) -> None:
     attempt(words)
 
 
-@given(text=st.text(max_size=200))
-def test_any_text_as_a_file_gives_a_run_or_our_error(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
-    attempt([f"config={written(tmp_path_factory, text.encode('utf-8', errors='surrogatepass'))}", *REQUIRED])
-
-
-@given(content=st.binary(max_size=100))
-def test_any_bytes_as_a_file_give_a_run_or_our_error(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+@given(content=st.binary(max_size=100) | st.text(max_size=200).map(lambda text: text.encode(errors="surrogatepass")))
+def test_any_content_of_a_file_gives_a_run_or_our_error(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
     attempt([f"config={written(tmp_path_factory, content)}", *REQUIRED])
 
 
@@ -67,22 +66,11 @@ def test_any_values_of_known_keys_give_a_run_or_our_error(
 ) -> None:
     import yaml
 
-    tree: dict[str, object] = {}
+    tree: dict[str, Any] = {}
     for key, value in pairs:
-        *sections, last = key.split(".")
-        place = tree
-        for section in sections:
-            below = place.setdefault(section, {})
-            if not isinstance(below, dict):
-                below = place[section] = {}
-            place = below
-        place[last] = value
-    attempt(
-        [
-            f"config={written(tmp_path_factory, yaml.safe_dump(tree, allow_unicode=True).encode('utf-8', 'replace'))}",
-            *REQUIRED,
-        ]
-    )
+        put(tree, key, value)
+    content = yaml.safe_dump(tree, allow_unicode=True).encode("utf-8", "replace")
+    attempt([f"config={written(tmp_path_factory, content)}", *REQUIRED])
 
 
 def written(factory: pytest.TempPathFactory, content: bytes) -> Path:

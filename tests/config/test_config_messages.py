@@ -7,17 +7,11 @@ from pathlib import Path
 import pytest
 from config_arguments import REQUIRED, load, message_of, write
 
+from cepo.config.easyr1 import TABLE
 from cepo.config.listing import settings_of
-from cepo.config.sources import NAMES_ELSEWHERE
 
 
-def test_a_missing_config_file_is_named_with_the_places_searched() -> None:
-    message = message_of(["config=configs/none.yaml"])
-    assert message.startswith("config=configs/none.yaml: there is no such file")
-    assert "working directory" in message
-
-
-@pytest.mark.parametrize(("name", "own"), NAMES_ELSEWHERE.items())
+@pytest.mark.parametrize(("name", "own"), TABLE.elsewhere.items())
 def test_another_programs_name_of_a_setting_leads_to_ours(name: str, own: str) -> None:
     keys = [setting.key for setting in settings_of()]
     assert any(f"{key}.".startswith(f"{own}.") for key in keys)
@@ -54,10 +48,6 @@ def test_an_unknown_key_on_the_command_line_names_the_argument() -> None:
     message = message_of(["worker.actor.optim.learning_rate=3"])
     assert message.startswith("argument 'worker.actor.optim.learning_rate=3': unknown key")
     assert "Known under 'worker.actor.optim': lr, betas" in message
-
-
-def test_a_key_without_its_section_is_told_the_whole_key() -> None:
-    assert "Did you mean 'algorithm.adv_estimator'?" in message_of(["adv_estimator=grpo"])
 
 
 def test_the_internal_field_for_method_sections_is_no_key() -> None:

@@ -72,7 +72,7 @@ def test_a_section_of_no_method_is_an_unknown_key() -> None:
 def test_a_key_of_0_3_is_an_error_that_names_the_present_one(old: str, new: str) -> None:
     argument = f"algorithm.{old}"
     message = message_of([argument])
-    assert message.startswith(f"argument '{argument}': {argument.partition('=')[0]} is now {new}, ")
+    assert message == f"argument '{argument}': unknown key '{argument.partition('=')[0]}'. Did you mean '{new}'?"
     load(f"{new}={old.partition('=')[2]}")
 
 

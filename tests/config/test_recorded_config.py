@@ -129,7 +129,7 @@ def test_the_environment_is_never_read_for_a_record(tmp_path: Path, monkeypatch:
     with pytest.raises(CheckpointError, match=r"model_path refers to"):
         find_base(checkpoint / "actor")
     assert find_base(checkpoint / "actor", path="mine").path == "mine"
-    assert recorded_for_evaluation(file, ("worker.actor.model.model_path",)).tree.data.prompt_key == "problem"
+    assert recorded_for_evaluation(file, ("worker.actor.model.model_path",)).tree["data"]["prompt_key"] == "problem"
 
 
 def test_a_report_shows_a_reference_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,19 +1,45 @@
-"""The doctor's view of memory and GPUs."""
+"""The doctor's view of memory, GPUs, compilers, the disk, and of what a configuration's engine needs."""
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from doctor_cases import GIB, machine
+import torch
+from doctor_cases import GIB
 
-from cepo.doctor import machine as doctor_machine
-from cepo.doctor.machine import Gpu, gpu_finding, machine_findings, usable_memory, wheel_serves
-from cepo.doctor.run_checks import memory_finding
+from cepo.config import load_config
+from cepo.doctor import machine
+from cepo.doctor.machine import (
+    Gpu,
+    chosen_generator,
+    disk_finding,
+    engine_findings,
+    gpu_finding,
+    machine_findings,
+    memory_finding,
+    tool_findings,
+    usable_memory,
+    wheel_serves,
+)
+from cepo.rollout import factory
+from cepo.rollout.generator import GeneratorSettings
 from cepo.sizing import Memory
 
 WHEEL_CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 WHEEL_CUDA_12_4 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
+H100 = Gpu(name="H100", capability=(9, 0), total=80 * GIB, free=80 * GIB)
+NEEDS = Memory(
+    weights=5 * GIB, optimizer=3 * GIB, away=0, engine=2 * GIB, least_pass=4 * GIB, largest_pass=8 * GIB,
+    checkpoint=4 * GIB, parameters=0,
+)  # fmt: skip
+
+
+def free_disk(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
 
 
 def test_a_cuda_13_wheel_has_code_for_12_0() -> None:
@@ -39,7 +65,7 @@ def test_an_rtx_pro_6000_is_ok_with_cuda_13_only() -> None:
 
 def test_a_containers_limit_counts_before_the_machines_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit is 1 MiB, of which 256 KiB are used; without one the machine's memory counts."""
-    monkeypatch.setattr(doctor_machine, "_CONTAINER", tmp_path)
+    monkeypatch.setattr(machine, "_CONTAINER", tmp_path)
     whole = usable_memory()
     (tmp_path / "memory.max").write_text("max\n")
     assert usable_memory()[0] == whole[0] > 2**20
@@ -48,30 +74,99 @@ def test_a_containers_limit_counts_before_the_machines_memory(tmp_path: Path, mo
     assert usable_memory() == (2**20, 3 * 2**18)
 
 
-def test_an_unused_gpu_and_little_shared_memory_are_warnings() -> None:
-    """They are a GPU that a CPU build of torch cannot use, and 64 MiB of shared memory."""
-    odd = machine(shared_free=64 * 2**20, driver="580.65.06")
-    warned = {each.subject: each.remedy for each in machine_findings(odd) if each.mark == "warn"}
-    assert list(warned) == ["/dev/shm", "torch's build"]
-    assert "--shm-size" in warned["/dev/shm"]
+def test_a_gpu_that_a_cpu_build_cannot_use_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "driver_version", lambda: "580.65.06")
+    monkeypatch.setattr(machine, "gpu_fault", lambda: None)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    (found,) = (each for each in machine_findings([]) if each.subject == "torch's build")
+    assert (found.mark, "pip install 'cepo[gpu]'" in found.remedy) == ("warn", True)
 
 
-def test_4_gpus_want_8_gib_of_shared_memory() -> None:
-    cards = tuple(Gpu(name="H100", capability=(9, 0), total=80 * GIB, free=80 * GIB) for _ in range(4))
-    for free, mark in ((7, "warn"), (8, "ok")):
-        findings = machine_findings(
-            machine(gpus=cards, compiled=WHEEL_CUDA_13, torch_cuda="13.0", shared_free=free * GIB)
-        )
-        assert [each.mark for each in findings if each.subject == "/dev/shm"] == [mark]
+@pytest.mark.parametrize(("free", "cards", "mark"), [(1, 0, "warn"), (2, 0, "ok"), (7, 4, "warn"), (8, 4, "ok")])
+def test_each_device_wants_2_gib_of_shared_memory(
+    free: int, cards: int, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free_disk(monkeypatch, free * GIB)
+    (found,) = (each for each in machine_findings([H100] * cards) if each.subject == "/dev/shm")
+    assert (found.mark, "--shm-size" in found.remedy) == (mark, mark == "warn")
 
 
 @pytest.mark.parametrize(
     ("free", "workers", "mark"), [(13, 1, "fail"), (14, 1, "warn"), (55, 4, "fail"), (72, 4, "ok")]
 )
-def test_without_a_gpu_workers_share_the_memory(free: int, workers: int, mark: str) -> None:
+def test_without_a_gpu_workers_share_the_memory(
+    free: int, workers: int, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One worker needs 14 GiB, and at most 18."""
-    needs = Memory(
-        weights=5 * GIB, optimizer=3 * GIB, away=0, engine=2 * GIB, least_pass=4 * GIB, largest_pass=8 * GIB,
-        checkpoint=0, parameters=0,
-    )  # fmt: skip
-    assert memory_finding(needs, workers, free * GIB).mark == mark
+    monkeypatch.setattr(machine, "usable_memory", lambda: (100 * GIB, free * GIB))
+    assert memory_finding(NEEDS, workers).mark == mark
+
+
+@pytest.mark.parametrize(
+    ("missing", "line"),
+    [
+        ("c_compiler", "apt-get install -y gcc"),
+        ("python_headers", f"apt-get install -y python3.{sys.version_info.minor}-dev"),
+    ],
+)
+def test_vllm_needs_a_c_compiler_and_pythons_headers(missing: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("c_compiler", "python_headers"):
+        monkeypatch.setattr(machine, name, lambda: "/usr/bin/there")
+    assert [each.mark for each in tool_findings(with_vllm=True)] == ["ok", "ok"]
+    monkeypatch.setattr(machine, missing, lambda: None)
+    (failed,) = (each for each in tool_findings(with_vllm=True) if each.mark != "ok")
+    assert (failed.mark, failed.remedy) == ("fail", line)
+    assert "vLLM cannot start" in failed.found
+    assert "warn" in [each.mark for each in tool_findings(with_vllm=False)]
+
+
+def test_a_checkpoint_needs_room_on_its_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for free, mark in ((5 * GIB, "ok"), (3 * GIB, "fail")):
+        free_disk(monkeypatch, free)
+        found = disk_finding(NEEDS, tmp_path / "run")
+        assert (found.mark, "takes 4.0 GiB" in found.found) == (mark, True)
+
+
+def test_the_engine_is_described_as_the_run_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The settings that the doctor describes reach `start_engine` as they are."""
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    from cepo.rollout import vllm_engine
+
+    class StartedError(Exception):
+        pass
+
+    seen: list[GeneratorSettings] = []
+
+    def start_engine(settings: GeneratorSettings) -> None:
+        seen.append(settings)
+        raise StartedError
+
+    family = SimpleNamespace(why_not_vllm=lambda use: None)
+    tokens = SimpleNamespace(banned_token_ids=(1,), eos_token_ids=(2,), family=family)
+    monkeypatch.setattr(vllm_engine, "start_engine", start_engine)
+    monkeypatch.setattr(vllm_engine, "without_gpu", lambda: False)
+    monkeypatch.setattr(factory, "_why_not_vllm", lambda device: None)
+    config = load_config(["config=configs/geo3k/cepo.yaml", "worker.rollout.tensor_parallel_size=2"])
+    settings = factory.settings_of_run(
+        config.data, config.worker, num_devices=config.trainer.num_devices, most_visuals=(3, 1)
+    )
+    with pytest.raises(StartedError):
+        factory.build_generator(settings, tokens, device="cuda")  # type: ignore[arg-type]
+    assert seen == [settings]
+
+
+def test_an_adapter_that_vllm_lacks_is_found_before_the_start() -> None:
+    config = load_config(["config=configs/geo3k/cepo.yaml", "worker.actor.model.lora.rank=513"])
+    (found,) = engine_findings(config, (9, 0))
+    assert (found.mark, "LoRA rank 513 is above 512" in found.found) == ("fail", True)
+
+
+def test_dora_needs_no_adapters_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LLaVA-OneVision gets no adapters from vLLM; the run hands DoRA's over as full weights."""
+    from cepo.models.families import LlavaOneVision
+
+    monkeypatch.setattr(factory, "_why_not_vllm", lambda device: None)
+    lora = ["config=configs/geo3k/cepo.yaml", "worker.actor.model.lora.rank=8", "worker.rollout.name=auto"]
+    dora = [*lora, "worker.actor.model.lora.use_dora=true"]
+    assert chosen_generator(load_config(lora), LlavaOneVision(), "cuda") == "transformers"
+    assert chosen_generator(load_config(dora), LlavaOneVision(), "cuda") == "vllm"

@@ -82,7 +82,7 @@ def test_processors_are_named_with_the_reason_why_no_gpu_is(
     ("cards", "asked", "parts"),
     [
         (1, 8, ["trainer.n_gpus_per_node=8", "has 1: NVIDIA H100", "at most 1"]),
-        (0, 3, ["trainer.n_gpus_per_node=3", "has no GPU", "there are 2 processors", "at most 2"]),
+        (0, 3, ["trainer.n_gpus_per_node=3", "has no GPU", "2 processors", "at most 2"]),
     ],
     indirect=["cards"],
 )

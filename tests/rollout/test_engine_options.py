@@ -14,7 +14,7 @@ import pytest
 
 from cepo.config import load_config
 from cepo.errors import EngineError
-from cepo.hardware import find_build_tools, path_with, program_folder
+from cepo.hardware import c_compiler, path_with, program_folder
 from cepo.rollout.engine_options import EngineMachine, engine_environment, engine_options
 from cepo.rollout.factory import settings_of_run
 from cepo.rollout.generator import GeneratorSettings
@@ -220,11 +220,11 @@ def test_the_c_compiler_may_be_on_the_path_or_beside_python(tmp_path: Path, monk
         for name in names:
             (folder / name).write_text("#!/bin/sh\n")
             (folder / name).chmod(0o755)
-    assert find_build_tools({"PATH": str(path)}).c_compiler == str(path / "clang")
+    assert c_compiler({"PATH": str(path)}) == str(path / "clang")
     monkeypatch.setattr(sys, "executable", str(beside / "python"))
-    assert find_build_tools({"PATH": str(path)}).c_compiler == str(beside / "gcc")
-    assert find_build_tools({"PATH": str(path), "CC": "my-cc"}).c_compiler == str(path / "my-cc")
-    assert find_build_tools({"PATH": str(path), "CC": "no-such-compiler"}).c_compiler is None
+    assert c_compiler({"PATH": str(path)}) == str(beside / "gcc")
+    assert c_compiler({"PATH": str(path), "CC": "my-cc"}) == str(path / "my-cc")
+    assert c_compiler({"PATH": str(path), "CC": "no-such-compiler"}) is None
 
 
 def test_this_pythons_programs_come_first_on_the_path_once() -> None:

@@ -34,7 +34,7 @@ FULL = ["worker.actor.model.lora.rank=0", IN_FLOAT32]
 def memory(*settings: str) -> Memory:
     """What the paper's setting with these changes needs of Qwen3-VL-2B."""
     config = load_config(["config=configs/geo3k/cepo.yaml", *settings])
-    return estimate_memory(config, with_vllm=True, shape_of_path=lambda path, trust, more, lora: published_shape(lora))
+    return estimate_memory(config, with_vllm=True, shape_of_model=lambda model, lora: published_shape(lora))
 
 
 def test_qwen3_vl_2b_has_its_known_number_of_parameters() -> None:
@@ -239,7 +239,7 @@ def test_activations_that_may_not_fit_are_short_but_not_refused() -> None:
     assert fit(NEEDS, ASLEEP, free=needed + ASLEEP_BYTES, total=total).short == 0
     assert fit(NEEDS, ASLEEP, free=needed, total=total).short == ASLEEP_BYTES
     assert fit(NEEDS, AWAKE, free=needed, total=total).short == 10 * GIB
-    other = dataclasses.replace(NEEDS, with_vllm=False)
+    other = NEEDS._replace(with_vllm=False)
     assert fit(other, ASLEEP, free=needed, total=total).short == 6 * GIB
 
 

@@ -1,32 +1,23 @@
-"""Handles EasyR1's keys that have no effect here, and the keys of its fork; `keys.yaml` lists both."""
+"""Handles other programs' keys, which `keys.yaml` lists: EasyR1's without effect here, its fork's, verl's and TRL's."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field
 
 from cepo.algorithms import available_estimators
 from cepo.config.listing import written
 from cepo.config.sources import Origins
-from cepo.errors import ConfigError, did_you_mean
-from cepo.sections import read_section, section, shown
-from cepo.trees import Tree, is_dict
+from cepo.errors import ConfigError
+from cepo.sections import read_section, section
+from cepo.trees import Tree, is_dict, put
 
 logger = logging.getLogger(__name__)
-
-_KINDS: Mapping[str, tuple[Any, str]] = {
-    "bool": (bool, "true or false"),
-    "int": (int, "an integer"),
-    "float": (float, "a number"),
-    "str": (str, "text"),
-    "dict": (Tree, "a mapping of keys to values"),
-}
 
 
 @dataclass(frozen=True)
@@ -34,8 +25,8 @@ class EasyR1Key:
     """A key of EasyR1: `kind` is its type, with `?` if null is accepted, `shipped` its value in EasyR1's YAML file."""
 
     kind: str
-    default: Any
-    shipped: tuple[Any, ...] = ()
+    default: object
+    shipped: tuple[object, ...] = ()
 
 
 @section
@@ -56,7 +47,7 @@ class ForkKey:
     also: Tree = Field(default={})
     if_true: Tree = Field(default={})
 
-    def settings(self, value: Any) -> Tree:
+    def settings(self, value: object) -> Tree:
         """Returns the settings, by dotted key, that are equivalent to the fork's key with this value."""
         turned_on = str(value).lower() in ("true", "yes", "on", "1")
         return {**self.also, **dict.fromkeys(self.same_value, value), **(self.if_true if turned_on else {})}
@@ -66,7 +57,7 @@ class ForkKey:
 class _Table:
     """The sections of `keys.yaml`, which are described there."""
 
-    keys: dict[str, dict[str, list[Any]]] = Field()
+    keys: dict[str, dict[str, list[object]]] = Field()
     internal: list[str] = Field()
     without_effect: list[WithoutEffect] = Field()
     unavailable: dict[str, dict[str, str]] = Field()
@@ -75,16 +66,16 @@ class _Table:
     other_meaning: dict[str, str] = Field()
     fork: dict[str, ForkKey] = Field()
     fork_families: list[str] = Field()
+    elsewhere: dict[str, str] = Field()
 
 
 TABLE = read_section(_Table, yaml.safe_load(Path(__file__).with_name("keys.yaml").read_text(encoding="utf-8")))
 EASYR1_KEYS: Mapping[str, EasyR1Key] = {
-    f"{path}.{name}": EasyR1Key(kind, default, tuple(shipped))
+    f"{path}.{name}": EasyR1Key(str(kind), default, tuple(shipped))
     for path, keys in TABLE.keys.items()
     for name, (kind, default, *shipped) in keys.items()
 }
 ENGINE_KEYS: Mapping[str, WithoutEffect] = {key: entry for entry in TABLE.without_effect for key in entry.keys}
-_KNOWN = (*EASYR1_KEYS, *TABLE.internal)
 
 
 def engine_key_of(key: str) -> WithoutEffect | None:
@@ -94,44 +85,33 @@ def engine_key_of(key: str) -> WithoutEffect | None:
     return next((ENGINE_KEYS[name] for name in around if name in ENGINE_KEYS), None)
 
 
-def without_engine_keys(tree: Tree, origins: Origins) -> tuple[Tree, Tree]:
-    """Returns the resolved tree without keys that have no effect or no value, and those without effect by dotted key.
+def refuse_names_elsewhere(key: str, origins: Origins) -> None:
+    """Raises `ConfigError` for a name of verl or TRL, with our name of the setting."""
+    for name, own in TABLE.elsewhere.items():
+        if f"{key}.".startswith(f"{name}."):
+            ours = own + key.removeprefix(name)
+            raise origins.error(key, f"unknown key '{key}'. This is another program's name; here it is {ours}.")
 
-    Raises:
-        ConfigError: a key does not exist in EasyR1, or its value has the wrong type or requests an unsupported feature.
-    """
+
+def without_engine_keys(tree: Tree, origins: Origins) -> tuple[Tree, list[str]]:
+    """Returns the resolved tree without keys that have no effect or no value, and the dotted keys without effect."""
     kept: Tree = {}
-    without_effect: Tree = {}
+    without_effect: list[str] = []
     for key, value in _leaves(tree):
-        reason = TABLE.unavailable.get(key, {}).get(str(value))
+        refuse_names_elsewhere(key, origins)
+        reason, entry = TABLE.unavailable.get(key, {}).get(str(value)), engine_key_of(key)
         if reason is not None:
             raise origins.error(key, f"{key}={value}: {reason}")
-        if engine_key_of(key) is not None:
-            without_effect[key] = _accepted(key, value, origins)
+        if entry is not None and entry.only is not None and value != entry.only:
+            raise origins.error(key, f"{key} must be {written(entry.only)}, got {written(value)}. {entry.remedy}")
+        if entry is not None:
+            without_effect.append(key)
         elif key not in TABLE.none_given or value != TABLE.none_given[key]:
-            _put(kept, key, value)
+            put(kept, key, value)
     return kept, without_effect
 
 
-def _accepted(key: str, value: Any, origins: Origins) -> Any:
-    path = key.rpartition(".")[0]
-    if key not in _KNOWN and (value or not any(other.startswith(f"{key}.") for other in _KNOWN)):
-        siblings = [other for other in _KNOWN if other.startswith(f"{path}.")]
-        raise origins.error(key, f"unknown key '{key}'.{did_you_mean(key, siblings)}")
-    if key in EASYR1_KEYS:
-        kind = EASYR1_KEYS[key].kind
-        hint, words = _KINDS[kind.removesuffix("?")]
-        try:
-            value = TypeAdapter(hint | None if kind.endswith("?") else hint).validate_python(value)
-        except ValidationError:
-            raise origins.error(key, f"{key} must be {words}, got {shown(value)}.") from None
-    entry = engine_key_of(key)
-    if entry is not None and entry.only is not None and value != entry.only:
-        raise origins.error(key, f"{key} must be {written(entry.only)}, got {written(value)}. {entry.remedy}")
-    return value
-
-
-def report_engine_keys(without_effect: Tree, origins: Origins) -> None:
+def report_engine_keys(without_effect: Sequence[str], origins: Origins) -> None:
     """Logs one warning that lists keys without effect and their places, grouped by reason."""
     by_reason: dict[str, list[str]] = {}
     for key in without_effect:
@@ -163,7 +143,7 @@ def refuse_fork_keys(tree: Tree, origins: Origins) -> None:
         raise ConfigError(f"{message}Remove them; they need no replacement.")
     nested: Tree = {}
     for key, value in settings.items():
-        _put(nested, key, value)
+        put(nested, key, value)
     message += (
         f"Remove them. In a YAML file, write instead (replacing lines with the same key):\n\n"
         f"{yaml.safe_dump(nested, sort_keys=False)}\nOn the command line:\n\n"
@@ -173,7 +153,7 @@ def refuse_fork_keys(tree: Tree, origins: Origins) -> None:
     raise ConfigError(f"{message}\nThese have no replacement: {', '.join(without)}." if without else message)
 
 
-def _leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, object]]:
     """Yields dotted keys and values. A mapping is a value if EasyR1 has a key of its name, or if it is empty."""
     for name, value in tree.items():
         key = f"{path}{name}"
@@ -181,10 +161,3 @@ def _leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(value, f"{key}.")
         else:
             yield key, value
-
-
-def _put(tree: Tree, key: str, value: Any) -> None:
-    *sections, name = key.split(".")
-    for each in sections:
-        tree = tree.setdefault(each, {})
-    tree[name] = value
