@@ -31,7 +31,7 @@ from cepo.workers.distributed import (
 )
 from cepo.workers.loading import build_scoring_model
 from cepo.workers.optimizing import build_optimizer, clipped_step, set_learning_rate, zero_gradients
-from cepo.workers.passes import GradientReduction, Passes, RankPass
+from cepo.workers.passes import Passes, RankPass
 from cepo.workers.scoring_model import KeptStates, TeacherStates
 from cepo.workers.swapping import PhaseOffload, TeacherWeights
 
@@ -79,12 +79,6 @@ class Actor:
             seed=seed,
         )
         self.passes = Passes(config, processing, self.module, device=self.device, longest_row=longest_row)
-        self.reduction = GradientReduction(
-            self.module,
-            config.fsdp,
-            has_adapter=config.model.lora.rank > 0,
-            same_blocks=self.module.encoder.keeps or processing.images is None,
-        )
         self.optimizer = build_optimizer(self.module, config.optim)
         self.offload = PhaseOffload(self.module, self.optimizer, config.offload, config.fsdp, self.device)
         self.teacher_weights = TeacherWeights(self.module, teacher)
@@ -225,8 +219,8 @@ class Actor:
         zero_gradients(self.optimizer)
         weights = token_weights(batch.response_mask, self._config.loss_avg_mode, batch.denominators)
         size = self._config.micro_batch_size_per_device_for_update
-        passes = self.passes.cut(batch.rows, size)
-        return self.reduction.over(passes, lambda part: self._accumulate_gradient(batch, weights, part))
+        passes = shown(self.passes.cut(batch.rows, size), "updating")
+        return [self._accumulate_gradient(batch, weights, part) for part in passes]
 
     def _accumulate_gradient(self, batch: OptimizerBatch, weights: Tensor, part: RankPass) -> Metrics:
         own = batch.at(part.indices)

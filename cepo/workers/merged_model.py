@@ -7,14 +7,12 @@ import logging
 import math
 import re
 import shutil
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from cepo.config.schema import FloatType
@@ -26,8 +24,8 @@ from cepo.models.processing import Processing
 from cepo.models.quantization import read_quantization
 from cepo.rollout.generator import AdapterWeights
 from cepo.trees import is_list
-from cepo.workers.checkpoint import ADAPTER, SHARDS, pass_interruption_on
-from cepo.workers.shards import METADATA, ShardReader, load_shards
+from cepo.workers.checkpoint import ADAPTER, SHARDS
+from cepo.workers.shards import Shards, shape_of
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +62,7 @@ def actor_folder(checkpoint: Path) -> Path:
         CheckpointError: neither folder has an adapter or shards, or the folder has links, pipes or devices.
     """
     for folder in (checkpoint / "actor", checkpoint):
-        if _has_adapter(folder) or (folder / SHARDS / METADATA).is_file():
+        if _has_adapter(folder) or (folder / SHARDS).is_dir():
             if (irregular := irregular_file(folder)) is not None:
                 raise CheckpointError(f"{irregular} is not a regular file; give a checkpoint without links and pipes")
             return folder
@@ -77,7 +75,7 @@ def actor_folder(checkpoint: Path) -> Path:
             "merge them with EasyR1's own scripts/model_merger.py"
         )
     raise CheckpointError(
-        f"{checkpoint} is not a checkpoint: it has neither {ADAPTER}/{ADAPTER_CONFIG} nor {SHARDS}/.metadata; "
+        f"{checkpoint} is not a checkpoint: it has neither {ADAPTER}/{ADAPTER_CONFIG} nor {SHARDS}/; "
         "give a folder global_step_<N>, or its subfolder actor"
     )
 
@@ -191,24 +189,15 @@ def _with_adapter_merged(model: Any, folder: Path) -> Any:
 
 def _load_shards(model: Any, folder: Path) -> None:
     own = {_TRAINED + name: tensor for name, tensor in model.state_dict().items()}
-    entries: Any = ShardReader(folder).read_metadata().state_dict_metadata
-    saved = {name: entry for name, entry in entries.items() if name.startswith(_WEIGHTS)}
-    _require_none((name for name in saved if not hasattr(saved[name], "size")), f"{folder} has weights without a shape")
+    shards = Shards(folder)
+    saved = {name: shape for name, shape in shards.shapes.items() if name.startswith(_WEIGHTS)}
     _require_none(saved.keys() - own.keys(), f"{folder} has weights that the base model lacks")
-    shapes = (f"{name} {tuple(saved[name].size)} for {tuple(own[name].shape)}" for name in saved)
-    differing = [text for text, name in zip(shapes, saved, strict=True) if saved[name].size != own[name].shape]
+    shapes = {name: shape_of(own[name]) for name in saved}
+    differing = [f"{name} {shape} for {shapes[name]}" for name, shape in saved.items() if shape != shapes[name]]
     _require_none(differing, f"{folder} has weights of other shapes than the base model")
     _require_none(_untrained(model, own, saved), f"{folder} lacks weights of the base model")
     logger.info("reading %d tensors from %s", len(saved), folder)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # by `no_dist=True`
-            load_shards({name: own[name] for name in saved}, folder, no_dist=True)
-    except CheckpointError:
-        raise
-    except (Exception, dcp.CheckpointException) as error:  # DCP's CheckpointException is not a subclass of Exception
-        pass_interruption_on(error)
-        raise CheckpointError(f"{folder} cannot be read: {error}") from error
+    shards.fill({name: own[name] for name in saved})
 
 
 def _untrained(model: Any, own: Mapping[str, torch.Tensor], saved: Mapping[str, Any]) -> set[str]:

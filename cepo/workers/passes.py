@@ -1,24 +1,22 @@
-"""Divides rows into passes that all ranks run together, packs or pads the rows of a pass, and reduces gradients."""
+"""Divides rows into passes that all ranks run together, and packs or pads the rows of a pass."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch import Tensor
 
-from cepo.config.schema import ActorConfig, CriticConfig, FsdpConfig
+from cepo.config.schema import ActorConfig, CriticConfig
 from cepo.data.batch import ScoringRow
 from cepo.metrics import Metrics, fraction, max_value, sum_value
 from cepo.models.families import ImageReader
 from cepo.models.inputs import EncodedPrompt, ImageInputs, sequence_positions
 from cepo.models.processing import Processing
 from cepo.models.segments import BLOCK_SIZE, SegmentLayout
-from cepo.progress import shown
 from cepo.workers.forest import TokenForest, TokenRow, families, pack_rows, plan_forest
 from cepo.workers.scoring_model import CollatedRows, DistinctImages, ScoringModel, ValueModel, collate
 
@@ -249,39 +247,3 @@ def _response_index(rows: Sequence[ScoringRow], forest: TokenForest, layout: Seg
         if leaf >= 0:
             found.append(torch.arange(layout.starts[leaf], layout.starts[leaf] + len(row.response_ids) - 1))
     return torch.cat(found)
-
-
-class GradientReduction:
-    """Runs the passes of an optimizer step, and has FSDP reduce gradients after every pass or only after the last.
-
-    In both cases the shards get the sum over ranks and passes; only the order of its terms differs.
-
-    Args:
-        module: the sharded model.
-        fsdp: its FSDP settings.
-        has_adapter: whether only an adapter is trained.
-        same_blocks: whether every pass uses all trained weights.
-
-    Attributes:
-        once: whether each rank first sums its own passes, and the last pass reduces these sums over ranks.
-    """
-
-    def __init__(self, module: nn.Module, fsdp: FsdpConfig, *, has_adapter: bool, same_blocks: bool) -> None:
-        assert isinstance(module, FSDPModule), "gradients are reduced by FSDP"
-        self._module = module
-        # With `once`, a rank holds unsharded gradients of all trained weights until the last pass. For an adapter they
-        # are small; for all weights they would undo the sharding. FSDP then sums passes in the reduce type, of which a
-        # 16-bit type loses small terms, instead of the shards' type. It fails on blocks that no pass used, and on
-        # weights that only the last pass uses.
-        self.once = has_adapter and same_blocks and fsdp.mp_reduce_dtype == "fp32" and dist.get_world_size() > 1
-
-    def over(self, passes: Sequence[RankPass], accumulate: Callable[[RankPass], Metrics]) -> list[Metrics]:
-        """Calls `accumulate`, which runs a backward pass, for each of `passes`; afterwards the gradients are reduced."""
-        metrics = []
-        try:
-            for number, part in enumerate(shown(passes, "updating"), start=1):
-                self._module.set_requires_gradient_sync(not self.once or number == len(passes))
-                metrics.append(accumulate(part))
-        finally:
-            self._module.set_requires_gradient_sync(True)
-        return metrics

@@ -9,8 +9,8 @@ from typing import Unpack
 
 import psutil
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
-from torch.distributed.checkpoint import CheckpointException
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config.data_schema import DataConfig
@@ -26,7 +26,7 @@ from cepo.progress import phase
 from cepo.rollout.factory import build_generator, settings_of_run
 from cepo.rollout.generator import Generation, GenerationRequest, GeneratorSettings, OnFinished, SamplingSettings
 from cepo.workers.actor import Actor
-from cepo.workers.checkpoint import load_actor, load_critic, pass_interruption_on, save_actor, save_critic
+from cepo.workers.checkpoint import load_actor, load_critic, save_actor, save_critic
 from cepo.workers.critic import Critic
 from cepo.workers.distributed import this_device
 
@@ -174,13 +174,8 @@ class Worker:
             save_actor(self.actor, folder / "actor", weights_only=self._saves_weights_only)
             if self.critic is not None:
                 save_critic(self.critic, folder / "critic", weights_only=self._saves_weights_only)
-        except OSError as error:
-            raise CheckpointError(str(error)) from error
-        except CheckpointException as error:  # a rank's write error, raised on all ranks; not an `Exception`
-            pass_interruption_on(error)
-            causes = dict.fromkeys(f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values())
-            # Torch's writer replaces the system's error by its own.
-            raise CheckpointError(f"{'; '.join(causes)} (is the disk full?)") from error
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{error} (is the disk full?)") from error
 
     def load(self, folder: Path) -> None:
         """Restores this rank's part of the checkpoint."""

@@ -200,7 +200,7 @@ def test_ctrl_c_during_a_checkpoint_interrupts_the_run(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("torch.distributed.checkpoint.FileSystemWriter.write_data", interrupted)
+    monkeypatch.setattr("cepo.workers.checkpoint.write_shards", interrupted)
     arguments = [*tiny_run, f"trainer.save_checkpoint_path={tmp_path}", "trainer.max_steps=2", "trainer.save_freq=1"]
     assert cepo.train.main(arguments) == 130
     assert [row["step"] for row in json_lines(tmp_path / "metrics.jsonl")] == [1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -323,23 +322,17 @@ def test_a_critics_shards_are_not_taken_for_a_policys(
 
 
 def hollow(source: Path, folder: Path) -> Path:
-    """A copy of a run whose metadata has no chunks and no storage for any weight, sealed again; returns the checkpoint."""
+    """A copy of a run whose shards state one row more of each tensor than they have, sealed again; returns the checkpoint."""
     shutil.copytree(source, folder)
     checkpoint = folder / "global_step_2"
-    file = checkpoint / "actor" / "distributed" / ".metadata"
-    metadata = pickle.loads(file.read_bytes())
-    for entry in metadata.state_dict_metadata.values():
-        if hasattr(entry, "chunks"):
-            entry.chunks.clear()
-    metadata.storage_data.clear()
-    file.write_bytes(pickle.dumps(metadata, 2))
-    seal(checkpoint)
-    return checkpoint
-
-
-def seal(checkpoint: Path) -> None:
+    file = checkpoint / "actor" / "distributed" / "rank_0_of_1.safetensors"
+    with safe_open(file, "pt") as tensors:
+        described = tensors.metadata()
+    rows = {name: [first, total + 1] for name, (first, total) in json.loads(described["rows"]).items()}
+    save_file(load_file(file), file, described | {"rows": json.dumps(rows)})
     (checkpoint / FILES_FILE).unlink()
     (checkpoint / FILES_FILE).write_text(json.dumps(written_files(checkpoint)))
+    return checkpoint
 
 
 def test_shards_without_data_are_refused_by_every_command(
@@ -347,7 +340,7 @@ def test_shards_without_data_are_refused_by_every_command(
 ) -> None:
     """A merge would write the untrained base and end with success."""
     checkpoint = hollow(train(*FULL).folder, tmp_path / "run")
-    words = "the chunks of 'model.model."
+    words = "does not have every row of '"
     assert words in refusal(capsys, "--checkpoint", checkpoint, "--out", tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
     assert main(["evaluate", f"checkpoint={checkpoint}", *reward_of(tiny_run), f"out={tmp_path / 'results'}"]) == 2

@@ -296,7 +296,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_last_good(
     tiny_run: list[str], two_steps: FinishedRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shutil.copytree(two_steps.folder, tmp_path, dirs_exist_ok=True)
-    shard = next((tmp_path / "global_step_2" / "actor" / "distributed").glob("*.distcp"))
+    shard = next((tmp_path / "global_step_2" / "actor" / "distributed").glob("*.safetensors"))
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
@@ -304,7 +304,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_last_good(
     assert second.first_step == 1
     assert differing(two_steps.parameters, second.parameters) == []
     assert f"{shard.name}: other bytes than were written" in caplog.text
-    shard = next((tmp_path / "global_step_2" / "actor" / "distributed").glob("*.distcp"))
+    shard = next((tmp_path / "global_step_2" / "actor" / "distributed").glob("*.safetensors"))
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=r"is damaged \(.*bytes|is damaged \(.*were written"):
         run(tiny_run, *TWO_STEPS, f"trainer.load_checkpoint_path={tmp_path}/global_step_2", folder=tmp_path / "other")
