@@ -46,10 +46,7 @@ class Actor:
     all rows of a prompt are on one rank. Updates and merged metrics equal those of one rank with all rows.
 
     Args:
-        config: `worker.actor`.
         temperature: the rollout temperature, by which logits are divided before every log-prob.
-        teacher: the source of the weights of teacher passes.
-        objective_settings: the objective of the update.
         with_reference: whether the initial weights are needed for a KL penalty.
         total_steps: length of the learning-rate schedule.
         seed: for the adapter's initial weights.
@@ -100,8 +97,14 @@ class Actor:
             beside = OWN_VIEW
             self.kept.require(beside, rows)
         weights = nullcontext() if teacher is None else teacher.active()
-        with weights, self.module.at_temperature(options.get("temperature")):
-            return self._pass(rows, keep=options.get("keep_states"), beside=beside, entropy=result == "entropy")
+        with weights:
+            return self._pass(
+                rows,
+                keep=options.get("keep_states"),
+                beside=beside,
+                entropy=result == "entropy",
+                temperature=options.get("temperature"),
+            )
 
     @torch.no_grad()
     def _pass(
@@ -111,6 +114,7 @@ class Actor:
         keep: str | None = None,
         beside: str | None = None,
         entropy: bool = False,
+        temperature: float | None = None,
     ) -> list[Tensor]:
         """Returns each row's log-probs, its divergence from the kept states of view `beside`, or its entropy.
 
@@ -123,7 +127,9 @@ class Actor:
             lengths = [len(row.response_ids) for row in part.rows]
             teacher = None if beside is None else self.kept.states_for(beside, part.rows, FULL_KL)
             teachers = () if teacher is None else (teacher,)
-            log_probs, (other, *_) = self.module(self.passes.collate(part), teachers, entropy=entropy)
+            log_probs, (other, *_) = self.module(
+                self.passes.collate(part), teachers, entropy=entropy, temperature=temperature
+            )
             values = other if teachers or entropy else log_probs
             # Entries beyond the indices belong to the filler.
             results |= dict(zip(part.indices, values.float().cpu().split(lengths), strict=False))
@@ -192,7 +198,6 @@ class Actor:
 
     @property
     def has_adapter(self) -> bool:
-        """Whether an adapter is trained instead of the model's own weights."""
         return self._config.model.lora.rank > 0
 
     def adapter_weights(self) -> AdapterWeights:

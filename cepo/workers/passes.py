@@ -49,13 +49,10 @@ class Passes:
     as many passes as the rank with the most. If any rank has images in a pass, all ranks run a sharded vision tower.
 
     Args:
-        config: `worker.actor` or `worker.critic`; each call gives the micro-batch size.
-        module: the sharded model.
         longest_row: number of tokens of the longest prompt and response together. With `dynamic_batching` a pass has at
             most the micro-batch size times this number of tokens. With None, the micro-batch size counts rows.
 
     Attributes:
-        packed: whether rows are packed.
         tokens_computed: tokens of all passes so far, including padding.
         tokens_asked: tokens of all rows in these passes, with shared tokens counted for each row.
     """
@@ -153,7 +150,7 @@ def by_length(rows: Sequence[ScoringRow]) -> list[int]:
 
 
 def padded_batches(rows: Sequence[ScoringRow], budget: int) -> list[list[int]]:
-    """Returns batches of row indices, sorted by length, each of at most `budget` tokens including padding."""
+    """Divides rows, the longest first, into batches of indices with at most `budget` tokens, including padding."""
     batches: list[list[int]] = []
     for index in by_length(rows):
         if batches and rows[batches[-1][0]].num_tokens * (len(batches[-1]) + 1) <= budget:

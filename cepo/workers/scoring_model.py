@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -212,39 +211,33 @@ class ScoringModel(nn.Module):
         model: Any = self.model
         return model.get_base_model() if hasattr(model, "get_base_model") else model
 
-    @contextmanager
-    def at_temperature(self, temperature: float | None) -> Iterator[None]:
-        """Divides logits by `temperature` inside the context; None changes nothing."""
-        before = self.temperature
-        self.temperature = before if temperature is None else temperature
-        try:
-            yield
-        finally:
-            self.temperature = before
-
     def forward(
-        self, batch: CollatedRows, teachers: Sequence[TeacherStates] = (), *, entropy: bool = False
+        self,
+        batch: CollatedRows,
+        teachers: Sequence[TeacherStates] = (),
+        *,
+        entropy: bool = False,
+        temperature: float | None = None,
     ) -> tuple[Float[Tensor, " N"], tuple[Tensor, ...]]:
         """Returns (log-probs, extras) of all response tokens, row by row.
 
         The extras are one divergence (N,) per teacher. Without teachers they are the hidden states (N, H) or, with
-        `entropy`, the entropy (N,) of each token's distribution.
+        `entropy`, the entropy (N,) of each token's distribution. `temperature` replaces the usual one.
         """
+        temperature = temperature or self.temperature
         hidden = response_states(self.base, batch, self.encoder)
         if not teachers:
             head = self.base.lm_head
             chunk = head_chunk_tokens(hidden.device, head.weight.shape[0])
             if entropy:
-                return log_probs_and_entropies(
-                    hidden, head, batch.targets, temperature=self.temperature, chunk_tokens=chunk
-                )
-            log_probs = target_log_probs(hidden, head, batch.targets, temperature=self.temperature, chunk_tokens=chunk)
+                return log_probs_and_entropies(hidden, head, batch.targets, temperature=temperature, chunk_tokens=chunk)
+            log_probs = target_log_probs(hidden, head, batch.targets, temperature=temperature, chunk_tokens=chunk)
             return log_probs, (hidden,)
-        parts = [self._divergence(hidden, teacher, batch.targets) for teacher in teachers]
+        parts = [self._divergence(hidden, teacher, batch.targets, temperature) for teacher in teachers]
         return parts[0][0], tuple(divergence for _, divergence in parts)
 
     def _divergence(
-        self, hidden: Float[Tensor, "N H"], teacher: TeacherStates, targets: Int64[Tensor, " N"]
+        self, hidden: Float[Tensor, "N H"], teacher: TeacherStates, targets: Int64[Tensor, " N"], temperature: float
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
         head = self.base.lm_head
         return chunked_divergence(
@@ -254,7 +247,7 @@ class ScoringModel(nn.Module):
             head if teacher.head is None else with_weight(head, teacher.head.to(hidden)),
             targets,
             teacher.divergence,
-            temperature=self.temperature,
+            temperature=temperature,
             chunk_tokens=divergence_chunk_tokens(hidden.device, head.weight.shape[0]),
         )
 

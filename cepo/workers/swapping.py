@@ -27,25 +27,13 @@ _HOST = torch.device("cpu")
 
 def offload_policy(fsdp: FsdpConfig, device: torch.device) -> OffloadPolicy:
     """Returns FSDP's offload policy: with offloading, shards are in host memory and loaded block by block."""
-    if not fsdp.enable_cpu_offload:
-        return OffloadPolicy()
-    if device.type == "cpu":
-        logger.warning("fsdp.enable_cpu_offload has no effect: the device is the CPU")
-        return OffloadPolicy()
-    return CPUOffloadPolicy()
+    return CPUOffloadPolicy() if fsdp.enable_cpu_offload and device.type != "cpu" else OffloadPolicy()
 
 
 class PhaseOffload:
     """Moves a worker's weights and optimizer state between its device and host memory.
 
     `load_weights` or `load_optimizer` must be called before each use; they load what was offloaded.
-
-    Args:
-        module: the sharded model.
-        optimizer: the optimizer of its weights.
-        config: what to offload.
-        fsdp: with `enable_cpu_offload`, everything is in host memory anyway and nothing moves.
-        device: the worker's device.
     """
 
     def __init__(
@@ -56,11 +44,8 @@ class PhaseOffload:
         self._moves_weights = config.offload_params and can_move
         self._moves_optimizer = config.offload_optimizer and can_move
         self._weights_offloaded = False
-        if (config.offload_params or config.offload_optimizer) and not can_move:
-            why = (
-                "the device is the CPU" if device.type == "cpu" else "fsdp.enable_cpu_offload keeps all in host memory"
-            )
-            logger.warning("offload.offload_params and offload.offload_optimizer have no effect: %s", why)
+        if (config.offload_params or config.offload_optimizer or fsdp.enable_cpu_offload) and device.type == "cpu":
+            logger.warning("offloading to host memory has no effect: the device is the CPU")
 
     def load_weights(self) -> None:
         if self._weights_offloaded:
@@ -107,7 +92,7 @@ class TeacherWeights:
 
     def __init__(self, module: nn.Module, config: TeacherConfig) -> None:
         self._module, self._config = module, config
-        self._adapter_off = config.source == "reference" and _has_adapter(module)
+        self._adapter_off = config.source == "reference" and hasattr(module.model, "disable_adapter")
         self._copies: dict[str, Tensor] = {}
         if config.source != "actor" and not self._adapter_off:
             self._copies = {name: self._kept(parameter) for name, parameter in self._trainable()}
@@ -133,10 +118,8 @@ class TeacherWeights:
             with self._module.model.disable_adapter():  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
                 try:
                     yield
-                finally:
-                    reshard(
-                        self._module
-                    )  # PEFT switches gradients off and on again, which must affect the shards, not gathered copies
+                finally:  # PEFT switches gradients off and on again, which must affect the shards, not gathered copies
+                    reshard(self._module)
             return
         live = {name: _local(parameter).clone() for name, parameter in self._trainable()}
         try:
@@ -189,7 +172,3 @@ def _placed(local: Tensor, parameter: Any) -> Tensor:
         shape=parameter.shape,
         stride=parameter.stride(),
     )
-
-
-def _has_adapter(module: Any) -> bool:
-    return hasattr(module.model, "disable_adapter")

@@ -134,7 +134,6 @@ class Worker:
         return self.generator.generate(requests, settings, on_finished) if requests else []
 
     def score(self, rows: Sequence[ScoringRow], **options: Unpack[ScoringOptions]) -> list[Tensor]:
-        """Returns the actor's log-probs of each row's response."""
         self.generator.rest()
         return self.actor.score(rows, **options)
 
@@ -157,7 +156,6 @@ class Worker:
         return metrics
 
     def forget_work(self) -> None:
-        """See `Actor.forget_work`; discards the engine's metrics too."""
         self.actor.forget_work()
         self.generator.drain_metrics()
 
@@ -165,7 +163,6 @@ class Worker:
         self.actor.finish_step(step)
 
     def synchronise_rollout(self) -> None:
-        """Sends the current weights to this rank's engine."""
         self.generator.sync_weights(self.actor.rollout_weights(merged=self._merges_adapter))
 
     def save(self, folder: Path) -> None:
@@ -178,13 +175,11 @@ class Worker:
             raise CheckpointError(f"{error} (is the disk full?)") from error
 
     def load(self, folder: Path) -> None:
-        """Restores this rank's part of the checkpoint."""
         load_actor(self.actor, folder / "actor")
         if self.critic is not None:
             load_critic(self.critic, folder / "critic")
 
     def close(self) -> None:
-        """Frees the engine."""
         self.generator.close()
 
     @property

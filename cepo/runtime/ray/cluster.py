@@ -7,9 +7,8 @@ import logging
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +21,7 @@ from cepo.config.private import is_secret
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import ConfigError, EngineError, WorkerLostError
 from cepo.leftovers import OwnFolder
+from cepo.progress import phase
 from cepo.runtime.reach import prepare_own_cluster
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,10 @@ class OwnCluster:
             is_down = False
         if not is_down:
             for process in self._processes:
-                _kill_tree(process)
+                with suppress(psutil.NoSuchProcess):
+                    for each in (*process.children(recursive=True), process):
+                        each.kill()
+            psutil.wait_procs(self._processes, timeout=5)
             _shut_down()
         self._folder.remove()
 
@@ -101,32 +104,14 @@ def _shut_down() -> bool:
     return not leaving.is_alive()
 
 
-def _kill_tree(process: psutil.Process) -> None:
-    try:
-        tree = [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return
-    for each in tree:
-        try:
-            each.kill()
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs(tree, timeout=5)
-
-
 _PASSED_ON = ("HF_", "VLLM_", "NCCL_", "GLOO_", "TORCH_", "TRANSFORMERS_", "TOKENIZERS_", "OMP_", "XDG_CACHE_HOME")
-_SAY_AGAIN_SECONDS = 15.0
 
 _own: OwnCluster | None = None
 """The cluster that this process started, if any."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Share:
-    """The CPUs and GPUs reserved for one worker."""
-
-    cpus: float
-    gpus: int
+_CPUS_PER_WORKER = 0.01
+"""Ray reserves only GPUs in whole; workers share the processors of a machine, however few it has."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +119,8 @@ class Reservation:
     """A run's reserved devices, one bundle per machine; worker `rank` is in bundle `rank // devices per machine`."""
 
     group: PlacementGroup
-    share: Share
+    options: Mapping[str, float]
+    """What Ray reserves for a worker, as arguments for its actor."""
 
     def release(self) -> None:
         remove_placement_group(self.group)
@@ -203,10 +189,9 @@ def _join(address: str, common: Mapping[str, Any]) -> None:
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         mode = os.environ.get("RAY_AUTH_MODE") or "not set"
         raise ConfigError(
-            f"this process cannot join a Ray cluster at '{address}' ({error}). Start one with `ray start --head`, and give "
-            "the address it prints as trainer.ray_address or RAY_ADDRESS; without either, a cluster is started on this machine. "
-            f"A cluster with a token needs RAY_AUTH_MODE=token here too (it is {mode}), and the same token on all machines: "
-            "docs/multi-node.md."
+            f"this process cannot join a Ray cluster at '{address}' ({error}). Start one with `ray start --head`, and give the "
+            "address it prints as trainer.ray_address or RAY_ADDRESS. A cluster with a token needs RAY_AUTH_MODE=token here too "
+            f"(it is {mode}), and the same token on all machines: docs/multi-node.md"
         ) from error
 
 
@@ -225,28 +210,31 @@ def reserve(trainer: TrainerConfig) -> Reservation:
     """Waits until the run's devices are free on every machine, and reserves them.
 
     Raises:
-        EngineError: they were not free within `trainer.start_timeout_seconds`; the message lists all resources.
+        EngineError: they were not free within `trainer.start_timeout_seconds`, or never will be.
     """
     machines, devices = trainer.nnodes, trainer.n_gpus_per_node
-    share = _share(devices)
-    bundle = {"CPU": share.cpus * devices} | ({"GPU": float(devices)} if share.gpus else {})
+    num_gpus = int(_has_gpus())
+    bundle = {"CPU": _CPUS_PER_WORKER * devices} | ({"GPU": float(devices)} if num_gpus else {})
     group = placement_group(
         [bundle] * machines, strategy="STRICT_SPREAD" if machines > 1 else "STRICT_PACK", name="cepo"
     )
-    wanted = f"{machines} machine{'s' * (machines > 1)} with {_in_words(bundle)} each"
-    start, said = time.monotonic(), time.monotonic()
-    while not group.wait(timeout_seconds=1):
-        waited = time.monotonic() - start
-        if waited > trainer.start_timeout_seconds or _never_fits(machines, bundle, trainer):
+    what = f"{machines} machine{'s' * (machines > 1)} with {devices} {'GPUs' if num_gpus else 'workers'} each"
+    # A cluster that was started here never gets another machine.
+    never = _own is not None and ray.cluster_resources().get("GPU", 0.0) < bundle.get("GPU", 0.0)
+    with phase(f"waiting for {what}"):
+        if never or not group.wait(timeout_seconds=trainer.start_timeout_seconds):
             remove_placement_group(group)
+            has, free = (each.get("GPU", 0.0) for each in (ray.cluster_resources(), ray.available_resources()))
             raise EngineError(
-                f"waited {waited:.0f} s for {wanted}; the cluster has {_cluster_in_words()}. Add machines with `ray start "
-                "--address=...`, end other programs there, or lower trainer.nnodes and trainer.n_gpus_per_node"
+                f"the run needs {what}; the cluster has {len(ray.nodes())} machines with {has:g} GPUs in all, of which "
+                f"{free:g} are free. Add machines with `ray start --address=...`, end other programs there, or lower "
+                "trainer.nnodes and trainer.n_gpus_per_node"
             )
-        if time.monotonic() - said > _SAY_AGAIN_SECONDS:
-            said = time.monotonic()
-            logger.info("waiting for %s since %.0f s; the cluster has %s", wanted, waited, _cluster_in_words())
-    return Reservation(group, share)
+    return Reservation(group, {"num_cpus": _CPUS_PER_WORKER, "num_gpus": num_gpus})
+
+
+def _has_gpus() -> bool:
+    return ray.cluster_resources().get("GPU", 0.0) > 0
 
 
 def worker_environment(devices_per_machine: int) -> dict[str, str]:
@@ -258,32 +246,3 @@ def worker_environment(devices_per_machine: int) -> dict[str, str]:
         if name in os.environ:
             passed[name] = os.environ[name]
     return passed
-
-
-def _share(devices_per_machine: int) -> Share:
-    """Returns a whole core per worker if every machine has enough cores, else an equal share of them."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    with_gpus = [resources for resources in nodes if resources.get("GPU", 0) > 0]
-    fewest = min((resources.get("CPU", 0.0) for resources in with_gpus or nodes), default=1.0)
-    cpus = min(1.0, int(100 * fewest / devices_per_machine) / 100)
-    return Share(cpus=max(cpus, 0.01), gpus=1 if with_gpus else 0)
-
-
-def _never_fits(machines: int, bundle: dict[str, float], trainer: TrainerConfig) -> bool:
-    """Returns whether waiting is useless: a cluster started here is too small, and never gets another machine."""
-    joined = trainer.ray_address or os.environ.get("RAY_ADDRESS")
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    fitting = [node for node in nodes if all(node.get(name, 0.0) >= amount - 1e-6 for name, amount in bundle.items())]
-    return not joined and len(fitting) < machines
-
-
-def _cluster_in_words() -> str:
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    each = "; ".join(_in_words({name: node.get(name, 0.0) for name in ("CPU", "GPU")}) for node in nodes)
-    free = ray.available_resources()
-    return f"{len(nodes)} machine{'s' * (len(nodes) != 1)} ({each}), free: {_in_words(free)}"
-
-
-def _in_words(resources: dict[str, Any]) -> str:
-    words = [f"{resources[name]:g} {name}s" for name in ("GPU", "CPU") if resources.get(name)]
-    return " and ".join(words) or "nothing"

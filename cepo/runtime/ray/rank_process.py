@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import Any
 import ray
 import torch
 import torch.distributed as dist
+from transformers.utils.logging import disable_progress_bar
 
 from cepo.config.data_schema import DataConfig
 from cepo.data.images import ImageStore
@@ -31,14 +33,15 @@ from cepo.workers.worker import Worker
 
 @dataclass(frozen=True, kw_only=True)
 class RankLocation:
-    """The machine and process of a rank."""
+    """The machine and process of a rank, and a port of the machine on which nothing listens."""
 
     machine: str
     node_id: str
     process: int
+    free_port: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Meeting:
     """The address and rank numbers for starting torch.distributed."""
 
@@ -74,17 +77,21 @@ class RankProcess:
         self._receiver: Receiver | None = None
 
     def location(self) -> RankLocation:
-        context = ray.get_runtime_context()
-        return RankLocation(machine=ray.util.get_node_ip_address(), node_id=context.get_node_id(), process=os.getpid())
-
-    def free_port(self) -> int:
-        """Returns a port of this machine on which nothing listens."""
         with socket.socket() as probe:
             probe.bind(("", 0))
-            return probe.getsockname()[1]
+            return RankLocation(
+                machine=ray.util.get_node_ip_address(),
+                node_id=ray.get_runtime_context().get_node_id(),
+                process=os.getpid(),
+                free_port=probe.getsockname()[1],
+            )
 
-    def has_file(self, file: str) -> bool:
-        return os.path.isfile(file)
+    def sees(self, file: str, seconds: float) -> bool:
+        """Returns whether a file exists here, or appears within some seconds, as on a network file system."""
+        until = time.monotonic() + seconds
+        while not (found := os.path.isfile(file)) and time.monotonic() < until:
+            time.sleep(1)
+        return found
 
     def build(self, content: bytes, meeting: Meeting) -> bytes:
         """Joins the other ranks and builds the worker; answers with its generator's name and if it can read images."""
@@ -99,7 +106,7 @@ class RankProcess:
         require_usable_torch()  # before the ranks meet, because after that the others would wait for a failed rank
         data, settings, facts, memory, probe = decode(content)
         _meet(meeting)
-        _hide_loading_bars()
+        disable_progress_bar()  # a log file ends with the last messages
         processing = load_processing(settings.actor.model, data)
         require_memory(memory, settings.rollout, this_device())
         self._worker = Worker(settings, facts, processing)
@@ -164,13 +171,6 @@ def _meet(meeting: Meeting) -> None:
             f"rank {meeting.rank} cannot reach rank 0 at {meeting.address}:{meeting.port} ({error}); the machines of a run "
             "must reach each other on all ports; NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME selects the network interface"
         ) from error
-
-
-def _hide_loading_bars() -> None:
-    """Turns off libraries' progress bars, so that a log file ends with the last messages."""
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
 
 
 def _receiver(data: DataConfig, probe: Any, processing: Any) -> tuple[Receiver, bool]:

@@ -151,7 +151,7 @@ class RayBackend:
         messages = [sender.encode((part, keywords)) for sender, part in zip(self._senders, arguments, strict=True)]
         self._bytes = [sent + len(message) for sent, message in zip(self._bytes, messages, strict=True)]
         try:
-            return self.ranks.call(method, messages, what=_STAGES.get(method, method), arrived=arrived)
+            return self.ranks.call(method, messages, arrived=arrived)
         except BaseException:  # the ranks are in an unknown state, so `close` must not call them
             self._is_whole = False
             raise
@@ -169,18 +169,3 @@ class RayBackend:
 
 def _mean(counts: Sequence[int]) -> Metric:
     return mean_value(sum(counts) / len(counts))
-
-
-_STAGES = {
-    "generate": "sampling responses",
-    "score": "scoring",
-    "values": "asking the critic",
-    "update": "updating the policy",
-    "update_critic": "updating the critic",
-    "forget_work": "leaving a validation's work out of the counts",
-    "finish_step": "finishing the step",
-    "synchronise_rollout": "handing weights to the rollout engine",
-    "save": "writing a checkpoint",
-    "load": "reading a checkpoint",
-    "close": "closing the engine",
-}
