@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from cepo.config.checks import require_weights
 from cepo.config.data_schema import DataConfig
-from cepo.config.schema import AlgorithmConfig, WorkerConfig
+from cepo.config.schema import ActorConfig, AlgorithmConfig, WorkerConfig
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.hub import require_hub_names
 from cepo.errors import ConfigError, DataError, RewardError
@@ -100,14 +100,14 @@ def ray_address(trainer: TrainerConfig) -> str | None:
     return trainer.ray_address or os.environ.get("RAY_ADDRESS") or None
 
 
-def check_before_loading(rewards: RewardPool, problems: ProblemSet | MixedProblems) -> None:
-    """Checks that the reward function returns a score.
+def check_before_loading(actor: ActorConfig, rewards: RewardPool, problems: ProblemSet | MixedProblems) -> None:
+    """Checks that the adapter's settings name layers of the model, and that the reward function returns a score.
 
     It gets the first problem's own answer as the response. If it raises, this only logs a warning, because it may raise
     on purpose for such a response.
 
     Raises:
-        RewardError: it does not.
+        RewardError, ConfigError: one of these checks fails.
     """
     from cepo.trainer.asking import reward_input
 
@@ -121,3 +121,7 @@ def check_before_loading(rewards: RewardPool, problems: ProblemSet | MixedProble
             "the run ends there",
             failure.reason,
         )
+    if actor.model.lora.rank:
+        from cepo.workers.adapters import check_adapter_targets  # loads PEFT
+
+        check_adapter_targets(actor)

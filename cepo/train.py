@@ -173,7 +173,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
         problems, held_out = _problem_sets(config, processing, with_solutions=estimator.needs_solutions)
     total_steps = _total_steps(config, len(problems))
     policy.choose_start(data=problems.content(), total_steps=total_steps, kl_coefficient=config.algorithm.kl_coef)
-    preflight.check_before_loading(rewards, problems)
+    preflight.check_before_loading(config.worker.actor, rewards, problems)
     policy.claim_folder()  # last of the checks: a refused run leaves no folder
     sections = config.data, config.algorithm, config.worker, config.trainer
     facts = WorkerFacts.of(

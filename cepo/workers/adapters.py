@@ -13,7 +13,7 @@ from peft.tuners.lora.layer import Linear
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from cepo.config.schema import LoraConfig
+from cepo.config.schema import ActorConfig, LoraConfig
 from cepo.errors import ConfigError, did_you_mean
 from cepo.models import pretrained
 
@@ -49,6 +49,20 @@ def add_adapter(model: nn.Module, lora: LoraConfig, *, dtype: torch.dtype, seed:
             parameter.data = parameter.data.to(dtype)
     fuse_adapters(wrapped)
     return wrapped
+
+
+def check_adapter_targets(config: ActorConfig) -> None:
+    """Checks the settings as `add_adapter` does, without reading weights."""
+    lora, settings = config.model.lora, config.model
+    if names := target_names(lora.target_modules):
+        model: Any = pretrained.load_model(
+            settings.model_path,
+            dtype=pretrained.torch_dtype(config.fsdp.mp_param_dtype),
+            trust_remote_code=settings.trust_remote_code,
+            override_config=settings.override_config,
+            with_weights=False,
+        )
+        require_targets(model, names, excluded=pretrained.excluded_from_adapter(lora, model.config))
 
 
 def target_names(target_modules: str) -> list[str]:

@@ -23,79 +23,36 @@ from cepo.models.quantization import write_quantization
 from cepo.workers.actor import Actor
 from cepo.workers.critic import Critic
 from cepo.workers.shards import load_shards, write_shards
-from cepo.workers.swapping import TeacherWeights
 
 SHARDS = "distributed"
 ADAPTER = "lora_adapter"
 _TRAINED = StateDictOptions(strict=False, ignore_frozen_params=True)
 
 
-def save_actor(actor: Actor, folder: Path, *, weights_only: bool = False) -> None:
+def save_state(worker: Actor | Critic, folder: Path, *, weights_only: bool = False) -> None:
     """Saves sharded trainable weights, optimizer and teacher weights, the random state and, under LoRA, the adapter.
 
     With `weights_only`, only the trainable weights and the adapter are written, and no run can resume from them.
     Collective: all ranks write to one folder on shared storage, which is complete when all have returned.
     """
-    adapter = actor.adapter_weights() if actor.has_adapter else None  # collective, so before a write can fail
-    _save(actor, folder, weights_only=weights_only, notes={} if weights_only else {"random": _random_state()})
-    if adapter is not None and dist.get_rank() == 0:
+    adapted = worker if isinstance(worker, Actor) and worker.has_adapter else None
+    adapter = None if adapted is None else adapted.adapter_weights()  # collective, so before a write can fail
+    tensors = _tensors(_weights(worker) if weights_only else _state(worker))
+    write_shards(tensors, folder / SHARDS, {} if weights_only else {"random": _random_state()})
+    worker.offload.offload_optimizer()
+    if adapted is not None and adapter is not None and dist.get_rank() == 0:
         adapter.write(folder / ADAPTER)
-        write_quantization(actor.module.base, folder / ADAPTER)
+        write_quantization(adapted.module.base, folder / ADAPTER)
 
 
-def load_actor(actor: Actor, folder: Path) -> None:
-    """Restores a checkpoint of `save_actor` on any number of ranks; a rank without a saved random state uses rank 0's.
+def load_state(worker: Actor | Critic, folder: Path) -> None:
+    """Restores a checkpoint of `save_state` on any number of ranks; a rank without a saved random state uses rank 0's.
 
     Raises:
         CheckpointError: files are missing or damaged, or belong to another model, adapter or teacher.
     """
-    notes = _load(actor, folder)
-    rank = dist.get_rank()
-    try:
-        saved = notes[rank if rank < len(notes) else 0]["random"]
-        torch.set_rng_state(torch.tensor(saved["torch"], dtype=torch.uint8))
-        version, numbers, gauss = saved["python"]
-        random.setstate((version, tuple(numbers), gauss))
-        if saved["cuda"] and torch.cuda.is_available():
-            torch.cuda.set_rng_state(torch.tensor(saved["cuda"], dtype=torch.uint8))
-    except Exception as error:  # the random state of a stranger can be anything
-        raise CheckpointError(f"{folder} has no valid random state ({error}); give another checkpoint") from error
-
-
-def load_weights(actor: Actor, folder: Path) -> None:
-    """Restores only the trained weights, from a checkpoint of any method, also one written with `weights_only`.
-
-    Raises:
-        CheckpointError: files are missing or damaged, or belong to another model or adapter.
-    """
-    state = _weights(actor)
-    load_shards(_tensors(state), folder / SHARDS)
-    set_model_state_dict(actor.module, state["model"], options=_TRAINED)
-
-
-def save_critic(critic: Critic, folder: Path, *, weights_only: bool = False) -> None:
-    """Saves sharded trainable weights and, unless `weights_only`, the optimizer state; no random state."""
-    _save(critic, folder, weights_only=weights_only, notes={})
-
-
-def load_critic(critic: Critic, folder: Path) -> None:
-    """Restores a checkpoint of `save_critic`.
-
-    Raises:
-        CheckpointError: files are missing or damaged, or belong to another model.
-    """
-    _load(critic, folder)
-
-
-def _save(worker: Actor | Critic, folder: Path, *, weights_only: bool, notes: Mapping[str, Any]) -> None:
-    write_shards(_tensors(_weights(worker) if weights_only else _state(worker)), folder / SHARDS, notes)
-    worker.offload.offload_optimizer()
-
-
-def _load(worker: Actor | Critic, folder: Path) -> list[dict[str, Any]]:
-    """Restores a worker, and returns the notes of the ranks that saved it."""
     state = _state(worker)
-    shards = load_shards(_tensors(state), folder / SHARDS)
+    notes = load_shards(_tensors(state), folder / SHARDS).notes
     set_state_dict(
         worker.module,
         worker.optimizer,
@@ -107,9 +64,21 @@ def _load(worker: Actor | Critic, folder: Path) -> list[dict[str, Any]]:
     for group in worker.optimizer.param_groups:
         group.update(worker.optimizer.defaults)
     worker.offload.offload_optimizer()
-    for name, weights in _copies(worker).items():
-        weights.load_state_dict(state[name])
-    return shards.notes
+    try:
+        _set_random_state(notes[dist.get_rank() if dist.get_rank() < len(notes) else 0]["random"])
+    except Exception as error:  # the random state of a stranger can be anything
+        raise CheckpointError(f"{folder} has no valid random state ({error}); give another checkpoint") from error
+
+
+def load_weights(worker: Actor | Critic, folder: Path) -> None:
+    """Restores only the trained weights, from a checkpoint of any method, also one written with `weights_only`.
+
+    Raises:
+        CheckpointError: files are missing or damaged, or belong to another model or adapter.
+    """
+    state = _weights(worker)
+    load_shards(_tensors(state), folder / SHARDS)
+    set_model_state_dict(worker.module, state["model"], options=_TRAINED)
 
 
 def _weights(worker: Actor | Critic) -> dict[str, Any]:
@@ -121,15 +90,12 @@ def _state(worker: Actor | Critic) -> dict[str, Any]:
     worker.offload.load_weights()
     worker.offload.load_optimizer()
     model, optimizer = get_state_dict(worker.module, worker.optimizer, options=_TRAINED)
-    copies = {name: weights.state_dict() for name, weights in _copies(worker).items()}
-    return {"model": model, "optimizer": optimizer, **copies}
-
-
-def _copies(worker: Actor | Critic) -> dict[str, TeacherWeights]:
-    if isinstance(worker, Critic):
-        return {}
-    reference = worker.reference_weights
-    return {"teacher": worker.teacher_weights} | ({} if reference is None else {"reference": reference})
+    state = {"model": model, "optimizer": optimizer}
+    if isinstance(worker, Actor):
+        state["teacher"] = worker.teacher_weights.state_dict()
+        if worker.reference_weights is not None:
+            state["reference"] = worker.reference_weights.state_dict()
+    return state
 
 
 def _tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -146,3 +112,11 @@ def _tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
 def _random_state() -> dict[str, Any]:
     cuda = torch.cuda.get_rng_state().tolist() if torch.cuda.is_available() else None
     return {"torch": torch.get_rng_state().tolist(), "python": random.getstate(), "cuda": cuda}
+
+
+def _set_random_state(saved: Mapping[str, Any]) -> None:
+    torch.set_rng_state(torch.tensor(saved["torch"], dtype=torch.uint8))
+    version, numbers, gauss = saved["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    if saved["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state(torch.tensor(saved["cuda"], dtype=torch.uint8))

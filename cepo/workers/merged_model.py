@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +22,6 @@ from cepo.models.families import Family, family_of
 from cepo.models.processing import Processing
 from cepo.models.quantization import read_quantization
 from cepo.rollout.generator import AdapterWeights
-from cepo.trees import is_list
 from cepo.workers.checkpoint import ADAPTER, SHARDS
 from cepo.workers.shards import Shards, shape_of
 
@@ -41,11 +39,9 @@ class BaseModel:
     """The model from which training started.
 
     Attributes:
-        path: folder or hub name.
         tokenizer_path: folder or hub name of tokenizer and processor; None for `path`.
         chat_template: replaces the tokenizer's template; None keeps it.
         override_config: entries that replaced those of the model configuration.
-        trust_remote_code: whether Python code shipped with the model may run.
     """
 
     path: str
@@ -256,8 +252,11 @@ def _publish(folder: Path, family: Family) -> None:
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX, _DOWN = "base_model.model.", ".lora_A.weight"
 _READ = ("r", "lora_alpha", "use_rslora", "use_dora", "modules_to_save", "bias", "lora_bias", "fan_in_fan_out")
-_LAYERS = ("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern")
 _NEEDLESS = (
+    "target_modules",
+    "exclude_modules",
+    "layers_to_transform",
+    "layers_pattern",
     "lora_dropout",
     "base_model_name_or_path",
     "peft_version",
@@ -266,17 +265,14 @@ _NEEDLESS = (
     "inference_mode",
     "auto_mapping",
 )
-"""What is for training or for information alone."""
-_PLAIN = re.compile(r"(\.\*)?[\w.-]*(\.\*)?")
-"""Patterns that are matched in few steps, such as cepo's `.*visual.*`."""
+"""What is for training or for information alone, and which layers are adapted, which the tensors themselves name."""
 
 
 def read_adapter(folder: Path) -> AdapterWeights:
     """Returns the tensors of an adapter with the settings that PEFT needs to add them to a model.
 
-    Layers are chosen by the recorded names, or by those of the tensors if a pattern is recorded, which could take forever
-    to match. A setting that PEFT would follow but that is not read here is refused, so that no adapter means something
-    else than trained.
+    The layers are those that have tensors: a recorded pattern could take forever to match. A setting that PEFT would
+    follow but that is not read here is refused, so that no adapter means something else than trained.
 
     Raises:
         CheckpointError: a file breaks the policy of `cepo.foreign_files`, or the two contradict each other.
@@ -298,7 +294,7 @@ def _settings(recorded: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str,
     from peft import LoraConfig
 
     plain = LoraConfig().to_dict()
-    others = recorded.keys() - {*_READ, *_LAYERS, *_NEEDLESS}
+    others = recorded.keys() - {*_READ, *_NEEDLESS}
     foreign = sorted(name for name in others if recorded[name] and recorded[name] != plain.get(name))
     if foreign:
         raise ValueError(f"{ADAPTER_CONFIG} has settings that cepo does not read: {', '.join(foreign)}")
@@ -314,13 +310,6 @@ def _settings(recorded: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str,
         raise ValueError(f"{ADAPTER_CONFIG} names the rank {rank}, which is not that of {min(other)}")
     if infinite := [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]:
         raise ValueError(f"{min(infinite)} has values that are not finite")
-    kept = {name: recorded[name] for name in _READ if name in recorded} | {"peft_type": "LORA"}
-    chosen = {name: recorded[name] for name in _LAYERS if recorded.get(name)}
-    if "target_modules" in chosen and chosen.keys() <= {*_LAYERS[:2]} and all(map(_is_plain, chosen.values())):
-        return kept | chosen
-    trained = {name.partition(".lora_")[0].removeprefix(_PREFIX) for name in tensors if ".lora_" in name}
-    return kept | {"target_modules": sorted(trained)}
-
-
-def _is_plain(names: object) -> bool:
-    return is_list(names) or (isinstance(names, str) and _PLAIN.fullmatch(names) is not None)
+    adapted = {name.partition(".lora_")[0].removeprefix(_PREFIX) for name in tensors if ".lora_" in name}
+    kept = {name: recorded[name] for name in _READ if name in recorded}
+    return kept | {"peft_type": "LORA", "target_modules": sorted(adapted)}

@@ -14,11 +14,11 @@ from cepo.config.schema import ActorConfig, CriticConfig
 from cepo.data.batch import ScoringRow
 from cepo.metrics import Metrics, fraction, max_value, sum_value
 from cepo.models.families import ImageReader
-from cepo.models.inputs import EncodedPrompt, ImageInputs, sequence_positions
+from cepo.models.inputs import EncodedPrompt, ImageInputs
 from cepo.models.processing import Processing
 from cepo.models.segments import BLOCK_SIZE, SegmentLayout
 from cepo.workers.forest import TokenForest, TokenRow, families, pack_rows, plan_forest
-from cepo.workers.scoring_model import CollatedRows, DistinctImages, ScoringModel, ValueModel, collate
+from cepo.workers.scoring_model import CollatedRows, ScoringModel, ValueModel, collate, collate_parts
 
 logger = logging.getLogger(__name__)
 
@@ -186,41 +186,19 @@ def collate_packed(
 ) -> CollatedRows:
     """Collates the rows' forest into one packed row on `device`, in which shared tokens and images occur only once.
 
-    Tokens keep the position ids that they have in their own rows.
-
     Args:
         multiple_of: the row's length is padded to a multiple of this. The default is the attention's block size on
             GPUs, so that kernels get whole blocks, and 1 on CPUs.
     """
     layout = _layout(forest).filled_to(multiple_of or (1 if device.type == "cpu" else BLOCK_SIZE))
-    token_ids: list[int] = []
-    positions: list[Tensor] = []
-    images = DistinctImages()
-    order: list[int] = []
-    known: dict[int, Tensor] = {}
-    for segment in forest.segments:
-        row = rows[segment.row]
-        context = row.context
-        token_ids += (*context.token_ids, *row.response_ids)[segment.start : segment.stop]
-        if id(context) not in known:
-            known[id(context)] = processing.positions(context)
-        whole = sequence_positions(known[id(context)], len(row.response_ids))
-        positions.append(whole[:, segment.start : segment.stop])
-        if context.images is not None and segment.start < len(context.token_ids):
-            first = images.first(context.images)
-            assert processing.images is not None, "images were read"
-            inside = processing.images.units_inside(context.token_ids, context.images, segment.start, segment.stop)
-            order.extend(first + index for index in inside)
-    missing = layout.num_tokens - len(token_ids)
-    token_ids += [processing.pad_token_id] * missing
-    positions.append(torch.zeros(3, missing, dtype=torch.long))
-    return CollatedRows(
-        input_ids=torch.tensor(token_ids).unsqueeze(0).to(device),
-        position_ids=torch.cat(positions, dim=1).unsqueeze(1).to(device),
-        response_index=_response_index(rows, forest, layout).to(device),
-        targets=torch.tensor([token for row in rows for token in row.response_ids]).to(device),
-        images=images if order else None,
-        image_order=tuple(order),
+    segments = zip(forest.segments, layout.starts, strict=False)  # the layout may end with padding
+    return collate_parts(
+        rows,
+        [(segment.row, segment.start, segment.stop, place) for segment, place in segments],
+        _response_index(rows, forest, layout),
+        shape=(1, layout.num_tokens),
+        processing=processing,
+        device=device,
         segments=layout,
     )
 

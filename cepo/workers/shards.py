@@ -43,8 +43,9 @@ def write_shards(tensors: Mapping[str, Tensor], folder: Path, notes: Mapping[str
     All ranks write to one folder on shared storage, which is complete when all have returned.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    own = {name: _own_rows(tensor) for name, tensor in tensors.items() if _is_first_copy(tensor)}
-    own = {name: (rows, first) for name, (rows, first) in own.items() if len(rows) > 0}
+    held = [(name, *_own_rows(tensor)) for name, tensor in tensors.items() if _is_first_copy(tensor)]
+    held.sort(key=lambda entry: -entry[1].element_size())  # so that every number is aligned in the file
+    own = {name: (rows, first) for name, rows, first in held if len(rows) > 0}
     whole = {name: [first, shape_of(tensors[name])[0]] for name, (_, first) in own.items()}
     header: dict[str, Any] = {"__metadata__": {_ROWS: json.dumps(whole), _NOTES: json.dumps(notes)}}
     end = 0
@@ -52,6 +53,7 @@ def write_shards(tensors: Mapping[str, Tensor], folder: Path, notes: Mapping[str
         start, end = end, end + rows.nbytes
         header[name] = {"dtype": _TYPES[rows.dtype], "shape": list(rows.shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
     with (folder / _file_name(dist.get_rank(), dist.get_world_size())).open("xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for rows, _ in own.values():

@@ -26,7 +26,7 @@ from cepo.progress import phase
 from cepo.rollout.factory import build_generator, settings_of_run
 from cepo.rollout.generator import Generation, GenerationRequest, GeneratorSettings, OnFinished, SamplingSettings
 from cepo.workers.actor import Actor
-from cepo.workers.checkpoint import load_actor, load_critic, save_actor, save_critic
+from cepo.workers.checkpoint import load_state, save_state
 from cepo.workers.critic import Critic
 from cepo.workers.distributed import this_device
 
@@ -36,14 +36,9 @@ class WorkerFacts:
     """The inputs of a worker besides its own section, as plain values that can be sent to another process.
 
     Attributes:
-        teacher: the source of the weights of teacher passes.
         needs_values: whether the method uses a critic.
-        total_steps: length of the learning-rate schedules.
-        objective: the settings of the actor's loss.
         with_reference: whether the initial weights are kept, for a KL penalty.
-        generator: the settings of the rollout engine.
         longest_row: the largest number of tokens of a prompt with its response.
-        seed: `trainer.seed`.
         saves_weights_only: `trainer.save_model_only`.
     """
 
@@ -166,18 +161,18 @@ class Worker:
         self.generator.sync_weights(self.actor.rollout_weights(merged=self._merges_adapter))
 
     def save(self, folder: Path) -> None:
-        """Writes this rank's part of the checkpoint. Raises `CheckpointError`: a file cannot be written."""
+        """Writes this rank's part of the checkpoint; raises `CheckpointError` if a file cannot be written."""
         try:
-            save_actor(self.actor, folder / "actor", weights_only=self._saves_weights_only)
+            save_state(self.actor, folder / "actor", weights_only=self._saves_weights_only)
             if self.critic is not None:
-                save_critic(self.critic, folder / "critic", weights_only=self._saves_weights_only)
+                save_state(self.critic, folder / "critic", weights_only=self._saves_weights_only)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{error} (is the disk full?)") from error
 
     def load(self, folder: Path) -> None:
-        load_actor(self.actor, folder / "actor")
+        load_state(self.actor, folder / "actor")
         if self.critic is not None:
-            load_critic(self.critic, folder / "critic")
+            load_state(self.critic, folder / "critic")
 
     def close(self) -> None:
         self.generator.close()

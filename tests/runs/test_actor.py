@@ -195,8 +195,7 @@ def test_an_adapter_of_rank_1_is_trained_and_served(build_actor: BuildActor) -> 
     assert {min(tensor.shape) for tensor in weights.tensors.values()} == {1}
 
 
-def test_an_adapter_leaves_the_device_in_one_block(build_actor: BuildActor, tmp_path: Path) -> None:
-    """It has 56 tensors here and 392 in Qwen3-VL-2B; each would be a copy that waits for the device."""
+def test_an_adapter_is_handed_on_as_a_copy(build_actor: BuildActor, tmp_path: Path) -> None:
     actor = build_actor(model__lora__rank=4)
     with torch.no_grad():
         for number, parameter in enumerate(actor.module.parameters()):
@@ -205,7 +204,6 @@ def test_an_adapter_leaves_the_device_in_one_block(build_actor: BuildActor, tmp_
     weights = actor.rollout_weights()
     assert isinstance(weights, AdapterWeights)
     assert len(weights.tensors) == 56
-    assert len({tensor.untyped_storage().data_ptr() for tensor in weights.tensors.values()}) == 1
     trained = dict(actor.module.named_parameters())
     for name, tensor in weights.tensors.items():
         own: Any = trained[f"model.{name.removesuffix('.weight')}.default.weight"]

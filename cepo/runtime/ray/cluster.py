@@ -7,8 +7,8 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from cepo.runtime.reach import prepare_own_cluster
 logger = logging.getLogger(__name__)
 
 _SHUTDOWN_SECONDS = 20.0
+_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
 
 
 class OwnCluster:
@@ -35,15 +36,12 @@ class OwnCluster:
     Other users of the machine can reach its loopback ports, but cannot run anything, since only this user can read the
     token (`prepare_own_cluster`) and enter the folder (mode 0700) of Ray's own folder.
 
-    Args:
-        options: further arguments of `ray.init`.
-
     Raises:
         ConfigError: Ray was imported before `prepare_own_cluster` was called.
         EngineError: Ray does not start here.
     """
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self) -> None:
         prepare_own_cluster()
         self._folder = OwnFolder("ray")
         atexit.register(self.end)
@@ -55,7 +53,7 @@ class OwnCluster:
                 include_dashboard=False,
                 num_cpus=os.cpu_count(),
                 _temp_dir=str(self._folder.path / "r"),  # Ray opens it to all users; a short name, for its sockets
-                **options,
+                **_QUIET,
             )
         except Exception as error:
             raise EngineError(f"Ray cannot be started on this machine: {type(error).__name__}: {error}") from error
@@ -66,10 +64,9 @@ class OwnCluster:
         logger.info("started Ray on this machine, its files in %s", self._folder.path)
 
     def require_alive(self) -> None:
-        """Checks that all processes of the cluster run.
+        """Raises `WorkerLostError` if a process of the cluster has ended.
 
-        Raises:
-            WorkerLostError: one has ended. Ray's calls would wait for it forever, and Ray would later end this process.
+        Ray's calls would wait for it forever, and Ray would later end this process.
         """
         for process, name in self._processes.items():
             if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
@@ -87,11 +84,14 @@ class OwnCluster:
         except WorkerLostError:
             is_down = False
         if not is_down:
+            tree = list(self._processes)
             for process in self._processes:
                 with suppress(psutil.NoSuchProcess):
-                    for each in (*process.children(recursive=True), process):
-                        each.kill()
-            psutil.wait_procs(self._processes, timeout=5)
+                    tree += process.children(recursive=True)
+            for process in tree:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(tree, timeout=5)
             _shut_down()
         self._folder.remove()
 
@@ -135,10 +135,31 @@ def connect(trainer: TrainerConfig) -> None:
         ConfigError: no cluster answers at the address, or `prepare_own_cluster` was not called before Ray was imported.
         EngineError: Ray does not start here.
     """
+    global _own
     if ray.is_initialized() and is_alive():
         return
-    with _signals_left_alone():
-        _connect(trainer)
+    if _own is not None:
+        _own.end()
+        _own = None
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # By default the head keeps records of 4 kB of the last 100,000 calls. We read none of them.
+    os.environ.setdefault("RAY_task_events_max_num_task_in_gcs", "1000")
+    address = trainer.ray_address or os.environ.get("RAY_ADDRESS")
+    if not address and trainer.nnodes > 1:
+        raise ConfigError(
+            f"trainer.nnodes={trainer.nnodes}, but there is no address of a Ray cluster: set trainer.ray_address or "
+            "RAY_ADDRESS (docs/multi-node.md has the commands)"
+        )
+    handler = signal.getsignal(signal.SIGTERM)  # the run's own, which says how to resume; Ray installs another one
+    try:
+        if address:
+            _join(address)
+        else:
+            _own = OwnCluster()
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 def is_alive() -> bool:
@@ -151,41 +172,15 @@ def is_alive() -> bool:
 
 
 def require_alive() -> None:
-    """Checks that the cluster started by this process, if any, still runs.
-
-    Raises:
-        WorkerLostError: one of its processes has ended.
-    """
+    """Raises `WorkerLostError` if a process of the cluster that this process started, if any, has ended."""
     if _own is not None:
         _own.require_alive()
 
 
-def _connect(trainer: TrainerConfig) -> None:
-    global _own
-    if _own is not None:
-        _own.end()
-        _own = None
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # By default the head keeps records of 4 kB of the last 100,000 calls. We read none of them.
-    os.environ.setdefault("RAY_task_events_max_num_task_in_gcs", "1000")
-    common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    address = trainer.ray_address or os.environ.get("RAY_ADDRESS")
-    if address:
-        _join(address, common)
-        return
-    if trainer.nnodes > 1:
-        raise ConfigError(
-            f"trainer.nnodes={trainer.nnodes}, but there is no address of a Ray cluster: set trainer.ray_address or "
-            "RAY_ADDRESS (docs/multi-node.md has the commands)"
-        )
-    _own = OwnCluster(common)
-
-
-def _join(address: str, common: Mapping[str, Any]) -> None:
+def _join(address: str) -> None:
     logger.info("joining the Ray cluster at %s", address)
     try:
-        ray.init(address=address, **common)
+        ray.init(address=address, **_QUIET)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         mode = os.environ.get("RAY_AUTH_MODE") or "not set"
         raise ConfigError(
@@ -193,17 +188,6 @@ def _join(address: str, common: Mapping[str, Any]) -> None:
             "address it prints as trainer.ray_address or RAY_ADDRESS. A cluster with a token needs RAY_AUTH_MODE=token here too "
             f"(it is {mode}), and the same token on all machines: docs/multi-node.md"
         ) from error
-
-
-@contextmanager
-def _signals_left_alone() -> Iterator[None]:
-    """Restores the run's own SIGTERM handler, which says how to resume, after Ray has installed another one."""
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)
 
 
 def reserve(trainer: TrainerConfig) -> Reservation:

@@ -7,9 +7,9 @@ import os
 import socket
 import sys
 import time
-import traceback
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -22,7 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from cepo.config.data_schema import DataConfig
 from cepo.data.images import ImageStore
-from cepo.errors import CepoError, EngineError
+from cepo.errors import EngineError
 from cepo.hardware import require_usable_torch
 from cepo.models.processing import load_processing
 from cepo.runtime.wire import Receiver, decode, encode
@@ -52,17 +52,8 @@ class Meeting:
     timeout_seconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """An exception raised by a call; `error` is the exception itself if it is meant for the user."""
-
-    message: str
-    details: str = field(repr=False)
-    error: CepoError | None = None
-
-
 class RankProcess:
-    """The process of one device, started by Ray. It answers with a result or a `Failure`, encoded by `runtime.wire`.
+    """The process of one device, started by Ray. Results are encoded by `runtime.wire`.
 
     Args:
         folder: the driver's working directory, to which relative paths of the configuration refer.
@@ -95,11 +86,13 @@ class RankProcess:
 
     def build(self, content: bytes, meeting: Meeting) -> bytes:
         """Joins the other ranks and builds the worker; answers with its generator's name and if it can read images."""
-        return self._answered(lambda: self._build(content, meeting))
+        with _failure_in_log():
+            return encode(self._build(content, meeting))
 
     def call(self, method: str, message: bytes) -> bytes:
         """Calls a method of the worker with the arguments in `message`."""
-        return self._answered(lambda: self._call(method, message))
+        with _failure_in_log():
+            return encode(self._call(method, message))
 
     def _build(self, content: bytes, meeting: Meeting) -> tuple[str, bool]:
         self._speak_into_log()
@@ -115,17 +108,10 @@ class RankProcess:
 
     def _call(self, method: str, message: bytes) -> Any:
         assert self._worker is not None and self._receiver is not None, "the worker is built before it is called"
+        if method == "generate":  # a step begins
+            self._receiver.forget()
         arguments, keywords = self._receiver.decode(message)
         return getattr(self._worker, method)(*arguments, **keywords)
-
-    def _answered(self, work: Any) -> bytes:
-        try:
-            return encode(work())
-        except Exception as error:
-            logging.getLogger("cepo").exception("the call failed")
-            shown = error if isinstance(error, CepoError) else None
-            failure = Failure(message=f"{type(error).__name__}: {error}", details=traceback.format_exc(), error=shown)
-            return encode(failure)
 
     def _speak_into_log(self) -> None:
         file = Path(self._log_file)
@@ -138,15 +124,18 @@ class RankProcess:
         logging.getLogger("cepo").setLevel(logging.INFO)
 
 
+@contextmanager
+def _failure_in_log() -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        logging.getLogger("cepo").exception("the call failed")
+        raise
+
+
 def _meet(meeting: Meeting) -> None:
-    names: Mapping[str, object] = {
-        "RANK": meeting.rank,
-        "WORLD_SIZE": meeting.num_ranks,
-        "LOCAL_RANK": 0,
-        "MASTER_ADDR": meeting.address,
-        "MASTER_PORT": meeting.port,
-    }
-    os.environ.update({name: str(value) for name, value in names.items()})
+    os.environ |= {"RANK": str(meeting.rank), "WORLD_SIZE": str(meeting.num_ranks), "LOCAL_RANK": "0"}
+    os.environ |= {"MASTER_ADDR": meeting.address, "MASTER_PORT": str(meeting.port)}
     if torch.cuda.is_available():
         torch.cuda.set_device(0)  # Ray shows each worker only its own GPU
     is_first, timeout = meeting.rank == 0, timedelta(seconds=meeting.timeout_seconds)

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import CepoError, EngineError, WorkerLostError
 from cepo.progress import SECONDS_BETWEEN_LINES, phase
 from cepo.runtime.ray.cluster import Reservation, is_alive, require_alive, worker_environment
-from cepo.runtime.ray.rank_process import Failure, Meeting, RankLocation, RankProcess
+from cepo.runtime.ray.rank_process import Meeting, RankLocation, RankProcess
 from cepo.runtime.wire import decode
 from cepo.tracking.run_folder import LOGS_FOLDER, require_own_records
 
@@ -50,7 +50,7 @@ class Ranks:
         self.number = trainer.nnodes * trainer.n_gpus_per_node
         require_own_records(self._run_folder, [LOGS_FOLDER])
         self._logs = [self._run_folder / LOGS_FOLDER / f"rank_{rank}.log" for rank in range(self.number)]
-        self._locations: list[RankLocation] = []
+        self.locations: list[RankLocation] = []
         self._processes: list[Any] = []
         self._is_built = False
         environment = {"env_vars": worker_environment(trainer.n_gpus_per_node)}
@@ -62,19 +62,15 @@ class Ranks:
             actor: Any = ray.remote(RankProcess).options(**options)
             self._processes.append(actor.remote(os.getcwd(), str(self._logs[rank])))
         try:
-            self._locations = self._simple_call("location")
+            self.locations = self._simple_call("location")
             self._require_common_storage()
         except BaseException:
             self.end()
             raise
 
-    @property
-    def locations(self) -> Sequence[RankLocation]:
-        return self._locations
-
     def build(self, contents: Sequence[bytes]) -> list[Any]:
         """Connects the ranks, builds their workers, and returns each rank's answer."""
-        first = self._locations[0]
+        first = self.locations[0]
         # The timeout is longer than the driver's, because only the driver's error names the rank that hangs.
         seconds = self._trainer.stage_timeout_seconds + _GRACE_SECONDS
         calls = [
@@ -110,13 +106,13 @@ class Ranks:
         if is_alive():
             for process in self._processes:
                 ray.kill(process, no_restart=True)
-            for location in self._locations:
+            for location in self.locations:
                 _kill(location)
             self._reservation.release()
         else:  # Ray's calls would wait forever; this process's own cluster has no other machine
-            for location in self._locations:
+            for location in self.locations:
                 _kill_here(location.process)
-        self._processes, self._locations = [], []
+        self._processes, self.locations = [], []
 
     def _answers(
         self, calls: Sequence[object], *, what: str, seconds: float, arrived: Callable[[int, Any], None] | None = None
@@ -124,7 +120,7 @@ class Ranks:
         start = said = time.monotonic()
         deadline = start + seconds
         results: dict[int, Any] = {}
-        failures: dict[int, Failure] = {}
+        failures: dict[int, RayTaskError] = {}
         pending = {call: rank for rank, call in enumerate(calls)}
         while pending:
             left = deadline - time.monotonic()
@@ -138,17 +134,16 @@ class Ranks:
             for call in ready:
                 rank = pending.pop(call)
                 try:
-                    answer = decode(ray.get(call))
-                except RayError as error:
-                    raise self._lost(rank, what, error) from error
-                if isinstance(answer, Failure):
-                    failures[rank] = answer
+                    results[rank] = decode(ray.get(call))
+                except RayTaskError as error:
+                    failures[rank] = error
                     # The death of another rank may have caused the exception, and Ray reports it a little later.
                     deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+                except RayError as error:
+                    raise self._lost(rank, what, error) from error
                 else:
-                    results[rank] = answer
                     if arrived is not None:
-                        arrived(rank, answer)
+                        arrived(rank, results[rank])
         if failures:
             raise self._failed(failures, what, waiting=sorted(pending.values()))
         if pending:
@@ -159,19 +154,20 @@ class Ranks:
             )
         return [results[rank] for rank in range(self.number)]
 
-    def _failed(self, failures: dict[int, Failure], what: str, *, waiting: Sequence[int]) -> CepoError:
+    def _failed(self, failures: dict[int, RayTaskError], what: str, *, waiting: Sequence[int]) -> CepoError:
         """Chooses the exception to raise if calls failed on living ranks.
 
         A user's error comes first, but after `build` only if no rank still waits (`waiting`) for the failed ones. A
         failure of all ranks that concerns no connection is an `EngineError`, any other a `WorkerLostError`.
         """
-        for failure in failures.values():
-            if failure.error is not None and (not waiting or not self._is_built):
-                return failure.error
-        rank, failure = min(failures.items())
-        message = f"{self._name(rank)} failed in {what}: {failure.message}"
-        if len(failures) == self.number and "onnection" not in failure.message:
-            return EngineError(f"{message}\n{failure.details}")
+        causes = {rank: error.cause for rank, error in failures.items()}
+        for cause in causes.values():
+            if isinstance(cause, CepoError) and (not waiting or not self._is_built):
+                return cause
+        rank = min(failures)
+        message = f"{self._name(rank)} failed in {what}: {type(causes[rank]).__name__}: {causes[rank]}"
+        if len(failures) == self.number and "onnection" not in message:
+            return EngineError(f"{message}\n{failures[rank]}")
         return WorkerLostError(message)
 
     def _lost(self, rank: int, what: str, error: RayError) -> WorkerLostError:
@@ -182,9 +178,9 @@ class Ranks:
         return WorkerLostError(f"{self._name(rank)} {died} during {what}; the last lines of {log}:\n{last}")
 
     def _name(self, rank: int) -> str:
-        if rank >= len(self._locations):
+        if rank >= len(self.locations):
             return f"rank {rank}"
-        location = self._locations[rank]
+        location = self.locations[rank]
         return f"rank {rank} (machine {location.machine}, process {location.process})"
 
     def _require_common_storage(self) -> None:

@@ -14,7 +14,7 @@ from cepo.config.schema import WorkerConfig
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
 from cepo.errors import WorkerLostError
-from cepo.metrics import Metric, Metrics, max_value, mean_value, merge_metrics
+from cepo.metrics import Metrics, max_value, mean_value, merge_metrics
 from cepo.models.inputs import ImageSource
 from cepo.rollout.generator import Generation, GenerationRequest, OnFinished, SamplingSettings
 from cepo.runtime import dispatch
@@ -158,14 +158,10 @@ class RayBackend:
 
     def _work(self) -> Metrics:
         metrics = {
-            "work/bytes_sent_per_rank": _mean(self._bytes),
+            "work/bytes_sent_per_rank": mean_value(sum(self._bytes) / self.ranks.number),
             "work/bytes_sent_max": max_value(max(self._bytes)),
-            "work/tokens_scored_per_rank": _mean(self._tokens),
+            "work/tokens_scored_per_rank": mean_value(sum(self._tokens) / self.ranks.number),
             "work/tokens_scored_max": max_value(max(self._tokens)),
         }
         self._bytes, self._tokens = [0] * self.ranks.number, [0] * self.ranks.number
         return metrics
-
-
-def _mean(counts: Sequence[int]) -> Metric:
-    return mean_value(sum(counts) / len(counts))
