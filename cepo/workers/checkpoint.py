@@ -35,9 +35,9 @@ def save_state(worker: Actor | Critic, folder: Path, *, weights_only: bool = Fal
     With `weights_only`, only the trainable weights and the adapter are written, and no run can resume from them.
     Collective: all ranks write to one folder on shared storage, which is complete when all have returned.
     """
+    tensors = _tensors(_weights(worker) if weights_only else _state(worker))
     adapted = worker if isinstance(worker, Actor) and worker.has_adapter else None
     adapter = None if adapted is None else adapted.adapter_weights()  # collective, so before a write can fail
-    tensors = _tensors(_weights(worker) if weights_only else _state(worker))
     write_shards(tensors, folder / SHARDS, {} if weights_only else {"random": _random_state()})
     worker.offload.offload_optimizer()
     if adapted is not None and adapter is not None and dist.get_rank() == 0:

@@ -57,7 +57,8 @@ def write_shards(tensors: Mapping[str, Tensor], folder: Path, notes: Mapping[str
     with (folder / _file_name(dist.get_rank(), dist.get_world_size())).open("xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for rows, _ in own.values():
-            file.write(rows.cpu().contiguous().flatten().view(torch.uint8).numpy())
+            content: Any = rows.cpu().contiguous().flatten().view(torch.uint8).numpy()
+            file.write(content)
 
 
 class Shards:
