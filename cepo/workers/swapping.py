@@ -45,7 +45,7 @@ class PhaseOffload:
         self._moves_optimizer = config.offload_optimizer and can_move
         self._weights_offloaded = False
         if (config.offload_params or config.offload_optimizer or fsdp.enable_cpu_offload) and device.type == "cpu":
-            logger.warning("offloading to host memory has no effect: the device is the CPU")
+            logger.warning("fsdp.enable_cpu_offload and offload.* have no effect: the device is the CPU")
 
     def load_weights(self) -> None:
         if self._weights_offloaded:
