@@ -229,17 +229,12 @@ def arguments_of(folder: Path, given: Sequence[str]) -> list[str]:
 def tensors_of(checkpoint: Path) -> dict[str, Any]:
     """Returns all tensors of the actor's state by name: weights, optimizer, teacher weights."""
     import torch
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-    folder = str(checkpoint / "actor" / "distributed")
-    entries = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
-    tensors = {
-        name: torch.zeros(entry.size, dtype=entry.properties.dtype)
-        for name, entry in entries.items()
-        if isinstance(entry, TensorStorageMetadata)
-    }
-    dcp.load(tensors, checkpoint_id=folder, no_dist=True)
+    from cepo.workers.shards import Shards
+
+    shards = Shards(checkpoint / "actor" / "distributed")
+    tensors = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shards.shapes.items()}
+    shards.fill(tensors)
     return tensors
 
 

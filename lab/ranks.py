@@ -127,7 +127,6 @@ def between_ranks(ranks: int, folder: Path) -> dict[str, Any]:
             blocks=WeightBytes(**first["sharding"]["blocks"]),
             outside=WeightBytes(**first["sharding"]["outside"]),
             synchronised=first["sharding"]["synchronised"],
-            reduced_once=first["sharding"]["reduced_once"],
         )
         sent = [step["sent"] for step in steps]
         expected = [expected_bytes(sharding, Calls(**step["calls"]), ranks) for step in steps]

@@ -63,16 +63,9 @@ def balance_groups(costs: Sequence[int], num_ranks: int) -> list[list[int]]:
     """Returns the indices of each rank's groups, in ascending order, with balanced total costs.
 
     Longest processing time first: in order of falling cost, each group goes to the rank with the least load so far.
-    Ties go to the rank with fewer groups, then to the lower rank. The result depends only on the arguments. The largest
-    load is at most `(4/3 - 1 / (3 num_ranks))` times the smallest possible one, and at most
-    `mean load + (1 - 1 / num_ranks) max cost`. Groups are never split; with fewer groups than ranks some get none.
-
-    Args:
-        costs: the cost of each group, for example its tokens; not negative.
-        num_ranks: at least 1.
+    Ties go to the rank with fewer groups, then to the lower rank. The largest load is at most
+    `(4/3 - 1 / (3 num_ranks))` times the smallest possible one. With fewer groups than ranks some get none.
     """
-    assert num_ranks >= 1, f"{num_ranks} ranks"
-    assert all(cost >= 0 for cost in costs), "a cost is a count"
     groups: list[list[int]] = [[] for _ in range(num_ranks)]
     waiting = [(0, 0, rank) for rank in range(num_ranks)]
     for index in sorted(range(len(costs)), key=lambda index: (-costs[index], index)):

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from cepo.data.images import ImageStore
-from cepo.models.inputs import ImageInputs, ImageSource
+from cepo.models.inputs import ImageInputs
 from cepo.rollout.generator import GenerationRequest
 
 
 class Sender:
     """Encodes messages for one receiver, and remembers until `forget` which images the receiver has.
+
+    Sender and receiver must forget them before the same message, the first of a step.
 
     Args:
         by_source: the receiver itself reads the images that name their source.
@@ -25,18 +27,14 @@ class Sender:
     def __init__(self, *, by_source: bool) -> None:
         self._by_source = by_source
         self._sent: dict[int, ImageInputs] = {}
-        self._forgets = False
 
     def forget(self) -> None:
-        """Begins a new step; the next message makes the receiver forget its images too."""
         self._sent.clear()
-        self._forgets = True
 
     def encode(self, value: object) -> bytes:
         """Encodes `value` as bytes for `Receiver.decode`."""
         buffer = io.BytesIO()
-        _Pickler(buffer, self._by_source, self._sent).dump((self._forgets, value))
-        self._forgets = False
+        _Pickler(buffer, self._by_source, self._sent).dump(value)
         return buffer.getvalue()
 
 
@@ -53,11 +51,12 @@ class Receiver:
         Raises:
             ConfigError, DataError: an image that was sent by reference cannot be read here.
         """
-        unpickler = _Unpickler(io.BytesIO(message), self._store, self._received)
-        forgets, value = unpickler.load()
-        if forgets:  # keeps the images of this message, to which later messages of the step only refer
-            unpickler.keep_only_new()
-        return value
+        return _Unpickler(io.BytesIO(message), self._store, self._received).load()
+
+    def forget(self) -> None:
+        """Frees the images of earlier messages."""
+        self._received.clear()
+        self._store.keep(())
 
 
 def encode(value: object) -> bytes:
@@ -67,8 +66,7 @@ def encode(value: object) -> bytes:
 
 def decode(message: bytes) -> Any:
     """Decodes an answer encoded by `encode`."""
-    _, value = pickle.loads(message)
-    return value
+    return pickle.loads(message)
 
 
 class _Pickler(pickle.Pickler):
@@ -102,30 +100,19 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, buffer: io.BytesIO, store: ImageStore, received: dict[int, ImageInputs]) -> None:
         super().__init__(buffer)
         self._store, self._received = store, received
-        self._new: dict[int, ImageInputs] = {}
-        self._used: set[ImageSource] = set()
 
     def persistent_load(self, pid: Any) -> Any:
         kind, *content = pid
         if kind == "source":
-            self._used.add(content[0])
             return self._store.inputs(content[0])
         if kind == "request":
             request: GenerationRequest = content[0]
             assert request.image_source is not None
-            self._used.add(request.image_source)
             return dataclasses.replace(request, images=self._store.images(request.image_source))
         if kind == "new":
             key, values = content
-            inputs = ImageInputs(**values)
-            self._received[key] = self._new[key] = inputs
-            return inputs
+            self._received[key] = ImageInputs(**values)
         return self._received[content[0]]
-
-    def keep_only_new(self) -> None:
-        self._received.clear()
-        self._received.update(self._new)
-        self._store.keep(self._used)
 
 
 def _tensor(flat: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:

@@ -31,7 +31,7 @@ from cepo.workers.distributed import (
 )
 from cepo.workers.loading import build_scoring_model
 from cepo.workers.optimizing import build_optimizer, clipped_step, set_learning_rate, zero_gradients
-from cepo.workers.passes import GradientReduction, Passes, RankPass
+from cepo.workers.passes import Passes, RankPass
 from cepo.workers.scoring_model import KeptStates, TeacherStates
 from cepo.workers.swapping import PhaseOffload, TeacherWeights
 
@@ -46,10 +46,7 @@ class Actor:
     all rows of a prompt are on one rank. Updates and merged metrics equal those of one rank with all rows.
 
     Args:
-        config: `worker.actor`.
         temperature: the rollout temperature, by which logits are divided before every log-prob.
-        teacher: the source of the weights of teacher passes.
-        objective_settings: the objective of the update.
         with_reference: whether the initial weights are needed for a KL penalty.
         total_steps: length of the learning-rate schedule.
         seed: for the adapter's initial weights.
@@ -79,12 +76,6 @@ class Actor:
             seed=seed,
         )
         self.passes = Passes(config, processing, self.module, device=self.device, longest_row=longest_row)
-        self.reduction = GradientReduction(
-            self.module,
-            config.fsdp,
-            has_adapter=config.model.lora.rank > 0,
-            same_blocks=self.module.encoder.keeps or processing.images is None,
-        )
         self.optimizer = build_optimizer(self.module, config.optim)
         self.offload = PhaseOffload(self.module, self.optimizer, config.offload, config.fsdp, self.device)
         self.teacher_weights = TeacherWeights(self.module, teacher)
@@ -94,51 +85,40 @@ class Actor:
         self.kept = KeptStates()
         self._objective = objective_settings
 
+    @torch.no_grad()
     def score(self, rows: Sequence[ScoringRow], **options: Unpack[ScoringOptions]) -> list[Tensor]:
         """Returns each row's log-probs, or another `result`, (response length,) float32 on the CPU."""
         self.offload.load_weights()
-        teacher = self.teacher_weights if options.get("as_teacher") else None
-        if options.get("as_reference"):
-            assert self.reference_weights is not None, "no KL penalty was announced"
-            teacher = self.reference_weights
-        result, beside = options.get("result", "log_probs"), None
-        if result == "reference_kl":
-            beside = OWN_VIEW
-            self.kept.require(beside, rows)
-        weights = nullcontext() if teacher is None else teacher.active()
-        with weights, self.module.at_temperature(options.get("temperature")):
-            return self._pass(rows, keep=options.get("keep_states"), beside=beside, entropy=result == "entropy")
-
-    @torch.no_grad()
-    def _pass(
-        self,
-        rows: Sequence[ScoringRow],
-        *,
-        keep: str | None = None,
-        beside: str | None = None,
-        entropy: bool = False,
-    ) -> list[Tensor]:
-        """Returns each row's log-probs, its divergence from the kept states of view `beside`, or its entropy.
-
-        Keeps the hidden states of view `keep`.
-        """
         self.module.eval()
+        keep, result = options.get("keep_states"), options.get("result", "log_probs")
+        weights = self.teacher_weights if options.get("as_teacher") else None
+        if options.get("as_reference"):
+            weights = self.reference_weights
+            assert weights is not None, "no KL penalty was announced"
+        if result == "reference_kl":
+            self.kept.require(OWN_VIEW, rows)
         results: dict[int, Tensor] = {}
         states: dict[int, Tensor] = {}
-        for part in shown(self.passes.cut(rows, self._config.micro_batch_size_per_device_for_experience), "scoring"):
-            lengths = [len(row.response_ids) for row in part.rows]
-            teacher = None if beside is None else self.kept.states_for(beside, part.rows, FULL_KL)
-            teachers = () if teacher is None else (teacher,)
-            log_probs, (other, *_) = self.module(self.passes.collate(part), teachers, entropy=entropy)
-            values = other if teachers or entropy else log_probs
-            # Entries beyond the indices belong to the filler.
-            results |= dict(zip(part.indices, values.float().cpu().split(lengths), strict=False))
+        parts = self.passes.cut(rows, self._config.micro_batch_size_per_device_for_experience)
+        with nullcontext() if weights is None else weights.active():
+            for part in shown(parts, "scoring"):
+                lengths = [len(row.response_ids) for row in part.rows]
+                beside = self.kept.states_for(OWN_VIEW, part.rows, FULL_KL) if result == "reference_kl" else None
+                log_probs, (other, *_) = self.module(
+                    self.passes.collate(part),
+                    () if beside is None else (beside,),
+                    entropy=result == "entropy",
+                    temperature=options.get("temperature"),
+                )
+                values = log_probs if result == "log_probs" else other
+                # Entries beyond the indices belong to the filler.
+                results |= dict(zip(part.indices, values.float().cpu().split(lengths), strict=False))
+                if keep is not None:
+                    of_rows = zip(part.rows, other.cpu().split(lengths), strict=True)
+                    states |= {row.row: state for row, state in of_rows if row.view == keep and row.row is not None}
             if keep is not None:
-                of_rows = zip(part.rows, other.cpu().split(lengths), strict=True)
-                states |= {row.row: state for row, state in of_rows if row.view == keep and row.row is not None}
-        if keep is not None:
-            self.kept.keep(keep, states, self.module)
-        reshard(self.module)
+                self.kept.keep(keep, states, self.module)
+            reshard(self.module)
         return [results[index] for index in range(len(rows))]
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
@@ -198,7 +178,6 @@ class Actor:
 
     @property
     def has_adapter(self) -> bool:
-        """Whether an adapter is trained instead of the model's own weights."""
         return self._config.model.lora.rank > 0
 
     def adapter_weights(self) -> AdapterWeights:
@@ -225,8 +204,8 @@ class Actor:
         zero_gradients(self.optimizer)
         weights = token_weights(batch.response_mask, self._config.loss_avg_mode, batch.denominators)
         size = self._config.micro_batch_size_per_device_for_update
-        passes = self.passes.cut(batch.rows, size)
-        return self.reduction.over(passes, lambda part: self._accumulate_gradient(batch, weights, part))
+        passes = shown(self.passes.cut(batch.rows, size), "updating")
+        return [self._accumulate_gradient(batch, weights, part) for part in passes]
 
     def _accumulate_gradient(self, batch: OptimizerBatch, weights: Tensor, part: RankPass) -> Metrics:
         own = batch.at(part.indices)

@@ -18,11 +18,10 @@ from cepo.errors import ConfigError, did_you_mean
 from cepo.models import pretrained
 
 ALL_LINEAR = "all-linear"
-_KEY = "worker.actor.model.lora.target_modules"
 
 
 def add_adapter(model: nn.Module, lora: LoraConfig, *, dtype: torch.dtype, seed: int) -> Any:
-    """Wraps the model in PEFT with a LoRA adapter on the language model's linear layers.
+    """Wraps the model in PEFT with a LoRA adapter whose weights are of `dtype`, drawn from `seed`.
 
     Raises:
         ConfigError: `target_modules` and `exclude_modules` leave no layer, or a name of `target_modules` matches none.
@@ -44,10 +43,7 @@ def add_adapter(model: nn.Module, lora: LoraConfig, *, dtype: torch.dtype, seed:
         try:
             wrapped = get_peft_model(model, settings, autocast_adapter_dtype=False)  # pyright: ignore[reportArgumentType]
         except ValueError as error:
-            raise ConfigError(
-                f"worker.actor.model.lora: target_modules '{lora.target_modules}' without exclude_modules "
-                f"'{lora.exclude_modules}' fits no layer of this model ({error})"
-            ) from error
+            raise ConfigError(f"worker.actor.model.lora: {error}") from error
     for parameter in wrapped.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
@@ -56,23 +52,17 @@ def add_adapter(model: nn.Module, lora: LoraConfig, *, dtype: torch.dtype, seed:
 
 
 def check_adapter_targets(config: ActorConfig) -> None:
-    """Checks, without reading weights, that the model has the layers that the adapter's settings name.
-
-    Raises:
-        ConfigError: see `add_adapter`.
-    """
+    """Checks the settings as `add_adapter` does, without reading weights."""
     lora, settings = config.model.lora, config.model
-    names = target_names(lora.target_modules)
-    if lora.rank == 0 or not names:
-        return
-    model: Any = pretrained.load_model(
-        settings.model_path,
-        dtype=pretrained.torch_dtype(config.fsdp.mp_param_dtype),
-        trust_remote_code=settings.trust_remote_code,
-        override_config=settings.override_config,
-        with_weights=False,
-    )
-    require_targets(model, names, excluded=pretrained.excluded_from_adapter(lora, model.config))
+    if names := target_names(lora.target_modules):
+        model: Any = pretrained.load_model(
+            settings.model_path,
+            dtype=pretrained.torch_dtype(config.fsdp.mp_param_dtype),
+            trust_remote_code=settings.trust_remote_code,
+            override_config=settings.override_config,
+            with_weights=False,
+        )
+        require_targets(model, names, excluded=pretrained.excluded_from_adapter(lora, model.config))
 
 
 def target_names(target_modules: str) -> list[str]:
@@ -83,28 +73,21 @@ def target_names(target_modules: str) -> list[str]:
 def require_targets(model: nn.Module, names: Sequence[str], *, excluded: str | None) -> None:
     """Checks that each name matches at least one layer of the model that is not excluded.
 
-    As in PEFT, a name matches paths that equal it or end with it; `excluded` is a regular expression for whole paths.
+    As in PEFT, which would ignore a name without a layer, a name matches paths that equal it or end with it; `excluded`
+    is a regular expression for whole paths.
 
     Raises:
         ConfigError: a name matches no layer; the message lists the model's layers.
     """
-    paths = [path for path, _ in model.named_modules()]
-    left = [path for path in paths if excluded is None or re.fullmatch(excluded, path) is None]
+    left = {path: part for path, part in model.named_modules() if not re.fullmatch(excluded or "$", path)}
     for name in names:
-        if any(_fits(path, name) for path in left):
-            continue
-        if any(_fits(path, name) for path in paths):
-            raise ConfigError(f"{_KEY}: '{name}' matches only layers that exclude_modules '{excluded}' excludes")
-        linear = {path for path, module in model.named_modules() if isinstance(module, nn.Linear)}
-        known = sorted({path.rpartition(".")[2] for path in linear.intersection(left)})
-        raise ConfigError(
-            f"{_KEY}: '{name}' fits no layer of this model.{did_you_mean(name, known)} Its linear layers: {', '.join(known)}; "
-            f"{ALL_LINEAR} takes all of them"
-        )
-
-
-def _fits(path: str, name: str) -> bool:
-    return path == name or path.endswith(f".{name}")
+        if not any(f".{path}".endswith(f".{name}") for path in left):
+            known = sorted({path.rpartition(".")[2] for path, part in left.items() if isinstance(part, nn.Linear)})
+            outside = "" if excluded is None else f" outside of exclude_modules '{excluded}'"
+            raise ConfigError(
+                f"worker.actor.model.lora.target_modules: '{name}' fits no layer of this model{outside}."
+                f"{did_you_mean(name, known)} Its linear layers: {', '.join(known)}; {ALL_LINEAR} takes all of them"
+            )
 
 
 def fuse_adapters(model: nn.Module) -> int:

@@ -27,9 +27,8 @@ class Critic:
     Args:
         config: `worker.critic` with its nulls resolved (`cepo.config.resolved_critic`).
         processing: the actor's, because the critic reads the same tokens.
-        total_steps: length of the learning-rate schedule.
+        total_steps, longest_row: see `Actor`.
         seed: for the value head's initial weights.
-        longest_row: see `Actor`.
 
     Raises:
         ConfigError: the model cannot be loaded, or its tokens differ from the actor's.

@@ -82,11 +82,7 @@ class GatheredWeights(Mapping[str, Tensor]):
 
     Only one whole weight exists at a time, so no second copy of the model is needed. Collective: all ranks must read
     the same names in the same order, as iteration does. Readers must copy what they keep: it may be the trained weight.
-
-    Args:
-        module: the model, sharded or not.
-        prefix: the prefix to remove from each name.
-        device: the device on which a weight is gathered.
+    `prefix` is removed from each name.
     """
 
     def __init__(self, module: nn.Module, *, prefix: str, device: torch.device) -> None:
@@ -107,7 +103,7 @@ class GatheredWeights(Mapping[str, Tensor]):
 
 @torch.no_grad()
 def trained_weights(module: nn.Module, *, prefix: str, device: torch.device) -> dict[str, Tensor]:
-    """Returns CPU copies of the whole trained weights on every rank; collective.
+    """Returns CPU copies of the whole trained weights on every rank, gathered on `device`; collective.
 
     They share one block of memory, because each copy from a device waits for it, and an adapter has hundreds of small
     tensors. The device briefly holds them twice.
@@ -124,16 +120,11 @@ def trained_weights(module: nn.Module, *, prefix: str, device: torch.device) -> 
 
 
 class MergedWeights(Mapping[str, Tensor]):
-    """The weights of an adapted model under the base model's names, each merged when it is read. Collective.
+    """The weights of a module with an adapter under the base model's names, each merged when it is read. Collective.
 
     LoRA (arXiv 2106.09685): `V = W + s B A` with the scale `s = alpha / rank`. DoRA (arXiv 2402.09353): `m V / |V|`,
     each row of V scaled to its trained magnitude m, with the norm over the row's inputs. Sums are computed in float32
     and rounded once to W's type. For a 4-bit base, W is the dequantised weight in the compute type.
-
-    Args:
-        module: a module whose `model` is a PEFT model, sharded or not.
-        scale: alpha / rank.
-        device: the device on which a weight is gathered.
     """
 
     def __init__(self, module: nn.Module, *, scale: float, device: torch.device) -> None:

@@ -49,13 +49,9 @@ def build_scoring_model(
         from cepo.workers.adapters import add_adapter  # PEFT takes a second to import
 
         model = add_adapter(model, config.model.lora, dtype=trained_dtype, seed=seed)
-    if config.model.enable_gradient_checkpointing:
-        _checkpoint_gradients(model)
-    tower = pretrained.frozen_vision_parts(base)
-    encoder = ImageEncoder(keep=bool(tower))
+    encoder = ImageEncoder(keep=bool(pretrained.frozen_vision_parts(base)))
     scoring_model = ScoringModel(model, temperature=temperature, encoder=encoder, why_padded=why_padded)
-    blocks = pretrained.sharded_blocks(base, without=tower)
-    _distribute(scoring_model, blocks, config.fsdp, mesh, device, whole_tower=tower)
+    _distribute(scoring_model, base, config, mesh, device)
     return scoring_model
 
 
@@ -82,13 +78,9 @@ def build_value_model(
     why_padded = pretrained.share_segments(model)
     if settings.freeze_vision_tower:
         pretrained.freeze_vision_tower(model, section=section)
-    if settings.enable_gradient_checkpointing:
-        _checkpoint_gradients(model)
-    tower = pretrained.frozen_vision_parts(model)
-    encoder = ImageEncoder(keep=bool(tower))
+    encoder = ImageEncoder(keep=bool(pretrained.frozen_vision_parts(model)))
     value_model = ValueModel(model, seed=seed, encoder=encoder, why_padded=why_padded)
-    blocks = pretrained.sharded_blocks(model, without=tower)
-    _distribute(value_model, blocks, config.fsdp, mesh, device, exact=[value_model.head], whole_tower=tower)
+    _distribute(value_model, model, config, mesh, device, exact=[value_model.head])
     return value_model
 
 
@@ -104,31 +96,31 @@ def _require_vocabulary(model: Any, processing: Processing, *, key: str, path: s
         )
 
 
-def _checkpoint_gradients(model: Any) -> None:
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    model.enable_input_require_grads()
-
-
 def _reads_weights(fsdp: FsdpConfig) -> bool:
     return not fsdp.enable_rank0_init or dist.get_rank() == 0
 
 
 def _distribute(
-    root: nn.Module,
-    blocks: Sequence[nn.Module],
-    fsdp: FsdpConfig,
+    root: ScoringModel | ValueModel,
+    base: Any,
+    config: ActorConfig | CriticConfig,
     mesh: DeviceMesh,
     device: torch.device,
     *,
     exact: Sequence[nn.Module] = (),
-    whole_tower: Sequence[nn.Module] = (),
 ) -> None:
-    """Shards the model; if only the first rank has read the weights, it broadcasts them.
+    """Shards `root`, around the model `base`; if only the first rank has read the weights, it broadcasts them.
 
     Parts in `exact` compute in their storage type. A vision tower without gradient is replicated on every device in its
     compute type: its passes then need no other rank, and each rank caches the features of its own images. Packed 4-bit
     weights are replicated too, because their scales are separate; each rank reads them itself.
     """
+    fsdp = config.fsdp
+    trained: Any = root.model
+    if config.model.enable_gradient_checkpointing:
+        trained.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        trained.enable_input_require_grads()
+    whole_tower = pretrained.frozen_vision_parts(base)
     packed = quantised_weights(root).values()
     from_first_rank = fsdp.enable_rank0_init and not packed
     kept_whole = [parameter for part in whole_tower for parameter in part.parameters()]
@@ -136,6 +128,7 @@ def _distribute(
         parameter.data = parameter.data.to(pretrained.torch_dtype(fsdp.mp_param_dtype))
     offload = offload_policy(fsdp, device)
     whole = root.state_dict() if from_first_rank and dist.get_rank() == 0 else {}
+    blocks = pretrained.sharded_blocks(base, without=whole_tower)
     _shard(root, blocks, fsdp, mesh, offload, exact, ignored={*kept_whole, *packed})
     if from_first_rank:
         home = torch.device("cpu") if isinstance(offload, CPUOffloadPolicy) else device

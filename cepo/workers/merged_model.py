@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
 import shutil
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from cepo.config.schema import FloatType
@@ -25,9 +22,8 @@ from cepo.models.families import Family, family_of
 from cepo.models.processing import Processing
 from cepo.models.quantization import read_quantization
 from cepo.rollout.generator import AdapterWeights
-from cepo.trees import is_list
-from cepo.workers.checkpoint import ADAPTER, SHARDS, pass_interruption_on
-from cepo.workers.shards import METADATA, ShardReader, load_shards
+from cepo.workers.checkpoint import ADAPTER, SHARDS
+from cepo.workers.shards import Shards, shape_of
 
 logger = logging.getLogger(__name__)
 
@@ -43,11 +39,9 @@ class BaseModel:
     """The model from which training started.
 
     Attributes:
-        path: folder or hub name.
         tokenizer_path: folder or hub name of tokenizer and processor; None for `path`.
         chat_template: replaces the tokenizer's template; None keeps it.
         override_config: entries that replaced those of the model configuration.
-        trust_remote_code: whether Python code shipped with the model may run.
     """
 
     path: str
@@ -64,7 +58,7 @@ def actor_folder(checkpoint: Path) -> Path:
         CheckpointError: neither folder has an adapter or shards, or the folder has links, pipes or devices.
     """
     for folder in (checkpoint / "actor", checkpoint):
-        if _has_adapter(folder) or (folder / SHARDS / METADATA).is_file():
+        if _has_adapter(folder) or (folder / SHARDS).is_dir():
             if (irregular := irregular_file(folder)) is not None:
                 raise CheckpointError(f"{irregular} is not a regular file; give a checkpoint without links and pipes")
             return folder
@@ -77,7 +71,7 @@ def actor_folder(checkpoint: Path) -> Path:
             "merge them with EasyR1's own scripts/model_merger.py"
         )
     raise CheckpointError(
-        f"{checkpoint} is not a checkpoint: it has neither {ADAPTER}/{ADAPTER_CONFIG} nor {SHARDS}/.metadata; "
+        f"{checkpoint} is not a checkpoint: it has neither {ADAPTER}/{ADAPTER_CONFIG} nor {SHARDS}/; "
         "give a folder global_step_<N>, or its subfolder actor"
     )
 
@@ -191,24 +185,15 @@ def _with_adapter_merged(model: Any, folder: Path) -> Any:
 
 def _load_shards(model: Any, folder: Path) -> None:
     own = {_TRAINED + name: tensor for name, tensor in model.state_dict().items()}
-    entries: Any = ShardReader(folder).read_metadata().state_dict_metadata
-    saved = {name: entry for name, entry in entries.items() if name.startswith(_WEIGHTS)}
-    _require_none((name for name in saved if not hasattr(saved[name], "size")), f"{folder} has weights without a shape")
+    shards = Shards(folder)
+    saved = {name: shape for name, shape in shards.shapes.items() if name.startswith(_WEIGHTS)}
     _require_none(saved.keys() - own.keys(), f"{folder} has weights that the base model lacks")
-    shapes = (f"{name} {tuple(saved[name].size)} for {tuple(own[name].shape)}" for name in saved)
-    differing = [text for text, name in zip(shapes, saved, strict=True) if saved[name].size != own[name].shape]
+    shapes = {name: shape_of(own[name]) for name in saved}
+    differing = [f"{name} {shape} for {shapes[name]}" for name, shape in saved.items() if shape != shapes[name]]
     _require_none(differing, f"{folder} has weights of other shapes than the base model")
     _require_none(_untrained(model, own, saved), f"{folder} lacks weights of the base model")
     logger.info("reading %d tensors from %s", len(saved), folder)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # by `no_dist=True`
-            load_shards({name: own[name] for name in saved}, folder, no_dist=True)
-    except CheckpointError:
-        raise
-    except (Exception, dcp.CheckpointException) as error:  # DCP's CheckpointException is not a subclass of Exception
-        pass_interruption_on(error)
-        raise CheckpointError(f"{folder} cannot be read: {error}") from error
+    shards.fill({name: own[name] for name in saved})
 
 
 def _untrained(model: Any, own: Mapping[str, torch.Tensor], saved: Mapping[str, Any]) -> set[str]:
@@ -267,8 +252,11 @@ def _publish(folder: Path, family: Family) -> None:
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX, _DOWN = "base_model.model.", ".lora_A.weight"
 _READ = ("r", "lora_alpha", "use_rslora", "use_dora", "modules_to_save", "bias", "lora_bias", "fan_in_fan_out")
-_LAYERS = ("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern")
 _NEEDLESS = (
+    "target_modules",
+    "exclude_modules",
+    "layers_to_transform",
+    "layers_pattern",
     "lora_dropout",
     "base_model_name_or_path",
     "peft_version",
@@ -277,17 +265,14 @@ _NEEDLESS = (
     "inference_mode",
     "auto_mapping",
 )
-"""What is for training or for information alone."""
-_PLAIN = re.compile(r"(\.\*)?[\w.-]*(\.\*)?")
-"""Patterns that are matched in few steps, such as cepo's `.*visual.*`."""
+"""What is for training or for information alone, and which layers are adapted, which the tensors themselves name."""
 
 
 def read_adapter(folder: Path) -> AdapterWeights:
     """Returns the tensors of an adapter with the settings that PEFT needs to add them to a model.
 
-    Layers are chosen by the recorded names, or by those of the tensors if a pattern is recorded, which could take forever
-    to match. A setting that PEFT would follow but that is not read here is refused, so that no adapter means something
-    else than trained.
+    The layers are those that have tensors: a recorded pattern could take forever to match. A setting that PEFT would
+    follow but that is not read here is refused, so that no adapter means something else than trained.
 
     Raises:
         CheckpointError: a file breaks the policy of `cepo.foreign_files`, or the two contradict each other.
@@ -309,7 +294,7 @@ def _settings(recorded: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str,
     from peft import LoraConfig
 
     plain = LoraConfig().to_dict()
-    others = recorded.keys() - {*_READ, *_LAYERS, *_NEEDLESS}
+    others = recorded.keys() - {*_READ, *_NEEDLESS}
     foreign = sorted(name for name in others if recorded[name] and recorded[name] != plain.get(name))
     if foreign:
         raise ValueError(f"{ADAPTER_CONFIG} has settings that cepo does not read: {', '.join(foreign)}")
@@ -325,13 +310,6 @@ def _settings(recorded: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str,
         raise ValueError(f"{ADAPTER_CONFIG} names the rank {rank}, which is not that of {min(other)}")
     if infinite := [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]:
         raise ValueError(f"{min(infinite)} has values that are not finite")
-    kept = {name: recorded[name] for name in _READ if name in recorded} | {"peft_type": "LORA"}
-    chosen = {name: recorded[name] for name in _LAYERS if recorded.get(name)}
-    if "target_modules" in chosen and chosen.keys() <= {*_LAYERS[:2]} and all(map(_is_plain, chosen.values())):
-        return kept | chosen
-    trained = {name.partition(".lora_")[0].removeprefix(_PREFIX) for name in tensors if ".lora_" in name}
-    return kept | {"target_modules": sorted(trained)}
-
-
-def _is_plain(names: object) -> bool:
-    return is_list(names) or (isinstance(names, str) and _PLAIN.fullmatch(names) is not None)
+    adapted = {name.partition(".lora_")[0].removeprefix(_PREFIX) for name in tensors if ".lora_" in name}
+    kept = {name: recorded[name] for name in _READ if name in recorded}
+    return kept | {"peft_type": "LORA", "target_modules": sorted(adapted)}

@@ -35,13 +35,6 @@ def set_learning_rate(optimizer: Optimizer, optim: OptimConfig, *, step: int, to
     return learning_rate
 
 
-def warmup_steps(optim: OptimConfig, total_steps: int) -> int:
-    """Returns the number of warm-up steps: `lr_warmup_steps` if set, else `lr_warmup_ratio` of all steps."""
-    if optim.lr_warmup_steps is not None:
-        return optim.lr_warmup_steps
-    return int(optim.lr_warmup_ratio * total_steps)
-
-
 def learning_rate_factor(step: int, optim: OptimConfig, total_steps: int) -> float:
     """Returns the learning rate at the 0-based training step as a factor of the peak learning rate.
 
@@ -49,7 +42,7 @@ def learning_rate_factor(step: int, optim: OptimConfig, total_steps: int) -> flo
     `floor + (1 - floor) (1 + cos(pi p)) / 2` (`cosine`) or `floor + (1 - floor) (1 - p)` (`linear`), where p is the
     finished share of the steps after warm-up.
     """
-    warmup = warmup_steps(optim, total_steps)
+    warmup = int(optim.lr_warmup_ratio * total_steps) if optim.lr_warmup_steps is None else optim.lr_warmup_steps
     if step < warmup:
         return (step + 1) / warmup
     if optim.lr_scheduler_type == "constant":

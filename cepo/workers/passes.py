@@ -1,26 +1,24 @@
-"""Divides rows into passes that all ranks run together, packs or pads the rows of a pass, and reduces gradients."""
+"""Divides rows into passes that all ranks run together, and packs or pads the rows of a pass."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch import Tensor
 
-from cepo.config.schema import ActorConfig, CriticConfig, FsdpConfig
+from cepo.config.schema import ActorConfig, CriticConfig
 from cepo.data.batch import ScoringRow
 from cepo.metrics import Metrics, fraction, max_value, sum_value
 from cepo.models.families import ImageReader
-from cepo.models.inputs import EncodedPrompt, ImageInputs, sequence_positions
+from cepo.models.inputs import EncodedPrompt, ImageInputs
 from cepo.models.processing import Processing
 from cepo.models.segments import BLOCK_SIZE, SegmentLayout
-from cepo.progress import shown
 from cepo.workers.forest import TokenForest, TokenRow, families, pack_rows, plan_forest
-from cepo.workers.scoring_model import CollatedRows, DistinctImages, ScoringModel, ValueModel, collate
+from cepo.workers.scoring_model import CollatedRows, ScoringModel, ValueModel, collate, collate_parts
 
 logger = logging.getLogger(__name__)
 
@@ -51,13 +49,10 @@ class Passes:
     as many passes as the rank with the most. If any rank has images in a pass, all ranks run a sharded vision tower.
 
     Args:
-        config: `worker.actor` or `worker.critic`; each call gives the micro-batch size.
-        module: the sharded model.
         longest_row: number of tokens of the longest prompt and response together. With `dynamic_batching` a pass has at
             most the micro-batch size times this number of tokens. With None, the micro-batch size counts rows.
 
     Attributes:
-        packed: whether rows are packed.
         tokens_computed: tokens of all passes so far, including padding.
         tokens_asked: tokens of all rows in these passes, with shared tokens counted for each row.
     """
@@ -155,7 +150,7 @@ def by_length(rows: Sequence[ScoringRow]) -> list[int]:
 
 
 def padded_batches(rows: Sequence[ScoringRow], budget: int) -> list[list[int]]:
-    """Returns batches of row indices, sorted by length, each of at most `budget` tokens including padding."""
+    """Divides rows, the longest first, into batches of indices with at most `budget` tokens, including padding."""
     batches: list[list[int]] = []
     for index in by_length(rows):
         if batches and rows[batches[-1][0]].num_tokens * (len(batches[-1]) + 1) <= budget:
@@ -191,41 +186,19 @@ def collate_packed(
 ) -> CollatedRows:
     """Collates the rows' forest into one packed row on `device`, in which shared tokens and images occur only once.
 
-    Tokens keep the position ids that they have in their own rows.
-
     Args:
         multiple_of: the row's length is padded to a multiple of this. The default is the attention's block size on
             GPUs, so that kernels get whole blocks, and 1 on CPUs.
     """
     layout = _layout(forest).filled_to(multiple_of or (1 if device.type == "cpu" else BLOCK_SIZE))
-    token_ids: list[int] = []
-    positions: list[Tensor] = []
-    images = DistinctImages()
-    order: list[int] = []
-    known: dict[int, Tensor] = {}
-    for segment in forest.segments:
-        row = rows[segment.row]
-        context = row.context
-        token_ids += (*context.token_ids, *row.response_ids)[segment.start : segment.stop]
-        if id(context) not in known:
-            known[id(context)] = processing.positions(context)
-        whole = sequence_positions(known[id(context)], len(row.response_ids))
-        positions.append(whole[:, segment.start : segment.stop])
-        if context.images is not None and segment.start < len(context.token_ids):
-            first = images.first(context.images)
-            assert processing.images is not None, "images were read"
-            inside = processing.images.units_inside(context.token_ids, context.images, segment.start, segment.stop)
-            order.extend(first + index for index in inside)
-    missing = layout.num_tokens - len(token_ids)
-    token_ids += [processing.pad_token_id] * missing
-    positions.append(torch.zeros(3, missing, dtype=torch.long))
-    return CollatedRows(
-        input_ids=torch.tensor(token_ids).unsqueeze(0).to(device),
-        position_ids=torch.cat(positions, dim=1).unsqueeze(1).to(device),
-        response_index=_response_index(rows, forest, layout).to(device),
-        targets=torch.tensor([token for row in rows for token in row.response_ids]).to(device),
-        images=images if order else None,
-        image_order=tuple(order),
+    segments = zip(forest.segments, layout.starts, strict=False)  # the layout may end with padding
+    return collate_parts(
+        rows,
+        [(segment.row, segment.start, segment.stop, place) for segment, place in segments],
+        _response_index(rows, forest, layout),
+        shape=(1, layout.num_tokens),
+        processing=processing,
+        device=device,
         segments=layout,
     )
 
@@ -249,39 +222,3 @@ def _response_index(rows: Sequence[ScoringRow], forest: TokenForest, layout: Seg
         if leaf >= 0:
             found.append(torch.arange(layout.starts[leaf], layout.starts[leaf] + len(row.response_ids) - 1))
     return torch.cat(found)
-
-
-class GradientReduction:
-    """Runs the passes of an optimizer step, and has FSDP reduce gradients after every pass or only after the last.
-
-    In both cases the shards get the sum over ranks and passes; only the order of its terms differs.
-
-    Args:
-        module: the sharded model.
-        fsdp: its FSDP settings.
-        has_adapter: whether only an adapter is trained.
-        same_blocks: whether every pass uses all trained weights.
-
-    Attributes:
-        once: whether each rank first sums its own passes, and the last pass reduces these sums over ranks.
-    """
-
-    def __init__(self, module: nn.Module, fsdp: FsdpConfig, *, has_adapter: bool, same_blocks: bool) -> None:
-        assert isinstance(module, FSDPModule), "gradients are reduced by FSDP"
-        self._module = module
-        # With `once`, a rank holds unsharded gradients of all trained weights until the last pass. For an adapter they
-        # are small; for all weights they would undo the sharding. FSDP then sums passes in the reduce type, of which a
-        # 16-bit type loses small terms, instead of the shards' type. It fails on blocks that no pass used, and on
-        # weights that only the last pass uses.
-        self.once = has_adapter and same_blocks and fsdp.mp_reduce_dtype == "fp32" and dist.get_world_size() > 1
-
-    def over(self, passes: Sequence[RankPass], accumulate: Callable[[RankPass], Metrics]) -> list[Metrics]:
-        """Calls `accumulate`, which runs a backward pass, for each of `passes`; afterwards the gradients are reduced."""
-        metrics = []
-        try:
-            for number, part in enumerate(shown(passes, "updating"), start=1):
-                self._module.set_requires_gradient_sync(not self.once or number == len(passes))
-                metrics.append(accumulate(part))
-        finally:
-            self._module.set_requires_gradient_sync(True)
-        return metrics

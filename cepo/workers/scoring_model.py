@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,31 +86,57 @@ class CollatedRows:
 
 
 def collate(rows: Sequence[ScoringRow], *, processing: Processing, device: torch.device) -> CollatedRows:
-    """Collates rows into padded tensors on `device`, processing contexts and images that rows share only once."""
+    """Collates rows into padded tensors on `device`."""
     longest = max(row.num_tokens for row in rows)
-    input_ids = torch.full((len(rows), longest), processing.pad_token_id)
-    position_ids = torch.zeros(3, len(rows), longest, dtype=torch.long)
-    response_indices: list[Tensor] = []
+    parts = [(number, 0, row.num_tokens, number * longest) for number, row in enumerate(rows)]
+    index = [torch.arange(len(rows[n].context.token_ids) - 1, stop - 1) + place for n, _, stop, place in parts]
+    shape = (len(rows), longest)
+    return collate_parts(rows, parts, torch.cat(index), shape=shape, processing=processing, device=device)
+
+
+def collate_parts(
+    rows: Sequence[ScoringRow],
+    parts: Iterable[tuple[int, int, int, int]],
+    response_index: Int64[Tensor, " N"],
+    *,
+    shape: tuple[int, int],
+    processing: Processing,
+    device: torch.device,
+    segments: SegmentLayout | None = None,
+) -> CollatedRows:
+    """Collates parts of rows into tensors of `shape` (R, L), processing contexts and images that they share only once.
+
+    Args:
+        parts: (row, start, stop, place): the tokens from `start` to `stop` of a row, to be put at the index `place` of
+            the flattened input. They keep the position ids that they have in their own row.
+        response_index, segments: see `CollatedRows`.
+    """
+    input_ids = torch.full((shape[0] * shape[1],), processing.pad_token_id)
+    position_ids = torch.zeros(3, len(input_ids), dtype=torch.long)
     positions: dict[int, Tensor] = {}
     images = DistinctImages()
     order: list[int] = []
-    for index, row in enumerate(rows):
-        context, length = row.context, row.num_tokens
+    for number, start, stop, place in parts:
+        row, context = rows[number], rows[number].context
+        inside = slice(place, place + stop - start)
         if id(context) not in positions:
             positions[id(context)] = processing.positions(context)
-        input_ids[index, :length] = torch.tensor((*context.token_ids, *row.response_ids))
-        position_ids[:, index, :length] = sequence_positions(positions[id(context)], len(row.response_ids))
-        response_indices.append(torch.arange(len(context.token_ids) - 1, length - 1) + index * longest)
-        if context.images is not None:
+        input_ids[inside] = torch.tensor((*context.token_ids, *row.response_ids)[start:stop])
+        whole = sequence_positions(positions[id(context)], len(row.response_ids))
+        position_ids[:, inside] = whole[:, start:stop]
+        if context.images is not None and start < len(context.token_ids):
+            assert processing.images is not None, "images were read"
             first = images.first(context.images)
-            order.extend(range(first, first + context.images.num_units))
+            units = processing.images.units_inside(context.token_ids, context.images, start, stop)
+            order.extend(first + unit for unit in units)
     return CollatedRows(
-        input_ids=input_ids.to(device),
-        position_ids=position_ids.to(device),
-        response_index=torch.cat(response_indices).to(device),
+        input_ids=input_ids.view(shape).to(device),
+        position_ids=position_ids.view(3, *shape).to(device),
+        response_index=response_index.to(device),
         targets=torch.tensor([token for row in rows for token in row.response_ids]).to(device),
         images=images if order else None,
         image_order=tuple(order),
+        segments=segments,
     )
 
 
@@ -212,39 +237,33 @@ class ScoringModel(nn.Module):
         model: Any = self.model
         return model.get_base_model() if hasattr(model, "get_base_model") else model
 
-    @contextmanager
-    def at_temperature(self, temperature: float | None) -> Iterator[None]:
-        """Divides logits by `temperature` inside the context; None changes nothing."""
-        before = self.temperature
-        self.temperature = before if temperature is None else temperature
-        try:
-            yield
-        finally:
-            self.temperature = before
-
     def forward(
-        self, batch: CollatedRows, teachers: Sequence[TeacherStates] = (), *, entropy: bool = False
+        self,
+        batch: CollatedRows,
+        teachers: Sequence[TeacherStates] = (),
+        *,
+        entropy: bool = False,
+        temperature: float | None = None,
     ) -> tuple[Float[Tensor, " N"], tuple[Tensor, ...]]:
         """Returns (log-probs, extras) of all response tokens, row by row.
 
         The extras are one divergence (N,) per teacher. Without teachers they are the hidden states (N, H) or, with
-        `entropy`, the entropy (N,) of each token's distribution.
+        `entropy`, the entropy (N,) of each token's distribution. `temperature` replaces the usual one.
         """
+        temperature = temperature or self.temperature
         hidden = response_states(self.base, batch, self.encoder)
         if not teachers:
             head = self.base.lm_head
             chunk = head_chunk_tokens(hidden.device, head.weight.shape[0])
             if entropy:
-                return log_probs_and_entropies(
-                    hidden, head, batch.targets, temperature=self.temperature, chunk_tokens=chunk
-                )
-            log_probs = target_log_probs(hidden, head, batch.targets, temperature=self.temperature, chunk_tokens=chunk)
+                return log_probs_and_entropies(hidden, head, batch.targets, temperature=temperature, chunk_tokens=chunk)
+            log_probs = target_log_probs(hidden, head, batch.targets, temperature=temperature, chunk_tokens=chunk)
             return log_probs, (hidden,)
-        parts = [self._divergence(hidden, teacher, batch.targets) for teacher in teachers]
+        parts = [self._divergence(hidden, teacher, batch.targets, temperature) for teacher in teachers]
         return parts[0][0], tuple(divergence for _, divergence in parts)
 
     def _divergence(
-        self, hidden: Float[Tensor, "N H"], teacher: TeacherStates, targets: Int64[Tensor, " N"]
+        self, hidden: Float[Tensor, "N H"], teacher: TeacherStates, targets: Int64[Tensor, " N"], temperature: float
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
         head = self.base.lm_head
         return chunked_divergence(
@@ -254,7 +273,7 @@ class ScoringModel(nn.Module):
             head if teacher.head is None else with_weight(head, teacher.head.to(hidden)),
             targets,
             teacher.divergence,
-            temperature=self.temperature,
+            temperature=temperature,
             chunk_tokens=divergence_chunk_tokens(hidden.device, head.weight.shape[0]),
         )
 
@@ -284,12 +303,6 @@ class ValueModel(nn.Module):
         return values.squeeze(1).clone()  # FSDP2 hooks into the root's output and warns about views
 
 
-@dataclass(frozen=True)
-class _KeptView:
-    states: Mapping[int, Tensor]
-    head: Tensor | None
-
-
 class KeptStates:
     """Hidden states by view and row, on the CPU: tokens x hidden size, which is smaller than tokens x vocabulary.
 
@@ -299,33 +312,33 @@ class KeptStates:
     """
 
     def __init__(self) -> None:
-        self._views: dict[str, _KeptView] = {}
+        self._views: dict[str, tuple[Mapping[int, Tensor], Tensor | None]] = {}
 
     def keep(self, view: str, states: Mapping[int, Tensor], module: ScoringModel) -> None:
         """Keeps one (response length, H) tensor per row and, if the head of `module` is trained, a copy of the head."""
         weight: Any = module.base.lm_head.weight
         head = whole_tensor(weight).detach().clone() if weight.requires_grad else None
-        self._views[view] = _KeptView(states, head)
+        self._views[view] = states, head
 
     def forget(self) -> None:
         self._views = {}
 
     def require(self, view: str, rows: Sequence[ScoringRow]) -> None:
         """Asserts that the states of these rows were kept on this rank."""
-        kept = self._views[view].states if view in self._views else {}
+        kept, _ = self._views.get(view, ({}, None))
         missing = [row.row for row in rows if row.row not in kept]
         assert not missing, f"no hidden states of the view '{view}' are kept here for the rows {missing}"
 
     def states_for(self, view: str, rows: Sequence[ScoringRow], divergence: DivergenceConfig) -> TeacherStates | None:
         """Concatenates the rows' states, with zeros for rows without any (of weight 0); None if the view has none."""
-        kept = self._views.get(view)
-        if kept is None or not kept.states:
+        states, head = self._views.get(view, ({}, None))
+        if not states:
             return None
-        (width, *_), kind = next((state.shape[1:], state.dtype) for state in kept.states.values())
+        any_state = next(iter(states.values()))
         parts = [
-            torch.zeros(len(row.response_ids), width, dtype=kind)
-            if row.row is None or row.row not in kept.states
-            else kept.states[row.row]
+            any_state.new_zeros(len(row.response_ids), any_state.shape[1])
+            if row.row is None or row.row not in states
+            else states[row.row]
             for row in rows
         ]
-        return TeacherStates(hidden=torch.cat(parts), head=kept.head, divergence=divergence)
+        return TeacherStates(hidden=torch.cat(parts), head=head, divergence=divergence)

@@ -1,232 +1,169 @@
-"""Reads checkpoint shards of torch.distributed.checkpoint and other checkpoint files as data, never as pickles.
+"""Writes and reads a worker's tensors as safetensors files, in which each rank stores the rows that it holds.
 
-Torch's reader unpickles `.metadata`, and its planner unpickles entries that are not tensors, so a malicious file could
-run any code. Checksums do not help, because the attacker writes them too.
+FSDP shards every weight, and what belongs to it, along the first dimension. `rank_<i>_of_<n>.safetensors` has the rows
+of rank i. Its header also states with which row each tensor begins there, the rows of the whole tensor, and the rank's
+notes. Reading such a file runs no code, and it cannot state a tensor without its values.
 """
 
 from __future__ import annotations
 
-import io
-import math
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import (
-    STATE_DICT_TYPE,
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
-from torch.futures import Future
+import torch.distributed as dist
+from safetensors import safe_open
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
 
 from cepo.errors import CheckpointError
-from cepo.workers.inert_pickle import (
-    DTYPES,
-    LARGEST_PICKLE,
-    Record,
-    fields,
-    read_archive,
-    read_pickle,
-    whole_numbers,
-)
+from cepo.foreign_files import size_of
 
-METADATA = ".metadata"
-_LARGEST_METADATA = 1 << 26
+_ROWS, _NOTES = "rows", "notes"
+_TYPES = {
+    torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64",
+    torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
 
 
-class _Place(NamedTuple):
-    file: str
-    start: int
-    length: int
+class _Rows(NamedTuple):
+    """Consecutive rows of a tensor that a file has."""
+
+    first: int
+    end: int
+    file: Any
 
 
-class ShardReader(dcp.FileSystemReader):
-    """Torch's shard reader, without pickle, and restricted to shards in its own folder.
+def write_shards(tensors: Mapping[str, Tensor], folder: Path, notes: Mapping[str, Any]) -> None:
+    """Writes this rank's rows of `tensors`, and `notes`, a mapping in JSON. Copies one tensor at a time to the CPU.
+
+    All ranks write to one folder on shared storage, which is complete when all have returned.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    held = [(name, *_own_rows(tensor)) for name, tensor in tensors.items() if _is_first_copy(tensor)]
+    held.sort(key=lambda entry: -entry[1].element_size())  # so that every number is aligned in the file
+    own = {name: (rows, first) for name, rows, first in held if len(rows) > 0}
+    whole = {name: [first, shape_of(tensors[name])[0]] for name, (_, first) in own.items()}
+    header: dict[str, Any] = {"__metadata__": {_ROWS: json.dumps(whole), _NOTES: json.dumps(notes)}}
+    end = 0
+    for name, (rows, _) in own.items():
+        start, end = end, end + rows.nbytes
+        header[name] = {"dtype": _TYPES[rows.dtype], "shape": list(rows.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with (folder / _file_name(dist.get_rank(), dist.get_world_size())).open("xb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for rows, _ in own.values():
+            content: Any = rows.cpu().contiguous().flatten().view(torch.uint8).numpy()
+            file.write(content)
+
+
+class Shards:
+    """The tensors in the files of all ranks.
+
+    Attributes:
+        shapes: the shape of each tensor by name; that of a number is (1,).
+        notes: the notes of each rank.
 
     Raises:
-        CheckpointError: `.metadata` is missing, damaged, refers to names that do not describe shards, or describes
-            tensors whose chunks have gaps, overlap or are not stored.
+        CheckpointError: a file is missing, damaged or not regular, or a tensor's rows are not each stored once.
     """
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(str(folder))
+        if (folder / ".metadata").exists():
+            raise CheckpointError(f"{folder} has the format of cepo 0.3, with which it can be merged")
         self._folder = folder
-        path = folder / METADATA  # common to all ranks; if unreadable, torch would try a rank's own file
-        with _reading(path):
-            content = fields(read_pickle(_content(path, _LARGEST_METADATA)), "Metadata")
-            self._locations = dict(_place(index, info) for index, info in content["storage_data"].items())
-            self._require_stored(path)
-            entries = {name: self._entry(name, entry) for name, entry in content["state_dict_metadata"].items()}
-        self._metadata = Metadata(entries, storage_data={})
+        self._stored: dict[str, list[_Rows]] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.notes: list[dict[str, Any]] = []
+        num_files = len(list(folder.iterdir())) if folder.is_dir() else 0
+        for rank in range(num_files or 1):
+            with _reading(folder / _file_name(rank, num_files or 1)) as path:
+                self._add(path)
+        for name, rows in self._stored.items():
+            rows.sort(key=lambda part: part[:2])
+            ends = [0, *(part.end for part in rows)]
+            if [part.first for part in rows] != ends[:-1] or ends[-1] != self.shapes[name][0]:
+                raise CheckpointError(f"{folder} does not have every row of {name!a} once; give another checkpoint")
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        return self._metadata
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copies stored tensors to those of the same names, which are whole or this rank's shards."""
+        for name, tensor in tensors.items():
+            target, begin = _own_rows(tensor.detach())
+            for first, end, file in self._stored[name]:
+                start, stop = max(first, begin), min(end, begin + len(target))
+                if start < stop:
+                    with _reading(self._folder):
+                        target[start - begin : stop - begin].copy_(file.get_slice(name)[start - first : stop - first])
 
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        for item in plan.items:
-            index = item.storage_index
-            location = self._locations[index.fqn, index.offset]
-            with (
-                _reading(f"the entry '{index.fqn}' of {self._folder}"),
-                (self._folder / location.file).open("rb") as file,
-            ):
-                file.seek(location.start)
-                value = read_archive(file.read(location.length))
-                self._require_described(item, value, planner)
-            if item.type == LoadItemType.TENSOR:
-                part = tuple(slice(at, at + n) for at, n in zip(item.storage_offsets, item.lengths, strict=True))
-                target = planner.resolve_tensor(item).detach()
-                target.copy_(value[part])
-                planner.commit_tensor(item, target)
-            else:
-                plain = io.BytesIO()  # torch's planner unpickles the value, so it gets a pickle of our own
-                torch.save(value, plain)
-                plain.seek(0)
-                planner.load_bytes(item, plain)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-    def _require_stored(self, path: Path) -> None:
-        for file in {location.file for location in self._locations.values()}:
-            found = self._folder / file
-            if Path(file).name != file or not _is_regular(found):
-                raise CheckpointError(
-                    f"{path} names the shard {file!a}, which is not a file in its folder; give another checkpoint"
-                )
-        sizes = {location.file: (self._folder / location.file).stat().st_size for location in self._locations.values()}
-        if any(location.start + location.length > sizes[location.file] for location in self._locations.values()):
-            raise ValueError("an entry ends behind its shard")
-
-    def _entry(self, name: str, entry: Record) -> TensorStorageMetadata | BytesStorageMetadata:
-        if entry.name.endswith(".BytesStorageMetadata"):
-            self._require_place(name, None, 0)
-            return BytesStorageMetadata()
-        tensor = fields(entry, "TensorStorageMetadata")
-        dtype, *_ = tensor["properties"].state
-        properties, size = TensorProperties(dtype=DTYPES[dtype.name]), whole_numbers(tensor["size"])
-        parts = [fields(chunk, "ChunkStorageMetadata") for chunk in tensor["chunks"]]
-        chunks = [
-            ChunkStorageMetadata(torch.Size(whole_numbers(part["offsets"])), torch.Size(whole_numbers(part["sizes"])))
-            for part in parts
-        ]
-        if not _tile(size, chunks):
-            raise ValueError(f"the chunks of {name!a} do not cover it exactly once")
-        for chunk in chunks:
-            self._require_place(name, chunk.offsets, math.prod(chunk.sizes) * properties.dtype.itemsize)
-        return TensorStorageMetadata(properties, torch.Size(size), chunks)
-
-    def _require_place(self, name: str, offsets: Sequence[int] | None, size: int) -> None:
-        """Requires that the entry is stored, in the size of its values and of what may describe them."""
-        location = self._locations.get((name, None if offsets is None else tuple(offsets)))
-        if location is None or not size < location.length <= size + LARGEST_PICKLE:
-            raise ValueError(f"{name!a} is not stored, or not in its size")
-
-    def _require_described(self, item: ReadItem, value: Any, planner: Any) -> None:
-        if item.type == LoadItemType.TENSOR:
-            entry: Any = self._metadata.state_dict_metadata[item.storage_index.fqn]
-            sizes = [chunk.sizes for chunk in entry.chunks if chunk.offsets == item.storage_index.offset]
-            if not isinstance(value, torch.Tensor) or value.dtype != entry.properties.dtype or value.shape not in sizes:
-                raise ValueError(f"it is not the tensor that {METADATA} describes")
-        else:
-            target = planner.state_dict[item.dest_index.fqn]
-            if _kind(value) != _kind(target) or (_kind(value) == "names" and list(value) != list(target)):
-                raise ValueError(f"it has a value of kind '{_kind(value)}' in place of one of kind '{_kind(target)}'")
+    def _add(self, path: Path) -> None:
+        size_of(path, within=self._folder)
+        file = safe_open(path, "pt")
+        described = file.metadata()
+        whole, notes = json.loads(described[_ROWS]), json.loads(described[_NOTES])
+        self.notes.append(dict(notes))
+        for name in file.keys():  # noqa: SIM118
+            first, total = whole[name]
+            num_rows, *others = file.get_slice(name).get_shape()
+            if not type(first) is type(total) is int:
+                raise ValueError(f"the rows of {name!a} are no whole numbers")
+            if self.shapes.setdefault(name, (total, *others)) != (total, *others):
+                raise ValueError(f"{name!a} has another shape than in other files")
+            self._stored.setdefault(name, []).append(_Rows(first, first + num_rows, file))
 
 
-def load_shards(state: STATE_DICT_TYPE, folder: Path, *, no_dist: bool = False) -> None:
-    """Fills `state` from the shards in `folder`, on any number of ranks.
+def load_shards(tensors: Mapping[str, Tensor], folder: Path) -> Shards:
+    """Fills `tensors`, on any number of ranks; the folder must have the same of each kind, the first part of a name.
 
     Raises:
-        CheckpointError: as `ShardReader`; or an entry is damaged or has other contents.
-        Exception, dcp.CheckpointException: torch's own errors, for missing or mismatched entries.
+        CheckpointError: it has others, or is refused by `Shards`.
     """
-    reader = ShardReader(folder)  # if this file is refused, torch would try another one and log a traceback
-    try:
-        dcp.load(state, storage_reader=reader, no_dist=no_dist)
-    except dcp.CheckpointException as error:
-        for cause, _ in error.failures.values():
-            if isinstance(cause, CheckpointError):
-                raise cause from error
-        raise
+    shards = Shards(folder)
+    kinds = {name.partition(".")[0] for name in tensors}
+    own = {name: shape_of(tensor) for name, tensor in tensors.items()}
+    saved = {name: shape for name, shape in shards.shapes.items() if name.partition(".")[0] in kinds}
+    if differing := sorted({name for name, _ in own.items() ^ saved.items()}):
+        name = differing[0]
+        raise CheckpointError(
+            f"{folder} cannot be restored into this model: {len(differing)} tensors differ, such as {name!a} with the shape "
+            f"{saved.get(name)}, here {own.get(name)}; give another checkpoint"
+        )
+    shards.fill(tensors)
+    return shards
 
 
-def read_saved(path: Path) -> Mapping[str, Any]:
-    """Reads a mapping of numbers and tensors written by `torch.save`.
-
-    Raises:
-        CheckpointError: the file is missing, damaged, too large, or has other contents.
-    """
-    with _reading(path):
-        value = read_archive(_content(path, LARGEST_PICKLE))
-        if not isinstance(value, Mapping):
-            raise ValueError(f"it holds a {type(value).__name__}, not a mapping")
-    return value
+def _file_name(rank: int, num_ranks: int) -> str:
+    return f"rank_{rank}_of_{num_ranks}.safetensors"
 
 
-def _place(index: Record, info: Record) -> tuple[tuple[str, tuple[int, ...] | None], _Place]:
-    key, location = fields(index, "MetadataIndex"), fields(info, "_StorageInfo")
-    name, offset = key["fqn"], key.get("offset")
-    file, start, length = (location[part] for part in ("relative_path", "offset", "length"))
-    numbers = type(start) is int and type(length) is int and start >= 0
-    if not numbers or not isinstance(name, str) or not isinstance(file, str) or location.get("transform_descriptors"):
-        raise ValueError("it has an entry at no known place")
-    return (name, None if offset is None else whole_numbers(offset)), _Place(file, start, length)
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """Returns the shape in which a tensor is stored."""
+    return tuple(tensor.shape) or (1,)
 
 
-def _tile(size: Sequence[int], chunks: Sequence[ChunkStorageMetadata]) -> bool:
-    """Returns whether the chunks cover a tensor exactly once, as slabs along one dimension, which FSDP writes."""
-    if any(len(chunk.offsets) != len(size) or len(chunk.sizes) != len(size) for chunk in chunks):
-        return False
-    if not size:
-        return len(chunks) == 1
-    cut = next((axis for axis, whole in enumerate(size) if any(chunk.sizes[axis] != whole for chunk in chunks)), 0)
-    others = [axis for axis in range(len(size)) if axis != cut]
-    end = 0
-    for chunk in sorted(chunks, key=lambda chunk: (chunk.offsets[cut], chunk.sizes[cut])):
-        whole = all(chunk.offsets[axis] == 0 and chunk.sizes[axis] == size[axis] for axis in others)
-        if not whole or chunk.offsets[cut] != end:
-            return False
-        end += chunk.sizes[cut]
-    return bool(chunks) and end == size[cut]
+def _own_rows(tensor: Tensor) -> tuple[Tensor, int]:
+    """Returns this rank's rows of a tensor, and the index of the first of them."""
+    if not isinstance(tensor, DTensor):
+        return tensor.view(shape_of(tensor)), 0
+    mesh = tensor.device_mesh
+    assert tensor.placements[-1] == Shard(0), f"the placement {tensor.placements} is not one of FSDP"
+    rows_per_rank = -(-len(tensor) // mesh.size(mesh.ndim - 1))
+    return tensor.to_local(), min(mesh.get_local_rank(mesh.ndim - 1) * rows_per_rank, len(tensor))
 
 
-def _kind(value: object) -> str:
-    if value is None or isinstance(value, bool | int | float):
-        return "number or nothing"
-    if isinstance(value, list | tuple):
-        return "names" if any(isinstance(item, str) for item in value) else "list"
-    return type(value).__name__
-
-
-def _is_regular(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()
-
-
-def _content(path: Path, limit: int) -> bytes:
-    if not _is_regular(path) or path.stat().st_size > limit:
-        raise ValueError(f"it is not a regular file of at most {limit} bytes")
-    return path.read_bytes()
+def _is_first_copy(tensor: Tensor) -> bool:
+    """Returns whether this rank is the first of those with the same rows of a tensor."""
+    if not isinstance(tensor, DTensor):
+        return dist.get_rank() == 0
+    return all(tensor.device_mesh.get_local_rank(axis) == 0 for axis in range(tensor.device_mesh.ndim - 1))
 
 
 @contextmanager
-def _reading(name: Path | str) -> Iterator[None]:
+def _reading(path: Path) -> Iterator[Path]:
     try:
-        yield
-    except CheckpointError:
-        raise
-    except UnpicklingError as error:
-        raise CheckpointError(
-            f"{name} is refused, because {error}: a checkpoint holds numbers and texts alone, and anything else could "
-            "run code of whoever wrote it; give a checkpoint that cepo wrote"
-        ) from error
+        yield path
     except Exception as error:  # damaged bytes make the reading raise almost anything
-        raise CheckpointError(f"{name} cannot be read: {error!r:.300}; give another checkpoint") from error
+        raise CheckpointError(f"{path} cannot be read: {error!s:.300}; give another checkpoint") from error

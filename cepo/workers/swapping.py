@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -27,25 +27,13 @@ _HOST = torch.device("cpu")
 
 def offload_policy(fsdp: FsdpConfig, device: torch.device) -> OffloadPolicy:
     """Returns FSDP's offload policy: with offloading, shards are in host memory and loaded block by block."""
-    if not fsdp.enable_cpu_offload:
-        return OffloadPolicy()
-    if device.type == "cpu":
-        logger.warning("fsdp.enable_cpu_offload has no effect: the device is the CPU")
-        return OffloadPolicy()
-    return CPUOffloadPolicy()
+    return CPUOffloadPolicy() if fsdp.enable_cpu_offload and device.type != "cpu" else OffloadPolicy()
 
 
 class PhaseOffload:
     """Moves a worker's weights and optimizer state between its device and host memory.
 
     `load_weights` or `load_optimizer` must be called before each use; they load what was offloaded.
-
-    Args:
-        module: the sharded model.
-        optimizer: the optimizer of its weights.
-        config: what to offload.
-        fsdp: with `enable_cpu_offload`, everything is in host memory anyway and nothing moves.
-        device: the worker's device.
     """
 
     def __init__(
@@ -56,11 +44,8 @@ class PhaseOffload:
         self._moves_weights = config.offload_params and can_move
         self._moves_optimizer = config.offload_optimizer and can_move
         self._weights_offloaded = False
-        if (config.offload_params or config.offload_optimizer) and not can_move:
-            why = (
-                "the device is the CPU" if device.type == "cpu" else "fsdp.enable_cpu_offload keeps all in host memory"
-            )
-            logger.warning("offload.offload_params and offload.offload_optimizer have no effect: %s", why)
+        if (config.offload_params or config.offload_optimizer or fsdp.enable_cpu_offload) and device.type == "cpu":
+            logger.warning("fsdp.enable_cpu_offload and offload.* have no effect: the device is the CPU")
 
     def load_weights(self) -> None:
         if self._weights_offloaded:
@@ -107,89 +92,52 @@ class TeacherWeights:
 
     def __init__(self, module: nn.Module, config: TeacherConfig) -> None:
         self._module, self._config = module, config
-        self._adapter_off = config.source == "reference" and _has_adapter(module)
-        self._copies: dict[str, Tensor] = {}
+        self._adapter_off = config.source == "reference" and hasattr(module.model, "disable_adapter")
+        self._copies: dict[str, DTensor] = {}
         if config.source != "actor" and not self._adapter_off:
-            self._copies = {name: self._kept(parameter) for name, parameter in self._trainable()}
+            kind = torch.float32 if config.source == "ema" else None
+            self._copies = {name: weight.to(kind or weight.dtype, copy=True) for name, weight in self._trained()}
 
     @torch.no_grad()
     def after_update(self, step: int) -> None:
         """Refreshes the copies after the update of the 0-based `step`."""
         if self._config.source == "snapshot" and (step + 1) % self._config.sync_every == 0:
-            for name, parameter in self._trainable():
-                self._copies[name].copy_(_local(parameter))
+            for name, weight in self._trained():
+                self._copies[name].copy_(weight)
         elif self._config.source == "ema":
-            for name, parameter in self._trainable():
-                self._copies[name].lerp_(_local(parameter).float(), 1.0 - self._config.ema_decay)
+            for name, weight in self._trained():
+                self._copies[name].to_local().lerp_(weight.to_local().float(), 1.0 - self._config.ema_decay)
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Runs the body with the teacher's weights, then restores the actor's weights bit for bit."""
-        if not self._adapter_off and not self._copies:
-            yield
-            return
-        reshard(self._module)
         if self._adapter_off:
+            reshard(self._module)
             with self._module.model.disable_adapter():  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
                 try:
                     yield
-                finally:
-                    reshard(
-                        self._module
-                    )  # PEFT switches gradients off and on again, which must affect the shards, not gathered copies
-            return
-        live = {name: _local(parameter).clone() for name, parameter in self._trainable()}
-        try:
-            self._load(self._copies)
+                finally:  # PEFT switches gradients off and on again, which must affect the shards, not gathered copies
+                    reshard(self._module)
+        elif not self._copies:
             yield
-        finally:
-            self._load(live)
+        else:
+            live = {name: weight.clone() for name, weight in self._trained()}
+            try:
+                self._load(self._copies)
+                yield
+            finally:
+                self._load(live)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Returns the copies for a checkpoint, each placed in the whole weight like the shard of the trained weight."""
-        if not self._copies:
-            return {}
-        reshard(self._module)
-        return {name: _placed(self._copies[name].clone(), parameter) for name, parameter in self._trainable()}
+    def state_dict(self) -> dict[str, DTensor]:
+        """Returns the copies, sharded like the trained weights; restoring a checkpoint writes to them."""
+        return self._copies
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restores the result of `state_dict` on any number of ranks; the names must be the same."""
-        assert state.keys() == self._copies.keys(), "the checkpoint keeps other teacher weights than this run"
-        for name, copy in state.items():
-            self._copies[name].copy_(_local(copy))
+    def _load(self, weights: dict[str, DTensor]) -> None:
+        for name, weight in self._trained():
+            weight.copy_(weights[name])
 
-    @torch.no_grad()
-    def _load(self, weights: dict[str, Tensor]) -> None:
-        reshard(self._module)  # drops gathered copies of the previous weights
-        for name, parameter in self._trainable():
-            _local(parameter).copy_(weights[name])
-
-    def _kept(self, parameter: nn.Parameter) -> Tensor:
-        local = _local(parameter).clone()
-        return local.float() if self._config.source == "ema" else local
-
-    def _trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return ((name, parameter) for name, parameter in self._module.named_parameters() if parameter.requires_grad)
-
-
-def _local(parameter: Any) -> Tensor:
-    data = parameter.detach()
-    return data.to_local() if hasattr(data, "to_local") else data
-
-
-def _placed(local: Tensor, parameter: Any) -> Tensor:
-    """Returns `local` as this rank's shard of a tensor that is sharded like `parameter`."""
-    if not isinstance(parameter, DTensor):
-        return local
-    return DTensor.from_local(
-        local,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
-
-
-def _has_adapter(module: Any) -> bool:
-    return hasattr(module.model, "disable_adapter")
+    def _trained(self) -> list[tuple[str, Any]]:
+        """Returns the trained weights' shards by name, without gradient."""
+        reshard(self._module)  # drops gathered copies, whose changes would be lost
+        named = self._module.named_parameters()
+        return [(name, parameter.detach()) for name, parameter in named if parameter.requires_grad]

@@ -9,8 +9,8 @@ from typing import Unpack
 
 import psutil
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
-from torch.distributed.checkpoint import CheckpointException
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config.data_schema import DataConfig
@@ -26,7 +26,7 @@ from cepo.progress import phase
 from cepo.rollout.factory import build_generator, settings_of_run
 from cepo.rollout.generator import Generation, GenerationRequest, GeneratorSettings, OnFinished, SamplingSettings
 from cepo.workers.actor import Actor
-from cepo.workers.checkpoint import load_actor, load_critic, pass_interruption_on, save_actor, save_critic
+from cepo.workers.checkpoint import load_state, save_state
 from cepo.workers.critic import Critic
 from cepo.workers.distributed import this_device
 
@@ -36,14 +36,9 @@ class WorkerFacts:
     """The inputs of a worker besides its own section, as plain values that can be sent to another process.
 
     Attributes:
-        teacher: the source of the weights of teacher passes.
         needs_values: whether the method uses a critic.
-        total_steps: length of the learning-rate schedules.
-        objective: the settings of the actor's loss.
         with_reference: whether the initial weights are kept, for a KL penalty.
-        generator: the settings of the rollout engine.
         longest_row: the largest number of tokens of a prompt with its response.
-        seed: `trainer.seed`.
         saves_weights_only: `trainer.save_model_only`.
     """
 
@@ -134,7 +129,6 @@ class Worker:
         return self.generator.generate(requests, settings, on_finished) if requests else []
 
     def score(self, rows: Sequence[ScoringRow], **options: Unpack[ScoringOptions]) -> list[Tensor]:
-        """Returns the actor's log-probs of each row's response."""
         self.generator.rest()
         return self.actor.score(rows, **options)
 
@@ -157,7 +151,6 @@ class Worker:
         return metrics
 
     def forget_work(self) -> None:
-        """See `Actor.forget_work`; discards the engine's metrics too."""
         self.actor.forget_work()
         self.generator.drain_metrics()
 
@@ -165,31 +158,23 @@ class Worker:
         self.actor.finish_step(step)
 
     def synchronise_rollout(self) -> None:
-        """Sends the current weights to this rank's engine."""
         self.generator.sync_weights(self.actor.rollout_weights(merged=self._merges_adapter))
 
     def save(self, folder: Path) -> None:
-        """Writes this rank's part of the checkpoint. Raises `CheckpointError`: a file cannot be written."""
+        """Writes this rank's part of the checkpoint; raises `CheckpointError` if a file cannot be written."""
         try:
-            save_actor(self.actor, folder / "actor", weights_only=self._saves_weights_only)
+            save_state(self.actor, folder / "actor", weights_only=self._saves_weights_only)
             if self.critic is not None:
-                save_critic(self.critic, folder / "critic", weights_only=self._saves_weights_only)
-        except OSError as error:
-            raise CheckpointError(str(error)) from error
-        except CheckpointException as error:  # a rank's write error, raised on all ranks; not an `Exception`
-            pass_interruption_on(error)
-            causes = dict.fromkeys(f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values())
-            # Torch's writer replaces the system's error by its own.
-            raise CheckpointError(f"{'; '.join(causes)} (is the disk full?)") from error
+                save_state(self.critic, folder / "critic", weights_only=self._saves_weights_only)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{error} (is the disk full?)") from error
 
     def load(self, folder: Path) -> None:
-        """Restores this rank's part of the checkpoint."""
-        load_actor(self.actor, folder / "actor")
+        load_state(self.actor, folder / "actor")
         if self.critic is not None:
-            load_critic(self.critic, folder / "critic")
+            load_state(self.critic, folder / "critic")
 
     def close(self) -> None:
-        """Frees the engine."""
         self.generator.close()
 
     @property

@@ -29,16 +29,11 @@ class WeightBytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """The bytes of the sharded blocks, of the weights outside them, and of those sent to the generators.
-
-    Attributes:
-        reduced_once: gradients are reduced once per optimizer step, not in every pass.
-    """
+    """The bytes of the sharded blocks, of the weights outside them, and of those sent to the generators."""
 
     blocks: WeightBytes
     outside: WeightBytes
     synchronised: int
-    reduced_once: bool = False
 
 
 @dataclass(kw_only=True)
@@ -62,11 +57,10 @@ def expected_bytes(sharding: Sharding, calls: Calls, ranks: int) -> dict[str, in
         return whole * (ranks - 1) // ranks
 
     blocks, outside = sharding.blocks, sharding.outside
-    gathered = 2 * blocks.gathered + outside.gathered
-    reductions = calls.optimizer_steps if sharding.reduced_once else calls.update_passes
+    of_a_pass = 2 * blocks.gathered + outside.gathered + blocks.reduced + outside.reduced
     return {
         SCORING: sent(calls.scoring_passes * blocks.gathered + calls.scoring_calls * outside.gathered),
-        UPDATE: sent(calls.update_passes * gathered + reductions * (blocks.reduced + outside.reduced)),
+        UPDATE: sent(calls.update_passes * of_a_pass),
         SYNCHRONISATION: sent(calls.synchronisations * sharding.synchronised),
     }
 
@@ -92,7 +86,6 @@ def sharding_of(actor: Actor, ranks: int, *, value_bytes: int = 4) -> Sharding:
         blocks=WeightBytes(gathered=sizes["blocks gathered"], reduced=sizes["blocks reduced"]),
         outside=WeightBytes(gathered=sizes["outside gathered"], reduced=sizes["outside reduced"]),
         synchronised=sum(value_bytes * padded_size(each, ranks) for each in synchronised),
-        reduced_once=actor.reduction.once,
     )
 
 

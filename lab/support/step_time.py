@@ -78,11 +78,10 @@ class Decoding:
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """Bytes of whole weights that a pass gathers and an optimizer step reduces, and the number of prompts per pass."""
+    """Bytes of whole weights that a pass gathers and reduces, and the number of prompts per pass."""
 
     scoring_pass: float = 0.0
     update_pass: float = 0.0
-    reduction: float = 0.0
     prompts_per_scoring_pass: int = 4
     prompts_per_update_pass: int = 3
 
@@ -126,7 +125,7 @@ def step_seconds(
     )
     updating = communication_seconds(
         math.ceil(updated / traffic.prompts_per_update_pass), traffic.update_pass, gpus, gpu
-    ) + communication_seconds(1, traffic.reduction, gpus, gpu)
+    )
     student, teachers = scored * costs.score, scored * costs.teachers
     stages = {
         "prefill": sampled * costs.prefill,
@@ -194,8 +193,8 @@ def decoding_of(model: ModelFlops, *, value_bytes: int = 2) -> Decoding:
 def traffic_of(model: ModelFlops, *, gathered_bytes: int = 2, reduced_bytes: int = 4) -> Traffic:
     """Returns the traffic of the language model with adapters, without a vision tower that has no gradient.
 
-    A scoring pass gathers all layers once, an update pass twice; both gather embeddings and head once. The adapters'
-    gradients are reduced once per optimizer step.
+    A scoring pass gathers all layers once, an update pass twice; both gather embeddings and head once. An update
+    pass also reduces the adapters' gradients.
     """
     shape = model.shape
     layers, adapters, embeddings = model.token // 2, model.adapter_token // 2, shape.hidden * shape.vocabulary
@@ -203,6 +202,5 @@ def traffic_of(model: ModelFlops, *, gathered_bytes: int = 2, reduced_bytes: int
     outside = gathered_bytes * embeddings
     return Traffic(
         scoring_pass=float(once + outside),
-        update_pass=float(2 * once + outside),
-        reduction=float(reduced_bytes * adapters),
+        update_pass=float(2 * once + outside + reduced_bytes * adapters),
     )

@@ -3,7 +3,6 @@
 # ruff: noqa: F401
 
 import peft
-import rank_reductions
 import rank_scenarios
 import torch._dynamo
 import torch.distributed.checkpoint

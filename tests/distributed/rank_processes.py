@@ -7,14 +7,14 @@ import io
 import multiprocessing
 import os
 import queue
-import socket
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -31,41 +31,23 @@ def run_ranks(function: Callable[..., Any], num_ranks: int, *arguments: Any, sec
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(MODULES_OF_A_RANK)
     answers: Any = context.Queue()
-    port = free_port()
-    ranks = [
-        context.Process(target=_rank, args=(function, arguments, rank, num_ranks, port, answers), daemon=True)
-        for rank in range(num_ranks)
-    ]
-    with _import_path_for_the_server():
-        for rank in ranks:
-            rank.start()
-    try:
-        return _collected(answers, ranks, seconds)
-    finally:
-        for rank in ranks:
-            rank.join(timeout=10)
-            if rank.is_alive():
-                rank.kill()
-
-
-@contextmanager
-def _import_path_for_the_server() -> Iterator[None]:
-    """It imports before anything has told it where from, and says nothing where that fails."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    with tempfile.TemporaryDirectory() as meeting:
+        ranks = [
+            context.Process(target=_rank, args=(function, arguments, rank, num_ranks, meeting, answers), daemon=True)
+            for rank in range(num_ranks)
+        ]
+        # The server imports before anything has told it where from, and says nothing where that fails.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+            for rank in ranks:
+                rank.start()
+        try:
+            return _collected(answers, ranks, seconds)
+        finally:
+            for rank in ranks:
+                rank.join(timeout=10)
+                if rank.is_alive():
+                    rank.kill()
 
 
 def _collected(answers: Any, ranks: list[Any], seconds: float) -> list[Any]:
@@ -85,11 +67,11 @@ def _collected(answers: Any, ranks: list[Any], seconds: float) -> list[Any]:
 
 
 def _rank(
-    function: Callable[..., Any], arguments: tuple[Any, ...], rank: int, num_ranks: int, port: int, answers: Any
+    function: Callable[..., Any], arguments: tuple[Any, ...], rank: int, num_ranks: int, meeting: str, answers: Any
 ) -> None:
     torch.set_num_threads(1)
     try:
-        address = f"tcp://127.0.0.1:{port}"
+        address = f"file://{meeting}/store"
         limit = datetime.timedelta(seconds=240)
         dist.init_process_group("gloo", init_method=address, rank=rank, world_size=num_ranks, timeout=limit)
         packed = io.BytesIO()  # tensors in a queue would be handles on a process that is gone when they are read

@@ -27,7 +27,7 @@ from cepo.models.processing import Processing
 from cepo.rollout.generator import AdapterWeights, Weights
 from cepo.types import DivergenceConfig
 from cepo.workers.actor import Actor
-from cepo.workers.checkpoint import load_actor, save_actor
+from cepo.workers.checkpoint import load_state, save_state
 from cepo.workers.critic import Critic
 from cepo.workers.distributed import whole_tensor
 
@@ -238,7 +238,7 @@ def actor_run(folder: Path, name: str, saved: Path) -> Outcome:
         actor_step(actor, processing, share, scenario, outcome, step)
         if scenario.saves and step == 0:
             torch.manual_seed(100 + dist.get_rank())
-            save_actor(actor, saved_folder(saved, name, dist.get_world_size()))
+            save_state(actor, saved_folder(saved, name, dist.get_world_size()))
             outcome.drawn = torch.rand(3).tolist()
     outcome.parameters = whole_parameters(actor)
     outcome.buffers = {name: buffer.clone() for name, buffer in actor.module.named_buffers()}
@@ -272,7 +272,7 @@ def resumed_run(folder: Path, name: str, saved: Path, saved_by: int) -> Outcome:
     """The second step of a scenario, from the checkpoint that another number of ranks wrote after the first."""
     scenario = ACTORS[name]
     actor, processing = build_actor(folder, scenario)
-    load_actor(actor, saved_folder(saved, name, saved_by))
+    load_state(actor, saved_folder(saved, name, saved_by))
     outcome = Outcome(drawn=torch.rand(3).tolist())
     actor_step(actor, processing, Share(processing, scenario.share), scenario, outcome, 1)
     outcome.parameters = whole_parameters(actor)

@@ -11,8 +11,6 @@ from typing import TypeVar
 import pytest
 import torch
 from rank_processes import run_ranks
-from rank_reductions import SCENARIOS as REDUCTIONS
-from rank_reductions import WEIGHTS, Reductions, every_run_and_reduction
 from rank_scenarios import (
     ACTORS,
     ADAPTER,
@@ -24,6 +22,7 @@ from rank_scenarios import (
     QLORA,
     SHARES,
     Outcome,
+    every_run,
     resumed_runs,
     saved_folder,
 )
@@ -59,29 +58,26 @@ class Runs:
     saved: Path
 
     @cache  # noqa: B019 (the fixture's one object lives as long as its module)
-    def found(self, num_ranks: int) -> list[tuple[dict[str, Outcome], dict[str, Reductions]]]:
+    def found(self, num_ranks: int) -> list[dict[str, Outcome]]:
         """By rank. Each number resumes a checkpoint of half as many ranks, which therefore run before."""
         if num_ranks > 1:
             self.found(num_ranks // 2)
-        return run_ranks(every_run_and_reduction, num_ranks, self.folder, self.saved)
+        return run_ranks(every_run, num_ranks, self.folder, self.saved)
 
     @cache  # noqa: B019
     def resumed(self, saved_by: int, num_ranks: int) -> list[dict[str, Outcome]]:
         """By rank, then `<scenario> <saved_by>`: what goes on from checkpoints of another number of ranks."""
         if num_ranks > saved_by:
-            return [runs for runs, _ in self.found(num_ranks)]
+            return self.found(num_ranks)
         self.found(saved_by)
         names = RESUMED_BY_ONE[saved_by] if num_ranks == 1 else (ALL_WEIGHTS,)
         return run_ranks(resumed_runs, num_ranks, self.folder, self.saved, {saved_by: names})
 
     def of(self, num_ranks: int, name: str) -> list[Outcome]:
-        return [runs[name] for runs, _ in self.found(num_ranks)]
+        return [runs[name] for runs in self.found(num_ranks)]
 
     def one(self, name: str) -> Outcome:
         return self.of(1, name)[0]
-
-    def reductions(self, num_ranks: int) -> list[dict[str, Reductions]]:
-        return [reductions for _, reductions in self.found(num_ranks)]
 
 
 @pytest.fixture(scope="module")
@@ -211,47 +207,9 @@ def test_a_checkpoint_goes_on_with_another_number_of_ranks(runs: Runs, saved_by:
 
 
 @FOUR
-def test_four_ranks_write_one_adapter_and_a_random_state_each(runs: Runs) -> None:
+def test_four_ranks_write_one_adapter_and_a_file_each(runs: Runs) -> None:
     runs.found(4)
     folder = saved_folder(runs.saved, ADAPTER, 4)
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "distributed",
-        "lora_adapter",
-        "random_state.pt",
-        *(f"random_state_of_rank_{rank}.pt" for rank in (1, 2, 3)),
-    ]
-
-
-PASSES = {2: 3, 4: 3}
-"""Of 2 rows each, on the rank with most: 6 of 10, and 5."""
-REDUCED = [
-    pytest.param(number, name, marks=FOUR if number == 4 else ())
-    for number, scenarios in REDUCTIONS.items()
-    for name in scenarios
-]
-
-
-@pytest.mark.parametrize(("num_ranks", "name"), REDUCED)
-def test_adapter_gradients_are_reduced_once_per_optimizer_step(runs: Runs, num_ranks: int, name: str) -> None:
-    for ranks in runs.reductions(num_ranks):
-        found = ranks[name]
-        assert found.passes == PASSES[num_ranks]
-        assert found.counted_plain == found.passes * found.groups
-        assert found.counted == (found.counted_plain if name == WEIGHTS else found.groups)
-
-
-@pytest.mark.parametrize(("num_ranks", "name"), REDUCED)
-def test_reduced_once_or_after_each_pass_agrees(runs: Runs, num_ranks: int, name: str) -> None:
-    """The bound also holds in 16 bits."""
-    for ranks in runs.reductions(num_ranks):
-        found = ranks[name]
-        assert all(float(gradient.abs().max()) > 0 for gradient in found.gradients_plain.values())
-        assert gap(found.gradients_plain, found.gradients) < GRADIENTS
-
-
-@pytest.mark.parametrize("num_ranks", NUM_RANKS[1:])
-def test_only_small_fp32_gradients_are_reduced_once(runs: Runs, num_ranks: int) -> None:
-    """They are those of an adapter that every pass reaches and that fp32 sums."""
-    for ranks in runs.reductions(num_ranks):
-        for found in ranks.values():
-            assert [name for name, once in found.decisions.items() if once] == ["an adapter"]
+    assert sorted(path.name for path in folder.iterdir()) == ["distributed", "lora_adapter"]
+    files = sorted(path.name for path in (folder / "distributed").iterdir())
+    assert files == [f"rank_{rank}_of_4.safetensors" for rank in range(4)]

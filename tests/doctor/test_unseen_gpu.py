@@ -57,14 +57,13 @@ def test_driver_570_ends_runs_with_code_2_and_the_doctors_words(command: tuple[s
 def test_a_ray_worker_without_a_gpu_says_so_first(tmp_path: Path) -> None:
     script = f"""
 from cepo.runtime.ray.rank_process import Meeting, RankProcess
-from cepo.runtime.wire import decode, encode
+from cepo.runtime.wire import encode
 meeting = Meeting(rank=0, num_ranks=2, address="127.0.0.1", port=1, timeout_seconds=5.0)
-failure = decode(RankProcess({str(tmp_path)!r}, {str(tmp_path / "log")!r}).build(encode(None), meeting))
-print(type(failure.error).__name__, failure.message)
+RankProcess({str(tmp_path)!r}, {str(tmp_path / "log")!r}).build(encode(None), meeting)
 """
     done = run("-c", script, folder=tmp_path, **fake_machine(driver="570.86.10"))
     log = (tmp_path / "log").read_text(encoding="utf-8")
-    assert done.returncode == 0, log
+    assert done.returncode == 1, log
     assert "ConfigError" in log.splitlines()[-1]
     assert OLD_DRIVER in log.splitlines()[-1]
 

@@ -21,7 +21,7 @@ from gpu_places import (
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.workers.actor import Actor
-from cepo.workers.checkpoint import load_actor, save_actor
+from cepo.workers.checkpoint import load_state, save_state
 from lab.support.rows import optimizer_batch
 
 EMA = TeacherConfig(source="ema", ema_decay=0.9)
@@ -43,9 +43,9 @@ def test_a_resumed_actor_has_every_bit_of_the_saved_one(
         saved.update([optimizer_batch(rows)], step=step)
         saved.finish_step(step)
     (tmp_path / "actor").mkdir()  # as another rank may have done before
-    save_actor(saved, tmp_path / "actor")
+    save_state(saved, tmp_path / "actor")
     resumed = build_actor(folder, teacher=EMA)
-    load_actor(resumed, tmp_path / "actor")
+    load_state(resumed, tmp_path / "actor")
     before, after = weights_of(saved), weights_of(resumed)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)

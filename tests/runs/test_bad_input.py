@@ -135,7 +135,7 @@ def interrupt(*_: object) -> None:
 def test_ctrl_c_during_a_checkpoint_interrupts_the_run(
     tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torch.distributed.checkpoint.FileSystemWriter.write_data", interrupt)
+    monkeypatch.setattr("cepo.workers.checkpoint.write_shards", interrupt)
     arguments = [*tiny_run, f"trainer.save_checkpoint_path={tmp_path}", "trainer.max_steps=2", "trainer.save_freq=1"]
     assert cepo.train.main(arguments) == 130
     assert [row["step"] for row in json_lines(tmp_path / "metrics.jsonl")] == [1]

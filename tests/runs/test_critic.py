@@ -31,7 +31,7 @@ from cepo.config import load_config
 from cepo.data.batch import CriticBatch, ScoringRow
 from cepo.errors import ConfigError
 from cepo.models.processing import Processing
-from cepo.workers.checkpoint import load_critic, save_critic
+from cepo.workers.checkpoint import load_state, save_state
 from cepo.workers.critic import Critic
 
 pytestmark = pytest.mark.heavy
@@ -182,9 +182,9 @@ def test_a_restored_critic_continues_with_the_same_bits(
     batch = critic_batch(rows, rising, critic.values(rows))
     for step in range(2):
         critic.update([batch], step=step)
-    save_critic(critic, tmp_path / "critic")
+    save_state(critic, tmp_path / "critic")
     restored = build_critic(seed=2, **settings)
-    load_critic(restored, tmp_path / "critic")
+    load_state(restored, tmp_path / "critic")
     assert largest_gap(critic.values(rows), restored.values(rows)) == 0.0
     metrics = [each.update([batch], step=2) for each in (critic, restored)]
     assert metrics[0] == metrics[1]

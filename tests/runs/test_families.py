@@ -33,7 +33,7 @@ from cepo.models.families import family_of
 from cepo.models.processing import Processing
 from cepo.models.quantization import quantised_weights
 from cepo.workers.actor import Actor
-from cepo.workers.checkpoint import save_actor
+from cepo.workers.checkpoint import save_state
 from cepo.workers.merged_model import BaseModel, merge_checkpoint
 from cepo.workers.scoring_model import collate
 
@@ -322,7 +322,7 @@ def test_a_merged_folder_has_the_checkpoints_names_and_shapes(
 ) -> None:
     folder = checkpoint(family)
     actor = build_actor(folder=folder)
-    save_actor(actor, tmp_path / "step")
+    save_state(actor, tmp_path / "step")
     merge_checkpoint(tmp_path / "step", tmp_path / "merged", BaseModel(path=str(folder)))
     merged, base = (load_file(each / "model.safetensors") for each in (tmp_path / "merged", folder))
     assert merged.keys() == base.keys()

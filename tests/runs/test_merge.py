@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -280,19 +279,17 @@ def test_a_critics_shards_are_not_taken_for_a_policys(
 def test_shards_without_data_are_refused_by_every_command(
     far: Far, tiny_run: list[str], train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Metadata without chunks and storage for any weight, sealed again: a merge would write the untrained base."""
+    """Each tensor states one row more than it has, sealed again: a merge would write the untrained base."""
     shutil.copytree(far(*FROZEN_TOWER).folder, tmp_path / "copy")
     checkpoint = tmp_path / "copy" / "global_step_2"
-    file = checkpoint / "actor" / "distributed" / ".metadata"
-    metadata = pickle.loads(file.read_bytes())
-    for entry in metadata.state_dict_metadata.values():
-        if hasattr(entry, "chunks"):
-            entry.chunks.clear()
-    metadata.storage_data.clear()
-    file.write_bytes(pickle.dumps(metadata, 2))
+    file = checkpoint / "actor" / "distributed" / "rank_0_of_1.safetensors"
+    with safe_open(file, "pt") as tensors:
+        described = tensors.metadata()
+    rows = {name: [first, total + 1] for name, (first, total) in json.loads(described["rows"]).items()}
+    save_file(load_file(file), file, described | {"rows": json.dumps(rows)})
     (checkpoint / FILES_FILE).unlink()
     (checkpoint / FILES_FILE).write_text(json.dumps(written_files(checkpoint)))
-    words = "the chunks of 'model.model."
+    words = "does not have every row of '"
     assert words in refusal(capsys, "--checkpoint", checkpoint, "--out", tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
     (reward,) = (text for text in tiny_run if text.startswith("worker.reward.reward_function="))

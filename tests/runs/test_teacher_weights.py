@@ -82,7 +82,7 @@ def test_the_average_decays_geometrically_from_the_start(
     build_actor: BuildActor, rows: list[ScoringRow], dtype: str, decay: float
 ) -> None:
     actor = build_actor(teacher=TeacherConfig(source="ema", ema_decay=decay), fsdp__torch_dtype=dtype, optim__lr="1e-2")
-    start = {name: whole(copy) for name, copy in actor.teacher_weights.state_dict().items()}
+    start = {name: whole(copy).clone() for name, copy in actor.teacher_weights.state_dict().items()}
     actor.update([own_batch(actor, rows)], step=0)
     student = {name: tensor.float() for name, tensor in parameters_of(actor).items()}
     assert parameters_of(actor)[next(iter(student))].dtype == {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from itertools import product
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cepo.runtime.dispatch import balance_groups
 
 COSTS = st.lists(st.integers(min_value=0, max_value=10_000), max_size=60)
-
-
-def loads(costs: list[int], groups: list[list[int]]) -> list[int]:
-    return [sum(costs[index] for index in group) for group in groups]
 
 
 @given(COSTS, st.integers(min_value=1, max_value=9))
@@ -24,12 +21,6 @@ def test_every_group_is_on_one_rank_and_in_order(costs: list[int], num_ranks: in
     assert all(group == sorted(group) for group in groups)
 
 
-@given(COSTS.filter(bool), st.integers(min_value=1, max_value=9))
-def test_no_load_exceeds_the_mean_by_more_than_one_group(costs: list[int], num_ranks: int) -> None:
-    highest = max(loads(costs, balance_groups(costs, num_ranks)))
-    assert highest <= sum(costs) / num_ranks + (1 - 1 / num_ranks) * max(costs) + 1e-9
-
-
 @given(st.lists(st.integers(min_value=0, max_value=50), min_size=1, max_size=6), st.integers(min_value=1, max_value=3))
 def test_the_highest_load_is_within_four_thirds_of_the_best(costs: list[int], num_ranks: int) -> None:
     best = min(
@@ -38,17 +29,15 @@ def test_the_highest_load_is_within_four_thirds_of_the_best(costs: list[int], nu
         )
         for choice in product(range(num_ranks), repeat=len(costs))
     )
-    highest = max(loads(costs, balance_groups(costs, num_ranks)))
+    highest = max(sum(costs[index] for index in group) for group in balance_groups(costs, num_ranks))
     assert 3 * num_ranks * highest <= (4 * num_ranks - 1) * best
 
 
-def test_a_worked_example_goes_longest_first() -> None:
-    assert balance_groups([5, 9, 4, 4, 6], 2) == [[1, 2], [0, 3, 4]]
-
-
-def test_groups_without_cost_are_spread_by_number() -> None:
-    assert balance_groups([0, 0, 0, 0], 2) == [[0, 2], [1, 3]]
-
-
-def test_ranks_beyond_the_groups_get_none() -> None:
-    assert balance_groups([3], 3) == [[0], [], []]
+@pytest.mark.parametrize(
+    ("costs", "num_ranks", "expected"),
+    [([5, 9, 4, 4, 6], 2, [[1, 2], [0, 3, 4]]), ([0, 0, 0, 0], 2, [[0, 2], [1, 3]]), ([3], 3, [[0], [], []])],
+)
+def test_groups_go_longest_first_and_ties_by_number(
+    costs: list[int], num_ranks: int, expected: list[list[int]]
+) -> None:
+    assert balance_groups(costs, num_ranks) == expected

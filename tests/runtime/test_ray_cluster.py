@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from cepo.runtime.ray.cluster import _share, worker_environment
+from cepo.runtime.ray.cluster import worker_environment
 
 
 def test_workers_get_the_engines_variables_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,21 +24,3 @@ def test_workers_get_the_engines_variables_and_no_secret(monkeypatch: pytest.Mon
     assert not kept_back.keys() & passed.keys()
     assert passed["OMP_NUM_THREADS"] == "1"
     assert worker_environment(devices_per_machine=3)["OMP_NUM_THREADS"] == "4"
-
-
-@pytest.mark.parametrize(
-    ("machines", "devices", "cpus", "gpus"),
-    [
-        ([{"CPU": 2.0}], 4, 0.5, 0),
-        ([{"CPU": 2.0}], 2, 1.0, 0),
-        ([{"CPU": 64.0, "GPU": 8.0}, {"CPU": 32.0, "GPU": 8.0}], 8, 1.0, 1),
-        ([{"CPU": 1.0}, {"CPU": 6.0, "GPU": 8.0}], 8, 0.75, 1),  # a head without a GPU does not count
-    ],
-)
-def test_workers_share_the_smallest_machines_cores(
-    monkeypatch: pytest.MonkeyPatch, machines: list[dict[str, float]], devices: int, cpus: float, gpus: int
-) -> None:
-    nodes = [{"Alive": True, "Resources": resources} for resources in machines]
-    monkeypatch.setattr("ray.nodes", lambda: [*nodes, {"Alive": False, "Resources": {"CPU": 0.1}}])
-    share = _share(devices)
-    assert (share.cpus, share.gpus) == (cpus, gpus)

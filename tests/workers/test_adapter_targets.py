@@ -33,8 +33,11 @@ def test_names_and_ends_of_paths_fit(names: list[str]) -> None:
     ("names", "excluded", "parts"),
     [
         (["q_proj", "q_prj"], None, ["'q_prj' fits no layer", "Did you mean 'q_proj'?", "linear layers: q_proj, qkv"]),
-        (["proj"], ".*visual.*", ["'proj' fits no layer", "linear layers: q_proj;"]),
-        (["qkv"], ".*visual.*", ["'qkv' matches only layers that exclude_modules '.*visual.*' excludes"]),
+        (
+            ["qkv"],
+            ".*visual.*",
+            ["'qkv' fits no layer of this model outside of exclude_modules '.*visual.*'", "layers: q_proj;"],
+        ),
     ],
 )
 def test_a_name_that_fits_nothing_is_refused_with_the_layers(

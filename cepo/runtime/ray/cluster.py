@@ -7,9 +7,8 @@ import logging
 import os
 import signal
 import threading
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +21,13 @@ from cepo.config.private import is_secret
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import ConfigError, EngineError, WorkerLostError
 from cepo.leftovers import OwnFolder
+from cepo.progress import phase
 from cepo.runtime.reach import prepare_own_cluster
 
 logger = logging.getLogger(__name__)
 
 _SHUTDOWN_SECONDS = 20.0
+_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
 
 
 class OwnCluster:
@@ -35,15 +36,12 @@ class OwnCluster:
     Other users of the machine can reach its loopback ports, but cannot run anything, since only this user can read the
     token (`prepare_own_cluster`) and enter the folder (mode 0700) of Ray's own folder.
 
-    Args:
-        options: further arguments of `ray.init`.
-
     Raises:
         ConfigError: Ray was imported before `prepare_own_cluster` was called.
         EngineError: Ray does not start here.
     """
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self) -> None:
         prepare_own_cluster()
         self._folder = OwnFolder("ray")
         atexit.register(self.end)
@@ -55,7 +53,7 @@ class OwnCluster:
                 include_dashboard=False,
                 num_cpus=os.cpu_count(),
                 _temp_dir=str(self._folder.path / "r"),  # Ray opens it to all users; a short name, for its sockets
-                **options,
+                **_QUIET,
             )
         except Exception as error:
             raise EngineError(f"Ray cannot be started on this machine: {type(error).__name__}: {error}") from error
@@ -66,10 +64,9 @@ class OwnCluster:
         logger.info("started Ray on this machine, its files in %s", self._folder.path)
 
     def require_alive(self) -> None:
-        """Checks that all processes of the cluster run.
+        """Raises `WorkerLostError` if a process of the cluster has ended.
 
-        Raises:
-            WorkerLostError: one has ended. Ray's calls would wait for it forever, and Ray would later end this process.
+        Ray's calls would wait for it forever, and Ray would later end this process.
         """
         for process, name in self._processes.items():
             if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
@@ -87,8 +84,14 @@ class OwnCluster:
         except WorkerLostError:
             is_down = False
         if not is_down:
+            tree = list(self._processes)
             for process in self._processes:
-                _kill_tree(process)
+                with suppress(psutil.NoSuchProcess):
+                    tree += process.children(recursive=True)
+            for process in tree:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(tree, timeout=5)
             _shut_down()
         self._folder.remove()
 
@@ -101,32 +104,14 @@ def _shut_down() -> bool:
     return not leaving.is_alive()
 
 
-def _kill_tree(process: psutil.Process) -> None:
-    try:
-        tree = [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return
-    for each in tree:
-        try:
-            each.kill()
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs(tree, timeout=5)
-
-
 _PASSED_ON = ("HF_", "VLLM_", "NCCL_", "GLOO_", "TORCH_", "TRANSFORMERS_", "TOKENIZERS_", "OMP_", "XDG_CACHE_HOME")
-_SAY_AGAIN_SECONDS = 15.0
 
 _own: OwnCluster | None = None
 """The cluster that this process started, if any."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Share:
-    """The CPUs and GPUs reserved for one worker."""
-
-    cpus: float
-    gpus: int
+_CPUS_PER_WORKER = 0.01
+"""Ray reserves only GPUs in whole; workers share the processors of a machine, however few it has."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +119,8 @@ class Reservation:
     """A run's reserved devices, one bundle per machine; worker `rank` is in bundle `rank // devices per machine`."""
 
     group: PlacementGroup
-    share: Share
+    options: Mapping[str, float]
+    """What Ray reserves for a worker, as arguments for its actor."""
 
     def release(self) -> None:
         remove_placement_group(self.group)
@@ -149,10 +135,31 @@ def connect(trainer: TrainerConfig) -> None:
         ConfigError: no cluster answers at the address, or `prepare_own_cluster` was not called before Ray was imported.
         EngineError: Ray does not start here.
     """
+    global _own
     if ray.is_initialized() and is_alive():
         return
-    with _signals_left_alone():
-        _connect(trainer)
+    if _own is not None:
+        _own.end()
+        _own = None
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # By default the head keeps records of 4 kB of the last 100,000 calls. We read none of them.
+    os.environ.setdefault("RAY_task_events_max_num_task_in_gcs", "1000")
+    address = trainer.ray_address or os.environ.get("RAY_ADDRESS")
+    if not address and trainer.nnodes > 1:
+        raise ConfigError(
+            f"trainer.nnodes={trainer.nnodes}, but there is no address of a Ray cluster: set trainer.ray_address or "
+            "RAY_ADDRESS (docs/multi-node.md has the commands)"
+        )
+    handler = signal.getsignal(signal.SIGTERM)  # the run's own, which says how to resume; Ray installs another one
+    try:
+        if address:
+            _join(address)
+        else:
+            _own = OwnCluster()
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 def is_alive() -> bool:
@@ -165,88 +172,53 @@ def is_alive() -> bool:
 
 
 def require_alive() -> None:
-    """Checks that the cluster started by this process, if any, still runs.
-
-    Raises:
-        WorkerLostError: one of its processes has ended.
-    """
+    """Raises `WorkerLostError` if a process of the cluster that this process started, if any, has ended."""
     if _own is not None:
         _own.require_alive()
 
 
-def _connect(trainer: TrainerConfig) -> None:
-    global _own
-    if _own is not None:
-        _own.end()
-        _own = None
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # By default the head keeps records of 4 kB of the last 100,000 calls. We read none of them.
-    os.environ.setdefault("RAY_task_events_max_num_task_in_gcs", "1000")
-    common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    address = trainer.ray_address or os.environ.get("RAY_ADDRESS")
-    if address:
-        _join(address, common)
-        return
-    if trainer.nnodes > 1:
-        raise ConfigError(
-            f"trainer.nnodes={trainer.nnodes}, but there is no address of a Ray cluster: set trainer.ray_address or "
-            "RAY_ADDRESS (docs/multi-node.md has the commands)"
-        )
-    _own = OwnCluster(common)
-
-
-def _join(address: str, common: Mapping[str, Any]) -> None:
+def _join(address: str) -> None:
     logger.info("joining the Ray cluster at %s", address)
     try:
-        ray.init(address=address, **common)
+        ray.init(address=address, **_QUIET)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         mode = os.environ.get("RAY_AUTH_MODE") or "not set"
         raise ConfigError(
-            f"this process cannot join a Ray cluster at '{address}' ({error}). Start one with `ray start --head`, and give "
-            "the address it prints as trainer.ray_address or RAY_ADDRESS; without either, a cluster is started on this machine. "
-            f"A cluster with a token needs RAY_AUTH_MODE=token here too (it is {mode}), and the same token on all machines: "
-            "docs/multi-node.md."
+            f"this process cannot join a Ray cluster at '{address}' ({error}). Start one with `ray start --head`, and give the "
+            "address it prints as trainer.ray_address or RAY_ADDRESS. A cluster with a token needs RAY_AUTH_MODE=token here too "
+            f"(it is {mode}), and the same token on all machines: docs/multi-node.md"
         ) from error
-
-
-@contextmanager
-def _signals_left_alone() -> Iterator[None]:
-    """Restores the run's own SIGTERM handler, which says how to resume, after Ray has installed another one."""
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)
 
 
 def reserve(trainer: TrainerConfig) -> Reservation:
     """Waits until the run's devices are free on every machine, and reserves them.
 
     Raises:
-        EngineError: they were not free within `trainer.start_timeout_seconds`; the message lists all resources.
+        EngineError: they were not free within `trainer.start_timeout_seconds`, or never will be.
     """
     machines, devices = trainer.nnodes, trainer.n_gpus_per_node
-    share = _share(devices)
-    bundle = {"CPU": share.cpus * devices} | ({"GPU": float(devices)} if share.gpus else {})
+    num_gpus = int(_has_gpus())
+    bundle = {"CPU": _CPUS_PER_WORKER * devices} | ({"GPU": float(devices)} if num_gpus else {})
     group = placement_group(
         [bundle] * machines, strategy="STRICT_SPREAD" if machines > 1 else "STRICT_PACK", name="cepo"
     )
-    wanted = f"{machines} machine{'s' * (machines > 1)} with {_in_words(bundle)} each"
-    start, said = time.monotonic(), time.monotonic()
-    while not group.wait(timeout_seconds=1):
-        waited = time.monotonic() - start
-        if waited > trainer.start_timeout_seconds or _never_fits(machines, bundle, trainer):
+    what = f"{machines} machine{'s' * (machines > 1)} with {devices} {'GPUs' if num_gpus else 'workers'} each"
+    # A cluster that was started here never gets another machine.
+    never = _own is not None and ray.cluster_resources().get("GPU", 0.0) < bundle.get("GPU", 0.0)
+    with phase(f"waiting for {what}"):
+        if never or not group.wait(timeout_seconds=trainer.start_timeout_seconds):
             remove_placement_group(group)
+            has, free = (each.get("GPU", 0.0) for each in (ray.cluster_resources(), ray.available_resources()))
             raise EngineError(
-                f"waited {waited:.0f} s for {wanted}; the cluster has {_cluster_in_words()}. Add machines with `ray start "
-                "--address=...`, end other programs there, or lower trainer.nnodes and trainer.n_gpus_per_node"
+                f"the run needs {what}; the cluster has {len(ray.nodes())} machines with {has:g} GPUs in all, of which "
+                f"{free:g} are free. Add machines with `ray start --address=...`, end other programs there, or lower "
+                "trainer.nnodes and trainer.n_gpus_per_node"
             )
-        if time.monotonic() - said > _SAY_AGAIN_SECONDS:
-            said = time.monotonic()
-            logger.info("waiting for %s since %.0f s; the cluster has %s", wanted, waited, _cluster_in_words())
-    return Reservation(group, share)
+    return Reservation(group, {"num_cpus": _CPUS_PER_WORKER, "num_gpus": num_gpus})
+
+
+def _has_gpus() -> bool:
+    return ray.cluster_resources().get("GPU", 0.0) > 0
 
 
 def worker_environment(devices_per_machine: int) -> dict[str, str]:
@@ -258,32 +230,3 @@ def worker_environment(devices_per_machine: int) -> dict[str, str]:
         if name in os.environ:
             passed[name] = os.environ[name]
     return passed
-
-
-def _share(devices_per_machine: int) -> Share:
-    """Returns a whole core per worker if every machine has enough cores, else an equal share of them."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    with_gpus = [resources for resources in nodes if resources.get("GPU", 0) > 0]
-    fewest = min((resources.get("CPU", 0.0) for resources in with_gpus or nodes), default=1.0)
-    cpus = min(1.0, int(100 * fewest / devices_per_machine) / 100)
-    return Share(cpus=max(cpus, 0.01), gpus=1 if with_gpus else 0)
-
-
-def _never_fits(machines: int, bundle: dict[str, float], trainer: TrainerConfig) -> bool:
-    """Returns whether waiting is useless: a cluster started here is too small, and never gets another machine."""
-    joined = trainer.ray_address or os.environ.get("RAY_ADDRESS")
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    fitting = [node for node in nodes if all(node.get(name, 0.0) >= amount - 1e-6 for name, amount in bundle.items())]
-    return not joined and len(fitting) < machines
-
-
-def _cluster_in_words() -> str:
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    each = "; ".join(_in_words({name: node.get(name, 0.0) for name in ("CPU", "GPU")}) for node in nodes)
-    free = ray.available_resources()
-    return f"{len(nodes)} machine{'s' * (len(nodes) != 1)} ({each}), free: {_in_words(free)}"
-
-
-def _in_words(resources: dict[str, Any]) -> str:
-    words = [f"{resources[name]:g} {name}s" for name in ("GPU", "CPU") if resources.get(name)]
-    return " and ".join(words) or "nothing"

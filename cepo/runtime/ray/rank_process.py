@@ -6,9 +6,10 @@ import logging
 import os
 import socket
 import sys
-import traceback
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -17,10 +18,11 @@ from typing import Any
 import ray
 import torch
 import torch.distributed as dist
+from transformers.utils.logging import disable_progress_bar
 
 from cepo.config.data_schema import DataConfig
 from cepo.data.images import ImageStore
-from cepo.errors import CepoError, EngineError
+from cepo.errors import EngineError
 from cepo.hardware import require_usable_torch
 from cepo.models.processing import load_processing
 from cepo.runtime.wire import Receiver, decode, encode
@@ -31,14 +33,15 @@ from cepo.workers.worker import Worker
 
 @dataclass(frozen=True, kw_only=True)
 class RankLocation:
-    """The machine and process of a rank."""
+    """The machine and process of a rank, and a port of the machine on which nothing listens."""
 
     machine: str
     node_id: str
     process: int
+    free_port: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Meeting:
     """The address and rank numbers for starting torch.distributed."""
 
@@ -49,17 +52,8 @@ class Meeting:
     timeout_seconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """An exception raised by a call; `error` is the exception itself if it is meant for the user."""
-
-    message: str
-    details: str = field(repr=False)
-    error: CepoError | None = None
-
-
 class RankProcess:
-    """The process of one device, started by Ray. It answers with a result or a `Failure`, encoded by `runtime.wire`.
+    """The process of one device, started by Ray. Results are encoded by `runtime.wire`.
 
     Args:
         folder: the driver's working directory, to which relative paths of the configuration refer.
@@ -74,32 +68,38 @@ class RankProcess:
         self._receiver: Receiver | None = None
 
     def location(self) -> RankLocation:
-        context = ray.get_runtime_context()
-        return RankLocation(machine=ray.util.get_node_ip_address(), node_id=context.get_node_id(), process=os.getpid())
-
-    def free_port(self) -> int:
-        """Returns a port of this machine on which nothing listens."""
         with socket.socket() as probe:
             probe.bind(("", 0))
-            return probe.getsockname()[1]
+            return RankLocation(
+                machine=ray.util.get_node_ip_address(),
+                node_id=ray.get_runtime_context().get_node_id(),
+                process=os.getpid(),
+                free_port=probe.getsockname()[1],
+            )
 
-    def has_file(self, file: str) -> bool:
-        return os.path.isfile(file)
+    def sees(self, file: str, seconds: float) -> bool:
+        """Returns whether a file exists here, or appears within some seconds, as on a network file system."""
+        until = time.monotonic() + seconds
+        while not (found := os.path.isfile(file)) and time.monotonic() < until:
+            time.sleep(1)
+        return found
 
     def build(self, content: bytes, meeting: Meeting) -> bytes:
         """Joins the other ranks and builds the worker; answers with its generator's name and if it can read images."""
-        return self._answered(lambda: self._build(content, meeting))
+        with _failure_in_log():
+            return encode(self._build(content, meeting))
 
     def call(self, method: str, message: bytes) -> bytes:
         """Calls a method of the worker with the arguments in `message`."""
-        return self._answered(lambda: self._call(method, message))
+        with _failure_in_log():
+            return encode(self._call(method, message))
 
     def _build(self, content: bytes, meeting: Meeting) -> tuple[str, bool]:
         self._speak_into_log()
         require_usable_torch()  # before the ranks meet, because after that the others would wait for a failed rank
         data, settings, facts, memory, probe = decode(content)
         _meet(meeting)
-        _hide_loading_bars()
+        disable_progress_bar()  # a log file ends with the last messages
         processing = load_processing(settings.actor.model, data)
         require_memory(memory, settings.rollout, this_device())
         self._worker = Worker(settings, facts, processing)
@@ -108,17 +108,10 @@ class RankProcess:
 
     def _call(self, method: str, message: bytes) -> Any:
         assert self._worker is not None and self._receiver is not None, "the worker is built before it is called"
+        if method == "generate":  # a step begins
+            self._receiver.forget()
         arguments, keywords = self._receiver.decode(message)
         return getattr(self._worker, method)(*arguments, **keywords)
-
-    def _answered(self, work: Any) -> bytes:
-        try:
-            return encode(work())
-        except Exception as error:
-            logging.getLogger("cepo").exception("the call failed")
-            shown = error if isinstance(error, CepoError) else None
-            failure = Failure(message=f"{type(error).__name__}: {error}", details=traceback.format_exc(), error=shown)
-            return encode(failure)
 
     def _speak_into_log(self) -> None:
         file = Path(self._log_file)
@@ -131,15 +124,18 @@ class RankProcess:
         logging.getLogger("cepo").setLevel(logging.INFO)
 
 
+@contextmanager
+def _failure_in_log() -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        logging.getLogger("cepo").exception("the call failed")
+        raise
+
+
 def _meet(meeting: Meeting) -> None:
-    names: Mapping[str, object] = {
-        "RANK": meeting.rank,
-        "WORLD_SIZE": meeting.num_ranks,
-        "LOCAL_RANK": 0,
-        "MASTER_ADDR": meeting.address,
-        "MASTER_PORT": meeting.port,
-    }
-    os.environ.update({name: str(value) for name, value in names.items()})
+    os.environ |= {"RANK": str(meeting.rank), "WORLD_SIZE": str(meeting.num_ranks), "LOCAL_RANK": "0"}
+    os.environ |= {"MASTER_ADDR": meeting.address, "MASTER_PORT": str(meeting.port)}
     if torch.cuda.is_available():
         torch.cuda.set_device(0)  # Ray shows each worker only its own GPU
     is_first, timeout = meeting.rank == 0, timedelta(seconds=meeting.timeout_seconds)
@@ -164,13 +160,6 @@ def _meet(meeting: Meeting) -> None:
             f"rank {meeting.rank} cannot reach rank 0 at {meeting.address}:{meeting.port} ({error}); the machines of a run "
             "must reach each other on all ports; NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME selects the network interface"
         ) from error
-
-
-def _hide_loading_bars() -> None:
-    """Turns off libraries' progress bars, so that a log file ends with the last messages."""
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
 
 
 def _receiver(data: DataConfig, probe: Any, processing: Any) -> tuple[Receiver, bool]:

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import CepoError, EngineError, WorkerLostError
 from cepo.progress import SECONDS_BETWEEN_LINES, phase
 from cepo.runtime.ray.cluster import Reservation, is_alive, require_alive, worker_environment
-from cepo.runtime.ray.rank_process import Failure, Meeting, RankLocation, RankProcess
+from cepo.runtime.ray.rank_process import Meeting, RankLocation, RankProcess
 from cepo.runtime.wire import decode
 from cepo.tracking.run_folder import LOGS_FOLDER, require_own_records
 
@@ -50,63 +50,41 @@ class Ranks:
         self.number = trainer.nnodes * trainer.n_gpus_per_node
         require_own_records(self._run_folder, [LOGS_FOLDER])
         self._logs = [self._run_folder / LOGS_FOLDER / f"rank_{rank}.log" for rank in range(self.number)]
-        self._locations: list[RankLocation] = []
+        self.locations: list[RankLocation] = []
         self._processes: list[Any] = []
         self._is_built = False
         environment = {"env_vars": worker_environment(trainer.n_gpus_per_node)}
-        share = reservation.share
         for rank in range(self.number):
             where = PlacementGroupSchedulingStrategy(
                 reservation.group, placement_group_bundle_index=rank // trainer.n_gpus_per_node
             )
-            options: dict[str, Any] = {
-                "num_cpus": share.cpus,
-                "num_gpus": share.gpus,
-                "scheduling_strategy": where,
-                "runtime_env": environment,
-                "max_restarts": 0,
-                "name": f"cepo-rank-{rank}-{uuid.uuid4().hex[:8]}",
-            }
+            options: Any = {**reservation.options, "scheduling_strategy": where, "runtime_env": environment}
             actor: Any = ray.remote(RankProcess).options(**options)
             self._processes.append(actor.remote(os.getcwd(), str(self._logs[rank])))
         try:
-            self._locations = self._simple_call("location", what="start")
+            self.locations = self._simple_call("location")
             self._require_common_storage()
         except BaseException:
             self.end()
             raise
 
-    @property
-    def locations(self) -> Sequence[RankLocation]:
-        return self._locations
-
     def build(self, contents: Sequence[bytes]) -> list[Any]:
         """Connects the ranks, builds their workers, and returns each rank's answer."""
-        address = self._locations[0].machine
-        (port,) = ray.get([self._processes[0].free_port.remote()], timeout=self._trainer.start_timeout_seconds)
-        meetings = [
-            Meeting(
-                rank=rank,
-                num_ranks=self.number,
-                address=address,
-                port=port,
-                # Longer than the driver's timeout, because only the driver's error names the rank that hangs.
-                timeout_seconds=self._trainer.stage_timeout_seconds + _GRACE_SECONDS,
-            )
-            for rank in range(self.number)
-        ]
+        first = self.locations[0]
+        # The timeout is longer than the driver's, because only the driver's error names the rank that hangs.
+        seconds = self._trainer.stage_timeout_seconds + _GRACE_SECONDS
         calls = [
-            process.build.remote(content, meeting)
-            for process, content, meeting in zip(self._processes, contents, meetings, strict=True)
+            process.build.remote(content, Meeting(rank, self.number, first.machine, first.free_port, seconds))
+            for rank, (process, content) in enumerate(zip(self._processes, contents, strict=True))
         ]
         logs = self._logs[0].parent
         with phase(f"{self.number} workers load the model and start their engines; their logs are in {logs}"):
-            answers = self._answers(calls, what="building the workers", seconds=self._trainer.start_timeout_seconds)
+            answers = self._answers(calls, what="building its worker", seconds=self._trainer.start_timeout_seconds)
         self._is_built = True
         return answers
 
     def call(
-        self, method: str, messages: Sequence[bytes], *, what: str, arrived: Callable[[int, Any], None] | None = None
+        self, method: str, messages: Sequence[bytes], *, arrived: Callable[[int, Any], None] | None = None
     ) -> list[Any]:
         """Calls a worker method on all ranks and returns each rank's result.
 
@@ -117,23 +95,24 @@ class Ranks:
             WorkerLostError: a process died, or did not finish within `trainer.stage_timeout_seconds`.
             CepoError: the method raised an exception.
         """
+        seconds = self._trainer.stage_timeout_seconds
         calls = [
             process.call.remote(method, message) for process, message in zip(self._processes, messages, strict=True)
         ]
-        return self._answers(calls, what=what, seconds=self._trainer.stage_timeout_seconds, arrived=arrived)
+        return self._answers(calls, what=f"the call `{method}`", seconds=seconds, arrived=arrived)
 
     def end(self) -> None:
         """Kills all processes, even hung ones, waits until they are gone, and releases the devices."""
         if is_alive():
             for process in self._processes:
                 ray.kill(process, no_restart=True)
-            for location in self._locations:
+            for location in self.locations:
                 _kill(location)
             self._reservation.release()
         else:  # Ray's calls would wait forever; this process's own cluster has no other machine
-            for location in self._locations:
+            for location in self.locations:
                 _kill_here(location.process)
-        self._processes, self._locations = [], []
+        self._processes, self.locations = [], []
 
     def _answers(
         self, calls: Sequence[object], *, what: str, seconds: float, arrived: Callable[[int, Any], None] | None = None
@@ -141,7 +120,7 @@ class Ranks:
         start = said = time.monotonic()
         deadline = start + seconds
         results: dict[int, Any] = {}
-        failures: dict[int, Failure] = {}
+        failures: dict[int, RayTaskError] = {}
         pending = {call: rank for rank, call in enumerate(calls)}
         while pending:
             left = deadline - time.monotonic()
@@ -155,17 +134,16 @@ class Ranks:
             for call in ready:
                 rank = pending.pop(call)
                 try:
-                    answer = decode(ray.get(call))
-                except RayError as error:
-                    raise self._lost(rank, what, error) from error
-                if isinstance(answer, Failure):
-                    failures[rank] = answer
+                    results[rank] = decode(ray.get(call))
+                except RayTaskError as error:
+                    failures[rank] = error
                     # The death of another rank may have caused the exception, and Ray reports it a little later.
                     deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+                except RayError as error:
+                    raise self._lost(rank, what, error) from error
                 else:
-                    results[rank] = answer
                     if arrived is not None:
-                        arrived(rank, answer)
+                        arrived(rank, results[rank])
         if failures:
             raise self._failed(failures, what, waiting=sorted(pending.values()))
         if pending:
@@ -176,73 +154,61 @@ class Ranks:
             )
         return [results[rank] for rank in range(self.number)]
 
-    def _failed(self, failures: dict[int, Failure], what: str, *, waiting: Sequence[int]) -> CepoError:
+    def _failed(self, failures: dict[int, RayTaskError], what: str, *, waiting: Sequence[int]) -> CepoError:
         """Chooses the exception to raise if calls failed on living ranks.
 
         A user's error comes first, but after `build` only if no rank still waits (`waiting`) for the failed ones. A
         failure of all ranks that concerns no connection is an `EngineError`, any other a `WorkerLostError`.
         """
-        for failure in failures.values():
-            if failure.error is not None and (not waiting or not self._is_built):
-                return failure.error
-        rank, failure = min(failures.items())
-        message = f"{self._name(rank)} failed while {what}: {failure.message}"
-        if len(failures) == self.number and "onnection" not in failure.message:
-            return EngineError(f"{message}\n{failure.details}")
+        causes = {rank: error.cause for rank, error in failures.items()}
+        for cause in causes.values():
+            if isinstance(cause, CepoError) and (not waiting or not self._is_built):
+                return cause
+        rank = min(failures)
+        message = f"{self._name(rank)} failed in {what}: {type(causes[rank]).__name__}: {causes[rank]}"
+        if len(failures) == self.number and "onnection" not in message:
+            return EngineError(f"{message}\n{failures[rank]}")
         return WorkerLostError(message)
 
     def _lost(self, rank: int, what: str, error: RayError) -> WorkerLostError:
         died = "died" if isinstance(error, RayActorError) else f"does not answer ({type(error).__name__})"
-        words = f"{self._name(rank)} {died} while {what}"
-        lines = self._last_lines(rank)
-        return WorkerLostError(words + (f"; the last lines of {self._logs[rank]}:\n{lines}" if lines else ""))
-
-    def _last_lines(self, rank: int) -> str:
-        try:
-            text = self._logs[rank].read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return ""
-        return "\n".join(text.splitlines()[-_LAST_LINES:])
+        log = self._logs[rank]
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+        last = "\n".join(lines[-_LAST_LINES:])
+        return WorkerLostError(f"{self._name(rank)} {died} during {what}; the last lines of {log}:\n{last}")
 
     def _name(self, rank: int) -> str:
-        if rank >= len(self._locations):
+        if rank >= len(self.locations):
             return f"rank {rank}"
-        location = self._locations[rank]
+        location = self.locations[rank]
         return f"rank {rank} (machine {location.machine}, process {location.process})"
 
     def _require_common_storage(self) -> None:
-        probe = self._run_folder / f".probe-{uuid.uuid4().hex}"
         self._run_folder.mkdir(parents=True, exist_ok=True)
+        probe = self._run_folder / f".probe-{uuid.uuid4().hex}"
         probe.touch()
         try:
-            deadline = time.monotonic() + _STORAGE_SECONDS
-            while True:
-                seen = self._simple_call("has_file", str(probe), what="look for a file")
-                if all(seen):
-                    return
-                if time.monotonic() > deadline:
-                    break
-                logger.info("waiting until all workers see %s", probe)
-                time.sleep(2)
+            seen = self._simple_call("sees", str(probe), _STORAGE_SECONDS)
         finally:
             probe.unlink(missing_ok=True)
-        blind = ", ".join(self._name(rank) for rank, sees in enumerate(seen) if not sees)
-        raise EngineError(
-            f"{blind} does not see {probe}, which this machine wrote {_STORAGE_SECONDS:g} s ago. Checkpoints need a run folder "
-            "on storage that all machines share under the same path: set trainer.save_checkpoint_path"
-        )
+        if not all(seen):
+            blind = ", ".join(self._name(rank) for rank, sees in enumerate(seen) if not sees)
+            raise EngineError(
+                f"{blind} does not see {probe}, which this machine wrote {_STORAGE_SECONDS:g} s ago. Checkpoints need a run "
+                "folder on storage that all machines share under the same path: set trainer.save_checkpoint_path"
+            )
 
-    def _simple_call(self, method: str, *arguments: object, what: str) -> list[Any]:
+    def _simple_call(self, method: str, *arguments: object) -> list[Any]:
         calls = [getattr(process, method).remote(*arguments) for process in self._processes]
+        seconds = self._trainer.start_timeout_seconds
         try:
-            return ray.get(calls, timeout=self._trainer.start_timeout_seconds)
+            return ray.get(calls, timeout=seconds)
         except GetTimeoutError as error:
             raise EngineError(
-                f"worker processes did not {what} within trainer.start_timeout_seconds="
-                f"{self._trainer.start_timeout_seconds:g}"
+                f"worker processes did not start within trainer.start_timeout_seconds={seconds:g}"
             ) from error
         except RayError as error:
-            raise WorkerLostError(f"a worker process could not {what}: {error}") from error
+            raise WorkerLostError(f"a worker process could not start: {error}") from error
 
 
 def _kill(location: RankLocation) -> None:

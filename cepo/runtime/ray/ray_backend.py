@@ -14,7 +14,7 @@ from cepo.config.schema import WorkerConfig
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
 from cepo.errors import WorkerLostError
-from cepo.metrics import Metric, Metrics, max_value, mean_value, merge_metrics
+from cepo.metrics import Metrics, max_value, mean_value, merge_metrics
 from cepo.models.inputs import ImageSource
 from cepo.rollout.generator import Generation, GenerationRequest, OnFinished, SamplingSettings
 from cepo.runtime import dispatch
@@ -151,36 +151,17 @@ class RayBackend:
         messages = [sender.encode((part, keywords)) for sender, part in zip(self._senders, arguments, strict=True)]
         self._bytes = [sent + len(message) for sent, message in zip(self._bytes, messages, strict=True)]
         try:
-            return self.ranks.call(method, messages, what=_STAGES.get(method, method), arrived=arrived)
+            return self.ranks.call(method, messages, arrived=arrived)
         except BaseException:  # the ranks are in an unknown state, so `close` must not call them
             self._is_whole = False
             raise
 
     def _work(self) -> Metrics:
         metrics = {
-            "work/bytes_sent_per_rank": _mean(self._bytes),
+            "work/bytes_sent_per_rank": mean_value(sum(self._bytes) / self.ranks.number),
             "work/bytes_sent_max": max_value(max(self._bytes)),
-            "work/tokens_scored_per_rank": _mean(self._tokens),
+            "work/tokens_scored_per_rank": mean_value(sum(self._tokens) / self.ranks.number),
             "work/tokens_scored_max": max_value(max(self._tokens)),
         }
         self._bytes, self._tokens = [0] * self.ranks.number, [0] * self.ranks.number
         return metrics
-
-
-def _mean(counts: Sequence[int]) -> Metric:
-    return mean_value(sum(counts) / len(counts))
-
-
-_STAGES = {
-    "generate": "sampling responses",
-    "score": "scoring",
-    "values": "asking the critic",
-    "update": "updating the policy",
-    "update_critic": "updating the critic",
-    "forget_work": "leaving a validation's work out of the counts",
-    "finish_step": "finishing the step",
-    "synchronise_rollout": "handing weights to the rollout engine",
-    "save": "writing a checkpoint",
-    "load": "reading a checkpoint",
-    "close": "closing the engine",
-}
