@@ -67,6 +67,8 @@ CHARTS = {
     ),
 }
 """By heading: title, unit, expressions for the names of the metrics, and a note on the band."""
+_GAP, _DELTA = "log-prob with the answer in the context minus without it", "mean of delta, the evidence of a token"
+_KL = "distance from the reference model, as"
 _WORDS = {
     "val/accuracy": ("sampled", "at the temperature of validation"),
     "val/greedy_accuracy": ("greedy", "the likeliest token at each place"),
@@ -76,33 +78,26 @@ _WORDS = {
     "actor/grad_norm": ("gradient norm", "before clipping, mean over the optimizer steps"),
     "actor/live_entropy": ("of the trainer", "entropy over the tokens of rows that got an update pass"),
     "rollout/entropy": ("of the sampler", "mean of -log P over all sampled tokens, at temperature 1"),
-    "critic/kl": ("in the reward", "distance from the reference model, as the reward's penalty"),
-    "actor/kl_loss": ("in the loss", "distance from the reference model, as a term of the loss"),
+    "critic/kl": ("in the reward", f"{_KL} the reward's penalty"),
+    "actor/kl_loss": ("in the loss", f"{_KL} a term of the loss"),
     "actor/live_ppo_kl": ("old to new policy", "over the tokens of rows that got an update pass"),
-    "actor/pg_clipfrac_higher": ("clipped from above", "tokens whose ratio of probabilities exceeds its upper limit"),
-    "actor/pg_clipfrac_lower": ("clipped from below", "tokens whose ratio of probabilities is below its lower limit"),
-    "actor/lr": ("policy", "learning rate of the policy"),
-    "critic/lr": ("critic", "learning rate of the critic"),
-    "rollout/log_prob_gap_mean": ("mean", "difference of a token's log-prob between sampler and trainer"),
-    "rollout/log_prob_gap_max": ("largest", "difference of a token's log-prob between sampler and trainer"),
-    "evidence/delta_mean_right": ("right rollouts", "mean of delta, the evidence of a token"),
-    "evidence/delta_mean_wrong": ("wrong rollouts", "mean of delta, the evidence of a token"),
+    "actor/pg_clipfrac_(higher|lower)": ("beyond the {} limit", "tokens whose ratio of probabilities is clipped there"),
+    "(actor|critic)/lr": ("{}", "learning rate"),
+    "rollout/log_prob_gap_(.*)": ("{}", "difference of a token's log-prob between sampler and trainer"),
+    "evidence/delta_mean_(right|wrong)": ("{} rollouts", _DELTA),
+    "evidence/delta_mean_(positive|negative)_advantage": ("{} advantage", _DELTA),
     "evidence/positive_fraction": ("for a right answer", "tokens likelier with a right answer in view than a wrong"),
     "evidence/negative_fraction": ("for a wrong answer", "tokens likelier with a wrong answer in view than a right"),
     "evidence/lambda": ("lambda", "share of the evidence's weights in the advantages"),
-    "evidence/delta_mean_positive_advantage": ("A > 0", "mean of delta, the evidence of a token"),
-    "evidence/delta_mean_negative_advantage": ("A < 0", "mean of delta, the evidence of a token"),
-    "evidence/clip_low_rate": ("clipped from below", "tokens whose weight is at its lower limit"),
-    "evidence/clip_high_rate": ("clipped from above", "tokens whose weight is at its upper limit"),
+    "evidence/clip_(low|high)_rate": ("at the {} limit", "tokens whose weight is clipped there"),
     "evidence/weight_mean": ("weight", "mean over tokens; 1 is the plain method"),
     "evidence/disagreement_rate": ("against", "tokens whose evidence has the other sign than their advantage"),
     "groups/mixed": ("mixed", "groups with right and wrong responses, from which a group method learns"),
-    "leak/hint_gap_right": ("right responses", "log-prob with the answer in the context minus without it"),
-    "leak/hint_gap_wrong": ("wrong responses", "log-prob with the answer in the context minus without it"),
+    "leak/hint_gap_(right|wrong)": ("{} responses", _GAP),
     "response_length/clip_ratio": ("cut", "responses that reached the length limit"),
     "perf/cpu_memory_used_gb": ("main memory", "of the trainer's process"),
 }
-"""Of some metrics a label, in words, and the definition."""
+"""By expressions for the names of metrics a label, in which {} is the first group, and the definition."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,5 +207,9 @@ def series_of(run: RunData, name: str) -> Series:
 
 def words(name: str) -> tuple[str, str]:
     """Returns a metric's label and its definition, which ends with its name."""
-    label, meaning = _WORDS.get(name, (name.partition("/")[2].replace("_", " "), ""))
+    found = ((re.fullmatch(pattern, name), texts) for pattern, texts in _WORDS.items())
+    plain = name.partition("/")[2].replace("_", " ")
+    label, meaning = next(
+        ((label.format(*match.groups()), help) for match, (label, help) in found if match), (plain, "")
+    )
     return label, f"{meaning + '; ' if meaning else ''}{name}"

@@ -20,7 +20,7 @@ Sample = tuple[str, bool, Mapping[str, object]]
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """A cell with a number by which it sorts and its text, an image as a data URI, or a bar.
+    """A text with a number by which it sorts, an image as a data URI, or a bar.
 
     Attributes:
         bar: start, end, low, high and limit in percent of the scale.
@@ -80,14 +80,14 @@ def samples_table(measured: Mapping[str, Iterable[Sample]]) -> Table:
         rows.append([verdict, image, problem.replace("<image>", ""), answer, *responses])
     rows.sort(key=lambda row: ("→" not in row[0], row[0] == "right"))
     sizes = itertools.accumulate(sum(map(len, row[2:])) for row in rows)
-    shown = [row for row, size in zip(rows, sizes, strict=True) if size <= _MOST_CHARACTERS]
-    has_images = any(THUMBNAIL.fullmatch(row[1]) for row in shown)
+    shown = [
+        [verdict, Shown(text=problem, image=image if THUMBNAIL.fullmatch(image) else ""), *texts]
+        for (verdict, image, problem, *texts), size in zip(rows, sizes, strict=True)
+        if size <= _MOST_CHARACTERS
+    ]
     return Table(
-        head=["verdict", *(["image"] * has_images), "problem", "answer", *(f"response {label}" for label in measured)],
-        rows=[
-            [row[0], *([Shown(image=row[1] if THUMBNAIL.fullmatch(row[1]) else "")] * has_images), *row[2:]]
-            for row in shown
-        ],
+        head=["verdict", "problem", "answer", *(f"response {label}" for label in measured)],
+        rows=shown,
         caption=f"{len(shown):,} of {len(rows):,} responses, changed and wrong ones first",
         filters=(0,),
     )

@@ -101,7 +101,7 @@ def _records(run: RunData) -> Iterator[Section]:
     rows = [[key, *(str(start.get(key, "")) for start in starts)] for key in dict.fromkeys(itertools.chain(*starts))]
     versions = Table(head=["entry", *(f"start {number}" for number, _ in enumerate(starts, 1))], rows=rows)
     for title, tables in {
-        "Samples": [*_samples_tables(run)],
+        "Samples": _samples_tables(run),
         "Summary": [Table(head=["quantity", "value"], rows=summary_rows(run))] if run.rows else [],
         "All metrics": [_metrics_table(run)],
         "Configuration": [_config_table(run)],
@@ -111,19 +111,19 @@ def _records(run: RunData) -> Iterator[Section]:
             yield Section(title=title, tables=tables)
 
 
-def _samples_tables(run: RunData) -> Iterator[Table]:
-    """Yields each problem's responses at the first and at the last validation."""
+def _samples_tables(run: RunData) -> list[Table]:
+    """Returns each problem's responses at the first and at the last validation."""
     rows = list(read_generations(run.folder))
     steps = sorted({row["step"] for row in rows})
     measured: dict[str, list[Sample]] = {}
     for step in dict.fromkeys([*steps[:1], *steps[-1:]]):
-        counts = collections.Counter[str]()
-        samples = measured.setdefault(f"at step {step}", [])
-        for row in (row for row in rows if row["step"] == step):
-            counts[row["prompt_id"]] += 1
-            samples.append((f"{row['prompt_id']} {counts[row['prompt_id']]}", row["accuracy"] >= 0.5, row))
-    if measured:
-        yield samples_table(measured)
+        numbers = collections.defaultdict[str, Iterator[int]](itertools.count)
+        measured[f"at step {step}"] = [
+            (f"{row['prompt_id']} {next(numbers[row['prompt_id']])}", row["accuracy"] >= 0.5, row)
+            for row in rows
+            if row["step"] == step
+        ]
+    return [samples_table(measured)] if measured else []
 
 
 def _metrics_table(run: RunData) -> Table:
@@ -174,13 +174,10 @@ def run_summary(run_folder: Path) -> TerminalTable:
 
 def summary_rows(run: RunData) -> list[tuple[str, str]]:
     """Returns the rows of the summary: quantities and their values as text."""
-    results = [
-        row
-        for value, name, interval, change in _results(run)
-        for row in ((name, value + interval), *(("", part) for part in change.split(": ")))
-    ]
-    accuracy = results or [("held-out accuracy", "not measured")]
-    return [("training steps", str(run.last_step)), *accuracy, *_evidence_rows(run), *_time_rows(run)]
+    rows = [("training steps", str(run.last_step))]
+    for value, name, change in result_lines(run) or [("not measured", "held-out accuracy", "")]:
+        rows += [(name, value), *(("", part) for part in change.split(": ") if part)]
+    return [*rows, *_evidence_rows(run), *_time_rows(run)]
 
 
 def subtitle(run: RunData) -> str:
@@ -201,10 +198,7 @@ def subtitle(run: RunData) -> str:
 
 def result_lines(run: RunData) -> list[tuple[str, str, str]]:
     """Returns of sampled and of greedy accuracy its last value, its name with a 95 % interval, and the change."""
-    return [(value, name + interval, change) for value, name, interval, change in _results(run)]
-
-
-def _results(run: RunData) -> Iterator[tuple[str, str, str, str]]:
+    lines: list[tuple[str, str, str]] = []
     labels = (f"accuracy at temperature {run.temperature:g}", "greedy accuracy")
     for label, name in zip(labels, COUNTS, strict=True):
         steps, values = run.series(name)
@@ -216,7 +210,8 @@ def _results(run: RunData) -> Iterator[tuple[str, str, str, str]]:
             before = f"from {100 * values[0]:.1f} %{_interval(run, name, 0)} at step {steps[0]}"
             paired = ", paired by problem" if change.paired else ""
             story = f"{before}: {100 * change.difference:+.1f}{error} points{paired}"
-        yield f"{100 * values[-1]:.1f} %", label, _interval(run, name, -1), story
+        lines.append((f"{100 * values[-1]:.1f} %", label + _interval(run, name, -1), story))
+    return lines
 
 
 def accuracy_change(run: RunData, name: str = "val/accuracy") -> Change | None:

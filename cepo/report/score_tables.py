@@ -22,7 +22,7 @@ from cepo.trees import Tree
 TABLE_FORMATS = (".md", ".tex", ".csv", ".json")
 _NOTHING = "–"
 _WIDEST = 18
-"""Width of a column on a terminal, if there are more than fit; longer values are folded."""
+"""Largest width of a column on a terminal, if there are more than fit."""
 _LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -138,49 +138,40 @@ class ScoreTable:
 
     def json(self) -> Tree:
         """Returns title, columns, rows and notes with unrounded numbers; a row has no empty cells."""
-        rows = [
-            {"group": row.group, "name": row.name}
-            | {
-                name: {"mean": cell.mean, "error": cell.error} if isinstance(cell, Cell) else cell
-                for name, cell in row.cells.items()
-                if cell != ""
-            }
-            for row in self.rows
-        ]
-        return {
-            "title": self.title,
-            "columns": [each.name for each in self.columns],
-            "rows": rows,
-            "notes": [*self.notes],
-        }
+        rows: list[Tree] = []
+        for row in self.rows:
+            known = {name: cell for name, cell in row.cells.items() if cell != ""}
+            cells = {n: {"mean": c.mean, "error": c.error} if isinstance(c, Cell) else c for n, c in known.items()}
+            rows.append({"group": row.group, "name": row.name} | cells)
+        names = [each.name for each in self.columns]
+        return {"title": self.title, "columns": names, "rows": rows, "notes": [*self.notes]}
 
     def terminal(self, width: int = 80) -> Group:
         """Returns the table in rich's form; if it is too wide, rows become columns, in blocks that fit."""
         lines = [line + [""] * (len(self.columns) + 1 - len(line)) for line in self.lines() if any(line)]
-        blocks = terminal_blocks([*zip(*lines, strict=True)] if _width(lines) > width else lines, width)
+        is_wide = len(self.columns) > _columns_beside(lines, width)
+        blocks = terminal_blocks([*zip(*lines, strict=True)] if is_wide else lines, width)
         return Group(Text(self.title, style="bold"), *blocks, *map(Text, self.notes))
 
 
 def terminal_blocks(lines: Sequence[Sequence[str]], width: int) -> Iterator[Table]:
     """Yields a table, given with its head as first line, in blocks of columns that fit into `width` side by side."""
-    columns = [*zip(*lines, strict=True)]
-    while len(columns) > 1:
-        count = 2
-        while count < len(columns) and _width([*zip(*columns[: count + 1], strict=True)]) <= width:
-            count += 1
-        head, *rows = zip(*columns[:count], strict=True)
+    count = _columns_beside(lines, width)
+    for start in range(1, len(lines[0]), count):
+        (name, *names), *rows = ([line[0], *line[start : start + count]] for line in lines)
         table = Table(box=SIMPLE, pad_edge=False)
-        for place, name in enumerate(head):
-            table.add_column(Text(name), justify="right" if place else "left", overflow="fold", no_wrap=place == 0)
+        table.add_column(Text(name), no_wrap=True)
+        for each in names:
+            table.add_column(Text(each), justify="right", overflow="fold")
         for row in rows:
             table.add_row(*map(Text, row))
         yield table
-        columns = [columns[0], *columns[count:]]
 
 
-def _width(lines: Sequence[Sequence[str]]) -> int:
-    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
-    return sum(min(width, _WIDEST) + 2 for width in widths[1:]) + widths[0] + 2
+def _columns_beside(lines: Sequence[Sequence[str]], width: int) -> int:
+    """Returns how many columns fit beside the first one; longer values are folded."""
+    longest = max((cell_len(cell) for line in lines for cell in line[1:]), default=0)
+    return max(1, (width - 2 - max(cell_len(line[0]) for line in lines)) // (min(longest, _WIDEST) + 2))
 
 
 def write_table(table: ScoreTable, path: Path) -> None:

@@ -44,7 +44,7 @@ class FileSink:
     required: ClassVar[bool] = True
 
     def __init__(self, run: RunDescription) -> None:
-        self._folder = run.folder
+        self._folder, self._is_deleted = run.folder, False
         with _writing(run.folder):
             run.folder.mkdir(parents=True, exist_ok=True)
             entries = [*self._earlier_starts(), describe_environment(run)]
@@ -70,6 +70,7 @@ class FileSink:
             else:
                 self._metrics.append(metrics_object(MetricsRow(step=step, values=dict(values))))
             self._metrics.to_disk()
+        self._warn_if_deleted()
 
     def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
         with _writing(self._folder):
@@ -85,6 +86,13 @@ class FileSink:
         with _writing(self._folder):
             for lines in (self._metrics, self._generations):
                 lines.close()
+        self._warn_if_deleted()
+
+    def _warn_if_deleted(self) -> None:
+        path = self._folder / METRICS_FILE
+        if not self._is_deleted and not path.exists():
+            self._is_deleted = True
+            _log.warning("%s was deleted or moved during the run: reports will lack the rows before and after", path)
 
     def _earlier_starts(self) -> list[Tree]:
         """Returns the content of `environment.json`; a damaged file is renamed."""

@@ -233,14 +233,39 @@ def test_colours_are_white_at_neutral_and_say_credit_or_blame(browser: Browser, 
         assert re.match(f"{less}.*{more}", opened.page.locator("#panels .scale").first.text_content() or "")
 
 
-def test_it_opens_on_evidence_and_stays_there_if_a_link_is_bad(browser: Browser, tmp_path: Path) -> None:
-    """Step 2 has the evidence; the last step has none."""
+def test_it_opens_on_evidence_and_says_if_a_link_is_bad(browser: Browser, tmp_path: Path) -> None:
+    """Step 2 has the evidence; the last step has none. A bad address stays as it is, and no other rollout is shown."""
     none = group(3, [rollout(right=right, delta=None) for right in (True, False)])
     opened = Opened(browser, write_report(folder_of(tmp_path, 3, [mixed(2), none])))
     expect(opened.page).to_have_url(re.compile("#step=2&"))
     opened.page.evaluate("location.hash = '#step=7&rollout=99'")
+    expect(opened.page.locator("#rollout")).to_contain_text("rollout 99 of step 7, which this page does not have")
+    opened.page.locator("#colour").select_option("delta")
+    assert opened.page.locator("#panels .tokens, #group .tokens").count() == 0
+    assert opened.page.url.endswith("#step=7&rollout=99")
     opened.page.keyboard.press("j")
-    expect(opened.page).to_have_url(re.compile("#step=[23]&rollout=[01]$"))
+    expect(opened.page.locator("#position")).to_have_text("1 of 4")
+    expect(opened.page).to_have_url(re.compile("#step=2&rollout=0$"))
+    assert opened.errors == []
+
+
+def test_the_theme_is_switched_and_the_address_copied(browser: Browser, tmp_path: Path) -> None:
+    opened = Opened(browser, write_report(folder_of(tmp_path, 2, [mixed(1)])))
+    page = opened.page
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    seen = []
+    for theme in ("light", "dark", "as the system"):
+        page.get_by_label("Theme").select_option(theme)
+        seen.append(page.evaluate("getComputedStyle(document.body).color"))
+    assert seen == ["rgb(28, 31, 35)", "rgb(230, 232, 235)", "rgb(28, 31, 35)"]
+    page.get_by_role("button", name="Copy link").click()
+    expect(page.locator("#copy")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == page.url
+    assert "#step=1&rollout=" in page.url
+    page.get_by_role("button", name="Keys").click()
+    assert page.locator("#keys").is_visible()
+    page.keyboard.press("Escape")
+    assert not page.locator("#keys").is_visible()
     assert opened.errors == []
 
 
@@ -284,7 +309,7 @@ def test_a_chart_is_read_in_its_legend_and_leads_to_rollouts(browser: Browser, t
     opened = Opened(browser, write_report(write_run(tmp_path / "run", rows, groups=[mixed(1), mixed(2)])))
     page = opened.page
     assert opened.draw_all() == 2
-    assert "Always 0, and not drawn: Ratio clip rate (clipped from above)." in (
+    assert "Always 0, and not drawn: Ratio clip rate (beyond the higher limit)." in (
         page.locator("main").text_content() or ""
     )
     page.locator(".charts .plot svg").first.focus()

@@ -75,3 +75,17 @@ def test_records_of_a_later_format_are_refused_and_kept(tmp_path: Path) -> None:
     assert file.read_text() == later
     file.write_text(json.dumps([{"started": "earlier than there was a number"}]))
     assert len(read_environment(tmp_path)) == 1
+
+
+def test_metrics_that_are_deleted_during_the_run_are_missed_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracker = build_tracker(["file"], RunDescription(folder=tmp_path, config_text="{}\n", max_steps=3))
+    tracker.log_metrics(1, {"reward/mean": 0.5})
+    assert caplog.messages == []
+    (tmp_path / "metrics.jsonl").unlink()
+    for step in (2, 3):
+        tracker.log_metrics(step, {"reward/mean": 0.5})
+    tracker.close()
+    (told,) = caplog.messages
+    assert told.startswith(f"{tmp_path / 'metrics.jsonl'} was deleted or moved during the run")

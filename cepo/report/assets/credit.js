@@ -111,8 +111,14 @@
   // While the view is open, the address is that of its rollout; such an address opens it.
   const view = byId("credit"), address = () => view.open && current && history.replaceState(null, "", `#step=${current.block.step}&rollout=${current.place}`);
   const reveal = () => { view.open = true; view.scrollIntoView(); };
+  const showNothing = (reason) => {
+    current = null;
+    byId("rollout").replaceChildren(reason);
+    for (const place of [byId("panels"), byId("group").lastElementChild]) place.replaceChildren();
+    byId("position").value = `0 of ${listed.length}`;
+  };
   const show = async (entry) => {
-    if (!entry) { byId("rollout").replaceChildren("No rollout passes the filter."); byId("panels").replaceChildren(); byId("position").value = "0 of 0"; return; }
+    if (!entry) return showNothing("No rollout passes the filter.");
     const [step, place] = entry;
     current = { block: await open(step), place, entry };
     byId("position").value = `${listed.indexOf(entry) + 1} of ${listed.length}`;
@@ -133,7 +139,9 @@
     const find = (step, place) => all.find((entry) => entry[0] === step && entry[1] === place);
     const entry = find(Number(asked.get("step")), Number(asked.get("rollout")));
     if (entry && !listed.includes(entry)) { for (const id of filters) byId(id).value = ""; filter(); }
-    if (entry || !current) show(entry ?? find(...data.start));
+    if (entry) show(entry);
+    else if (asked.has("step")) showNothing(`The address names rollout ${asked.get("rollout")} of step ${asked.get("step")}, which this page does not have. Next leads to the first that it has.`);
+    else if (!current) show(find(...data.start));
   };
 
   for (const id of filters) byId(id).addEventListener("input", () => { filter(); show(listed.includes(current?.entry) ? current.entry : listed[0]); });

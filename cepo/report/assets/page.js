@@ -162,6 +162,11 @@ let addChart;  // draws data into a figure with a plot and a legend
     });
     filter();
   }
+  byId("theme").onchange = ({ target }) => { document.documentElement.style.colorScheme = target.value; };
+  byId("copy").onclick = async ({ target }) => {
+    target.textContent = await navigator.clipboard.writeText(location.href).then(() => "Copied", () => location.href);
+    setTimeout(() => { target.textContent = "Copy link"; }, 3000);
+  };
   const open = () => {
     const target = byId(location.hash.slice(1));
     if (target instanceof HTMLDetailsElement) target.open = true;
