@@ -15,7 +15,7 @@ from cepo.live_view import SafeConsole
 from cepo.progress import log_to_stderr
 
 if TYPE_CHECKING:
-    from cepo.credit.method_list import MeasuredMethod
+    from cepo.algorithms import Estimator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class CreditPlan:
     config: RunConfig
     checkpoint: str | None
     actor: Path | None  # the folder of trained weights; None for the model's own
-    methods: Sequence[MeasuredMethod]
+    methods: Mapping[str, Estimator]
     numbers: Mapping[str, int]  # of `responses`, `tokens` and `continuations`
     out: Path
 

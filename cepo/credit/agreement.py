@@ -6,7 +6,7 @@ All errors are from a bootstrap over problems, because the tokens of a problem's
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy
@@ -90,8 +90,8 @@ def top_hit(numbers: Numbers, truth: Numbers) -> float:
     return float((numbers == numbers.max())[truth.argmax()] / (numbers == numbers.max()).sum())
 
 
-def credit_metrics(truth: Truth, numbers: Numbers) -> Callable[[_Indices, _Indices], dict[str, float]]:
-    """Returns the metrics of a credit as a function of the tokens and responses that a bootstrap draws.
+def credit_figures(truth: Truth, numbers: Numbers, *, seed: int) -> dict[str, Figure]:
+    """Compares a credit with A*.
 
     - `auroc` measures how |credit| ranks the decisive tokens within a response, and `top_hit` whether the largest
       |credit| is at the largest |A*|. Both are means over responses with a decisive token.
@@ -99,13 +99,15 @@ def credit_metrics(truth: Truth, numbers: Numbers) -> Callable[[_Indices, _Indic
     - `sign_agreement` is the share of decisive tokens whose credit has the sign of A*.
     """
     decisive, size = numpy.abs(truth.credit) > DECISIVE, numpy.abs(numbers)
-    of_each = [numpy.flatnonzero(truth.row == row) for row in response_rows(truth)]
-    areas = numpy.array([area_under_curve(size[own], decisive[own]) for own in of_each])
-    hits = numpy.array(
-        [top_hit(size[own], abs(truth.credit[own])) if decisive[own].any() else numpy.nan for own in of_each]
-    )
+    # Each response's figures stand at its first measured token, so that they are drawn with its tokens.
+    areas, hits = numpy.full((2, len(numbers)), numpy.nan)
+    for row in numpy.unique(truth.row):
+        own = numpy.flatnonzero(truth.row == row)
+        areas[own[0]] = area_under_curve(size[own], decisive[own])
+        if decisive[own].any():
+            hits[own[0]] = top_hit(size[own], abs(truth.credit[own]))
 
-    def metrics(tokens: _Indices, responses: _Indices) -> dict[str, float]:
+    def metrics(tokens: _Indices) -> dict[str, float]:
         x, true, halves = numbers[tokens], truth.credit[tokens], truth.credit_halves[:, tokens]
         deciding, total = decisive[tokens], size[tokens].sum()
         agree = numpy.sign(x) == numpy.sign(true)
@@ -114,30 +116,28 @@ def credit_metrics(truth: Truth, numbers: Numbers) -> Callable[[_Indices, _Indic
             "pearson_corrected": noise_corrected(x, true, halves),
             "spearman": pearson(ranks(x), ranks(true)),
             "spearman_corrected": rank_noise_corrected(x, true, halves),
-            "auroc": _mean(areas[responses]),
-            "top_hit": _mean(hits[responses]),
+            "auroc": _mean(areas[tokens]),
+            "top_hit": _mean(hits[tokens]),
             "share_on_decisive": float(size[tokens][deciding].sum() / total) if total > 0 else numpy.nan,
             "sign_agreement": float(agree[deciding].mean()) if deciding.any() else numpy.nan,
         }
 
-    return metrics
+    return bootstrap(truth.problem, metrics, seed=[seed, 3])
 
 
-def value_metrics(truth: Truth, numbers: Numbers) -> Callable[[_Indices, _Indices], dict[str, float]]:
-    """Returns the metrics of a value: its correlations with V, and the mean gap of its calibration curve."""
+def value_figures(truth: Truth, numbers: Numbers, *, seed: int) -> dict[str, Figure]:
+    """Compares a value with V: correlations, and the mean gap of its calibration curve."""
 
-    def metrics(tokens: _Indices, responses: _Indices) -> dict[str, float]:
-        del responses
+    def metrics(tokens: _Indices) -> dict[str, float]:
         x, true = numbers[tokens], truth.value[tokens]
-        curve = calibration(x, true)
-        gaps = sum(point["num_tokens"] * abs(point["believed"] - point["true"]) for point in curve)
+        gaps = sum(point["num_tokens"] * abs(point["believed"] - point["true"]) for point in calibration(x, true))
         return {
             "pearson": pearson(x, true),
             "pearson_corrected": noise_corrected(x, true, truth.value_halves[:, tokens]),
             "calibration_error": gaps / len(x),
         }
 
-    return metrics
+    return bootstrap(truth.problem, metrics, seed=[seed, 3])
 
 
 def calibration(believed: Numbers, true: Numbers) -> list[dict[str, float]]:
@@ -145,48 +145,28 @@ def calibration(believed: Numbers, true: Numbers) -> list[dict[str, float]]:
     index = (believed * BINS).astype(int).clip(0, BINS - 1)
     return [
         {
-            "believed": float(believed[index == number].mean()),
-            "true": float(true[index == number].mean()),
-            "num_tokens": int((index == number).sum()),
+            "believed": float(believed[index == tenth].mean()),
+            "true": float(true[index == tenth].mean()),
+            "num_tokens": int((index == tenth).sum()),
         }
-        for number in range(BINS)
-        if (index == number).any()
+        for tenth in numpy.unique(index)
     ]
 
 
-def response_rows(truth: Truth) -> Sequence[int]:
-    """Returns the rows of the measured responses, in the order of the tokens."""
-    return list(dict.fromkeys(truth.row.tolist()))
-
-
 def bootstrap(
-    truth: Truth, metrics: Sequence[Callable[[_Indices, _Indices], Mapping[str, float]]], *, seed: int
-) -> list[dict[str, Figure]]:
-    """Returns the figures of all `metrics`, all from the same `DRAWS` bootstrap draws of problems.
+    problems: _Indices, metrics: Callable[[_Indices], Mapping[str, float]], *, seed: Sequence[int]
+) -> dict[str, Figure]:
+    """Returns the figures of `metrics`, a function of entries, from `DRAWS` draws of as many problems with replacement.
 
-    With a single problem there is no spread, so figures have no error.
+    `problems` has the problem of each entry. Equal seeds give equal draws. Figures of a single problem have no error.
     """
-    problems = numpy.unique(truth.problem)
-    of_row = dict(zip(truth.row.tolist(), truth.problem.tolist(), strict=True))
-    of_responses = numpy.array([of_row[row] for row in response_rows(truth)])
-    tokens, responses = (
-        {problem: numpy.flatnonzero(numbers == problem) for problem in problems.tolist()}
-        for numbers in (truth.problem, of_responses)
-    )
-    everything = numpy.arange(len(truth.row)), numpy.arange(len(of_responses))
-    drawn = [[metric(*everything)] for metric in metrics]
-    for some in _draws(problems, [seed, 3]):
-        parts = numpy.concatenate([tokens[one] for one in some]), numpy.concatenate([responses[one] for one in some])
-        for results, metric in zip(drawn, metrics, strict=True):
-            results.append(metric(*parts))
-    return [{name: figure_of(numpy.array([draw[name] for draw in draws])) for name in draws[0]} for draws in drawn]
-
-
-def _draws(problems: _Indices, seed: list[int]) -> Iterator[list[int]]:
-    """Yields `DRAWS` draws of as many problems, with replacement; none of a single problem."""
+    entries = {problem: numpy.flatnonzero(problems == problem) for problem in numpy.unique(problems).tolist()}
     generator = numpy.random.default_rng(seed)
-    for _ in range(DRAWS if len(problems) > 1 else 0):
-        yield generator.choice(problems, len(problems)).tolist()
+    found = [metrics(numpy.arange(len(problems)))]
+    for _ in range(DRAWS if len(entries) > 1 else 0):
+        drawn = generator.choice(list(entries), len(entries)).tolist()
+        found.append(metrics(numpy.concatenate([entries[problem] for problem in drawn])))
+    return {name: figure_of(numpy.array([each[name] for each in found])) for name in found[0]}
 
 
 def figure_of(values: Numbers) -> Figure:
@@ -240,20 +220,19 @@ def known(gain: Tensor, rollouts: Rollouts, rows: Sequence[int], *, seed: int) -
         parts = [float(part.sum()) for part in numpy.array_split(gain[row, :length].double().numpy(), len(QUARTERS))]
         rate = float(rollouts.correct[list(rollouts.rows_of(row // rollouts.group_size))].double().mean())
         table.append([sum(parts), *parts, -math.log(rate)])
-    names = ("nats", *QUARTERS, "limit")
-    figures: Tree = dict(zip(names, _figures(table, right, rollouts, seed), strict=True))
     sums = gain[wrong].double().sum(1, keepdim=True).tolist() or [[math.nan]]  # an undefined figure where none is wrong
-    figures["wrong"], *_ = _figures(sums, wrong, rollouts, seed)
-    return {"responses": len(right), **figures}
+    figures = _means(("nats", *QUARTERS, "limit"), table, right, rollouts, seed) | _means(
+        ("wrong",), sums, wrong or [0], rollouts, seed
+    )
+    return {"responses": len(right), **{name: asdict(figure) for name, figure in figures.items()}}
 
 
-def _figures(table: Sequence[Sequence[float]], rows: Sequence[int], rollouts: Rollouts, seed: int) -> list[Tree]:
-    """Returns each column's mean over the rows, with draws of problems for its errors."""
-    whole, problems = numpy.array(table), numpy.array([row // rollouts.group_size for row in rows])
-    means = [whole.mean(axis=0)]
-    for some in _draws(numpy.unique(problems), [seed, 5]):
-        means.append(numpy.concatenate([whole[problems == one] for one in some]).mean(axis=0))
-    return [asdict(figure_of(column)) for column in numpy.array(means).T]
+def _means(
+    names: Sequence[str], table: Sequence[Sequence[float]], rows: Sequence[int], rollouts: Rollouts, seed: int
+) -> dict[str, Figure]:
+    """Returns the mean of each column over the rows."""
+    columns, problems = numpy.array(table), numpy.array(rows) // rollouts.group_size
+    return bootstrap(problems, lambda some: dict(zip(names, columns[some].mean(axis=0), strict=True)), seed=[seed, 5])
 
 
 def _is_own(each: MethodSignal, view: View, row: int) -> bool:

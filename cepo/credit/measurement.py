@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy
 from torch import Tensor
 
+from cepo.algorithms import Estimator
 from cepo.credit import agreement
-from cepo.credit.method_list import MeasuredMethod
 from cepo.credit.session import Session
-from cepo.credit.signals import Arm, MethodSignal, credit_arms, signals_of, value_arms
+from cepo.credit.signals import MethodSignal, credit_arms, signals_of, value_arms
 from cepo.credit.stored import Continuations, claim_folder, kept_rollouts
 from cepo.credit.truth import Prefix, Truth, assemble, chosen_tokens, needed_prefixes
 from cepo.models.processing import Processing
@@ -45,7 +45,7 @@ class CreditMeasurement:
         self,
         folder: Path,
         session: Session,
-        methods: Sequence[MeasuredMethod],
+        methods: Mapping[str, Estimator],
         *,
         checkpoint: str | None,
         responses: int,
@@ -108,23 +108,27 @@ def compared(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal], 
     `oracle` compares the truth from one half of the continuations with that from the other half. This is what perfect
     credit with half as many continuations would reach.
     """
-    credits, values = credit_arms(truth, rollouts, signals, seed=seed), value_arms(truth, rollouts, signals)
     half = dataclasses.replace(truth, credit=truth.credit_halves[1], value=truth.value_halves[1])
-    metrics = [
-        *(agreement.credit_metrics(truth, arm.numbers) for arm in credits),
-        agreement.credit_metrics(half, truth.credit_halves[0]),
-        *(agreement.value_metrics(truth, arm.numbers) for arm in values),
-        agreement.value_metrics(half, truth.value_halves[0]),
+
+    def row(name: str, kind: str, figures: Mapping[str, agreement.Figure], **more: object) -> Tree:
+        return {"name": name, "kind": kind, **{key: dataclasses.asdict(each) for key, each in figures.items()}, **more}
+
+    credits = [
+        row(arm.name, arm.kind, agreement.credit_figures(truth, arm.numbers, seed=seed))
+        for arm in credit_arms(truth, rollouts, signals, seed=seed)
     ]
-    oracle = Arm("oracle", "baseline", truth.credit)
-    figures = agreement.bootstrap(truth, metrics, seed=seed)
-    rows = [
-        {"name": arm.name, "kind": arm.kind, **{name: dataclasses.asdict(figure) for name, figure in found.items()}}
-        for arm, found in zip([*credits, oracle, *values, oracle], figures, strict=True)
+    values = [
+        row(
+            arm.name,
+            arm.kind,
+            agreement.value_figures(truth, arm.numbers, seed=seed),
+            calibration=agreement.calibration(arm.numbers, truth.value),
+        )
+        for arm in value_arms(truth, rollouts, signals)
     ]
-    for row, arm in zip(rows[len(credits) + 1 :], values, strict=False):
-        row["calibration"] = agreement.calibration(arm.numbers, truth.value)
-    return {"credit": rows[: len(credits) + 1], "value": rows[len(credits) + 1 :]}
+    credits.append(row("oracle", "baseline", agreement.credit_figures(half, truth.credit_halves[0], seed=seed)))
+    values.append(row("oracle", "baseline", agreement.value_figures(half, truth.value_halves[0], seed=seed)))
+    return {"credit": credits, "value": values}
 
 
 def _write_traces(
@@ -133,7 +137,7 @@ def _write_traces(
     """Writes `traces.jsonl`, one object per measured response (`docs/credit.md`), and the images of their problems."""
     (folder / "images").mkdir(exist_ok=True)
     lines: list[Tree] = []
-    for row in agreement.response_rows(truth):
+    for row in numpy.unique(truth.row).tolist():
         number, tokens = row // rollouts.group_size, rollouts.generations[row].response_ids
         problem, image = rollouts.problems[number], None
         if problem.images:

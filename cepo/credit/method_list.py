@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -19,14 +18,6 @@ from cepo.types import TokenBatch, TokenSignal
 _OPENING, _CLOSING = "([{", ")]}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeasuredMethod:
-    """A method with its settings; `label` is its name in tables, as the user wrote it."""
-
-    label: str
-    estimator: Estimator
-
-
 class LeaveOneOut(GroupRelativeEstimator):
     """`A_i = R_i - mean_{j != i} R_j` for all tokens of rollout i: unbiased, and the reference for other methods."""
 
@@ -39,12 +30,8 @@ class LeaveOneOut(GroupRelativeEstimator):
         return credit.outcome_signal(batch, centred * size / (size - 1))
 
 
-UNIFORM = MeasuredMethod(label=LeaveOneOut.name, estimator=LeaveOneOut(NoSettings()))
-"""The first method of every measurement."""
-
-
-def read_methods(line: str, algorithm: Mapping[str, object]) -> list[MeasuredMethod]:
-    """Builds the methods of a line, with `UNIFORM` first.
+def read_methods(line: str, algorithm: Mapping[str, object]) -> dict[str, Estimator]:
+    """Builds the methods of a line by their names in tables, as the user wrote them; `LeaveOneOut` is the first.
 
     Settings in parentheses override those of `algorithm`, a run's section; `lambda_init` stands for `weight.lambda_init`.
     Advantages are not divided by the standard deviation of their group (`advantage.scale=none`) unless the parentheses say
@@ -53,7 +40,7 @@ def read_methods(line: str, algorithm: Mapping[str, object]) -> list[MeasuredMet
     Raises:
         ConfigError: a name or a setting is unknown, a method is listed twice, or it gives no advantages here.
     """
-    methods = [UNIFORM]
+    methods: dict[str, Estimator] = {LeaveOneOut.name: LeaveOneOut(NoSettings())}
     for text in _split(line):
         name, _, given = text.partition("(")
         if given and not given.endswith(")"):
@@ -65,9 +52,9 @@ def read_methods(line: str, algorithm: Mapping[str, object]) -> list[MeasuredMet
             tree["advantage"] = {**tree.get("advantage", {}), "scale": "none"}
         estimator = build_estimator(cls.name, OmegaConf.to_container(OmegaConf.merge(tree, own)))  # type: ignore[arg-type]
         _require_advantages(text, estimator)
-        if text in (method.label for method in methods):
+        if text in methods:
             raise ConfigError(f"methods: '{text}' is given twice in '{line}'; name each method with its settings once")
-        methods.append(MeasuredMethod(label=text, estimator=estimator))
+        methods[text] = estimator
     return methods
 
 

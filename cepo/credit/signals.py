@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,11 +10,10 @@ import numpy
 import torch
 from torch import Tensor
 
-from cepo.algorithms import credit
-from cepo.credit.method_list import MeasuredMethod
+from cepo.algorithms import Estimator, credit
 from cepo.credit.session import Session
 from cepo.credit.truth import Numbers, Truth
-from cepo.data.batch import OWN_VIEW, ScoringRow
+from cepo.data.batch import ScoringRow
 from cepo.data.contexts import ContextBuilder
 from cepo.trainer.asking import Rollouts
 from cepo.trainer.planning import ScoringPlan, make_plan, rollout_groups
@@ -23,9 +22,6 @@ from cepo.types import TokenSignal
 
 FIRST_STEP = 0
 """The step at which the methods' schedules are evaluated, so lambda is at its start."""
-
-_Key = tuple[tuple[int, ...], int | None]
-"""What the log-probs of a row depend on: the tokens of its context and the number of its response."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +33,30 @@ class MethodSignal:
     signal: TokenSignal
 
 
-def signals_of(rollouts: Rollouts, methods: Sequence[MeasuredMethod], session: Session) -> list[MethodSignal]:
+def signals_of(rollouts: Rollouts, methods: Mapping[str, Estimator], session: Session) -> list[MethodSignal]:
     """Returns the signal of each method; rows that several methods read are scored once."""
-    plans = _plans(rollouts, methods, session)
-    rows = {_key(row): row for plan in plans for row in _rows(plan)}
+    config = session.config
+    groups = rollout_groups(
+        rollouts,
+        session.rewards,
+        session.processing,
+        seed=config.trainer.seed,
+        with_values=any(method.negative.select == "most_frequent" for method in methods.values()),
+    )
+    # No row is on-policy, so that the student's log-probs are always the trainer's own.
+    off_policy = torch.zeros(len(rollouts.generations), dtype=torch.bool)
+    plans: list[ScoringPlan] = []
+    for method in methods.values():
+        contexts = ContextBuilder(session.processing, method.teacher, max_context_length=config.data.max_prompt_length)
+        asked = groups if method.needs_teacher(step=FIRST_STEP) else []
+        plans.append(make_plan(rollouts, asked, method, contexts, on_policy=off_policy, with_kl=False))
+    # A row's log-probs depend on the tokens of its context and on its response.
+    rows = {(row.context.token_ids, row.row): row for plan in plans for row in _rows(plan)}
     log_probs = dict(zip(rows, session.backend.score(list(rows.values())), strict=True)) if rows else {}
     signals: list[MethodSignal] = []
-    for method, plan in zip(methods, plans, strict=True):
-        scored = {row.name: log_probs[_key(row)] for row in _rows(plan)}
-        old = with_scored(rollouts.sampled_log_probs, scored, OWN_VIEW)
+    for (label, method), plan in zip(methods.items(), plans, strict=True):
+        scored = {row.name: log_probs[row.context.token_ids, row.row] for row in _rows(plan)}
+        old = with_scored(rollouts.sampled_log_probs, scored)
         batch = ScoredBatch(
             plan=plan,
             old_log_probs=old,
@@ -55,38 +66,14 @@ def signals_of(rollouts: Rollouts, methods: Sequence[MeasuredMethod], session: S
             values=None,
             metrics={},
         )
-        signal = method.estimator.signal(batch.token_batch(), step=FIRST_STEP)
-        signals.append(MethodSignal(label=method.label, batch=batch, signal=signal))
-    return signals
-
-
-def _plans(rollouts: Rollouts, methods: Sequence[MeasuredMethod], session: Session) -> list[ScoringPlan]:
-    """Plans each method with no row on-policy, so that the student's log-probs are always the trainer's own."""
-    config, off_policy = session.config, torch.zeros(len(rollouts.generations), dtype=torch.bool)
-    groups = rollout_groups(
-        rollouts,
-        session.rewards,
-        session.processing,
-        seed=config.trainer.seed,
-        with_values=any(method.estimator.negative.select == "most_frequent" for method in methods),
-    )
-    plans: list[ScoringPlan] = []
-    for method in methods:
-        estimator = method.estimator
-        contexts = ContextBuilder(
-            session.processing, estimator.teacher, max_context_length=config.data.max_prompt_length
+        signals.append(
+            MethodSignal(label=label, batch=batch, signal=method.signal(batch.token_batch(), step=FIRST_STEP))
         )
-        asked = groups if estimator.needs_teacher(step=FIRST_STEP) else []
-        plans.append(make_plan(rollouts, asked, estimator, contexts, on_policy=off_policy, with_kl=False))
-    return plans
+    return signals
 
 
 def _rows(plan: ScoringPlan) -> list[ScoringRow]:
     return [*plan.student.values(), *(row for view in plan.views for row in view.rows.values())]
-
-
-def _key(row: ScoringRow) -> _Key:
-    return row.context.token_ids, row.row
 
 
 class Arm(NamedTuple):
@@ -139,9 +126,10 @@ def credit_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal
 def value_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal]) -> list[Arm]:
     """Returns the beliefs about prefixes: the smoothed pass rate of the other rollouts, and each method's belief."""
     prior = Arm("pass rate of the others", "baseline", _prior(rollouts).numpy()[truth.row])
-    beliefs = [(each.label, _belief(each, rollouts)) for each in signals]
     evidence = [
-        Arm(label, "evidence", belief[truth.row, truth.token]) for label, belief in beliefs if belief is not None
+        Arm(each.label, "evidence", belief[truth.row, truth.token])
+        for each in signals
+        if (belief := _belief(each, rollouts)) is not None
     ]
     return [prior, *_different(evidence)]
 

@@ -137,7 +137,7 @@ class Continuations:
         self._path, self._session, self._rollouts, self._number = folder / CONTINUATIONS_FILE, session, rollouts, number
         with read_whole(self._path):
             rows = read_objects(self._path, within=folder) if self._path.exists() else ()
-            self.done: dict[str, Continued] = {row["prefix"]: _continued(row) for row in rows}
+            self.done: dict[str, Continued] = {row["prefix"]: Continued(**row) for row in rows}
 
     def missing(self, prefixes: Sequence[Prefix]) -> list[Prefix]:
         """Returns the prefixes that have not been continued yet."""
@@ -151,9 +151,9 @@ class Continuations:
             Progress("sampling continuations", len(missing) * self._number) as progress,
         ):
             for part in self._parts(missing):
-                for prefix, continued in zip(part, self._continue(part), strict=True):
-                    file.append(_continued_row(prefix, continued))
-                    self.done[prefix.name] = continued
+                for continued in self._continue(part):
+                    file.append(dataclasses.asdict(continued))
+                    self.done[continued.prefix] = continued
                 progress.update(len(part) * self._number)
 
     def _parts(self, prefixes: Sequence[Prefix]) -> list[list[Prefix]]:
@@ -179,14 +179,15 @@ class Continuations:
         shortest = min(len(prefix.tokens) for prefix in prefixes)
         settings = dataclasses.replace(settings, num_samples=self._number, max_response_length=longest - shortest)
         sampled = session.backend.generate([self._request(prefix) for prefix in prefixes], settings)
-        groups = [
-            [_cut(one, longest - len(prefix.tokens)) for one in group]
+        # Cutting equals sampling with the prefix's own limit: the noise does not depend on the limit.
+        tokens = [
+            [one.response_ids[: longest - len(prefix.tokens)] for one in group]
             for prefix, group in zip(prefixes, sampled, strict=True)
         ]
         # Equal responses to a problem are graded once.
         whole = [
-            [(prefix.problem, prefix.tokens + one.response_ids) for one in group]
-            for prefix, group in zip(prefixes, groups, strict=True)
+            [(prefix.problem, prefix.tokens + own) for own in group]
+            for prefix, group in zip(prefixes, tokens, strict=True)
         ]
         distinct = list(dict.fromkeys(response for group in whole for response in group))
         inputs = [
@@ -202,11 +203,13 @@ class Continuations:
         verdicts = dict(zip(distinct, correct, strict=True))
         return [
             Continued(
-                verdicts=tuple(verdicts[response] for response in responses),
+                prefix=prefix.name,
+                length=len(prefix.tokens),
+                right="".join("1" if verdicts[response] else "0" for response in responses),
                 entropy=sum(-one.log_probs[0] for one in group) / len(group),
-                num_tokens=sum(len(one.response_ids) for one in group),
+                num_tokens=sum(map(len, own)),
             )
-            for responses, group in zip(whole, groups, strict=True)
+            for prefix, group, own, responses in zip(prefixes, sampled, tokens, whole, strict=True)
         ]
 
     def _request(self, prefix: Prefix) -> GenerationRequest:
@@ -220,28 +223,3 @@ class Continuations:
             seed=sampling_seed(seed, CONTINUATION_STEP, prefix.name),
             image_source=problem.image_source,
         )
-
-
-def _cut(one: Generation, limit: int) -> Generation:
-    """Cuts a continuation at the limit, which equals sampling with it: the noise does not depend on the limit."""
-    if len(one.response_ids) <= limit:
-        return one
-    return Generation(response_ids=one.response_ids[:limit], log_probs=one.log_probs[:limit], finished=False)
-
-
-def _continued_row(prefix: Prefix, continued: Continued) -> Tree:
-    return {
-        "prefix": prefix.name,
-        "length": len(prefix.tokens),
-        "right": "".join("1" if verdict else "0" for verdict in continued.verdicts),
-        "entropy": continued.entropy,
-        "num_tokens": continued.num_tokens,
-    }
-
-
-def _continued(row: Fields) -> Continued:
-    return Continued(
-        verdicts=tuple(mark == "1" for mark in str(row["right"])),
-        entropy=float(str(row["entropy"])),
-        num_tokens=int(str(row["num_tokens"])),
-    )

@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy
 from numpy.typing import NDArray
+from pydantic import Field
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from cepo.algorithms import credit
 from cepo.errors import DataError
@@ -16,14 +19,21 @@ from cepo.trainer.asking import Rollouts
 Numbers = NDArray[numpy.float64]
 
 
-@dataclass(frozen=True, kw_only=True)
+@pydantic_dataclass(frozen=True, kw_only=True)
 class Continued:
-    """The continuations of one prefix: their verdicts, the mean of -log P of their first tokens in nats, and their tokens.
+    """The continuations of one prefix, as stored.
 
-    The mean is an unbiased estimate of the entropy of the next token.
+    Attributes:
+        prefix: the name of the prefix.
+        length: its number of tokens.
+        right: the verdicts, 1 or 0 for each continuation.
+        entropy: the mean of -log P of the first tokens in nats, an unbiased estimate of the next token's entropy.
+        num_tokens: of all continuations.
     """
 
-    verdicts: tuple[bool, ...]
+    prefix: str
+    length: int
+    right: Annotated[str, Field(pattern="^[01]+$")]
     entropy: float
     num_tokens: int
 
@@ -60,7 +70,7 @@ def assemble(rollouts: Rollouts, chosen: Mapping[int, Sequence[int]], continued:
         """V before token `length`, and its two halves; after the last token the response's own verdict."""
         if length == len(rollouts.generations[row].response_ids):
             return numpy.full(3, float(rollouts.correct[row]))
-        right = numpy.array(continued[prefix_of(rollouts, row, length).name].verdicts, dtype=float)
+        right = numpy.array(list(continued[prefix_of(rollouts, row, length).name].right), dtype=float)
         return numpy.array([right.mean(), right[0::2].mean(), right[1::2].mean()])
 
     before = numpy.array([values(row, token) for row, token in measured]).T

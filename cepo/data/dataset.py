@@ -214,9 +214,11 @@ class ProblemSet(Sequence[Problem]):
             if text.count(mark) != len(values) and (values or mark == IMAGE_MARK):  # without videos it is plain text
                 raise DataError(f"{text.count(mark)} '{mark}' in the text but {len(values)} {name}; they must agree")
         sizes = [verify_image(value, config.image_dir, hosts=config.image_hosts) for value in (*images, *shown)]
-        reader, limits = self._processing.reader, (config.min_pixels, config.max_pixels)
-        visual = sum(reader.num_tokens(limited_size(size, *limits)) for size in sizes[: len(images)])
-        visual += sum(reader.num_video_tokens(self._video(value)) for value in videos)
+        visual = 0
+        if sizes or videos:
+            reader, limits = self._processing.reader, (config.min_pixels, config.max_pixels)
+            visual += sum(reader.num_tokens(limited_size(size, *limits)) for size in sizes[: len(images)])
+            visual += sum(reader.num_video_tokens(self._video(value)) for value in videos)
         # The text has one placeholder token per image and video, which their own tokens replace.
         template = self._processing.template_ids(last.text, with_videos=bool(videos), history=history)
         length = visual + len(template) - len(images) - len(videos)

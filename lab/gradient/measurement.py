@@ -6,14 +6,14 @@ import dataclasses
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cepo.credit.method_list import MeasuredMethod
+from cepo.algorithms import Estimator
 from cepo.credit.session import Session
 from cepo.credit.signals import MethodSignal, signals_of
 from cepo.credit.stored import claim_folder, read_whole
@@ -48,13 +48,13 @@ class GradientMeasurement:
         self,
         folder: Path,
         session: Session,
-        methods: Sequence[MeasuredMethod],
+        methods: Mapping[str, Estimator],
         *,
         num_batches: int,
         dimensions: int,
         checkpoint: str | None,
     ) -> None:
-        own = {"measures": "gradient", "checkpoint": checkpoint, "methods": [each.label for each in methods]}
+        own = {"measures": "gradient", "checkpoint": checkpoint, "methods": list(methods)}
         config = session.config
         actor = {"loss_type": config.worker.actor.loss_type, "loss_avg_mode": config.worker.actor.loss_avg_mode}
         claim_folder(folder, {**own, **actor, "batches": num_batches, "projections": dimensions}, config)
@@ -94,7 +94,7 @@ class GradientMeasurement:
         return [batch for batch in range(self._number) if batch not in self._store]
 
     def _measure(self, batch: int) -> None:
-        with_baselines = any(method.estimator.needs_baseline for method in self._methods)
+        with_baselines = any(method.needs_baseline for method in self._methods.values())
         rollouts = self._session.ask(batch, with_baselines=with_baselines)
         signals = signals_of(rollouts, self._methods, self._session)
         self._store.write(batch, torch.stack([self._gradient(each) for each in signals]))
@@ -130,7 +130,6 @@ class GradientMeasurement:
                 "largest_length_error": self._store.largest_length_error(products, self._number),
             },
             "gradient": [
-                {"name": method.label, **dataclasses.asdict(each)}
-                for method, each in zip(self._methods, figures, strict=True)
+                {"name": name, **dataclasses.asdict(each)} for name, each in zip(self._methods, figures, strict=True)
             ],
         }

@@ -167,6 +167,6 @@ def install(count: Count) -> None:
     replace(collectives.DefaultReduceScatter, "__call__", scatter)
     replace(distributed, "whole_tensor", whole)
     replace(ScoringModel, "forward", forward)
-    replace(Actor, "_pass", scoring)
+    replace(Actor, "score", scoring)
     replace(Actor, "_optimizer_step", updating)
     replace(Actor, "rollout_weights", synchronising)

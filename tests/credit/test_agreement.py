@@ -28,8 +28,8 @@ def truth_of(value: Numbers, credit: Numbers, halves: Numbers | None = None, *, 
     )
 
 
-def all_of(truth: Truth) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
-    return numpy.arange(len(truth.row)), numpy.arange(len(agreement.response_rows(truth)))
+def values_of(figures: dict[str, agreement.Figure]) -> dict[str, float | None]:
+    return {name: figure.value for name, figure in figures.items()}
 
 
 def test_correlations_are_numpys_on_numbers_and_on_ranks() -> None:
@@ -60,7 +60,7 @@ def test_decisive_tokens_of_two_responses_by_hand() -> None:
     credit = numpy.array([0.1, -0.5, 0.0, 0.3, 0.1, 0.0])
     given = numpy.array([1.0, -4.0, 1.0, -2.0, 2.0, 2.0])
     truth = truth_of(numpy.zeros(6), credit, tokens=3)
-    found = agreement.credit_metrics(truth, given)(*all_of(truth))
+    found = values_of(agreement.credit_figures(truth, given, seed=0))
     assert found["auroc"] == pytest.approx((1.0 + 0.5) / 2)
     assert found["top_hit"] == pytest.approx((1.0 + 1 / 3) / 2)
     assert found["share_on_decisive"] == pytest.approx(6 / 12)
@@ -73,8 +73,8 @@ def test_the_correction_recovers_a_known_correlation() -> None:
     exact = generator.normal(size=40_000)
     given = 0.6 * exact + 0.8 * generator.normal(size=exact.size)
     halves = exact + generator.normal(scale=numpy.sqrt(2.0), size=(2, exact.size))
-    truth = truth_of(numpy.zeros(exact.size), halves.mean(axis=0), halves, tokens=4)
-    found = agreement.credit_metrics(truth, given)(*all_of(truth))
+    truth = truth_of(numpy.zeros(exact.size), halves.mean(axis=0), halves, tokens=exact.size)
+    found = values_of(agreement.credit_figures(truth, given, seed=0))
     assert found["pearson"] == pytest.approx(0.6 / numpy.sqrt(2.0), abs=0.015)
     assert found["pearson_corrected"] == pytest.approx(0.6, abs=0.02)
     assert found["spearman_corrected"] == pytest.approx(0.583, abs=0.03)  # 6 / pi asin(0.3), Pearson's own relation
@@ -93,7 +93,7 @@ def test_calibration_is_the_mean_gap_in_tenths() -> None:
     believed = numpy.array([0.12, 0.18, 1.0])
     points = agreement.calibration(believed, value)
     assert [(point["num_tokens"], round(point["believed"], 6)) for point in points] == [(2, 0.15), (1, 1.0)]
-    assert agreement.value_metrics(truth, believed)(*all_of(truth))["calibration_error"] == pytest.approx(0.2)
+    assert agreement.value_figures(truth, believed, seed=0)["calibration_error"].value == pytest.approx(0.2)
 
 
 def test_errors_are_those_of_problems_and_not_of_tokens() -> None:
@@ -102,7 +102,7 @@ def test_errors_are_those_of_problems_and_not_of_tokens() -> None:
     shared = generator.normal(size=50)
     truth = truth_of(numpy.zeros(400), numpy.zeros(400), tokens=4)
     numbers = shared[truth.problem]
-    (found,) = agreement.bootstrap(truth, [lambda tokens, responses: {"mean": float(numbers[tokens].mean())}], seed=0)
+    found = agreement.bootstrap(truth.problem, lambda tokens: {"mean": float(numbers[tokens].mean())}, seed=[0, 3])
     error = shared.std(ddof=1) / numpy.sqrt(50)
     assert found["mean"].value == pytest.approx(shared.mean())
     assert found["mean"].error == pytest.approx(error, rel=0.1)
@@ -112,6 +112,6 @@ def test_errors_are_those_of_problems_and_not_of_tokens() -> None:
 
 def test_a_single_problem_gives_figures_without_errors() -> None:
     truth = truth_of(numpy.zeros(4), numpy.array([0.5, -0.5, 0.1, 0.0]), tokens=2)
-    (found,) = agreement.bootstrap(truth, [agreement.credit_metrics(truth, truth.credit)], seed=0)
+    found = agreement.credit_figures(truth, truth.credit, seed=0)
     assert found["pearson"].value == pytest.approx(1.0)
     assert (found["pearson"].error, found["pearson"].low, found["pearson"].high) == (None, None, None)

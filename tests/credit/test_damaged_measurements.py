@@ -12,7 +12,7 @@ from cepo.config import load_config
 from cepo.credit.stored import CONTINUATIONS_FILE, SETTINGS_FILE, Continuations, claim_folder
 from cepo.errors import DataError
 
-WHOLE = {"prefix": "0/3", "right": "0110", "entropy": 0.5, "num_tokens": 40}
+WHOLE = {"prefix": "0/3", "length": 3, "right": "0110", "entropy": 0.5, "num_tokens": 40}
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"null", b"\xff\xfe"])
@@ -23,7 +23,9 @@ def test_settings_that_cannot_be_read_are_named(tmp_path: Path, text: bytes) -> 
         claim_folder(tmp_path, {}, config)
 
 
-@pytest.mark.parametrize("change", [{"prefix": None}, {"right": None}, {"entropy": "much"}, {"num_tokens": [4]}])
+@pytest.mark.parametrize(
+    "change", [{"prefix": None}, {"right": None}, {"right": "01x0"}, {"entropy": "much"}, {"num_tokens": [4]}]
+)
 def test_continuations_that_cannot_be_read_are_named(tmp_path: Path, change: dict[str, Any]) -> None:
     row = {key: value for key, value in (WHOLE | change).items() if value is not None}
     (tmp_path / CONTINUATIONS_FILE).write_text(f"{json.dumps(WHOLE)}\n{json.dumps(row)}\n")
@@ -31,4 +33,4 @@ def test_continuations_that_cannot_be_read_are_named(tmp_path: Path, change: dic
     with pytest.raises(DataError, match=f"{CONTINUATIONS_FILE} is damaged"):
         Continuations(tmp_path, nothing, nothing, number=4)
     (tmp_path / CONTINUATIONS_FILE).write_text(f"{json.dumps(WHOLE)}\n")
-    assert Continuations(tmp_path, nothing, nothing, number=4).done["0/3"].verdicts == (False, True, True, False)
+    assert Continuations(tmp_path, nothing, nothing, number=4).done["0/3"].right == "0110"

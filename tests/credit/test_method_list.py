@@ -6,29 +6,29 @@ import pytest
 import torch
 from factories import token_batch
 
-from cepo.credit.method_list import UNIFORM, read_methods
+from cepo.algorithms.settings import NoSettings
+from cepo.credit.method_list import LeaveOneOut, read_methods
 from cepo.errors import ConfigError
 
 
 def test_settings_in_parentheses_win_over_the_configs() -> None:
     algorithm = {"weight": {"lambda_init": 0.25, "clip_radius": 0.1}, "advantage": {"scale": "std"}}
-    uniform, first, second, third = read_methods(
-        "grpo, cepo(lambda_init=1, negative.select=random), cepo(scale=std)", algorithm
-    )
-    assert [method.label for method in (uniform, first, second, third)] == [
+    methods = read_methods("grpo, cepo(lambda_init=1, negative.select=random), cepo(scale=std)", algorithm)
+    assert list(methods) == [
         "uniform", "grpo", "cepo(lambda_init=1, negative.select=random)", "cepo(scale=std)",
     ]  # fmt: skip
-    settings = second.estimator.config
+    _, first, second, third = methods.values()
+    settings = second.config
     assert (settings.weight.lambda_init, settings.weight.clip_radius) == (1.0, 0.1)
     assert settings.negative.select == "random"
-    assert (settings.advantage.scale, third.estimator.config.advantage.scale) == ("none", "std")
-    assert first.estimator.config.advantage.scale == "none"
+    assert (settings.advantage.scale, third.config.advantage.scale) == ("none", "std")
+    assert first.config.advantage.scale == "none"
 
 
 def test_the_reference_is_the_reward_less_that_of_the_others() -> None:
     """1 - (0 + 0.5) / 2 = 0.75, 0 - (1 + 0.5) / 2 = -0.75 and 0.5 - (1 + 0) / 2 = 0, on response tokens alone."""
     batch = token_batch([1.0, 0.0, 0.5], [0, 0, 0], lengths=[2, 1, 2], old=torch.zeros(3, 2), views={})
-    advantages = UNIFORM.estimator.signal(batch, step=0).advantages
+    advantages = LeaveOneOut(NoSettings()).signal(batch, step=0).advantages
     torch.testing.assert_close(advantages, torch.tensor([[0.75, 0.75], [-0.75, 0.0], [0.0, 0.0]]).double())
 
 

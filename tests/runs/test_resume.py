@@ -188,7 +188,7 @@ def two_steps(tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory) -> 
 
 def damage(folder: Path) -> str:
     """Flips a bit of the last checkpoint, and returns what a message says of it."""
-    shard = next((folder / "global_step_2" / "actor" / "distributed").glob("*.distcp"))
+    shard = next((folder / "global_step_2" / "actor" / "distributed").glob("*.safetensors"))
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)

@@ -92,9 +92,9 @@ class ImageReader(ABC):
     def positions(self, token_ids: Sequence[int], images: ImageInputs) -> Int64[Tensor, "3 L"]:
         """Returns the position ids of an expanded context; families with one axis repeat it three times."""
 
+    @abstractmethod
     def units_inside(self, token_ids: Sequence[int], images: ImageInputs, start: int, stop: int) -> list[int]:
-        """Returns the units whose last placeholder is in [start, stop) of an expanded context, for packed rows."""
-        raise NotImplementedError
+        """Returns the units whose last placeholder is in [start, stop) of an expanded context."""
 
     @abstractmethod
     def smallest(self) -> tuple[tuple[int, ...], ImageInputs]:

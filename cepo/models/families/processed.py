@@ -72,6 +72,11 @@ class ProcessedReader(ImageReader):
     def positions(self, token_ids: Sequence[int], images: ImageInputs) -> Int64[Tensor, "3 L"]:
         return torch.arange(len(token_ids)).expand(3, -1)
 
+    def units_inside(self, token_ids: Sequence[int], images: ImageInputs, start: int, stop: int) -> list[int]:
+        """Returns the only unit if its last placeholder is in [start, stop)."""
+        last = max(index for index, token in enumerate(token_ids) if token == self.image_token_id)
+        return [0] if start <= last < stop else []
+
     def smallest(self) -> tuple[tuple[int, ...], ImageInputs]:
         images = self.read([Image.new("RGB", (32, 32))])
         return images.expansions[0], images
