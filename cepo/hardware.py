@@ -6,12 +6,9 @@ import importlib.util
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
-import sysconfig
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,8 +21,8 @@ _DEVICES = Path("/dev")
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _NVIDIA, _DISPLAY_CLASSES = "0x10de", ("0x0300", "0x0302")
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-_SMALLEST_DRIVER = {11: 450, 12: 525, 13: 580}
-"""The minimum NVIDIA driver for each major version of CUDA."""
+_SMALLEST_DRIVER = {"12": "525 or later", "13": "580 or later"}
+"""The NVIDIA driver that each major version of CUDA needs."""
 _HIDDEN = ("", "-1")
 """Values of CUDA_VISIBLE_DEVICES that hide every GPU from a process."""
 
@@ -96,18 +93,13 @@ def gpu_fault() -> Fault | None:
     cuda, is_hidden = torch.version.cuda, os.environ.get("CUDA_VISIBLE_DEVICES") in _HIDDEN
     if cuda is None or is_hidden or torch.cuda.is_available() or not has_nvidia_gpu():
         return None
-    cpu = "To run on the processors, set CUDA_VISIBLE_DEVICES= (empty)"
-    driver, smallest = driver_version(), _SMALLEST_DRIVER.get(int(cuda.split(".")[0]), 0)
-    if driver is not None and int(driver.split(".")[0]) < smallest:
-        remedy = (
-            f"install driver {smallest} or later, or a torch build for the CUDA version that `nvidia-smi` shows. {cpu}"
-        )
-        return Fault(f"driver {driver}, but torch's CUDA {cuda} needs at least {smallest}", remedy)
+    driver, needed = driver_version(), _SMALLEST_DRIVER.get(cuda.partition(".")[0], "a newer one")
     seen = "no NVIDIA driver answers" if driver is None else f"driver {driver} answers"
-    remedy = (
-        f"check nvidia-smi, CUDA_VISIBLE_DEVICES and, in a container, --gpus all. {cpu}, or pip install 'cepo[cpu]'"
+    return Fault(
+        f"torch is built for CUDA {cuda} and sees no GPU ({seen}; needed: {needed})",
+        "check nvidia-smi, its driver, CUDA_VISIBLE_DEVICES and, in a container, --gpus all. To run on the processors, set "
+        "CUDA_VISIBLE_DEVICES= (empty), or pip install 'cepo[cpu]'",
     )
-    return Fault(f"torch is built for CUDA {cuda} and sees no GPU ({seen})", remedy)
 
 
 def torchvision_fault() -> Fault | None:
@@ -116,12 +108,9 @@ def torchvision_fault() -> Fault | None:
 
     try:
         import torchvision  # noqa: F401  # pyright: ignore[reportMissingTypeStubs]
-    except ImportError:
-        found = "torchvision is not installed, and the processors of vision-language models need it"
-        return Fault(found, "pip install 'cepo[cpu]' or 'cepo[gpu]'")
-    except (RuntimeError, OSError, AttributeError) as error:
+    except (ImportError, RuntimeError, OSError, AttributeError) as error:
         return Fault(
-            f"torchvision does not work with torch {torch.__version__}, as a build for another torch does not: {error}",
+            f"torchvision, which vision-language models need, does not work with torch {torch.__version__}: {error}",
             "install both in one command from one index: pip install --force-reinstall torch==2.13.0 torchvision==0.28.0",
         )
     return None
@@ -161,7 +150,7 @@ def require_devices(per_machine: int) -> None:
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     usable = gpus or num_processors()
-    if per_machine > max(1, usable):
+    if per_machine > usable:
         has = f"{gpus}" if gpus else "no GPU, and without one it is the number of worker processes"
         raise ConfigError(
             f"trainer.n_gpus_per_node={per_machine}, but this machine has {has}: {device_in_words()}. Set it to at most "
@@ -181,29 +170,11 @@ def processor_name() -> str:
     return found[1].strip() if found else platform.processor() or platform.machine()
 
 
-def c_compiler(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Returns the compiler of Triton's launchers, from the PATH of `environment` or the running Python's folder."""
-    path = path_with(program_folder(), environment.get("PATH", ""))
-    compilers = [environment["CC"]] if environment.get("CC") else ["gcc", "clang"]
-    return next((found for name in compilers if (found := shutil.which(name, path=path))), None)
-
-
-def python_headers() -> str | None:
-    """Returns the folder with Python.h, which Triton's launchers include."""
-    folder = Path(sysconfig.get_path("include"))
-    return str(folder) if (folder / "Python.h").is_file() else None
-
-
 def has_flashinfer_kernels() -> bool:
     return importlib.util.find_spec("flashinfer_jit_cache") is not None
 
 
-def program_folder() -> str:
-    """Returns the folder of the running Python, where pip installs programs."""
-    return str(Path(sys.executable).parent)
-
-
-def path_with(folder: str, path: str) -> str:
-    """Returns `path` with `folder` prepended if missing, as in environments that are not activated."""
-    folders = [part for part in path.split(os.pathsep) if part]
+def with_own_programs(path: str) -> str:
+    """Returns `path` with the folder of the running Python prepended if missing, where pip installs programs."""
+    folder, folders = str(Path(sys.executable).parent), [part for part in path.split(os.pathsep) if part]
     return path if folder in folders else os.pathsep.join([folder, *folders])

@@ -40,7 +40,7 @@ def check_run(config: RunConfig) -> None:
         logger.info("plan: %s", line)
     with interrupts.loading(), phase("looking at the devices"):
         devices = check_devices(trainer)
-    logger.info("plan: %s", devices)
+    logger.info("plan: device: %s", devices)
     models = [
         ("worker.actor.model.model_path", actor.model_path),
         ("worker.actor.model.tokenizer_path", actor.tokenizer_path),
@@ -94,10 +94,10 @@ def check_devices(trainer: TrainerConfig) -> str:
     """
     address = ray_address(trainer)
     if trainer.chosen_launcher == "ray" and (address is not None or trainer.nnodes > 1):
-        return "device: those of the Ray cluster" + ("" if address is None else f" at {address}")
+        return "those of the Ray cluster" + ("" if address is None else f" at {address}")
     require_usable_torch()
     require_devices(trainer.n_gpus_per_node)
-    return f"device: {device_in_words()}"
+    return device_in_words()
 
 
 def check_before_loading(actor: ActorConfig, rewards: RewardPool, problems: ProblemSet | MixedProblems) -> None:

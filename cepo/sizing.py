@@ -24,8 +24,12 @@ VALUE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 ASLEEP_BYTES = 2 * 2**30
 """The device memory that a sleeping engine keeps: CUDA graphs and working buffers. An estimate, not yet measured."""
 WHAT_HELPS = (
-    "what helps: LoRA (worker.actor.model.lora.rank=16), weights in host memory (worker.actor.fsdp.enable_cpu_offload=true), "
-    "more devices (trainer.n_gpus_per_node) or a smaller worker.actor.model.model_path"
+    "what helps: LoRA (worker.actor.model.lora.rank=16), weights in host memory (worker.actor.fsdp.enable_cpu_offload=true) "
+    "or another share for vLLM (worker.rollout.gpu_memory_utilization)"
+)
+LESS_ACTIVATIONS = (
+    "if it runs out: lower worker.actor.micro_batch_size_per_device_for_update and _for_experience, or "
+    "data.max_response_length"
 )
 _BYTES_PER_LOGIT, _BYTES_PER_COMPARED_LOGIT = 4 + 2, 14 * 4
 """A chunk's logits in float32 and their gradient; a divergence holds 14 float32 tensors of a chunk, counted on a CPU."""
@@ -41,10 +45,9 @@ class Stack(NamedTuple):
     intermediate: int
 
     def kept_per_token(self, value_bytes: int) -> int:
-        """Returns the bytes that one block keeps per token for backward, by the widths of its tensors.
+        """Returns the bytes that one block keeps per token for backward: of its tensors, and of norms in float32.
 
-        Six of the hidden width, four of the queries', five of the keys' (with values) and four of the MLP's; norms compute
-        in float32. A pass without gradient holds at most half of this at a time.
+        A pass without gradient holds at most half of this at a time.
         """
         computed = 6 * self.hidden + 4 * self.queries + 5 * self.keys + 4 * self.intermediate
         return value_bytes * computed + 4 * (4 * self.hidden + 2 * (self.queries + self.keys))
@@ -83,25 +86,35 @@ class Memory(NamedTuple):
     with_vllm: bool = True  # the weights of another generator stay on the device
 
 
-ShapeOf = Callable[[ModelConfig | CriticModelConfig, LoraConfig], ModelShape]
+def read_shape(model: ModelConfig | CriticModelConfig, lora: LoraConfig) -> ModelShape:
+    """Returns the shape of the model that a folder or a hub name describes, without reading its weights."""
+    assert model.model_path is not None
+    config = pretrained.read_config(model.model_path, trust_remote_code=model.trust_remote_code)
+    for key, value in model.override_config.items():
+        setattr(config, key, value)
+    return shape_of(config, lora=lora, trust_remote_code=model.trust_remote_code)
 
 
-def estimate_memory(config: RunConfig, *, with_vllm: bool, shape_of_model: ShapeOf | None = None) -> Memory:
+def estimate_memory(
+    config: RunConfig,
+    *,
+    with_vllm: bool,
+    shape_of_model: Callable[[ModelConfig | CriticModelConfig, LoraConfig], ModelShape] = read_shape,
+) -> Memory:
     """Returns the memory of a run: weights, optimizer, KV cache and the largest pass of the policy and of the critic."""
-    look_up, actor, algorithm = shape_of_model or _read_shape, config.worker.actor, config.algorithm
+    actor, algorithm, rollout, data = config.worker.actor, config.algorithm, config.worker.rollout, config.data
     estimator = build_estimator(algorithm.adv_estimator, config.methods[algorithm.adv_estimator])
     sources = [estimator.teacher.source] if estimator.views else []
     sources += [] if algorithm.disable_kl else ["reference"]
     lora = actor.model.lora
     copies = sum(source != "actor" and not (lora.rank > 0 and source == "reference") for source in sources)
     compares = estimator.distilled_view is not None or (algorithm.kl_penalty == "full" and not algorithm.disable_kl)
-    shape = look_up(actor.model, lora)
+    shape = shape_of_model(actor.model, lora)
     trained = [_model_memory(config, actor, shape, lora, copies, compares)]
     if estimator.needs_values:
         critic, plain = config.worker.resolved_critic, LoraConfig()
-        valued = look_up(critic.model, plain)
+        valued = shape_of_model(critic.model, plain)
         trained.append(_model_memory(config, critic, valued, plain, copies=0, compares=False))
-    rollout, data = config.worker.rollout, config.data
     tokens = rollout.max_model_len or data.max_prompt_length + data.max_response_length
     cached = 2 * shape.text_stack.depth * shape.text_stack.keys * tokens
     totals = {
@@ -207,45 +220,27 @@ def bytes_in_4_bits(*, double_quantization: bool) -> float:
     return 0.5 + (1 + 4 / 256 if double_quantization else 4) / 64
 
 
-class Fit(NamedTuple):
-    """Why a run cannot start (None if it can), the bytes that its upper bound lacks, and a share for vLLM that would fit."""
+def fit(memory: Memory, rollout: RolloutConfig, *, free: int, total: int) -> tuple[str | None, int]:
+    """Returns why a run cannot start on a device (None if it can), and the bytes that its upper bound lacks.
 
-    refused: str | None
-    short: int
-    share: float | None
-
-
-def fit(memory: Memory, rollout: RolloutConfig, *, free: int, total: int) -> Fit:
-    """Compares the estimate with a device of `total` bytes, of which `free` are free before anything loads.
-
-    While responses are sampled, weights and optimizer are beside vLLM's share. In a pass they are beside the pass alone,
-    because vLLM sleeps, or beside its share without `rollout.sleep`. Another generator's weights always stay.
+    Of the device's `total` bytes, `free` are free before anything loads. While responses are sampled, weights and
+    optimizer are beside vLLM's share. In a pass they are beside the pass alone, because vLLM sleeps, or beside its share
+    without `rollout.sleep`. Another generator's weights always stay.
     """
     held = memory.weights + memory.optimizer
-    kept, least = held - memory.away, held + memory.least_pass
     share = int(rollout.gpu_memory_utilization * total) if memory.with_vllm else memory.engine
-    sleeps = memory.with_vllm and rollout.sleep
-    beside, asleep = (0, ASLEEP_BYTES) if sleeps else (share, 0)
-    most = free if sleeps else max(0, free - least)
-    highest = math.floor(min(free - kept, most) / total * 20) / 20
-    fitting = highest if memory.with_vllm and least <= free and highest * total >= memory.engine > 0 else None
+    beside, asleep = (0, ASLEEP_BYTES) if memory.with_vllm and rollout.sleep else (share, 0)
+    phase, needed = max(
+        (f"sampling beside the generator's {gib(share)}", held - memory.away + share),
+        (f"scoring and update beside the generator's {gib(beside)}", held + memory.least_pass + beside),
+        key=lambda each: each[1],
+    )
     refused = None
     if share < memory.engine:
         refused = f"vLLM's share is {gib(share)}, but its weights and one request need {gib(memory.engine)}"
-    elif kept + share > free:
-        refused = (
-            f"while responses are sampled, the trainer keeps {gib(kept)} beside the generator's {gib(share)}: "
-            f"{gib(kept + share - free)} too much"
-        )
-    elif least + beside > free:
-        where = "" if sleeps else f" beside the generator's {gib(share)}"
-        refused = (
-            f"scoring and update need {gib(least)}{where} before any activation: {gib(least + beside - free)} too much"
-        )
-    if refused is not None:
-        remedy = WHAT_HELPS if fitting is None else f"what would fit: worker.rollout.gpu_memory_utilization={fitting:g}"
-        refused = f"{refused}; {remedy}"
-    return Fit(refused, max(0, held + memory.largest_pass + beside + asleep - free), fitting)
+    elif needed > free:
+        refused = f"{phase} takes {gib(needed)} before any activation: {gib(needed - free)} too much"
+    return refused, max(0, held + memory.largest_pass + beside + asleep - free)
 
 
 def require_memory(memory: Memory | None, rollout: RolloutConfig, device: torch.device) -> None:
@@ -253,29 +248,18 @@ def require_memory(memory: Memory | None, rollout: RolloutConfig, device: torch.
     if memory is None or device.type != "cuda":
         return
     free, total = torch.cuda.mem_get_info(device)
-    found = fit(memory, rollout, free=free, total=total)
-    if found.refused is not None:
-        raise ConfigError(f"the run does not fit on this GPU ({gib(free)} of {gib(total)} are free): {found.refused}")
-    if found.short > 0:
-        logger.warning(
-            "GPU memory may be short by up to %s; if it runs out, lower "
-            "worker.actor.micro_batch_size_per_device_for_update and _for_experience",
-            gib(found.short),
+    refused, short = fit(memory, rollout, free=free, total=total)
+    if refused is not None:
+        raise ConfigError(
+            f"the run does not fit on this GPU ({gib(free)} of {gib(total)} are free): {refused}; {WHAT_HELPS}"
         )
+    if short > 0:
+        logger.warning("GPU memory may be short by up to %s; %s", gib(short), LESS_ACTIVATIONS)
 
 
 def gib(num_bytes: float) -> str:
     """Formats bytes in GiB, or in MiB below one GiB."""
     return f"{num_bytes / 2**20:.0f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:.1f} GiB"
-
-
-def _read_shape(model: ModelConfig | CriticModelConfig, lora: LoraConfig) -> ModelShape:
-    """Returns the shape of the model that a folder or a hub name describes, without reading its weights."""
-    assert model.model_path is not None
-    config = pretrained.read_config(model.model_path, trust_remote_code=model.trust_remote_code)
-    for key, value in model.override_config.items():
-        setattr(config, key, value)
-    return shape_of(config, lora=lora, trust_remote_code=model.trust_remote_code)
 
 
 def shape_of(config: Any, *, lora: LoraConfig, trust_remote_code: bool = False) -> ModelShape:

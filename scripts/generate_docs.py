@@ -203,11 +203,11 @@ def memory_cell(config: RunConfig, size: str, total: int) -> str:
         memory = estimate_memory(
             changed, with_vllm=True, shape_of_model=lambda model, lora: published_shape(size, lora)
         )
-        found = fit(memory, config.worker.rollout, free=total - 500_000_000, total=total)
-        if found.short == 0 and found.refused is None:
-            return str(rows)
-        if found.short == 0 and found.share is not None:
-            return f"{found.share:g}: {rows}"
+        usual = config.worker.rollout.gpu_memory_utilization
+        for share in (usual, *(twentieth / 20 for twentieth in range(19, 0, -1))):
+            rollout = replace(config.worker.rollout, gpu_memory_utilization=share)
+            if fit(memory, rollout, free=total - 500_000_000, total=total) == (None, 0):
+                return str(rows) if share == usual else f"{share:g}: {rows}"
     return "no"
 
 

@@ -7,7 +7,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+import sysconfig
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,19 +20,20 @@ from cepo.doctor.versions import Finding
 from cepo.errors import CepoError
 from cepo.hardware import (
     Capability,
-    c_compiler,
     driver_version,
     gpu_fault,
     has_flashinfer_kernels,
     num_processors,
-    python_headers,
     torchvision_fault,
+    with_own_programs,
 )
-from cepo.models.families import Family, family_of
+from cepo.models.families import family_of
 from cepo.models.pretrained import read_config
+from cepo.preflight import check_devices
 from cepo.rollout.engine_options import EngineMachine, engine_environment, engine_options
 from cepo.rollout.factory import choose_generator, settings_of_run
-from cepo.sizing import WHAT_HELPS, Memory, estimate_memory, fit, gib
+from cepo.rollout.generator import GeneratorSettings
+from cepo.sizing import LESS_ACTIVATIONS, WHAT_HELPS, Memory, estimate_memory, fit, gib
 from cepo.tracking.environment import installed_version
 
 _SMALLEST_CAPABILITY = (8, 0)
@@ -39,10 +41,6 @@ _SMALLEST_CAPABILITY = (8, 0)
 _CONTAINER = Path("/sys/fs/cgroup")
 _SHARED_MEMORY = Path("/dev/shm")
 _SHARED_PER_DEVICE = 2 * 2**30
-_LESS_ACTIVATIONS = (
-    "if it runs out: lower worker.actor.micro_batch_size_per_device_for_update or data.max_response_length, or set "
-    "worker.actor.model.enable_gradient_checkpointing=true"
-)
 
 
 class Gpu(NamedTuple):
@@ -86,23 +84,21 @@ def machine_findings(gpus: Sequence[Gpu]) -> list[Finding]:
         findings.append(Finding(str(_SHARED_MEMORY), "warn" if is_short else "ok", f"{gib(shared)} free", remedy))
     faults = {"torch's build": gpu_fault(), "torchvision": torchvision_fault()}
     failed = [Finding(subject, "fail", *fault) for subject, fault in faults.items() if fault is not None]
-    findings += failed or [_torch_build(has_gpus=bool(gpus))]
+    findings += failed or [_torch_build()]
     findings += [gpu_finding(index, gpu, torch.cuda.get_arch_list()) for index, gpu in enumerate(gpus)]
     if gpus:
         findings += tool_findings(with_vllm=installed_version("vllm") is not None)
     return findings
 
 
-def _torch_build(*, has_gpus: bool) -> Finding:
-    subject, cuda, driver = "torch's build", torch.version.cuda, driver_version()
-    found = "for CPUs" if cuda is None else f"CUDA {cuda}, compiled for {', '.join(torch.cuda.get_arch_list())}"
+def _torch_build() -> Finding:
+    cuda, driver = torch.version.cuda, driver_version()
+    seen = "no NVIDIA driver answers" if driver is None else f"driver {driver}"
     if cuda is None and driver is not None:
         remedy = "install the extra for GPUs into a fresh environment: pip install 'cepo[gpu]'"
-        return Finding(subject, "warn", f"{found}, which cannot use the NVIDIA GPU of driver {driver}", remedy)
-    found += "" if driver is None else f", driver {driver}"
-    if cuda is None or has_gpus:
-        return Finding(subject, "ok", found)
-    return Finding(subject, "info", f"{found}; no NVIDIA GPU is visible, so runs use the processors")
+        return Finding("torch's build", "warn", f"for CPUs, which cannot use the NVIDIA GPU of {seen}", remedy)
+    found = "for CPUs" if cuda is None else f"CUDA {cuda}, compiled for {', '.join(torch.cuda.get_arch_list())}; {seen}"
+    return Finding("torch's build", "ok", found)
 
 
 def gpu_finding(index: int, gpu: Gpu, compiled: Sequence[str]) -> Finding:
@@ -122,118 +118,100 @@ def gpu_finding(index: int, gpu: Gpu, compiled: Sequence[str]) -> Finding:
 def wheel_serves(capability: Capability, compiled: Sequence[str]) -> bool:
     """Returns whether a torch build with the architectures `compiled` (`torch.cuda.get_arch_list()`) runs on the GPU.
 
-    `sm_XY` is machine code: it runs on major version X from minor version Y on, or with a letter suffix on XY only.
-    `compute_XY` is PTX, which the driver translates for every later card.
+    `sm_XY` is machine code: it runs on major version X from minor version Y on. `compute_XY` is PTX, which the driver
+    translates for every later card.
     """
-    for kind, major, minor, letter in re.findall(r"(sm|compute)_(\d+)(\d)([a-z]?)", " ".join(compiled)):
-        built = (int(major), int(minor))
-        later = built <= capability if kind == "compute" else built[0] == capability[0] and built <= capability
-        if built == capability or (later and not letter):
-            return True
-    return False
+    built = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(compiled))
+    return any(
+        (int(major), int(minor)) <= capability and (kind == "compute" or int(major) == capability[0])
+        for kind, major, minor in built
+    )
 
 
 def tool_findings(*, with_vllm: bool) -> list[Finding]:
-    """Reports the tools with which Triton compiles the C launchers of its kernels.
-
-    Without them vLLM's model runner cannot start, and training uses slower paths.
-    """
+    """Reports the tools with which Triton compiles the C launchers of its kernels."""
     without = "vLLM cannot start" if with_vllm else "packed rows and the language head take slower paths"
-    python = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    wanted = (("C compiler", c_compiler(), "gcc"), ("Python headers", python_headers(), f"{python}-dev"))
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    tools = {
+        ("C compiler", "gcc"): c_compiler(),
+        ("Python headers", f"python3.{sys.version_info.minor}-dev"): str(headers) if headers.is_file() else None,
+    }
     why = f"not found; Triton compiles the launchers of its kernels with it; without it {without}"
     return [
         Finding(subject, "fail" if with_vllm else "warn", why, f"apt-get install -y {package}")
-        if path is None
-        else Finding(subject, "ok", path)
-        for subject, path, package in wanted
+        if found is None
+        else Finding(subject, "ok", found)
+        for (subject, package), found in tools.items()
     ]
 
 
+def c_compiler(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Returns the compiler of Triton's launchers, from the PATH of `environment` or the running Python's folder."""
+    path = with_own_programs(environment.get("PATH", ""))
+    compilers = [environment["CC"]] if environment.get("CC") else ["gcc", "clang"]
+    return next((found for name in compilers if (found := shutil.which(name, path=path))), None)
+
+
 def run_findings(config: RunConfig, gpus: Sequence[Gpu]) -> dict[str, list[Finding]]:
-    """Returns the findings on a checked configuration, by their heading."""
-    model, heading = config.worker.actor.model, "this config's devices"
+    """Returns the findings on a checked configuration, by their heading: what `cepo train` would refuse is one failure."""
+    model, trainer, heading = config.worker.actor.model, config.trainer, "this config's devices"
     try:
-        found = read_config(model.model_path, trust_remote_code=model.trust_remote_code)
-        family = family_of(found, trust_remote_code=model.trust_remote_code)
-        generator = chosen_generator(config, family, "cuda" if gpus else "cpu")
-        memory = estimate_memory(config, with_vllm=generator == "vllm")
+        devices = check_devices(trainer)
+        family = family_of(
+            read_config(model.model_path, trust_remote_code=model.trust_remote_code),
+            trust_remote_code=model.trust_remote_code,
+        )
+        visuals = (int(family.reads_images), 0)
+        settings = settings_of_run(config.data, config.worker, num_devices=trainer.num_devices, most_visuals=visuals)
+        generator = choose_generator(settings, family, "cuda" if gpus else "cpu")
+        on_gpu = generator == "vllm" and bool(gpus)
+        engine = engine_findings(settings, gpus[0].capability, trainer.num_devices) if on_gpu else []
+        memory = estimate_memory(config, with_vllm=on_gpu)
     except CepoError as error:
-        remedy = "name a checkpoint of a supported family, and a generator that is installed"
-        return {heading: [Finding("model", "fail", str(error), remedy)]}
+        return {heading: [Finding("run", "fail", str(error), "change what the message names")]}
     path = "rows that share tokens are packed" if family.packs else f"rows are padded: {family.why_padded}"
-    findings = {
+    return {
         heading: [
-            _devices_finding(config.trainer.n_gpus_per_node, len(gpus)),
+            Finding("device", "ok", devices),
             Finding("model", "ok", f"{family.title}; {path}"),
             Finding("generator", "ok", generator),
-        ]
+        ],
+        "this config's engine": engine,
+        "this config's memory": memory_findings(memory, config, gpus),
+        "disk": [disk_finding(memory, trainer.run_folder)],
     }
-    if generator == "vllm" and gpus:
-        findings["this config's engine"] = engine_findings(config, gpus[0].capability)
-    findings["this config's memory"] = memory_findings(memory, config, gpus)
-    findings["disk"] = [disk_finding(memory, config.trainer.run_folder)]
-    return findings
 
 
-def chosen_generator(config: RunConfig, family: Family, device: str) -> str:
-    """Returns the generator that a run would choose; raises `ConfigError` if the configured one cannot run here."""
-    visuals = (int(family.reads_images), 0)
-    settings = settings_of_run(config.data, config.worker, num_devices=config.trainer.num_devices, most_visuals=visuals)
-    return choose_generator(settings, family, device)
-
-
-def _devices_finding(wanted: int, usable: int) -> Finding:
-    if not usable:
-        return Finding("device", "info", "the processors: torch sees no GPU")
-    is_short = wanted > usable
-    remedy = f"set trainer.n_gpus_per_node to at most {usable}, or check CUDA_VISIBLE_DEVICES" if is_short else ""
-    return Finding("device", "fail" if is_short else "ok", f"{wanted} of {usable} GPUs", remedy)
-
-
-def engine_findings(config: RunConfig, capability: Capability) -> list[Finding]:
+def engine_findings(settings: GeneratorSettings, capability: Capability, num_devices: int) -> list[Finding]:
     """Reports vLLM's options and environment as a run would start it on the first GPU."""
-    num_devices = config.trainer.num_devices
-    settings = settings_of_run(config.data, config.worker, num_devices=num_devices, most_visuals=(1, 0))
     start = EngineMachine(capability=capability, flashinfer_kernels=has_flashinfer_kernels(), num_ranks=num_devices)
-    try:
-        options = json.dumps(engine_options(settings, start), sort_keys=True)
-    except CepoError as error:
-        remedy = "change the setting that the message names, or set worker.rollout.name=transformers"
-        return [Finding("options", "fail", str(error), remedy)]
+    options = json.dumps(engine_options(settings, start), sort_keys=True)
     defaults = sorted(engine_environment(settings, start).items())
     environment = " ".join(f"{name}={os.environ.get(name, value)}" for name, value in defaults)
     return [Finding("options", "info", options), Finding("environment", "info", environment)]
 
 
 def memory_findings(memory: Memory, config: RunConfig, gpus: Sequence[Gpu]) -> list[Finding]:
-    """Reports the estimate, and whether it fits on each GPU or, without one, in this machine's memory."""
+    """Reports the estimate, and whether it fits on each GPU or, without one, in each worker's part of the memory."""
     parts = (
         f"{memory.parameters:,} parameters; weights {gib(memory.weights)}, optimizer {gib(memory.optimizer)}, generator "
         f"{gib(memory.engine)} with one request, largest pass at most {gib(memory.largest_pass)}"
     )
     findings = [Finding("needed", "info", parts)]
-    for index, gpu in enumerate(gpus):
-        found, subject = fit(memory, config.worker.rollout, free=gpu.free, total=gpu.total), f"fits GPU {index}"
-        if found.refused is not None:
-            reason, _, remedy = found.refused.rpartition("; ")
-            findings.append(Finding(subject, "fail", reason, remedy))
-        elif found.short > 0:
-            findings.append(Finding(subject, "warn", f"up to {gib(found.short)} short", _LESS_ACTIVATIONS))
+    places = {f"fits GPU {index}": (gpu.free, gpu.total) for index, gpu in enumerate(gpus)}
+    if not gpus:
+        total, free = usable_memory()
+        workers = config.trainer.n_gpus_per_node
+        places = {"fits each worker": (free // workers, total // workers)}
+    for subject, (free, total) in places.items():
+        refused, short = fit(memory, config.worker.rollout, free=free, total=total)
+        if refused is not None:
+            findings.append(Finding(subject, "fail", refused, WHAT_HELPS))
+        elif short > 0:
+            findings.append(Finding(subject, "warn", f"up to {gib(short)} short", LESS_ACTIVATIONS))
         else:
-            findings.append(Finding(subject, "ok", f"{gib(gpu.free)} are free"))
-    return findings if gpus else [*findings, memory_finding(memory, config.trainer.n_gpus_per_node)]
-
-
-def memory_finding(memory: Memory, workers: int) -> Finding:
-    """Compares what the workers of a machine without a GPU need with its free memory."""
-    _, free = usable_memory()
-    held = memory.weights + memory.optimizer + memory.engine
-    least, most = workers * (held + memory.least_pass), workers * (held + memory.largest_pass)
-    found = f"{gib(least)} needed, at most {gib(most)} with activations; {gib(free)} are free"
-    if least > free:
-        return Finding("fits", "fail", found, WHAT_HELPS)
-    return Finding("fits", "warn", found, _LESS_ACTIVATIONS) if most > free else Finding("fits", "ok", found)
+            findings.append(Finding(subject, "ok", f"{gib(free)} are free"))
+    return findings
 
 
 def disk_finding(memory: Memory, folder: Path) -> Finding:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cepo.errors import EngineError
-from cepo.hardware import has_flashinfer_kernels, path_with, program_folder
+from cepo.hardware import has_flashinfer_kernels, with_own_programs
 from cepo.progress import phase
 from cepo.rollout.engine_options import EngineMachine, engine_environment, engine_options
 from cepo.rollout.generator import GeneratorSettings
@@ -100,7 +100,7 @@ def prepare_environment(defaults: Mapping[str, str]) -> None:
     """Sets vLLM's environment variables unless already set, and adds the folder of this Python's tools to the PATH."""
     for variable, value in defaults.items():
         os.environ.setdefault(variable, value)
-    os.environ["PATH"] = path_with(program_folder(), os.environ.get("PATH", ""))
+    os.environ["PATH"] = with_own_programs(os.environ.get("PATH", ""))
 
 
 def _silence_warnings() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from cepo.hardware import program_folder
 from lab.support.machine import ROOT
 
 SOURCE = Path(__file__).with_name("hollow_gpu.c")
@@ -90,7 +90,7 @@ def environment(library: Path, card: Card, count: int, cache: Path) -> dict[str,
     return found | {
         # Without nvcc, whatever this machine has, as on most rented ones.
         "CUDA_HOME": str(cache / "no-cuda"),
-        "PATH": os.pathsep.join([program_folder(), "/usr/bin", "/bin"]),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), "/usr/bin", "/bin"]),
         "CEPO_DRY_CARD": card.described(count),
         "LD_LIBRARY_PATH": folder,
         "LD_PRELOAD": str(library),

@@ -28,7 +28,7 @@ def test_the_embedded_worlds_config_could_start_here() -> None:
     code, report = examined("config=configs/microgeo/base.yaml")
     assert code == 0, report
     assert "1,315,392 parameters" in report
-    assert "the processors: torch sees no GPU" in report
+    assert "device │ ok │ CPU (" in report
     assert "Training can start." in report
 
 
@@ -44,7 +44,7 @@ def test_a_model_of_9_trillion_parameters_exits_1_and_names_lora(tmp_path: Path)
     code, report = examined("config=configs/microgeo/base.yaml", f"worker.actor.model.model_path={model}")
     assert code == 1
     assert "Training cannot start" in report
-    assert "fits │ fail" in report
+    assert "fits each worker │ fail" in report
     assert "-> what helps: LoRA (worker.actor.model.lora.rank=16)" in report
     assert "checkpoints │ fail" in report
     assert report.count("│ fail │") == 2

@@ -123,11 +123,11 @@ def test_a_b200_with_flashinfers_kernels_keeps_vllms_choice(model_folder: Path, 
 @pytest.mark.parametrize(
     ("driver", "settings", "named"),
     [
-        pytest.param("570.86.10", [], "install driver 580 or later", marks=MORE_CARDS),
+        pytest.param("570.86.10", [], "needed: 580 or later", marks=MORE_CARDS),
         (
             "580.65.06",
             ["worker.rollout.gpu_memory_utilization=0.97"],
-            "what would fit: worker.rollout.gpu_memory_utilization=",
+            "another share for vLLM (worker.rollout.gpu_memory_utilization)",
         ),
     ],
 )

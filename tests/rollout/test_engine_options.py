@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from cepo.config import load_config
+from cepo.doctor.machine import c_compiler
 from cepo.errors import EngineError
-from cepo.hardware import c_compiler, path_with, program_folder
+from cepo.hardware import with_own_programs
 from cepo.rollout.engine_options import EngineMachine, engine_environment, engine_options
 from cepo.rollout.factory import settings_of_run
 from cepo.rollout.generator import GeneratorSettings
@@ -228,7 +229,8 @@ def test_the_c_compiler_may_be_on_the_path_or_beside_python(tmp_path: Path, monk
 
 
 def test_this_pythons_programs_come_first_on_the_path_once() -> None:
-    once = path_with(program_folder(), "/usr/bin")
-    assert once.split(os.pathsep) == [str(Path(sys.executable).parent), "/usr/bin"]
-    assert path_with(program_folder(), once) == once
-    assert path_with("/venv/bin", "") == "/venv/bin"
+    own = str(Path(sys.executable).parent)
+    once = with_own_programs("/usr/bin")
+    assert once.split(os.pathsep) == [own, "/usr/bin"]
+    assert with_own_programs(once) == once
+    assert with_own_programs("") == own
