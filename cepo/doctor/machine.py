@@ -118,14 +118,15 @@ def gpu_finding(index: int, gpu: Gpu, compiled: Sequence[str]) -> Finding:
 def wheel_serves(capability: Capability, compiled: Sequence[str]) -> bool:
     """Returns whether a torch build with the architectures `compiled` (`torch.cuda.get_arch_list()`) runs on the GPU.
 
-    `sm_XY` is machine code: it runs on major version X from minor version Y on. `compute_XY` is PTX, which the driver
-    translates for every later card.
+    `sm_XY` is machine code: it runs on major version X from minor version Y on, or with a letter suffix on XY only.
+    `compute_XY` is PTX, which the driver translates for every later card.
     """
-    built = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(compiled))
-    return any(
-        (int(major), int(minor)) <= capability and (kind == "compute" or int(major) == capability[0])
-        for kind, major, minor in built
-    )
+    for kind, major, minor, letter in re.findall(r"(sm|compute)_(\d+)(\d)([a-z]?)", " ".join(compiled)):
+        built = (int(major), int(minor))
+        later = built <= capability and (kind == "compute" or built[0] == capability[0])
+        if built == capability or (later and not letter):
+            return True
+    return False
 
 
 def tool_findings(*, with_vllm: bool) -> list[Finding]:
@@ -170,7 +171,7 @@ def run_findings(config: RunConfig, gpus: Sequence[Gpu]) -> dict[str, list[Findi
     except CepoError as error:
         return {heading: [Finding("run", "fail", str(error), "change what the message names")]}
     path = "rows that share tokens are packed" if family.packs else f"rows are padded: {family.why_padded}"
-    return {
+    findings = {
         heading: [
             Finding("device", "ok", devices),
             Finding("model", "ok", f"{family.title}; {path}"),
@@ -180,6 +181,7 @@ def run_findings(config: RunConfig, gpus: Sequence[Gpu]) -> dict[str, list[Findi
         "this config's memory": memory_findings(memory, config, gpus),
         "disk": [disk_finding(memory, trainer.run_folder)],
     }
+    return {name: found for name, found in findings.items() if found}
 
 
 def engine_findings(settings: GeneratorSettings, capability: Capability, num_devices: int) -> list[Finding]:

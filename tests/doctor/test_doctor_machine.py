@@ -49,6 +49,7 @@ def test_a_cuda_13_wheel_has_code_for_12_0() -> None:
     assert not any(wheel_serves(capability, WHEEL_CUDA_12_4) for capability in [(10, 0), (12, 0)])
     assert wheel_serves((12, 0), (*WHEEL_CUDA_12_4, "compute_90"))
     assert wheel_serves((9, 0), ("sm_90a",))
+    assert not wheel_serves((12, 1), ("sm_120a",))
 
 
 def test_an_rtx_pro_6000_is_ok_with_cuda_13_only() -> None:
