@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 TRACKER_FILE = "checkpoint_tracker.json"
 STATE_FILE = "trainer_state.json"
 FILES_FILE = "files.json"
-FORMAT_VERSION = 1
-"""Version of a checkpoint's layout; a checkpoint that names none is read as the current version."""
+FORMAT_VERSION = 2
+"""Version of a checkpoint's layout; one that names none has version 1, whose shards are pickles."""
 _FILES = TypeAdapter(dict[str, tuple[StrictInt, StrictInt]])
 _ANEW = (
     "trainer.find_last_checkpoint=false or another trainer.experiment_name starts a new run; to train its weights further, "
@@ -163,11 +163,10 @@ class CheckpointStore:
             state = _state(folder)
         except ForeignFileError as error:
             raise CheckpointError(f"{folder} is not a complete checkpoint ({error}); {another}") from error
-        version = state.get("format", FORMAT_VERSION)
-        if not isinstance(version, int) or version > FORMAT_VERSION:
+        version = state.get("format", 1)
+        if version != FORMAT_VERSION:
             raise CheckpointError(
-                f"{folder} has format {version!r}, but this cepo reads formats up to {FORMAT_VERSION}; use the version that "
-                "wrote it"
+                f"{folder} has format {version!r}, but this cepo reads format {FORMAT_VERSION}; use the version that wrote it"
             )
         for key, value in self._identity.items():
             if _comparable(key, state.get(key)) != _comparable(key, value):

@@ -539,7 +539,7 @@ STATES: dict[str, Attack] = {
 @pytest.mark.parametrize("name", STATES)
 def test_a_hostile_state_is_refused_by_a_resume(tmp_path: Path, victim: Path, name: str) -> None:
     step = tmp_path / "global_step_1"
-    text("trainer_state.json", json.dumps({"format": 1, "state": {"step": 1}}))(step)
+    text("trainer_state.json", json.dumps({"format": 2, "state": {"step": 1}}))(step)
     STATES[name](step)
     store = CheckpointStore(tmp_path, keep=-1, identity={})
     with pytest.raises(CepoError) as caught:
@@ -578,7 +578,7 @@ def test_a_state_without_counts_is_refused_by_a_resume(tmp_path: Path, change: d
     step = tmp_path / "global_step_1"
     (step / "actor").mkdir(parents=True)
     counts = {"step": 1, "rounds": 1, "kl_coefficient": 0.1} | change
-    (step / "trainer_state.json").write_text(json.dumps({"format": 1, "state": counts}))
+    (step / "trainer_state.json").write_text(json.dumps({"format": 2, "state": counts}))
     (step / "files.json").write_text(json.dumps(written_files(step)))
     with pytest.raises(CheckpointError, match="has no valid trainer state"):
         CheckpointStore(tmp_path, keep=-1, identity={}).read(step)

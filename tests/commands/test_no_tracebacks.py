@@ -63,7 +63,7 @@ def test_an_odd_setting_is_one_message_or_a_run(setting: str) -> None:
 def checkpoint(folder: Path, **state: object) -> Path:
     (folder / "actor").mkdir(parents=True)
     (folder / "actor" / "weights").write_text("abc")
-    (folder / STATE_FILE).write_text(json.dumps({"format": 1, "state": {"step": 1}, **state}))
+    (folder / STATE_FILE).write_text(json.dumps({"format": 2, "state": {"step": 1}, **state}))
     (folder / FILES_FILE).write_text(json.dumps(written_files(folder)))
     return folder
 
@@ -135,10 +135,10 @@ def test_links_and_pipes_in_a_checkpoint_are_damage(tmp_path: Path, name: str, r
         CheckpointStore(tmp_path, keep=-1, identity={}).read(folder)
 
 
-@pytest.mark.parametrize("version", [2, "x", None])
-def test_a_checkpoint_of_a_later_format_is_refused(tmp_path: Path, version: object) -> None:
+@pytest.mark.parametrize("version", [1, 3, "x", None])
+def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path, version: object) -> None:
     folder = checkpoint(tmp_path / "global_step_1", format=version)
-    with pytest.raises(CheckpointError, match=r"has format .* reads formats up to 1; use the version that wrote it"):
+    with pytest.raises(CheckpointError, match=r"has format .* reads format 2; use the version that wrote it"):
         CheckpointStore(tmp_path, keep=-1, identity={}).read(folder)
 
 

@@ -71,7 +71,7 @@ def a_score_too_few(_: Path) -> None:
 
 
 def a_checkpoint_of_another_run(folder: Path) -> None:
-    (folder / STATE_FILE).write_text(json.dumps({"adv_estimator": "grpo", "state": {}}))
+    (folder / STATE_FILE).write_text(json.dumps({"format": 2, "adv_estimator": "grpo", "state": {}}))
     CheckpointStore(folder, keep=1, identity={"adv_estimator": "cepo"}).read(folder)
 
 
