@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -94,3 +95,16 @@ def merge_metrics(parts: Iterable[Mapping[str, Metric]]) -> Metrics:
 def results(metrics: Mapping[str, Metric]) -> dict[str, float]:
     """Returns the reduced numbers of all metrics that counted something."""
     return {name: value for name, metric in metrics.items() if (value := metric.result) is not None}
+
+
+def wilson_interval(fraction: float, count: float | None, z: float = 1.0) -> tuple[float, float] | None:
+    """Returns Wilson's interval of a fraction p of n independent samples; None if n is unknown.
+
+    `(p + z^2 / 2n ± z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)`: z is 1 for one standard error and 1.96 for
+    95 %. It has a width at p = 0 and p = 1 too, and stays between 0 and 1.
+    """
+    if count is None or not count > 0 or not math.isfinite(fraction):
+        return None
+    square = z * z / count
+    half = math.sqrt(square * max(fraction * (1 - fraction), 0.0) + square * square / 4)
+    return (fraction + square / 2 - half) / (1 + square), (fraction + square / 2 + half) / (1 + square)

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cepo.metrics import wilson_interval
 from cepo.report.recorded_run import RunData
-from cepo.report.score_tables import wilson_interval
 from cepo.tracking.console import STAGES
 from cepo.trees import Tree
 

@@ -13,11 +13,12 @@ from pathlib import Path
 from cepo.algorithms.base import SHARED
 from cepo.config.listing import REQUIRED, settings_of
 from cepo.errors import DataError
+from cepo.metrics import wilson_interval
 from cepo.report.charts import COUNTS, Chart, Series, planned_charts, save_figure, series_of, words
 from cepo.report.html import Section, Table, scores, write_page
 from cepo.report.page import chart_sections
 from cepo.report.recorded_run import UNKNOWN_ESTIMATOR, RunData, as_yaml, load_run
-from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow, wilson_interval
+from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
 from cepo.trees import leaves
 
 _METHOD, _UNSET = "algorithm.adv_estimator", "not set"

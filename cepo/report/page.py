@@ -16,11 +16,12 @@ from rich.table import Table as TerminalTable
 
 from cepo.algorithms import available_estimators
 from cepo.config.listing import REQUIRED, method_settings, settings_of
+from cepo.metrics import wilson_interval
 from cepo.report.charts import COUNTS, HELD_OUT, LEARNING, Chart, run_charts, save_figure
 from cepo.report.credit_view import credit_view
 from cepo.report.html import Sample, Section, Story, Table, samples_table, write_page
 from cepo.report.recorded_run import RunData, as_yaml, load_run
-from cepo.report.score_tables import Cell, wilson_interval
+from cepo.report.score_tables import Cell
 from cepo.tracking.console import STAGES
 from cepo.tracking.run_folder import read_environment, read_generations
 from cepo.trees import leaves

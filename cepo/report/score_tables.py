@@ -50,19 +50,6 @@ class Cell:
         return cls(mean=statistics.fmean(values), error=error)
 
 
-def wilson_interval(fraction: float, count: float | None, z: float = 1.0) -> tuple[float, float] | None:
-    """Returns Wilson's interval of a fraction p of n independent samples; None if n is unknown.
-
-    `(p + z^2 / 2n ± z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)`: z is 1 for one standard error and 1.96 for
-    95 %. It has a width at p = 0 and p = 1 too, and stays between 0 and 1.
-    """
-    if count is None or not count > 0 or not math.isfinite(fraction):
-        return None
-    square = z * z / count
-    half = math.sqrt(square * max(fraction * (1 - fraction), 0.0) + square * square / 4)
-    return (fraction + square / 2 - half) / (1 + square), (fraction + square / 2 + half) / (1 + square)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Column:
     """A quantity. If `is_ranked`, the largest value of each group is bold."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from rich.text import Text
 
 from cepo.live_view import SafeConsole, duration
+from cepo.metrics import wilson_interval
 from cepo.progress import view_console
 from cepo.tracking.sink import RunDescription, Sink
 
@@ -80,14 +80,13 @@ def step_line(step: int, max_steps: int, values: Mapping[str, float], *, remaini
 
 
 def validation_line(step: int, max_steps: int, values: Mapping[str, float]) -> Text:
-    """Returns the line of a validation: accuracy, with a binomial standard error if the number of samples is known."""
+    """Returns the line of a validation: accuracy, with its 95 % interval if the number of samples is known."""
     accuracy = values["val/accuracy"]
     line = _step_label(step, max_steps)
     line.append(f"  validation accuracy {accuracy:.3f}", style="bold green")
     count = values.get("val/num_samples")
-    if count:
-        error = math.sqrt(max(accuracy * (1 - accuracy), 0.0) / count)
-        line.append(f" +- {error:.3f} (n {count:.0f})")
+    if (interval := wilson_interval(accuracy, count, 1.96)) is not None:
+        line.append(f" ({interval[0]:.3f} to {interval[1]:.3f}, n {count:.0f})")
     if "val/reward" in values:
         line.append(f"  reward {values['val/reward']:.3f}")
     if "timing_s/validate" in values:

@@ -53,7 +53,7 @@ LINES = [
     "step 1/4  reward 0.250  grad 1  0.70 s  ETA 2 s",
     "step 2/4  reward 0.500  grad 0.5  0.70 s  ETA 1 s",
     "step 3/4  reward 0.750  grad 0.333  0.70 s  ETA 1 s",
-    "step 3/4  validation accuracy 0.500 +- 0.050 (n 100)",
+    "step 3/4  validation accuracy 0.500 (0.404 to 0.596, n 100)",
     f"  accuracy 1: {HARMLESS}",
     "checkpoint written",
     "a library prints",

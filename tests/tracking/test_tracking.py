@@ -296,13 +296,13 @@ def test_the_console_line_says_what_an_operator_asks(tmp_path: Path) -> None:
     )
 
 
-def test_the_console_shows_validation_with_its_error(tmp_path: Path) -> None:
-    """96 of 256 are right, with a standard error of 3 points."""
+def test_the_console_shows_validation_with_its_interval(tmp_path: Path) -> None:
+    """96 of 256 are right. Wilson: (0.375 + 3.84 / 512 ± 1.96 sqrt(0.375 * 0.625 / 256 + 3.84 / 512^2)) / (1 + 3.84 / 256)."""
     output = io.StringIO()
     sink = build_sink("console", run_in(tmp_path, console=Console(file=output, width=40)))
     sink.log_metrics(0, {"val/accuracy": 0.375, "val/num_samples": 256, "timing_s/validate": 12.34})
     assert step_line(7, 10, {}, remaining_seconds=None).plain == "step  7/10"
-    assert output.getvalue() == "step  0/10  validation accuracy 0.375 +- 0.030 (n 256)  seconds 12.3\n"
+    assert output.getvalue() == "step  0/10  validation accuracy 0.375 (0.318 to 0.436, n 256)  seconds 12.3\n"
 
 
 def test_durations_read_as_seconds_minutes_or_hours() -> None:
