@@ -232,10 +232,10 @@ class ImageStore:
             self._inputs[source] = inputs
         return self._inputs[source]
 
-    def keep(self, sources: Collection[ImageSource]) -> None:
-        """Frees the images of all other rows; the data sets remain open."""
-        self._images = {source: images for source, images in self._images.items() if source in sources}
-        self._inputs = {source: inputs for source, inputs in self._inputs.items() if source in sources}
+    def forget(self) -> None:
+        """Frees all images; the data sets remain open."""
+        self._images.clear()
+        self._inputs.clear()
 
     def _data(self, name: str) -> Any:
         if name not in self._rows:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -187,20 +186,6 @@ class Processing:
         return self.tokenizer.decode(
             list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
-
-    def tokens_of(self, token_ids: Sequence[int], start: int, stop: int, *, skip_special_tokens: bool) -> slice:
-        """Returns the range of tokens that contain the characters `start` to `stop` of the decoded text.
-
-        It is found by bisection over decoded prefixes, because a token may be part of a character.
-        """
-        text = self.decode(token_ids, skip_special_tokens=skip_special_tokens)
-
-        def beginning(count: int) -> str:
-            return self.decode(token_ids[:count], skip_special_tokens=skip_special_tokens)
-
-        counts = range(len(token_ids) + 1)
-        first = bisect_right(counts, start, key=lambda count: len(beginning(count))) - 1
-        return slice(first, bisect_left(counts, True, key=lambda count: beginning(count)[:stop] == text[:stop]))
 
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
         """Returns the text of each token separately, for heat maps of credit."""

@@ -56,7 +56,7 @@ class Receiver:
     def forget(self) -> None:
         """Frees the images of earlier messages."""
         self._received.clear()
-        self._store.keep(())
+        self._store.forget()
 
 
 def encode(value: object) -> bytes:

@@ -137,21 +137,6 @@ def test_packed_rows_have_the_tokens_and_positions_of_their_own(
         assert [images[0].get(place) for place in seen[0]] == [images[1].get(place) for place in seen[1]]
 
 
-@given(text=st.text(st.sampled_from("角é 7x{}\n🙂")), data=st.data())
-def test_characters_are_in_the_tokens_found_for_them(
-    tiny_processing: Processing, text: str, data: st.DataObject
-) -> None:
-    tokens = tiny_processing.encode_text(text)
-    start = data.draw(st.integers(0, len(text)))
-    stop = data.draw(st.integers(start, len(text)))
-    found = tiny_processing.tokens_of(tokens, start, stop, skip_special_tokens=True)
-    assert (
-        tiny_processing.decode(tokens[: found.start])
-        == text[:start][: len(tiny_processing.decode(tokens[: found.start]))]
-    )
-    assert text[start:stop] in tiny_processing.decode(tokens[found.start : max(found.start, found.stop)])
-
-
 @given(places=PLACES, budget=st.integers(1, 600))
 def test_passes_have_each_row_once_within_their_bound(
     contexts: Contexts,
