@@ -29,7 +29,7 @@ nightly: ## what takes long: 2000 random examples of each fuzz test, mutants, ki
 
 docs:    ## write the generated pages, and build the site into build/site
 	$(PYTHON) scripts/generate_docs.py
-	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict -f scripts/mkdocs.yml
 
 audit:   ## known vulnerabilities of the pinned packages; exit code 3 where no database is reached
 	$(PYTHON) -m pip install --quiet pip-audit

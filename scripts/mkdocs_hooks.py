@@ -1,6 +1,6 @@
 """Adds the pages of the repository's root to the documentation site and rewrites links that leave docs/.
 
-The pages in docs/ link to each other by file name, and to files outside docs/ by `../`. On the site, the four pages of
+The pages in docs/ link to each other by file name, and to files outside docs/ by `../`. On the site, the three pages of
 the root are next to those of docs/. Links to other files (scripts, examples) become their paths in the repository.
 """
 
@@ -17,7 +17,6 @@ ROOT_PAGES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
-    "SECURITY.md": "security.md",
 }
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)]*)?\)")
 

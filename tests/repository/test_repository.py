@@ -139,7 +139,7 @@ def test_issue_forms_name_each_field_once(name: str) -> None:
     assert all(part["attributes"].get("label") for part in form["body"] if part["type"] != "markdown")
 
 
-@pytest.mark.parametrize("file", sorted((REPOSITORY / "docker").glob("Dockerfile.*")), ids=lambda file: file.name)
+@pytest.mark.parametrize("file", sorted((REPOSITORY / "scripts" / "docker").glob("Dockerfile.*")), ids=lambda file: file.name)
 def test_an_image_copies_files_that_exist_and_pins_its_extra(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     copied = [name for line in re.findall(r"^COPY (.*)$", text, re.MULTILINE) for name in line.split()[:-1]]
@@ -166,7 +166,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install 'cepo[docs]'")
     pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed: pip install 'cepo[docs]'")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", "scripts/mkdocs.yml", "--site-dir", str(tmp_path / "site")],
         cwd=REPOSITORY, env={"PATH": "/usr/bin:/bin", "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True,
         timeout=120, check=False,
     )  # fmt: skip
