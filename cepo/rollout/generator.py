@@ -30,13 +30,10 @@ class GeneratorSettings:
         dtype: "bf16", "fp16" or "fp32".
         max_model_len: maximum length of a prompt, with image tokens, and its response together.
         fp32_logits: compute logits in float32 even if `dtype` is a 16-bit type.
-        batch_size: number of responses that transformers decodes together; the following settings are vLLM's.
-        seed: vLLM's own seed, which does not affect the samples.
-        gpu_memory_utilization: vLLM's share of the GPU's memory; without a GPU, the KV cache takes
-            VLLM_CPU_KVCACHE_SPACE GiB (1 if unset).
-        enforce_eager: use no CUDA graphs. Without a GPU the engine is always eager.
-        max_num_batched_tokens: maximum number of tokens in one pass of the engine; None for vLLM's default.
-        max_num_seqs: maximum number of responses sampled at once; None for vLLM's default.
+        batch_size: number of responses that transformers decodes together; the following settings are vLLM's own where
+            they have its names, with None for its default.
+        seed: does not affect the samples.
+        gpu_memory_utilization: without a GPU, the KV cache takes VLLM_CPU_KVCACHE_SPACE GiB (1 if unset).
         limit_images, limit_videos: maximum numbers of images and of videos in a prompt.
         lora_rank: 0 if the weights come as `FullWeights`, else the rank of the adapters.
         tensor_parallel_size: number of neighbouring ranks that share one engine; all of them get the same calls.
@@ -90,7 +87,6 @@ class GenerationRequest:
         images: RGB images, already resized to the pixel limits of the section `data`.
         videos: their selected frames, within the same limits.
         seed: non-negative; sample i of the prompt depends only on (seed, i) and the weights.
-        image_source: the place from which `images` can be read again, if any.
     """
 
     prompt_ids: tuple[int, ...]
@@ -196,7 +192,7 @@ class Generator(Sampler, Protocol):
         ...
 
     def drain_metrics(self) -> Metrics:
-        """Returns metrics since the last call: `work/rollout_prefix_hits`, the share of prompt tokens not computed."""
+        """Returns `work/rollout_prefix_hits` since the last call, the share of the samples' prompt tokens not computed."""
         ...
 
     def rest(self) -> None:

@@ -115,11 +115,10 @@ class ProcessedFamily(Family):
         for one in images:
             inputs = {name: tensor.to(device) for name, tensor in self.model_inputs(one).items()}
             embeddings = model.model.get_image_features(**inputs, return_dict=True).pooler_output
-            found.append([ImageFeatures(embeddings=self.joined(embeddings))])
+            if not isinstance(embeddings, Tensor):  # images differ in their number of tokens
+                embeddings = torch.cat(list(embeddings))
+            found.append([ImageFeatures(embeddings=embeddings)])
         return found
-
-    def joined(self, embeddings: Any) -> Tensor:
-        return embeddings
 
 
 def with_tower_named(name: str) -> str:
@@ -152,10 +151,6 @@ class LlavaOneVision(ProcessedFamily):
     tower_inputs = ("image_sizes", "batch_num_images")
     vision_modules = ("vision_tower", "multi_modal_projector")
     vision_parameters = ("image_newline",)
-
-    def joined(self, embeddings: Any) -> Tensor:
-        """Concatenates the images' features to (image tokens, H), because images differ in their number of tokens."""
-        return torch.cat(list(embeddings))
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
         """vLLM serves no adapters for this architecture, and tiles images even if a prompt has several."""
