@@ -108,9 +108,10 @@ def engine_options(settings: GeneratorSettings, machine: EngineMachine) -> Tree:
         # Only whole blocks are shared, and the default of 128 tokens is longer than a small prompt.
         options["block_size"] = _CPU_BLOCK_TOKENS
         return options
-    backend = _attention_backend(machine)
-    if backend is not None:
-        options["attention_config"] = {"backend": backend}
+    if machine.capability is not None and machine.capability[0] == 10 and not machine.flashinfer_kernels:
+        # vLLM's first choice there is FlashInfer, which without compiled kernels compiles for minutes and may download
+        # sources, or fails. FLASH_ATTN is FlashAttention 4 there, which brings its own compiler.
+        options["attention_config"] = {"backend": "FLASH_ATTN"}
     if settings.tensor_parallel_size > 1:
         # vLLM's own all-reduce looks up devices by their number on the machine, but a rank sees only one of them:
         # IndexError in `device_id_to_physical_device_id`.
@@ -130,16 +131,6 @@ def _compilation(settings: GeneratorSettings) -> Tree:
         # The fused pass uses FlashInfer's all-reduce, which looks up devices in the same way.
         found["pass_config"] = {"fuse_allreduce_rms": False}
     return found
-
-
-def _attention_backend(machine: EngineMachine) -> str | None:
-    """Returns the attention backend to request from vLLM; None if its own choice runs without a compiler.
-
-    Its first choice for compute capability 10.x is FlashInfer, which without compiled kernels compiles for minutes and
-    may download sources, or fails. FLASH_ATTN is FlashAttention 4 there, which brings its own compiler.
-    """
-    prefers_flashinfer = machine.capability is not None and machine.capability[0] == 10
-    return "FLASH_ATTN" if prefers_flashinfer and not machine.flashinfer_kernels else None
 
 
 def engine_environment(settings: GeneratorSettings, machine: EngineMachine) -> dict[str, str]:

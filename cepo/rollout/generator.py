@@ -162,10 +162,7 @@ class Sampler(Protocol):
     """Samples responses: an engine, or a backend with engines on many devices."""
 
     def generate(
-        self,
-        requests: Sequence[GenerationRequest],
-        settings: SamplingSettings,
-        on_finished: OnFinished | None = None,
+        self, requests: Sequence[GenerationRequest], settings: SamplingSettings, on_finished: OnFinished | None = None
     ) -> list[list[Generation]]:
         """Samples `settings.num_samples` responses for each request, in the order of the requests.
 
@@ -208,8 +205,7 @@ def check_prompts(
     requests: Sequence[GenerationRequest],
     sampling: SamplingSettings,
     max_model_len: int,
-    image_token_id: int | None,
-    video_token_id: int | None = None,
+    placeholders: tuple[int | None, int | None],
 ) -> None:
     """Raises EngineError unless each prompt fits the engine, and has one placeholder per image and video."""
     for index, request in enumerate(requests):
@@ -220,12 +216,12 @@ def check_prompts(
                 f"{sampling.max_response_length} more, {length} in total, but worker.rollout.max_model_len is "
                 f"{max_model_len}; raise it or lower data.max_response_length"
             )
-        kinds = (("image", image_token_id, len(request.images)), ("video", video_token_id, len(request.videos)))
-        for kind, token_id, number in kinds:
-            placeholders = request.prompt_ids.count(token_id) if token_id is not None else 0
-            if placeholders != number:
+        visuals = {"image": request.images, "video": request.videos}
+        for (kind, given), token_id in zip(visuals.items(), placeholders, strict=True):
+            found, number = request.prompt_ids.count(token_id) if token_id is not None else 0, len(given)
+            if found != number:
                 raise EngineError(
-                    f"prompt {index} of the batch has {placeholders} {kind} placeholders (token id {token_id}) and "
+                    f"prompt {index} of the batch has {found} {kind} placeholders (token id {token_id}) and "
                     f"{number} {kind}s; each {kind} needs exactly one placeholder"
                 )
 

@@ -69,13 +69,9 @@ class TransformersGenerator:
         self._prompt_tokens = self._shared_tokens = 0
 
     def generate(
-        self,
-        requests: Sequence[GenerationRequest],
-        settings: SamplingSettings,
-        on_finished: OnFinished | None = None,
+        self, requests: Sequence[GenerationRequest], settings: SamplingSettings, on_finished: OnFinished | None = None
     ) -> list[list[Generation]]:
-        """See `cepo.rollout.generator.Generator`. A request finishes with the batch that decodes its last sample."""
-        check_prompts(requests, settings, self._settings.max_model_len, *self._processing.placeholders)
+        check_prompts(requests, settings, self._settings.max_model_len, self._processing.placeholders)
         results: list[list[Generation]] = [[] for _ in requests]
         copies = settings.num_samples if settings.temperature == 0 else 1
         rows, total = self._rows(requests, settings), len(requests) * settings.num_samples
@@ -104,7 +100,6 @@ class TransformersGenerator:
         return batch
 
     def sync_weights(self, weights: Weights) -> None:
-        """See `cepo.rollout.generator.Generator`. The first adapter wraps the model with PEFT."""
         self._decoder, self._decoder_is_current = None, False
         if isinstance(weights, AdapterWeights):
             self._load_adapter(weights)

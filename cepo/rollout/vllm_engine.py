@@ -82,13 +82,10 @@ class VllmGenerator:
         self._prefixes = _counted_prefixes(self._llm)
 
     def generate(
-        self,
-        requests: Sequence[GenerationRequest],
-        settings: SamplingSettings,
-        on_finished: OnFinished | None = None,
+        self, requests: Sequence[GenerationRequest], settings: SamplingSettings, on_finished: OnFinished | None = None
     ) -> list[list[Generation]]:
         llm = self._engine()
-        check_prompts(requests, settings, self._settings.max_model_len, *self._processing.placeholders)
+        check_prompts(requests, settings, self._settings.max_model_len, self._processing.placeholders)
         num_samples = settings.num_samples if settings.temperature > 0 else 1  # greedy samples are equal
         calls = range(num_samples) if self._draws_itself else (0,)
         samplings = [self._sampling(request, settings, sample) for request in requests for sample in calls]
@@ -150,7 +147,6 @@ class VllmGenerator:
         return identifiers
 
     def sync_weights(self, weights: Weights) -> None:
-        """See `cepo.rollout.generator.Generator`. An adapter is served unmerged."""
         llm = self._engine()
         assert isinstance(weights, AdapterWeights) == (self._settings.lora_rank > 0), (
             "the run serves one kind of weights"
@@ -170,7 +166,6 @@ class VllmGenerator:
             raise EngineError(f"vLLM did not accept the new weights: {last_lines(error)}") from error
 
     def drain_metrics(self) -> Metrics:
-        """See `cepo.rollout.generator.Generator`. The prompt of each sample counts."""
         counts = self._prefixes.make_prefix_cache_stats()
         return {"work/rollout_prefix_hits": fraction(counts.hits, counts.queries)} if counts.queries else {}
 

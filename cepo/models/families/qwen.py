@@ -39,7 +39,6 @@ class GridReader(ImageReader):
     def read(
         self, images: Sequence[Image], source: ImageSource | None = None, videos: Sequence[Video] = ()
     ) -> ImageInputs:
-        """See `ImageReader.read`. A video becomes images, one per temporal patch, after the other images."""
         if not videos:
             values = self._images(images=list(images), return_tensors="pt")
             return ImageInputs(pixel_values=values["pixel_values"], grid_thw=values["image_grid_thw"], source=source)
@@ -156,7 +155,6 @@ class GridFamily(Family):
     vision_modules = ("visual",)
 
     def model_inputs(self, images: ImageInputs) -> dict[str, Tensor]:
-        """Returns patches and grids of images and videos; a video's grid has one row per temporal patch."""
         num_patches = int(images.grid[: images.num_images].prod(dim=1).sum())
         inputs: dict[str, Tensor] = {}
         if images.num_images:
@@ -180,7 +178,6 @@ class GridFamily(Family):
         return [[next(found) for _ in range(one.num_units)] for one in images]
 
     def feature_inputs(self, features: Sequence[ImageFeatures], is_frame: Sequence[bool]) -> dict[str, object]:
-        """See `Family.feature_inputs`; images and video frames are separate entries."""
         found: dict[str, object] = {}
         for kind, wanted in (("image", False), ("video", True)):
             chosen = [one for one, flag in zip(features, is_frame, strict=True) if flag == wanted]
