@@ -105,7 +105,7 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 def main() -> None:
-    """Answers requests until the standard input ends: each line is a request, each line of the output its reply, in JSON."""
+    """Answers requests until the standard input ends, one line of JSON each."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     from transformers.utils.chat_template_utils import render_jinja_template
 

@@ -183,7 +183,9 @@ def log_probs_in_place(
     `logits` is overwritten; with `with_direction` it holds `onehot(target) - P` afterwards, in its own type.
     """
     if _kernel_works(logits.device, logits.dtype):
-        return _kernel()(logits, targets, temperature, with_direction=with_direction)
+        from cepo.models import head_kernel  # needs Triton
+
+        return head_kernel.log_probs_in_place(logits, targets, temperature, with_direction=with_direction)
     return _log_probs_by_torch(logits, targets, temperature, with_direction=with_direction)
 
 
@@ -203,12 +205,6 @@ def _log_probs_by_torch(logits: Tensor, targets: Tensor, temperature: float, *, 
     return log_probs
 
 
-def _kernel() -> Callable[..., Tensor]:
-    from cepo.models.head_kernel import log_probs_in_place as by_kernel
-
-    return by_kernel
-
-
 @cache
 def _kernel_works(device: torch.device, dtype: torch.dtype) -> bool:
     """Returns whether the kernel agrees with torch on a small input on this device."""
@@ -218,7 +214,9 @@ def _kernel_works(device: torch.device, dtype: torch.dtype) -> bool:
     targets = torch.tensor([0, 4999, 77], device=device)
     expected = logits.clone()
     try:
-        found_log_probs = _kernel()(logits, targets, 0.7, with_direction=True)
+        from cepo.models import head_kernel
+
+        found_log_probs = head_kernel.log_probs_in_place(logits, targets, 0.7, with_direction=True)
     except (RuntimeError, ImportError, OSError) as error:  # no compiler, or a kernel this device cannot run
         logger.warning("log-probs are computed by torch: the kernel fails (%s: %s)", type(error).__name__, error)
         return False
@@ -275,11 +273,9 @@ def _chunks(count: int, size: int) -> list[slice]:
 
 
 def head_chunk_tokens(device: torch.device, vocabulary: int) -> int:
-    """Returns the number of tokens in a chunk of the LM head."""
     return max(1, (HEAD_CHUNK_ELEMENTS if device.type == "cpu" else HEAD_CHUNK_ELEMENTS_ON_GPU) // vocabulary)
 
 
 def divergence_chunk_tokens(device: torch.device, vocabulary: int) -> int:
-    """Returns the number of tokens in a chunk of a divergence."""
     elements = DIVERGENCE_CHUNK_ELEMENTS if device.type == "cpu" else DIVERGENCE_CHUNK_ELEMENTS_ON_GPU
     return max(1, elements // vocabulary)

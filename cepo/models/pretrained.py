@@ -181,12 +181,9 @@ _LARGEST = {
 
 
 def check_model_files(path: str) -> None:
-    """Checks that a local folder's files are regular, that its index names files in it, and that its sizes are possible.
+    """Raises DataError unless a folder's files are regular, its index names files in it, and its sizes are possible.
 
     Hub names are not checked: the hub's client writes only regular files.
-
-    Raises:
-        DataError: a file breaks the policy of `cepo.foreign_files`, or has other contents.
     """
     folder = Path(path)
     if not folder.is_dir():

@@ -79,8 +79,7 @@ class Processing:
     @property
     def special_texts(self) -> tuple[str, ...]:
         """The texts that a reference may not contain: every added token and the dataset's marks."""
-        added = [token.content for token in self.tokenizer.added_tokens_decoder.values()]
-        return (*added, *MARKS)
+        return (*(token.content for token in self.tokenizer.added_tokens_decoder.values()), *MARKS)
 
     @property
     def banned_token_ids(self) -> tuple[int, ...]:
@@ -109,12 +108,7 @@ class Processing:
         return self.images
 
     def encode(
-        self,
-        text: str,
-        images: ImageInputs | None,
-        *,
-        history: Sequence[Turn] = (),
-        assistant_prefix: str = "",
+        self, text: str, images: ImageInputs | None, *, history: Sequence[Turn] = (), assistant_prefix: str = ""
     ) -> EncodedPrompt:
         """Tokenises `history`, the user turn `text` with its marks, the assistant header and `assistant_prefix`."""
         with_videos = images is not None and bool(images.frame_times)
@@ -124,7 +118,6 @@ class Processing:
         return EncodedPrompt(token_ids=(*expanded, *prefix), engine_ids=(*engine_ids, *prefix), images=images)
 
     def expand(self, engine_ids: Sequence[int], images: ImageInputs | None) -> list[int]:
-        """See `ImageReader.expand`; also for prompts without images."""
         return list(engine_ids) if images is None else self.reader.expand(engine_ids, images)
 
     def positions(self, context: EncodedPrompt) -> Int64[Tensor, "3 L"]:
@@ -148,7 +141,8 @@ class Processing:
         safe = self._ids_in_pieces(turns, marks)
         messages = [{"role": turn.role, "content": self._content(turn.text, marks)} for turn in turns]
         whole = self.tokenizer(self._template.render(messages), add_special_tokens=False)["input_ids"]
-        token_ids = whole if self._control_tokens(whole) == self._control_tokens(safe) else safe
+        controls = [[token for token in ids if token in self._added_token_ids] for ids in (whole, safe)]
+        token_ids = whole if controls[0] == controls[1] else safe
         for mark, placeholder in zip(marks, self.placeholders, strict=False):
             if placeholder is None:
                 continue
@@ -172,9 +166,6 @@ class Processing:
             token_ids += self.tokenizer(head, add_special_tokens=False)["input_ids"]
             token_ids += self.encode_text(piece)
         return token_ids + self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
-
-    def _control_tokens(self, token_ids: Sequence[int]) -> list[int]:
-        return [token for token in token_ids if token in self._added_token_ids]
 
     def encode_text(self, text: str) -> list[int]:
         """Tokenises plain text without special tokens. A lone surrogate, which no tokenizer accepts, becomes `?`."""

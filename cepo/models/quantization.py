@@ -58,7 +58,6 @@ def prepare_quantised(model: Any) -> None:
 
 
 def is_quantised(weight: object) -> bool:
-    """Returns whether a parameter holds packed 4-bit numbers, which have no norm and cannot be sharded."""
     return getattr(weight, "quant_state", None) is not None  # only bitsandbytes' parameters have it
 
 

@@ -48,10 +48,8 @@ _SHARED_ENGINE_ENVIRONMENT_DEFAULTS: Mapping[str, str] = {
 class EngineMachine:
     """The properties of the machine that determine how the engine starts.
 
-    Attributes:
-        capability: compute capability of the device; None without a GPU.
-        flashinfer_kernels: whether FlashInfer's kernels are installed in compiled form.
-        num_ranks: number of processes in the trainer's process group, each of which sees one device.
+    `capability` is None without a GPU. `flashinfer_kernels`: FlashInfer's kernels are installed in compiled form.
+    `num_ranks` processes in the trainer's process group see one device each.
     """
 
     capability: Capability | None
@@ -110,9 +108,10 @@ def engine_options(settings: GeneratorSettings, machine: EngineMachine) -> Tree:
         # Only whole blocks are shared, and the default of 128 tokens is longer than a small prompt.
         options["block_size"] = _CPU_BLOCK_TOKENS
         return options
-    backend = _attention_backend(machine)
-    if backend is not None:
-        options["attention_config"] = {"backend": backend}
+    if machine.capability is not None and machine.capability[0] == 10 and not machine.flashinfer_kernels:
+        # vLLM's first choice there is FlashInfer, which without compiled kernels compiles for minutes and may download
+        # sources, or fails. FLASH_ATTN is FlashAttention 4 there, which brings its own compiler.
+        options["attention_config"] = {"backend": "FLASH_ATTN"}
     if settings.tensor_parallel_size > 1:
         # vLLM's own all-reduce looks up devices by their number on the machine, but a rank sees only one of them:
         # IndexError in `device_id_to_physical_device_id`.
@@ -134,21 +133,8 @@ def _compilation(settings: GeneratorSettings) -> Tree:
     return found
 
 
-def _attention_backend(machine: EngineMachine) -> str | None:
-    """Returns the attention backend to request from vLLM; None if its own choice runs without a compiler.
-
-    vLLM's first choice for compute capability 10.x is FlashInfer, and vLLM only checks that it can be imported. Without
-    compiled kernels FlashInfer compiles for minutes and may download sources, or fails. FLASH_ATTN is FlashAttention 4
-    there, which brings its own compiler. On all other capabilities FLASH_ATTN is the first choice, and is compiled into
-    vLLM's wheel.
-    """
-    prefers_flashinfer = machine.capability is not None and machine.capability[0] == 10
-    return "FLASH_ATTN" if prefers_flashinfer and not machine.flashinfer_kernels else None
-
-
 def engine_environment(settings: GeneratorSettings, machine: EngineMachine) -> dict[str, str]:
     """Returns the environment variables to set before vLLM is imported, if the user has not set them."""
-    found = {**_ENVIRONMENT_DEFAULTS, **(_GPU_ENVIRONMENT_DEFAULTS if machine.on_gpu else _CPU_ENVIRONMENT_DEFAULTS)}
-    if machine.on_gpu and settings.tensor_parallel_size > 1:
-        found |= _SHARED_ENGINE_ENVIRONMENT_DEFAULTS
-    return found
+    shared = _SHARED_ENGINE_ENVIRONMENT_DEFAULTS if settings.tensor_parallel_size > 1 else {}
+    of_device = {**_GPU_ENVIRONMENT_DEFAULTS, **shared} if machine.on_gpu else _CPU_ENVIRONMENT_DEFAULTS
+    return {**_ENVIRONMENT_DEFAULTS, **of_device}

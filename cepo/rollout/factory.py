@@ -23,7 +23,6 @@ logger = logging.getLogger(__name__)
 
 
 def build_generator(settings: GeneratorSettings, processing: Processing, *, device: str) -> Generator:
-    """Builds the generator for these settings and this type of `device`; raises ConfigError and EngineError."""
     if choose_generator(settings, processing.family, device) == "vllm":
         from cepo.rollout.vllm_engine import VllmGenerator
 
@@ -73,7 +72,7 @@ def _why_not_vllm(device: str) -> str | None:
 
 
 def vllm_samples(settings: GeneratorSettings, family: Family) -> bool:
-    """Returns whether `choose_generator` would select vLLM on a GPU, without logging or checking the settings."""
+    """Returns whether `choose_generator` would select vLLM on a GPU, without logging."""
     return settings.name == "vllm" or (settings.name == "auto" and vllm_obstacle(settings, family, "cuda") is None)
 
 
@@ -104,10 +103,9 @@ def settings_of_run(
 
 
 def most_responses_at_once(data: DataConfig, rollout: RolloutConfig, *, num_devices: int) -> int:
-    """Returns the number of responses that one vLLM engine samples at once, `worker.rollout.max_num_seqs`.
+    """Returns `worker.rollout.max_num_seqs`; by default an engine's responses of a step, at least 128 and at most 1,024.
 
-    By default these are an engine's responses of a step. vLLM captures CUDA graphs up to this number, which takes time
-    and memory. There is room for at least 128, because validation has other batches, and for at most 1,024.
+    vLLM captures CUDA graphs up to this number, which takes time and memory. Validation has other batches.
     """
     if rollout.max_num_seqs is not None:
         return rollout.max_num_seqs

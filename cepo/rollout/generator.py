@@ -30,13 +30,10 @@ class GeneratorSettings:
         dtype: "bf16", "fp16" or "fp32".
         max_model_len: maximum length of a prompt, with image tokens, and its response together.
         fp32_logits: compute logits in float32 even if `dtype` is a 16-bit type.
-        batch_size: number of responses that transformers decodes together; the following settings are vLLM's.
-        seed: vLLM's own seed, which does not affect the samples.
-        gpu_memory_utilization: vLLM's share of the GPU's memory; without a GPU, the KV cache takes
-            VLLM_CPU_KVCACHE_SPACE GiB (1 if unset).
-        enforce_eager: use no CUDA graphs. Without a GPU the engine is always eager.
-        max_num_batched_tokens: maximum number of tokens in one pass of the engine; None for vLLM's default.
-        max_num_seqs: maximum number of responses sampled at once; None for vLLM's default.
+        batch_size: number of responses that transformers decodes together; the following settings are vLLM's own where
+            they have its names, with None for its default.
+        seed: does not affect the samples.
+        gpu_memory_utilization: without a GPU, the KV cache takes VLLM_CPU_KVCACHE_SPACE GiB (1 if unset).
         limit_images, limit_videos: maximum numbers of images and of videos in a prompt.
         lora_rank: 0 if the weights come as `FullWeights`, else the rank of the adapters.
         tensor_parallel_size: number of neighbouring ranks that share one engine; all of them get the same calls.
@@ -90,7 +87,6 @@ class GenerationRequest:
         images: RGB images, already resized to the pixel limits of the section `data`.
         videos: their selected frames, within the same limits.
         seed: non-negative; sample i of the prompt depends only on (seed, i) and the weights.
-        image_source: the place from which `images` can be read again, if any.
     """
 
     prompt_ids: tuple[int, ...]
@@ -166,10 +162,7 @@ class Sampler(Protocol):
     """Samples responses: an engine, or a backend with engines on many devices."""
 
     def generate(
-        self,
-        requests: Sequence[GenerationRequest],
-        settings: SamplingSettings,
-        on_finished: OnFinished | None = None,
+        self, requests: Sequence[GenerationRequest], settings: SamplingSettings, on_finished: OnFinished | None = None
     ) -> list[list[Generation]]:
         """Samples `settings.num_samples` responses for each request, in the order of the requests.
 
@@ -196,7 +189,7 @@ class Generator(Sampler, Protocol):
         ...
 
     def drain_metrics(self) -> Metrics:
-        """Returns metrics since the last call: `work/rollout_prefix_hits`, the share of prompt tokens not computed."""
+        """Returns `work/rollout_prefix_hits` since the last call, the share of the samples' prompt tokens not computed."""
         ...
 
     def rest(self) -> None:
@@ -212,8 +205,7 @@ def check_prompts(
     requests: Sequence[GenerationRequest],
     sampling: SamplingSettings,
     max_model_len: int,
-    image_token_id: int | None,
-    video_token_id: int | None = None,
+    placeholders: tuple[int | None, int | None],
 ) -> None:
     """Raises EngineError unless each prompt fits the engine, and has one placeholder per image and video."""
     for index, request in enumerate(requests):
@@ -224,12 +216,12 @@ def check_prompts(
                 f"{sampling.max_response_length} more, {length} in total, but worker.rollout.max_model_len is "
                 f"{max_model_len}; raise it or lower data.max_response_length"
             )
-        kinds = (("image", image_token_id, len(request.images)), ("video", video_token_id, len(request.videos)))
-        for kind, token_id, number in kinds:
-            placeholders = request.prompt_ids.count(token_id) if token_id is not None else 0
-            if placeholders != number:
+        visuals = {"image": request.images, "video": request.videos}
+        for (kind, given), token_id in zip(visuals.items(), placeholders, strict=True):
+            found, number = request.prompt_ids.count(token_id) if token_id is not None else 0, len(given)
+            if found != number:
                 raise EngineError(
-                    f"prompt {index} of the batch has {placeholders} {kind} placeholders (token id {token_id}) and "
+                    f"prompt {index} of the batch has {found} {kind} placeholders (token id {token_id}) and "
                     f"{number} {kind}s; each {kind} needs exactly one placeholder"
                 )
 

@@ -40,7 +40,11 @@ def draw_tokens(
         raise EngineError(
             "the model's logits are not numbers (NaN); check its weights and the data type it computes in"
         )
-    logits = _allowed(_without_repeats(logits, outputs, settings.presence_penalty), banned, settings)
+    if settings.presence_penalty != 0:
+        logits = logits.clone()
+        for row, output in zip(logits, outputs, strict=True):
+            row[torch.tensor(sorted(set(output)), dtype=torch.long, device=row.device)] -= settings.presence_penalty
+    logits = _allowed(logits, banned, settings)
     if settings.temperature == 0:
         return logits.argmax(dim=1)
     cumulative = logits.softmax(dim=1, dtype=torch.float64).cumsum(dim=1)
@@ -48,16 +52,6 @@ def draw_tokens(
     # Below the total even if the product rounds up, so that a token of positive probability is always found.
     points = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(cumulative, points[:, None], right=True)[:, 0]
-
-
-def _without_repeats(logits: Tensor, outputs: Sequence[Sequence[int]], presence_penalty: float) -> Tensor:
-    """Subtracts `presence_penalty` once from the logit of each token that the row's output contains."""
-    if presence_penalty == 0:
-        return logits
-    logits = logits.clone()
-    for row, output in zip(logits, outputs, strict=True):
-        row[torch.tensor(sorted(set(output)), dtype=torch.long, device=row.device)] -= presence_penalty
-    return logits
 
 
 def _allowed(logits: Tensor, banned: Tensor, settings: SamplingSettings) -> Tensor:

@@ -45,11 +45,7 @@ class TransformersGenerator:
     response therefore depends only on its prompt, its seed, i and the weights; the rest of the batch changes at most
     the last bits of its log-probs.
 
-    Args:
-        device: "cpu", "cuda" or "cuda:N".
-
-    Raises:
-        ConfigError, EngineError: the checkpoint cannot be loaded.
+    `device` is "cpu", "cuda" or "cuda:N". Raises ConfigError or EngineError if the checkpoint cannot be loaded.
     """
 
     name = "transformers"
@@ -73,13 +69,9 @@ class TransformersGenerator:
         self._prompt_tokens = self._shared_tokens = 0
 
     def generate(
-        self,
-        requests: Sequence[GenerationRequest],
-        settings: SamplingSettings,
-        on_finished: OnFinished | None = None,
+        self, requests: Sequence[GenerationRequest], settings: SamplingSettings, on_finished: OnFinished | None = None
     ) -> list[list[Generation]]:
-        """See `cepo.rollout.generator.Generator`. A request finishes with the batch that decodes its last sample."""
-        check_prompts(requests, settings, self._settings.max_model_len, *self._processing.placeholders)
+        check_prompts(requests, settings, self._settings.max_model_len, self._processing.placeholders)
         results: list[list[Generation]] = [[] for _ in requests]
         copies = settings.num_samples if settings.temperature == 0 else 1
         rows, total = self._rows(requests, settings), len(requests) * settings.num_samples
@@ -108,7 +100,6 @@ class TransformersGenerator:
         return batch
 
     def sync_weights(self, weights: Weights) -> None:
-        """See `cepo.rollout.generator.Generator`. The first adapter wraps the model with PEFT."""
         self._decoder, self._decoder_is_current = None, False
         if isinstance(weights, AdapterWeights):
             self._load_adapter(weights)
@@ -116,7 +107,6 @@ class TransformersGenerator:
             self._load_full(weights)
 
     def drain_metrics(self) -> Metrics:
-        """See `cepo.rollout.generator.Generator`. Each prompt is computed once, whatever its number of samples."""
         if not self._prompt_tokens:
             return {}
         hits = fraction(self._shared_tokens, self._prompt_tokens)
@@ -201,7 +191,7 @@ class TransformersGenerator:
             self._decoder, self._decoder_is_current = fused_decoder(self._model), True
         if self._decoder is None:
             return _PlainDecoding(self._model, rows, three_axes=family.num_position_axes > 1)
-        prompts = {row.request: row.prompt.keys_and_values() for row in rows}
+        prompts = {row.request: [(layer.keys, layer.values) for layer in row.prompt.cache.layers] for row in rows}
         prompt_index = {request: index for index, request in enumerate(prompts)}
         return FusedDecoding(self._decoder, list(prompts.values()), [prompt_index[row.request] for row in rows])
 
@@ -214,12 +204,11 @@ class TransformersGenerator:
                 config = peft.LoraConfig(**(known | {"inference_mode": True}))  # type: ignore[arg-type]
                 self._model = peft.get_peft_model(self._model, config).eval()
                 self._wrapped = True
-            expected = set(peft.get_peft_model_state_dict(self._model))
-            _check_names("adapter", expected, set(weights.tensors))
+            _check_names("adapter", set(peft.get_peft_model_state_dict(self._model)), set(weights.tensors))
             peft.set_peft_model_state_dict(self._model, dict(weights.tensors))
+        except EngineError:
+            raise
         except (RuntimeError, TypeError, ValueError) as error:
-            if isinstance(error, EngineError):
-                raise
             raise EngineError(f"the adapter does not fit the model: {error}") from error
 
     def _load_full(self, weights: FullWeights) -> None:
@@ -250,10 +239,6 @@ class _Prompt:
     length: int
     logits: Tensor = field(repr=False)
     next_position: int
-
-    def keys_and_values(self) -> list[tuple[Tensor, Tensor]]:
-        """Returns keys and values per layer, each (1, heads, prompt length, width)."""
-        return [(layer.keys, layer.values) for layer in self.cache.layers]
 
 
 @dataclass(kw_only=True)
@@ -302,7 +287,6 @@ class _PlainDecoding:
         return output.logits[:, -1]
 
     def select(self, rows: Tensor) -> None:
-        """Drops all other rows."""
         self._cache.reorder_cache(rows)
         self._mask = None if self._mask is None else self._mask[rows]
 

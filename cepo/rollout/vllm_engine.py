@@ -64,8 +64,8 @@ class VllmGenerator:
         banned = processing.banned_token_ids
         if len(banned) > _MAX_BANNED_TOKENS:
             raise EngineError(
-                f"{len(banned)} tokens are banned from sampling; vLLM takes at most {_MAX_BANNED_TOKENS} per request. "
-                f"Ban only vision and control tokens, or use the transformers generator (worker.rollout.name)"
+                f"{len(banned)} tokens are banned from sampling; vLLM takes at most {_MAX_BANNED_TOKENS} per request: "
+                "set worker.rollout.name=transformers"
             )
         self._settings, self._processing, self._banned = settings, processing, banned
         self._draws_itself = without_gpu()
@@ -82,13 +82,10 @@ class VllmGenerator:
         self._prefixes = _counted_prefixes(self._llm)
 
     def generate(
-        self,
-        requests: Sequence[GenerationRequest],
-        settings: SamplingSettings,
-        on_finished: OnFinished | None = None,
+        self, requests: Sequence[GenerationRequest], settings: SamplingSettings, on_finished: OnFinished | None = None
     ) -> list[list[Generation]]:
         llm = self._engine()
-        check_prompts(requests, settings, self._settings.max_model_len, *self._processing.placeholders)
+        check_prompts(requests, settings, self._settings.max_model_len, self._processing.placeholders)
         num_samples = settings.num_samples if settings.temperature > 0 else 1  # greedy samples are equal
         calls = range(num_samples) if self._draws_itself else (0,)
         samplings = [self._sampling(request, settings, sample) for request in requests for sample in calls]
@@ -132,7 +129,6 @@ class VllmGenerator:
             raise EngineError(f"vLLM failed while generating: {last_lines(error)}") from error
 
     def _enqueue(self, llm: LLM, prompts: Sequence[object], samplings: Sequence[SamplingParams]) -> list[str]:
-        """Queues requests like `LLM.enqueue`, but prepares images in parallel."""
         from vllm.lora.request import LoRARequest
         from vllm.sampling_params import RequestOutputKind
 
@@ -151,7 +147,6 @@ class VllmGenerator:
         return identifiers
 
     def sync_weights(self, weights: Weights) -> None:
-        """See `cepo.rollout.generator.Generator`. An adapter is served unmerged."""
         llm = self._engine()
         assert isinstance(weights, AdapterWeights) == (self._settings.lora_rank > 0), (
             "the run serves one kind of weights"
@@ -171,7 +166,6 @@ class VllmGenerator:
             raise EngineError(f"vLLM did not accept the new weights: {last_lines(error)}") from error
 
     def drain_metrics(self) -> Metrics:
-        """See `cepo.rollout.generator.Generator`. The prompt of each sample counts."""
         counts = self._prefixes.make_prefix_cache_stats()
         return {"work/rollout_prefix_hits": fraction(counts.hits, counts.queries)} if counts.queries else {}
 
@@ -182,7 +176,6 @@ class VllmGenerator:
             self._is_asleep = True
 
     def close(self) -> None:
-        """Shuts the engine down, but keeps the caller's process group."""
         if self._llm is not None:
             shut_down(self._llm, keep_process_group=self._group_is_the_callers)
             self._llm = None
@@ -218,7 +211,7 @@ class VllmGenerator:
                 "top_k": settings.top_k,
                 "presence_penalty": settings.presence_penalty,
                 # vLLM seeds sample i with seed + i. Without spreading, prompts with close seeds would share noise.
-                "seed": _spread_seed(request.seed),
+                "seed": int.from_bytes(hashlib.blake2b(str(request.seed).encode(), digest_size=7).digest(), "little"),
                 # Infinite, because the -100 of vLLM's HTTP API does not exclude a token.
                 "logit_bias": dict.fromkeys(self._banned, float("-inf")),
             }
@@ -249,10 +242,6 @@ def _generation(output: CompletionOutput) -> Generation:
     flat: Any = output.logprobs
     assert tuple(flat.token_ids) == token_ids, "one log-prob is requested for each token, its own"
     return Generation(response_ids=token_ids, log_probs=tuple(flat.logprobs), finished=output.finish_reason == "stop")
-
-
-def _spread_seed(seed: int) -> int:
-    return int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=7).digest(), "little")
 
 
 def _prepared(llm: LLM, prompts: Sequence[object]) -> Iterator[Any]:

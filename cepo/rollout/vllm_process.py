@@ -26,11 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 def start_engine(settings: GeneratorSettings) -> LLM:
-    """Starts the engine, leaving the caller's random state and torch settings unchanged.
-
-    Raises:
-        EngineError: vLLM is missing, did not start, or does not support a setting.
-    """
+    """Starts the engine; raises EngineError if vLLM is missing, does not start, or does not support a setting."""
     # Weights are passed as tensors, which requires the engine to be in this process.
     if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0":
         logger.warning("VLLM_ENABLE_V1_MULTIPROCESSING is overridden with 0: the engine must live in this process")
@@ -74,11 +70,7 @@ def _load_model_classes(settings: GeneratorSettings) -> None:
 
 
 def require_float32_head(llm: LLM) -> None:
-    """Checks that the engine's LM head returns float32 like the trainer's, so that both round their logits alike.
-
-    Raises:
-        EngineError: the engine computes logits in another type.
-    """
+    """Raises EngineError unless the engine's LM head returns float32 logits like the trainer's."""
     found = set().union(*llm.collective_rpc(_head_types))
     if found != {"torch.float32"}:
         raise EngineError(
@@ -145,8 +137,7 @@ def _free_model(worker: Any) -> None:
 
 
 def without_gpu() -> bool:
-    """Returns whether torch, and therefore vLLM, is a CPU build."""
-    return torch.version.cuda is None
+    return torch.version.cuda is None  # vLLM's build is that of torch
 
 
 def has_process_group() -> bool:
@@ -179,6 +170,6 @@ def callers_state_kept() -> Iterator[None]:
 
 
 def last_lines(error: BaseException) -> str:
-    """Returns the last lines of an engine's error, which name the cause."""
+    """Returns the last 3 lines of an engine's error, which name the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {' | '.join(lines[-3:])}" if lines else type(error).__name__

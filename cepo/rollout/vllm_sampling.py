@@ -28,8 +28,6 @@ DRAW = "cepo_draw"
 
 @dataclass(frozen=True)
 class Draw:
-    """How the tokens of one request are drawn."""
-
     seed: int
     sample: int
     settings: SamplingSettings

@@ -77,9 +77,7 @@ def largest_gap(model: Any) -> float:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("change", [{}, {"tie_word_embeddings": True}, {"num_key_value_heads": 6}])
-def test_fused_logits_of_ragged_prompts_are_the_models(
-    change: dict[str, Any],
-) -> None:
+def test_fused_logits_of_ragged_prompts_are_the_models(change: dict[str, Any]) -> None:
     assert largest_gap(text_model(**change)) < LOG_PROBS
 
 

@@ -145,9 +145,7 @@ def test_with_float32_logits_bf16_log_probs_are_float64s(trained: bool, bias: bo
 
 
 @pytest.mark.parametrize("width", [16, 2**17])
-def test_float32_logits_and_gradients_are_those_of_float64(
-    width: int,
-) -> None:
+def test_float32_logits_and_gradients_are_those_of_float64(width: int) -> None:
     generator = torch.Generator().manual_seed(5)
     hidden = torch.randn(2, 3, width, generator=generator).bfloat16().requires_grad_()
     weight = torch.randn(70, width, generator=generator).bfloat16().requires_grad_()

@@ -9,13 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from cepo.models.segments import (
-    SegmentLayout,
-    attend_by_blocks,
-    attend_by_parts,
-    block_mask,
-    compiled,
-)
+from cepo.models.segments import SegmentLayout, attend_by_blocks, attend_by_parts, block_mask, compiled
 
 FLEX = torch.ops.higher_order.flex_attention
 

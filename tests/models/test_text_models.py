@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from isolation import own_caches, restored_process
+from isolation import own_caches
 from tiny_checkpoints import write_checkpoint
 
 import cepo.train
@@ -29,8 +29,8 @@ def parity(samples):
 
 @pytest.fixture(autouse=True)
 def _as_it_was(tmp_path: Path) -> Iterator[None]:
-    """A run's signal handler and log level end with its test, and what it keeps for the next start too."""
-    with restored_process(), own_caches(tmp_path / "caches"):
+    """What a run keeps for the next start ends with its test."""
+    with own_caches(tmp_path / "caches"):
         yield
 
 

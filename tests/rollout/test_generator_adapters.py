@@ -8,14 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from generator_cases import (
-    LORA_RANK,
-    mean_gap,
-    open_generator,
-    random_adapter,
-    reference_model,
-    tokens,
-)
+from generator_cases import LORA_RANK, mean_gap, open_generator, random_adapter, reference_model, tokens
 from rounding import LOG_PROBS
 
 from cepo.errors import EngineError

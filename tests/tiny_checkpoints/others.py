@@ -5,13 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tiny_checkpoints import templates, tokens
-from tiny_checkpoints.parts import (
-    HEAD_DIM,
-    IMAGE_MEAN,
-    Parts,
-    text_sizes,
-    token_ids,
-)
+from tiny_checkpoints.parts import HEAD_DIM, IMAGE_MEAN, Parts, text_sizes, token_ids
 
 _TOWER_SIZES: dict[str, Any] = {
     "hidden_size": 64,

@@ -44,84 +44,31 @@ def qwen2_vl() -> Parts:
     """14-pixel patches, 4 to 64 image tokens an image; the head is tied to the embeddings."""
     from transformers import Qwen2VLConfig, Qwen2VLProcessor
 
-    tokenizer = _tokenizer(tokens.QWEN_TOKENS, templates.QWEN2_VL)
-    config = Qwen2VLConfig(
-        text_config=_old_text_config(tokenizer),
-        vision_config={
-            "depth": 2,
-            "embed_dim": 64,
-            "hidden_size": HIDDEN_SIZE,
-            "mlp_ratio": 2,
-            "num_heads": 2,
-            "patch_size": 14,
-            "spatial_merge_size": _MERGE,
-            "temporal_patch_size": 2,
-            "dtype": "float32",
-        },
-        **token_ids(tokenizer, **_VISION_TOKENS),
-        tie_word_embeddings=True,
-        dtype="float32",
-    )
-    return Parts(config=config, processor=_processor(Qwen2VLProcessor, tokenizer, 14), end_tokens=_END_TOKENS)
+    return _old_parts(Qwen2VLConfig, Qwen2VLProcessor, embed_dim=64, hidden_size=HIDDEN_SIZE, mlp_ratio=2)
 
 
 def qwen2_5_vl() -> Parts:
     """14-pixel patches, windows of 2 x 2 image tokens in the tower's first block, the whole image in its second."""
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLProcessor
 
-    tokenizer = _tokenizer(tokens.QWEN_TOKENS, templates.QWEN2_VL)
-    config = Qwen2_5_VLConfig(
-        text_config=_old_text_config(tokenizer),
-        vision_config={
-            "depth": 2,
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_heads": 2,
-            "out_hidden_size": HIDDEN_SIZE,
-            "patch_size": 14,
-            "spatial_merge_size": _MERGE,
-            "temporal_patch_size": 2,
-            "tokens_per_second": 2,
-            "window_size": 56,
-            "fullatt_block_indexes": [1],
-            "dtype": "float32",
-        },
-        **token_ids(tokenizer, **_VISION_TOKENS),
-        tie_word_embeddings=True,
-        dtype="float32",
-    )
-    return Parts(config=config, processor=_processor(Qwen2_5_VLProcessor, tokenizer, 14), end_tokens=_END_TOKENS)
+    tower = {"hidden_size": 64, "intermediate_size": 128, "out_hidden_size": HIDDEN_SIZE, "tokens_per_second": 2}
+    return _old_parts(Qwen2_5_VLConfig, Qwen2_5_VLProcessor, window_size=56, fullatt_block_indexes=[1], **tower)
 
 
 def qwen3_vl() -> Parts:
     """16-pixel patches and features of both tower blocks behind the first decoder layers."""
     from transformers import Qwen3VLConfig
 
-    tokenizer = _tokenizer(tokens.QWEN_TOKENS, templates.QWEN3_VL)
-    config = Qwen3VLConfig(
-        text_config=_text_config(tokenizer, tie_word_embeddings=True),
-        vision_config=_tower(deepstack_visual_indexes=[0, 1]),
-        **token_ids(tokenizer, **_VISION_TOKENS),
-        tie_word_embeddings=True,
-        dtype="float32",
-    )
-    return _qwen3_parts(config, tokenizer)
+    return _qwen3_vl_parts(Qwen3VLConfig, tied=True)
 
 
 def qwen3_vl_moe() -> Parts:
     """As `qwen3_vl`, with 4 experts a layer, 2 of them for each token, and a head of its own."""
     from transformers import Qwen3VLMoeConfig
 
-    tokenizer = _tokenizer(tokens.QWEN_TOKENS, templates.QWEN3_VL)
-    config = Qwen3VLMoeConfig(
-        text_config=_text_config(tokenizer, tie_word_embeddings=False, **_EXPERTS),
-        vision_config=_tower(deepstack_visual_indexes=[0, 1]),
-        **token_ids(tokenizer, **_VISION_TOKENS),
-        tie_word_embeddings=False,
-        dtype="float32",
-    )
     # The real files hold an expert's matrices as (in, out), the model as (out, in).
-    return _qwen3_parts(config, tokenizer, transposed=("experts.gate_up_proj", "experts.down_proj"))
+    transposed = ("experts.gate_up_proj", "experts.down_proj")
+    return _qwen3_vl_parts(Qwen3VLMoeConfig, tied=False, transposed=transposed, **_EXPERTS)
 
 
 def qwen3_5() -> Parts:
@@ -146,17 +93,49 @@ def _tokenizer(special_tokens: tuple[str, ...], template: str, kind: str = "Qwen
     return tokenizer
 
 
-def _old_text_config(tokenizer: Any) -> dict[str, Any]:
-    return text_sizes(
-        tokenizer,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": _SECTIONS},
-        tie_word_embeddings=True,
+def _parts(
+    config_class: Any,
+    processor_class: Any,
+    tokenizer: Any,
+    text: dict[str, Any],
+    tower: dict[str, Any],
+    *,
+    tied: bool,
+    transposed: tuple[str, ...] = (),
+) -> Parts:
+    config = config_class(
+        text_config=text_sizes(tokenizer, tie_word_embeddings=tied, **text),
+        vision_config=tower,
+        **token_ids(tokenizer, **_VISION_TOKENS),
+        tie_word_embeddings=tied,
+        dtype="float32",
     )
+    processor = _processor(processor_class, tokenizer, tower["patch_size"])
+    return Parts(config=config, processor=processor, end_tokens=_END_TOKENS, transposed=transposed)
 
 
-def _text_config(tokenizer: Any, **others: Any) -> dict[str, Any]:
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_interleaved": True, "mrope_section": _SECTIONS}
-    return text_sizes(tokenizer, head_dim=HEAD_DIM, rope_parameters=rope, **others)
+def _old_parts(config_class: Any, processor_class: Any, **tower: Any) -> Parts:
+    tokenizer = _tokenizer(tokens.QWEN_TOKENS, templates.QWEN2_VL)
+    tower |= {"depth": 2, "num_heads": 2, "patch_size": 14, "spatial_merge_size": _MERGE, "temporal_patch_size": 2}
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": _SECTIONS}}
+    return _parts(config_class, processor_class, tokenizer, rope, tower | {"dtype": "float32"}, tied=True)
+
+
+def _rope(**others: Any) -> dict[str, Any]:
+    return {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "mrope_interleaved": True,
+        "mrope_section": _SECTIONS,
+    } | others
+
+
+def _qwen3_vl_parts(config_class: Any, *, tied: bool, transposed: tuple[str, ...] = (), **experts: Any) -> Parts:
+    from transformers import Qwen3VLProcessor
+
+    text = {"head_dim": HEAD_DIM, "rope_parameters": _rope(), **experts}
+    tokenizer, tower = _tokenizer(tokens.QWEN_TOKENS, templates.QWEN3_VL), _tower(deepstack_visual_indexes=[0, 1])
+    return _parts(config_class, Qwen3VLProcessor, tokenizer, text, tower, tied=tied, transposed=transposed)
 
 
 def _tower(**others: Any) -> dict[str, Any]:
@@ -175,42 +154,21 @@ def _tower(**others: Any) -> dict[str, Any]:
 
 
 def _qwen3_5_parts(config_class: Any, **experts: int) -> Parts:
-    tokenizer = _tokenizer((*tokens.QWEN_TOKENS, "<think>", "</think>"), templates.QWEN3_5, "Qwen3_5Tokenizer")
-    head_dim = 64
-    rope = {
-        "rope_type": "default",
-        "rope_theta": 10000.0,
-        "partial_rotary_factor": 0.5,
-        "mrope_interleaved": True,
-        "mrope_section": _SECTIONS,
-    }
-    config = config_class(
-        text_config=text_sizes(
-            tokenizer,
-            num_hidden_layers=2 * NUM_LAYERS,
-            head_dim=head_dim,
-            rope_parameters=rope,
-            linear_conv_kernel_dim=4,
-            linear_key_head_dim=64,
-            linear_value_head_dim=64,
-            linear_num_key_heads=2,
-            linear_num_value_heads=4,
-            tie_word_embeddings=False,
-            **experts,
-        ),
-        vision_config=_tower(),
-        **token_ids(tokenizer, **_VISION_TOKENS),
-        tie_word_embeddings=False,
-        dtype="float32",
-    )
-    return _qwen3_parts(config, tokenizer)
-
-
-def _qwen3_parts(config: Any, tokenizer: Any, transposed: tuple[str, ...] = ()) -> Parts:
     from transformers import Qwen3VLProcessor
 
-    processor = _processor(Qwen3VLProcessor, tokenizer, 16)
-    return Parts(config=config, processor=processor, end_tokens=_END_TOKENS, transposed=transposed)
+    tokenizer = _tokenizer((*tokens.QWEN_TOKENS, "<think>", "</think>"), templates.QWEN3_5, "Qwen3_5Tokenizer")
+    text = {
+        "num_hidden_layers": 2 * NUM_LAYERS,
+        "head_dim": 64,
+        "rope_parameters": _rope(partial_rotary_factor=0.5),
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        **experts,
+    }
+    return _parts(config_class, Qwen3VLProcessor, tokenizer, text, _tower(), tied=False)
 
 
 def _processor(processor_class: Any, tokenizer: Any, patch_size: int) -> Any:

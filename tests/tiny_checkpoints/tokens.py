@@ -9,44 +9,14 @@ from typing import Any
 from lab.worlds.tokenizer import SPECIAL_TOKENS as QWEN_TOKENS
 
 QWEN_TEXT_TOKENS = QWEN_TOKENS[:3]
-INTERNVL_TOKENS = (
-    *QWEN_TOKENS,
-    "<img>",
-    "</img>",
-    "<IMG_CONTEXT>",
-    "<quad>",
-    "</quad>",
-    "<ref>",
-    "</ref>",
-    "<box>",
-    "</box>",
-    "<video>",
-)
+_INTERNVL = "<img> </img> <IMG_CONTEXT> <quad> </quad> <ref> </ref> <box> </box> <video>"
+INTERNVL_TOKENS = (*QWEN_TOKENS, *_INTERNVL.split())
 LLAVA_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
 ROWS_AND_COLUMNS = tuple(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7))
-SMOLVLM_TOKENS = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<global-img>",
-    *ROWS_AND_COLUMNS,
-    "<fake_token_around_image>",
-    "<image>",
-    "<end_of_utterance>",
-)
-IDEFICS3_TOKENS = (
-    "<|begin_of_text|>",
-    "<|end_of_text|>",
-    "<|finetune_right_pad_id|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|eot_id|>",
-    "<fake_token_around_image>",
-    "<image>",
-    "<end_of_utterance>",
-    "<global-img>",
-    *ROWS_AND_COLUMNS,
-)
+_IMAGE_TOKENS = ("<fake_token_around_image>", "<image>", "<end_of_utterance>")
+SMOLVLM_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<global-img>", *ROWS_AND_COLUMNS, *_IMAGE_TOKENS)
+_LLAMA = "<|begin_of_text|> <|end_of_text|> <|finetune_right_pad_id|> <|start_header_id|> <|end_header_id|> <|eot_id|>"
+IDEFICS3_TOKENS = (*_LLAMA.split(), *_IMAGE_TOKENS, "<global-img>", *ROWS_AND_COLUMNS)
 _GEMMA_PIECES = 640
 
 
@@ -113,11 +83,7 @@ def gemma_tokenizer() -> Any:
     tokenizer = GemmaTokenizer(
         vocab=trained["vocab"],
         merges=merges,  # type: ignore[arg-type]  # pairs are what it reads
-        extra_special_tokens={
-            "boi_token": "<start_of_image>",
-            "eoi_token": "<end_of_image>",
-            "image_token": "<image_soft_token>",
-        },
+        extra_special_tokens={"boi_token": fixed[-2], "eoi_token": fixed[-1], "image_token": "<image_soft_token>"},
         add_bos_token=True,
         model_max_length=4096,
         clean_up_tokenization_spaces=False,

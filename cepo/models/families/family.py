@@ -77,11 +77,7 @@ class ImageReader(ABC):
 
     @property
     def video_factor(self) -> int:
-        """The number of which the width and height of a video's frames must be multiples.
-
-        Raises:
-            DataError: the family does not read videos.
-        """
+        """The number of which a video's width and height must be multiples; DataError if no videos are read."""
         raise DataError("the row has videos, but the model reads none")
 
     @abstractmethod
@@ -113,6 +109,7 @@ class Family:
         num_position_axes: 3 with M-RoPE (time, height, width), else 1.
         image_reader: the reader of its images.
         fused_decoding: whether the transformers generator can fuse the decoder's layers (`cepo.models.fused_decoding`).
+        has_experts: whether it is a mixture of experts. Experts are not linear layers, so LoRA adapts only the others.
         vision_modules: names under `model.model` of the modules that compute image features and nothing else.
         vision_parameters: names under `model.model` of other parameters on which the features depend.
     """
@@ -125,12 +122,12 @@ class Family:
     num_position_axes: ClassVar[int] = 1
     image_reader: ClassVar[type[ImageReader]]
     fused_decoding: ClassVar[bool] = False
+    has_experts: ClassVar[bool] = False
     vision_modules: ClassVar[tuple[str, ...]] = ()
     vision_parameters: ClassVar[tuple[str, ...]] = ()
 
     @property
     def reads_images(self) -> bool:
-        """Whether the family has a vision tower."""
         return bool(self.vision_modules)
 
     def reader(self, processor: Any, config: PreTrainedConfig, encode_text: EncodeText) -> ImageReader | None:
@@ -162,7 +159,9 @@ class Family:
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
         """Returns why vLLM cannot sample this family with the trainer's log-probs; None if it can."""
-        return None
+        # vLLM's CPU build computes adapters of experts with kernels that need a GPU.
+        unserved = self.has_experts and use.with_adapter and not use.on_gpu
+        return "vLLM serves experts with an adapter only on GPUs" if unserved else None
 
     def published(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
         """Converts a weight of transformers' model to its name and shape in published checkpoints and in vLLM."""
@@ -182,8 +181,3 @@ class Family:
         """A regular expression that matches the full name of each module in the vision parts, within any wrapper."""
         names = "|".join(self.vision_modules)
         return f".*{names}.*" if len(self.vision_modules) == 1 else f".*(?:{names}).*"
-
-
-def experts_unserved(use: EngineUse) -> str | None:
-    """For a mixture of experts: vLLM's CPU build computes adapters with kernels that need a GPU."""
-    return "vLLM serves experts with an adapter only on GPUs" if use.with_adapter and not use.on_gpu else None

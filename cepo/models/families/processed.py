@@ -98,13 +98,15 @@ class ProcessedReader(ImageReader):
 class ProcessedFamily(Family):
     """Implements families that use their own processor and forward pass, with padded rows.
 
-    `tower_inputs` are the processor's outputs that the vision tower takes besides `pixel_values`.
+    `tower_inputs` are the processor's outputs that the vision tower takes besides `pixel_values`. `siglip` towers have
+    `vision_model` in their names in published checkpoints; transformers omits it.
     """
 
     packs = False
     why_padded = "the family's own processor and forward pass require padded rows"
     image_reader = ProcessedReader
     tower_inputs: ClassVar[tuple[str, ...]] = ()
+    siglip: ClassVar[bool] = False
 
     def model_inputs(self, images: ImageInputs) -> dict[str, Tensor]:
         return {"pixel_values": images.pixel_values, **images.more_tensors}
@@ -115,16 +117,15 @@ class ProcessedFamily(Family):
         for one in images:
             inputs = {name: tensor.to(device) for name, tensor in self.model_inputs(one).items()}
             embeddings = model.model.get_image_features(**inputs, return_dict=True).pooler_output
-            found.append([ImageFeatures(embeddings=self.joined(embeddings))])
+            if not isinstance(embeddings, Tensor):  # images differ in their number of tokens
+                embeddings = torch.cat(list(embeddings))
+            found.append([ImageFeatures(embeddings=embeddings)])
         return found
 
-    def joined(self, embeddings: Any) -> Tensor:
-        return embeddings
-
-
-def with_tower_named(name: str) -> str:
-    """Inserts `vision_model` into the names of a SigLIP tower, as in published checkpoints; transformers omits it."""
-    return re.sub(r"^(model\.)?vision_tower\.(?!vision_model\.)", r"\1vision_tower.vision_model.", name)
+    def published(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
+        if self.siglip:
+            name = re.sub(r"^(model\.)?vision_tower\.(?!vision_model\.)", r"\1vision_tower.vision_model.", name)
+        return name, weight
 
 
 class InternVL(ProcessedFamily):
@@ -152,10 +153,7 @@ class LlavaOneVision(ProcessedFamily):
     tower_inputs = ("image_sizes", "batch_num_images")
     vision_modules = ("vision_tower", "multi_modal_projector")
     vision_parameters = ("image_newline",)
-
-    def joined(self, embeddings: Any) -> Tensor:
-        """Concatenates the images' features to (image tokens, H), because images differ in their number of tokens."""
-        return torch.cat(list(embeddings))
+    siglip = True
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
         """vLLM serves no adapters for this architecture, and tiles images even if a prompt has several."""
@@ -164,9 +162,6 @@ class LlavaOneVision(ProcessedFamily):
         if use.most_images > 1:
             return "vLLM cuts each of several images into tiles, but the model's own processor cuts none of them"
         return None
-
-    def published(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
-        return with_tower_named(name), weight
 
     def feature_inputs(self, features: Sequence[ImageFeatures], is_frame: Sequence[bool]) -> dict[str, object]:
         """Returns the features as a list, which the model concatenates itself."""
@@ -207,6 +202,7 @@ class Gemma3(ProcessedFamily):
     image_reader = Gemma3Reader
     model_types = ("gemma3",)
     vision_modules = ("vision_tower", "multi_modal_projector")
+    siglip = True
 
     def placeholder_id(self, config: PreTrainedConfig) -> int | None:
         return config.boi_token_id
@@ -216,9 +212,6 @@ class Gemma3(ProcessedFamily):
         if use.on_gpu or not use.most_images:
             return None
         return "vLLM on a CPU masks later tokens of the same image, to which this model attends"
-
-    def published(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
-        return with_tower_named(name), weight
 
     def token_inputs(self, input_ids: Int64[Tensor, "R L"], config: PreTrainedConfig) -> dict[str, Tensor]:
         """Returns which tokens belong to an image; the model builds its attention mask from them."""

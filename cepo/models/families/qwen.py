@@ -16,7 +16,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from cepo.errors import DataError
-from cepo.models.families.family import EncodeText, EngineUse, Family, ImageFeatures, ImageReader, experts_unserved
+from cepo.models.families.family import EncodeText, EngineUse, Family, ImageFeatures, ImageReader
 from cepo.models.inputs import ImageInputs, ImageSource, Video
 
 if TYPE_CHECKING:
@@ -29,9 +29,8 @@ class GridReader(ImageReader):
     def __init__(self, family: Family, processor: Any, config: PreTrainedConfig, encode_text: EncodeText) -> None:
         super().__init__(family, processor, config, encode_text)
         self._images: Any = processor.image_processor
-        self._videos: Any = (
-            getattr(processor, "video_processor", None) if family.reads_videos else None
-        )  # older folders
+        # Older folders have no video processor.
+        self._videos: Any = getattr(processor, "video_processor", None) if family.reads_videos else None
         self._vision, self._encode_text = config.vision_config, encode_text
         self.video_token_id = config.video_token_id if family.reads_videos else None
         self._around_a_frame: tuple[int, int] = (config.vision_start_token_id, config.vision_end_token_id)
@@ -40,7 +39,6 @@ class GridReader(ImageReader):
     def read(
         self, images: Sequence[Image], source: ImageSource | None = None, videos: Sequence[Video] = ()
     ) -> ImageInputs:
-        """See `ImageReader.read`. A video becomes images, one per temporal patch, after the other images."""
         if not videos:
             values = self._images(images=list(images), return_tensors="pt")
             return ImageInputs(pixel_values=values["pixel_values"], grid_thw=values["image_grid_thw"], source=source)
@@ -157,7 +155,6 @@ class GridFamily(Family):
     vision_modules = ("visual",)
 
     def model_inputs(self, images: ImageInputs) -> dict[str, Tensor]:
-        """Returns patches and grids of images and videos; a video's grid has one row per temporal patch."""
         num_patches = int(images.grid[: images.num_images].prod(dim=1).sum())
         inputs: dict[str, Tensor] = {}
         if images.num_images:
@@ -181,7 +178,6 @@ class GridFamily(Family):
         return [[next(found) for _ in range(one.num_units)] for one in images]
 
     def feature_inputs(self, features: Sequence[ImageFeatures], is_frame: Sequence[bool]) -> dict[str, object]:
-        """See `Family.feature_inputs`; images and video frames are separate entries."""
         found: dict[str, object] = {}
         for kind, wanted in (("image", False), ("video", True)):
             chosen = [one for one, flag in zip(features, is_frame, strict=True) if flag == wanted]
@@ -203,8 +199,6 @@ class Qwen2VL(GridFamily):
 
 
 class Qwen25VL(GridFamily):
-    """Supports Qwen2.5-VL, the model of most of EasyR1's scripts."""
-
     title = "Qwen2.5-VL"
     model_types = ("qwen2_5_vl",)
 
@@ -213,8 +207,6 @@ _EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
 
 
 class Qwen3VL(GridFamily):
-    """Supports Qwen3-VL. Each frame of a video is preceded by its time as text."""
-
     title = "Qwen3-VL"
     model_types = ("qwen3_vl",)
     reads_videos = True
@@ -222,14 +214,10 @@ class Qwen3VL(GridFamily):
 
 
 class Qwen3VLMoe(GridFamily):
-    """Supports Qwen3-VL with a mixture of experts. The experts are not linear layers, so LoRA adapts only attention."""
-
     title = "Qwen3-VL-MoE"
     model_types = ("qwen3_vl_moe",)
     reads_videos = True
-
-    def why_not_vllm(self, use: EngineUse) -> str | None:
-        return experts_unserved(use)
+    has_experts = True
 
     def published(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
         """Transposes experts from transformers' (experts, out, in) to published checkpoints' (experts, in, out)."""
@@ -247,13 +235,13 @@ class Qwen35(GridFamily):
     def why_not_vllm(self, use: EngineUse) -> str | None:
         """vLLM's CPU build has a linear-attention kernel only for bf16."""
         if use.on_gpu:
-            return None
+            return super().why_not_vllm(use)
         if use.dtype != "bf16":
             return f"vLLM computes linear attention on a CPU only in bf16, but worker.rollout.dtype is {use.dtype}"
         # torch has no public name for what oneDNN computes on this processor; ONEDNN_MAX_CPU_ISA limits it.
         if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             return "vLLM computes linear attention on a CPU with oneDNN's products in bf16, which this processor lacks"
-        return None
+        return super().why_not_vllm(use)
 
 
 class Qwen35Moe(Qwen35):
@@ -261,6 +249,4 @@ class Qwen35Moe(Qwen35):
 
     title = "Qwen3.5-MoE"
     model_types = ("qwen3_5_moe",)
-
-    def why_not_vllm(self, use: EngineUse) -> str | None:
-        return super().why_not_vllm(use) or experts_unserved(use)
+    has_experts = True

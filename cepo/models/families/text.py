@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cepo.errors import ConfigError
-from cepo.models.families.family import EngineUse, Family, experts_unserved
+from cepo.models.families.family import Family
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -28,13 +28,9 @@ class TextModel(Family):
 
 
 class TextMoe(Family):
-    """Supports text models with a mixture of experts. Experts are not linear layers, so LoRA adapts only attention."""
-
     title = "Qwen2-MoE, Qwen3-MoE"
     model_types = ("qwen2_moe", "qwen3_moe")
-
-    def why_not_vllm(self, use: EngineUse) -> str | None:
-        return experts_unserved(use)
+    has_experts = True
 
 
 class UntriedText(Family):
