@@ -7,6 +7,7 @@ import sys
 import time
 import webbrowser
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from cepo.errors import ConfigError
@@ -64,7 +65,8 @@ def compare_runs_or_tables(runs: Sequence[str], out: Sequence[Path]) -> None:
     """Prints the comparison of runs, or of evaluations and published tables, and writes it to the files `out`."""
     from cepo.evaluation.published import is_scored, score_table
     from cepo.evaluation.verdicts import write_evaluations
-    from cepo.report.compare import compare_runs, plot_comparison, write_comparison
+    from cepo.report.charts import save_figure
+    from cepo.report.compare import compare_runs, write_comparison
     from cepo.report.score_tables import TABLE_FORMATS, terminal_blocks, write_table
 
     comparison, of_tables = None, all(map(is_scored, runs))
@@ -87,7 +89,7 @@ def compare_runs_or_tables(runs: Sequence[str], out: Sequence[Path]) -> None:
         elif path.suffix == ".html" and comparison is not None:
             write_comparison(comparison, path)
         elif comparison is not None and path.suffix in _FIGURES:
-            plot_comparison(comparison, path)
+            save_figure([*chain(*comparison.charts().values())], path)
         else:
             write_table(table, path)
         print_plain(f"written: {path}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cepo.credit.agreement import QUARTERS
 from cepo.report.charts import Chart, Series
-from cepo.report.html import Section, Story, scores, write_page
+from cepo.report.html import Section, scores, write_page
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
 from cepo.trees import Fields
 
@@ -76,7 +76,7 @@ def write_credit_page(results: Fields, out: Path) -> Path:
     return write_page(
         out,
         title="Credit of methods" if "credit" in results else "What teachers know",
-        story=Story(subtitle=f"{model} · {description['generator']}"),
+        subtitle=f"{model} · {description['generator']}",
         sections=sections,
     )
 

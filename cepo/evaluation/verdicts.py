@@ -9,7 +9,7 @@ from cepo.errors import DataError
 from cepo.evaluation.accuracy import Row
 from cepo.evaluation.results import RESULTS_FILE, compare_evaluations, figure_rows, percent, read_rows
 from cepo.foreign_files import damaged_as, read_json
-from cepo.report.html import Sample, Section, Story, Table, samples_table, write_page
+from cepo.report.html import Sample, Section, Table, samples_table, write_page
 from cepo.trees import Fields
 
 PAGE_FILE = "evaluation.html"
@@ -47,7 +47,7 @@ def write_evaluations(folders: Sequence[Path], out: Path) -> Path:
         )
         for name in shared
     ]
-    return write_page(out, title=" → ".join(labels), story=Story(subtitle=subtitle, results=lines), sections=sections)
+    return write_page(out, title=" → ".join(labels), subtitle=subtitle, results=lines, sections=sections)
 
 
 def _results(results: Fields) -> Iterator[tuple[str, str, str]]:

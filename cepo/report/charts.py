@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from cepo.metrics import wilson_interval
 from cepo.report.recorded_run import RunData
@@ -150,7 +149,12 @@ def save_figure(charts: Sequence[Chart], path: Path, *, columns: int = 3) -> Pat
         if chart is None:
             axes.set_axis_off()
             continue
-        _draw(axes, chart)
+        for one, colour, dash in chart.styled():
+            marker = "o" if len(one.steps) <= _MARKED_POINTS else None
+            style = {"color": colour, "linestyle": (0, dash), "marker": marker, "markersize": 3}
+            axes.plot(one.steps, one.values, label=one.label, **style)
+            if one.low:
+                axes.fill_between(one.steps, one.low, one.high, color=colour, alpha=0.15, linewidth=0)
         axes.set_title(chart.title, loc="left", fontsize=10)
         axes.set(xlabel="step", ylabel=chart.unit)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -161,13 +165,13 @@ def save_figure(charts: Sequence[Chart], path: Path, *, columns: int = 3) -> Pat
     return path
 
 
-def _draw(axes: Any, chart: Chart) -> None:
-    for series, colour, dash in chart.styled():
-        marker = "o" if len(series.steps) <= _MARKED_POINTS else None
-        style = {"color": colour, "linestyle": (0, dash), "marker": marker, "markersize": 3}
-        axes.plot(series.steps, series.values, label=series.label, **style)
-        if series.low:
-            axes.fill_between(series.steps, series.low, series.high, color=colour, alpha=0.15, linewidth=0)
+def planned_charts(known: Sequence[str]) -> Iterator[tuple[str, Chart, list[str]]]:
+    """Yields the charts that can be drawn from the known metrics: heading, chart without series, names of metrics."""
+    for heading, charts in CHARTS.items():
+        for title, unit, patterns, note in charts:
+            names = [name for pattern in patterns.split() for name in known if re.fullmatch(pattern, name)]
+            if names:
+                yield heading, Chart(title=title, unit=unit, series=(), note=note), names
 
 
 def run_charts(run: RunData) -> dict[str, list[Chart]]:
@@ -176,15 +180,6 @@ def run_charts(run: RunData) -> dict[str, list[Chart]]:
     for heading, chart, names in planned_charts(run.names()):
         parts.setdefault(heading, []).append(replace(chart, series=[series_of(run, name) for name in names]))
     return parts
-
-
-def planned_charts(known: Sequence[str]) -> Iterator[tuple[str, Chart, list[str]]]:
-    """Yields the charts that can be drawn from the known metrics: heading, chart without series, names of metrics."""
-    for heading, charts in CHARTS.items():
-        for title, unit, patterns, note in charts:
-            names = [name for pattern in patterns.split() for name in known if re.fullmatch(pattern, name)]
-            if names:
-                yield heading, Chart(title=title, unit=unit, series=(), note=note), names
 
 
 def series_of(run: RunData, name: str) -> Series:

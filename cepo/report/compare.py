@@ -14,7 +14,7 @@ from cepo.algorithms.base import SHARED
 from cepo.config.listing import REQUIRED, settings_of
 from cepo.errors import DataError
 from cepo.metrics import wilson_interval
-from cepo.report.charts import COUNTS, Chart, Series, planned_charts, save_figure, series_of, words
+from cepo.report.charts import COUNTS, Chart, Series, planned_charts, series_of, words
 from cepo.report.html import Section, Table, scores, write_page
 from cepo.report.page import chart_sections
 from cepo.report.recorded_run import UNKNOWN_ESTIMATOR, RunData, as_yaml, load_run
@@ -160,11 +160,6 @@ def write_comparison(comparison: Comparison, out: Path) -> Path:
             *chart_sections(comparison.charts()),
         ],
     )
-
-
-def plot_comparison(comparison: Comparison, out: Path) -> Path:
-    """Draws the curves into one PNG, PDF or SVG file and returns its path."""
-    return save_figure([*chain(*comparison.charts().values())], out)
 
 
 def paired_difference(first: Setting, second: Setting) -> Cell | str:

@@ -56,15 +56,6 @@ class Section:
     closed: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class Story:
-    """The first screen: a line on the run, of each measure its value, name and change, and the chart of what it learned."""
-
-    subtitle: str
-    results: Sequence[tuple[str, str, str]] = ()
-    chart: Chart | None = None
-
-
 def samples_table(measured: Mapping[str, Iterable[Sample]]) -> Table:
     """Returns the responses of one or two measurements, by their names, side by side; changed verdicts are first."""
     found: dict[str, dict[str, Sample]] = {}
@@ -124,7 +115,9 @@ def write_page(
     path: Path,
     *,
     title: str,
-    story: Story | None = None,
+    subtitle: str = "",
+    results: Sequence[tuple[str, str, str]] = (),
+    first: Chart | None = None,
     sections: Sequence[Section] = (),
     credit: Mapping[str, object] | None = None,
     clocks: Mapping[str, Mapping[int, float]] | None = None,
@@ -132,15 +125,16 @@ def write_page(
     """Writes a page and returns its path. All texts are escaped.
 
     Args:
+        results: of each measure its value, name and change.
+        first: the chart of the first screen, beside a rollout.
         credit: the result of `credit_view.credit_view`, shown above the sections.
         clocks: other axes for the charts than the step, as values by step.
     """
     from jinja2 import Environment, FileSystemLoader
 
     environment = Environment(loader=FileSystemLoader(_ASSETS), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    text = environment.get_template("page.html").render(
-        title=title, story=story, sections=sections, credit=credit, clocks=clocks or {}
-    )
+    shown = {"title": title, "subtitle": subtitle, "results": results, "first": first, "sections": sections}
+    text = environment.get_template("page.html").render(shown, credit=credit, clocks=clocks or {})
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text.encode("utf-8", errors="replace").decode("utf-8"))
     return path

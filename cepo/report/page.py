@@ -9,7 +9,6 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.markup import escape
 from rich.table import Table as TerminalTable
@@ -19,7 +18,7 @@ from cepo.config.listing import REQUIRED, method_settings, settings_of
 from cepo.metrics import wilson_interval
 from cepo.report.charts import COUNTS, HELD_OUT, LEARNING, Chart, run_charts, save_figure
 from cepo.report.credit_view import credit_view
-from cepo.report.html import Sample, Section, Story, Table, samples_table, write_page
+from cepo.report.html import Sample, Section, Table, samples_table, write_page
 from cepo.report.recorded_run import RunData, as_yaml, load_run
 from cepo.report.score_tables import Cell
 from cepo.tracking.console import STAGES
@@ -61,7 +60,9 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
     return write_page(
         page,
         title=run.name,
-        story=Story(subtitle=subtitle(run), results=result_lines(run), chart=first),
+        subtitle=subtitle(run),
+        results=result_lines(run),
+        first=first,
         sections=[*chart_sections(charts), *_records(run)],
         credit=credit_view(run),
         clocks=_clocks(run),
@@ -149,18 +150,6 @@ def _config_table(run: RunData) -> Table:
     return Table(head=["setting", "value", "default"], rows=rows, caption="those that differ from the default first")
 
 
-class Change(NamedTuple):
-    """An accuracy's difference from the first to the last validation, with its standard error.
-
-    If `paired`, the error is that of the mean over problems. Otherwise it is `sqrt(se_before^2 + se_after^2)`, which is
-    too large for validations of the same problems; None without the number of samples.
-    """
-
-    difference: float
-    error: float | None
-    paired: bool
-
-
 def run_summary(run_folder: Path) -> TerminalTable:
     """Returns a run's summary as a table; raises `DataError` if the folder or its metrics are missing or broken."""
     run = load_run(run_folder)
@@ -205,63 +194,49 @@ def result_lines(run: RunData) -> list[tuple[str, str, str]]:
         steps, values = run.series(name)
         if not steps:
             continue
-        change, story = accuracy_change(run, name), f"measured once, at step {steps[0]}"
-        if change is not None:
+        story = f"measured once, at step {steps[0]}"
+        if found := accuracy_change(run, name):
+            change, is_paired = found
             error = "" if change.error is None else f" ± {100 * change.error:.1f}"
             before = f"from {100 * values[0]:.1f} %{_interval(run, name, 0)} at step {steps[0]}"
-            paired = ", paired by problem" if change.paired else ""
-            story = f"{before}: {100 * change.difference:+.1f}{error} points{paired}"
+            story = f"{before}: {100 * change.mean:+.1f}{error} points{', paired by problem' if is_paired else ''}"
         lines.append((f"{100 * values[-1]:.1f} %", label + _interval(run, name, -1), story))
     return lines
 
 
-def accuracy_change(run: RunData, name: str = "val/accuracy") -> Change | None:
-    """Returns the change from the first to the last validation; None if fewer than two were made."""
+def accuracy_change(run: RunData, name: str = "val/accuracy") -> tuple[Cell, bool] | None:
+    """Returns the change from the first to the last validation, and whether its error is that of the mean over problems.
+
+    Otherwise the error is `sqrt(se_before^2 + se_after^2)`, which is too large for validations of the same problems, or
+    None without the number of samples. The result is None if fewer than two validations were made.
+    """
     steps, values = run.series(name)
     if len(steps) < 2:
         return None
-    counts = run.values_by_step(COUNTS[name])
-    paired = _paired_error(run, name, [counts.get(step) for step in (steps[0], steps[-1])])
-    intervals = [wilson_interval(values[place], counts.get(steps[place])) for place in (0, -1)]
+    counts = [run.values_by_step(COUNTS[name]).get(step) for step in (steps[0], steps[-1])]
+    if differences := _paired_differences(run, name.removeprefix("val/"), (steps[0], steps[-1]), counts):
+        return Cell(mean=values[-1] - values[0], error=Cell.over(differences).error), True
+    intervals = [wilson_interval(value, count) for value, count in zip((values[0], values[-1]), counts, strict=True)]
     halves = [(interval[1] - interval[0]) / 2 for interval in intervals if interval]
-    unpaired = math.hypot(*halves) if len(halves) == 2 else None
-    return Change(values[-1] - values[0], unpaired if paired is None else paired, paired=paired is not None)
+    return Cell(mean=values[-1] - values[0], error=math.hypot(*halves) if len(halves) == 2 else None), False
 
 
-def _paired_error(run: RunData, name: str, counts: list[float | None]) -> float | None:
-    """Returns the standard error of the mean per-problem difference; None unless all samples of both are recorded."""
-    steps, key = run.series(name)[0], name.removeprefix("val/")
-    found: dict[int, dict[str, list[float]]] = {step: collections.defaultdict(list) for step in (steps[0], steps[-1])}
+def _paired_differences(run: RunData, key: str, steps: tuple[int, int], counts: list[float | None]) -> list[float]:
+    """Returns the change of each problem's mean; empty unless all samples of both validations are recorded."""
+    found: list[dict[str, list[float]]] = [collections.defaultdict(list) for _ in steps]
     for row in read_generations(run.folder):
-        if row["step"] in found and isinstance(row.get(key), int | float):
-            found[row["step"]][row["prompt_id"]].append(row[key])
-    before, after = found[steps[0]], found[steps[-1]]
-    recorded = [sum(map(len, samples.values())) for samples in (before, after)]
-    if recorded != counts or before.keys() != after.keys():
-        return None
-    return Cell.over([statistics.fmean(after[problem]) - statistics.fmean(before[problem]) for problem in before]).error
+        if row["step"] in steps and isinstance(row.get(key), int | float):
+            found[steps.index(row["step"])][row["prompt_id"]].append(row[key])
+    before, after = found
+    if [sum(map(len, samples.values())) for samples in found] != counts or before.keys() != after.keys():
+        return []
+    return [statistics.fmean(after[problem]) - statistics.fmean(before[problem]) for problem in before]
 
 
 def _interval(run: RunData, name: str, place: int) -> str:
     steps, values = run.series(name)
     interval = wilson_interval(values[place], run.values_by_step(COUNTS[name]).get(steps[place]), 1.96)
     return f" ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})" if interval else ""
-
-
-def tokens_per_second(run: RunData, stage: str) -> float | None:
-    """Returns a stage's tokens per second, over all steps that recorded both numbers; None if no step did.
-
-    If a step has no seconds for teachers, they were scored together with the student, and their tokens count there.
-    """
-    tokens, seconds = run.values_by_step(f"tokens/{stage}"), run.values_by_step(f"timing_s/{stage}")
-    if stage == "score":
-        alone = run.values_by_step("timing_s/teachers")
-        for step, count in run.values_by_step("tokens/teachers").items():
-            if step not in alone:
-                tokens[step] = tokens.get(step, 0.0) + count
-    both = tokens.keys() & seconds.keys()
-    spent = math.fsum(seconds[step] for step in both)
-    return math.fsum(tokens[step] for step in both) / spent if spent > 0 else None
 
 
 def _evidence_rows(run: RunData) -> Iterator[tuple[str, str]]:
@@ -280,7 +255,9 @@ def _time_rows(run: RunData) -> Iterator[tuple[str, str]]:
         values = [value for step, value in measured if step > 0 and value > 0]
         if not values:
             continue
-        speed = tokens_per_second(run, stage)
+        tokens = {} if stage == "score" else run.values_by_step(f"tokens/{stage}")  # teachers may be scored with it
         times = f", {len(values)} times" if stage in ("validate", "save") else ""
-        shown = f"{statistics.median(values):.2f} s{times}" + ("" if speed is None else f", {speed:,.0f} tokens/s")
+        counted = [(tokens[step], seconds) for step, seconds in measured if step in tokens and seconds > 0]
+        speed = f", {sum(n for n, _ in counted) / sum(s for _, s in counted):,.0f} tokens/s" if counted else ""
+        shown = f"{statistics.median(values):.2f} s{times}{speed}"
         yield "whole step, median" if stage == "step" else f"{stage}, median", shown

@@ -6,6 +6,7 @@ import io
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ from run_folders import report_pixels, write_run
 
 from cepo.cli import main
 from cepo.errors import DataError
-from cepo.report.page import accuracy_change, run_summary, tokens_per_second, write_report
+from cepo.report.page import accuracy_change, run_summary, write_report
 from cepo.report.recorded_run import load_run
+from cepo.report.score_tables import Cell
 
 
 def shown(table: object, width: int = 110) -> str:
@@ -55,14 +57,6 @@ def test_the_summary_says_36_to_50_percent_and_14_points(tmp_path: Path) -> None
     assert "none: this run consulted no teacher" in text
 
 
-def test_teachers_tokens_count_as_scored_without_own_seconds(tmp_path: Path) -> None:
-    counted = {"tokens/score": 100, "timing_s/score": 1.0, "tokens/teachers": 500}
-    run = load_run(write_run(tmp_path, [(1, counted), (2, counted | {"timing_s/teachers": 5.0})]))
-    assert tokens_per_second(run, "score") == 350  # 600 in the first second, 100 in the other
-    assert tokens_per_second(run, "teachers") == 100
-    assert tokens_per_second(run, "update") is None
-
-
 def test_the_paired_error_of_4_problems_with_1_changed_is_25(tmp_path: Path) -> None:
     def samples(*right: float) -> list[dict[str, object]]:
         own = {"response": ""}
@@ -71,18 +65,12 @@ def test_the_paired_error_of_4_problems_with_1_changed_is_25(tmp_path: Path) -> 
     counts = {"val/num_samples": 4, "val/num_greedy_samples": 4}
     rows = [(k, {"val/accuracy": p, "val/greedy_accuracy": 1 - p, **counts}) for k, p in ((0, 0.25), (1, 0.5))]
     paired = write_run(tmp_path / "a", rows, generations={0: samples(1, 0, 0, 0), 1: samples(1, 1, 0, 0)})
-    change = accuracy_change(load_run(paired))
-    assert change is not None
-    assert change.paired
-    assert change.difference == 0.25
-    assert change.error == pytest.approx(0.25)  # differences 0 1 0 0: deviation 0.5, over sqrt(4)
-    greedy = accuracy_change(load_run(paired), "val/greedy_accuracy")
-    assert greedy == (-0.25, pytest.approx(0.25), True)
+    change = Cell(mean=0.25, error=pytest.approx(0.25))  # differences 0 1 0 0: deviation 0.5, over sqrt(4)
+    assert accuracy_change(load_run(paired)) == (change, True)
+    assert accuracy_change(load_run(paired), "val/greedy_accuracy") == (replace(change, mean=-0.25), True)
     incomplete = write_run(tmp_path / "b", rows, generations={0: samples(1, 0, 0), 1: samples(1, 1, 0)})
-    change = accuracy_change(load_run(incomplete))
-    assert change is not None
-    assert not change.paired
-    assert change.error == pytest.approx(0.3)  # Wilson: sqrt(.0625) / 1.25, sqrt(.078125) / 1.25
+    wilson = pytest.approx(0.3)  # sqrt(.0625) / 1.25, sqrt(.078125) / 1.25
+    assert accuracy_change(load_run(incomplete)) == (Cell(mean=0.25, error=wilson), False)
 
 
 @pytest.mark.heavy
