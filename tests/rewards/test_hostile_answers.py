@@ -116,11 +116,6 @@ def test_generated_adversarial_answers_are_graded_in_any_order() -> None:
     assert found["mean_seconds"] < 0.1
 
 
-@pytest.mark.parametrize("answer", SMALL)
-def test_ordinary_answers_are_not_taken_for_large_ones(answer: str) -> None:
-    assert not is_too_large(answer)
-
-
 def test_any_text_has_a_magnitude() -> None:
     for parts in itertools.product(["^", "{", "}", "9", "!", "(", ")", "."], repeat=4):
         is_too_large("".join(parts))
