@@ -6,11 +6,11 @@ import io
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
 
 import pytest
+from local_server import local_server
 from PIL import Image
 
 from cepo.data.images import verify_image
@@ -21,52 +21,34 @@ class Server:
     """Answers `/image`, redirects `/elsewhere` to it and misbehaves; `asked` lists the paths."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
-        server = self
+        self.host, self.asked, self.is_closed = "", list[str](), threading.Event()
         buffer = io.BytesIO()
         Image.new("RGB", (9, 4), "blue").save(buffer, format="PNG")
+        self._content = buffer.getvalue()
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                server.asked.append(self.path)
-                if self.path == "/elsewhere":
-                    self.send_response(302)
-                    self.send_header("Location", "/image")
-                    self.end_headers()
-                elif self.path == "/missing":
-                    self.send_error(404)
-                elif self.path == "/slow":
-                    self.send_response(200)
-                    self.end_headers()
-                    while not server.is_closed.wait(0.05):
-                        self.wfile.write(b"x")
-                else:
-                    content = buffer.getvalue()
-                    self.send_response(200)
-                    self.send_header("Content-Length", str(len(content) + 5 * (self.path == "/cut")))
-                    self.end_headers()
-                    self.wfile.write(content)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                """Stays silent."""
-
-        self.is_closed = threading.Event()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.host = f"127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-
-    def close(self) -> None:
-        self.is_closed.set()
-        self._server.shutdown()
-        self._server.server_close()
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        self.asked.append(request.path)
+        if request.path == "/missing":
+            request.send_error(404)
+            return
+        request.send_response(302 if request.path == "/elsewhere" else 200)
+        if request.path == "/elsewhere":
+            request.send_header("Location", "/image")
+        elif request.path != "/slow":
+            request.send_header("Content-Length", str(len(self._content) + 5 * (request.path == "/cut")))
+        request.end_headers()
+        while request.path == "/slow" and not self.is_closed.wait(0.05):
+            request.wfile.write(b"x")
+        request.wfile.write(self._content)
 
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     server = Server()
-    yield server
-    server.close()
+    with local_server(server.answer) as server.host:
+        yield server
+        server.is_closed.set()
 
 
 def size_at(server: Server, path: str) -> tuple[int, int]:
