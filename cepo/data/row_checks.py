@@ -38,16 +38,11 @@ class RowMeasure:
 
 @dataclass(frozen=True, kw_only=True)
 class RowChecks:
-    """The outcome of checking a source.
-
-    Attributes:
-        usable: numbers of the rows that can be used.
-        skipped: how many rows were left out as `bad` and as `overlong`.
-        most_images, most_videos: the most images and videos in a usable row.
-    """
+    """The outcome of checking a source: the usable rows' numbers, and their largest numbers of images and videos."""
 
     usable: Sequence[int]
     skipped: Counter[str]
+    """How many rows were left out as `bad` and as `overlong`."""
     most_images: int
     most_videos: int
 
