@@ -10,6 +10,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import Pipe
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 START_SECONDS = 60.0
 _SAMPLES_TOGETHER = 32
 _LONGEST_LOOK_SECONDS = 1.0
+_MOST_REPLY_BYTES = 1 << 26
 
 _Action = Literal["score", "extract", "match", "value"]
 
@@ -43,6 +45,7 @@ class WorkerProcess:
 
     def __init__(self, setup: Mapping[str, object]) -> None:
         self._connection, other_end = Pipe()
+        self._fault = ""
         python_path = [str(Path(cepo.__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
             # -P: a file in the working directory must not shadow a module of the worker.
@@ -88,13 +91,33 @@ class WorkerProcess:
 
         Raises:
             TimeoutError: it has not arrived in time.
-            EOFError, OSError: the process has ended.
+            EOFError, OSError: the process has ended, or something else than a message was written to the connection.
         """
         while not self._connection.poll(min(seconds, _LONGEST_LOOK_SECONDS)):
             seconds -= _LONGEST_LOOK_SECONDS
             if seconds <= 0:
                 raise TimeoutError
-        return self._connection.recv()
+        is_late = threading.Event()
+
+        def end() -> None:
+            is_late.set()
+            self._process.kill()
+
+        timer = threading.Timer(max(seconds, 0.1), end)  # a reward that writes part of a message must not block us
+        timer.start()
+        try:
+            return pickle.loads(self._connection.recv_bytes(_MOST_REPLY_BYTES))
+        except (EOFError, ConnectionError):
+            raise
+        except Exception as error:  # a false length, or bytes that can be any pickle or none
+            if is_late.is_set():
+                raise TimeoutError from error
+            self._fault = (
+                f"the reward wrote to the worker's connection, or a reply has over {_MOST_REPLY_BYTES >> 20} MiB"
+            )
+            raise EOFError from error
+        finally:
+            timer.cancel()
 
     def kill(self) -> str:
         """Kills the process and those of its group; describes how it ended."""
@@ -104,7 +127,7 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         code = self._process.wait()
-        return f"the worker process ended with {f'signal {-code}' if code < 0 else f'code {code}'}"
+        return self._fault or f"the worker process ended with {f'signal {-code}' if code < 0 else f'code {code}'}"
 
 
 class RewardStream:
@@ -146,17 +169,20 @@ class RewardStream:
 class RewardPool:
     """Runs a reward function in processes that are killed and replaced when they exceed the time limit.
 
-    `spec`, `kwargs` and `weights` are those of `load_reward`. `answer_function` names a function that finds the final
-    answer in a response (see `load_answer_function`); its result is each sample's `extracted_answer`.
+    `spec` is `path/to/file.py:function` (see `cepo.rewards.functions`) and `kwargs` are its keywords. The scores of
+    several functions are added with `weights`. `answer_function` names a function that finds the final answer in a
+    response (see `load_answer_function`); its result is each sample's `extracted_answer`.
 
     Every call of the function has at most `timeout_seconds`. Sequential functions are called for one sample at a time,
-    batch functions for up to 32. If a call for several samples fails, they are tried again one by one, so a batch
-    function must score samples independently. A failed sample gets 0 in every field, is counted, and is logged as a
-    warning. A wrong number of scores cannot be assigned to samples and is a `RewardError`.
+    batch functions for up to 32. If a call for several samples raises, returns an invalid score, crashes or times out,
+    its samples are tried again one by one, so that only the samples at fault fail. A wrong number of scores cannot be
+    assigned to samples and is a `RewardError`. A batch function must score samples independently, because it sees only
+    a part of the batch, and some samples twice after a fault.
 
-    Raises:
-        RewardError: the function cannot be loaded.
-        EngineError: a process cannot be started.
+    A failed sample gets 0 in every field, is counted, and is logged as a warning.
+
+    The constructor waits until the function is loaded. Raises `RewardError` if
+    the function cannot be loaded, `EngineError` if a process cannot be started.
     """
 
     def __init__(
@@ -262,12 +288,15 @@ class RewardPool:
         return self._results("extract", responses, f"{self._answer_function} failed for %d of %d responses: no answer")
 
     def same_statements(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
-        """Applies `answers.states_the_same` to each pair (prediction, ground truth); False for a comparison that fails."""
+        """Applies `cepo.rewards.answers.states_the_same` to each pair (prediction, ground truth), with the time limit.
+
+        A comparison that hangs or raises counts as False and is logged as a warning.
+        """
         found = self._results("match", pairs, "%d of %d comparisons failed and count as unequal")
         return [bool(same) for same in found]
 
     def value_keys(self, answers: Sequence[str]) -> list[str]:
-        """Applies `answers.value_key` to each answer; keeps the answer on failure."""
+        """Applies `cepo.rewards.answers.value_key` to each answer, within the limit; keeps the answer on failure."""
         keys = self._results("value", answers, "%d of %d answers have no value and are compared by spelling")
         return [answer if key is None else key for key, answer in zip(keys, answers, strict=True)]
 

@@ -111,15 +111,22 @@ def test_the_grader_runs_in_the_pool_and_a_hanging_pair_is_false(math_pool: Rewa
 
 @pytest.mark.parametrize("spec", ["misbehaving.py:batch", "sequential.py:one"])
 def test_each_fault_costs_its_own_sample_only(misbehaving: Path, spec: str) -> None:
-    faults = ["raise", "crash", "hang", "exit", "no overall", "not finite", "sleep", "hang in C"]
+    faults = ["raise", "crash", "hang", "exit", "no overall", "not finite", "sleep"]
     responses = [word for fault in faults for word in ("good", fault, "better")]
     with RewardPool(str(misbehaving.parent / spec), {}, num_workers=2, timeout_seconds=1.0) as pool:
         outcome = pool.score(_samples(*responses))
         again = pool.score(_samples("good"))
     zero, good, better = ({"overall": value, "bonus": float(value > 0)} for value in (0.0, 4.0, 6.0))
-    assert outcome.scores == [good, zero, better] * 8
-    assert (outcome.num_raised, outcome.num_timed_out) == (5, 3)
+    assert outcome.scores == [good, zero, better] * 7
+    assert (outcome.num_raised, outcome.num_timed_out) == (5, 2)
     assert again.scores == [good]
+
+
+def test_a_hang_in_c_code_is_ended_too(misbehaving: Path) -> None:
+    with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=0.5) as pool:
+        outcome = pool.score(_samples("good", "hang in C", "better"))
+    assert [score["overall"] for score in outcome.scores] == [4.0, 0.0, 6.0]
+    assert outcome.num_timed_out == 1
 
 
 @pytest.mark.parametrize("function", ["short", "one_for_all"])
@@ -186,6 +193,25 @@ def test_the_warning_gives_the_sample_the_error_and_the_line(
 
 def test_what_a_reward_prints_does_not_reach_the_channel(one_worker: RewardPool) -> None:
     assert one_worker.score(_samples("print")).scores == [{"overall": 5.0, "bonus": 1.0}]
+
+
+@pytest.mark.parametrize(
+    ("response", "num_raised", "said"),
+    [
+        ("false length", 1, "wrote to the worker's connection"),
+        ("false message", 1, "wrote to the worker's connection"),
+        ("part of a message", 0, "no score within 1 s"),
+    ],
+)
+def test_a_reward_that_writes_to_the_connection_hangs_nothing(
+    misbehaving: Path, response: str, num_raised: int, said: str
+) -> None:
+    with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=1.0) as pool:
+        outcome = pool.score(_samples("good", response))
+    assert [score["overall"] for score in outcome.scores] == [4.0, 0.0]
+    assert (outcome.num_raised, outcome.num_timed_out) == (num_raised, 1 - num_raised)
+    assert outcome.first_failure is not None
+    assert said in outcome.first_failure.reason
 
 
 @pytest.mark.nightly("waits for twice a time limit; lab/tests/test_kills.py pauses a whole run")
