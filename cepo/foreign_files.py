@@ -21,7 +21,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
-from urllib.parse import SplitResult, urlsplit, urlunsplit
+from urllib.parse import SplitResult, urljoin, urlsplit, urlunsplit
 
 from cepo.errors import CepoError, DataError, ForeignFileError
 from cepo.trees import Tree
@@ -40,6 +40,7 @@ LARGEST_IMAGE = 200_000_000
 LARGEST_DOWNLOAD = 50_000_000
 """The largest image that is downloaded."""
 _DOWNLOAD_SECONDS = 30.0
+_MOST_REDIRECTS = 3
 LARGEST_PIXELS = 64_000_000
 """The largest accepted number of pixels (192 MB decoded), because a file of some kilobytes can state any size."""
 
@@ -220,43 +221,57 @@ def require_host(address: str, hosts: Collection[str]) -> SplitResult:
 
 
 def download(address: str, hosts: Collection[str], *, largest: int) -> bytes:
-    """Returns what an address holds, without proxies or redirects, within `_DOWNLOAD_SECONDS` in all.
+    """Returns what an address holds, without proxies, within `_DOWNLOAD_SECONDS` in all.
 
-    A name that leads to an address that is not public is refused after connecting and before anything is requested; the
-    user may name that address itself.
+    Redirects stay within `hosts`. A name that leads to an address that is not public is refused after connecting and
+    before anything is requested; the user may name that address itself.
 
     Raises:
         DataError: the host is not named, its address is not public, or the answer is too large, too late or an error.
     """
-    parts, until = require_host(address, hosts), time.monotonic() + _DOWNLOAD_SECONDS
+    until = time.monotonic() + _DOWNLOAD_SECONDS
+    for _ in range(1 + _MOST_REDIRECTS):
+        parts = require_host(address, hosts)
+        try:
+            found = _answer_of(parts, until, largest)
+        except (OSError, HTTPException, ValueError) as error:
+            why = f"no answer within {_DOWNLOAD_SECONDS:g} s" if time.monotonic() >= until else str(error)
+            raise DataError(f"{address:.200} cannot be downloaded: {why or type(error).__name__}") from error
+        if isinstance(found, bytes):
+            return found
+        address = urljoin(address, found)
+    raise DataError(f"{address:.200} cannot be downloaded: more than {_MOST_REDIRECTS} redirects")
+
+
+def _answer_of(parts: SplitResult, until: float, largest: int) -> bytes | str:
+    """Returns the content of an address, or the address to which it redirects; raises `OSError` for anything else."""
     kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    try:
-        with closing(kind(parts.netloc.rpartition("@")[2], timeout=_DOWNLOAD_SECONDS)) as connection:
-            connection.connect()
-            peer = ip_address(connection.sock.getpeername()[0])
-            peer = getattr(peer, "ipv4_mapped", None) or peer
-            if not peer.is_global and parts.hostname != str(peer):
-                raise OSError(f"{parts.hostname} leads to {peer}, which is not public")
-            # Ends a server that sends byte by byte: the timeout of the socket begins anew with each.
-            end = (connection.sock, socket.SHUT_RDWR)
-            timer = threading.Timer(until - time.monotonic(), socket.socket.shutdown, end)
-            timer.start()
-            try:
-                connection.request("GET", urlunsplit(("", "", parts.path or "/", parts.query, "")))
-                answer = connection.getresponse()
-                if answer.status != 200:
-                    raise OSError(f"the server answers {answer.status} {answer.reason}; redirects are not followed")
-                content = answer.read(largest + 1)
-            finally:
-                timer.cancel()
-            if len(content) > largest:
-                raise OSError(f"it has more than {largest:,} bytes")
-            if answer.length not in (None, 0) or time.monotonic() >= until:
-                raise OSError("the answer is incomplete")
-            return content
-    except (OSError, HTTPException, ValueError) as error:
-        why = f"no answer within {_DOWNLOAD_SECONDS:g} s" if time.monotonic() >= until else str(error)
-        raise DataError(f"{address:.200} cannot be downloaded: {why or type(error).__name__}") from error
+    connection = kind(parts.netloc.rpartition("@")[2], timeout=max(0.01, until - time.monotonic()))
+    with closing(connection):
+        connection.connect()
+        peer = ip_address(connection.sock.getpeername()[0])
+        peer = getattr(peer, "ipv4_mapped", None) or peer
+        if not peer.is_global and parts.hostname != str(peer):
+            raise OSError(f"{parts.hostname} leads to {peer}, which is not public")
+        # Ends a server that sends byte by byte: the timeout of the socket begins anew with each.
+        timer = threading.Timer(until - time.monotonic(), socket.socket.shutdown, (connection.sock, socket.SHUT_RDWR))
+        timer.start()
+        try:
+            connection.request("GET", urlunsplit(("", "", parts.path or "/", parts.query, "")))
+            answer = connection.getresponse()
+            if answer.status in (301, 302, 303, 307, 308):
+                return answer.headers["Location"] or ""
+            if answer.status != 200:
+                raise OSError(f"the server answers {answer.status} {answer.reason}")
+            content = answer.read(largest + 1)
+            whole = answer.length in (None, 0) and time.monotonic() < until
+        finally:
+            timer.cancel()
+    if len(content) > largest:
+        raise OSError(f"it has more than {largest:,} bytes")
+    if not whole:
+        raise OSError("the answer is incomplete")
+    return content
 
 
 def _unreadable(error: Exception) -> str:

@@ -6,11 +6,11 @@ import io
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
-from local_server import local_server
 from PIL import Image
 
 from cepo.data.images import verify_image
@@ -18,47 +18,66 @@ from cepo.errors import DataError
 
 
 class Server:
-    """Answers `/image`, redirects `/elsewhere` to it and misbehaves; `asked` lists the paths."""
+    """Answers `/image`, redirects and misbehaves; `asked` lists the paths."""
 
     def __init__(self) -> None:
-        self.host, self.asked, self.is_closed = "", list[str](), threading.Event()
+        self.asked: list[str] = []
+        server = self
         buffer = io.BytesIO()
         Image.new("RGB", (9, 4), "blue").save(buffer, format="PNG")
-        self._content = buffer.getvalue()
 
-    def answer(self, request: BaseHTTPRequestHandler) -> None:
-        self.asked.append(request.path)
-        if request.path == "/missing":
-            request.send_error(404)
-            return
-        request.send_response(302 if request.path == "/elsewhere" else 200)
-        if request.path == "/elsewhere":
-            request.send_header("Location", "/image")
-        elif request.path != "/slow":
-            request.send_header("Content-Length", str(len(self._content) + 5 * (request.path == "/cut")))
-        request.end_headers()
-        while request.path == "/slow" and not self.is_closed.wait(0.05):
-            request.wfile.write(b"x")
-        request.wfile.write(self._content)
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                server.asked.append(self.path)
+                if self.path.startswith(("/to?", "/loop")):
+                    self.send_response(302)
+                    self.send_header("Location", self.path.partition("?")[2] or "/loop")
+                    self.end_headers()
+                elif self.path == "/missing":
+                    self.send_error(404)
+                elif self.path == "/slow":
+                    self.send_response(200)
+                    self.end_headers()
+                    while not server.is_closed.wait(0.05):
+                        self.wfile.write(b"x")
+                else:
+                    content = buffer.getvalue()
+                    self.send_response(200)
+                    self.send_header("Content-Length", str(len(content) + 5 * (self.path == "/cut")))
+                    self.end_headers()
+                    self.wfile.write(content)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Stays silent."""
+
+        self.is_closed = threading.Event()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.host = f"127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def close(self) -> None:
+        self.is_closed.set()
+        self._server.shutdown()
+        self._server.server_close()
 
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     server = Server()
-    with local_server(server.answer) as server.host:
-        yield server
-        server.is_closed.set()
+    yield server
+    server.close()
 
 
-def size_at(server: Server, path: str) -> tuple[int, int]:
-    return verify_image(f"http://{server.host}{path}", None, hosts=[f"http://{server.host}"])
+def size_at(server: Server, path: str, *more_hosts: str) -> tuple[int, int]:
+    return verify_image(f"http://{server.host}{path}", None, hosts=[f"http://{server.host}", *more_hosts])
 
 
 def test_an_address_is_downloaded_once_and_then_kept(server: Server) -> None:
     for _ in range(3):
         assert size_at(server, "/image?of=one") == (9, 4)
-    assert server.asked == ["/image?of=one"]
+    assert size_at(server, "/to?/image") == (9, 4)
+    assert server.asked == ["/image?of=one", "/to?/image", "/image"]
 
 
 @pytest.mark.parametrize("hosts", [[], ["http://127.0.0.1"], ["http://example.org"], "without http"])
@@ -80,11 +99,21 @@ def test_https_is_asked_of_a_host_named_without_scheme(server: Server) -> None:
     assert server.asked == []
 
 
+def test_a_redirect_leads_neither_to_another_host_nor_to_a_file(server: Server) -> None:
+    for target in ("http://example.org/image", "file:///etc/passwd", "//example.org/image"):
+        with pytest.raises(DataError, match=r"are downloaded only from data\.image_hosts"):
+            size_at(server, f"/to?{target}")
+    with pytest.raises(DataError, match="more than 3 redirects"):
+        size_at(server, "/loop")
+
+
 def test_a_name_of_a_private_address_is_refused_unasked(server: Server) -> None:
     named = server.host.replace("127.0.0.1", "localhost")
     with pytest.raises(DataError, match=r"localhost leads to .*, which is not public"):
         verify_image(f"http://{named}/image", None, hosts=[f"http://{named}"])
-    assert server.asked == []
+    with pytest.raises(DataError, match="not public"):
+        size_at(server, f"/to?http://{named}/image", f"http://{named}")
+    assert server.asked == [f"/to?http://{named}/image"]
 
 
 def test_errors_and_incomplete_or_large_answers_are_refused(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,9 +121,6 @@ def test_errors_and_incomplete_or_large_answers_are_refused(server: Server, monk
         size_at(server, "/missing")
     with pytest.raises(DataError, match="the answer is incomplete"):
         size_at(server, "/cut")
-    with pytest.raises(DataError, match="answers 302 Found; redirects are not followed"):
-        size_at(server, "/elsewhere")
-    assert server.asked[-1] == "/elsewhere"
     monkeypatch.setattr("cepo.data.images.LARGEST_DOWNLOAD", 20)
     with pytest.raises(DataError, match="it has more than 20 bytes"):
         size_at(server, "/image")
