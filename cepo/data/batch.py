@@ -69,17 +69,13 @@ class ScoringRow:
 
 @dataclass(frozen=True, kw_only=True)
 class DistillationRows:
-    """The distillation data of an optimizer batch.
-
-    Attributes:
-        divergence: the divergence to minimise.
-        token_weight: (R, T), 0 for a row without a teacher.
-        view: the view whose hidden states, kept from scoring, are the teacher's.
-    """
+    """The distillation data of an optimizer batch."""
 
     divergence: DivergenceConfig
     token_weight: Float[Tensor, "R T"]
+    """0 for a row without a teacher."""
     view: str
+    """The view whose hidden states, kept from scoring, are the teacher's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,14 +83,12 @@ class OptimizerBatch:
     """The rows of one optimizer step that have a gradient, with totals over all rows of the step.
 
     Attributes:
-        rows: R rows.
-        old_log_probs, advantages, response_mask: (R, T).
         denominators: totals over every row of the step, including rows without gradient.
         on_policy: whether the weights at the start of this optimizer step sampled the rows and no earlier pass scored
             them. The old log-probs are then the update's own, without gradient, and `old_log_probs` holds the rollout
             engine's for comparison.
-        sampled_log_probs: (R, T) of the rollout engine; None if `old_log_probs` holds them.
-        reference_log_probs: (R, T) under the initial weights; None without a KL in the loss.
+        sampled_log_probs: of the rollout engine; None if `old_log_probs` holds them.
+        reference_log_probs: under the initial weights; None without a KL in the loss.
         distillation: None for methods whose only loss is the policy loss.
     """
 
@@ -118,12 +112,8 @@ class OptimizerBatch:
 class CriticBatch:
     """The rows of one optimizer step of the critic.
 
-    Attributes:
-        rows: R rows.
-        old_values: (R, T) values before the step's updates.
-        returns: (R, T) targets of the values.
-        response_mask: (R, T).
-        denominators: totals over every row of the step on all ranks.
+    `old_values` are those before the step's updates, `returns` their targets, `denominators` totals over every row of
+    the step on all ranks.
     """
 
     rows: Sequence[ScoringRow]
@@ -133,7 +123,6 @@ class CriticBatch:
     denominators: LossDenominators
 
     def at(self, indices: Sequence[int]) -> CriticBatch:
-        """Returns the rows at `indices`, with unchanged totals."""
         return _at(self, indices)
 
 

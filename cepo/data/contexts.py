@@ -11,7 +11,7 @@ from cepo.algorithms.settings import TeacherConfig
 from cepo.data.dataset import Problem
 from cepo.data.hints import HintTemplate, sanitise_reference
 from cepo.errors import DataError
-from cepo.models.inputs import EncodedPrompt, ImageInputs, Turn
+from cepo.models.inputs import EncodedPrompt, Turn
 from cepo.models.processing import MARKS, Processing
 from cepo.types import Reference
 
@@ -69,7 +69,13 @@ class ContextBuilder:
     def teacher(self, problem: Problem, student: EncodedPrompt, reference_text: str) -> EncodedPrompt:
         """Encodes the student's user turn with `reference_text` and, if configured, images, without a length limit."""
         images = student.images if student.teacher_images is None else student.teacher_images
-        return self._encode(problem, images if self._teacher.with_images else None, reference_text)
+        text, history = problem.text, problem.history
+        if not self._teacher.with_images:
+            images, (text, history) = None, _without_marks(problem)
+        rendered = self.template.render(prompt=text, reference=reference_text)
+        if self._teacher.placement != "assistant_prefix":
+            return self._processing.encode(rendered, images, history=history)
+        return self._processing.encode(text, images, history=history, assistant_prefix=rendered)
 
     def fitted(
         self, problem: Problem, student: EncodedPrompt, reference_text: str, *, is_answer: bool
@@ -94,13 +100,6 @@ class ContextBuilder:
         """Encodes the student's prompt without its images and videos."""
         text, history = _without_marks(problem)
         return self._processing.encode(text, None, history=history)
-
-    def _encode(self, problem: Problem, images: ImageInputs | None, reference_text: str) -> EncodedPrompt:
-        text, history = (problem.text, problem.history) if self._teacher.with_images else _without_marks(problem)
-        rendered = self.template.render(prompt=text, reference=reference_text)
-        if self._teacher.placement != "assistant_prefix":
-            return self._processing.encode(rendered, images, history=history)
-        return self._processing.encode(text, images, history=history, assistant_prefix=rendered)
 
     def _cut(self, text: str, num_tokens: int) -> str:
         """Returns the first `num_tokens` tokens of a text; a number that the cut would split is dropped."""

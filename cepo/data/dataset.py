@@ -35,10 +35,8 @@ class Problem:
         prompt_id: the row number in the source; unchanged by filtering and shuffling.
         text: the user's text (of a conversation, the last one) after the format prompt, with one `<image>` per image
             and one `<video>` per video.
-        images: decoded RGB images.
-        videos: the chosen frames of each video.
-        ground_truth: the reference answer as written in the data.
-        solution: the worked solution; None if the dataset has none.
+        images: decoded, in RGB.
+        solution: None if the dataset has none.
         columns: the row's other columns, for reward functions.
         history: the turns before `text` if the prompt is a conversation.
         image_source: where `images` can be read again; None for rows with videos and for rows not read from a source.

@@ -29,6 +29,7 @@ class MixedProblems:
     def __init__(self, parts: Sequence[ProblemSet], config: DataConfig) -> None:
         self._parts, self._config = parts, config
         self._ends = list(accumulate(len(part) for part in parts))
+        self._begins = [0, *self._ends]
         self.skipped = sum((part.skipped for part in parts), Counter[str]())
         self.most_images = max(part.most_images for part in parts)
         self.most_videos = max(part.most_videos for part in parts)
@@ -38,17 +39,17 @@ class MixedProblems:
 
     def __getitem__(self, index: int) -> Problem:
         part = bisect_right(self._ends, index)
-        problem = self._parts[part][index - self._begin(part)]
+        problem = self._parts[part][index - self._begins[part]]
         return dataclasses.replace(problem, prompt_id=f"{part}:{problem.prompt_id}")
 
     def indices(self, step: int, batch_size: int) -> list[int]:
-        """Returns the problems of the 0-based `step`, which depend only on the step and `data.seed`."""
+        """Returns the problems of the 0-based `step`, as `ProblemSet.indices`."""
         weights, shuffle, seed = self._config.train_weights, self._config.shuffle, self._config.seed
         if weights is None:
             return problem_indices(step, num_problems=len(self), batch_size=batch_size, shuffle=shuffle, seed=seed)
         sizes = [len(part) for part in self._parts]
         chosen = weighted_indices(step, sizes=sizes, weights=weights, batch_size=batch_size, shuffle=shuffle, seed=seed)
-        return [self._begin(part) + index for part, index in chosen]
+        return [self._begins[part] + index for part, index in chosen]
 
     def content(self) -> str:
         return "; ".join(part.content() for part in self._parts)
@@ -61,9 +62,6 @@ class MixedProblems:
         """Returns the first probe that is not None, from sources with images first; see `ProblemSet.image_probe`."""
         parts = sorted(self._parts, key=lambda part: not part.most_images)
         return next((probe for probe in (part.image_probe() for part in parts) if probe is not None), None)
-
-    def _begin(self, part: int) -> int:
-        return self._ends[part - 1] if part else 0
 
 
 def read_training_sets(config: DataConfig, processing: Processing) -> ProblemSet | MixedProblems:

@@ -36,7 +36,8 @@ def read_source(source: str, *, text_columns: Sequence[str] = ()) -> Any:
     Raises:
         ConfigError: the file or split does not exist, its format is unknown, or the hub cannot be reached.
     """
-    datasets.disable_progress_bars()
+    library: Any = datasets  # the return type of `load_dataset` depends on its arguments
+    library.disable_progress_bars()
     name, _, split = source.partition("@")
     path = Path(name).expanduser()
     if path.exists():
@@ -53,7 +54,7 @@ def read_source(source: str, *, text_columns: Sequence[str] = ()) -> Any:
             texts = dict.fromkeys(text_columns, str)
             options = {"converters": texts, "keep_default_na": False, "na_values": [""]}
         try:
-            return _load_dataset(kind, data_files=[str(file) for file in files], split=part, **options)
+            return library.load_dataset(kind, data_files=[str(file) for file in files], split=part, **options)
         except Exception as error:  # each format's reader raises its own types
             reason = error.__cause__ or error
             if isinstance(reason, StopIteration) or "corresponds to no data" in str(reason):
@@ -62,14 +63,9 @@ def read_source(source: str, *, text_columns: Sequence[str] = ()) -> Any:
     if path.suffix or name.count("/") != 1:
         raise ConfigError(f"data files '{source}' do not exist; give a file, a folder, or a hub name org/name@split")
     try:
-        return _load_dataset(name, split=split or "train")
+        return library.load_dataset(name, split=split or "train")
     except Exception as error:  # the hub client raises a dozen unrelated types; all mean the same to the user
         raise ConfigError(f"data files '{source}': neither a local path nor reachable on the hub ({error})") from error
-
-
-def _load_dataset(*arguments: object, **options: object) -> Any:
-    library: Any = datasets  # the function's return type depends on its arguments
-    return library.load_dataset(*arguments, **options)
 
 
 def local_files(source: str) -> tuple[list[Path], str]:
@@ -85,7 +81,10 @@ def local_files(source: str) -> tuple[list[Path], str]:
             raise ConfigError(f"data files '{source}': a single file has only the split train, got '{wanted['name']}'")
     else:
         found = [file for file in sorted(path.rglob("*")) if file.suffix in FORMATS and file.name not in _BESIDE_ARROW]
-        files = [file for file in found if _belongs_to(file, path, wanted["name"])]
+        begins = re.compile(rf"{re.escape(wanted['name'])}(?![^\W_])")
+        files = [
+            file for file in found if begins.match(file.stem) or wanted["name"] in file.relative_to(path).parts[:-1]
+        ]
         if not files and wanted["name"] == "train":
             files = found
         if found and not files:
@@ -140,10 +139,3 @@ def read_row(rows: Any, number: int) -> Tree:
         return rows[number]
     except Exception as error:  # each format's reader raises its own types
         raise DataError(f"the row cannot be read ({type(error).__name__})") from error
-
-
-def _belongs_to(file: Path, folder: Path, split: str) -> bool:
-    return (
-        re.match(rf"{re.escape(split)}(?![^\W_])", file.stem) is not None
-        or split in file.relative_to(folder).parts[:-1]
-    )

@@ -38,16 +38,11 @@ class RowMeasure:
 
 @dataclass(frozen=True, kw_only=True)
 class RowChecks:
-    """The outcome of checking a source.
-
-    Attributes:
-        usable: numbers of the rows that can be used.
-        skipped: how many rows were left out as `bad` and as `overlong`.
-        most_images, most_videos: the most images and videos in a usable row.
-    """
+    """The outcome of checking a source: the usable rows' numbers, and their largest numbers of images and videos."""
 
     usable: Sequence[int]
     skipped: Counter[str]
+    """How many rows were left out as `bad` and as `overlong`."""
     most_images: int
     most_videos: int
 
@@ -121,21 +116,17 @@ def plain_text(value: object) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def read_turns(prompt: object) -> list[Turn]:
-    """Returns the turns of a cell of the prompt column, which holds text or messages; raises as `read_conversation`."""
-    is_conversation = isinstance(prompt, list | tuple)
-    return read_conversation(prompt) if is_conversation else [Turn("user", plain_text(prompt))]
-
-
-def read_conversation(messages: Any) -> list[Turn]:
-    """Returns the turns of a cell's messages. The last turn is the question.
+def read_turns(prompt: Any) -> list[Turn]:
+    """Returns the turns of a cell of the prompt column, which holds text or messages. The last turn is the question.
 
     A message's content is text or a list of parts: `{type: text, text: ...}`, `{type: image}` and `{type: video}`.
     Image and video parts stand for the row's images and videos in order. Anything else raises `DataError`.
     """
-    if not messages:
+    if not isinstance(prompt, list | tuple):
+        return [Turn("user", plain_text(prompt))]
+    if not prompt:
         raise DataError(f"the prompt has no message; {_ACCEPTED}")
-    turns = [_turn(message, number) for number, message in enumerate(messages)]
+    turns = [_turn(message, number) for number, message in enumerate(cast("Sequence[object]", prompt))]
     if turns[-1].role != "user":
         raise DataError(f"the last message is the {turns[-1].role}'s; {_ACCEPTED}")
     return turns

@@ -29,16 +29,8 @@ def extract_answer(response: str) -> str | None:
 
     Of nested boxes the outermost counts. If the last answer is blank, the result is None, never the string "None".
     """
-    span = answer_span(response)
-    return response[slice(*span)] if span else None
-
-
-def answer_span(response: str) -> tuple[int, int] | None:
-    """Returns the span of `extract_answer`'s result: its first index and the one after its last."""
     start, stop = _last_boxed_span(response) or _last_tagged_span(response) or (0, 0)
-    answer = response[start:stop].strip()
-    first = response.find(answer, start)
-    return (first, first + len(answer)) if answer else None
+    return response[start:stop].strip() or None
 
 
 def normalise_answer(text: str) -> str:
@@ -82,7 +74,7 @@ def answers_equal(prediction: str, ground_truth: str) -> bool:
         if any(_numbers_equal(value, gold) for value in values):
             return True
         return gold.endswith("%") and any("%" not in value and _numbers_equal(value, gold[:-1]) for value in values)
-    if _is_worded(gold):
+    if _WORDS.search(gold):
         return predicted.casefold() == gold.casefold()
     return _verified(predicted, gold)
 
@@ -178,10 +170,8 @@ _SEVERAL = re.compile(r";|,(?!\d{3})|(?<![\\A-Za-z])(?:or|and)")  # spaces may h
 _WORDS = re.compile(r"\\(?:cong|angle|sim|parallel|perp|triangle)(?![A-Za-z])|=|(?<![\\A-Za-z])[A-Za-z]{3,}")
 
 
-for _name in ("math_verify.parser", "math_verify.grader"):
-    logging.getLogger(_name).setLevel(
-        logging.ERROR
-    )  # each call warns that its timeout is disabled; the pool has its own
+for _name in ("math_verify.parser", "math_verify.grader"):  # each call warns that its timeout is disabled
+    logging.getLogger(_name).setLevel(logging.ERROR)
 
 
 def _last_boxed_span(text: str) -> tuple[int, int] | None:
@@ -233,22 +223,11 @@ def _without_wrappers(text: str) -> str:
         is_wrapped = text.startswith(opening) and text.endswith(closing) and len(text) >= len(opening + closing)
         if is_wrapped and opening not in text[len(opening) : -len(closing)]:
             return text[len(opening) : -len(closing)].strip()
-    boxed = re.match(r"\\boxed\s*\{", text)
-    if boxed and _last_boxed_span(text) == (boxed.end(), len(text) - 1):
-        return text[boxed.end() : -1].strip()
-    if text.startswith("{") and _end_of_group(text) == len(text) - 1:
-        return text[1:-1].strip()
+    group = re.match(r"(?:\\boxed\s*)?(?=\{)", text)
+    boxed = r"\boxed" + text[group.end() :] if group else ""
+    if _last_boxed_span(boxed) == (len(r"\boxed{"), len(boxed) - 1):
+        return boxed[len(r"\boxed{") : -1].strip()
     return _TRAILING_PUNCTUATION.sub("", text)
-
-
-def _end_of_group(text: str) -> int | None:
-    """Returns the index of the brace that closes the first one of `text`; escaped braces do not count."""
-    depth = 0
-    for brace in re.finditer(r"\\.|[{}]", text, re.DOTALL):
-        depth += {"{": 1, "}": -1}.get(brace[0], 0)
-        if depth == 0:
-            return brace.start()
-    return None
 
 
 def _value_of_equation(text: str) -> str:
@@ -306,10 +285,6 @@ def _is_numeric(text: str) -> bool:
     percentage = _PERCENTAGE.fullmatch(text)
     text = percentage[1] if percentage else text
     return bool(_NUMERIC.fullmatch(text)) and bool(re.search(r"\d|\\pi", text))
-
-
-def _is_worded(text: str) -> bool:
-    return bool(_WORDS.search(text))
 
 
 def _stated_values(text: str) -> list[str]:

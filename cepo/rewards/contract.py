@@ -12,8 +12,6 @@ from cepo.errors import RewardError
 
 RewardScore = dict[str, float]
 """The numbers for one sample. `overall` is required and becomes the reward; the others are averaged for the metrics."""
-
-
 LARGEST_SCORE = 1e18
 """The largest accepted score: its square is finite in float32, in which advantages are computed."""
 

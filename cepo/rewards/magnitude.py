@@ -19,10 +19,11 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?|\.\d+")
 
 
 def is_too_costly(text: str) -> bool:
-    """Returns True for texts that `math_verify` may take minutes to parse or compare, and for those of `is_too_large`.
+    """Returns True for texts that `math_verify` may take minutes to parse or compare.
 
     These have more than 200 characters, brackets nested more than 8 deep, more than 16 separators, an integral, sum,
-    product or limit, or brackets to a power above 100.
+    product or limit, brackets to a power above 100, an exponent that contains a number, product or power above 10,000
+    (`10^{10^9}`, `9^{9^{9^9}}`, `x^{123456789}`), or a factorial like `99999!`, `9!!!`, `(9!)!`.
     """
     if len(text) > LONGEST_EXPRESSION or len(_SEPARATOR.findall(text)) > MOST_SEPARATORS or _OPERATOR.search(text):
         return True
@@ -33,14 +34,6 @@ def is_too_costly(text: str) -> bool:
         depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(character, 0)
         if depth > DEEPEST_NESTING:
             return True
-    return is_too_large(text)
-
-
-def is_too_large(text: str) -> bool:
-    """Returns True for powers like `10^{10^9}`, `9^{9^{9^9}}`, `x^{123456789}` and factorials like `99999!`, `9!!!`, `(9!)!`.
-
-    An exponent is too large if it contains a number, product or power above 10,000.
-    """
     powers = [_logarithm(_exponent(text, found.end())) for found in _POWER.finditer(text)]
     for found in _FACTORIAL.finditer(text):
         if len(found[1]) > _LONGEST_FACTORIAL or text[found.end() :].lstrip().startswith("!"):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
+from local_server import local_server
 
 from cepo.data.hub import require_hub_names
 from cepo.errors import ConfigError
@@ -38,24 +38,17 @@ def closed_port(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{probe.getsockname()[1]}")
 
 
-class _Refuses(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(404 if "missing" in self.path else 403)
-        self.send_header("X-Error-Code", "RepoNotFound" if "missing" in self.path else "Other")
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:  # type: ignore[override]
-        pass
+def refuse(request: BaseHTTPRequestHandler) -> None:
+    request.send_response(404 if "missing" in request.path else 403)
+    request.send_header("X-Error-Code", "RepoNotFound" if "missing" in request.path else "Other")
+    request.end_headers()
 
 
 @pytest.fixture
 def answering_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    server = HTTPServer(("127.0.0.1", 0), _Refuses)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
-    yield
-    server.shutdown()
-    server.server_close()
+    with local_server(refuse) as host:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://{host}")
+        yield
 
 
 @pytest.mark.usefixtures("answering_hub")

@@ -24,7 +24,7 @@ from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import ProblemSet
 from cepo.data.images import load_rgb, verify_image
 from cepo.data.reading import FORMATS, local_files, read_source
-from cepo.data.row_checks import ROLES, read_conversation
+from cepo.data.row_checks import ROLES, read_turns
 from cepo.errors import ConfigError, DataError
 from cepo.models.processing import IMAGE_MARK, VIDEO_MARK, Processing
 
@@ -282,7 +282,7 @@ def test_an_image_that_passes_its_check_can_be_decoded(value: Any) -> None:
 def test_any_messages_are_turns_or_our_error(messages: Any) -> None:
     turns = None
     with only_our_errors():
-        turns = read_conversation(messages)
+        turns = read_turns(messages)
     if turns is None:
         return
     assert [turn.role for turn in turns] == [message["role"] for message in messages]

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from cepo.errors import DataError
 from cepo.microgeo.world import build_world
 
 pytestmark = pytest.mark.heavy
 
 
-def test_a_world_is_built_once_and_a_strange_folder_left_alone(tmp_path: Path) -> None:
+def test_a_world_is_built_once(tmp_path: Path) -> None:
     world = build_world(tmp_path / "world", num_train=12, num_validation=4)
     assert (world.model_path / "model.safetensors").stat().st_size < 10_000_000
     stamp = world.train_file.stat().st_mtime_ns
@@ -21,12 +20,6 @@ def test_a_world_is_built_once_and_a_strange_folder_left_alone(tmp_path: Path) -
     assert world.train_file.stat().st_mtime_ns == stamp
     assert build_world(tmp_path / "world", num_train=13, num_validation=4).train_file.stat().st_mtime_ns != stamp
     assert [path.name for path in tmp_path.iterdir()] == ["world"]
-
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").write_text("keep")
-    with pytest.raises(DataError, match="not an embedded world"):
-        build_world(tmp_path / "mine", num_train=12, num_validation=4)
-    assert (tmp_path / "mine" / "notes.txt").read_text() == "keep"
 
 
 def test_an_interrupted_build_leaves_no_half_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,35 +9,18 @@ from cepo.rewards.benchmark import chosen_letters, compute_score, is_right, kind
 COLOURS = ("red", "blue", "green", "orange")
 
 
-@pytest.mark.parametrize(
-    ("answer", "letters"),
-    [
-        ("B", "B"),
-        ("(B)", "B"),
-        ("B.", "B"),
-        (r"\text{B}", "B"),
-        (r"\textbf{(B)}", "B"),
-        ("**B**", "B"),
-        ("B. blue", "B"),
-        ("(B) blue", "B"),
-        ("B: whatever else", "B"),
-        ("Option B", "B"),
-        ("The correct answer is (B).", "B"),
-        ("The answer is B. blue", "B"),
-        ("blue", "B"),
-        (r"\text{Blue}.", "B"),
-        ("B, D", "BD"),
-        ("B and D", "BD"),
-        ("(A), (C)", "AC"),
-        ("E", ""),
-        ("b", ""),
-        ("Both are right", ""),
-        ("A red one", ""),
-        ("BLUEISH", ""),
-        ("light blue", ""),
-        ("", ""),
+LETTERS = {
+    "B": [
+        "B", "(B)", "B.", r"\text{B}", r"\textbf{(B)}", "**B**", "B. blue", "(B) blue", "B: whatever else",
+        "Option B", "The correct answer is (B).", "The answer is B. blue", "blue", r"\text{Blue}.",
     ],
-)
+    "BD": ["B, D", "B and D"],
+    "AC": ["(A), (C)"],
+    "": ["E", "b", "Both are right", "A red one", "BLUEISH", "light blue", ""],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("answer", "letters"), [(each, key) for key, some in LETTERS.items() for each in some])
 def test_the_letters_that_an_answer_to_four_colours_names(answer: str, letters: str) -> None:
     assert chosen_letters(answer, COLOURS) == frozenset(letters)
 
@@ -72,21 +55,14 @@ def test_options_are_read_from_a_question_that_lists_them_from_a(question: str, 
 @pytest.mark.parametrize(
     ("response", "kind", "answer"),
     [
-        (r"so \boxed{B}", "choice", "B"),
-        (r"The answer is C. No: \boxed{B}", "choice", "B"),
-        ("<answer>4.5</answer>", "numeric", "4.5"),
-        ("The answer is B.", "choice", "B."),
-        ("**Answer:** 42 cm\n", "numeric", "42 cm"),
-        ("The answer is 3. Wait.\nFinal answer: 5", "numeric", "5"),
-        ("It rises.\n(B) blue", "choice", "(B) blue"),
-        ("Adding gives\n17.5", "numeric", "17.5"),
-        ("Adding gives 17.5", "numeric", None),
-        ("It rises.\nB is not it", "choice", None),
-        ("Sep", "text", None),
-        ("The answer is", "text", None),
-        ("", "choice", None),
+        (r"so \boxed{B}", "choice", "B"), (r"The answer is C. No: \boxed{B}", "choice", "B"),
+        ("<answer>4.5</answer>", "numeric", "4.5"), ("The answer is B.", "choice", "B."),
+        ("**Answer:** 42 cm\n", "numeric", "42 cm"), ("The answer is 3. Wait.\nFinal answer: 5", "numeric", "5"),
+        ("It rises.\n(B) blue", "choice", "(B) blue"), ("Adding gives\n17.5", "numeric", "17.5"),
+        ("Adding gives 17.5", "numeric", None), ("It rises.\nB is not it", "choice", None), ("Sep", "text", None),
+        ("The answer is", "text", None), ("", "choice", None),
     ],
-)
+)  # fmt: skip
 def test_a_box_then_a_stated_answer_then_a_last_line_counts(response: str, kind: str, answer: str | None) -> None:
     assert read_answer(response, kind, COLOURS) == answer  # type: ignore[arg-type]
 
@@ -94,28 +70,18 @@ def test_a_box_then_a_stated_answer_then_a_last_line_counts(response: str, kind:
 @pytest.mark.parametrize(
     ("answer", "gold", "kind", "tolerance", "right"),
     [
-        ("B", "B", "choice", 0, True),
-        ("blue", "B", "choice", 0, True),
-        ("A", "B", "choice", 0, False),
-        ("A", "A, C", "choice", 0, False),
-        ("C, A", "A, C", "choice", 0, True),
-        ("2.094", "2.0944", "numeric", 1e-3, True),
-        ("2.094", "2.0944", "numeric", 0, False),
-        (r"\frac{2\pi}{3}", "2.0944", "numeric", 1e-3, True),
-        ("2.0954", "2.0944", "numeric", 1e-3, True),
-        ("2.0955", "2.0944", "numeric", 1e-3, False),
-        ("2:5", "0.4", "numeric", 1e-3, True),
-        ("about 2", "2", "numeric", 1e-3, False),
-        ("(3,1)", "(3.000, 1.000)", "text", 1e-3, True),
+        ("B", "B", "choice", 0, True), ("blue", "B", "choice", 0, True), ("A", "B", "choice", 0, False),
+        ("A", "A, C", "choice", 0, False), ("C, A", "A, C", "choice", 0, True),
+        ("2.094", "2.0944", "numeric", 1e-3, True), ("2.094", "2.0944", "numeric", 0, False),
+        (r"\frac{2\pi}{3}", "2.0944", "numeric", 1e-3, True), ("2.0954", "2.0944", "numeric", 1e-3, True),
+        ("2.0955", "2.0944", "numeric", 1e-3, False), ("2:5", "0.4", "numeric", 1e-3, True),
+        ("about 2", "2", "numeric", 1e-3, False), ("(3,1)", "(3.000, 1.000)", "text", 1e-3, True),
         ("(-2.7774, -1.136)", "(-2.777, -1.136)", "text", 1e-3, True),
-        ("(3, 2)", "(3.000, 1.000)", "text", 1e-3, False),
-        ("(3, 1, 0)", "(3.000, 1.000)", "text", 1e-3, False),
-        ("sep", "Sep", "text", 0, True),
-        ("Apr", "Aug", "text", 0, False),
-        ("bs", "BS", "text", 0, True),
+        ("(3, 2)", "(3.000, 1.000)", "text", 1e-3, False), ("(3, 1, 0)", "(3.000, 1.000)", "text", 1e-3, False),
+        ("sep", "Sep", "text", 0, True), ("Apr", "Aug", "text", 0, False), ("bs", "BS", "text", 0, True),
         ("y=4", "y = 4", "text", 0, True),
     ],
-)
+)  # fmt: skip
 def test_letters_numbers_and_words_are_judged_as_by_a_reader(
     answer: str, gold: str, kind: str, tolerance: float, right: bool
 ) -> None:
@@ -125,14 +91,10 @@ def test_letters_numbers_and_words_are_judged_as_by_a_reader(
 @pytest.mark.parametrize(
     ("gold", "kind"),
     [
-        ("B", "choice"),
-        ("A, C", "choice"),
-        ("60", "numeric"),
-        (r"5 \sqrt { 3 }", "numeric"),
-        ("Sep", "text"),
+        ("B", "choice"), ("A, C", "choice"), ("60", "numeric"), (r"5 \sqrt { 3 }", "numeric"), ("Sep", "text"),
         ("K", "text"),
     ],
-)
+)  # fmt: skip
 def test_the_kind_of_an_answer_that_no_column_tells(gold: str, kind: str) -> None:
     assert kind_of(gold) == kind
 

@@ -41,30 +41,14 @@ def _spellings(gold: str) -> list[str]:
     """The same value as another writer would type it, no two alike; made from the gold text without the code under test."""
     compact = gold.replace(" ", "")
     spellings = [
-        gold,
-        compact,
-        f"${compact}$",
-        f"\\({compact}\\)",
-        f"x = {compact}",
-        f"AB={compact}",
-        f"\\text{{Area}} = {compact}",
-        f"m\\angle A = {compact}^{{\\circ}}",
-        f"x \\approx {compact}",
-        f"{compact}°",
-        f"{compact}^\\circ",
-        f"{compact} \\text{{ degrees}}",
-        f"{compact} \\text{{ cm}}^2",
-        f"{compact}\\,\\text{{units}}",
-        f"{compact}\\ \\mathrm{{ft}}",
-        f"{gold} square units",
-        f"\\text{{{compact}}}",
-        f"{{{compact}}}",
-        f"**{compact}**",
-        f"{compact}.",
+        gold, compact, f"${compact}$", f"\\({compact}\\)", f"x = {compact}", f"AB={compact}",
+        f"\\text{{Area}} = {compact}", f"m\\angle A = {compact}^{{\\circ}}", f"x \\approx {compact}", f"{compact}°",
+        f"{compact}^\\circ", f"{compact} \\text{{ degrees}}", f"{compact} \\text{{ cm}}^2",
+        f"{compact}\\,\\text{{units}}", f"{compact}\\ \\mathrm{{ft}}", f"{gold} square units",
+        f"\\text{{{compact}}}", f"{{{compact}}}", f"**{compact}**", f"{compact}.",
         *(re.sub(r"\\sqrt\{(\d+)\}", root, compact) for root in (r"√\1", r" sqrt(\1)")),
-        compact.replace(r"\frac", r"\dfrac").replace(r"\pi", "π"),
-        *_equal_values(compact),
-    ]
+        compact.replace(r"\frac", r"\dfrac").replace(r"\pi", "π"), *_equal_values(compact),
+    ]  # fmt: skip
     return list(dict.fromkeys(spellings))
 
 
@@ -75,12 +59,8 @@ def _equal_values(compact: str) -> list[str]:
         return [f"{compact}.0", f"\\frac{{{2 * value}}}{{2}}", f"{3 * value}/3", f"180 - {180 - value} = {compact}"]
     if re.fullmatch(r"\d*\.\d+", compact):
         value = Fraction(compact)
-        forms = [
-            f"{compact}0",
-            f"\\frac{{{value.numerator}}}{{{value.denominator}}}",
-            f"{value.numerator}/{value.denominator}",
-        ]
-        return [*forms, *_mixed(value.numerator, value.denominator)]
+        above, below = value.numerator, value.denominator
+        return [f"{compact}0", f"\\frac{{{above}}}{{{below}}}", f"{above}/{below}", *_mixed(above, below)]
     if fraction := re.fullmatch(r"\\frac\{(\d+)\}\{(\d+)\}", compact):
         numerator, denominator = map(int, fraction.groups())
         forms = [f"{numerator}/{denominator}", f"\\frac{{{3 * numerator}}}{{{3 * denominator}}}"]

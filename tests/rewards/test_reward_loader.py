@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cepo.errors import RewardError
-from cepo.rewards.contract import validate_score, validate_scores
+from cepo.rewards.contract import validate_score
 from cepo.rewards.functions import load_reward_function, resolve_reward_path
 
 BATCH = """
@@ -41,11 +41,6 @@ def test_a_batch_function_gets_its_keywords_and_its_file_s_name(batch_file: Path
     reward = load_reward_function(f"{batch_file}:by_length", {"scale": 0.5})
     assert (reward.name, reward.reward_type, reward.function_name) == ("length", "batch", "by_length")
     assert reward.score([{"response_length": 3}, {"response_length": 8}]) == [{"overall": 1.5}, {"overall": 4.0}]
-
-
-def test_without_a_function_name_main_is_taken(batch_file: Path) -> None:
-    reward = load_reward_function(str(batch_file), {})
-    assert (reward.function_name, reward.reward_type) == ("main", "batch")
 
 
 def test_a_sequential_function_is_called_once_per_sample(tmp_path: Path) -> None:
@@ -122,16 +117,12 @@ def test_two_files_of_one_name_stay_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("score", "said"),
     [
-        (1.0, "float"),
-        ({"accuracy": 1.0}, "without 'overall'"),
-        ({"overall": float("nan")}, "nan"),
-        ({"overall": float("inf")}, "inf"),
-        ({"overall": "1"}, "Return a number from"),
-        ({"overall": None}, "Return a number from"),
-        ({"overall": 1.0, "format": float("nan")}, "'format'"),
+        (1.0, "float"), ({"accuracy": 1.0}, "without 'overall'"), ({"overall": float("nan")}, "nan"),
+        ({"overall": float("inf")}, "inf"), ({"overall": "1"}, "Return a number from"),
+        ({"overall": None}, "Return a number from"), ({"overall": 1.0, "format": float("nan")}, "'format'"),
         ({"overall": 1.0, 3: 1.0}, "Keys are strings"),
     ],
-)
+)  # fmt: skip
 def test_a_score_outside_the_contract_names_its_sample(score: object, said: str) -> None:
     with pytest.raises(RewardError, match="sample 41") as caught:
         validate_score(score, sample=41, source="my.py:main")
@@ -142,14 +133,6 @@ def test_whole_numbers_and_booleans_become_floats() -> None:
     score = validate_score({"overall": 1, "accuracy": True}, sample=0, source="my.py:main")
     assert score == {"overall": 1.0, "accuracy": 1.0}
     assert [type(value) for value in score.values()] == [float, float]
-
-
-@pytest.mark.parametrize(
-    ("scores", "said"), [([{"overall": 1.0}], "1 scores for 2"), ({"overall": 1.0}, "sequential"), (None, "NoneType")]
-)
-def test_a_batch_function_returns_as_many_scores_as_samples(scores: object, said: str) -> None:
-    with pytest.raises(RewardError, match=said):
-        validate_scores(scores, 2, source="my.py:main")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from shipped_rewards import SHIPPED, needed
 
 from cepo.rewards.answers import (
-    answer_span,
     answers_equal,
     decimal_value,
     extract_answer,
@@ -102,8 +101,7 @@ def test_the_last_whole_box_is_the_answer(before: str, answer: str, after: str) 
     response = rf"{before}\boxed{{{answer}}}{after}"
     found = extract_answer(response)
     assert found is None or found.strip() == found != ""
-    span = answer_span(response)
-    assert found == (None if span is None else response[slice(*span)])
+    assert found is None or found in response
     assert extract_answer(response + after) == found
     plain = answer.replace("{", "").replace("}", "").replace("\\", "").strip()
     if before.count("\\") == 0 and before.count("{") == before.count("}") == 0:

@@ -8,12 +8,14 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
+from local_server import local_server
 from PIL import Image
 
 from cepo.config import check_config, load_config
@@ -28,13 +30,13 @@ from cepo.trainer.asking import reward_input
 Answer = Callable[[int, dict[str, Any]], tuple[int, dict[str, str], str]]
 
 
+@dataclass
 class Judge:
     """A server of our own with the form of OpenAI's: `answer` gives status, headers and body of each request."""
 
-    def __init__(self, url: str) -> None:
-        self.url, self.requests, self.keys = url, [], []
-        self.requests: list[dict[str, Any]]
-        self.keys: list[str | None]
+    url: str = ""
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
 
 
 def reply(text: str, prompt_tokens: int = 100, completion_tokens: int = 10) -> str:
@@ -44,30 +46,21 @@ def reply(text: str, prompt_tokens: int = 100, completion_tokens: int = 10) -> s
 
 @contextmanager
 def serving(answer: Answer) -> Iterator[Judge]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            judge.requests.append(body)
-            judge.keys.append(self.headers.get("Authorization"))
-            status, headers, text = answer(len(judge.requests), body)
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(text.encode())
+    judge = Judge()
 
-        def log_message(self, format: str, *args: Any) -> None:
-            """Stays silent."""
+    def reply_to(request: BaseHTTPRequestHandler) -> None:
+        judge.requests.append(json.loads(request.rfile.read(int(request.headers["Content-Length"]))))
+        judge.keys.append(request.headers.get("Authorization"))
+        status, headers, text = answer(len(judge.requests), judge.requests[-1])
+        request.send_response(status)
+        for name, value in headers.items():
+            request.send_header(name, value)
+        request.end_headers()
+        request.wfile.write(text.encode())
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    judge = Judge(f"http://127.0.0.1:{server.server_port}/v1")
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
+    with local_server(reply_to) as host:
+        judge.url = f"http://{host}/v1"
         yield judge
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def sample(**changed: Any) -> dict[str, Any]:
