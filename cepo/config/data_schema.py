@@ -87,7 +87,7 @@ class DataConfig:
     shuffle: bool = True
     """Visit the training rows in a seeded random order; false: in the order of the data."""
     seed: Natural = 1
-    """Seed of the order of the training rows."""
+    """Seed of the order of the training rows; trainer.seed if it is not set."""
     min_pixels: Count | None = 262144
     """Enlarge images with fewer pixels; null: the processor's own limit, which keeps small figures cheap."""
     max_pixels: Count | None = 4194304

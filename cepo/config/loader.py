@@ -27,6 +27,8 @@ from cepo.trees import Fields, Tree, is_dict, is_mapping, leaves, with_texts
 logger = logging.getLogger(__name__)
 
 _KEYWORDS = "worker.reward.reward_function_kwargs"
+# Runs with another trainer.seed alone would otherwise see the same rows and, at first, the same responses.
+_ONE_SEED: Tree = {"data": {"seed": "${trainer.seed}"}, "worker": {"rollout": {"seed": "${trainer.seed}"}}}
 
 
 def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunConfig:
@@ -45,7 +47,7 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
     origins = Origins()
     for source in sources:
         origins.update(source.origins)
-    defaults = default_tree(RunSettings)
+    defaults = merged_trees(default_tree(RunSettings), _ONE_SEED)
     merged = _merged(sources, defaults)
     with interrupts.loading():
         _load_plugins(merged, origins)

@@ -42,7 +42,7 @@ class RolloutConfig:
     top_k: Annotated[CountOrOff, DECISIVE] = -1
     """Sample among the k most probable tokens; -1: off. Log-probs are those of the whole distribution."""
     seed: Annotated[Natural, DECISIVE] = 1
-    """Sampling seed, combined with the step and the prompt."""
+    """Sampling seed, combined with the step and the prompt; trainer.seed if it is not set."""
     dtype: FloatType = "bf16"
     """Data type in which the rollout engine computes."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.6

@@ -103,7 +103,7 @@ class TrainerConfig:
     plugins: Annotated[list[File], DECISIVE] = []
     """Python files that register further methods."""
     seed: Annotated[Natural, DECISIVE] = 1
-    """Seed of everything that has no seed of its own."""
+    """Seed of the run: of the order of rows, of sampling, and of everything that has no seed of its own."""
 
     @property
     def num_devices(self) -> int:
