@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal
 
 from cepo.errors import ConfigError
 
 Capability = tuple[int, int]
 
-_CPU_FACTS = Path("/proc/cpuinfo")
-_DEVICES = Path("/dev")
-_PCI_DEVICES = Path("/sys/bus/pci/devices")
+_CPU_FACTS, _CPU_QUOTA = Path("/proc/cpuinfo"), Path("/sys/fs/cgroup/cpu.max")
+_DEVICES, _PCI_DEVICES = Path("/dev"), Path("/sys/bus/pci/devices")
 _NVIDIA, _DISPLAY_CLASSES = "0x10de", ("0x0300", "0x0302")
-_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _SMALLEST_DRIVER = {"12": "525 or later", "13": "580 or later"}
 """The NVIDIA driver that each major version of CUDA needs."""
-_HIDDEN = ("", "-1")
-"""Values of CUDA_VISIBLE_DEVICES that hide every GPU from a process."""
 
 
-class Fault(NamedTuple):
-    """What is wrong with the machine, and how to fix it."""
+@dataclass(frozen=True)
+class Finding:
+    """A fact about the machine or the run: `fail` if training cannot start, `warn` if it can, with a drawback or a risk."""
 
+    subject: str
+    mark: Literal["ok", "info", "warn", "fail"]
     found: str
-    remedy: str
+    remedy: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.mark != "fail" or self.remedy, f"{self.subject}: a failure names its remedy"
 
 
 def driver_version() -> str | None:
@@ -70,7 +72,7 @@ def _nvidia_smi(*options: str) -> list[str]:
 
 
 def _system_text(file: Path) -> str:
-    """Returns what a file of the system says; empty if it does not exist or cannot be read here."""
+    """Returns the file's text; empty if it does not exist or cannot be read here."""
     try:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -78,41 +80,48 @@ def _system_text(file: Path) -> str:
 
 
 def has_nvidia_gpu() -> bool:
-    """Returns whether this machine has an NVIDIA GPU, usable or not: a device file, a PCI device, or a driver that answers."""
-    displays = [
-        device for device in _PCI_DEVICES.glob("*") if _system_text(device / "class").startswith(_DISPLAY_CLASSES)
-    ]
-    on_bus = any(_system_text(device / "vendor").strip() == _NVIDIA for device in displays)
-    return on_bus or any(_DEVICES.glob("nvidia[0-9]*")) or driver_version() is not None
+    """Returns whether this machine has an NVIDIA GPU, usable or not: a PCI device, a device file, or a driver that answers."""
+    makers = {
+        _system_text(device / "vendor").strip()
+        for device in _PCI_DEVICES.glob("*")
+        if _system_text(device / "class").startswith(_DISPLAY_CLASSES)
+    }
+    return _NVIDIA in makers or any(_DEVICES.glob("nvidia[0-9]*")) or driver_version() is not None
 
 
-def gpu_fault() -> Fault | None:
-    """Explains why a CUDA build of torch sees no GPU where there is one that is not hidden; None if there is no such problem."""
+def torch_build() -> Finding:
+    """Reports torch's build. It is a failure if it is for CUDA and sees no GPU where there is one that is not hidden."""
     import torch
 
-    cuda, is_hidden = torch.version.cuda, os.environ.get("CUDA_VISIBLE_DEVICES") in _HIDDEN
-    if cuda is None or is_hidden or torch.cuda.is_available() or not has_nvidia_gpu():
-        return None
-    driver, needed = driver_version(), _SMALLEST_DRIVER.get(cuda.partition(".")[0], "a newer one")
+    subject, cuda, driver = "torch's build", torch.version.cuda, driver_version()
     seen = "no NVIDIA driver answers" if driver is None else f"driver {driver} answers"
-    return Fault(
-        f"torch is built for CUDA {cuda} and sees no GPU ({seen}; needed: {needed})",
+    if cuda is None and driver is not None:
+        remedy = "install the extra for GPUs into a fresh environment: pip install 'cepo[gpu]'"
+        return Finding(subject, "warn", f"for CPUs, which cannot use the NVIDIA GPU ({seen})", remedy)
+    if cuda is None:
+        return Finding(subject, "ok", "for CPUs")
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    if is_hidden or torch.cuda.is_available() or not has_nvidia_gpu():
+        return Finding(subject, "ok", f"CUDA {cuda}, compiled for {', '.join(torch.cuda.get_arch_list())}; {seen}")
+    needed = _SMALLEST_DRIVER.get(cuda.partition(".")[0], "a newer one")
+    remedy = (
         "check nvidia-smi, its driver, CUDA_VISIBLE_DEVICES and, in a container, --gpus all. To run on the processors, set "
-        "CUDA_VISIBLE_DEVICES= (empty), or pip install 'cepo[cpu]'",
+        "CUDA_VISIBLE_DEVICES= (empty), or pip install 'cepo[cpu]'"
     )
+    found = f"torch is built for CUDA {cuda} and sees no GPU ({seen}; needed: {needed})"
+    return Finding(subject, "fail", found, remedy)
 
 
-def torchvision_fault() -> Fault | None:
+def torchvision_fault() -> Finding | None:
     """Returns the problem if torchvision cannot be imported beside this torch, as two different builds cannot, else None."""
     import torch
 
     try:
         import torchvision  # noqa: F401  # pyright: ignore[reportMissingTypeStubs]
     except (ImportError, RuntimeError, OSError, AttributeError) as error:
-        return Fault(
-            f"torchvision, which vision-language models need, does not work with torch {torch.__version__}: {error}",
-            "install both in one command from one index: pip install --force-reinstall torch==2.13.0 torchvision==0.28.0",
-        )
+        found = f"torchvision, which vision-language models need, does not work with torch {torch.__version__}: {error}"
+        together = "pip install --force-reinstall torch==2.13.0 torchvision==0.28.0"
+        return Finding("torchvision", "fail", found, f"install both in one command from one index: {together}")
     return None
 
 
@@ -121,9 +130,9 @@ def require_usable_torch() -> None:
 
     A run that silently used the CPU would be hundreds of times slower. `CUDA_VISIBLE_DEVICES=` asks for the CPU.
     """
-    fault = gpu_fault() or torchvision_fault()
-    if fault is not None:
-        raise ConfigError(f"{fault.found}. Remedy: {fault.remedy}")
+    for finding in (torch_build(), torchvision_fault()):
+        if finding is not None and finding.mark == "fail":
+            raise ConfigError(f"{finding.found}. Remedy: {finding.remedy}")
 
 
 def device_in_words() -> str:
@@ -142,16 +151,13 @@ def device_in_words() -> str:
 
 
 def require_devices(per_machine: int) -> None:
-    """Raises ConfigError if this machine has fewer GPUs than a run uses or, without any, fewer processors.
-
-    Without a GPU, devices are worker processes, each of which needs a processor.
-    """
+    """Raises ConfigError if this machine has fewer GPUs than a run uses or, without any, fewer processors."""
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     usable = gpus or num_processors()
     if per_machine > usable:
-        has = f"{gpus}" if gpus else "no GPU, and without one it is the number of worker processes"
+        has = gpus or "no GPU, and without one it is the number of worker processes"
         raise ConfigError(
             f"trainer.n_gpus_per_node={per_machine}, but this machine has {has}: {device_in_words()}. Set it to at most "
             f"{usable}, or name a Ray cluster with trainer.ray_address"
@@ -167,11 +173,7 @@ def num_processors() -> int:
 
 def processor_name() -> str:
     found = re.search(r"^model name\s*: (.*)$", _system_text(_CPU_FACTS), flags=re.MULTILINE)
-    return found[1].strip() if found else platform.processor() or platform.machine()
-
-
-def has_flashinfer_kernels() -> bool:
-    return importlib.util.find_spec("flashinfer_jit_cache") is not None
+    return found[1].strip() if found else platform.machine()
 
 
 def with_own_programs(path: str) -> str:

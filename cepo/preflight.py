@@ -26,16 +26,14 @@ if TYPE_CHECKING:
     from cepo.rewards.pool import RewardPool
 
 logger = logging.getLogger("cepo.train")
-
 _THREADS = "OMP_NUM_THREADS"
 
 
 def check_run(config: RunConfig) -> None:
     """Checks settings, files, cluster, devices and hub names, the cheapest first, limits the threads and logs the plan."""
-    data, trainer, actor, critic = config.data, config.trainer, config.worker.actor.model, config.worker.critic.model
+    data, trainer, actor = config.data, config.trainer, config.worker.actor.model
     lines = check_config(config)
     require_weights(actor.model_path)
-    _require_cluster(trainer)
     for line in [*lines, *filter(None, [limited_threads(trainer)])]:
         logger.info("plan: %s", line)
     with interrupts.loading(), phase("looking at the devices"):
@@ -44,8 +42,9 @@ def check_run(config: RunConfig) -> None:
     models = [
         ("worker.actor.model.model_path", actor.model_path),
         ("worker.actor.model.tokenizer_path", actor.tokenizer_path),
-        ("worker.critic.model.model_path", critic.model_path if config.algorithm.needs_critic else None),
     ]
+    if config.algorithm.needs_critic:
+        models.append(("worker.critic.model.model_path", config.worker.critic.model.model_path))
     sources = [("data.train_files", source) for source in data.train_sources]
     require_hub_names(models, [*sources, ("data.val_files", data.val_files)])
 
@@ -55,21 +54,11 @@ def ray_address(trainer: TrainerConfig) -> str | None:
     return trainer.ray_address or os.environ.get("RAY_ADDRESS") or None
 
 
-def _require_cluster(trainer: TrainerConfig) -> None:
-    address = ray_address(trainer)
-    why = why_no_answer(address) if trainer.chosen_launcher == "ray" and address is not None else None
-    if why is not None:
-        raise ConfigError(
-            f"no Ray cluster answers at '{address}' ({why}). Start one with `ray start --head`, and give the address it "
-            "prints as trainer.ray_address or RAY_ADDRESS; without either, a cluster is started on this machine"
-        )
-
-
 def limited_threads(trainer: TrainerConfig) -> str | None:
     """Sets OMP_NUM_THREADS if a run in this process may not use all processors of the machine, and says so.
 
     A resumed run keeps the number with which it began, because another one changes the rounding of sums. Does nothing if
-    the user has set a limit or torch, which reads it once, is loaded. Under Ray each worker gets its share.
+    the user has set a limit, torch, which reads it once, is loaded, or the run is under Ray, which limits each worker.
     """
     if trainer.chosen_launcher != "local" or _THREADS in os.environ or "torch" in sys.modules:
         return None
@@ -88,23 +77,26 @@ def limited_threads(trainer: TrainerConfig) -> str | None:
 
 
 def check_devices(trainer: TrainerConfig) -> str:
-    """Checks that the run's devices are available and describes where training runs. Imports torch.
-
-    In a Ray cluster of several machines each worker checks its own device.
-    """
+    """Checks the cluster or this machine's devices and describes them; in a Ray cluster each worker checks its own."""
     address = ray_address(trainer)
-    if trainer.chosen_launcher == "ray" and (address is not None or trainer.nnodes > 1):
-        return "those of the Ray cluster" + ("" if address is None else f" at {address}")
+    if trainer.chosen_launcher == "ray" and address is not None:
+        if (why := why_no_answer(address)) is not None:
+            raise ConfigError(
+                f"no Ray cluster answers at '{address}' ({why}). Start one with `ray start --head`, and give the address it "
+                "prints as trainer.ray_address or RAY_ADDRESS; without either, a cluster is started on this machine"
+            )
+        return f"those of the Ray cluster at {address}"
+    if trainer.chosen_launcher == "ray" and trainer.nnodes > 1:
+        return "those of the Ray cluster"
     require_usable_torch()
     require_devices(trainer.n_gpus_per_node)
     return device_in_words()
 
 
 def check_before_loading(actor: ActorConfig, rewards: RewardPool, problems: ProblemSet | MixedProblems) -> None:
-    """Checks that the adapter's settings name layers of the model, and that the reward function returns a score.
+    """Checks that the adapter's settings name layers, and that the reward function gives the first problem's answer a score.
 
-    It gets the first problem's own answer as the response. If it raises, this only logs a warning, because it may raise
-    on purpose for such a response.
+    If it raises, this only logs a warning, because it may raise on purpose for such a response.
     """
     from cepo.trainer.asking import reward_input
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar, cast, dataclass_transform
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast, dataclass_transform
 
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
@@ -25,6 +25,15 @@ from cepo.errors import ConfigError, did_you_mean
 from cepo.trees import Fields, Tree
 
 _Section = TypeVar("_Section")
+Natural = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+CountOrOff = Literal[-1] | Count
+"""A count of at least 1; -1 turns the setting off."""
+NotNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+
 _RULES = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 _PLAIN_TYPES = {"integer": "an integer", "number": "a number", "boolean": "true or false", "string": "text"}
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}

@@ -19,6 +19,7 @@ from cepo.models.families import family_of
 from cepo.models.head import DIVERGENCE_CHUNK_ELEMENTS_ON_GPU, HEAD_CHUNK_ELEMENTS_ON_GPU
 
 logger = logging.getLogger(__name__)
+_Trained = ActorConfig | CriticConfig
 
 VALUE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 ASLEEP_BYTES = 2 * 2**30
@@ -87,7 +88,6 @@ class Memory(NamedTuple):
 
 
 def read_shape(model: ModelConfig | CriticModelConfig, lora: LoraConfig) -> ModelShape:
-    """Returns the shape of the model that a folder or a hub name describes, without reading its weights."""
     assert model.model_path is not None
     config = pretrained.read_config(model.model_path, trust_remote_code=model.trust_remote_code)
     for key, value in model.override_config.items():
@@ -117,21 +117,15 @@ def estimate_memory(
         trained.append(_model_memory(config, critic, valued, plain, copies=0, compares=False))
     tokens = rollout.max_model_len or data.max_prompt_length + data.max_response_length
     cached = 2 * shape.text_stack.depth * shape.text_stack.keys * tokens
-    totals = {
-        name: sum(getattr(each, name) for each in trained) for name in ("weights", "optimizer", "away", "checkpoint")
-    }
-    passes = {name: max(getattr(each, name) for each in trained) for name in ("least_pass", "largest_pass")}
     engine = VALUE_BYTES[rollout.dtype] * (shape.parameters + cached) // rollout.tensor_parallel_size
+    held = ("weights", "optimizer", "away", "checkpoint")
+    totals = {name: sum(getattr(each, name) for each in trained) for name in held}
+    passes = {name: max(getattr(each, name) for each in trained) for name in ("least_pass", "largest_pass")}
     return Memory(**totals, **passes, engine=engine, parameters=shape.parameters, with_vllm=with_vllm)
 
 
 def _model_memory(
-    config: RunConfig,
-    settings: ActorConfig | CriticConfig,
-    shape: ModelShape,
-    lora: LoraConfig,
-    copies: int,
-    compares: bool,
+    config: RunConfig, settings: _Trained, shape: ModelShape, lora: LoraConfig, copies: int, compares: bool
 ) -> Memory:
     """Returns the memory of one trained model. FSDP shards all but a vision tower without gradient and 4-bit weights.
 
@@ -158,12 +152,12 @@ def _model_memory(
     state_bytes = 8 if compensated else 2 * trained_bytes
     optimizer, gradients = on_device * share * state_bytes, on_device * share * trained_bytes
     largest_tensor = min(share, shape.vocabulary * shape.text_stack.hidden // devices)
-    stepping = 24 * largest_tensor * on_device if compensated else gradients
+    stepping = on_device * 24 * largest_tensor if compensated else gradients
     gathered = min(shape.outside + 2 * shape.block if fsdp.enable_full_shard else base, base) * compute_bytes
     reduced = 0 if lora.rank > 0 else (shape.outside + shape.block) * (compute_bytes + 4)
     prompt_tokens = math.ceil(config.data.rollout_batch_size / devices) * config.data.max_prompt_length
     features = prompt_tokens * 4 * shape.text_stack.hidden * compute_bytes if whole else 0
-    updating, scoring = _pass_bytes(config, settings, shape, trains_tower=not whole, compares=compares)
+    updating, scoring = _activations(config, settings, shape, trains_tower=not whole, compares=compares)
     set_aside = gathered + (gradients if copies else 0)
     away = optimizer if settings.offload.offload_optimizer else 0
     away += sharded * on_device + packed_bytes if settings.offload.offload_params else 0
@@ -180,13 +174,12 @@ def _model_memory(
     )
 
 
-def _pass_bytes(
-    config: RunConfig, settings: ActorConfig | CriticConfig, shape: ModelShape, *, trains_tower: bool, compares: bool
+def _activations(
+    config: RunConfig, settings: _Trained, shape: ModelShape, *, trains_tower: bool, compares: bool
 ) -> tuple[int, int]:
-    """Returns the activations of an update and of a scoring pass.
+    """Returns the activations of an update and of a scoring pass whose rows have the maximum length.
 
-    Every row has the maximum length, and every prompt token belongs to an image. With checkpointing, an update keeps the
-    blocks' inputs and one block's activations.
+    Every prompt token belongs to an image. With checkpointing, an update keeps the blocks' inputs and one block's activations.
     """
     value_bytes, data = VALUE_BYTES[settings.fsdp.mp_param_dtype], config.data
     text, tower, length = shape.text_stack, shape.vision_stack, data.max_prompt_length + data.max_response_length
@@ -201,8 +194,7 @@ def _pass_bytes(
         compared = _BYTES_PER_COMPARED_LOGIT * min(DIVERGENCE_CHUNK_ELEMENTS_ON_GPU, logits) if compares else 0
         return max(_BYTES_PER_LOGIT * min(HEAD_CHUNK_ELEMENTS_ON_GPU, logits), compared)
 
-    rows = settings.micro_batch_size_per_device_for_update
-    scored = settings.micro_batch_size_per_device_for_experience
+    rows, scored = settings.micro_batch_size_per_device_for_update, settings.micro_batch_size_per_device_for_experience
     updating = kept(text, rows * length) + head(rows)
     scoring = max(scored * length * text.kept_per_token(value_bytes) // 2, head(scored))
     if tower is not None:
@@ -223,9 +215,8 @@ def bytes_in_4_bits(*, double_quantization: bool) -> float:
 def fit(memory: Memory, rollout: RolloutConfig, *, free: int, total: int) -> tuple[str | None, int]:
     """Returns why a run cannot start on a device (None if it can), and the bytes that its upper bound lacks.
 
-    Of the device's `total` bytes, `free` are free before anything loads. While responses are sampled, weights and
-    optimizer are beside vLLM's share. In a pass they are beside the pass alone, because vLLM sleeps, or beside its share
-    without `rollout.sleep`. Another generator's weights always stay.
+    Of the device's `total` bytes, `free` are free before anything loads. Weights and optimizer are beside vLLM's share; in
+    a pass only without `rollout.sleep`, because vLLM sleeps. Another generator's weights always stay.
     """
     held = memory.weights + memory.optimizer
     share = int(rollout.gpu_memory_utilization * total) if memory.with_vllm else memory.engine
@@ -273,12 +264,11 @@ def shape_of(config: Any, *, lora: LoraConfig, trust_remote_code: bool = False) 
             model: Any = getattr(transformers, kind).from_config(config, trust_remote_code=trust_remote_code)
     except (ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise ConfigError(f"no model can be built from this configuration: {error}") from error
-    tower, head = family.vision_parts(model), model.get_output_embeddings()
+    tower, head, adapted = family.vision_parts(model), model.get_output_embeddings(), _adapted(model, lora)
     blocks = [_size(block) for block in pretrained.sharded_blocks(model)]
     in_tower = {inner for part in tower for inner in part.modules()}
-    linear = [each for each in model.modules() if type(each) is torch.nn.Linear and each is not head]
+    packed = [each for each in model.modules() if type(each) is torch.nn.Linear and each not in in_tower | {head}]
     vision = getattr(config, "vision_config", None)  # text models' configurations lack the entry
-    adapted = _adapted(model, lora)
     magnitudes = sum(layer.out_features for layer in adapted) if lora.use_dora else 0
     return ModelShape(
         parameters=_size(model),
@@ -287,7 +277,7 @@ def shape_of(config: Any, *, lora: LoraConfig, trust_remote_code: bool = False) 
         outside=_size(model) - sum(blocks),
         adapter=lora.rank * sum(layer.in_features + layer.out_features for layer in adapted) + magnitudes,
         adapts_vision=not in_tower.isdisjoint(adapted),
-        text_linear=sum(layer.weight.numel() for layer in linear if layer not in in_tower),
+        text_linear=sum(layer.weight.numel() for layer in packed),
         vocabulary=head.weight.shape[0],
         text_stack=_stack(config.get_text_config()),
         vision_stack=_stack(vision) if hasattr(vision, "intermediate_size") else None,
@@ -297,16 +287,15 @@ def shape_of(config: Any, *, lora: LoraConfig, trust_remote_code: bool = False) 
 
 
 def _adapted(model: Any, lora: LoraConfig) -> list[torch.nn.Linear]:
-    """Returns the linear layers that PEFT would adapt, without PEFT: the doctor works beside a broken installation of it."""
-    targets = [part.strip() for part in lora.target_modules.split(",")]
-    head, excluded = model.get_output_embeddings(), pretrained.excluded_from_adapter(lora, model.config)
-    found = [(f".{name}", each) for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)]
+    """Returns the linear layers that PEFT would adapt, without PEFT, which would open a context on each GPU."""
+    targets, excluded = lora.target_modules.split(","), pretrained.excluded_from_adapter(lora, model.config)
+    endings = tuple(f".{target.strip()}" for target in targets)
     return [
         module
-        for name, module in found
-        if lora.rank > 0 and not (excluded is not None and re.fullmatch(excluded, name[1:]))
-        if name.endswith(tuple(f".{target}" for target in targets))
-        or (targets == ["all-linear"] and module is not head)
+        for name, module in model.named_modules()
+        if lora.rank > 0 and isinstance(module, torch.nn.Linear)
+        if excluded is None or not re.fullmatch(excluded, name)
+        if f".{name}".endswith(endings) or (targets == ["all-linear"] and module is not model.get_output_embeddings())
     ]
 
 

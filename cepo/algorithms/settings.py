@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from cepo.sections import section
+from cepo.sections import BelowOne, Count, Natural, NotNegative, Share, section
 from cepo.types import DivergenceConfig
 
 DEFAULT_ESTIMATOR = "grpo"
@@ -28,27 +28,23 @@ class NoSettings:
 class GroupAdvantageConfig:
     """What group-relative methods read of `algorithm.advantage`."""
 
-    ddof: Literal[0, 1] = Field(default=1, description="The variance of a group of n rewards is divided by n - ddof.")
-    scale: Literal["std", "none"] = Field(
-        default="std", description="std: divide the advantage by the group's deviation; none: do not (Dr. GRPO)."
-    )
+    ddof: Literal[0, 1] = 1
+    """The variance of a group of n rewards is divided by n - ddof."""
+    scale: Literal["std", "none"] = "std"
+    """std: divide the advantage by the group's deviation; none: do not (Dr. GRPO)."""
 
 
 @section
 class HindsightAdvantageConfig(GroupAdvantageConfig):
     """Adds the meaning of rewards for the hindsight baseline."""
 
-    reward_low: float = Field(default=0.0, description="Hindsight baseline: reward of a wrong response.")
-    reward_high: float = Field(
-        default=1.0, description="Hindsight baseline: reward of a right response; between them the share counts."
-    )
-    lam: float = Field(
-        default=1.0,
-        ge=0,
-        le=1,
-        description="Hindsight baseline: GAE's lambda over the baseline's values. 1: the reward minus the value, unbiased; "
-        "0: what each token changes in the value, for teachers that know much.",
-    )
+    reward_low: float = 0.0
+    """Hindsight baseline: reward of a wrong response."""
+    reward_high: float = 1.0
+    """Hindsight baseline: reward of a right response; between them the share counts."""
+    lam: Share = 1.0
+    """Hindsight baseline: GAE's lambda over the baseline's values. 1: the reward minus the value, unbiased; 0: what each
+    token changes in the value, for teachers that know much."""
 
     @model_validator(mode="after")
     def _rewards_differ(self) -> Self:
@@ -63,32 +59,25 @@ class HindsightAdvantageConfig(GroupAdvantageConfig):
 class AdvantageConfig(HindsightAdvantageConfig):
     """`algorithm.advantage.*`: what the reward is compared with, and the scale of the difference."""
 
-    baseline: Literal["group", "hindsight"] = Field(
-        default="group",
-        description="What the reward is compared with. group: the group's mean; hindsight: the pass rate of the other "
-        "rollouts, updated at each token by the evidence of the right answer.",
-    )
+    baseline: Literal["group", "hindsight"] = "group"
+    """What the reward is compared with. group: the group's mean; hindsight: the pass rate of the other rollouts, updated
+    at each token by the evidence of the right answer."""
 
 
 @section
 class PositiveConfig:
     """`algorithm.positive.*`: the correct answer that the teacher sees."""
 
-    source: Literal[ReferenceSource, "solution", "solution_or_answer"] = Field(
-        default="ground_truth",
-        description="What the teacher reads. ground_truth: the dataset's answer; peer_*: a right response of the "
-        "group, or a part of it; solution: the dataset's worked solution, which every row must have; "
-        "solution_or_answer: the answer if a row has no solution.",
-    )
-    num_tokens: int = Field(
-        default=512, ge=1, description="Length of a peer's prefix or suffix, and limit of a solution, in tokens."
-    )
-    success_threshold: float | None = Field(
-        default=None, description="Total reward from which a peer counts as right; null: the verifier decides."
-    )
-    exclude_self: bool = Field(
-        default=False, description="Never show a rollout its own response; without another it has no reference."
-    )
+    source: Literal[ReferenceSource, "solution", "solution_or_answer"] = "ground_truth"
+    """What the teacher reads. ground_truth: the dataset's answer; peer_*: a right response of the group, or a part of it;
+    solution: the dataset's worked solution, which every row must have; solution_or_answer: the answer if a row has no
+    solution."""
+    num_tokens: Count = 512
+    """Length of a peer's prefix or suffix, and limit of a solution, in tokens."""
+    success_threshold: float | None = None
+    """Total reward from which a peer counts as right; null: the verifier decides."""
+    exclude_self: bool = False
+    """Never show a rollout its own response; without another it has no reference."""
 
     @property
     def from_peer(self) -> bool:
@@ -100,75 +89,58 @@ class PositiveConfig:
 class NegativeConfig:
     """`algorithm.negative.*`: the wrong answer, and what happens without one."""
 
-    source: ReferenceSource = Field(
-        default="peer_answer",
-        description="What the teacher reads. peer_*: a wrong rollout of the group, or a part of it; ground_truth: the "
-        "dataset's answer.",
-    )
-    num_tokens: int = Field(default=512, ge=1, description="Length of the wrong rollout's prefix or suffix, in tokens.")
-    select: Literal["lowest_reward", "random", "most_frequent"] = Field(
-        default="lowest_reward",
-        description="Which wrong rollout is shown: the one with the lowest reward, a random one, or one with the most "
-        "frequent answer.",
-    )
-    strict_lowest: bool = Field(
-        default=False,
-        description="Follow the paper literally: show the lowest reward among all wrong rollouts, or fall back.",
-    )
-    fallback: Literal["student", "neutral"] = Field(
-        default="student",
-        description="What happens if no rollout provides a wrong answer. student: P_wrong is P_student; neutral: no "
-        "evidence.",
-    )
+    source: ReferenceSource = "peer_answer"
+    """What the teacher reads. peer_*: a wrong rollout of the group, or a part of it; ground_truth: the dataset's
+    answer."""
+    num_tokens: Count = 512
+    """Length of the wrong rollout's prefix or suffix, in tokens."""
+    select: Literal["lowest_reward", "random", "most_frequent"] = "lowest_reward"
+    """Which wrong rollout is shown: the one with the lowest reward, a random one, or one with the most frequent
+    answer."""
+    strict_lowest: bool = False
+    """Follow the paper literally: show the lowest reward among all wrong rollouts, or fall back."""
+    fallback: Literal["student", "neutral"] = "student"
+    """What happens if no rollout provides a wrong answer. student: P_wrong is P_student; neutral: no evidence."""
 
 
 @section
 class TeacherConfig:
     """`algorithm.teacher.*`: the teacher's weights, and how it is shown the reference."""
 
-    source: Literal["actor", "reference", "snapshot", "ema"] = Field(
-        default="actor",
-        description="Weights of the teacher. actor: the live weights; reference: the initial weights (adapter off "
-        "under LoRA); snapshot: a copy; ema: a moving average in float32.",
-    )
-    sync_every: int = Field(
-        default=1, ge=1, description="A snapshot is refreshed after every update whose 1-based step this divides."
-    )
-    ema_decay: float = Field(default=0.999, ge=0, lt=1, description="Decay of the moving average per step.")
-    placement: Literal["user_suffix", "assistant_prefix", "free"] = Field(
-        default="user_suffix",
-        description="Where the reference is placed: after the question, right before the response, or where the "
-        "template puts it in the user's turn (free).",
-    )
-    template: str | None = Field(
-        default=None, description="Jinja file with the variables `prompt` and `reference`; null: built-in wording."
-    )
-    with_images: bool = Field(default=True, description="Show the prompt's images to the teacher.")
-    max_reference_tokens: int = Field(
-        default=64, ge=1, description="Longest answer that is shown, in tokens; other references have num_tokens."
-    )
+    source: Literal["actor", "reference", "snapshot", "ema"] = "actor"
+    """Weights of the teacher. actor: the live weights; reference: the initial weights (adapter off under LoRA); snapshot:
+    a copy; ema: a moving average in float32."""
+    sync_every: Count = 1
+    """A snapshot is refreshed after every update whose 1-based step this divides."""
+    ema_decay: BelowOne = 0.999
+    """Decay of the moving average per step."""
+    placement: Literal["user_suffix", "assistant_prefix", "free"] = "user_suffix"
+    """Where the reference is placed: after the question, right before the response, or where the template puts it in the
+    user's turn (free)."""
+    template: str | None = None
+    """Jinja file with the variables `prompt` and `reference`; null: built-in wording."""
+    with_images: bool = True
+    """Show the prompt's images to the teacher."""
+    max_reference_tokens: Count = 64
+    """Longest answer that is shown, in tokens; other references have num_tokens."""
 
 
 @section
 class WeightConfig:
     """`algorithm.weight.*`: the evidence weight, its strength at each step, and its bounds."""
 
-    lambda_init: float = Field(default=0.5, ge=0, le=1, description="Highest value of the mixing weight lambda.")
-    lambda_schedule: Literal["linear", "constant"] = Field(
-        default="linear", description="Schedule of lambda: linear decay to 0, or constant."
-    )
-    lambda_decay_steps: int = Field(
-        default=25, ge=1, description="Number of steps, after the warm-up, in which a linear lambda decays to 0."
-    )
-    lambda_warmup_steps: int = Field(
-        default=0, ge=0, description="Number of first steps in which lambda rises linearly to lambda_init."
-    )
-    clip_radius: float = Field(
-        default=0.5, ge=0, lt=1, description="The evidence weight stays between 1 - clip_radius and 1 + clip_radius."
-    )
-    mixed_groups_only: bool = Field(
-        default=False, description="Use evidence only in groups with both right and wrong rollouts, by the verifier."
-    )
+    lambda_init: Share = 0.5
+    """Highest value of the mixing weight lambda."""
+    lambda_schedule: Literal["linear", "constant"] = "linear"
+    """Schedule of lambda: linear decay to 0, or constant."""
+    lambda_decay_steps: Count = 25
+    """Number of steps, after the warm-up, in which a linear lambda decays to 0."""
+    lambda_warmup_steps: Natural = 0
+    """Number of first steps in which lambda rises linearly to lambda_init."""
+    clip_radius: BelowOne = 0.5
+    """The evidence weight stays between 1 - clip_radius and 1 + clip_radius."""
+    mixed_groups_only: bool = False
+    """Use evidence only in groups with both right and wrong rollouts, by the verifier."""
 
     def lambda_at(self, step: int) -> float:
         """Returns lambda at the 0-based rollout step.
@@ -186,10 +158,10 @@ class WeightConfig:
 class DistillationConfig:
     """`algorithm.distillation.*`: the loss of the methods that distil the teacher."""
 
-    weight: float = Field(default=1.0, ge=0, description="Weight of the divergence in the loss.")
-    policy_weight: float = Field(
-        default=0.0, ge=0, description="Weight of the group advantage in an additional policy loss; 0: no such loss."
-    )
+    weight: NotNegative = 1.0
+    """Weight of the divergence in the loss."""
+    policy_weight: NotNegative = 0.0
+    """Weight of the group advantage in an additional policy loss; 0: no such loss."""
     divergence: DivergenceConfig = DivergenceConfig()
 
     @model_validator(mode="after")
@@ -203,10 +175,10 @@ class DistillationConfig:
 class SharedSettings:
     """The settings of `algorithm` that several methods read."""
 
-    gamma: float = Field(default=1.0, ge=0, le=1, description="Discount of later rewards per token.")
-    lam: float = Field(
-        default=1.0, ge=0, le=1, description="Lambda of GAE: lower, less variance; higher, less bias from the critic."
-    )
+    gamma: Share = 1.0
+    """Discount of later rewards per token."""
+    lam: Share = 1.0
+    """Lambda of GAE: lower, less variance; higher, less bias from the critic."""
     advantage: AdvantageConfig = AdvantageConfig()
     weight: WeightConfig = WeightConfig()
     positive: PositiveConfig = PositiveConfig()

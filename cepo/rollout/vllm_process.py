@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib.util
 import logging
 import os
 import random
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cepo.errors import EngineError
-from cepo.hardware import has_flashinfer_kernels, with_own_programs
+from cepo.hardware import with_own_programs
 from cepo.progress import phase
 from cepo.rollout.engine_options import EngineMachine, engine_environment, engine_options
 from cepo.rollout.generator import GeneratorSettings
@@ -33,7 +34,7 @@ def start_engine(settings: GeneratorSettings) -> LLM:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     machine = EngineMachine(
         capability=None if without_gpu() else torch.cuda.get_device_capability(),
-        flashinfer_kernels=has_flashinfer_kernels(),
+        flashinfer_kernels=importlib.util.find_spec("flashinfer_jit_cache") is not None,
         num_ranks=torch.distributed.get_world_size() if has_process_group() else 1,
     )
     options: Any = engine_options(settings, machine)

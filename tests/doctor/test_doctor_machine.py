@@ -11,6 +11,7 @@ import pytest
 import torch
 from doctor_cases import GIB
 
+from cepo import hardware
 from cepo.config import load_config
 from cepo.doctor import machine
 from cepo.doctor.machine import (
@@ -25,7 +26,6 @@ from cepo.doctor.machine import (
     wheel_serves,
 )
 from cepo.rollout import factory
-from cepo.rollout.generator import GeneratorSettings
 from cepo.sizing import Memory
 from lab.support.published_models import published_config
 
@@ -75,10 +75,9 @@ def test_a_containers_limit_counts_before_the_machines_memory(tmp_path: Path, mo
 
 
 def test_a_gpu_that_a_cpu_build_cannot_use_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "driver_version", lambda: "580.65.06")
-    monkeypatch.setattr(machine, "gpu_fault", lambda: None)
+    monkeypatch.setattr(hardware, "driver_version", lambda: "580.65.06")
     monkeypatch.setattr(torch.version, "cuda", None)
-    (found,) = (each for each in machine_findings([]) if each.subject == "torch's build")
+    found = hardware.torch_build()
     assert (found.mark, "pip install 'cepo[gpu]'" in found.remedy) == ("warn", True)
 
 
@@ -124,62 +123,23 @@ def test_a_checkpoint_needs_room_on_its_disk(tmp_path: Path, monkeypatch: pytest
         assert (found.mark, "takes 4.0 GiB" in found.found) == (mark, True)
 
 
-def test_the_engine_is_described_as_the_run_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The settings that the doctor describes reach `start_engine` as they are."""
-    pytest.importorskip("vllm", reason="vLLM is not installed")
-    from cepo.rollout import vllm_engine
-
-    class StartedError(Exception):
-        pass
-
-    seen: list[GeneratorSettings] = []
-
-    def start_engine(settings: GeneratorSettings) -> None:
-        seen.append(settings)
-        raise StartedError
-
-    family = SimpleNamespace(why_not_vllm=lambda use: None)
-    tokens = SimpleNamespace(banned_token_ids=(1,), eos_token_ids=(2,), family=family)
-    monkeypatch.setattr(vllm_engine, "start_engine", start_engine)
-    monkeypatch.setattr(vllm_engine, "without_gpu", lambda: False)
-    monkeypatch.setattr(factory, "_why_not_vllm", lambda device: None)
-    config = load_config(["config=configs/geo3k/cepo.yaml", "worker.rollout.tensor_parallel_size=2"])
-    settings = factory.settings_of_run(
-        config.data, config.worker, num_devices=config.trainer.num_devices, most_visuals=(3, 1)
-    )
-    with pytest.raises(StartedError):
-        factory.build_generator(settings, tokens, device="cuda")  # type: ignore[arg-type]
-    assert seen == [settings]
-
-
-@pytest.fixture
-def published_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Qwen3-VL-2B's configuration, on a machine whose devices suffice and which has vLLM."""
-    monkeypatch.setattr(factory, "_why_not_vllm", lambda device: None)
-    monkeypatch.setattr(machine, "check_devices", lambda trainer: "an H100")
-    published_config("2B").save_pretrained(tmp_path)
-    return f"worker.actor.model.model_path={tmp_path}"
-
-
-def test_an_adapter_that_vllm_lacks_is_found_before_the_start(published_model: str) -> None:
-    config = load_config(["config=configs/geo3k/cepo.yaml", published_model, "worker.actor.model.lora.rank=513"])
-    ((found,),) = run_findings(config, [H100]).values()
-    assert (found.mark, "LoRA rank 513 is above 512" in found.found) == ("fail", True)
-
-
 @pytest.mark.parametrize(("use_dora", "generator"), [("false", "transformers"), ("true", "vllm")])
 def test_dora_needs_no_adapters_of_vllm(
-    use_dora: str, generator: str, published_model: str, monkeypatch: pytest.MonkeyPatch
+    use_dora: str, generator: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """LLaVA-OneVision gets no adapters from vLLM; the run hands DoRA's over as full weights."""
     from cepo.models.families import LlavaOneVision
 
+    monkeypatch.setattr(factory, "_why_not_vllm", lambda device: None)
+    monkeypatch.setattr(machine, "check_devices", lambda trainer: "an H100")
     monkeypatch.setattr(machine, "family_of", lambda config, trust_remote_code: LlavaOneVision())
+    published_config("2B").save_pretrained(tmp_path)
     settings = [
+        f"worker.actor.model.model_path={tmp_path}",
         "worker.actor.model.lora.rank=8",
         "worker.rollout.name=auto",
         f"worker.actor.model.lora.use_dora={use_dora}",
     ]
-    config = load_config(["config=configs/geo3k/cepo.yaml", published_model, *settings])
+    config = load_config(["config=configs/geo3k/cepo.yaml", *settings])
     found = run_findings(config, [H100])["this config's devices"]
     assert [each.found for each in found if each.subject == "generator"] == [generator]
