@@ -39,10 +39,7 @@ def check_run(config: RunConfig) -> None:
     with interrupts.loading(), phase("looking at the devices"):
         devices = check_devices(trainer)
     logger.info("plan: device: %s", devices)
-    models = [
-        ("worker.actor.model.model_path", actor.model_path),
-        ("worker.actor.model.tokenizer_path", actor.tokenizer_path),
-    ]
+    models = [(f"worker.actor.model.{key}", getattr(actor, key)) for key in ("model_path", "tokenizer_path")]
     if config.algorithm.needs_critic:
         models.append(("worker.critic.model.model_path", config.worker.critic.model.model_path))
     sources = [("data.train_files", source) for source in data.train_sources]

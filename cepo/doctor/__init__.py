@@ -100,7 +100,6 @@ def findings_table(findings: Mapping[str, Sequence[Finding]]) -> Table:
         table.add_row(Text(heading, style="bold cyan"), "", "")
         for finding in of_heading:
             style = _STYLES[finding.mark]
-            remedy = f"\n-> {finding.remedy}" if finding.remedy else ""
-            found = Text.assemble(finding.found, (remedy, style))
+            found = Text.assemble(finding.found, (f"\n-> {finding.remedy}" if finding.remedy else "", style))
             table.add_row(Text(f"  {finding.subject}"), Text(finding.mark, style=style), found)
     return table
