@@ -14,7 +14,7 @@ from torch import Tensor
 from cepo.algorithms import Estimator
 from cepo.credit import agreement
 from cepo.credit.session import Session
-from cepo.credit.signals import MethodSignal, credit_arms, signals_of, value_arms
+from cepo.credit.signals import Arm, MethodSignal, credit_arms, signals_of, value_arms
 from cepo.credit.stored import Continuations, claim_folder, kept_rollouts
 from cepo.credit.truth import Prefix, Truth, assemble, chosen_tokens, needed_prefixes
 from cepo.models.processing import Processing
@@ -65,10 +65,10 @@ class CreditMeasurement:
 
     def lines(self) -> list[str]:
         """Describes the work: what is measured, and how many continuations are left."""
-        left = len(self.continuations.missing(self.prefixes)) * self.number
+        number, left = len(self.prefixes), len(self.continuations.missing(self.prefixes))
         return [
-            f"{len(self.chosen)} responses, {sum(map(len, self.chosen.values())):,} tokens; {len(self.prefixes) * self.number:,} "
-            f"continuations ({len(self.prefixes):,} prefixes, {self.number} each), {left:,} of them are left"
+            f"{len(self.chosen)} responses, {sum(map(len, self.chosen.values())):,} tokens; {number * self.number:,} "
+            f"continuations ({number:,} prefixes, {self.number} each), {left * self.number:,} of them are left"
         ]
 
     def run(self) -> Tree:
@@ -109,26 +109,22 @@ def compared(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal], 
     credit with half as many continuations would reach.
     """
     half = dataclasses.replace(truth, credit=truth.credit_halves[1], value=truth.value_halves[1])
+    credits = [(arm, truth) for arm in credit_arms(truth, rollouts, signals, seed=seed)]
+    values = [(arm, truth) for arm in value_arms(truth, rollouts, signals)]
+    credits.append((Arm("oracle", "baseline", truth.credit_halves[0]), half))
+    values.append((Arm("oracle", "baseline", truth.value_halves[0]), half))
+    return {
+        "credit": [_row(arm, agreement.credit_figures(of, arm.numbers, seed=seed)) for arm, of in credits],
+        "value": [
+            _row(arm, agreement.value_figures(of, arm.numbers, seed=seed))
+            | ({"calibration": agreement.calibration(arm.numbers, truth.value)} if of is truth else {})
+            for arm, of in values
+        ],
+    }
 
-    def row(name: str, kind: str, figures: Mapping[str, agreement.Figure], **more: object) -> Tree:
-        return {"name": name, "kind": kind, **{key: dataclasses.asdict(each) for key, each in figures.items()}, **more}
 
-    credits = [
-        row(arm.name, arm.kind, agreement.credit_figures(truth, arm.numbers, seed=seed))
-        for arm in credit_arms(truth, rollouts, signals, seed=seed)
-    ]
-    values = [
-        row(
-            arm.name,
-            arm.kind,
-            agreement.value_figures(truth, arm.numbers, seed=seed),
-            calibration=agreement.calibration(arm.numbers, truth.value),
-        )
-        for arm in value_arms(truth, rollouts, signals)
-    ]
-    credits.append(row("oracle", "baseline", agreement.credit_figures(half, truth.credit_halves[0], seed=seed)))
-    values.append(row("oracle", "baseline", agreement.value_figures(half, truth.value_halves[0], seed=seed)))
-    return {"credit": credits, "value": values}
+def _row(arm: Arm, figures: Mapping[str, agreement.Figure]) -> Tree:
+    return {"name": arm.name, "kind": arm.kind, **{key: dataclasses.asdict(each) for key, each in figures.items()}}
 
 
 def _write_traces(

@@ -11,7 +11,7 @@ from pathlib import Path
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import RunConfig
 from cepo.data.contexts import ContextBuilder
-from cepo.data.dataset import ProblemSet, most_visuals
+from cepo.data.dataset import Problem, ProblemSet, most_visuals
 from cepo.data.mixing import MixedProblems, read_training_sets
 from cepo.models.processing import Processing, load_processing
 from cepo.rewards.pool import RewardPool
@@ -47,15 +47,16 @@ class Session:
             **describe_software(),
         }
 
+    def problems_of(self, step: int) -> list[Problem]:
+        return [self.problems[index] for index in self.problems.indices(step, self.config.data.rollout_batch_size)]
+
     def ask(self, step: int, *, with_baselines: bool) -> Rollouts:
         """Samples and rewards the rollouts that training would sample at the 0-based `step`.
 
         `with_baselines` adds the reward of a greedy response to each prompt.
         """
         settings = training_settings(self.config.worker.rollout, self.config.data)
-        indices = self.problems.indices(step, self.config.data.rollout_batch_size)
-        problems = [self.problems[index] for index in indices]
-        rollouts = self.asker.ask(problems, self.backend, settings, step=step)
+        rollouts = self.asker.ask(self.problems_of(step), self.backend, settings, step=step)
         return self.asker.with_baselines(rollouts, self.backend, settings) if with_baselines else rollouts
 
 
@@ -63,9 +64,7 @@ class Session:
 def opened(config: RunConfig, actor: Path | None) -> Iterator[Session]:
     """Opens a measurement on this process's device, with the weights of a checkpoint's folder `actor`, or the model's own.
 
-    Raises:
-        ConfigError, DataError, CheckpointError, EngineError, RewardError: problems, weights, engine or reward cannot be
-            used.
+    Raises a `CepoError` if problems, weights, engine or reward cannot be used.
     """
     processing = load_processing(config.worker.actor.model, config.data)
     problems = read_training_sets(config.data, processing)

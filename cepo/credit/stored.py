@@ -82,44 +82,30 @@ def kept_rollouts(folder: Path, session: Session) -> Rollouts:
     """
     path = folder / RESPONSES_FILE
     if not path.exists():
-        rollouts = session.ask(0, with_baselines=True)
-        write_atomically(path, b"".join(encode_line(row) for row in _rows(rollouts)).decode("utf-8"))
-    return _read(path, session)
-
-
-def _rows(rollouts: Rollouts) -> list[Tree]:
-    baselines = rollouts.reward_baselines
-    assert baselines is not None, "they were asked for"
-    return [
-        {
-            "prompt_id": rollouts.problems[row // rollouts.group_size].prompt_id,
-            "response": rollouts.responses[row],
-            "response_ids": list(generation.response_ids),
-            "log_probs": list(generation.log_probs),
-            "finished": generation.finished,
-            "scores": dict(rollouts.scores[row]),
-            "correct": bool(rollouts.correct[row]),
-            "baseline": float(baselines[row]),
-        }
-        for row, generation in enumerate(rollouts.generations)
-    ]
-
-
-def _read(path: Path, session: Session) -> Rollouts:
-    indices = session.problems.indices(0, session.config.data.rollout_batch_size)
-    problems = [session.problems[index] for index in indices]
-    prompts = [session.contexts.student(problem) for problem in problems]
+        asked = session.ask(0, with_baselines=True)
+        assert asked.reward_baselines is not None
+        rows: list[Tree] = [
+            {
+                "prompt_id": asked.problems[row // asked.group_size].prompt_id,
+                "response": asked.responses[row],
+                **dataclasses.asdict(generation),
+                "scores": dict(asked.scores[row]),
+                "correct": bool(asked.correct[row]),
+                "baseline": float(asked.reward_baselines[row]),
+            }
+            for row, generation in enumerate(asked.generations)
+        ]
+        write_atomically(path, b"".join(map(encode_line, rows)).decode("utf-8"))
+    problems = session.problems_of(0)
     with read_whole(path):
-        rows = list(read_objects(path, within=path.parent))
+        rows = list(read_objects(path, within=folder))
         return Rollouts(
             step=0,
             problems=problems,
-            prompts=prompts,
+            prompts=[session.contexts.student(problem) for problem in problems],
             generations=[
                 Generation(
-                    response_ids=tuple(row["response_ids"]),
-                    log_probs=tuple(row["log_probs"]),
-                    finished=row["finished"],
+                    response_ids=tuple(row["response_ids"]), log_probs=tuple(row["log_probs"]), finished=row["finished"]
                 )
                 for row in rows
             ],
@@ -180,20 +166,15 @@ class Continuations:
         settings = dataclasses.replace(settings, num_samples=self._number, max_response_length=longest - shortest)
         sampled = session.backend.generate([self._request(prefix) for prefix in prefixes], settings)
         # Cutting equals sampling with the prefix's own limit: the noise does not depend on the limit.
-        tokens = [
-            [one.response_ids[: longest - len(prefix.tokens)] for one in group]
+        whole = [
+            [(prefix.problem, prefix.tokens + one.response_ids[: longest - len(prefix.tokens)]) for one in group]
             for prefix, group in zip(prefixes, sampled, strict=True)
         ]
         # Equal responses to a problem are graded once.
-        whole = [
-            [(prefix.problem, prefix.tokens + own) for own in group]
-            for prefix, group in zip(prefixes, tokens, strict=True)
-        ]
         distinct = list(dict.fromkeys(response for group in whole for response in group))
+        with_images = session.rewards.needs_images
         inputs = [
-            reward_input(
-                rollouts.problems[problem], session.asker.decoded(tokens), len(tokens), session.rewards.needs_images
-            )
+            reward_input(rollouts.problems[problem], session.asker.decoded(tokens), len(tokens), with_images)
             for problem, tokens in distinct
         ]
         outcome = session.rewards.score(inputs)
@@ -207,9 +188,9 @@ class Continuations:
                 length=len(prefix.tokens),
                 right="".join("1" if verdicts[response] else "0" for response in responses),
                 entropy=sum(-one.log_probs[0] for one in group) / len(group),
-                num_tokens=sum(map(len, own)),
+                num_tokens=sum(len(tokens) - len(prefix.tokens) for _, tokens in responses),
             )
-            for prefix, group, own, responses in zip(prefixes, sampled, tokens, whole, strict=True)
+            for prefix, group, responses in zip(prefixes, sampled, whole, strict=True)
         ]
 
     def _request(self, prefix: Prefix) -> GenerationRequest:

@@ -58,7 +58,7 @@ def _results(results: Fields) -> Iterator[tuple[str, str, str]]:
 
 def _changes(folders: Sequence[Path]) -> Iterator[tuple[str, str, str]]:
     for each in compare_evaluations(folders[0], folders[1]):
-        change = percent(each.difference.as_json(), sign="+")
+        change = percent(each.difference, sign="+")
         accuracies = f"from {100 * each.first:.1f} % to {100 * each.second:.1f} %"
         yield f"{change} points", f"on {each.benchmark}", f"{accuracies}, paired over {each.num_problems:,} problems"
 
