@@ -209,9 +209,7 @@ def known(gain: Tensor, rollouts: Rollouts, rows: Sequence[int], *, seed: int) -
     of -log p with the group's share of right responses. `wrong` is the mean of sum_t gain_t over wrong responses; it has
     no lower limit, since a teacher may know that a response cannot be right. Errors are from a bootstrap over problems.
 
-    Args:
-        gain: (B, T), 0 on padding.
-        rows: of the responses that count; one is right.
+    `gain` is (B, T), 0 on padding; `rows` are those of the responses that count, of which one is right.
     """
     right, wrong = ([row for row in rows if bool(rollouts.correct[row]) is which] for which in (True, False))
     table = []

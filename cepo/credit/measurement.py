@@ -29,16 +29,10 @@ RESULTS_FILE = "credit.json"
 
 
 class CreditMeasurement:
-    """A measurement in `folder`, resumed from the samples that the folder holds.
+    """A measurement of at most so many `responses` and `tokens` of each, resumed from the samples in `folder`.
 
-    Args:
-        responses: maximum number of measured responses.
-        tokens: maximum number of measured tokens per response.
-        continuations: M, the number per prefix; with 0 only the teachers' knowledge is measured.
-
-    Raises:
-        ConfigError: the folder holds a measurement with other settings.
-        DataError, EngineError, RewardError: sampling, grading or reading failed.
+    `continuations` is M, the number per prefix; with 0 only the teachers' knowledge is measured. Raises a `CepoError` if
+    the folder holds a measurement with other settings, or if sampling, grading or reading fails.
     """
 
     def __init__(
@@ -135,9 +129,8 @@ def _write_traces(
     lines: list[Tree] = []
     for row in numpy.unique(truth.row).tolist():
         number, tokens = row // rollouts.group_size, rollouts.generations[row].response_ids
-        problem, image = rollouts.problems[number], None
+        problem, image = rollouts.problems[number], f"images/{number}.png"
         if problem.images:
-            image = f"images/{number}.png"
             (folder / image).write_bytes(png_bytes(problem.images[0]))
         values: list[float | None] = [None] * (len(tokens) + 1)
         credit: list[float | None] = [None] * len(tokens)
@@ -146,9 +139,10 @@ def _write_traces(
             credit[token], values[token], values[token + 1] = own, before, before + own
         lines.append(
             {
-                **{name: getattr(problem, name) for name in ("prompt_id", "ground_truth")},
+                "prompt_id": problem.prompt_id,
+                "ground_truth": problem.ground_truth,
                 "problem": problem.text,
-                "image": image,
+                "image": image if problem.images else None,
                 "row": row,
                 "response": rollouts.responses[row],
                 "reward": float(rollouts.rewards[row]),

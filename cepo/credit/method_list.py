@@ -34,10 +34,8 @@ def read_methods(line: str, algorithm: Mapping[str, object]) -> dict[str, Estima
 
     Settings in parentheses override those of `algorithm`, a run's section; `lambda_init` stands for `weight.lambda_init`.
     Advantages are not divided by the standard deviation of their group (`advantage.scale=none`) unless the parentheses say
-    so: divided, credit is no longer a difference of probabilities.
-
-    Raises:
-        ConfigError: a name or a setting is unknown, a method is listed twice, or it gives no advantages here.
+    so: divided, credit is no longer a difference of probabilities. Raises `ConfigError` if a name or a setting is
+    unknown, a method is listed twice, or it gives no advantages here.
     """
     methods: dict[str, Estimator] = {LeaveOneOut.name: LeaveOneOut(NoSettings())}
     for text in _split(line):
@@ -64,8 +62,8 @@ def _settings(text: str, inside: str, known: Sequence[str]) -> Any:
         key, equals, value = (each.strip() for each in part.partition("="))
         if not equals:
             raise ConfigError(f"methods: '{text}' names a setting without a value; write name(setting=value, ...)")
-        found = [each for each in known if f".{each}.".startswith(f".{key}.")] and [key]
-        found = found or [each for each in known if each.endswith(f".{key}")]
+        is_whole = any(f"{each}.".startswith(f"{key}.") for each in known)
+        found = [key] if is_whole else [each for each in known if each.endswith(f".{key}")]
         if len(found) != 1:
             near = did_you_mean(key, [each.rpartition(".")[2] for each in known])
             raise ConfigError(f"methods: '{text}': the method has no setting '{key}'.{near}")

@@ -51,10 +51,7 @@ class Session:
         return [self.problems[index] for index in self.problems.indices(step, self.config.data.rollout_batch_size)]
 
     def ask(self, step: int, *, with_baselines: bool) -> Rollouts:
-        """Samples and rewards the rollouts that training would sample at the 0-based `step`.
-
-        `with_baselines` adds the reward of a greedy response to each prompt.
-        """
+        """Samples and rewards what training would at the 0-based `step`, with greedy responses as baselines if asked."""
         settings = training_settings(self.config.worker.rollout, self.config.data)
         rollouts = self.asker.ask(self.problems_of(step), self.backend, settings, step=step)
         return self.asker.with_baselines(rollouts, self.backend, settings) if with_baselines else rollouts

@@ -21,21 +21,13 @@ Numbers = NDArray[numpy.float64]
 
 @pydantic_dataclass(frozen=True, kw_only=True)
 class Continued:
-    """The continuations of one prefix, as stored.
+    """The continuations of one prefix, as stored."""
 
-    Attributes:
-        prefix: the name of the prefix.
-        length: its number of tokens.
-        right: the verdicts, 1 or 0 for each continuation.
-        entropy: the mean of -log P of the first tokens in nats, an unbiased estimate of the next token's entropy.
-        num_tokens: of all continuations.
-    """
-
-    prefix: str
-    length: int
-    right: Annotated[str, Field(pattern="^[01]+$")]
-    entropy: float
-    num_tokens: int
+    prefix: str  # its name
+    length: int  # of the prefix
+    right: Annotated[str, Field(pattern="^[01]+$")]  # the verdict on each continuation
+    entropy: float  # mean of -log P of the first tokens in nats, an unbiased estimate of the next token's entropy
+    num_tokens: int  # of all continuations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,10 +99,8 @@ def chosen_tokens(rollouts: Rollouts, *, num_responses: int, num_tokens: int, se
     """Returns the measured tokens of each measured response, by the response's row.
 
     Responses are drawn from groups whose rewards differ, since the others have no signal. If a response is longer than
-    `num_tokens`, that many of its tokens are drawn. Both choices are functions of the seed.
-
-    Raises:
-        DataError: all groups have equal rewards.
+    `num_tokens`, that many of its tokens are drawn. Both choices are functions of the seed. Raises `DataError` if all
+    groups have equal rewards.
     """
     live = credit.live_rows(rollouts.rewards, rollouts.group_ids).nonzero().flatten().tolist()
     if not live:
@@ -122,8 +112,7 @@ def chosen_tokens(rollouts: Rollouts, *, num_responses: int, num_tokens: int, se
     chosen: dict[int, list[int]] = {}
     for row in rows:
         length = len(rollouts.generations[row].response_ids)
-        drawn = numpy.random.default_rng([seed, row]).permutation(length)[:num_tokens]
-        chosen[row] = sorted(drawn.tolist())
+        chosen[row] = sorted(numpy.random.default_rng([seed, row]).permutation(length)[:num_tokens].tolist())
     return chosen
 
 
