@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -22,8 +21,6 @@ from cepo.tracking.lines import encode_line, finite_or_none
 from cepo.tracking.run_folder import png_bytes, write_atomically
 from cepo.trainer.asking import Rollouts
 from cepo.trees import Tree
-
-logger = logging.getLogger(__name__)
 
 RESULTS_FILE = "credit.json"
 
@@ -67,7 +64,6 @@ class CreditMeasurement:
 
     def run(self) -> Tree:
         """Samples the missing continuations, then writes and returns the results."""
-        logger.info("%d continuations for %d prefixes", len(self.prefixes) * self.number, len(self.prefixes))
         self.continuations.sample(self.prefixes)
         signals = signals_of(self.rollouts, self._methods, self._session)
         results: Tree = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,8 +19,6 @@ from cepo.trainer.asking import Asker, Rollouts, training_settings
 from cepo.trees import Tree
 from cepo.workers.checkpoint import load_weights
 from cepo.workers.worker import Worker, WorkerFacts
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +80,6 @@ def opened(config: RunConfig, actor: Path | None) -> Iterator[Session]:
         if actor is not None:
             load_weights(backend.actor, actor)
         backend.synchronise_rollout()
-        logger.info("samples come from %s", backend.generator_name)
         yield Session(
             config=config,
             processing=processing,

@@ -32,26 +32,19 @@ class Continued:
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
-    """The truth about the N measured tokens, ordered by response.
+    """The truth about the N measured tokens, ordered by response; after its last token, V is a response's own verdict.
 
-    Attributes:
-        problem: (N,) number of the token's problem.
-        row: (N,) row of its response among the rollouts.
-        token: (N,) its position in the response.
-        value: (N,) V before the token.
-        credit: (N,) A* of the token. After a response's last token, V is the response's own verdict.
-        value_halves, credit_halves: (2, N) the same from even and odd continuations, whose noise is independent.
-        entropy: (N,) entropy in nats of the distribution from which the token was sampled.
+    The halves, (2, N), are from even and odd continuations, whose noise is independent; all else is (N,).
     """
 
-    problem: NDArray[numpy.int64]
-    row: NDArray[numpy.int64]
-    token: NDArray[numpy.int64]
-    value: Numbers
-    credit: Numbers
+    problem: NDArray[numpy.int64]  # number of the token's problem
+    row: NDArray[numpy.int64]  # of its response among the rollouts
+    token: NDArray[numpy.int64]  # its position in the response
+    value: Numbers  # V before the token
+    credit: Numbers  # A* of the token
     value_halves: Numbers
     credit_halves: Numbers
-    entropy: Numbers
+    entropy: Numbers  # in nats, of the distribution from which the token was sampled
 
 
 def assemble(rollouts: Rollouts, chosen: Mapping[int, Sequence[int]], continued: Mapping[str, Continued]) -> Truth:
@@ -124,11 +117,7 @@ def prefix_of(rollouts: Rollouts, row: int, length: int) -> Prefix:
 
 
 def needed_prefixes(rollouts: Rollouts, chosen: Mapping[int, Sequence[int]]) -> list[Prefix]:
-    """Returns the distinct prefixes before and after the chosen tokens, the shortest first.
-
-    Whole responses are left out: their value is their own verdict. Responses to a problem that begin alike share their
-    prefixes.
-    """
+    """Returns the distinct prefixes before and after the chosen tokens, the shortest first, without whole responses."""
     found: dict[str, Prefix] = {}
     for row, tokens in chosen.items():
         whole = len(rollouts.generations[row].response_ids)
