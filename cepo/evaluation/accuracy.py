@@ -30,10 +30,7 @@ def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> Est
 
     For N values in C clusters, with residuals e_i = x_i - mean, `error^2 = C / (C - 1) * sum_c (sum_{i in c} e_i)^2 /
     N^2`. This is `sd(cluster means) / sqrt(C)` for clusters of equal size, and the ordinary `sd / sqrt(N)` for clusters
-    of one value.
-
-    Raises:
-        DataError: there are no values.
+    of one value. Raises `DataError` if there are no values.
     """
     if not values:
         raise DataError("nothing was graded, so there is no mean")

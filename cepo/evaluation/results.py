@@ -91,8 +91,7 @@ class Paired:
 def compare_evaluations(first: Path, second: Path) -> list[Paired]:
     """Returns the paired difference of accuracies per benchmark, in whose error shared effects cancel (hard problems).
 
-    Raises:
-        DataError: a folder has no evaluation, the two have no benchmark in common, or the problems differ.
+    Raises `DataError` if a folder has no evaluation, or the two have no benchmark in common or different problems.
     """
     pairs = read_rows(first), read_rows(second)
     common = [name for name in pairs[0] if name in pairs[1]]

@@ -18,8 +18,7 @@ PAGE_FILE = "evaluation.html"
 def write_evaluations(folders: Sequence[Path], out: Path) -> Path:
     """Writes the page of one evaluation, or of two, with the responses whose verdict changed first; returns its path.
 
-    Raises:
-        DataError: there are more than two folders, one has no finished evaluation, or their problems differ.
+    Raises `DataError` if there are more than two folders, one has no finished evaluation, or their problems differ.
     """
     if len(folders) not in (1, 2):
         raise DataError(f"{len(folders)} evaluations: a page shows one or two; give --out a table (.md .csv .json)")
