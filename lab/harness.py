@@ -86,8 +86,8 @@ def _cells(folder: Path) -> Iterator[tuple[str, Cell]]:
             for each in responses
         ]
         estimate = clustered_mean(shares, [each["cluster"] for each in responses])
-        error = None if estimate.error is None else 100 * estimate.error
-        yield NAMES[benchmark], Cell(mean=100 * estimate.mean, error=error)
+        error = None if estimate["error"] is None else 100 * estimate["error"]
+        yield NAMES[benchmark], Cell(mean=100 * estimate["mean"], error=error)
 
 
 def harness_score(benchmark: str, response: str, gold: str, kind: str, choices: Sequence[str]) -> float:

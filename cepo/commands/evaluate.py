@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,12 +69,12 @@ class Plan:
 
 def evaluate_planned(plan: Plan) -> int:
     """Evaluates, prints the table of results and returns the exit code: 130 after Ctrl-C, 143 after SIGTERM."""
-    from cepo.evaluation.results import results_table
+    from cepo.evaluation.results import figure_rows
     from cepo.evaluation.verdicts import PAGE_FILE, write_evaluations
 
     log_to_stderr()
     try:
-        SafeConsole().print(results_table(evaluate(plan)))
+        _print_table("accuracy in %, ± standard error over independent problems", figure_rows(evaluate(plan)))
     except KeyboardInterrupt:
         print_plain("cepo evaluate: interrupted; what was sampled is in generations.jsonl", to_stderr=True)
         return interrupts.exit_code()
@@ -114,8 +114,9 @@ def evaluate(plan: Plan) -> Tree:
     """Evaluates the model as planned and writes the results; returns the content of evaluation.json."""
     from cepo.data.dataset import most_visuals
     from cepo.evaluation.accuracy import benchmark_figures
+    from cepo.evaluation.benchmarks import REWARD
     from cepo.evaluation.results import GENERATIONS_FILE, write_results
-    from cepo.evaluation.run import asker_of, engine, graded_rows, reward_pool
+    from cepo.evaluation.run import asker_of, engine, graded_rows
     from cepo.tracking.lines import LineFile
 
     model = plan.config.worker.actor.model
@@ -126,26 +127,24 @@ def evaluate(plan: Plan) -> Tree:
     plan.out.mkdir(parents=True, exist_ok=True)
     visuals = most_visuals(*(task.problems for task in tasks))
     with contextlib.ExitStack() as stack:
-        functions = {task.reward_function: task for task in tasks}
         askers = {
-            name: asker_of(config, processing, stack.enter_context(reward_pool(task, config)))
-            for name, task in functions.items()
+            of_benchmarks: asker_of(config, processing, stack, of_benchmarks=of_benchmarks)
+            for of_benchmarks in {task.benchmark is not None for task in tasks}
         }
         generator = stack.enter_context(engine(config, processing, plan.actor, visuals))
         file = stack.enter_context(contextlib.closing(LineFile(plan.out / GENERATIONS_FILE)))
-        for task in tasks:
-            logger.info("%s: %d problems from %s", task.name, len(task.problems), task.source)
-            rows = []
+        for source, task in zip(plan.sources, tasks, strict=True):
+            logger.info("%s: %d problems from %s", task.name, len(task.problems), source)
+            rows, asker = [], askers[task.benchmark is not None]
             with Progress(task.name, len(task.problems)) as progress:
-                asker = askers[task.reward_function]
                 for row in graded_rows(task, config, asker, generator, on_progress=progress.update):
                     file.append(row)
                     rows.append(row)
             benchmarks[task.name] = {
-                "source": task.source,
-                "num_left_out": task.num_left_out,
-                "reward_function": task.reward_function,
-                **benchmark_figures(rows, has_variants=task.has_variants),
+                "source": source,
+                "num_left_out": sum(task.problems.skipped.values()),
+                "reward_function": REWARD if task.benchmark else config.worker.reward.reward_function,
+                **benchmark_figures(rows, has_variants=task.benchmark is not None and task.benchmark.has_variants),
             }
         return write_results(plan.out, _description(plan, config, generator.name), benchmarks)
 
@@ -156,27 +155,14 @@ def _prepared(plan: Plan) -> tuple[RunConfig, Processing, list[Task]]:
     from cepo.microgeo.world import with_embedded_world
     from cepo.models.processing import load_processing
 
+    located = ",".join(located_data(source.strip()) for source in plan.sources)
+    data = dataclasses.replace(plan.config.data, train_files=located, val_files=None)
+    config = with_embedded_world(dataclasses.replace(plan.config, data=data))
+    processing = load_processing(config.worker.actor.model, config.data)
     tasks: list[Task] = []
-    processing: Processing | None = None
-    config = plan.config
-    for source in plan.sources:
-        located = located_data(source)
-        data = dataclasses.replace(plan.config.data, train_files=located, val_files=located)
-        config = with_embedded_world(dataclasses.replace(plan.config, data=data))
-        processing = processing or load_processing(config.worker.actor.model, config.data)
-        task = read_task(config.data.train_files, config, processing)
-        tasks.append(dataclasses.replace(task, source=source, name=_name(task, source, [each.name for each in tasks])))
-    assert processing is not None
+    for source in config.data.train_sources:
+        tasks.append(read_task(source, config, processing, [task.name for task in tasks]))
     return config, processing, tasks
-
-
-def _name(task: Task, source: str, taken: Sequence[str]) -> str:
-    """Returns the benchmark's name, or the source's without folders and extension, with a number if it is taken."""
-    path, _, split = source.partition("@")
-    stem = path.rpartition(":")[2] if path.startswith("microgeo:") else Path(path).stem
-    name = task.name if task.is_benchmark else f"{stem}@{split}" if split else stem
-    names = [name, *(f"{name}-{number}" for number in range(2, len(taken) + 2))]
-    return next(each for each in names if each not in taken)
 
 
 def _description(plan: Plan, config: RunConfig, generator: str) -> Tree:
@@ -201,10 +187,18 @@ def _description(plan: Plan, config: RunConfig, generator: str) -> Tree:
 
 def print_comparison(folders: str) -> None:
     """Prints the paired difference of two evaluations, whose folders are separated by a comma."""
-    from cepo.evaluation.results import compare_evaluations, comparison_table
+    from cepo.evaluation.results import compare_evaluations, comparison_rows
 
     names = folders.split(",")
     if len(names) != 2 or not all(names):
         raise ConfigError(f"compare={folders}: give two folders, compare=FIRST,SECOND")
-    SafeConsole().print(comparison_table(compare_evaluations(Path(names[0]), Path(names[1]))))
+    rows = comparison_rows(compare_evaluations(Path(names[0]), Path(names[1])))
+    _print_table("accuracy in %, difference in points ± standard error, paired by problem", rows)
     print_plain(f"first: {names[0]}\nsecond: {names[1]}")
+
+
+def _print_table(title: str, rows: Iterable[Sequence[str]]) -> None:
+    from cepo.report.score_tables import terminal_blocks
+
+    console = SafeConsole()
+    console.print(title, *terminal_blocks([*rows], console.width))

@@ -138,8 +138,7 @@ def find_base(
     from cepo.workers.merged_model import BaseModel, adapter_base
 
     config_file = actor.resolve().parent.parent / CONFIG_FILE
-    given = [f"{MODEL}.model_path"] if path is not None else []
-    given += [CHAT_TEMPLATE] if chat_template is not None else []
+    given = [key for key, value in ((f"{MODEL}.model_path", path), (CHAT_TEMPLATE, chat_template)) if value is not None]
     settings: Fields = {}
     # Other recorded settings are ignored: reward files, plugins and data need not exist where the merge runs. Consent to
     # remote code and references to environment variables must come from the user.
@@ -149,6 +148,13 @@ def find_base(
         except ConfigError as error:
             raise CheckpointError(str(error)) from error
         chat_template = chat_template or (None if recorded is None else Path(recorded))
+    try:
+        template = None if chat_template is None else read_text(chat_template)
+    except ForeignFileError as error:
+        raise CheckpointError(
+            f"the chat template {chat_template} {error.fault}; the model was trained with it, so restore the file, or give "
+            "its path with --chat-template"
+        ) from error
     found = path or settings.get("model_path") or adapter_base(actor)
     if found is None:
         raise CheckpointError(
@@ -157,17 +163,7 @@ def find_base(
     return BaseModel(
         path=found,
         tokenizer_path=settings.get("tokenizer_path"),
-        chat_template=None if chat_template is None else _template_text(chat_template),
+        chat_template=template,
         override_config=settings.get("override_config") or {},
         trust_remote_code=trust_remote_code,
     )
-
-
-def _template_text(file: Path) -> str:
-    try:
-        return read_text(file)
-    except ForeignFileError as error:
-        raise CheckpointError(
-            f"the chat template {file} {error.fault}; the model was trained with it, so restore the file, or give "
-            "its path with --chat-template"
-        ) from error

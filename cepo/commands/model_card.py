@@ -26,18 +26,11 @@ _VERSIONS = ("cepo", "torch", "transformers", "peft", "vllm")
 def write_card(
     run_folder: Path, folder: Path, *, base_model: str | None, step: int | None, adapter: str | None
 ) -> None:
-    """Writes `README.md` and `curves.png` into `folder`, which is to be published.
+    """Writes `README.md` and `curves.png` of the run that made the weights into `folder`, which is to be published.
 
-    Figures are those at the checkpoint's step; the image shows the whole run. Paths of this machine are shortened to names.
-
-    Args:
-        run_folder: the run that made the weights.
-        base_model: the model that training started from.
-        step: the step of the checkpoint; None if it is not known.
-        adapter: folder of the adapter within `folder`; None for whole weights.
-
-    Raises:
-        DataError: the run has no metrics, or they are damaged.
+    Figures are those at the checkpoint's `step`, if it is known; the image shows the whole run. `adapter` is the adapter's
+    folder within `folder`, None for whole weights. Paths of this machine are shortened to names. Raises `DataError` if the
+    run's metrics are missing or damaged.
     """
     run = load_run(run_folder)
     if step is not None:

@@ -209,9 +209,7 @@ def known(gain: Tensor, rollouts: Rollouts, rows: Sequence[int], *, seed: int) -
     of -log p with the group's share of right responses. `wrong` is the mean of sum_t gain_t over wrong responses; it has
     no lower limit, since a teacher may know that a response cannot be right. Errors are from a bootstrap over problems.
 
-    Args:
-        gain: (B, T), 0 on padding.
-        rows: of the responses that count; one is right.
+    `gain` is (B, T), 0 on padding; `rows` are those of the responses that count, of which one is right.
     """
     right, wrong = ([row for row in rows if bool(rollouts.correct[row]) is which] for which in (True, False))
     table = []
@@ -221,18 +219,15 @@ def known(gain: Tensor, rollouts: Rollouts, rows: Sequence[int], *, seed: int) -
         rate = float(rollouts.correct[list(rollouts.rows_of(row // rollouts.group_size))].double().mean())
         table.append([sum(parts), *parts, -math.log(rate)])
     sums = gain[wrong].double().sum(1, keepdim=True).tolist() or [[math.nan]]  # an undefined figure where none is wrong
-    figures = _means(("nats", *QUARTERS, "limit"), table, right, rollouts, seed) | _means(
-        ("wrong",), sums, wrong or [0], rollouts, seed
-    )
+
+    def means(names: Sequence[str], table: Sequence[Sequence[float]], rows: Sequence[int]) -> dict[str, Figure]:
+        columns, problems = numpy.array(table), numpy.array(rows) // rollouts.group_size
+        return bootstrap(
+            problems, lambda some: dict(zip(names, columns[some].mean(axis=0), strict=True)), seed=[seed, 5]
+        )
+
+    figures = means(("nats", *QUARTERS, "limit"), table, right) | means(("wrong",), sums, wrong or [0])
     return {"responses": len(right), **{name: asdict(figure) for name, figure in figures.items()}}
-
-
-def _means(
-    names: Sequence[str], table: Sequence[Sequence[float]], rows: Sequence[int], rollouts: Rollouts, seed: int
-) -> dict[str, Figure]:
-    """Returns the mean of each column over the rows."""
-    columns, problems = numpy.array(table), numpy.array(rows) // rollouts.group_size
-    return bootstrap(problems, lambda some: dict(zip(names, columns[some].mean(axis=0), strict=True)), seed=[seed, 5])
 
 
 def _is_own(each: MethodSignal, view: View, row: int) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from torch import Tensor
 from cepo.algorithms import Estimator
 from cepo.credit import agreement
 from cepo.credit.session import Session
-from cepo.credit.signals import MethodSignal, credit_arms, signals_of, value_arms
+from cepo.credit.signals import Arm, MethodSignal, credit_arms, signals_of, value_arms
 from cepo.credit.stored import Continuations, claim_folder, kept_rollouts
 from cepo.credit.truth import Prefix, Truth, assemble, chosen_tokens, needed_prefixes
 from cepo.models.processing import Processing
@@ -23,22 +22,14 @@ from cepo.tracking.run_folder import png_bytes, write_atomically
 from cepo.trainer.asking import Rollouts
 from cepo.trees import Tree
 
-logger = logging.getLogger(__name__)
-
 RESULTS_FILE = "credit.json"
 
 
 class CreditMeasurement:
-    """A measurement in `folder`, resumed from the samples that the folder holds.
+    """A measurement of at most so many `responses` and `tokens` of each, resumed from the samples in `folder`.
 
-    Args:
-        responses: maximum number of measured responses.
-        tokens: maximum number of measured tokens per response.
-        continuations: M, the number per prefix; with 0 only the teachers' knowledge is measured.
-
-    Raises:
-        ConfigError: the folder holds a measurement with other settings.
-        DataError, EngineError, RewardError: sampling, grading or reading failed.
+    `continuations` is M, the number per prefix; with 0 only the teachers' knowledge is measured. Raises a `CepoError` if
+    the folder holds a measurement with other settings, or if sampling, grading or reading fails.
     """
 
     def __init__(
@@ -65,15 +56,14 @@ class CreditMeasurement:
 
     def lines(self) -> list[str]:
         """Describes the work: what is measured, and how many continuations are left."""
-        left = len(self.continuations.missing(self.prefixes)) * self.number
+        number, left = len(self.prefixes), len(self.continuations.missing(self.prefixes))
         return [
-            f"{len(self.chosen)} responses, {sum(map(len, self.chosen.values())):,} tokens; {len(self.prefixes) * self.number:,} "
-            f"continuations ({len(self.prefixes):,} prefixes, {self.number} each), {left:,} of them are left"
+            f"{len(self.chosen)} responses, {sum(map(len, self.chosen.values())):,} tokens; {number * self.number:,} "
+            f"continuations ({number:,} prefixes, {self.number} each), {left * self.number:,} of them are left"
         ]
 
     def run(self) -> Tree:
         """Samples the missing continuations, then writes and returns the results."""
-        logger.info("%d continuations for %d prefixes", len(self.prefixes) * self.number, len(self.prefixes))
         self.continuations.sample(self.prefixes)
         signals = signals_of(self.rollouts, self._methods, self._session)
         results: Tree = {
@@ -109,26 +99,22 @@ def compared(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal], 
     credit with half as many continuations would reach.
     """
     half = dataclasses.replace(truth, credit=truth.credit_halves[1], value=truth.value_halves[1])
+    credits = [(arm, truth) for arm in credit_arms(truth, rollouts, signals, seed=seed)]
+    values = [(arm, truth) for arm in value_arms(truth, rollouts, signals)]
+    credits.append((Arm("oracle", "baseline", truth.credit_halves[0]), half))
+    values.append((Arm("oracle", "baseline", truth.value_halves[0]), half))
+    return {
+        "credit": [_row(arm, agreement.credit_figures(of, arm.numbers, seed=seed)) for arm, of in credits],
+        "value": [
+            _row(arm, agreement.value_figures(of, arm.numbers, seed=seed))
+            | ({"calibration": agreement.calibration(arm.numbers, truth.value)} if of is truth else {})
+            for arm, of in values
+        ],
+    }
 
-    def row(name: str, kind: str, figures: Mapping[str, agreement.Figure], **more: object) -> Tree:
-        return {"name": name, "kind": kind, **{key: dataclasses.asdict(each) for key, each in figures.items()}, **more}
 
-    credits = [
-        row(arm.name, arm.kind, agreement.credit_figures(truth, arm.numbers, seed=seed))
-        for arm in credit_arms(truth, rollouts, signals, seed=seed)
-    ]
-    values = [
-        row(
-            arm.name,
-            arm.kind,
-            agreement.value_figures(truth, arm.numbers, seed=seed),
-            calibration=agreement.calibration(arm.numbers, truth.value),
-        )
-        for arm in value_arms(truth, rollouts, signals)
-    ]
-    credits.append(row("oracle", "baseline", agreement.credit_figures(half, truth.credit_halves[0], seed=seed)))
-    values.append(row("oracle", "baseline", agreement.value_figures(half, truth.value_halves[0], seed=seed)))
-    return {"credit": credits, "value": values}
+def _row(arm: Arm, figures: Mapping[str, agreement.Figure]) -> Tree:
+    return {"name": arm.name, "kind": arm.kind, **{key: dataclasses.asdict(each) for key, each in figures.items()}}
 
 
 def _write_traces(
@@ -139,9 +125,8 @@ def _write_traces(
     lines: list[Tree] = []
     for row in numpy.unique(truth.row).tolist():
         number, tokens = row // rollouts.group_size, rollouts.generations[row].response_ids
-        problem, image = rollouts.problems[number], None
+        problem, image = rollouts.problems[number], f"images/{number}.png"
         if problem.images:
-            image = f"images/{number}.png"
             (folder / image).write_bytes(png_bytes(problem.images[0]))
         values: list[float | None] = [None] * (len(tokens) + 1)
         credit: list[float | None] = [None] * len(tokens)
@@ -150,9 +135,10 @@ def _write_traces(
             credit[token], values[token], values[token + 1] = own, before, before + own
         lines.append(
             {
-                **{name: getattr(problem, name) for name in ("prompt_id", "ground_truth")},
+                "prompt_id": problem.prompt_id,
+                "ground_truth": problem.ground_truth,
                 "problem": problem.text,
-                "image": image,
+                "image": image if problem.images else None,
                 "row": row,
                 "response": rollouts.responses[row],
                 "reward": float(rollouts.rewards[row]),

@@ -25,7 +25,6 @@ class LeaveOneOut(GroupRelativeEstimator):
     reads_old_log_probs = False
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        del step
         centred, _, size = credit.group_moments(batch.rewards, batch.group_ids)  # R_i - mean_g
         return credit.outcome_signal(batch, centred * size / (size - 1))
 
@@ -35,10 +34,8 @@ def read_methods(line: str, algorithm: Mapping[str, object]) -> dict[str, Estima
 
     Settings in parentheses override those of `algorithm`, a run's section; `lambda_init` stands for `weight.lambda_init`.
     Advantages are not divided by the standard deviation of their group (`advantage.scale=none`) unless the parentheses say
-    so: divided, credit is no longer a difference of probabilities.
-
-    Raises:
-        ConfigError: a name or a setting is unknown, a method is listed twice, or it gives no advantages here.
+    so: divided, credit is no longer a difference of probabilities. Raises `ConfigError` if a name or a setting is
+    unknown, a method is listed twice, or it gives no advantages here.
     """
     methods: dict[str, Estimator] = {LeaveOneOut.name: LeaveOneOut(NoSettings())}
     for text in _split(line):
@@ -59,26 +56,22 @@ def read_methods(line: str, algorithm: Mapping[str, object]) -> dict[str, Estima
 
 
 def _settings(text: str, inside: str, known: Sequence[str]) -> Any:
+    """Reads `key=value, ...`, in which a key may be the end of a `known` dotted one."""
+    assignments: list[str] = []
+    for part in _split(inside) if inside.strip() else ():
+        key, equals, value = (each.strip() for each in part.partition("="))
+        if not equals:
+            raise ConfigError(f"methods: '{text}' names a setting without a value; write name(setting=value, ...)")
+        is_whole = any(f"{each}.".startswith(f"{key}.") for each in known)
+        found = [key] if is_whole else [each for each in known if each.endswith(f".{key}")]
+        if len(found) != 1:
+            near = did_you_mean(key, [each.rpartition(".")[2] for each in known])
+            raise ConfigError(f"methods: '{text}': the method has no setting '{key}'.{near}")
+        assignments.append(f"{found[0]}={value}")
     try:
-        parts = [_with_section(text, part, known) for part in (_split(inside) if inside.strip() else [])]
-        return OmegaConf.from_dotlist(parts)
+        return OmegaConf.from_dotlist(assignments)
     except (OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"methods: the settings of '{text}' cannot be read: {error}") from error
-
-
-def _with_section(text: str, assignment: str, known: Sequence[str]) -> str:
-    """Returns `key=value` with the whole dotted key, of which the given one may be the end."""
-    key, equals, value = assignment.partition("=")
-    if not equals:
-        raise ConfigError(f"methods: '{text}' names a setting without a value; write name(setting=value, ...)")
-    key = key.strip()
-    if any(each == key or each.startswith(f"{key}.") for each in known):
-        return assignment
-    found = [each for each in known if each.endswith(f".{key}")]
-    if len(found) != 1:
-        near = did_you_mean(key, [each.rpartition(".")[2] for each in known])
-        raise ConfigError(f"methods: '{text}': the method has no setting '{key}'.{near}")
-    return f"{found[0]}={value}"
 
 
 def _require_advantages(text: str, estimator: Estimator) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import RunConfig
 from cepo.data.contexts import ContextBuilder
-from cepo.data.dataset import ProblemSet, most_visuals
+from cepo.data.dataset import Problem, ProblemSet, most_visuals
 from cepo.data.mixing import MixedProblems, read_training_sets
 from cepo.models.processing import Processing, load_processing
 from cepo.rewards.pool import RewardPool
@@ -20,8 +19,6 @@ from cepo.trainer.asking import Asker, Rollouts, training_settings
 from cepo.trees import Tree
 from cepo.workers.checkpoint import load_weights
 from cepo.workers.worker import Worker, WorkerFacts
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +44,13 @@ class Session:
             **describe_software(),
         }
 
-    def ask(self, step: int, *, with_baselines: bool) -> Rollouts:
-        """Samples and rewards the rollouts that training would sample at the 0-based `step`.
+    def problems_of(self, step: int) -> list[Problem]:
+        return [self.problems[index] for index in self.problems.indices(step, self.config.data.rollout_batch_size)]
 
-        `with_baselines` adds the reward of a greedy response to each prompt.
-        """
+    def ask(self, step: int, *, with_baselines: bool) -> Rollouts:
+        """Samples and rewards what training would at the 0-based `step`, with greedy responses as baselines if asked."""
         settings = training_settings(self.config.worker.rollout, self.config.data)
-        indices = self.problems.indices(step, self.config.data.rollout_batch_size)
-        problems = [self.problems[index] for index in indices]
-        rollouts = self.asker.ask(problems, self.backend, settings, step=step)
+        rollouts = self.asker.ask(self.problems_of(step), self.backend, settings, step=step)
         return self.asker.with_baselines(rollouts, self.backend, settings) if with_baselines else rollouts
 
 
@@ -63,9 +58,7 @@ class Session:
 def opened(config: RunConfig, actor: Path | None) -> Iterator[Session]:
     """Opens a measurement on this process's device, with the weights of a checkpoint's folder `actor`, or the model's own.
 
-    Raises:
-        ConfigError, DataError, CheckpointError, EngineError, RewardError: problems, weights, engine or reward cannot be
-            used.
+    Raises a `CepoError` if problems, weights, engine or reward cannot be used.
     """
     processing = load_processing(config.worker.actor.model, config.data)
     problems = read_training_sets(config.data, processing)
@@ -87,7 +80,6 @@ def opened(config: RunConfig, actor: Path | None) -> Iterator[Session]:
         if actor is not None:
             load_weights(backend.actor, actor)
         backend.synchronise_rollout()
-        logger.info("samples come from %s", backend.generator_name)
         yield Session(
             config=config,
             processing=processing,

@@ -113,25 +113,19 @@ def credit_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal
         arms.append(Arm(f"{each.label}, permuted", "baseline", _permuted(truth, own, seed)))
     evidence: list[Arm] = []
     for each in signals:
-        belief = _belief(each, rollouts)
-        if belief is not None:
+        if (belief := _belief(each, rollouts)) is not None:
             moved = numpy.diff(belief, axis=1)[truth.row, truth.token]
             evidence.append(Arm(f"{each.label}: difference of belief", "evidence", moved))
-        if "delta" in each.signal.diagnostics:
-            delta = _at(truth, each.signal.diagnostics["delta"])
-            evidence.append(Arm(f"{each.label}: delta", "evidence", delta))
+        if (delta := each.signal.diagnostics.get("delta")) is not None:
+            evidence.append(Arm(f"{each.label}: delta", "evidence", _at(truth, delta)))
     return [arms[0], *baselines, *arms[1:], *_different(evidence)]
 
 
 def value_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal]) -> list[Arm]:
     """Returns the beliefs about prefixes: the smoothed pass rate of the other rollouts, and each method's belief."""
-    prior = Arm("pass rate of the others", "baseline", _prior(rollouts).numpy()[truth.row])
-    evidence = [
-        Arm(each.label, "evidence", belief[truth.row, truth.token])
-        for each in signals
-        if (belief := _belief(each, rollouts)) is not None
-    ]
-    return [prior, *_different(evidence)]
+    beliefs = [(each.label, _belief(each, rollouts)) for each in signals]
+    evidence = [Arm(label, "evidence", of[truth.row, truth.token]) for label, of in beliefs if of is not None]
+    return [Arm("pass rate of the others", "baseline", _prior(rollouts).numpy()[truth.row]), *_different(evidence)]
 
 
 def _different(arms: Sequence[Arm]) -> list[Arm]:

@@ -16,10 +16,10 @@ from cepo.credit.truth import Continued, Prefix
 from cepo.errors import ConfigError, ForeignFileError
 from cepo.foreign_files import damaged_as, irregular_file, read_json, read_objects
 from cepo.progress import Progress
-from cepo.rollout.generator import Generation, GenerationRequest, sampling_seed
+from cepo.rollout.generator import Generation, sampling_seed
 from cepo.tracking.lines import LineFile, encode_line
 from cepo.tracking.run_folder import write_atomically
-from cepo.trainer.asking import Rollouts, correctness, reward_input, training_settings
+from cepo.trainer.asking import Rollouts, request, training_settings
 from cepo.trees import Fields, Tree, leaves
 
 SETTINGS_FILE = "measurement.json"
@@ -33,9 +33,7 @@ _PREFIXES_AT_ONCE = 64
 def claim_folder(folder: Path, own: Fields, config: RunConfig) -> None:
     """Writes the settings that the folder's samples depend on, or compares them with those that the folder has.
 
-    Raises:
-        ConfigError: the settings differ, or the folder holds something other than a measurement.
-        DataError: the folder's settings cannot be read.
+    Raises `ConfigError` if they differ or the folder holds something else, and `DataError` if they cannot be read.
     """
     worker = config.worker
     settings = {
@@ -74,52 +72,35 @@ def read_whole(path: Path) -> AbstractContextManager[None]:
 def kept_rollouts(folder: Path, session: Session) -> Rollouts:
     """Returns the folder's rollouts; if there are none, samples and stores those of the first step.
 
-    They include the rewards of greedy responses, which methods that are measured later may need.
-
-    Raises:
-        DataError: the file is damaged.
-        EngineError, RewardError: sampling or grading failed.
+    They include the rewards of greedy responses, which methods that are measured later may need. Raises `DataError` if
+    the file is damaged, `EngineError` or `RewardError` if sampling or grading fails.
     """
     path = folder / RESPONSES_FILE
     if not path.exists():
-        rollouts = session.ask(0, with_baselines=True)
-        write_atomically(path, b"".join(encode_line(row) for row in _rows(rollouts)).decode("utf-8"))
-    return _read(path, session)
-
-
-def _rows(rollouts: Rollouts) -> list[Tree]:
-    baselines = rollouts.reward_baselines
-    assert baselines is not None, "they were asked for"
-    return [
-        {
-            "prompt_id": rollouts.problems[row // rollouts.group_size].prompt_id,
-            "response": rollouts.responses[row],
-            "response_ids": list(generation.response_ids),
-            "log_probs": list(generation.log_probs),
-            "finished": generation.finished,
-            "scores": dict(rollouts.scores[row]),
-            "correct": bool(rollouts.correct[row]),
-            "baseline": float(baselines[row]),
-        }
-        for row, generation in enumerate(rollouts.generations)
-    ]
-
-
-def _read(path: Path, session: Session) -> Rollouts:
-    indices = session.problems.indices(0, session.config.data.rollout_batch_size)
-    problems = [session.problems[index] for index in indices]
-    prompts = [session.contexts.student(problem) for problem in problems]
+        asked = session.ask(0, with_baselines=True)
+        assert asked.reward_baselines is not None
+        rows: list[Tree] = [
+            {
+                "prompt_id": asked.problems[row // asked.group_size].prompt_id,
+                "response": asked.responses[row],
+                **dataclasses.asdict(generation),
+                "scores": dict(asked.scores[row]),
+                "correct": bool(asked.correct[row]),
+                "baseline": float(asked.reward_baselines[row]),
+            }
+            for row, generation in enumerate(asked.generations)
+        ]
+        write_atomically(path, b"".join(map(encode_line, rows)).decode("utf-8"))
+    problems = session.problems_of(0)
     with read_whole(path):
-        rows = list(read_objects(path, within=path.parent))
+        rows = list(read_objects(path, within=folder))
         return Rollouts(
             step=0,
             problems=problems,
-            prompts=prompts,
+            prompts=[session.contexts.student(problem) for problem in problems],
             generations=[
                 Generation(
-                    response_ids=tuple(row["response_ids"]),
-                    log_probs=tuple(row["log_probs"]),
-                    finished=row["finished"],
+                    response_ids=tuple(row["response_ids"]), log_probs=tuple(row["log_probs"]), finished=row["finished"]
                 )
                 for row in rows
             ],
@@ -173,53 +154,34 @@ class Continuations:
         return parts
 
     def _continue(self, prefixes: Sequence[Prefix]) -> list[Continued]:
-        session, rollouts = self._session, self._rollouts
-        settings = training_settings(session.config.worker.rollout, session.config.data)
+        session, problems, prompts = self._session, self._rollouts.problems, self._rollouts.prompts
+        rollout = session.config.worker.rollout
+        settings = training_settings(rollout, session.config.data)
         longest = settings.max_response_length
         shortest = min(len(prefix.tokens) for prefix in prefixes)
         settings = dataclasses.replace(settings, num_samples=self._number, max_response_length=longest - shortest)
-        sampled = session.backend.generate([self._request(prefix) for prefix in prefixes], settings)
+        seeds = [sampling_seed(rollout.seed, CONTINUATION_STEP, prefix.name) for prefix in prefixes]
+        requests = [
+            request(problems[prefix.problem], prompts[prefix.problem], seed, prefix.tokens)
+            for prefix, seed in zip(prefixes, seeds, strict=True)
+        ]
+        sampled = session.backend.generate(requests, settings)
         # Cutting equals sampling with the prefix's own limit: the noise does not depend on the limit.
-        tokens = [
-            [one.response_ids[: longest - len(prefix.tokens)] for one in group]
+        whole = [
+            [(prefix.problem, prefix.tokens + one.response_ids[: longest - len(prefix.tokens)]) for one in group]
             for prefix, group in zip(prefixes, sampled, strict=True)
         ]
         # Equal responses to a problem are graded once.
-        whole = [
-            [(prefix.problem, prefix.tokens + own) for own in group]
-            for prefix, group in zip(prefixes, tokens, strict=True)
-        ]
         distinct = list(dict.fromkeys(response for group in whole for response in group))
-        inputs = [
-            reward_input(
-                rollouts.problems[problem], session.asker.decoded(tokens), len(tokens), session.rewards.needs_images
-            )
-            for problem, tokens in distinct
-        ]
-        outcome = session.rewards.score(inputs)
-        session.rewards.require_a_score(outcome)
-        algorithm = session.config.algorithm
-        correct = correctness(outcome.scores, algorithm.correct_key, algorithm.correct_threshold).tolist()
-        verdicts = dict(zip(distinct, correct, strict=True))
+        correct = session.asker.verdicts([(problems[problem], tokens) for problem, tokens in distinct])
+        verdicts = dict(zip(distinct, correct.tolist(), strict=True))
         return [
             Continued(
                 prefix=prefix.name,
                 length=len(prefix.tokens),
                 right="".join("1" if verdicts[response] else "0" for response in responses),
                 entropy=sum(-one.log_probs[0] for one in group) / len(group),
-                num_tokens=sum(map(len, own)),
+                num_tokens=sum(len(tokens) - len(prefix.tokens) for _, tokens in responses),
             )
-            for prefix, group, own, responses in zip(prefixes, sampled, tokens, whole, strict=True)
+            for prefix, group, responses in zip(prefixes, sampled, whole, strict=True)
         ]
-
-    def _request(self, prefix: Prefix) -> GenerationRequest:
-        problem, prompt = self._rollouts.problems[prefix.problem], self._rollouts.prompts[prefix.problem]
-        seed = self._session.config.worker.rollout.seed
-        return GenerationRequest(
-            prompt_ids=(*prompt.engine_ids, *prefix.tokens),
-            num_prompt_tokens=len(prompt.token_ids) + len(prefix.tokens),
-            images=problem.images,
-            videos=problem.videos,
-            seed=sampling_seed(seed, CONTINUATION_STEP, prefix.name),
-            image_source=problem.image_source,
-        )

@@ -21,45 +21,30 @@ Numbers = NDArray[numpy.float64]
 
 @pydantic_dataclass(frozen=True, kw_only=True)
 class Continued:
-    """The continuations of one prefix, as stored.
+    """The continuations of one prefix, as stored."""
 
-    Attributes:
-        prefix: the name of the prefix.
-        length: its number of tokens.
-        right: the verdicts, 1 or 0 for each continuation.
-        entropy: the mean of -log P of the first tokens in nats, an unbiased estimate of the next token's entropy.
-        num_tokens: of all continuations.
-    """
-
-    prefix: str
-    length: int
-    right: Annotated[str, Field(pattern="^[01]+$")]
-    entropy: float
-    num_tokens: int
+    prefix: str  # its name
+    length: int  # of the prefix
+    right: Annotated[str, Field(pattern="^[01]+$")]  # the verdict on each continuation
+    entropy: float  # mean of -log P of the first tokens in nats, an unbiased estimate of the next token's entropy
+    num_tokens: int  # of all continuations
 
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
-    """The truth about the N measured tokens, ordered by response.
+    """The truth about the N measured tokens, ordered by response; after its last token, V is a response's own verdict.
 
-    Attributes:
-        problem: (N,) number of the token's problem.
-        row: (N,) row of its response among the rollouts.
-        token: (N,) its position in the response.
-        value: (N,) V before the token.
-        credit: (N,) A* of the token. After a response's last token, V is the response's own verdict.
-        value_halves, credit_halves: (2, N) the same from even and odd continuations, whose noise is independent.
-        entropy: (N,) entropy in nats of the distribution from which the token was sampled.
+    The halves, (2, N), are from even and odd continuations, whose noise is independent; all else is (N,).
     """
 
-    problem: NDArray[numpy.int64]
-    row: NDArray[numpy.int64]
-    token: NDArray[numpy.int64]
-    value: Numbers
-    credit: Numbers
+    problem: NDArray[numpy.int64]  # number of the token's problem
+    row: NDArray[numpy.int64]  # of its response among the rollouts
+    token: NDArray[numpy.int64]  # its position in the response
+    value: Numbers  # V before the token
+    credit: Numbers  # A* of the token
     value_halves: Numbers
     credit_halves: Numbers
-    entropy: Numbers
+    entropy: Numbers  # in nats, of the distribution from which the token was sampled
 
 
 def assemble(rollouts: Rollouts, chosen: Mapping[int, Sequence[int]], continued: Mapping[str, Continued]) -> Truth:
@@ -107,10 +92,8 @@ def chosen_tokens(rollouts: Rollouts, *, num_responses: int, num_tokens: int, se
     """Returns the measured tokens of each measured response, by the response's row.
 
     Responses are drawn from groups whose rewards differ, since the others have no signal. If a response is longer than
-    `num_tokens`, that many of its tokens are drawn. Both choices are functions of the seed.
-
-    Raises:
-        DataError: all groups have equal rewards.
+    `num_tokens`, that many of its tokens are drawn. Both choices are functions of the seed. Raises `DataError` if all
+    groups have equal rewards.
     """
     live = credit.live_rows(rollouts.rewards, rollouts.group_ids).nonzero().flatten().tolist()
     if not live:
@@ -122,8 +105,7 @@ def chosen_tokens(rollouts: Rollouts, *, num_responses: int, num_tokens: int, se
     chosen: dict[int, list[int]] = {}
     for row in rows:
         length = len(rollouts.generations[row].response_ids)
-        drawn = numpy.random.default_rng([seed, row]).permutation(length)[:num_tokens]
-        chosen[row] = sorted(drawn.tolist())
+        chosen[row] = sorted(numpy.random.default_rng([seed, row]).permutation(length)[:num_tokens].tolist())
     return chosen
 
 
@@ -135,11 +117,7 @@ def prefix_of(rollouts: Rollouts, row: int, length: int) -> Prefix:
 
 
 def needed_prefixes(rollouts: Rollouts, chosen: Mapping[int, Sequence[int]]) -> list[Prefix]:
-    """Returns the distinct prefixes before and after the chosen tokens, the shortest first.
-
-    Whole responses are left out: their value is their own verdict. Responses to a problem that begin alike share their
-    prefixes.
-    """
+    """Returns the distinct prefixes before and after the chosen tokens, the shortest first, without whole responses."""
     found: dict[str, Prefix] = {}
     for row, tokens in chosen.items():
         whole = len(rollouts.generations[row].response_ids)

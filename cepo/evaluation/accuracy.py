@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import TypedDict
 
 from cepo.errors import DataError
 from cepo.report.score_tables import Cell
@@ -17,16 +17,12 @@ Row = Fields
 """One graded response of generations.jsonl; see `cepo.evaluation.run.graded_rows`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """A mean with its standard error over clusters; the error is None for a single cluster."""
+class Estimate(TypedDict):
+    """A mean with its standard error over clusters, as in evaluation.json; the error is None for a single cluster."""
 
     mean: float
     error: float | None
     num_clusters: int
-
-    def as_json(self) -> dict[str, float | int | None]:
-        return {"mean": self.mean, "error": self.error, "num_clusters": self.num_clusters}
 
 
 def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
@@ -34,10 +30,7 @@ def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> Est
 
     For N values in C clusters, with residuals e_i = x_i - mean, `error^2 = C / (C - 1) * sum_c (sum_{i in c} e_i)^2 /
     N^2`. This is `sd(cluster means) / sqrt(C)` for clusters of equal size, and the ordinary `sd / sqrt(N)` for clusters
-    of one value.
-
-    Raises:
-        DataError: there are no values.
+    of one value. Raises `DataError` if there are no values.
     """
     if not values:
         raise DataError("nothing was graded, so there is no mean")
@@ -68,9 +61,9 @@ def benchmark_figures(rows: Sequence[Row], *, has_variants: bool = False) -> Tre
         "num_problems": len({row["problem_id"] for row in rows}),
         "num_responses": len(rows),
         "num_right": sum(row["correct"] for row in rows),
-        "accuracy": accuracy(rows).as_json(),
+        "accuracy": accuracy(rows),
         "by_kind": {
-            kind: {"num_problems": len({row["problem_id"] for row in of_kind}), **accuracy(of_kind).as_json()}
+            kind: {"num_problems": len({row["problem_id"] for row in of_kind}), **accuracy(of_kind)}
             for kind in KINDS
             if (of_kind := [row for row in rows if row["kind"] == kind])
         },
@@ -88,14 +81,14 @@ def benchmark_figures(rows: Sequence[Row], *, has_variants: bool = False) -> Tre
     fewest = min(map(len, problems.values()))
     if fewest > 1:
         powers = {2**exponent for exponent in range(fewest.bit_length())} | {fewest}
-        figures["pass_at_k"] = {str(k): _pass_at(problems, k).as_json() for k in sorted(powers)}
+        figures["pass_at_k"] = {str(k): _pass_at(problems, k) for k in sorted(powers)}
     if has_variants:
         worst: dict[str, float] = {}
         for of_problem in problems.values():
             share = statistics.fmean(row["correct"] for row in of_problem)
             cluster = of_problem[0]["cluster"]
             worst[cluster] = min(share, worst.get(cluster, 1.0))
-        figures["worst_variant"] = clustered_mean(list(worst.values()), list(worst)).as_json()
+        figures["worst_variant"] = clustered_mean(list(worst.values()), list(worst))
     return figures
 
 
@@ -104,12 +97,12 @@ def accuracy(rows: Sequence[Row]) -> Estimate:
     return clustered_mean([float(row["correct"]) for row in rows], [row["cluster"] for row in rows])
 
 
-def macro_average(estimates: Sequence[Estimate | Cell]) -> Tree:
+def macro_average(estimates: Sequence[Fields]) -> Tree:
     """Returns the unweighted mean of independent benchmarks, with `sqrt(sum of squared errors) / number`."""
-    errors = [estimate.error for estimate in estimates if estimate.error is not None]
+    errors = [estimate["error"] for estimate in estimates if estimate["error"] is not None]
     complete = len(errors) == len(estimates)
     return {
-        "mean": statistics.fmean(estimate.mean for estimate in estimates),
+        "mean": statistics.fmean(estimate["mean"] for estimate in estimates),
         "error": math.hypot(*errors) / len(errors) if complete else None,
         "num_benchmarks": len(estimates),
     }

@@ -18,8 +18,6 @@ from cepo.trees import Fields, Tree
 
 REWARD = "cepo/rewards/benchmark.py:compute_score"
 """The reward function of benchmarks; other data is graded by `worker.reward.reward_function`."""
-PLAIN = "problems"
-"""The name of data that is not a known benchmark."""
 
 _OPTION = re.compile(r"(?:^|;)\s*([A-J])\.\s*")
 _MMMU_MARK = re.compile(r"<image (\d)>")

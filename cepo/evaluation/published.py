@@ -90,8 +90,7 @@ def average(row: TableRow) -> Cell:
     cells = list(_benchmarks(row).values())
     if not cells:
         raise DataError(f"{row.group}, {row.name}: there is no benchmark to average; evaluate the model again")
-    found = macro_average(cells)
-    return Cell(mean=found["mean"], error=found["error"])
+    return _cell(macro_average([vars(cell) for cell in cells]), 1.0)
 
 
 def _wrong_average(row: TableRow) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Writes the results of an evaluation, formats them as a table, and compares two evaluations problem by problem."""
+"""Writes the results of an evaluation, lists them as rows, and compares two evaluations problem by problem."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from rich.markup import escape
-from rich.table import Table
 
 from cepo.errors import DataError
 from cepo.evaluation.accuracy import Estimate, Row, clustered_mean, macro_average
@@ -26,25 +23,9 @@ def write_results(folder: Path, description: Fields, benchmarks: Fields) -> Tree
     """Writes evaluation.json: the description, each benchmark's statistics, and the average over several benchmarks."""
     results = {**description, "benchmarks": dict(benchmarks)}
     if len(benchmarks) > 1:
-        results["average"] = macro_average([Estimate(**figures["accuracy"]) for figures in benchmarks.values()])
+        results["average"] = macro_average([figures["accuracy"] for figures in benchmarks.values()])
     write_atomically(folder / RESULTS_FILE, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     return results
-
-
-def results_table(results: Fields) -> Table:
-    """Returns the figures as a table for the terminal."""
-    head, *rows = figure_rows(results)
-    table = _empty_table("accuracy in %, ± standard error over independent problems", head)
-    for name, *cells in rows:
-        table.add_row(escape(name), *cells, style="dim" if name.startswith("  ") else None)
-    return table
-
-
-def _empty_table(title: str, head: Sequence[str]) -> Table:
-    table = Table(title=title)
-    for heading in head:
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-    return table
 
 
 def figure_rows(results: Fields) -> Iterator[list[str]]:
@@ -110,8 +91,7 @@ class Paired:
 def compare_evaluations(first: Path, second: Path) -> list[Paired]:
     """Returns the paired difference of accuracies per benchmark, in whose error shared effects cancel (hard problems).
 
-    Raises:
-        DataError: a folder has no evaluation, the two have no benchmark in common, or the problems differ.
+    Raises `DataError` if a folder has no evaluation, or the two have no benchmark in common or different problems.
     """
     pairs = read_rows(first), read_rows(second)
     common = [name for name in pairs[0] if name in pairs[1]]
@@ -120,45 +100,39 @@ def compare_evaluations(first: Path, second: Path) -> list[Paired]:
     return [_paired(name, pairs[0][name], pairs[1][name]) for name in common]
 
 
-def comparison_table(comparisons: Sequence[Paired]) -> Table:
-    """Returns a table of accuracies in percent and their paired differences in points, with errors."""
-    title = "accuracy in %, difference in points ± standard error, paired by problem"
-    table = _empty_table(title, ("", "problems", "first", "second", "difference"))
+def comparison_rows(comparisons: Sequence[Paired]) -> Iterator[list[str]]:
+    """Yields a head, and rows of accuracies in percent with their paired differences in points."""
+    yield ["", "problems", "first", "second", "difference"]
     rows: list[tuple[str, str, float, float, Fields]] = [
-        (each.benchmark, str(each.num_problems), each.first, each.second, each.difference.as_json())
-        for each in comparisons
+        (each.benchmark, str(each.num_problems), each.first, each.second, each.difference) for each in comparisons
     ]
     if len(comparisons) > 1:
         pairs = zip(*((each.first, each.second) for each in comparisons), strict=True)
         first, second = (statistics.fmean(values) for values in pairs)
         rows.append(("average", "", first, second, macro_average([each.difference for each in comparisons])))
     for name, count, before, after, difference in rows:
-        table.add_row(escape(name), count, f"{100 * before:.1f}", f"{100 * after:.1f}", percent(difference, sign="+"))
-    return table
+        yield [name, count, f"{100 * before:.1f}", f"{100 * after:.1f}", percent(difference, sign="+")]
 
 
 def _paired(name: str, first: Sequence[Row], second: Sequence[Row]) -> Paired:
-    shares = _shares(first), _shares(second)
-    known, others = (
-        {row["problem_id"]: (row["ground_truth"], row["cluster"]) for row in rows} for rows in (first, second)
-    )
-    if known != others:
+    before, after = _shares(first), _shares(second)
+    if before.keys() != after.keys():
         raise DataError(
-            f"{name}: the two evaluations used different problems ({len(shares[0])} and {len(shares[1])}); "
+            f"{name}: the two evaluations used different problems ({len(before)} and {len(after)}); "
             "evaluate both with the same data=, data.max_prompt_length and pixel limits"
         )
-    differences = [shares[1][each] - shares[0][each] for each in known]
     return Paired(
         benchmark=name,
-        num_problems=len(known),
-        first=sum(shares[0].values()) / len(known),
-        second=sum(shares[1].values()) / len(known),
-        difference=clustered_mean(differences, [cluster for _, cluster in known.values()]),
+        num_problems=len(before),
+        first=sum(before.values()) / len(before),
+        second=sum(after.values()) / len(before),
+        difference=clustered_mean([after[each] - before[each] for each in before], [cluster for *_, cluster in before]),
     )
 
 
-def _shares(rows: Sequence[Row]) -> dict[str, float]:
-    verdicts: dict[str, list[bool]] = defaultdict(list)
+def _shares(rows: Sequence[Row]) -> dict[tuple[str, str, str], float]:
+    """Returns the share of right responses by problem, truth and cluster."""
+    verdicts: dict[tuple[str, str, str], list[bool]] = defaultdict(list)
     for row in rows:
-        verdicts[row["problem_id"]].append(row["correct"])
+        verdicts[row["problem_id"], row["ground_truth"], row["cluster"]].append(row["correct"])
     return {problem: sum(right) / len(right) for problem, right in verdicts.items()}

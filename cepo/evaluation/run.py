@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from cepo.config import RunConfig
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import ProblemSet
 from cepo.data.reading import read_source
-from cepo.evaluation.benchmarks import PLAIN, REWARD, converted, recognise
+from cepo.evaluation.benchmarks import REWARD, Benchmark, converted, recognise
 from cepo.leftovers import OwnFolder
 from cepo.models.processing import Processing
 from cepo.models.quantization import read_quantization
@@ -37,55 +37,31 @@ _PROBLEMS_AT_ONCE = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One source of problems to evaluate.
-
-    Attributes:
-        name: the benchmark's name, or `problems`.
-        source: the source as the user named it.
-        reward_function: the function that grades it.
-        is_benchmark: whether it has the format of a known benchmark.
-        has_variants: whether problems of one cluster are variants of one question.
-    """
+    """One source of problems to evaluate, by its name in the results; `benchmark` is the known one whose format it has."""
 
     name: str
-    source: str
     problems: ProblemSet
-    reward_function: str
-    is_benchmark: bool
-    has_variants: bool = False
-
-    @property
-    def num_left_out(self) -> int:
-        """The number of overlong and bad rows."""
-        return sum(self.problems.skipped.values())
+    benchmark: Benchmark | None
 
 
-def read_task(source: str, config: RunConfig, processing: Processing) -> Task:
-    """Reads the problems of `source`, as a benchmark if it has the columns of one; raises as `ProblemSet`."""
+def read_task(source: str, config: RunConfig, processing: Processing, taken: Collection[str] = ()) -> Task:
+    """Reads the problems of `source`, as a benchmark if it has the columns of one; raises as `ProblemSet`.
+
+    The name is the benchmark's, or the source's without folders and extension, with a number if it is `taken`.
+    """
     data = config.data
     rows = read_source(source, text_columns=(data.prompt_key, data.answer_key))
-    benchmark = recognise(rows.column_names)
-    if benchmark is None or {data.prompt_key, data.answer_key} <= set(rows.column_names):
-        problems, function = ProblemSet(source, data, processing), config.worker.reward.reward_function
-        return Task(name=PLAIN, source=source, problems=problems, reward_function=function, is_benchmark=False)
-    logger.info("%s has the columns of %s", source, benchmark.name)
-    keys = dataclasses.replace(data, prompt_key="problem", answer_key="answer", image_key="images")
-    problems = ProblemSet(source, keys, processing, rows=converted(rows, benchmark))
-    return Task(
-        name=benchmark.name,
-        source=source,
-        problems=problems,
-        reward_function=REWARD,
-        is_benchmark=True,
-        has_variants=benchmark.has_variants,
-    )
-
-
-def reward_pool(task: Task, config: RunConfig) -> RewardPool:
-    """Starts processes that run the task's reward function; they can serve all tasks with the same function."""
-    plain = {"reward_function_kwargs": {}, "reward_weights": None, "answer_function": None}
-    changed = {"reward_function": task.reward_function, **plain} if task.is_benchmark else {}
-    return RewardPool.of(dataclasses.replace(config.worker.reward, **changed))
+    benchmark = None if {data.prompt_key, data.answer_key} <= set(rows.column_names) else recognise(rows.column_names)
+    if benchmark is None:
+        problems = ProblemSet(source, data, processing)
+        path, at, split = source.partition("@")
+        name = f"{Path(path).stem}{at}{split}"
+    else:
+        logger.info("%s has the columns of %s", source, benchmark.name)
+        keys = dataclasses.replace(data, prompt_key="problem", answer_key="answer", image_key="images")
+        problems, name = ProblemSet(source, keys, processing, rows=converted(rows, benchmark)), benchmark.name
+    names = [name, *(f"{name}-{number}" for number in range(2, len(taken) + 2))]
+    return Task(name=next(each for each in names if each not in taken), problems=problems, benchmark=benchmark)
 
 
 def graded_rows(
@@ -102,9 +78,9 @@ def graded_rows(
         problems = task.problems[start : start + size]
         settings = validation_settings(config.worker.rollout, config.data)
         rollouts = asker.ask(problems, generator, settings, step=VALIDATION_STEP)
-        answers = [] if task.is_benchmark else asker.answers(rollouts)
+        answers = [] if task.benchmark else asker.answers(rollouts)
         for number, problem in enumerate(problems):
-            columns = problem.columns if task.is_benchmark else {}
+            columns = problem.columns if task.benchmark else {}
             kind = columns.get("answer_kind") or kind_of(problem.ground_truth)
             for sample, row in enumerate(rollouts.rows_of(number)):
                 one, response = rollouts.generations[row], rollouts.responses[row]
@@ -119,7 +95,7 @@ def graded_rows(
                     "image": thumbnail(problem.images) if sample == 0 else None,
                     "ground_truth": problem.ground_truth,
                     "response": response,
-                    "answer": read_answer(response, kind, columns["choices"]) if task.is_benchmark else answers[row],
+                    "answer": read_answer(response, kind, columns["choices"]) if task.benchmark else answers[row],
                     "correct": bool(rollouts.correct[row]),
                     "length": len(one.response_ids),
                     "finished": one.finished,
@@ -128,10 +104,14 @@ def graded_rows(
         on_progress(len(problems))
 
 
-def asker_of(config: RunConfig, processing: Processing, rewards: RewardPool) -> Asker:
-    """Returns an `Asker` that builds prompts and rewards responses like the config's validation."""
+def asker_of(config: RunConfig, processing: Processing, stack: contextlib.ExitStack, *, of_benchmarks: bool) -> Asker:
+    """Returns an `Asker` that builds prompts like the config's validation, and rewards like it, or as benchmarks are."""
+    reward = config.worker.reward
+    if of_benchmarks:
+        own = {"reward_function": REWARD, "reward_function_kwargs": {}, "reward_weights": None, "answer_function": None}
+        reward = dataclasses.replace(reward, **own)
     contexts = ContextBuilder(processing, TeacherConfig(), max_context_length=config.data.max_prompt_length)
-    return Asker(config.worker, config.algorithm, contexts, processing, rewards)
+    return Asker(config.worker, config.algorithm, contexts, processing, stack.enter_context(RewardPool.of(reward)))
 
 
 @contextlib.contextmanager

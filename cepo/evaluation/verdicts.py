@@ -18,8 +18,7 @@ PAGE_FILE = "evaluation.html"
 def write_evaluations(folders: Sequence[Path], out: Path) -> Path:
     """Writes the page of one evaluation, or of two, with the responses whose verdict changed first; returns its path.
 
-    Raises:
-        DataError: there are more than two folders, one has no finished evaluation, or their problems differ.
+    Raises `DataError` if there are more than two folders, one has no finished evaluation, or their problems differ.
     """
     if len(folders) not in (1, 2):
         raise DataError(f"{len(folders)} evaluations: a page shows one or two; give --out a table (.md .csv .json)")
@@ -58,7 +57,7 @@ def _results(results: Fields) -> Iterator[tuple[str, str, str]]:
 
 def _changes(folders: Sequence[Path]) -> Iterator[tuple[str, str, str]]:
     for each in compare_evaluations(folders[0], folders[1]):
-        change = percent(each.difference.as_json(), sign="+")
+        change = percent(each.difference, sign="+")
         accuracies = f"from {100 * each.first:.1f} % to {100 * each.second:.1f} %"
         yield f"{change} points", f"on {each.benchmark}", f"{accuracies}, paired over {each.num_problems:,} problems"
 

@@ -23,6 +23,7 @@ from cepo.metrics import Metric, Metrics, fraction, sum_value
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.progress import StageClock
+from cepo.rewards.contract import RewardOutcome
 from cepo.rewards.pool import RewardPool
 from cepo.rollout.generator import Generation, GenerationRequest, Sampler, SamplingSettings, sampling_seed
 from cepo.trees import Fields, Tree
@@ -149,8 +150,7 @@ class Asker:
             def begin(index: int, group: Sequence[Generation]) -> None:
                 responses[index] = [self.decoded(generation.response_ids) for generation in group]
                 pairs = zip(responses[index], group, strict=True)
-                problem, seen = problems[index], self._rewards.needs_images
-                stream.add(index, [reward_input(problem, text, len(one.response_ids), seen) for text, one in pairs])
+                stream.add(index, [self._input(problems[index], text, one.response_ids) for text, one in pairs])
 
             with self._clock.stage("generate"):
                 prompts = [self._contexts.student(problem) for problem in problems]
@@ -163,9 +163,7 @@ class Asker:
                     if index not in stream:  # a backend need not report finished groups
                         begin(index, group)
                 outcome = stream.outcome()
-                self._rewards.require_a_score(outcome)
-                algorithm = self._algorithm
-                correct = correctness(outcome.scores, algorithm.correct_key, algorithm.correct_threshold)
+                correct = self._correct(outcome)
         return Rollouts(
             step=step,
             problems=problems,
@@ -197,21 +195,37 @@ class Asker:
             name, copy = problem.prompt_id, asked[problem.prompt_id]
             asked[name] += 1
             seeded = f"{name}#{copy}" if copy else name
-            requests.append(
-                GenerationRequest(
-                    prompt_ids=prompt.engine_ids,
-                    num_prompt_tokens=len(prompt.token_ids),
-                    images=problem.images,
-                    videos=problem.videos,
-                    seed=sampling_seed(self._worker.rollout.seed, step, seeded, attempt=attempt),
-                    image_source=problem.image_source,
-                )
-            )
+            seed = sampling_seed(self._worker.rollout.seed, step, seeded, attempt=attempt)
+            requests.append(request(problem, prompt, seed))
         return requests
+
+    def verdicts(self, responses: Sequence[tuple[Problem, Sequence[int]]]) -> Tensor:
+        """Rewards given responses' tokens and returns (B,) whether each is right; raises `RewardError` as `ask` does."""
+        inputs = [self._input(problem, self.decoded(tokens), tokens) for problem, tokens in responses]
+        return self._correct(self._rewards.score(inputs))
+
+    def _input(self, problem: Problem, text: str, tokens: Sequence[int]) -> Tree:
+        return reward_input(problem, text, len(tokens), self._rewards.needs_images)
+
+    def _correct(self, outcome: RewardOutcome) -> Tensor:
+        self._rewards.require_a_score(outcome)
+        return correctness(outcome.scores, self._algorithm.correct_key, self._algorithm.correct_threshold)
 
     def decoded(self, response_ids: Sequence[int]) -> str:
         skip = self._worker.reward.skip_special_tokens
         return self._processing.decode(response_ids, skip_special_tokens=skip)
+
+
+def request(problem: Problem, prompt: EncodedPrompt, seed: int, tokens: Sequence[int] = ()) -> GenerationRequest:
+    """Returns the engine's request to continue a prompt, or a prompt and the first `tokens` of a response."""
+    return GenerationRequest(
+        prompt_ids=(*prompt.engine_ids, *tokens),
+        num_prompt_tokens=len(prompt.token_ids) + len(tokens),
+        images=problem.images,
+        videos=problem.videos,
+        seed=seed,
+        image_source=problem.image_source,
+    )
 
 
 def ask_until_enough(

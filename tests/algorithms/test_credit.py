@@ -25,13 +25,17 @@ def advantages(rewards: list[float], ids: list[int] | None = None, **options: ob
     return group_advantages(torch.tensor(rewards), groups, GroupAdvantageConfig(**options))  # type: ignore[arg-type]
 
 
-def test_half_right_of_eight_have_advantage_0_9354() -> None:
-    """Unbiased: variance 8 * 0.25 / 7 = 2/7, deviation 0.534522, 0.5 / 0.534523 = 0.935413. Else 1, or 0.5 unscaled."""
+def test_advantages_of_eight_are_those_worked_out_by_hand() -> None:
+    """Half are right: unbiased variance 8 * 0.25 / 7 = 2/7, 0.5 / 0.534523 = 0.935413; else 1, or 0.5 unscaled.
+
+    One is right: mean 1/8, variance (49/64 + 7/64) / 7 = 1/8; 0.875 / 0.353553 = 2.474874, -0.125 / 0.353553 = -0.353553.
+    """
     expected = 0.5 / (math.sqrt(2 / 7) + 1e-6)
     assert expected == pytest.approx(0.93541, abs=1e-5)
     torch.testing.assert_close(advantages(HALF_RIGHT), torch.tensor([expected] * 4 + [-expected] * 4))
     torch.testing.assert_close(advantages(HALF_RIGHT, ddof=0), torch.tensor([1.0] * 4 + [-1.0] * 4), atol=3e-6, rtol=0)
     assert advantages(HALF_RIGHT, scale="none").tolist() == [0.5] * 4 + [-0.5] * 4
+    assert advantages([1.0] + [0.0] * 7).tolist() == pytest.approx([2.474874] + [-0.353553] * 7, abs=1e-5)
 
 
 def test_the_floor_is_added_to_a_deviation() -> None:
@@ -39,13 +43,6 @@ def test_the_floor_is_added_to_a_deviation() -> None:
     # Rewards 0 and 2e-6: deviation 1.4142e-6, 1e-6 / 2.4142e-6 = 0.41421; bounded from below it would be 0.70711.
     found = group_advantages(torch.tensor([0.0, 2e-6], dtype=torch.float64), torch.tensor([0, 0]))
     assert found.tolist() == pytest.approx([1 - math.sqrt(2), math.sqrt(2) - 1], rel=1e-6)
-
-
-def test_one_right_of_eight_gets_2_4749() -> None:
-    """The right one gets 2.4749 and each of the seven others -0.3536."""
-    # mean 1/8; variance (49/64 + 7/64) / 7 = 1/8; 0.875 / 0.353553 = 2.474874, -0.125 / 0.353553 = -0.353553
-    expected = torch.tensor([2.474874] + [-0.353553] * 7)
-    torch.testing.assert_close(advantages([1.0] + [0.0] * 7), expected, atol=1e-5, rtol=0)
 
 
 def test_groups_are_told_apart_by_id_whatever_the_order_of_rows() -> None:
@@ -106,11 +103,6 @@ def test_evidence_factors_are_those_worked_out_by_hand(advantage: float, delta: 
     )
     weighted = weighted_advantages(given_advantage, evidence, mixing=0.5, clip_radius=0.5)
     assert float(weighted) == pytest.approx(advantage * factor, rel=1e-12)
-
-
-def test_over_response_gives_rows_their_advantage_and_padding_0() -> None:
-    mask = torch.tensor([[True, True, False], [True, False, False]])
-    assert credit.over_response(torch.tensor([2.0, -3.0]), mask).tolist() == [[2.0, 2.0, 0.0], [-3.0, 0.0, 0.0]]
 
 
 def test_a_group_is_live_from_a_range_of_a_millionth_on() -> None:

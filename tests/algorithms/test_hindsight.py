@@ -288,11 +288,6 @@ def test_every_rollout_learns_since_no_reward_is_certain(name: str) -> None:
     assert live == [[False] * 4, [True] * 4, [True] * 4]
 
 
-def test_a_group_of_one_rollout_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"worker\.rollout\.n is 1 for some prompt"):
-        signal_of([1.0], [[0.0, 0.0]])
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -11,7 +11,6 @@ from factories import group, rollout, settled_references
 from cepo.algorithms import build_estimator
 from cepo.algorithms.references import positive_references, wrong_candidates, wrong_rollouts
 from cepo.algorithms.settings import NegativeConfig, PositiveConfig
-from cepo.data.hints import sanitise_reference
 from cepo.metrics import fraction
 from cepo.trainer.planning import fallback_metrics
 from cepo.types import Reference, RolloutGroup
@@ -185,14 +184,6 @@ def test_missing_answers_are_not_the_most_frequent_answer() -> None:
     these = group(RIGHT, wrong(1, 0.0, None, ids=(1,)), wrong(2, 0.0, None, ids=(2,)), wrong(3, 0.1, "40", ids=(3,)))
     chosen = pick(these, source="peer_full", select="most_frequent")[1]
     assert chosen == Reference(token_ids=(3,), source_index=3)
-
-
-def test_control_tokens_in_an_answer_do_not_reach_the_teacher() -> None:
-    hostile = group(RIGHT, wrong(1, 0.0, "4<|im_end|>0\n<|image_pad|>cm"))
-    reference = pick(hostile)[1]
-    assert reference is not None
-    assert reference.text is not None
-    assert sanitise_reference(reference.text, ["<|im_end|>", "<|image_pad|>"]) == "40 cm"
 
 
 def test_a_reference_is_a_text_tokens_or_blind() -> None:

@@ -53,31 +53,9 @@ def test_help_for_a_section_lists_each_setting_with_its_default(capsys: pytest.C
     assert dict(shown)["data.seed"] == "1"
 
 
-@pytest.mark.parametrize(("name", "near"), [("worker.rolout", "worker.rollout"), ("data.sed", "data.seed")])
-def test_help_for_a_setting_that_there_is_not_names_the_nearest(
-    name: str, near: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["help", name]) == 2
-    assert f"Did you mean '{near}'?" in capsys.readouterr().err
-
-
 def test_no_command_at_all_is_told_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "Usage: cepo [OPTIONS] COMMAND" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("word", "part"),
-    [
-        ("evalute", "Did you mean 'evaluate'?"),
-        ("--train", "No such option '--train'"),
-        ("xyz", "No such command 'xyz'."),
-        ("config=base.yaml", "write cepo train config=base.yaml"),
-    ],
-)
-def test_a_wrong_command_gets_the_nearest_one(word: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([word]) == 2
-    assert part in capsys.readouterr().err
 
 
 def test_python_3_6_reads_the_first_file_and_3_10_is_refused(tmp_path: Path) -> None:
@@ -99,8 +77,3 @@ def test_python_3_6_reads_the_first_file_and_3_10_is_refused(tmp_path: Path) -> 
 def test_a_commands_own_argument_has_two_spellings(words: list[str]) -> None:
     options = cli.commands["evaluate"].make_context("evaluate", [*words, "a.b=1"]).params
     assert (options["out"], options["dry_run"], options["settings"]) == ("a", True, ("a.b=1",))
-
-
-def test_an_option_may_be_written_like_a_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", str(tmp_path), "out=x.docx"]) == 2
-    assert "--out x.docx: the ending must be one of .md, .tex, .csv, .json, .html" in capsys.readouterr().err
