@@ -8,25 +8,13 @@ therefore computes for each row the same results as from the row alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+
+from cepo.data.batch import ScoringRow
 
 MIN_SHARED_TOKENS = 16
 """Minimum length of a shared prefix; sharing a shorter one saves less than another segment in attention costs."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenRow:
-    """The token ids of a context and its response.
-
-    Attributes:
-        context, response: token ids, neither empty.
-        images: a key of the images' content; with different keys nothing is shared, since placeholders are equal.
-    """
-
-    context: tuple[int, ...]
-    response: tuple[int, ...]
-    images: Hashable = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,78 +87,69 @@ class TokenForest:
 
 
 def plan_forest(
-    rows: Sequence[TokenRow], *, placeholders: Collection[int] = (), min_shared: int = MIN_SHARED_TOKENS
+    rows: Sequence[ScoringRow], *, placeholders: Collection[int | None] = (), min_shared: int = MIN_SHARED_TOKENS
 ) -> TokenForest:
     """Plans a forest that shares common prefixes of at least `min_shared` tokens, and each context among its responses.
 
-    Args:
-        placeholders: placeholder tokens of images; no segment ends inside a run of them.
+    Rows share nothing if the contents of their images differ, although the placeholders are equal. No segment ends
+    inside a run of `placeholders`.
     """
-    return _Planner(rows, frozenset(placeholders), min_shared).plan()
+    return _Planner(rows, placeholders, min_shared).plan()
 
 
-@dataclass(frozen=True)
-class _Context:
-    token_ids: tuple[int, ...]
-    rows: list[int]
+_Contexts = Mapping[tuple[int, ...], list[int]]
+"""The rows of each context, by its token ids."""
 
 
 class _Planner:
-    def __init__(self, rows: Sequence[TokenRow], placeholders: frozenset[int], min_shared: int) -> None:
+    def __init__(self, rows: Sequence[ScoringRow], placeholders: Collection[int | None], min_shared: int) -> None:
         self._rows, self._placeholders, self._min_shared = rows, placeholders, min_shared
         self._segments: list[tuple[int, int, int, int]] = []
         self._context_ends = [-1] * len(rows)
         self._leaves = [-1] * len(rows)
 
     def plan(self) -> TokenForest:
-        by_images: dict[Hashable, dict[tuple[int, ...], _Context]] = {}
+        by_images: dict[str | None, dict[tuple[int, ...], list[int]]] = {}
         for index, row in enumerate(self._rows):
-            assert row.context and row.response, f"row {index} has no context or no response"
-            contexts = by_images.setdefault(row.images, {})
-            contexts.setdefault(row.context, _Context(row.context, [])).rows.append(index)
+            token_ids, images = row.context.token_ids, row.context.images
+            assert token_ids and row.response_ids, f"row {index} has no context or no response"
+            contexts = by_images.setdefault(None if images is None else images.content_key, {})
+            contexts.setdefault(token_ids, []).append(index)
         for contexts in by_images.values():
-            self._grow(list(contexts.values()), start=0, parent=-1)
+            self._grow(contexts, start=0, parent=-1)
         return TokenForest(
             segments=_counted(self._segments),
             context_ends=tuple(self._context_ends),
             leaves=tuple(self._leaves),
         )
 
-    def _grow(self, contexts: Sequence[_Context], *, start: int, parent: int) -> None:
+    def _grow(self, contexts: _Contexts, *, start: int, parent: int) -> None:
+        first, rows = next(iter(contexts.items()))
         if len(contexts) == 1:
-            self._finish(contexts[0], start, parent)
+            self._finish(len(first), rows, start, parent)
             return
-        common = _num_common([context.token_ids for context in contexts])
-        cut = max(self._before_images(contexts, common), start)
+        common = _num_common(contexts)
+        cut = common
+        if any(token in self._placeholders for token_ids in contexts for token in token_ids[common : common + 1]):
+            while cut > 0 and first[cut - 1] in self._placeholders:
+                cut -= 1
         if cut - start >= self._min_shared:
-            parent, start = self._add(contexts[0].rows[0], start, cut, parent), cut
-        branches: dict[int | None, list[_Context]] = {}
-        for context in contexts:
-            branches.setdefault(context.token_ids[common] if len(context.token_ids) > common else None, []).append(
-                context
-            )
+            parent, start = self._add(rows[0], start, cut, parent), cut
+        branches: dict[tuple[int, ...], dict[tuple[int, ...], list[int]]] = {}
+        for token_ids, of_context in contexts.items():
+            branches.setdefault(token_ids[common : common + 1], {})[token_ids] = of_context
         for branch in branches.values():
             self._grow(branch, start=start, parent=parent)
 
-    def _finish(self, context: _Context, start: int, parent: int) -> None:
-        length = len(context.token_ids)
+    def _finish(self, length: int, rows: Sequence[int], start: int, parent: int) -> None:
+        """Ends a context of `length` tokens, and adds the responses of its `rows`."""
         if length > start:
-            parent = self._add(context.rows[0], start, length, parent)
-        for row in context.rows:
+            parent = self._add(rows[0], start, length, parent)
+        for row in rows:
             self._context_ends[row] = parent
-            num_inputs = len(self._rows[row].response) - 1
+            num_inputs = len(self._rows[row].response_ids) - 1
             if num_inputs > 0:
                 self._leaves[row] = self._add(row, length, length + num_inputs, parent)
-
-    def _before_images(self, contexts: Sequence[_Context], cut: int) -> int:
-        """Moves `cut` to the start of a run of placeholders if it would split the run in some context."""
-        token_ids = contexts[0].token_ids
-        if any(
-            context.token_ids[cut : cut + 1] and context.token_ids[cut] in self._placeholders for context in contexts
-        ):
-            while cut > 0 and token_ids[cut - 1] in self._placeholders:
-                cut -= 1
-        return cut
 
     def _add(self, row: int, start: int, stop: int, parent: int) -> int:
         self._segments.append((row, start, stop, parent))
@@ -190,7 +169,7 @@ def _counted(segments: Sequence[tuple[int, int, int, int]]) -> tuple[Segment, ..
     )
 
 
-def _num_common(sequences: Sequence[tuple[int, ...]]) -> int:
+def _num_common(sequences: Collection[tuple[int, ...]]) -> int:
     """Returns the length of the common prefix, at which the lexicographically smallest and largest sequences differ."""
     first, last = min(sequences), max(sequences)
     return next((index for index, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), len(first))

@@ -17,7 +17,7 @@ from cepo.models.families import ImageReader
 from cepo.models.inputs import EncodedPrompt, ImageInputs
 from cepo.models.processing import Processing
 from cepo.models.segments import BLOCK_SIZE, SegmentLayout
-from cepo.workers.forest import TokenForest, TokenRow, families, pack_rows, plan_forest
+from cepo.workers.forest import TokenForest, families, pack_rows, plan_forest
 from cepo.workers.scoring_model import CollatedRows, ScoringModel, ValueModel, collate, collate_parts
 
 logger = logging.getLogger(__name__)
@@ -161,19 +161,7 @@ def padded_batches(rows: Sequence[ScoringRow], budget: int) -> list[list[int]]:
 
 
 def forest_of(rows: Sequence[ScoringRow], processing: Processing) -> TokenForest:
-    """Plans the forest of tokens that the rows share. Images are compared by content."""
-    kinds = (processing.image_token_id, processing.video_token_id)
-    return plan_forest(
-        [
-            TokenRow(
-                context=row.context.token_ids,
-                response=row.response_ids,
-                images=None if row.context.images is None else row.context.images.content_key,
-            )
-            for row in rows
-        ],
-        placeholders=[token for token in kinds if token is not None],
-    )
+    return plan_forest(rows, placeholders=(processing.image_token_id, processing.video_token_id))
 
 
 def collate_packed(

@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cepo.workers.forest import TokenForest, TokenRow, families, pack_rows, plan_forest
+from cepo.data.batch import ScoringRow
+from cepo.models.inputs import EncodedPrompt
+from cepo.workers.forest import TokenForest, families, pack_rows, plan_forest
 
 PICTURE = 99
 
 
-def rows_of(contexts: list[tuple[int, ...]], num_responses: int = 2, length: int = 5) -> list[TokenRow]:
+def row_of(context: tuple[int, ...], response: tuple[int, ...], images: str | None = None) -> ScoringRow:
+    read = cast("Any", images and SimpleNamespace(content_key=images))
+    return ScoringRow(context=EncodedPrompt(token_ids=context, engine_ids=context, images=read), response_ids=response)
+
+
+def rows_of(contexts: list[tuple[int, ...]], num_responses: int = 2, length: int = 5) -> list[ScoringRow]:
     return [
-        TokenRow(context=context, response=tuple(range(100 * number, 100 * number + length)))
+        row_of(context, tuple(range(100 * number, 100 * number + length)))
         for context in contexts
         for number in range(1, num_responses + 1)
     ]
 
 
-def path(forest: TokenForest, rows: list[TokenRow], row: int) -> tuple[int, ...]:
+def path(forest: TokenForest, rows: list[ScoringRow], row: int) -> tuple[int, ...]:
     """The tokens from the root to the end of a row, read off the forest."""
     node = forest.leaves[row] if forest.leaves[row] >= 0 else forest.context_ends[row]
     tokens: tuple[int, ...] = ()
     while node >= 0:
         segment = forest.segments[node]
         owner = rows[segment.row]
-        tokens = (*owner.context, *owner.response)[segment.start : segment.stop] + tokens
+        tokens = (*owner.context.token_ids, *owner.response_ids)[segment.start : segment.stop] + tokens
         node = segment.parent
     return tokens
 
@@ -57,7 +67,7 @@ def test_15_common_tokens_are_repeated_and_16_are_shared() -> None:
 
 def test_equal_tokens_before_different_images_are_not_shared() -> None:
     context = (1, PICTURE, PICTURE, *range(2, 40))
-    rows = [TokenRow(context=context, response=(5, 6, 7), images=picture) for picture in ("a", "b", "a")]
+    rows = [row_of(context, (5, 6, 7), picture) for picture in ("a", "b", "a")]
     forest = plan_forest(rows, placeholders=(PICTURE,))
     assert forest.num_tokens == 2 * len(context) + 3 * 2
     assert families(forest) == [[0, 2], [1]]
@@ -75,7 +85,7 @@ def test_no_segment_ends_inside_a_picture() -> None:
 
 
 def test_a_response_of_one_token_needs_no_segment() -> None:
-    forest = plan_forest([TokenRow(context=(1, 2), response=(3,))])
+    forest = plan_forest([row_of((1, 2), (3,))])
     assert forest.num_tokens == 2
     assert forest.leaves == (-1,)
 
@@ -83,7 +93,7 @@ def test_a_response_of_one_token_needs_no_segment() -> None:
 tokens = st.integers(1, 3)
 row_lists = st.lists(
     st.builds(
-        TokenRow,
+        row_of,
         context=st.lists(tokens, min_size=1, max_size=9).map(tuple),
         response=st.lists(tokens, min_size=1, max_size=4).map(tuple),
         images=st.sampled_from([None, "a"]),
@@ -95,11 +105,11 @@ row_lists = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(rows=row_lists, min_shared=st.integers(1, 4), placeholders=st.sampled_from([(), (1,)]))
-def test_every_row_is_read_off_its_path(rows: list[TokenRow], min_shared: int, placeholders: tuple[int, ...]) -> None:
+def test_every_row_is_read_off_its_path(rows: list[ScoringRow], min_shared: int, placeholders: tuple[int, ...]) -> None:
     forest = plan_forest(rows, placeholders=placeholders, min_shared=min_shared)
     for index, row in enumerate(rows):
-        assert path(forest, rows, index) == (*row.context, *row.response)[:-1]
-        assert forest.segments[forest.context_ends[index]].stop == len(row.context)
+        assert path(forest, rows, index) == (*row.context.token_ids, *row.response_ids)[:-1]
+        assert forest.segments[forest.context_ends[index]].stop == len(row.context.token_ids)
     for index, segment in enumerate(forest.segments):
         assert segment.parent < index
         assert len(segment) > 0
@@ -109,20 +119,21 @@ def test_every_row_is_read_off_its_path(rows: list[TokenRow], min_shared: int, p
             while ancestor > index:
                 ancestor = forest.segments[ancestor].parent
             assert (ancestor == index) == (other in inside)
-        if placeholders and segment.stop < len(rows[segment.row].context):
-            around = rows[segment.row].context[segment.stop - 1 : segment.stop + 1]
+        context = rows[segment.row].context.token_ids
+        if placeholders and segment.stop < len(context):
+            around = context[segment.stop - 1 : segment.stop + 1]
             assert around != (1, 1)
 
 
 @settings(max_examples=60, deadline=None)
 @given(rows=row_lists, budget=st.integers(1, 60))
-def test_packs_hold_each_row_once_within_the_budget(rows: list[TokenRow], budget: int) -> None:
+def test_packs_hold_each_row_once_within_the_budget(rows: list[ScoringRow], budget: int) -> None:
     packs = pack_rows(plan_forest(rows, min_shared=2), budget=budget)
     assert sorted(row for pack in packs for row in pack) == list(range(len(rows)))
     for pack in packs:
         inside = plan_forest([rows[row] for row in pack], min_shared=2)
         # The rows of a pack may stop sharing less than its cut counted on, never more than two tokens for each row.
-        assert inside.num_tokens <= max(budget, len(rows[pack[0]].context) + len(rows[pack[0]].response) - 1)
+        assert inside.num_tokens <= max(budget, rows[pack[0]].num_tokens - 1)
 
 
 @pytest.mark.parametrize(("budget", "expected"), [(200, 1), (100, 2), (70, 4), (59, 8), (10, 8)])
