@@ -78,6 +78,13 @@ def _process_as_it_was() -> Iterator[None]:
         yield
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """For the fast set, files that are heavy as a whole are not even imported: TRL and Ray would be, by each worker."""
+    if config.option.markexpr != "not heavy" or collection_path.suffix != ".py":
+        return None
+    return "\npytestmark = pytest.mark.heavy" in collection_path.read_text(encoding="utf-8") or None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Nightly tests run where -m names them. Files with heavy tests come first: no worker begins a long file at the end."""
     if "nightly" not in config.option.markexpr:

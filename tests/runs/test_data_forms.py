@@ -220,15 +220,6 @@ def test_a_folder_of_two_formats_is_refused(tmp_path: Path) -> None:
         read_source(str(tmp_path))
 
 
-def test_a_picture_of_each_kind_value_opens_to_the_same_size(picture_folder: Path) -> None:
-    from cepo.data.images import image_of
-
-    content = (picture_folder / "b.jpg").read_bytes()
-    values = [content, str(picture_folder / "b.jpg"), "b.jpg", {"bytes": content}, {"bytes": None, "path": "b.jpg"}]
-    values.append(Image.open(io.BytesIO(content)))
-    assert {image_of(value, str(picture_folder)).size for value in values} == {(96, 64)}
-
-
 def test_min_and_max_pixels_bound_images_and_lengths(read: Reader, tmp_path: Path, tiny_processing: Processing) -> None:
     """Bounds of 2048 and 3000 pixels apply to images of 4096 and 1024."""
     picture(1, (64, 64)).save(tmp_path / "large.png")
