@@ -60,6 +60,8 @@ def test_in_bfloat16_the_result_is_nearer_to_float64_than_pefts() -> None:
 
 
 def test_adapters_of_another_state_or_type_are_left_to_peft() -> None:
+    from peft import LoraConfig
+
     layer, plain = build(fused=True), build(fused=False)
     assert type(layer) is FusedLoraLinear
     x = torch.randn(5, SIZES[0])

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from generator_cases import picture
 from safetensors.torch import load_file
-from training_runs import Train, checked_config, json_lines, picture, shared_pool
+from training_runs import Train, checked_config, json_lines, shared_pool
 
 import cepo.train
 from cepo.data.dataset import ProblemSet

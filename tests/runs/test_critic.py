@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from generator_cases import picture, reference_model
 from rounding import GRADIENTS, LOG_PROBS
 from torch import Tensor
 from training_runs import (
@@ -18,9 +19,7 @@ from training_runs import (
     largest_gap,
     mask_of,
     parameters_of,
-    picture,
     plain_inputs,
-    reference_model,
     relative_gap,
     rows_of,
     whole,

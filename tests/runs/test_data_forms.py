@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from generator_cases import picture
 from PIL import Image
-from training_runs import REPOSITORY, checked_config, picture
+from training_runs import REPOSITORY, checked_config
 
 from cepo.config import load_config
 from cepo.config.schema import DataConfig

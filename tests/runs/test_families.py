@@ -10,21 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from generator_cases import picture
 from PIL import Image
 from rounding import GRADIENTS, ORDERS, moved_by_one_unit
 from safetensors.torch import load_file
 from tiny_checkpoints import FAMILIES, TEXT_FAMILIES, VISION_FAMILIES, write_checkpoint
 from torch import Tensor
-from training_runs import (
-    EVERY_WRONG_ROLLOUT_TEACHES,
-    Train,
-    differing,
-    encoded,
-    largest_gap,
-    picture,
-    random_response,
-    whole,
-)
+from training_runs import EVERY_WRONG_ROLLOUT_TEACHES, Train, differing, encoded, largest_gap, random_response, whole
 
 from cepo.data.batch import ScoringRow
 from cepo.errors import ConfigError

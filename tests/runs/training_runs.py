@@ -184,12 +184,6 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def picture(seed: int, size: tuple[int, int] = (64, 64)) -> Image.Image:
-    """Coloured noise of (width, height)."""
-    pixels = numpy.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=numpy.uint8)
-    return Image.fromarray(pixels)
-
-
 def encoded(processing: Processing, text: str, *images: Image.Image) -> EncodedPrompt:
     return processing.encode("<image>" * len(images) + text, processing.load_images(images))
 
@@ -197,12 +191,6 @@ def encoded(processing: Processing, text: str, *images: Image.Image) -> EncodedP
 def random_response(length: int, seed: int) -> tuple[int, ...]:
     """Plain text tokens: the first 256 of the vocabulary are single bytes."""
     return tuple(numpy.random.default_rng(seed).integers(0, 256, length).tolist())
-
-
-def reference_model(folder: Path) -> Any:
-    from transformers import Qwen3VLForConditionalGeneration
-
-    return Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
 
 
 def plain_inputs(row: ScoringRow, image_token_id: int) -> dict[str, Any]:
