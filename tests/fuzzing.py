@@ -13,16 +13,12 @@ SECONDS = 60.0
 """A hang, and not a slow machine, takes longer."""
 
 
-class HangError(AssertionError):
-    """An input was not done within the limit."""
-
-
 @contextmanager
 def only_our_errors(*, naming: str = "") -> Iterator[None]:
     """Lets errors of this package pass that name `naming`; any other exception, an empty message or a hang fails the test."""
 
     def stop(_: int, __: FrameType | None) -> None:
-        raise HangError(f"not done after {SECONDS:g} s")
+        raise AssertionError(f"not done after {SECONDS:g} s")
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, SECONDS)

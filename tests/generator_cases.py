@@ -24,6 +24,7 @@ Redraw = Callable[[int], dict[str, torch.Tensor]]
 
 
 def picture(seed: int, size: tuple[int, int] = (64, 64)) -> Image.Image:
+    """Coloured noise of (width, height)."""
     pixels = numpy.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=numpy.uint8)
     return Image.fromarray(pixels)
 
@@ -65,7 +66,7 @@ def open_generator(
 def reference_model(folder: Path, tensors: Mapping[str, torch.Tensor] | None = None) -> Any:
     from transformers import Qwen3VLForConditionalGeneration
 
-    model = Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    model = Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
     if tensors is not None:
         model.load_state_dict(dict(tensors))
     return model

@@ -178,14 +178,6 @@ def answer_bearing_positions(response: str, offsets: Sequence[tuple[int, int]]) 
     r"""Returns the response tokens that decide the answer: the first (what is seen) and those of the last computed result.
 
     The digits inside the box copy that result and decide nothing.
-
-    Args:
-        response: the response's text.
-        offsets: per token its (start, end) in `response`, as a fast tokenizer's `return_offsets_mapping` gives them.
-
-    Returns:
-        Ascending token positions; only the first token if the response has no `=RESULT. \boxed{`, none if it has no
-            token.
     """
     match = _LAST_RESULT.search(response)
     low, high = match.span(1) if match else (0, 0)

@@ -7,8 +7,6 @@ import statistics
 import pytest
 
 from lab.doses.demonstrations import _SHARES, demonstrate_worked
-from lab.doses.page import PAGE
-from lab.support.study_page import wrapped
 from lab.worlds.chain import chain_solution, generate_chain_problem
 from lab.worlds.demonstrations import Demonstration
 
@@ -37,8 +35,3 @@ def test_walks_end_as_the_solution_in_view_does(shown: list[Demonstration]) -> N
     others = [each for each in shown if each not in right]
     followed = statistics.fmean(ends_of(each.response) == ends_of(each.hint) for each in others)
     assert 0.1 < followed < 0.6, "wrong solutions of the problem are followed, those of other problems are not"
-
-
-def test_the_page_is_wrapped() -> None:
-    assert all(len(line) <= 100 for line in wrapped("word " * 50).split("\n"))
-    assert all(line.startswith(("|", "!")) or len(line) <= 100 for line in PAGE.read_text(encoding="utf-8").split("\n"))

@@ -157,8 +157,3 @@ def test_each_prediction_gets_the_verdicts_of_both_scores(benchmark: str) -> Non
     ]
     found = [(*row[:2], int(score["accuracy"]), share) for row, score, share in zip(rows, scores, theirs, strict=True)]
     assert found == rows
-
-
-def test_a_score_has_the_verdict_and_the_format() -> None:
-    (score,) = compute_score([{"response": r"\boxed{3}", "ground_truth": "3"}])
-    assert score == {"overall": 1.0, "accuracy": 1.0, "format": 1.0}

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from cepo.models.processing import Processing
 from lab import stages
-from lab.support.model_flops import PATCH_VALUES, ModelFlops
-from lab.support.profiling import LISTED_OPERATIONS, MATRIX_PRODUCTS, flop_counter, profile_tables, profiled
-from lab.support.rows import HINT_TOKENS, build_rows
-from lab.support.shapes import MICRO, write_checkpoint
+from lab.support.model_flops import PATCH_VALUES
+from lab.support.profiling import LISTED_OPERATIONS, profile_tables
+from lab.support.rows import HINT_TOKENS
+from lab.support.shapes import MICRO
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the trainer takes the GPU; figures are of a CPU")
 
@@ -69,33 +67,6 @@ def test_the_profile_lists_12_operations_and_counts_products(record: dict[str, A
     tables = profile_tables(record)
     assert [text.partition(":")[0] for text in tables[:3]] == ["| score student", "| teachers", "| score all"]
     assert tables[3].count("128 x 384, float32") == 3
-
-
-@pytest.mark.heavy
-def test_counted_operations_of_an_update_are_the_profiles(tmp_path: Path) -> None:
-    """A packed update holds each image once."""
-    folder = write_checkpoint(MICRO, tmp_path / "model")
-    contexts = build_rows(
-        MICRO, Processing(str(folder)), groups=1, group_size=ROWS, contexts=1, prompt=MICRO.prompt_tokens
-    )
-    actor = stages.build_actor(folder, "packed", MICRO.prompt_tokens + MICRO.longest, "fp32")
-    work = stages.stage(actor, "update", contexts, packed=True)
-    work()
-    with flop_counter() as counter:
-        work()
-    by_operation = counter.get_flop_counts()["Global"]
-    products = sum(flops for name, flops in by_operation.items() if str(name).replace(".", "::") in MATRIX_PRODUCTS)
-    tokens = stages.measured(actor, work)["tokens"]
-    # Where torch's counter watches, recomputation ends before the last adapter of a layer, which nothing reads.
-    unread = MICRO.layers * 2 * tokens * 16 * MICRO.hidden
-    assert profiled(work, device="cpu")["matrix_products"]["flops"] == products + unread
-    # Each of the 28 adapters adds its product in place, once before and once within the backward pass.
-    in_place = by_operation[torch.ops.aten.addmm_]
-    outputs = (MICRO.heads + 2 * MICRO.key_value_heads) * MICRO.head_width + 2 * (MICRO.hidden + MICRO.intermediate)
-    assert in_place + unread == 2 * MICRO.layers * 2 * tokens * 16 * outputs
-    # Outside attention the tower has nothing but products; its features are kept from one run to the next.
-    tower = ModelFlops(MICRO).image - 4 * MICRO.vision_layers * MICRO.vision_hidden * PICTURE_PATCHES**2
-    assert stages.matrix_product_flops(actor, work) == counter.get_total_flops() + tower
 
 
 def test_teachers_of_the_students_context_are_refused(

@@ -220,21 +220,6 @@ def test_a_further_comparison_takes_its_own_seeds_alone() -> None:
     assert sentence.endswith("in points: oracle +11.0 ± 0.6 (p 0.003 by Holm).")
 
 
-def test_a_comparison_at_another_batch_takes_its_runs_alone() -> None:
-    """With 8 rollouts per step the runs have 60 steps too; the oracle is better by 4 and 6 points."""
-    profile = PROFILES["small"]
-    runs = of_chain(chain_runs({"grpo": [0.5, 0.5], "oracle": [0.54, 0.56]}, first_seed=31, batch=8))
-    page = "\n".join(comparison_parts(runs, profile))
-    assert "## chain: with 8 rollouts per step" in page
-    assert "| oracle | 2 of 10 | 55.0 ± 1.0 | +5.0 ± 1.0 | 0.126 | 6 | 6 to 6 | 12 | 12 to 12 |" in page
-    assert "| oracle | 2 of 10 | 3e-05 | 55.0 ± 1.0 | 80.0 ± 0.0 | +5.0 ± 1.0 | 0.126 | +0.0 ± 0.0 |" in page
-    assert comparison_sentences(runs, profile).startswith(" With 8 rollouts per step (2 of 10 seeds), ")
-    # 5,120 rollouts in batches of 256 are 20 steps; the main runs of this world have 30.
-    other = Runs(records=[], world="shapes", batch=64, own_rates={}, seeds=profile.seeds)
-    columns = "| steps to grpo's after 10 | interval | steps to grpo's after 20 |"
-    assert columns in "\n".join(comparison_parts(other, profile))
-
-
 def test_steps_are_counted_to_the_baselines_last_accuracy() -> None:
     """Over 10 steps means are over 2: the baseline ends at 0.9, which the other has over its steps 5 and 6."""
     base = numpy.array([[0.1 * step for step in range(10)], [0.1 * step for step in range(10)]])

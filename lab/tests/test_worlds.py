@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shipped_model import answer_bearing_positions, wrong_answer
 
 from cepo.config.checks import MICROGEO_DATA
 from cepo.microgeo.problems import generate_problem
@@ -31,28 +30,6 @@ def test_demonstrations_are_as_noisy_as_the_rates_say() -> None:
     boxed = [re.search(r"boxed\{(\d+)\}", one.response).group(1) for one in ones]  # type: ignore[union-attr]
     follows = [one.hint == box for one, box in zip(ones, boxed, strict=True) if one.hint is not None]
     assert np.mean(follows) == pytest.approx(1 - rates.hint_is_ignored, abs=0.03)
-
-
-def test_a_wrong_answer_is_never_the_right_one() -> None:
-    for index in range(200):
-        problem = generate_problem(4, index)
-        assert wrong_answer(problem, seed=0) != problem.answer
-        assert wrong_answer(problem, seed=0) == wrong_answer(problem, seed=0)
-
-
-def one_token_per_character(text: str) -> list[tuple[int, int]]:
-    return [(position, position + 1) for position in range(len(text))]
-
-
-def test_answer_positions_are_the_first_token_and_last_digits() -> None:
-    """The digits are those of the last result."""
-    text = "width open. 2*24=48. 48+13=61. \\boxed{61}"
-    result = text.index("=61") + 1
-    assert answer_bearing_positions(text, one_token_per_character(text)) == [0, result, result + 1]
-    words = [(0, 5), (5, 16), (16, 20), (20, result), (result, result + 1), (result + 1, len(text))]
-    assert answer_bearing_positions(text, words) == [0, 4, 5]
-    assert answer_bearing_positions("no idea", [(0, 2), (2, 7)]) == [0]
-    assert answer_bearing_positions("", []) == []
 
 
 def test_the_lab_teaches_the_wording_of_the_template_files() -> None:

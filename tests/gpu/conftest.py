@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from gpu_places import CPU, CUDA, Place
-from isolation import own_caches, restored_process
+from isolation import own_caches
 
 AT_NIGHT = pytest.mark.nightly("what a CPU can show has tests of its own; this one shows that the GPU's test runs")
 
@@ -41,10 +41,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _as_it_was() -> Iterator[None]:
-    """No test leaves weights on the device, a log level or a signal handler to the next."""
-    with restored_process():
-        yield
+def _device_as_it_was() -> Iterator[None]:
+    """No test leaves weights on the device to the next."""
+    yield
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 from cepo.workers.adapters import FusedLoraLinear, fuse_adapters
@@ -16,6 +15,8 @@ SIZES = (24, 40)
 
 def build(dtype: torch.dtype = torch.float32, *, fused: bool, bias: bool = False, **settings: Any) -> Any:
     """One layer under an adapter of rank 4 whose B is not zero."""
+    from peft import LoraConfig, get_peft_model  # seconds, which a worker without these tests need not wait
+
     torch.manual_seed(5)
     model = nn.ModuleDict({"layer": nn.Linear(*SIZES, bias=bias, dtype=dtype)})
     config = LoraConfig(r=4, lora_alpha=6, target_modules=["layer"], **settings)
@@ -59,6 +60,8 @@ def test_in_bfloat16_the_result_is_nearer_to_float64_than_pefts() -> None:
 
 
 def test_adapters_of_another_state_or_type_are_left_to_peft() -> None:
+    from peft import LoraConfig
+
     layer, plain = build(fused=True), build(fused=False)
     assert type(layer) is FusedLoraLinear
     x = torch.randn(5, SIZES[0])

@@ -235,25 +235,6 @@ def test_an_evaluation_resolves_to_the_papers_prompts(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "a dry run leaves nothing"
 
 
-@pytest.mark.nightly("half a minute; tests/commands/test_evaluate.py evaluates in this process")
-def test_the_evaluation_script_measures_the_tiny_model(
-    geo3k_slice: Path, tiny_model_folder: Path, tmp_path: Path
-) -> None:
-    """The rows are real ones of Geometry3K."""
-    variables = {
-        "DATA": geo3k_slice, "OUT": tmp_path / "out", "HF_DATASETS_CACHE": tmp_path / "cache",
-        "XDG_CACHE_HOME": tmp_path / "cache", "HF_HUB_OFFLINE": 1,
-    }  # fmt: skip
-    engine = ("worker.rollout.name=transformers", "worker.rollout.dtype=fp32", "data.max_response_length=8")
-    done = launch(EVALUATE, tiny_model_folder, "n=2", *engine, folder=tmp_path, **variables)
-    assert done.returncode == 0, done.stderr
-    results = json.loads((tmp_path / "out" / "evaluation.json").read_text(encoding="utf-8"))
-    assert results["benchmarks"]["train"]["num_problems"] == NUM_ROWS
-    assert results["benchmarks"]["train"]["num_responses"] == 2 * NUM_ROWS
-    assert len((tmp_path / "out" / "generations.jsonl").read_text(encoding="utf-8").splitlines()) == 2 * NUM_ROWS
-    assert "accuracy" in done.stdout
-
-
 def test_the_slurm_example_starts_ray_on_both_machines(tmp_path: Path) -> None:
     """Slurm and Ray are stand-ins that write down how they are called; the launcher is the real one, in a dry run."""
     programs, calls = tmp_path / "bin", tmp_path / "calls"

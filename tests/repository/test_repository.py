@@ -130,15 +130,6 @@ def test_workflows_call_scripts_that_exist() -> None:
     assert [path for path in sorted(named) if not (REPOSITORY / path).is_file()] == []
 
 
-@pytest.mark.parametrize("name", ["bug", "gpu_report", "feature"])
-def test_issue_forms_name_each_field_once(name: str) -> None:
-    form = yaml.safe_load((REPOSITORY / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml").read_text("utf-8"))
-    fields = [part["id"] for part in form["body"] if part["type"] != "markdown"]
-    assert fields
-    assert len(set(fields)) == len(fields)
-    assert all(part["attributes"].get("label") for part in form["body"] if part["type"] != "markdown")
-
-
 @pytest.mark.parametrize("file", sorted((REPOSITORY / "scripts" / "docker").glob("Dockerfile.*")), ids=lambda file: file.name)
 def test_an_image_copies_files_that_exist_and_pins_its_extra(file: Path) -> None:
     text = file.read_text(encoding="utf-8")

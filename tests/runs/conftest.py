@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from isolation import own_caches, restored_process
+from isolation import own_caches
 from training_runs import FinishedRun, Prepare, Train, run
 
 from cepo.algorithms.settings import TeacherConfig
@@ -26,14 +26,9 @@ def parity(samples):
 
 
 @pytest.fixture(autouse=True)
-def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One thread for tiny tensors; a run's signal handler and log level end with its test.
-
-    Nothing here outlives a power cut, so that runs need not wait for the disk: about 30 times each.
-    """
+def _no_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here outlives a power cut, so that runs need not wait for it: about 30 times each."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    with restored_process():
-        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from generator_cases import picture, reference_model
 from rounding import GRADIENTS, LOG_PROBS, ORDERS, moved_by_one_unit, one_unit_off
 from safetensors.torch import load_file
 from torch import Tensor
@@ -24,10 +25,8 @@ from training_runs import (
     largest_gap,
     mask_of,
     parameters_of,
-    picture,
     reference_log_probs,
     reference_logits,
-    reference_model,
     relative_gap,
     rows_of,
     whole,

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from generator_cases import picture
 from safetensors.torch import load_file
-from training_runs import REPOSITORY, Train, checked_config, json_lines, picture, shared_pool
+from training_runs import Train, checked_config, json_lines, shared_pool
 
 import cepo.train
 from cepo.data.dataset import ProblemSet
@@ -131,35 +127,6 @@ def test_a_reward_that_raises_or_hangs_costs_its_own_samples(train: Train, tmp_p
     assert metrics["reward/mean"] == 0.5
     rewards = {group["prompt_id"]: [each["reward"] for each in group["rollouts"]] for group in finished.rollouts}
     assert rewards == {"0": [0, 0], "1": [0, 0], "2": [1, 1], "3": [1, 1]}
-
-
-@pytest.mark.nightly("a process of its own; Ctrl-C in this process during a checkpoint is the next test")
-def test_ctrl_c_after_a_checkpoint_ends_with_code_130(tiny_run: list[str], tmp_path: Path) -> None:
-    arguments = [*tiny_run, f"trainer.save_checkpoint_path={tmp_path}", "trainer.max_steps=12", "trainer.save_freq=1"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cepo.train", *arguments],
-        cwd=REPOSITORY,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        # A shell that starts a command in the background has it ignore Ctrl-C, which its children inherit.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("global_step_*")) and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGINT)  # a terminal tells the whole process group
-    _, messages = process.communicate(timeout=60)
-    assert process.returncode == 130, messages
-    saved = max((path for path in tmp_path.glob("global_step_*")), key=lambda path: int(path.name[12:]))
-    assert f"the last complete checkpoint is {saved}; the same command resumes from it" in messages
-    assert "Traceback" not in messages
-    assert 1 <= int(saved.name[12:]) < 12
-    last = int(saved.name[12:]) + 1
-    assert cepo.train.main([*arguments, f"trainer.max_steps={last}"]) == 0
-    assert [row["step"] for row in json_lines(tmp_path / "metrics.jsonl")] == list(range(1, last + 1))
-    assert (tmp_path / f"global_step_{last}" / "trainer_state.json").is_file()
 
 
 def interrupt(*_: object) -> None:

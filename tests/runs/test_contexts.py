@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from training_runs import TWO_TEACHERS, Train, encoded, picture
+from generator_cases import picture
+from training_runs import TWO_TEACHERS, Train, encoded
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.data.batch import ScoringRow

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_runs import TWO_TEACHERS, Train, picture
+from generator_cases import picture
+from training_runs import TWO_TEACHERS, Train
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config.schema import DataConfig

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from generator_cases import picture, reference_model
 from rounding import GRADIENTS, LOG_PROBS
 from torch import Tensor
 from training_runs import (
@@ -20,8 +19,7 @@ from training_runs import (
     largest_gap,
     mask_of,
     parameters_of,
-    picture,
-    reference_model,
+    plain_inputs,
     relative_gap,
     rows_of,
     whole,
@@ -89,12 +87,7 @@ def rising(values: Tensor) -> Tensor:
 @torch.no_grad()
 def reference_states(folder: Path, row: ScoringRow, image_token_id: int) -> Tensor:
     """(response length, H) from one unpadded pass with the model's own handling of positions and pictures."""
-    ids = torch.tensor([[*row.context.token_ids, *row.response_ids]])
-    inputs: dict[str, Any] = {"input_ids": ids, "mm_token_type_ids": (ids == image_token_id).int()}
-    if row.context.images is not None:
-        inputs["pixel_values"] = row.context.images.pixel_values
-        inputs["image_grid_thw"] = row.context.images.grid_thw
-    states = reference_model(folder).model(**inputs).last_hidden_state[0]
+    states = reference_model(folder).model(**plain_inputs(row, image_token_id)).last_hidden_state[0]
     return states[len(row.context.token_ids) - 1 : -1].float()
 
 
@@ -158,19 +151,6 @@ def test_a_clipped_value_gets_no_push_further_up(build_critic: BuildCritic, rows
     assert metrics["critic/vf_loss"].result == pytest.approx(0.5, rel=1e-4)
     assert metrics["critic/vf_clipfrac"].result == 0.0
     assert metrics["critic/grad_norm"].result > 0.1
-
-
-def test_a_critics_step_without_a_finite_gradient_is_skipped(build_critic: BuildCritic, rows: list[ScoringRow]) -> None:
-    """It leaves no trace; that the next step is the first one's, test_actor.py holds for the same code."""
-    critic = build_critic()
-    good = critic_batch(rows, rising, critic.values(rows))
-    before = parameters_of(critic)
-    bad = dataclasses.replace(good, returns=good.returns.where(good.returns != good.returns.max(), math.inf))
-    metrics = critic.update([bad], step=0)
-    assert metrics["critic/skipped_updates"].result == 1
-    assert "critic/grad_norm" not in metrics
-    assert differing(before, parameters_of(critic)) == []
-    assert not critic.optimizer.state
 
 
 def test_a_restored_critic_continues_with_the_same_bits(

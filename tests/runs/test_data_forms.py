@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from generator_cases import picture
 from PIL import Image
-from training_runs import REPOSITORY, checked_config, picture
+from training_runs import REPOSITORY, checked_config
 
 from cepo.config import load_config
 from cepo.config.schema import DataConfig
@@ -218,15 +219,6 @@ def test_a_folder_of_two_formats_is_refused(tmp_path: Path) -> None:
         ConfigError, match=r"no data of a single format there; accepted: \.parquet, \.json, \.jsonl, \.csv, \.arrow"
     ):
         read_source(str(tmp_path))
-
-
-def test_a_picture_of_each_kind_value_opens_to_the_same_size(picture_folder: Path) -> None:
-    from cepo.data.images import image_of
-
-    content = (picture_folder / "b.jpg").read_bytes()
-    values = [content, str(picture_folder / "b.jpg"), "b.jpg", {"bytes": content}, {"bytes": None, "path": "b.jpg"}]
-    values.append(Image.open(io.BytesIO(content)))
-    assert {image_of(value, str(picture_folder)).size for value in values} == {(96, 64)}
 
 
 def test_min_and_max_pixels_bound_images_and_lengths(read: Reader, tmp_path: Path, tiny_processing: Processing) -> None:

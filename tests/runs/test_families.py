@@ -10,21 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from generator_cases import picture
 from PIL import Image
 from rounding import GRADIENTS, ORDERS, moved_by_one_unit
 from safetensors.torch import load_file
 from tiny_checkpoints import FAMILIES, TEXT_FAMILIES, VISION_FAMILIES, write_checkpoint
 from torch import Tensor
-from training_runs import (
-    EVERY_WRONG_ROLLOUT_TEACHES,
-    Train,
-    differing,
-    encoded,
-    largest_gap,
-    picture,
-    random_response,
-    whole,
-)
+from training_runs import EVERY_WRONG_ROLLOUT_TEACHES, Train, differing, encoded, largest_gap, random_response, whole
 
 from cepo.data.batch import ScoringRow
 from cepo.errors import ConfigError
@@ -136,6 +128,17 @@ def plain_log_probs(model: Any, inputs: dict[str, Tensor], response: tuple[int, 
     return logits.log_softmax(dim=1).gather(1, torch.tensor(response)[:, None])[:, 0]
 
 
+def expected_log_probs(model: Any, folder: Path, family: str, rows: list[ScoringRow]) -> list[Tensor]:
+    """Of the rows of `rows_of`, whose prompts have the tokens of transformers' own processor."""
+    expected: list[Tensor] = []
+    for (text, images), start in zip(prompts_of(family), range(0, len(rows), 2), strict=True):
+        inputs = plain_inputs(folder, text, images)
+        for row in rows[start : start + 2]:
+            assert list(row.context.token_ids) == inputs["input_ids"][0].tolist()
+            expected.append(plain_log_probs(model, inputs, row.response_ids))
+    return expected
+
+
 ONE_OF_A_KIND = [
     family
     if family in ("qwen3", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "gemma3")
@@ -165,12 +168,7 @@ def test_log_probs_and_gradients_are_those_of_plain_transformers(
     rows = rows_of(family, processing)
     actor = build_actor(folder=folder)
     model = plain_model(folder, family)
-    expected: list[Tensor] = []
-    for (text, images), start in zip(prompts_of(family), range(0, len(rows), 2), strict=True):
-        inputs = plain_inputs(folder, text, images)
-        for row in rows[start : start + 2]:
-            assert list(row.context.token_ids) == inputs["input_ids"][0].tolist()
-            expected.append(plain_log_probs(model, inputs, row.response_ids))
+    expected = expected_log_probs(model, folder, family, rows)
     scores = actor.score(rows)
     assert actor.passes.packed == processing.family.packs
     assert actor.passes.packed or actor.module.why_padded == processing.family.why_padded
@@ -218,10 +216,7 @@ def test_on_a_4_bit_base_log_probs_are_those_of_engine_weights(
     vision = family_of(model.config).vision_parts(actor.module.base)
     assert not any(quantised_weights(part) for part in vision)
     model.load_state_dict(weights)
-    expected: list[Tensor] = []
-    for (text, images), start in zip(prompts_of(family), range(0, len(rows), 2), strict=True):
-        inputs = plain_inputs(folder, text, images)
-        expected += [plain_log_probs(model, inputs, row.response_ids).detach() for row in rows[start : start + 2]]
+    expected = [each.detach() for each in expected_log_probs(model, folder, family, rows)]
     assert largest_gap(actor.score(rows), expected) < log_prob_rounding(family)
 
 

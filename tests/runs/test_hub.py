@@ -15,6 +15,7 @@ import yaml
 from training_runs import differing, run
 
 import cepo
+from cepo.cli import main
 
 LORA = ["worker.actor.model.lora.rank=4", "trainer.save_freq=1", "trainer.save_limit=-1"]
 
@@ -87,8 +88,11 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 @pytest.mark.heavy
-def test_a_published_checkpoint_has_a_card_and_is_resumed(tiny_run: list[str], tmp_path: Path, hub: Hub) -> None:
-    """The second step after a download of the first's checkpoint ends with the weights of the run that never stopped."""
+def test_checkpoint_and_merged_model_have_cards_and_resume(tiny_run: list[str], tmp_path: Path, hub: Hub) -> None:
+    """The second step after a download of the first's checkpoint ends with the weights of the run that never stopped.
+
+    The model that is merged from the checkpoint is published with a card of its own.
+    """
     whole = run(tiny_run, *LORA, folder=tmp_path / "whole")
     address = cepo.push(tmp_path / "whole" / "global_step_1", "someone/model")
     assert address == "https://huggingface.co/someone/model/commit/1"
@@ -111,14 +115,8 @@ def test_a_published_checkpoint_has_a_card_and_is_resumed(tiny_run: list[str], t
     resumed = run(tiny_run, *LORA, again, folder=tmp_path / "resumed")
     assert resumed.first_step == 1
     assert differing(resumed.parameters, whole.parameters) == []
-
-
-@pytest.mark.heavy
-def test_a_merged_model_is_published_with_its_card(tiny_run: list[str], tmp_path: Path, hub: Hub) -> None:
-    from cepo.cli import main
-
-    run(tiny_run, *LORA, "trainer.max_steps=1", folder=tmp_path / "whole")
-    checkpoint, out = tmp_path / "whole" / "global_step_1", tmp_path / "merged"
-    assert main(["merge", "--checkpoint", str(checkpoint), "--out", str(out), "--upload", "someone/model"]) == 0
+    hub.files.clear()
+    merge = ["merge", "--checkpoint", str(tmp_path / "whole" / "global_step_1"), "--out", str(tmp_path / "merged")]
+    assert main([*merge, "--upload", "someone/model"]) == 0
     assert {"README.md", "config.json", "model.safetensors"} <= set(hub.files)
     assert "library_name: transformers" in hub.files["README.md"].decode()

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy
 import pytest
+from generator_cases import reference_model
 from isolation import restored_process
-from training_runs import Train, json_lines, reference_logits, reference_model
+from training_runs import Train, json_lines, reference_logits
 
 from cepo.cli import main
 from cepo.credit import stored

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from generator_cases import picture, reference_model
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -19,10 +20,8 @@ from training_runs import (
     checked_config,
     differing,
     encoded,
-    picture,
     random_response,
     reference_logits,
-    reference_model,
     run,
     whole,
 )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from generator_cases import picture, reference_model
 from training_runs import (
     TWO_TEACHERS,
     Train,
@@ -18,9 +19,7 @@ from training_runs import (
     encoded,
     noting,
     parameters_of,
-    picture,
     reference_logits,
-    reference_model,
     rows_of,
 )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from generator_cases import picture
 from rounding import GRADIENTS, LOG_PROBS
 from training_runs import (
     TWO_TEACHERS,
@@ -17,7 +18,6 @@ from training_runs import (
     gradient_of,
     largest_gap,
     noting,
-    picture,
     random_response,
     relative_gap,
 )

@@ -10,20 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from generator_cases import picture, reference_model
 from rounding import LOG_PROBS
 from safetensors.torch import load_file
 from torch import Tensor
-from training_runs import (
-    FinishedRun,
-    encoded,
-    largest_gap,
-    picture,
-    reference_log_probs,
-    reference_model,
-    rows_of,
-    run,
-    whole,
-)
+from training_runs import FinishedRun, encoded, largest_gap, reference_log_probs, rows_of, run, whole
 from transformers import BitsAndBytesConfig, Qwen3VLForConditionalGeneration
 
 from cepo.cli import main

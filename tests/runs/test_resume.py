@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from generator_cases import picture
 from training_runs import (
     TWO_TEACHERS,
     FinishedRun,
@@ -22,7 +23,6 @@ from training_runs import (
     around,
     checked_config,
     differing,
-    picture,
     run,
     shared_pool,
     whole,

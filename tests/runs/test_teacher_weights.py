@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from generator_cases import picture
 from rounding import LOG_PROBS
 from test_actor import own_batch
 from torch import Tensor
-from training_runs import differing, encoded, largest_gap, parameters_of, picture, rows_of, whole
+from training_runs import differing, encoded, largest_gap, parameters_of, rows_of, whole
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.data.batch import ScoringRow

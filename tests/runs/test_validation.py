@@ -10,16 +10,8 @@ from typing import Any, cast
 
 import pytest
 import torch
-from training_runs import (
-    Train,
-    json_lines,
-    noting,
-    picture,
-    random_response,
-    recorded_groups,
-    reference_log_probs,
-    reference_model,
-)
+from generator_cases import picture, reference_model
+from training_runs import Train, json_lines, noting, random_response, recorded_groups, reference_log_probs
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.data.batch import ScoringRow

@@ -12,10 +12,11 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from generator_cases import picture, reference_model
 from PIL import Image
 from rounding import LOG_PROBS
 from torch import Tensor
-from training_runs import TWO_TEACHERS, Train, largest_gap, picture, random_response, reference_model
+from training_runs import TWO_TEACHERS, Train, largest_gap, random_response
 
 from cepo.config.schema import DataConfig
 from cepo.data import videos as reading

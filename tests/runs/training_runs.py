@@ -184,12 +184,6 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def picture(seed: int, size: tuple[int, int] = (64, 64)) -> Image.Image:
-    """Coloured noise of (width, height)."""
-    pixels = numpy.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=numpy.uint8)
-    return Image.fromarray(pixels)
-
-
 def encoded(processing: Processing, text: str, *images: Image.Image) -> EncodedPrompt:
     return processing.encode("<image>" * len(images) + text, processing.load_images(images))
 
@@ -199,20 +193,19 @@ def random_response(length: int, seed: int) -> tuple[int, ...]:
     return tuple(numpy.random.default_rng(seed).integers(0, 256, length).tolist())
 
 
-def reference_model(folder: Path) -> Any:
-    from transformers import Qwen3VLForConditionalGeneration
-
-    return Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
-
-
-def reference_logits(model: Any, row: ScoringRow, image_token_id: int) -> Tensor:
-    """(response length, V) from one unpadded pass with the model's own handling of positions and pictures."""
+def plain_inputs(row: ScoringRow, image_token_id: int) -> dict[str, Any]:
+    """One unpadded row, as transformers' models with their own handling of positions and pictures take it."""
     ids = torch.tensor([[*row.context.token_ids, *row.response_ids]])
     inputs: dict[str, Any] = {"input_ids": ids, "mm_token_type_ids": (ids == image_token_id).int()}
     if row.context.images is not None:
         inputs["pixel_values"] = row.context.images.pixel_values
         inputs["image_grid_thw"] = row.context.images.grid_thw
-    return model(**inputs).logits[0, len(row.context.token_ids) - 1 : -1].float()
+    return inputs
+
+
+def reference_logits(model: Any, row: ScoringRow, image_token_id: int) -> Tensor:
+    """(response length, V) from one pass of the model over the row alone."""
+    return model(**plain_inputs(row, image_token_id)).logits[0, len(row.context.token_ids) - 1 : -1].float()
 
 
 def reference_log_probs(model: Any, row: ScoringRow, image_token_id: int, *, temperature: float = 1.0) -> Tensor:
