@@ -14,7 +14,6 @@ _REPLACED = dict.fromkeys(
 
 
 def without_controls(text: str) -> str:
-    """Returns the text with its control characters replaced."""
     return text.translate(_REPLACED)
 
 

@@ -12,17 +12,14 @@ Fields = Mapping[str, Any]
 
 
 def is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
-    """Returns whether the value is a mapping."""
     return isinstance(value, Mapping)
 
 
 def is_dict(value: object) -> TypeGuard[dict[Any, Any]]:
-    """Returns whether the value is a dictionary, which can be changed."""
     return isinstance(value, dict)
 
 
 def is_list(value: object) -> TypeGuard[list[Any]]:
-    """Returns whether the value is a list."""
     return isinstance(value, list)
 
 

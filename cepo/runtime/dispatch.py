@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
@@ -46,17 +46,14 @@ class Assignment:
             if row.prompt not in self._ranks:
                 updates[row.prompt // self._prompts_per_update][row.prompt] += row.num_tokens
         for _, costs in sorted(updates.items()):
-            self._assign_update(costs)
-
-    def _assign_update(self, costs: Mapping[int, int]) -> None:
-        prompts = sorted(costs)
-        groups = balance_groups([costs[prompt] for prompt in prompts], self._num_ranks)
-        loads = [sum(costs[prompts[index]] for index in group) for group in groups]
-        heaviest_first = sorted(range(self._num_ranks), key=lambda number: (-loads[number], number))
-        least_loaded_first = sorted(range(self._num_ranks), key=lambda rank: (self._loads[rank], rank))
-        for number, rank in zip(heaviest_first, least_loaded_first, strict=True):
-            self._loads[rank] += loads[number]
-            self._ranks |= {prompts[index]: rank for index in groups[number]}
+            prompts = sorted(costs)
+            groups = balance_groups([costs[prompt] for prompt in prompts], self._num_ranks)
+            loads = [sum(costs[prompts[index]] for index in group) for group in groups]
+            heaviest_first = sorted(zip(loads, groups, strict=True), key=lambda each: -each[0])  # stable
+            least_loaded_first = sorted(range(self._num_ranks), key=self._loads.__getitem__)
+            for (load, group), rank in zip(heaviest_first, least_loaded_first, strict=True):
+                self._loads[rank] += load
+                self._ranks |= {prompts[index]: rank for index in group}
 
 
 def balance_groups(costs: Sequence[int], num_ranks: int) -> list[list[int]]:

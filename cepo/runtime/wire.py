@@ -32,7 +32,6 @@ class Sender:
         self._sent.clear()
 
     def encode(self, value: object) -> bytes:
-        """Encodes `value` as bytes for `Receiver.decode`."""
         buffer = io.BytesIO()
         _Pickler(buffer, self._by_source, self._sent).dump(value)
         return buffer.getvalue()
@@ -54,7 +53,6 @@ class Receiver:
         return _Unpickler(io.BytesIO(message), self._store, self._received).load()
 
     def forget(self) -> None:
-        """Frees the images of earlier messages."""
         self._received.clear()
         self._store.forget()
 
@@ -65,7 +63,6 @@ def encode(value: object) -> bytes:
 
 
 def decode(message: bytes) -> Any:
-    """Decodes an answer encoded by `encode`."""
     return pickle.loads(message)
 
 

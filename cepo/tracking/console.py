@@ -56,9 +56,6 @@ class ConsoleSink(Sink):
             verdict = f"accuracy {row['accuracy']:g}" if "accuracy" in row else "sample"
             self._show(Text(f"  {verdict}: {response}", style="dim"))
 
-    def close(self) -> None:
-        """Does nothing: the console belongs to the caller."""
-
     def _remaining_seconds(self, step: int) -> float | None:
         if not self._step_seconds:
             return None

@@ -75,7 +75,6 @@ class LineFile:
         self.last = row
 
     def to_disk(self) -> None:
-        """Flushes all rows to the disk."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:

@@ -93,7 +93,6 @@ def thumbnail(images: Sequence[Image]) -> str | None:
 
 
 def metrics_object(row: MetricsRow) -> Tree:
-    """Returns a row as an object for `metrics.jsonl`."""
     return {"step": row.step} | {name: finite_or_none(value) for name, value in row.values.items()}
 
 

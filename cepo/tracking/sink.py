@@ -94,8 +94,7 @@ class Sink(Protocol):
         ...
 
     def close(self) -> None:
-        """Writes pending data and closes files."""
-        ...
+        """Writes pending data and closes files; by default does nothing."""
 
 
 def build_sink(name: str, run: RunDescription) -> Sink:

@@ -103,7 +103,6 @@ class Trainer:
             self.save(is_last=True)
 
     def train_step(self, step: int) -> None:
-        """Runs one training step through all its stages."""
         with self.clock.stage("step"):
             rollouts = self.ask(step)
             self._call_back("after_ask", rollouts)
@@ -252,7 +251,6 @@ class Trainer:
         return with_scored(result, {row.name: each for row, each in zip(rows, found, strict=True)})
 
     def estimate(self, batch: ScoredBatch) -> TokenSignal:
-        """Computes the learning signal of each token."""
         with self.clock.stage("estimate"):
             signal = self.estimator.signal(batch.token_batch(), step=batch.rollouts.step)
             return restricted(signal, batch.rollouts, batch.plan.live, batch.entropies, self.algorithm)
