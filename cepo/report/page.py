@@ -77,7 +77,11 @@ def save_curves(run_folder: Path, out: Path) -> Path:
 def chart_sections(charts: Mapping[str, Sequence[Chart]]) -> Iterator[Section]:
     """Yields the parts of a page with charts by heading, the first one open; series that are always 0 are named only."""
     for heading, listed in charts.items():
-        zeros = [f"{chart.title} ({one.label})" for chart in listed for one in chart.series if not any(one.values)]
+        zeros = [
+            chart.title if len(still) == len(chart.series) else f"{chart.title} ({', '.join(still)})"
+            for chart in listed
+            if (still := [one.label for one in chart.series if not any(one.values)])
+        ]
         drawn = [replace(chart, series=[one for one in chart.series if any(one.values)]) for chart in listed]
         yield Section(
             title=heading,

@@ -130,7 +130,9 @@ def test_workflows_call_scripts_that_exist() -> None:
     assert [path for path in sorted(named) if not (REPOSITORY / path).is_file()] == []
 
 
-@pytest.mark.parametrize("file", sorted((REPOSITORY / "scripts" / "docker").glob("Dockerfile.*")), ids=lambda file: file.name)
+@pytest.mark.parametrize(
+    "file", sorted((REPOSITORY / "scripts" / "docker").glob("Dockerfile.*")), ids=lambda file: file.name
+)
 def test_an_image_copies_files_that_exist_and_pins_its_extra(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     copied = [name for line in re.findall(r"^COPY (.*)$", text, re.MULTILINE) for name in line.split()[:-1]]
