@@ -38,10 +38,12 @@ def test_the_command_line_beats_the_file_which_beats_defaults(tmp_path: Path) ->
     assert (run.data.seed, run.data.max_prompt_length, run.data.max_response_length) == (9, 7, 512)
 
 
-def test_one_seed_sets_all_that_are_not_set(tmp_path: Path) -> None:
-    file = write(tmp_path, "run.yaml", "trainer: {seed: 5}\ndata: {shuffle: true}\n")
-    run = load(file, "worker.rollout.seed=9")
-    assert (run.trainer.seed, run.data.seed, run.worker.rollout.seed) == (5, 5, 9)
+@pytest.mark.parametrize(
+    ("settings", "seeds"), [([], (5, 5, 5)), (["data.seed=2"], (5, 2, 5)), (["worker.rollout.seed=9"], (5, 5, 9))]
+)
+def test_one_seed_sets_all_that_are_not_set(tmp_path: Path, settings: list[str], seeds: tuple[int, int, int]) -> None:
+    run = load(write(tmp_path, "run.yaml", "trainer: {seed: 5}\ndata: {shuffle: true}\n"), *settings)
+    assert (run.trainer.seed, run.data.seed, run.worker.rollout.seed) == seeds
 
 
 def test_base_files_lie_underneath_and_may_chain(tmp_path: Path) -> None:
