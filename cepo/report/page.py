@@ -218,7 +218,8 @@ def accuracy_change(run: RunData, name: str = "val/accuracy") -> tuple[Cell, boo
     if len(steps) < 2:
         return None
     counts = [run.values_by_step(COUNTS[name]).get(step) for step in (steps[0], steps[-1])]
-    if differences := _paired_differences(run, name.removeprefix("val/"), (steps[0], steps[-1]), counts):
+    differences = _paired_differences(run, name.removeprefix("val/"), (steps[0], steps[-1]), counts)
+    if len(differences) > 1:
         return Cell(mean=values[-1] - values[0], error=Cell.over(differences).error), True
     intervals = [wilson_interval(value, count) for value, count in zip((values[0], values[-1]), counts, strict=True)]
     halves = [(interval[1] - interval[0]) / 2 for interval in intervals if interval]

@@ -71,6 +71,10 @@ def test_the_paired_error_of_4_problems_with_1_changed_is_25(tmp_path: Path) -> 
     incomplete = write_run(tmp_path / "b", rows, generations={0: samples(1, 0, 0), 1: samples(1, 1, 0)})
     wilson = pytest.approx(0.3)  # sqrt(.0625) / 1.25, sqrt(.078125) / 1.25
     assert accuracy_change(load_run(incomplete)) == (Cell(mean=0.25, error=wilson), False)
+    ones = [(k, {"val/accuracy": float(k), "val/num_samples": 1}) for k in (0, 1)]
+    single = write_run(tmp_path / "c", ones, generations={0: samples(0), 1: samples(1)})
+    one_problem = pytest.approx(0.25 * 2**0.5)  # no deviation; Wilson: sqrt(0.25) / 2 at both ends
+    assert accuracy_change(load_run(single)) == (Cell(mean=1.0, error=one_problem), False)
 
 
 @pytest.mark.heavy
