@@ -79,6 +79,16 @@ def _process_as_it_was() -> Iterator[None]:
         yield
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """Imports leave no garbage worth a search: without one, each worker collects in 7 s of CPU time instead of 11."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """For the fast set, files that are heavy as a whole are not even imported: TRL and Ray would be, by each worker."""
     if config.option.markexpr != "not heavy" or collection_path.suffix != ".py":
