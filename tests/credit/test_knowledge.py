@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ def chance(response: tuple[int, ...], start: int = 0) -> float:
     return math.prod(float(ONE[t] if token else 1 - ONE[t]) for t, token in enumerate(response, start))
 
 
+@cache
 def value(prefix: tuple[int, ...]) -> float:
     """P(right | prefix) by enumeration."""
     ends = itertools.product((0, 1), repeat=LENGTH - len(prefix))
