@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -95,6 +96,7 @@ class ProcessedReader(ImageReader):
         return tuple(map(tuple, parts))
 
 
+@dataclass(frozen=True, kw_only=True)
 class ProcessedFamily(Family):
     """Implements families that use their own processor and forward pass, with padded rows.
 
@@ -102,11 +104,10 @@ class ProcessedFamily(Family):
     `vision_model` in their names in published checkpoints; transformers omits it.
     """
 
-    packs = False
+    tower_inputs: tuple[str, ...] = ()
+    siglip: bool = False
     why_padded = "the family's own processor and forward pass require padded rows"
-    image_reader = ProcessedReader
-    tower_inputs: ClassVar[tuple[str, ...]] = ()
-    siglip: ClassVar[bool] = False
+    image_reader: ClassVar[type[ImageReader]] = ProcessedReader
 
     def model_inputs(self, images: ImageInputs) -> dict[str, Tensor]:
         return {"pixel_values": images.pixel_values, **images.more_tensors}
@@ -128,32 +129,8 @@ class ProcessedFamily(Family):
         return name, weight
 
 
-class InternVL(ProcessedFamily):
-    """Supports InternVL3, which cuts a large image into tiles of equally many tokens between `<img>` and `</img>`."""
-
-    title = "InternVL3"
-    model_types = ("internvl",)
-    vision_modules = ("vision_tower", "multi_modal_projector")
-
-
-class SmolVLM(ProcessedFamily):
-    """Supports SmolVLM2 and Idefics3. Features are (tiles, tokens per tile, H), which the model merges."""
-
-    title = "SmolVLM2, Idefics3"
-    model_types = ("smolvlm", "idefics3")
-    tower_inputs = ("pixel_attention_mask",)
-    vision_modules = ("vision_model", "connector")
-
-
 class LlavaOneVision(ProcessedFamily):
     """Supports LLaVA-OneVision. Only a prompt's sole image is tiled; `batch_num_images` tells the model."""
-
-    title = "LLaVA-OneVision"
-    model_types = ("llava_onevision",)
-    tower_inputs = ("image_sizes", "batch_num_images")
-    vision_modules = ("vision_tower", "multi_modal_projector")
-    vision_parameters = ("image_newline",)
-    siglip = True
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
         """vLLM serves no adapters for this architecture, and tiles images even if a prompt has several."""
@@ -198,14 +175,7 @@ class Gemma3Reader(ProcessedReader):
 
 
 class Gemma3(ProcessedFamily):
-    title = "Gemma 3"
     image_reader = Gemma3Reader
-    model_types = ("gemma3",)
-    vision_modules = ("vision_tower", "multi_modal_projector")
-    siglip = True
-
-    def placeholder_id(self, config: PreTrainedConfig) -> int | None:
-        return config.boi_token_id
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
         """On a CPU, vLLM's attention is causal even among an image's tokens, which changes log-probs by 0.1 nats."""
