@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -39,7 +39,7 @@ class ProcessedReader(ImageReader):
         self._processor, self._tower_inputs = processor, family.tower_inputs
         self._placeholder: str = processor.tokenizer.convert_ids_to_tokens(self.placeholder_id)
         self._between: str = processor.tokenizer.eos_token
-        self._tokens_of_size = lru_cache(maxsize=_SIZES_KEPT)(self._measured)
+        self._tokens_of_size = lru_cache(maxsize=_SIZES_KEPT)(self._num_tokens)
 
     def read(
         self, images: Sequence[Image.Image], source: ImageSource | None = None, videos: Sequence[Video] = ()
@@ -82,7 +82,7 @@ class ProcessedReader(ImageReader):
         images = self.read([Image.new("RGB", (32, 32))])
         return images.expansions[0], images
 
-    def _measured(self, size: tuple[int, int]) -> int:
+    def _num_tokens(self, size: tuple[int, int]) -> int:
         return len(self.read([Image.new("RGB", size)]).expansions[0])
 
     def _parted(self, token_ids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -152,13 +152,10 @@ _JOINED_LINES = (("\n", "\n\n", "\n\n\n"), ("\n\n", "\n", "\n\n\n"), ("\n\n", "\
 class Gemma3Reader(ProcessedReader):
     """Reads Gemma 3's images. The empty lines around an image merge with adjacent line breaks into one token."""
 
-    def __init__(
-        self, family: ProcessedFamily, processor: Any, config: PreTrainedConfig, encode_text: EncodeText
-    ) -> None:
-        super().__init__(family, processor, config, encode_text)
-        vocabulary = processor.tokenizer.get_vocab()
-        rules = [[vocabulary.get(text) for text in rule] for rule in _JOINED_LINES]
-        self._rules = [(one, two, both) for one, two, both in rules if None not in (one, two, both)]
+    @cached_property
+    def _rules(self) -> list[list[int]]:
+        vocabulary = self._processor.tokenizer.get_vocab()
+        return [[vocabulary[text] for text in rule] for rule in _JOINED_LINES if vocabulary.keys() >= set(rule)]
 
     def expand(self, engine_ids: Sequence[int], images: ImageInputs) -> list[int]:
         """See `ImageReader.expand`. Adjacent line breaks are then merged, as by the tokenizer and vLLM in a text."""
@@ -167,7 +164,7 @@ class Gemma3Reader(ProcessedReader):
             joined: list[int] = []
             for token in expanded:
                 if joined and (joined[-1], token) == (one, two):
-                    joined[-1] = both  # type: ignore[assignment]
+                    joined[-1] = both
                 else:
                     joined.append(token)
             expanded = joined
