@@ -98,9 +98,7 @@ def _draw_adapter(actor: Actor) -> None:
 
 
 @pytest.mark.heavy
-def test_packed_log_probs_are_the_padded_ones_in_any_cut(
-    build_actor: BuildActor, tiny_processing: Processing
-) -> None:
+def test_packed_log_probs_are_the_padded_ones_in_any_cut(build_actor: BuildActor, tiny_processing: Processing) -> None:
     """The tokens that sharing prompts saved are counted."""
     actor, padded = build_actor(), build_actor(padding_free="false")
     assert (actor.passes.packed, padded.passes.packed) == (True, False)

@@ -82,7 +82,7 @@ def family_of(
         except ConfigError as error:
             reason = str(error)
         else:
-            if gap <= _LARGEST_GAP:
+            if gap <= LARGEST_GAP:
                 _BY_TYPE[config.model_type] = Family(title="text model", model_types=())
                 logger.warning(
                     "no test covers model_type '%s'; a tiny model was tried, and its log-probs are correct to %.0e nats",
@@ -99,7 +99,7 @@ def family_of(
     )
 
 
-_LARGEST_GAP = 1e-5
+LARGEST_GAP = 1e-5
 """The largest accepted gap in nats between the model's own float32 log-probs and those of a plain head."""
 
 _LAYERS, _VOCABULARY, _TOKENS = 2, 1024, 8
