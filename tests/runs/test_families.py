@@ -314,6 +314,9 @@ def test_two_steps_train_and_the_engine_gets_the_weights(
             assert metrics["rollout/log_prob_gap_mean"] < 0.15
         else:
             assert metrics["rollout/log_prob_gap_max"] < 1e-3
+        if family in TEXT_FAMILIES:
+            assert metrics["rollout/log_prob_gap_mean"] < 1e-4
+        assert metrics["actor/skipped_updates"] == 0
         assert metrics["actor/grad_norm"] > 0
         assert (metrics.get("work/teacher_rows", 0) > 0) == setting.startswith("cepo")
     # What vLLM finds out about a model in another process, which takes 10 s to start, it keeps here.
