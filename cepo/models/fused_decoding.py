@@ -194,17 +194,14 @@ class FusedDecoding:
         queries = turned[:, :heads].reshape(rows, key_heads, share, width)
         keys, values = own_keys[:, :, : position + 1], own_values[:, :, : position + 1]
         prompt_keys, prompt_values = self._prompts[index]
-        scores = torch.cat([self._to_rows(self._prompt_scores(queries, prompt_keys)), queries @ keys.mT], dim=3)
+        prompt_scores = self._to_slots(queries) @ prompt_keys.mT
+        if self._mask is not None:
+            prompt_scores += self._mask[:, None, None]
+        scores = torch.cat([self._to_rows(self._split(prompt_scores)), queries @ keys.mT], dim=3)
         weights = scores.softmax(dim=3)
         to_prompt = self._to_slots(weights[..., : self._longest])
         attended = self._to_rows(self._split(to_prompt @ prompt_values))
         return (attended + weights[..., self._longest :] @ values).reshape(rows, heads * width)
-
-    def _prompt_scores(self, queries: Tensor, keys: Tensor) -> Tensor:
-        scores = self._to_slots(queries) @ keys.mT
-        if self._mask is not None:
-            scores += self._mask[:, None, None]
-        return self._split(scores)
 
     def _to_slots(self, tensor: Float[Tensor, "B key_heads share n"]) -> Float[Tensor, "P key_heads slots_x_share n"]:
         if self._rows is not None:

@@ -51,8 +51,8 @@ def load_model(
 ) -> nn.Module:
     """Loads the checkpoint's vision-language or text model, with scaled-dot-product attention.
 
-    `section` names the settings in errors. Without weights, parameters are on the meta device and buffers are real.
-    `quantization` quantises the language model's linear layers to 4 bits while they are loaded.
+    `section` names the settings in errors. Without weights, parameters are on the meta device; buffers are real, because
+    no checkpoint holds them. `quantization` quantises the language model's linear layers to 4 bits as they are loaded.
 
     Raises:
         ConfigError: nothing can be loaded from `path`, its architecture is not supported, its weights are already
@@ -60,6 +60,8 @@ def load_model(
         EngineError: the weights are missing or damaged.
     """
     import transformers
+    from accelerate import init_empty_weights
+    from transformers.initialization import no_init_weights
 
     config = read_config(path, trust_remote_code=trust_remote_code, section=section)
     family = family_of(config, section=section, trust_remote_code=trust_remote_code)
@@ -76,7 +78,10 @@ def load_model(
     options = {"dtype": dtype, "attn_implementation": "sdpa", "trust_remote_code": trust_remote_code}
     try:
         if not with_weights:
-            return _without_weights(auto, config, options)
+            with no_init_weights(), init_empty_weights(include_buffers=False):
+                model = auto.from_config(config, **options)
+            model.tie_weights()
+            return model
         if quantization is None:
             return auto.from_pretrained(path, config=config, **options)
         # An error in the head affects all logits of every token, and a tied head is the embeddings, which are not linear
@@ -90,17 +95,6 @@ def load_model(
             f"{section}.model_path '{path}': its weights cannot be loaded ({type(error).__name__}: {error}). If a file is "
             "truncated or damaged, copy or download the folder again"
         ) from error
-
-
-def _without_weights(auto: Any, config: PreTrainedConfig, options: Mapping[str, object]) -> nn.Module:
-    """Buffers (rotary frequencies etc.) are real, because no checkpoint holds them."""
-    from accelerate import init_empty_weights
-    from transformers.initialization import no_init_weights
-
-    with no_init_weights(), init_empty_weights(include_buffers=False):
-        model = auto.from_config(config, **options)
-    model.tie_weights()
-    return model
 
 
 def sharded_blocks(model: Any, *, without: Sequence[nn.Module] = ()) -> list[nn.Module]:

@@ -128,11 +128,12 @@ def test_dora_needs_no_adapters_of_vllm(
     use_dora: str, generator: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """LLaVA-OneVision gets no adapters from vLLM; the run hands DoRA's over as full weights."""
-    from cepo.models.families import LlavaOneVision
+    from cepo.models.families import FAMILIES
 
     monkeypatch.setattr(factory, "_why_not_vllm", lambda device: None)
     monkeypatch.setattr(machine, "check_devices", lambda trainer: "an H100")
-    monkeypatch.setattr(machine, "family_of", lambda config, trust_remote_code: LlavaOneVision())
+    (llava,) = (family for family in FAMILIES if family.title == "LLaVA-OneVision")
+    monkeypatch.setattr(machine, "family_of", lambda config, trust_remote_code: llava)
     published_config("2B").save_pretrained(tmp_path)
     settings = [
         f"worker.actor.model.model_path={tmp_path}",

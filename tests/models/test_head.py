@@ -74,13 +74,24 @@ def dense(
     return log_probs.detach(), to_hidden, to_weight
 
 
-def check_gradients(hidden: Tensor, head: nn.Linear, expected: tuple[Tensor, Tensor], limit: float) -> None:
-    """Those of the hidden states and, if it is trained, of the head's weight."""
-    pairs = [(hidden.grad, expected[0]), *([(head.weight.grad, expected[1])] if head.weight.requires_grad else [])]
-    for found, wanted in pairs:
-        assert found is not None
-        assert float((found - wanted).norm() / wanted.norm()) < limit
-    assert head.weight.requires_grad or head.weight.grad is None
+def compare_with_dense(
+    head: nn.Linear, temperature: float, chunk_tokens: int, limit: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Holds log-probs to the dense ones, and to `limit` the gradients of hidden states and of a trained weight.
+
+    Returns hidden states, targets, and the log-probs found and expected.
+    """
+    hidden, targets, factors = draw(head.weight.dtype)
+    expected, *gradients = dense(hidden, head, targets, factors, temperature)
+    found = target_log_probs(hidden, head, targets, temperature=temperature, chunk_tokens=chunk_tokens)
+    (factors * found).sum().backward()
+    assert float((found.detach() - expected).abs().max()) < LOG_PROBS
+    trained = head.weight.requires_grad
+    for tensor, wanted in zip((hidden, head.weight) if trained else (hidden,), gradients, strict=False):
+        assert tensor.grad is not None
+        assert float((tensor.grad - wanted).norm() / wanted.norm()) < limit
+    assert trained or head.weight.grad is None
+    return hidden.detach(), targets, found.detach(), expected
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 8, 1000])
@@ -89,15 +100,11 @@ def check_gradients(hidden: Tensor, head: nn.Linear, expected: tuple[Tensor, Ten
 def test_head_log_probs_and_gradients_are_the_dense_ones(
     trained: bool, bias: bool, temperature: float, chunk_tokens: int
 ) -> None:
-    head, (hidden, targets, factors) = build_head(trained=trained, bias=bias), draw()
-    expected, *gradients = dense(hidden, head, targets, factors, temperature)
-    found = target_log_probs(hidden, head, targets, temperature=temperature, chunk_tokens=chunk_tokens)
-    (factors * found).sum().backward()
+    head = build_head(trained=trained, bias=bias)
+    hidden, targets, found, _ = compare_with_dense(head, temperature, chunk_tokens, GRADIENTS)
     with torch.no_grad():
         without_gradient = target_log_probs(hidden, head, targets, temperature=temperature, chunk_tokens=chunk_tokens)
     assert torch.equal(found, without_gradient)
-    assert float((found.detach() - expected).abs().max()) < LOG_PROBS
-    check_gradients(hidden, head, (gradients[0], gradients[1]), GRADIENTS)
 
 
 @pytest.mark.parametrize(("trained", "forward", "backward"), [(False, 2, 0), (True, 1, 3)])
@@ -130,13 +137,9 @@ def test_a_trained_bf16_head_sums_its_chunks_in_float32() -> None:
 @pytest.mark.parametrize(("trained", "bias"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("chunk_tokens", [8, 1000])
 def test_with_float32_logits_bf16_log_probs_are_float64s(trained: bool, bias: bool, chunk_tokens: int) -> None:
-    head, (hidden, targets, factors) = realistic_head(trained=trained, bias=bias), draw(torch.bfloat16)
-    expected, *gradients = dense(hidden, head, targets, factors, 1.0)
-    found = target_log_probs(hidden, head, targets, temperature=1.0, chunk_tokens=chunk_tokens)
-    (factors * found).sum().backward()
-    assert 16 < float((hidden.detach() @ head.weight.detach().t()).amax(dim=1).mean()) < 32
-    assert float((found.detach() - expected).abs().max()) < LOG_PROBS
-    check_gradients(hidden, head, (gradients[0], gradients[1]), 2**-7)
+    head = realistic_head(trained=trained, bias=bias)
+    hidden, targets, _, expected = compare_with_dense(head, 1.0, chunk_tokens, 2**-7)
+    assert 16 < float((hidden @ head.weight.detach().t()).amax(dim=1).mean()) < 32
     plain = build_head(trained=False, bias=bias, dtype=torch.bfloat16)
     plain.load_state_dict(head.state_dict())
     with torch.no_grad():

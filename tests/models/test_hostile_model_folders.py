@@ -17,40 +17,37 @@ from cepo.microgeo.world import ASSETS
 from cepo.models.pretrained import load_model
 from cepo.models.processing import Processing
 
-
-def changed(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
-    def apply(folder: Path) -> None:
-        content = json.loads((folder / name).read_text(encoding="utf-8"))
-        (folder / name).write_text(json.dumps(change(content)), encoding="utf-8")
-
-    return apply
+Change = Callable[[Path], object]
 
 
-def in_text(**entries: Any) -> Callable[[Path], None]:
-    return changed("config.json", lambda tree: tree | {"text_config": tree["text_config"] | entries})
+def text(name: str, content: str) -> Change:
+    return lambda folder: (folder / name).write_text(content, encoding="utf-8")
 
 
-def text(name: str, content: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_text(content, encoding="utf-8") and None
+def changed(name: str, change: Callable[[Any], Any]) -> Change:
+    return lambda folder: text(name, json.dumps(change(json.loads((folder / name).read_text(encoding="utf-8")))))(
+        folder
+    )
 
 
-def link(name: str, target: str) -> Callable[[Path], None]:
-    def apply(folder: Path) -> None:
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).symlink_to(target)
-
-    return apply
+def sizes(section: str, **entries: Any) -> Change:
+    return changed("config.json", lambda tree: tree | {section: tree[section] | entries})
 
 
-def pipe(name: str) -> Callable[[Path], None]:
-    def apply(folder: Path) -> None:
-        (folder / name).unlink(missing_ok=True)
-        os.mkfifo(folder / name)
-
-    return apply
+def instead(name: str, make: Callable[[Path], object]) -> Change:
+    """Puts what `make` makes in the place of a file."""
+    return lambda folder: ((folder / name).unlink(missing_ok=True), make(folder / name))
 
 
-def index(content: str) -> Callable[[Path], None]:
+def link(name: str, target: str) -> Change:
+    return instead(name, lambda file: file.symlink_to(target))
+
+
+def pipe(name: str) -> Change:
+    return instead(name, os.mkfifo)
+
+
+def index(content: str) -> Change:
     def apply(folder: Path) -> None:
         (folder / "model.safetensors").rename(folder.parent / "outside.safetensors")
         (folder / "model.safetensors.index.json").write_text(content, encoding="utf-8")
@@ -62,23 +59,19 @@ def without_added_tokens(tree: Any) -> Any:
     return {key: tree[key] for key in tree if key != "added_tokens"}
 
 
-def tower(**entries: Any) -> Callable[[Path], None]:
-    return changed("config.json", lambda tree: tree | {"vision_config": tree["vision_config"] | entries})
-
-
-HOSTILE: dict[str, Callable[[Path], None]] = {
+HOSTILE: dict[str, Change] = {
     "a deep config": text("config.json", "[" * 100_000),
     "a config that is a list": text("config.json", "[]"),
     "a number of 10,000 digits": text("config.json", '{"vocab_size": ' + "9" * 10_000 + "}"),
     "a tokenizer without added_tokens": changed("tokenizer.json", without_added_tokens),
     "an empty tokenizer": text("tokenizer.json", "{}"),
     "a deep tokenizer": text("tokenizer.json", "[" * 100_000),
-    "a negative vocabulary": in_text(vocab_size=-1),
-    "a vocabulary of text": in_text(vocab_size="many"),
-    "no heads": in_text(num_attention_heads=0),
-    "10^7 layers": in_text(num_hidden_layers=10**7),
-    "10^7 layers of the tower": tower(depth=10**7),
-    "a vocabulary of 10^15": in_text(vocab_size=10**15),
+    "a negative vocabulary": sizes("text_config", vocab_size=-1),
+    "a vocabulary of text": sizes("text_config", vocab_size="many"),
+    "no heads": sizes("text_config", num_attention_heads=0),
+    "10^7 layers": sizes("text_config", num_hidden_layers=10**7),
+    "10^7 layers of the tower": sizes("vision_config", depth=10**7),
+    "a vocabulary of 10^15": sizes("text_config", vocab_size=10**15),
     "a pipe for a config": pipe("config.json"),
     "a pipe for a tokenizer": pipe("tokenizer.json"),
     "a pipe for a template": pipe("chat_template.jinja"),

@@ -10,8 +10,8 @@ from tiny_checkpoints import FAMILIES, write_checkpoint
 
 from cepo.config.schema import LoraConfig
 from cepo.errors import ConfigError
-from cepo.models.families import family_of
-from cepo.models.families.text import TextModel, TextMoe, plain_head_gap
+from cepo.models.families import FAMILIES as SUPPORTED
+from cepo.models.families import family_of, plain_head_gap
 from cepo.models.processing import Processing
 from cepo.sizing import shape_of
 
@@ -53,7 +53,10 @@ def test_an_unknown_text_model_is_tried_with_2_layers(caplog: pytest.LogCaptureF
     assert config.num_hidden_layers == 3, "the try works on a copy"
 
 
-@pytest.mark.parametrize("model_type", [*TextModel.model_types, *TextMoe.model_types])
+TEXT_TYPES = [model_type for family in SUPPORTED if not family.reads_images for model_type in family.model_types]
+
+
+@pytest.mark.parametrize("model_type", TEXT_TYPES)
 def test_every_listed_text_model_has_a_plain_head(model_type: str) -> None:
     from transformers import AutoConfig
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -240,11 +241,11 @@ REFUSED = {
 
 EVERY_DAY = {
     "vllm": {
-        ("qwen3_vl_moe", "grpo, full"), ("qwen3_5", "cepo, LoRA"), ("qwen2_5_vl", "cepo, LoRA"),
+        ("qwen3_vl_moe", "grpo, full"), ("qwen3_5", "cepo, LoRA"), ("qwen2_5_vl", "cepo, LoRA"), ("qwen3", "cepo, LoRA"),
     },
-    "transformers": {("gemma3", "cepo, full"), ("qwen3_5_moe", "grpo, LoRA")},
+    "transformers": {("gemma3", "cepo, full"), ("qwen3_5_moe", "grpo, LoRA"), ("qwen3", "cepo, full")},
 }  # fmt: skip
-"""Experts, linear attention, and another vision tower; most runs of these tests train Qwen3-VL with either engine."""
+"""Experts, linear attention, another vision tower, and text alone; most runs of these tests train Qwen3-VL with either engine."""
 RUNS = [
     pytest.param(
         *each,
@@ -252,12 +253,12 @@ RUNS = [
         if each in REFUSED or (each[0], each[2]) in EVERY_DAY[each[1]]
         else pytest.mark.nightly("each is one more engine and run of seconds"),
     )
-    for family in VISION_FAMILIES
+    for family in FAMILIES
     for each in (
         (family, "vllm", "cepo, LoRA"),
         (family, "vllm", "grpo, full"),
-        # The transformers engine calls the model that is trained; two families are enough where vLLM serves the others.
-        *([(family, "transformers", "cepo, full")] if family in ("qwen3_vl", "gemma3") else []),
+        # The transformers engine calls the model that is trained; a few families are enough where vLLM serves the others.
+        *([(family, "transformers", "cepo, full")] if family in ("qwen3", "qwen3_vl", "gemma3") else []),
         # Adapters of the others are those that vLLM samples with.
         *([(family, "transformers", "grpo, LoRA")] if (family, "vllm", "cepo, LoRA") in REFUSED else []),
     )
@@ -292,6 +293,11 @@ def test_two_steps_train_and_the_engine_gets_the_weights(
         EVERY_WRONG_ROLLOUT_TEACHES,
         *SETTINGS[setting],
     ]
+    if family in TEXT_FAMILIES:
+        sums = [{"problem": f"What is {number} + {number}?", "answer": str(2 * number)} for number in range(8)]
+        rows = tmp_path / "sums.jsonl"
+        rows.write_text("".join(json.dumps(row) + "\n" for row in sums))
+        arguments += [f"data.train_files={rows}", f"data.val_files={rows}", "trainer.val_before_train=true"]
     refusal = REFUSED.get((family, engine, setting))
     if in_bf16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         refusal = "which this processor lacks"
@@ -299,13 +305,20 @@ def test_two_steps_train_and_the_engine_gets_the_weights(
         with pytest.raises(ConfigError, match=refusal):
             train(*arguments)
         return
-    for metrics in train(*arguments).metrics:
+    finished = train(*arguments)
+    assert finished.metrics[0].get("val/num_samples") == (8 if family in TEXT_FAMILIES else None)
+    assert len(finished.steps) == 2
+    for metrics in finished.steps:
         record_property(f"{engine}, {setting}", metrics["rollout/log_prob_gap_max"])
         if in_bf16:
             assert metrics["rollout/log_prob_gap_mean"] < 0.15
         else:
             assert metrics["rollout/log_prob_gap_max"] < 1e-3
+        if family in TEXT_FAMILIES:
+            assert metrics["rollout/log_prob_gap_mean"] < 1e-4
+        assert metrics["actor/skipped_updates"] == 0
         assert metrics["actor/grad_norm"] > 0
+        assert (metrics.get("work/teacher_rows", 0) > 0) == setting.startswith("cepo")
     # What vLLM finds out about a model in another process, which takes 10 s to start, it keeps here.
     assert not (Path(os.environ["XDG_CACHE_HOME"]) / "vllm" / "modelinfos").exists()
 

@@ -33,6 +33,7 @@ from cepo.models.processing import Processing
 from cepo.train import run_policy
 from cepo.trainer.checkpoints import FILES_FILE, written_files
 from cepo.workers.distributed import reshard
+from cepo.workers.merged_model import adapter_base
 from cepo.workers.passes import RankPass
 
 pytestmark = pytest.mark.heavy
@@ -88,33 +89,18 @@ def test_a_merged_folder_has_the_trained_models_logits(
 ) -> None:
     """They agree to 1e-5, and differ by 0.1 from the base's."""
     finished = far(*options)
-    assert merge("--checkpoint", finished.folder / "global_step_2", "--out", tmp_path / "merged") == 0
+    checkpoint = finished.folder / "global_step_2"
+    assert adapter_base(checkpoint / "actor") == (str(tiny_model_folder) if options == LORA else None)
+    assert merge("--checkpoint", checkpoint, "--out", tmp_path / "merged") == 0
     logits = folder_logits(tmp_path / "merged", row)
     assert_close(logits, trained_logits(finished, row))
     assert (logits - folder_logits(tiny_model_folder, row)).abs().max() > 0.1
 
 
-def test_an_adapter_alone_merges_into_its_or_a_given_base(
-    far: Far, tiny_model_folder: Path, tmp_path: Path, row: ScoringRow
-) -> None:
-    """The folder has EasyR1's layout."""
-    finished = far(*LORA)
-    adapter = tmp_path / "global_step_9" / "actor" / "lora_adapter"
-    shutil.copytree(finished.folder / "global_step_2" / "actor" / "lora_adapter", adapter)
-    assert merge("--checkpoint", tmp_path / "global_step_9", "--out", tmp_path / "named") == 0
-    settings = json.loads((adapter / "adapter_config.json").read_text())
-    assert settings["base_model_name_or_path"] == str(tiny_model_folder)
-    (adapter / "adapter_config.json").write_text(json.dumps(settings | {"base_model_name_or_path": "gone/away"}))
-    assert merge("--checkpoint", adapter.parent, "--out", tmp_path / "given", "--base", tiny_model_folder) == 0
-    for name in ("named", "given"):
-        logits = folder_logits(tmp_path / name, row)
-        assert_close(logits, trained_logits(finished, row))
-
-
-def test_an_adapter_written_by_peft_merges_to_pefts_logits(
+def test_pefts_adapter_alone_merges_into_its_or_a_given_base(
     tiny_model_folder: Path, tmp_path: Path, row: ScoringRow
 ) -> None:
-    """The adapter is written as EasyR1 writes it, and the logits agree to 1e-5."""
+    """The adapter is written as EasyR1 writes it, in EasyR1's layout, and the logits agree to 1e-5."""
     from peft import LoraConfig, TaskType, get_peft_model
 
     settings = LoraConfig(
@@ -132,12 +118,16 @@ def test_an_adapter_written_by_peft_merges_to_pefts_logits(
     (actor / "huggingface").mkdir()
     for kind in ("model", "optim", "extra_state"):
         (actor / f"{kind}_world_size_2_rank_0.pt").touch()
-    assert merge("--checkpoint", tmp_path / "global_step_5", "--out", tmp_path / "merged") == 0
-    image_token = model.config.image_token_id
-    expected = reference_logits(model.eval(), row, image_token).detach()
-    logits = folder_logits(tmp_path / "merged", row)
-    assert_close(logits, expected)
-    assert (logits - folder_logits(tiny_model_folder, row)).abs().max() > 0.1
+    assert merge("--checkpoint", tmp_path / "global_step_5", "--out", tmp_path / "named") == 0
+    file = actor / "lora_adapter" / "adapter_config.json"
+    settings_of_file = json.loads(file.read_text())
+    assert settings_of_file["base_model_name_or_path"] == str(tiny_model_folder)
+    file.write_text(json.dumps(settings_of_file | {"base_model_name_or_path": "gone/away"}))
+    assert merge("--checkpoint", actor, "--out", tmp_path / "given", "--base", tiny_model_folder) == 0
+    expected = reference_logits(model.eval(), row, model.config.image_token_id).detach()
+    for name in ("named", "given"):
+        assert_close(folder_logits(tmp_path / name, row), expected)
+    assert (expected - folder_logits(tiny_model_folder, row)).abs().max() > 0.1
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -230,6 +220,7 @@ def test_what_cannot_be_merged_ends_with_one_message(
     far: Far, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, out = far(*LORA).folder, tmp_path / "merged"
+    critic = far(*FULL, "algorithm.adv_estimator=gae", "trainer.max_steps=1").folder / "global_step_1" / "critic"
     checkpoint = folder / "global_step_2"
     for name, file in (("empty", None), ("full", "notes.txt"), ("ranks/actor", "model_world_size_1_rank_0.pt")):
         (tmp_path / name).mkdir(parents=True)
@@ -241,6 +232,7 @@ def test_what_cannot_be_merged_ends_with_one_message(
         (folder, out, "checkpoints: global_step_2"),
         (checkpoint, tmp_path / "full", "is not empty"),
         (tmp_path / "ranks", out, "scripts/model_merger.py"),
+        (critic, out, "weights that the base model lacks: 2 (model.head.bias, model.head.weight)"),
     ):
         assert words in refusal(capsys, "--checkpoint", source, "--out", target)
     gone = refusal(capsys, "--checkpoint", checkpoint, "--out", out, "--base", tmp_path / "gone")
@@ -265,14 +257,6 @@ def test_an_adapter_of_other_weights_is_refused(far: Far, tmp_path: Path, capsys
         save_file(changed, file)
         assert words in refusal(capsys, "--checkpoint", actor, "--out", tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
-
-
-def test_a_critics_shards_are_not_taken_for_a_policys(
-    far: Far, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    critic = far(*FULL, "algorithm.adv_estimator=gae", "trainer.max_steps=1").folder / "global_step_1" / "critic"
-    message = refusal(capsys, "--checkpoint", critic, "--out", tmp_path / "merged")
-    assert "weights that the base model lacks: 2 (model.head.bias, model.head.weight)" in message
 
 
 def test_shards_without_data_are_refused_by_every_command(

@@ -62,21 +62,6 @@ def mixed_rows(processing: Processing, *, num_contexts: int, size: int) -> list[
     ]  # fmt: skip
 
 
-def both(build_actor: BuildActor, **settings: Any) -> tuple[Actor, Actor]:
-    return build_actor(**settings), build_actor(padding_free="false", **settings)
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize(("num_contexts", "size"), [(1, 16), (3, 5)])
-def test_packed_log_probs_are_the_padded_ones_to_1e_minus_5(
-    build_actor: BuildActor, tiny_processing: Processing, num_contexts: int, size: int
-) -> None:
-    packed, padded = both(build_actor)
-    rows = mixed_rows(tiny_processing, num_contexts=num_contexts, size=size)
-    assert largest_gap(packed.score(rows), padded.score(rows)) < LOG_PROBS
-    assert (packed.passes.packed, padded.passes.packed) == (True, False)
-
-
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     "settings",
@@ -91,7 +76,7 @@ def test_packed_gradients_are_the_padded_ones_to_1e_minus_5(
     build_actor: BuildActor, tiny_processing: Processing, settings: dict[str, str]
 ) -> None:
     model = {f"model__{name}": value for name, value in settings.items()}
-    actors = both(build_actor, max_grad_norm="1e9", **model)
+    actors = [build_actor(padding_free=each, max_grad_norm="1e9", **model) for each in ("true", "false")]
     rows = mixed_rows(tiny_processing, num_contexts=2, size=2)
     found = []
     for actor in actors:
@@ -113,13 +98,13 @@ def _draw_adapter(actor: Actor) -> None:
 
 
 @pytest.mark.heavy
-def test_a_budget_of_tokens_cuts_passes_and_changes_no_log_prob(
-    build_actor: BuildActor, tiny_processing: Processing
-) -> None:
+def test_packed_log_probs_are_the_padded_ones_in_any_cut(build_actor: BuildActor, tiny_processing: Processing) -> None:
     """The tokens that sharing prompts saved are counted."""
-    actor = build_actor()
+    actor, padded = build_actor(), build_actor(padding_free="false")
+    assert (actor.passes.packed, padded.passes.packed) == (True, False)
     rows = mixed_rows(tiny_processing, num_contexts=3, size=5)
     whole_pass = actor.score(rows)
+    assert largest_gap(whole_pass, padded.score(rows)) < LOG_PROBS
     metrics = actor.passes.metrics()
     asked, computed = sum(row.num_tokens for row in rows), forest_of(rows, tiny_processing).num_tokens
     assert metrics["work/tokens_computed"].result == computed < 0.5 * asked

@@ -14,19 +14,12 @@ _STANDARD_DEVIATION = 0.1
 
 TEXT_FAMILIES = ("qwen2", "qwen3")
 _BUILDERS: dict[str, Callable[[], Parts]] = {
-    "qwen2": qwen.qwen2,
-    "qwen3": qwen.qwen3,
-    "qwen2_vl": qwen.qwen2_vl,
-    "qwen2_5_vl": qwen.qwen2_5_vl,
-    "qwen3_vl": qwen.qwen3_vl,
-    "qwen3_vl_moe": qwen.qwen3_vl_moe,
-    "qwen3_5": qwen.qwen3_5,
-    "qwen3_5_moe": qwen.qwen3_5_moe,
-    "internvl": others.internvl,
-    "smolvlm": others.smolvlm,
-    "idefics3": others.idefics3,
-    "gemma3": others.gemma3,
-    "llava_onevision": others.llava_onevision,
+    build.__name__: build
+    for build in (
+        *(qwen.qwen2, qwen.qwen3, qwen.qwen2_vl, qwen.qwen2_5_vl, qwen.qwen3_vl, qwen.qwen3_vl_moe),
+        *(qwen.qwen3_5, qwen.qwen3_5_moe),
+        *(others.internvl, others.smolvlm, others.idefics3, others.gemma3, others.llava_onevision),
+    )
 }
 FAMILIES = tuple(_BUILDERS)
 VISION_FAMILIES = tuple(family for family in FAMILIES if family not in TEXT_FAMILIES)

@@ -25,9 +25,6 @@ def internvl() -> Parts:
     side, per_tile = 56, 4
     tokenizer = tokens.byte_level_tokenizer(
         tokens.INTERNVL_TOKENS,
-        end="<|im_end|>",
-        pad="<|endoftext|>",
-        unknown="<|endoftext|>",
         named={
             "start_image_token": "<img>",
             "end_image_token": "</img>",
@@ -53,7 +50,7 @@ def internvl() -> Parts:
         image_seq_length=per_tile,
         chat_template=templates.INTERNVL,
     )
-    return Parts(config=config, processor=processor, end_tokens=("<|im_end|>", "<|endoftext|>"))
+    return Parts(config=config, processor=processor)
 
 
 def smolvlm() -> Parts:
@@ -65,7 +62,6 @@ def smolvlm() -> Parts:
         begin="<|im_start|>",
         end="<end_of_utterance>",
         pad="<|im_end|>",
-        unknown="<|endoftext|>",
         kind="GPT2Tokenizer",
         named={
             "fake_image_token": "<fake_token_around_image>",
@@ -96,6 +92,7 @@ def idefics3() -> Parts:
         begin="<|begin_of_text|>",
         end="<|end_of_text|>",
         pad="<|finetune_right_pad_id|>",
+        unknown=None,
         kind="PreTrainedTokenizerFast",
     )
     config = Idefics3Config(**_idefics_entries(tokenizer), tie_word_embeddings=False)
@@ -155,9 +152,7 @@ def llava_onevision() -> Parts:
     side = 28
     sides = [side * tiles for tiles in (1, 2, 3)]
     pinpoints = [[height, width] for height in sides for width in sides]
-    tokenizer = tokens.byte_level_tokenizer(
-        tokens.LLAVA_TOKENS, end="<|im_end|>", pad="<|endoftext|>", unknown="<|endoftext|>"
-    )
+    tokenizer = tokens.byte_level_tokenizer(tokens.LLAVA_TOKENS)
     config = LlavaOnevisionConfig(
         text_config={"model_type": "qwen2", **text_sizes(tokenizer, tie_word_embeddings=True)},
         vision_config=_TOWER_SIZES
@@ -175,8 +170,7 @@ def llava_onevision() -> Parts:
         vision_feature_select_strategy="full",
         chat_template=templates.LLAVA_ONEVISION,
     )
-    ends = ("<|im_end|>", "<|endoftext|>")
-    return Parts(config=config, processor=processor, end_tokens=ends, renamed=_SIGLIP_NAMES)
+    return Parts(config=config, processor=processor, renamed=_SIGLIP_NAMES)
 
 
 _TOKENS_PER_TILE = 4

@@ -25,7 +25,7 @@ class Parts:
 
     config: Any
     processor: Any
-    end_tokens: tuple[str, ...]
+    end_tokens: tuple[str, ...] = ("<|im_end|>", "<|endoftext|>")
     transposed: tuple[str, ...] = ()
     renamed: dict[str, str] = field(default_factory=dict)
 

@@ -19,7 +19,6 @@ _VISION_TOKENS = {
 }
 # `norm_topk_prob` is in the real files and read by vLLM alone: transformers always normalises.
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "norm_topk_prob": True}
-_END_TOKENS = ("<|im_end|>", "<|endoftext|>")
 
 
 def qwen2() -> Parts:
@@ -28,7 +27,7 @@ def qwen2() -> Parts:
 
     tokenizer = _tokenizer(tokens.QWEN_TEXT_TOKENS, templates.QWEN2)
     config = Qwen2Config(**text_sizes(tokenizer, tie_word_embeddings=True))
-    return Parts(config=config, processor=tokenizer, end_tokens=_END_TOKENS)
+    return Parts(config=config, processor=tokenizer)
 
 
 def qwen3() -> Parts:
@@ -37,7 +36,7 @@ def qwen3() -> Parts:
 
     tokenizer = _tokenizer(tokens.QWEN_TOKENS, templates.QWEN3)
     config = Qwen3Config(**text_sizes(tokenizer, head_dim=HEAD_DIM, tie_word_embeddings=True))
-    return Parts(config=config, processor=tokenizer, end_tokens=_END_TOKENS)
+    return Parts(config=config, processor=tokenizer)
 
 
 def qwen2_vl() -> Parts:
@@ -86,9 +85,7 @@ def qwen3_5_moe() -> Parts:
 
 
 def _tokenizer(special_tokens: tuple[str, ...], template: str, kind: str = "Qwen2Tokenizer") -> Any:
-    tokenizer = tokens.byte_level_tokenizer(
-        special_tokens, end="<|im_end|>", pad="<|endoftext|>", unknown="<|endoftext|>", kind=kind
-    )
+    tokenizer = tokens.byte_level_tokenizer(special_tokens, kind=kind)
     tokenizer.chat_template = template
     return tokenizer
 
@@ -111,7 +108,7 @@ def _parts(
         dtype="float32",
     )
     processor = _processor(processor_class, tokenizer, tower["patch_size"])
-    return Parts(config=config, processor=processor, end_tokens=_END_TOKENS, transposed=transposed)
+    return Parts(config=config, processor=processor, transposed=transposed)
 
 
 def _old_parts(config_class: Any, processor_class: Any, **tower: Any) -> Parts:

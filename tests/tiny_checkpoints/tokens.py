@@ -23,9 +23,9 @@ _GEMMA_PIECES = 640
 def byte_level_tokenizer(
     special_tokens: tuple[str, ...],
     *,
-    end: str,
-    pad: str,
-    unknown: str | None = None,
+    end: str = "<|im_end|>",
+    pad: str = "<|endoftext|>",
+    unknown: str | None = "<|endoftext|>",
     begin: str | None = None,
     kind: str = "Qwen2Tokenizer",
     named: dict[str, str] | None = None,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from cepo.errors import ConfigError
 from cepo.models.families.family import EngineUse, Family, ImageFeatures, ImageReader
-from cepo.models.families.processed import Gemma3, InternVL, LlavaOneVision, SmolVLM
-from cepo.models.families.qwen import Qwen2VL, Qwen3VL, Qwen3VLMoe, Qwen25VL, Qwen35, Qwen35Moe
-from cepo.models.families.text import LARGEST_GAP, Qwen3, TextModel, TextMoe, UntriedText, plain_head_gap
+from cepo.models.families.processed import Gemma3, LlavaOneVision, ProcessedFamily
+from cepo.models.families.qwen import GridFamily, Qwen3VLMoe, Qwen35
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -18,10 +20,39 @@ logger = logging.getLogger(__name__)
 
 __all__ = ["FAMILIES", "EngineUse", "Family", "ImageFeatures", "ImageReader", "family_of"]
 
+_TOWER = ("vision_tower", "multi_modal_projector")
+
 FAMILIES: tuple[Family, ...] = (
-    *(Qwen2VL(), Qwen25VL(), Qwen3VL(), Qwen3VLMoe(), Qwen35(), Qwen35Moe()),
-    *(InternVL(), SmolVLM(), Gemma3(), LlavaOneVision()),
-    *(Qwen3(), TextModel(), TextMoe()),
+    GridFamily(title="Qwen2-VL", model_types=("qwen2_vl",)),
+    GridFamily(title="Qwen2.5-VL", model_types=("qwen2_5_vl",)),
+    GridFamily(title="Qwen3-VL", model_types=("qwen3_vl",), reads_videos=True, fused_decoding=True),
+    Qwen3VLMoe(title="Qwen3-VL-MoE", model_types=("qwen3_vl_moe",), reads_videos=True, has_experts=True),
+    Qwen35(title="Qwen3.5", model_types=("qwen3_5",)),
+    Qwen35(title="Qwen3.5-MoE", model_types=("qwen3_5_moe",), has_experts=True),
+    # It cuts a large image into tiles of equally many tokens between `<img>` and `</img>`.
+    ProcessedFamily(title="InternVL3", model_types=("internvl",), vision_modules=_TOWER),
+    # Features are (tiles, tokens per tile, H), which the model merges.
+    ProcessedFamily(
+        title="SmolVLM2, Idefics3",
+        model_types=("smolvlm", "idefics3"),
+        tower_inputs=("pixel_attention_mask",),
+        vision_modules=("vision_model", "connector"),
+    ),
+    Gemma3(title="Gemma 3", model_types=("gemma3",), placeholder="boi_token_id", vision_modules=_TOWER, siglip=True),
+    LlavaOneVision(
+        title="LLaVA-OneVision",
+        model_types=("llava_onevision",),
+        tower_inputs=("image_sizes", "batch_num_images"),
+        vision_modules=_TOWER,
+        vision_parameters=("image_newline",),
+        siglip=True,
+    ),
+    Family(title="Qwen3", model_types=("qwen3",), fused_decoding=True),
+    Family(
+        title="Qwen2, Qwen2.5, Llama, Mistral, SmolLM3, OLMo 2, Phi-3",
+        model_types=("qwen2", "llama", "mistral", "smollm3", "olmo2", "phi3"),
+    ),
+    Family(title="Qwen2-MoE, Qwen3-MoE", model_types=("qwen2_moe", "qwen3_moe"), has_experts=True),
 )
 """All supported families, in the order of the table in docs/models.md."""
 
@@ -52,7 +83,7 @@ def family_of(
             reason = str(error)
         else:
             if gap <= LARGEST_GAP:
-                _BY_TYPE[config.model_type] = UntriedText()
+                _BY_TYPE[config.model_type] = Family(title="text model", model_types=())
                 logger.warning(
                     "no test covers model_type '%s'; a tiny model was tried, and its log-probs are correct to %.0e nats",
                     config.model_type,
@@ -66,3 +97,41 @@ def family_of(
         f"{section}.model_path is a checkpoint of model_type '{config.model_type}' ({architecture}), which is not supported: "
         f"{reason}. Supported are {', '.join(family.title for family in FAMILIES)} (docs/models.md)"
     )
+
+
+LARGEST_GAP = 1e-5
+"""The largest accepted gap in nats between the model's own float32 log-probs and those of a plain head."""
+
+_LAYERS, _VOCABULARY, _TOKENS = 2, 1024, 8
+
+
+def plain_head_gap(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> float:
+    """Returns the largest gap between the log-probs of a plain head and those of the model's own forward pass.
+
+    The model has two layers, a small vocabulary and random weights. A gap reveals scaled or capped logits, or a last
+    layer that is not the head.
+
+    Raises:
+        ConfigError: such a model cannot be built or run.
+    """
+    from transformers import AutoModelForCausalLM
+
+    small = copy.deepcopy(config)
+    small.num_hidden_layers, small.vocab_size = min(_LAYERS, small.num_hidden_layers), _VOCABULARY
+    small.pad_token_id = small.bos_token_id = small.eos_token_id = None
+    if getattr(small, "layer_types", None):  # only some configurations list their layers
+        small.layer_types = small.layer_types[: small.num_hidden_layers]
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(0)
+            model: Any = AutoModelForCausalLM.from_config(
+                small, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=trust_remote_code
+            ).eval()
+            inputs = {"input_ids": torch.arange(_TOKENS)[None], "position_ids": torch.arange(_TOKENS)[None]}
+            own = model(**inputs, use_cache=False).logits.log_softmax(-1)
+            plain = model.lm_head(model.model(**inputs, use_cache=False).last_hidden_state).log_softmax(-1)
+    except (AttributeError, TypeError, ValueError, RuntimeError, KeyError, IndexError, ImportError) as error:
+        raise ConfigError(
+            f"a tiny model of this architecture cannot be run: {type(error).__name__}: {error}"
+        ) from error
+    return float((own - plain).abs().max())

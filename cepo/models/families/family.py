@@ -55,10 +55,11 @@ class ImageReader(ABC):
         video_token_id: the same for a video; None if no videos are read.
     """
 
-    video_token_id: int | None = None
-
     def __init__(self, family: Family, processor: Any, config: PreTrainedConfig, encode_text: EncodeText) -> None:
         self.image_token_id: int = config.image_token_id
+        self.video_token_id: int | None = config.video_token_id if family.reads_videos else None
+        # Older folders have no video processor.
+        self._videos: Any = getattr(processor, "video_processor", None) if family.reads_videos else None
         self.placeholder_id = family.placeholder_id(config)
 
     @abstractmethod
@@ -76,9 +77,17 @@ class ImageReader(ABC):
         raise NotImplementedError
 
     @property
+    def video_processor(self) -> Any:
+        if self._videos is None:
+            raise DataError(
+                "the row has videos, which are not supported for this model; docs/models.md lists the models that read videos"
+            )
+        return self._videos
+
+    @property
     def video_factor(self) -> int:
         """The number of which a video's width and height must be multiples; DataError if no videos are read."""
-        raise DataError("the row has videos, but the model reads none")
+        return self.video_processor.patch_size * self.video_processor.merge_size
 
     @abstractmethod
     def expand(self, engine_ids: Sequence[int], images: ImageInputs) -> list[int]:
@@ -97,34 +106,39 @@ class ImageReader(ABC):
         """Returns a black image with as few tokens as possible, for passes that must run the tower without an image."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """Describes a family of text models; base class of families with a vision tower.
 
     Attributes:
         title: its name in tables and messages.
         model_types: the `model_type` values in its checkpoints' config.json.
-        packs: whether rows can be packed, provided that every layer uses full causal attention.
-        why_padded: the reason if `packs` is False.
         reads_videos: whether a prompt may have videos in addition to images.
-        num_position_axes: 3 with M-RoPE (time, height, width), else 1.
-        image_reader: the reader of its images.
         fused_decoding: whether the transformers generator can fuse the decoder's layers (`cepo.models.fused_decoding`).
         has_experts: whether it is a mixture of experts. Experts are not linear layers, so LoRA adapts only the others.
         vision_modules: names under `model.model` of the modules that compute image features and nothing else.
         vision_parameters: names under `model.model` of other parameters on which the features depend.
+        placeholder: the configuration's entry for the placeholder of a whole image in a prompt for the rollout engine.
+        why_padded: the reason why rows cannot be packed; empty if they can, given full causal attention in every layer.
+        num_position_axes: 3 with M-RoPE (time, height, width), else 1.
+        image_reader: the reader of its images.
     """
 
-    title: ClassVar[str]
-    model_types: ClassVar[tuple[str, ...]]
-    packs: ClassVar[bool] = True
+    title: str
+    model_types: tuple[str, ...]
+    reads_videos: bool = False
+    fused_decoding: bool = False
+    has_experts: bool = False
+    vision_modules: tuple[str, ...] = ()
+    vision_parameters: tuple[str, ...] = ()
+    placeholder: str = "image_token_id"
     why_padded: ClassVar[str] = ""
-    reads_videos: ClassVar[bool] = False
     num_position_axes: ClassVar[int] = 1
     image_reader: ClassVar[type[ImageReader]]
-    fused_decoding: ClassVar[bool] = False
-    has_experts: ClassVar[bool] = False
-    vision_modules: ClassVar[tuple[str, ...]] = ()
-    vision_parameters: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def packs(self) -> bool:
+        return not self.why_padded
 
     @property
     def reads_images(self) -> bool:
@@ -138,7 +152,7 @@ class Family:
 
     def placeholder_id(self, config: PreTrainedConfig) -> int | None:
         """Returns the placeholder of a whole image in a prompt for the rollout engine; None for text models."""
-        return getattr(config, "image_token_id", None)
+        return getattr(config, self.placeholder, None)
 
     def model_inputs(self, images: ImageInputs) -> dict[str, Tensor]:
         """Returns a prompt's images as keyword arguments of the model's forward pass."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -38,7 +39,7 @@ class ProcessedReader(ImageReader):
         self._processor, self._tower_inputs = processor, family.tower_inputs
         self._placeholder: str = processor.tokenizer.convert_ids_to_tokens(self.placeholder_id)
         self._between: str = processor.tokenizer.eos_token
-        self._tokens_of_size = lru_cache(maxsize=_SIZES_KEPT)(self._measured)
+        self._tokens_of_size = lru_cache(maxsize=_SIZES_KEPT)(self._num_tokens)
 
     def read(
         self, images: Sequence[Image.Image], source: ImageSource | None = None, videos: Sequence[Video] = ()
@@ -81,7 +82,7 @@ class ProcessedReader(ImageReader):
         images = self.read([Image.new("RGB", (32, 32))])
         return images.expansions[0], images
 
-    def _measured(self, size: tuple[int, int]) -> int:
+    def _num_tokens(self, size: tuple[int, int]) -> int:
         return len(self.read([Image.new("RGB", size)]).expansions[0])
 
     def _parted(self, token_ids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -95,6 +96,7 @@ class ProcessedReader(ImageReader):
         return tuple(map(tuple, parts))
 
 
+@dataclass(frozen=True, kw_only=True)
 class ProcessedFamily(Family):
     """Implements families that use their own processor and forward pass, with padded rows.
 
@@ -102,11 +104,10 @@ class ProcessedFamily(Family):
     `vision_model` in their names in published checkpoints; transformers omits it.
     """
 
-    packs = False
+    tower_inputs: tuple[str, ...] = ()
+    siglip: bool = False
     why_padded = "the family's own processor and forward pass require padded rows"
-    image_reader = ProcessedReader
-    tower_inputs: ClassVar[tuple[str, ...]] = ()
-    siglip: ClassVar[bool] = False
+    image_reader: ClassVar[type[ImageReader]] = ProcessedReader
 
     def model_inputs(self, images: ImageInputs) -> dict[str, Tensor]:
         return {"pixel_values": images.pixel_values, **images.more_tensors}
@@ -128,32 +129,8 @@ class ProcessedFamily(Family):
         return name, weight
 
 
-class InternVL(ProcessedFamily):
-    """Supports InternVL3, which cuts a large image into tiles of equally many tokens between `<img>` and `</img>`."""
-
-    title = "InternVL3"
-    model_types = ("internvl",)
-    vision_modules = ("vision_tower", "multi_modal_projector")
-
-
-class SmolVLM(ProcessedFamily):
-    """Supports SmolVLM2 and Idefics3. Features are (tiles, tokens per tile, H), which the model merges."""
-
-    title = "SmolVLM2, Idefics3"
-    model_types = ("smolvlm", "idefics3")
-    tower_inputs = ("pixel_attention_mask",)
-    vision_modules = ("vision_model", "connector")
-
-
 class LlavaOneVision(ProcessedFamily):
     """Supports LLaVA-OneVision. Only a prompt's sole image is tiled; `batch_num_images` tells the model."""
-
-    title = "LLaVA-OneVision"
-    model_types = ("llava_onevision",)
-    tower_inputs = ("image_sizes", "batch_num_images")
-    vision_modules = ("vision_tower", "multi_modal_projector")
-    vision_parameters = ("image_newline",)
-    siglip = True
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
         """vLLM serves no adapters for this architecture, and tiles images even if a prompt has several."""
@@ -175,13 +152,10 @@ _JOINED_LINES = (("\n", "\n\n", "\n\n\n"), ("\n\n", "\n", "\n\n\n"), ("\n\n", "\
 class Gemma3Reader(ProcessedReader):
     """Reads Gemma 3's images. The empty lines around an image merge with adjacent line breaks into one token."""
 
-    def __init__(
-        self, family: ProcessedFamily, processor: Any, config: PreTrainedConfig, encode_text: EncodeText
-    ) -> None:
-        super().__init__(family, processor, config, encode_text)
-        vocabulary = processor.tokenizer.get_vocab()
-        rules = [[vocabulary.get(text) for text in rule] for rule in _JOINED_LINES]
-        self._rules = [(one, two, both) for one, two, both in rules if None not in (one, two, both)]
+    @cached_property
+    def _rules(self) -> list[list[int]]:
+        vocabulary = self._processor.tokenizer.get_vocab()
+        return [[vocabulary[text] for text in rule] for rule in _JOINED_LINES if vocabulary.keys() >= set(rule)]
 
     def expand(self, engine_ids: Sequence[int], images: ImageInputs) -> list[int]:
         """See `ImageReader.expand`. Adjacent line breaks are then merged, as by the tokenizer and vLLM in a text."""
@@ -190,7 +164,7 @@ class Gemma3Reader(ProcessedReader):
             joined: list[int] = []
             for token in expanded:
                 if joined and (joined[-1], token) == (one, two):
-                    joined[-1] = both  # type: ignore[assignment]
+                    joined[-1] = both
                 else:
                     joined.append(token)
             expanded = joined
@@ -198,14 +172,7 @@ class Gemma3Reader(ProcessedReader):
 
 
 class Gemma3(ProcessedFamily):
-    title = "Gemma 3"
     image_reader = Gemma3Reader
-    model_types = ("gemma3",)
-    vision_modules = ("vision_tower", "multi_modal_projector")
-    siglip = True
-
-    def placeholder_id(self, config: PreTrainedConfig) -> int | None:
-        return config.boi_token_id
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
         """On a CPU, vLLM's attention is causal even among an image's tokens, which changes log-probs by 0.1 nats."""

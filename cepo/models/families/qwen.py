@@ -7,6 +7,7 @@ Therefore equal images are encoded once, and rows that share an image can be pac
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,6 @@ from jaxtyping import Int64
 from PIL.Image import Image
 from torch import Tensor
 
-from cepo.errors import DataError
 from cepo.models.families.family import EncodeText, EngineUse, Family, ImageFeatures, ImageReader
 from cepo.models.inputs import ImageInputs, ImageSource, Video
 
@@ -29,10 +29,7 @@ class GridReader(ImageReader):
     def __init__(self, family: Family, processor: Any, config: PreTrainedConfig, encode_text: EncodeText) -> None:
         super().__init__(family, processor, config, encode_text)
         self._images: Any = processor.image_processor
-        # Older folders have no video processor.
-        self._videos: Any = getattr(processor, "video_processor", None) if family.reads_videos else None
         self._vision, self._encode_text = config.vision_config, encode_text
-        self.video_token_id = config.video_token_id if family.reads_videos else None
         self._around_a_frame: tuple[int, int] = (config.vision_start_token_id, config.vision_end_token_id)
         self.merge_size: int = self._images.merge_size
 
@@ -42,7 +39,7 @@ class GridReader(ImageReader):
         if not videos:
             values = self._images(images=list(images), return_tensors="pt")
             return ImageInputs(pixel_values=values["pixel_values"], grid_thw=values["image_grid_thw"], source=source)
-        reader = self._video_reader
+        reader = self.video_processor
         values = reader(
             videos=[video.frames for video in videos],
             video_metadata=[video.metadata() for video in videos],
@@ -64,14 +61,10 @@ class GridReader(ImageReader):
 
     def num_video_tokens(self, video: Video) -> int:
         width, height = video.size
-        times = video.times(self._video_reader.temporal_patch_size)
-        patches = self._video_reader.get_num_of_video_patches(len(video.frames), height, width, {})
+        times = video.times(self.video_processor.temporal_patch_size)
+        patches = self.video_processor.get_num_of_video_patches(len(video.frames), height, width, {})
         around = sum(len(self._encode_text(_time_text(time))) + len(self._around_a_frame) for time in times)
         return int(patches) // self.merge_size**2 + around
-
-    @property
-    def video_factor(self) -> int:
-        return self._video_reader.patch_size * self._video_reader.merge_size
 
     def expand(self, engine_ids: Sequence[int], images: ImageInputs) -> list[int]:
         counts = [int(grid.prod()) // self.merge_size**2 for grid in images.grid]
@@ -138,21 +131,14 @@ class GridReader(ImageReader):
         black = ImageInputs(pixel_values=torch.zeros(merge**2, width), grid_thw=torch.tensor([[1, merge, merge]]))
         return (self.image_token_id,), black
 
-    @property
-    def _video_reader(self) -> Any:
-        if self._videos is None:
-            raise DataError(
-                "the row has videos, which are not supported for this model; docs/models.md lists the models that read videos"
-            )
-        return self._videos
 
-
+@dataclass(frozen=True, kw_only=True)
 class GridFamily(Family):
     """Implements families whose vision tower encodes patches on a grid and returns separate features per image."""
 
+    vision_modules: tuple[str, ...] = ("visual",)
     num_position_axes = 3
     image_reader = GridReader
-    vision_modules = ("visual",)
 
     def model_inputs(self, images: ImageInputs) -> dict[str, Tensor]:
         num_patches = int(images.grid[: images.num_images].prod(dim=1).sum())
@@ -193,41 +179,16 @@ def _time_text(seconds: float) -> str:
     return f"<{seconds:.1f} seconds>"
 
 
-class Qwen2VL(GridFamily):
-    title = "Qwen2-VL"
-    model_types = ("qwen2_vl",)
-
-
-class Qwen25VL(GridFamily):
-    title = "Qwen2.5-VL"
-    model_types = ("qwen2_5_vl",)
-
-
-_EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
-
-
-class Qwen3VL(GridFamily):
-    title = "Qwen3-VL"
-    model_types = ("qwen3_vl",)
-    reads_videos = True
-    fused_decoding = True
-
-
 class Qwen3VLMoe(GridFamily):
-    title = "Qwen3-VL-MoE"
-    model_types = ("qwen3_vl_moe",)
-    reads_videos = True
-    has_experts = True
-
     def published(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
         """Transposes experts from transformers' (experts, out, in) to published checkpoints' (experts, in, out)."""
-        return name, weight.transpose(-1, -2) if name.endswith(_EXPERTS) else weight
+        is_expert = name.endswith(("experts.gate_up_proj", "experts.down_proj"))
+        return name, weight.transpose(-1, -2) if is_expert else weight
 
 
 class Qwen35(GridFamily):
-    title = "Qwen3.5"
-    model_types = ("qwen3_5",)
-    packs = False
+    """Supports Qwen3.5. LoRA adapts attention and, in a mixture of experts, the expert that all tokens share."""
+
     why_padded = (
         "linear-attention layers carry a state from token to token, which the branches of a packed row cannot share"
     )
@@ -242,11 +203,3 @@ class Qwen35(GridFamily):
         if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             return "vLLM computes linear attention on a CPU with oneDNN's products in bf16, which this processor lacks"
         return super().why_not_vllm(use)
-
-
-class Qwen35Moe(Qwen35):
-    """Supports Qwen3.5 with a mixture of experts. LoRA adapts attention and the expert that all tokens share."""
-
-    title = "Qwen3.5-MoE"
-    model_types = ("qwen3_5_moe",)
-    has_experts = True
