@@ -46,6 +46,15 @@ def test_one_seed_sets_all_that_are_not_set(tmp_path: Path, settings: list[str],
     assert (run.trainer.seed, run.data.seed, run.worker.rollout.seed) == seeds
 
 
+def test_a_wrong_seed_of_the_run_is_the_only_fault() -> None:
+    """The seeds that follow it hold the same text, and no file sets them."""
+    fault = "argument 'trainer.seed=x': trainer.seed must be an integer, got the text 'x'."
+    quickstart = ["config=microgeo/quickstart", "trainer.seed=x"]
+    assert message_of(quickstart) == fault
+    own = "argument 'data.seed=y': data.seed must be an integer, got the text 'y'."
+    assert message_of([*quickstart, "data.seed=y"]) == f"{own}\n{fault}"
+
+
 def test_base_files_lie_underneath_and_may_chain(tmp_path: Path) -> None:
     (tmp_path / "low").mkdir()
     write(tmp_path / "low", "lowest.yaml", "data: {seed: 1, max_prompt_length: 11, max_response_length: 12}\n")
