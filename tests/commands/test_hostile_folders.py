@@ -46,44 +46,34 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpa
 Attack = Callable[[Path], object]
 
 
-def pipe(name: str) -> Attack:
-    def apply(folder: Path) -> None:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).unlink(missing_ok=True)
-        os.mkfifo(folder / name)
+def free(path: Path) -> Path:
+    """The path, within an existing folder and with nothing there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        path.rename(path.parent / "put_aside")
+    path.unlink(missing_ok=True)
+    return path
 
-    return apply
+
+def pipe(name: str) -> Attack:
+    return lambda folder: os.mkfifo(free(folder / name))
 
 
 def link(name: str, target: str) -> Attack:
     """A link, whose target is relative to the folder above the run's."""
-
-    def apply(folder: Path) -> None:
-        place = folder / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if place.is_dir():
-            place.rename(folder / "put_aside")
-        place.unlink(missing_ok=True)
-        place.symlink_to(folder.parent / target)
-
-    return apply
+    return lambda folder: free(folder / name).symlink_to(folder.parent / target)
 
 
 def text(name: str, content: str | bytes) -> Attack:
-    def apply(folder: Path) -> None:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-
-    return apply
+    return lambda folder: free(folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
 def huge(name: str) -> Attack:
     """A file of 10^12 bytes, which takes no space on the disk."""
 
     def apply(folder: Path) -> None:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        with (folder / name).open("wb") as file:
-            file.truncate(10**12)
+        free(folder / name).touch()
+        os.truncate(folder / name, 10**12)
 
     return apply
 
@@ -168,13 +158,8 @@ SHOWN: dict[str, Attack] = {
 
 CONTROL = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e"
 HUGE_NUMBERS = [
-    "val/accuracy",
-    "val/num_samples",
-    "timing_s/step",
-    "tokens/rollout",
-    "timing_s/rollout",
-    "evidence/weight_mean",
-]
+    "val/accuracy", "val/num_samples", "timing_s/step", "tokens/rollout", "timing_s/rollout", "evidence/weight_mean",
+]  # fmt: skip
 
 
 def rows(*values: str) -> str:
@@ -418,11 +403,7 @@ MISLEADING: dict[str, tuple[dict[str, Any], float, str]] = {
         "megatron_config, megatron_core",
     ),
     "10^7 layers": ({"layer_replication": [[0, 10**7]]}, 1.0, "does not read: layer_replication"),
-    "a start that needs data": (
-        {"init_lora_weights": "eva", "eva_config": {}},
-        1.0,
-        "does not read: init_lora_weights",
-    ),
+    "a start that needs data": ({"init_lora_weights": "eva"}, 1.0, "does not read: init_lora_weights"),
     "a setting of nobody": ({"new_setting": 1}, 1.0, "does not read: new_setting"),
     "another kind of adapter": ({"peft_type": "IA3"}, 1.0, "does not read: peft_type"),
     "an infinite scale": ({"lora_alpha": float("inf")}, 1.0, "lora_alpha that is not a number"),
@@ -535,16 +516,13 @@ def test_pruning_leaves_links_and_foreign_names(tmp_path: Path, victim: Path) ->
     assert (victim / "secret.txt").is_file()
 
 
-@pytest.mark.parametrize(
-    "attack",
-    [
-        link("measurement.json", "victim/secret.txt"),
-        huge("measurement.json"),
-        pipe("measurement.json"),
-        link("images", "victim"),
-        link("gradients/1.new.npy", "victim/secret.txt"),
-    ],
-)
+MEASURED: list[Attack] = [
+    link("measurement.json", "victim/secret.txt"), huge("measurement.json"), pipe("measurement.json"), link("images", "victim"),
+    link("gradients/1.new.npy", "victim/secret.txt"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("attack", MEASURED)
 def test_a_hostile_measurement_is_not_resumed(tmp_path: Path, victim: Path, attack: Attack) -> None:
     folder = tmp_path / "measured"
     folder.mkdir()
