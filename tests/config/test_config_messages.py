@@ -43,6 +43,9 @@ def test_the_internal_field_for_method_sections_is_no_key() -> None:
     assert "unknown key 'methods'" in message_of(["methods={}"])
 
 
+LOGGERS = "console, file, tensorboard, wandb, mlflow, swanlab, trackio"
+
+
 @pytest.mark.parametrize(
     ("argument", "part"),
     [
@@ -57,14 +60,8 @@ def test_the_internal_field_for_method_sections_is_no_key() -> None:
         ("data.seed=null", "data.seed must be an integer, got null"),
         ("data.shuffle=maybe", "data.shuffle must be true or false, got the text 'maybe'"),
         ("worker.actor.optim.lr=fast", "worker.actor.optim.lr must be a number, got the text 'fast'"),
-        (
-            "trainer.logger=console",
-            "trainer.logger must be a list, each entry one of console, file, tensorboard, wandb, mlflow, swanlab, trackio",
-        ),
-        (
-            "trainer.logger=[consol]",
-            "trainer.logger[0] must be one of console, file, tensorboard, wandb, mlflow, swanlab, trackio, got the text 'consol'",
-        ),
+        ("trainer.logger=console", f"trainer.logger must be a list, each entry one of {LOGGERS}"),
+        ("trainer.logger=[consol]", f"trainer.logger[0] must be one of {LOGGERS}, got the text 'consol'"),
         ("trainer.logger=[wandbb]", "Did you mean 'wandb'?"),
         ("data.train_files=[]", "data.train_files must be text, got the list []"),
         ("data.train_files=[a,1]", "data.train_files must be text, got the list ['a', 1]"),
@@ -88,10 +85,7 @@ def test_the_internal_field_for_method_sections_is_no_key() -> None:
         ("worker.rollout.val_override_config.n=0", "val_override_config.n must be at least 1, got 0"),
         ("worker.rollout.val_override_config.temprature=1", "Did you mean 'temperature'?"),
         ("worker.rollout.val_override_config.top_k=x", "val_override_config.top_k must be an integer"),
-        *(
-            (f"worker.critic.cliprange_value={value}", "cliprange_value must be")
-            for value in ("0", "-1", ".inf", "null")
-        ),
+        *((f"worker.critic.cliprange_value={each}", "cliprange_value must be") for each in ("0", "-1", ".inf", "null")),
         ("worker.actor.ulysses_size=2", "must be 1, got 2. Sequence parallelism (Ulysses) is not available"),
         ("worker.rollout.name=sglang", "SGLang is not available: updated weights are handed to the engine"),
         ("worker.hybrid_engine=false", "must be true, got false"),
