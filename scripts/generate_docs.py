@@ -17,7 +17,7 @@ from cepo.algorithms.base import presets_of
 from cepo.algorithms.settings import SharedSettings
 from cepo.config import RunConfig, load_config
 from cepo.config.easyr1 import EASYR1_KEYS, ENGINE_KEYS, TABLE, engine_key_of
-from cepo.config.listing import REQUIRED, Setting, declared_settings, file_schema, method_settings, settings_of, written
+from cepo.config.listing import REQUIRED, Setting, all_settings, file_schema, method_settings, settings_of, written
 from cepo.config.schema import LoraConfig
 from cepo.models.families import FAMILIES
 from cepo.sections import default_tree
@@ -70,6 +70,17 @@ def rows(settings: Iterable[Setting]) -> Iterator[str]:
     """Yields table rows of settings with their meaning."""
     for one in settings:
         yield f"| `{one.key}` | {_default(one)} | {_cell(one.accepted)} | {_cell(one.help)} |"
+
+
+def declared_settings() -> list[Setting]:
+    """Returns all settings, each declaration once: the critic's settings are the actor's where nothing but the key differs."""
+    found = {setting.key: setting for setting in all_settings()}
+
+    def is_the_actors(setting: Setting) -> bool:
+        actors = setting.key.replace("worker.critic.", "worker.actor.")
+        return actors != setting.key and found.get(actors) == replace(setting, key=actors)
+
+    return [setting for setting in found.values() if not is_the_actors(setting)]
 
 
 def document() -> str:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from omegaconf import OmegaConf
 from PIL import Image
 
+from cepo.config import dump_config, load_config
 from cepo.tracking.run_folder import png_bytes
 from cepo.tracking.sink import RunDescription, build_tracker
 from cepo.tracking.trace import GroupRecord, RolloutRecord
@@ -35,6 +38,17 @@ def write_run(
         tracker.log_generations(step, samples)
     tracker.close()
     return folder
+
+
+def write_checkpoint(run: Path, *settings: str, model: str = "microgeo:model") -> Path:
+    """A checkpoint with an adapter in a run folder, whose record has further settings; returns the checkpoint."""
+    adapter = run / "global_step_2" / "actor" / "lora_adapter"
+    adapter.mkdir(parents=True)
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": model, "r": 4}))
+    base = dump_config(load_config(["config=configs/microgeo/base.yaml", f"worker.actor.model.model_path={model}"]))
+    tree = OmegaConf.merge(OmegaConf.create(base), OmegaConf.from_dotlist(list(settings)))
+    (run / "config.yaml").write_text(OmegaConf.to_yaml(tree), encoding="utf-8")
+    return run / "global_step_2"
 
 
 def validated(*accuracies: float, every: int = 1) -> list[tuple[int, dict[str, float]]]:

@@ -163,7 +163,7 @@ def _check_model(config: RunConfig) -> None:
     for name, value in (("use_dora", "true" if lora.use_dora else None), ("quantization", lora.quantization)):
         if value is not None and lora.rank == 0:
             raise ConfigError(f"{key}.{name}={value} needs an adapter. Set {key}.rank, such as 16.")
-    if lora.quantization is not None and not _is_installed("bitsandbytes"):
+    if lora.quantization is not None and importlib.util.find_spec("bitsandbytes") is None:
         raise ConfigError(f"{key}.quantization={lora.quantization} needs bitsandbytes: {INSTALL_BITSANDBYTES}.")
     if not all(part.strip() for part in lora.target_modules.split(",")):
         raise ConfigError(
@@ -203,7 +203,7 @@ def _check_devices(config: RunConfig) -> None:
         raise ConfigError(
             f"{product} are {devices} devices, and trainer.launcher=local drives one. Set it to auto, or both numbers to 1."
         )
-    if config.trainer.chosen_launcher == "ray" and not _is_installed("ray"):
+    if config.trainer.chosen_launcher == "ray" and importlib.util.find_spec("ray") is None:
         raise ConfigError(f"{product} with trainer.launcher={trainer.launcher} need Ray: pip install 'ray>=2.52'.")
     group = config.worker.rollout.tensor_parallel_size
     if trainer.n_gpus_per_node % group:
@@ -218,10 +218,6 @@ def _check_devices(config: RunConfig) -> None:
         )
 
 
-def _is_installed(library: str) -> bool:
-    return importlib.util.find_spec(library) is not None
-
-
 def _check_files(config: RunConfig) -> None:
     data, model, trainer = config.data, config.worker.actor.model, config.trainer
     for source in data.train_sources:
@@ -229,9 +225,8 @@ def _check_files(config: RunConfig) -> None:
     if data.val_files is not None:
         _require_data("data.val_files", data.val_files)
     _require_model("worker.actor.model.model_path", model.model_path)
-    if model.tokenizer_path is not None:
-        _require_model("worker.actor.model.tokenizer_path", model.tokenizer_path)
-    if config.algorithm.needs_critic and config.worker.critic.model.model_path is not None:
+    _require_model("worker.actor.model.tokenizer_path", model.tokenizer_path)
+    if config.algorithm.needs_critic:
         _require_model("worker.critic.model.model_path", config.worker.critic.model.model_path)
     require_file("data.format_prompt", data.format_prompt)
     require_file("data.override_chat_template", data.override_chat_template)
@@ -313,8 +308,10 @@ def _require_data(key: str, name: str) -> None:
         )
 
 
-def _require_model(key: str, name: str) -> None:
+def _require_model(key: str, name: str | None) -> None:
     """Raises `ConfigError` if a model does not exist, is a file, a checkpoint of a run, or an adapter alone."""
+    if name is None:
+        return
     if name.startswith("microgeo:"):
         if name not in MICROGEO_MODELS:
             raise ConfigError(f"{key}={name}: unknown part of the embedded world. Known: {', '.join(MICROGEO_MODELS)}.")

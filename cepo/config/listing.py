@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -69,17 +69,6 @@ def method_settings(name: str) -> list[Setting]:
 
 def all_settings() -> list[Setting]:
     return [*settings_of(), *(setting for name in available_estimators() for setting in method_settings(name))]
-
-
-def declared_settings() -> list[Setting]:
-    """Returns all settings, each declaration once: the critic's settings are the actor's where nothing but the key differs."""
-    found = {setting.key: setting for setting in all_settings()}
-
-    def is_the_actors(setting: Setting) -> bool:
-        actors = setting.key.replace("worker.critic.", "worker.actor.")
-        return actors != setting.key and found.get(actors) == replace(setting, key=actors)
-
-    return [setting for setting in found.values() if not is_the_actors(setting)]
 
 
 def settings_in_words(name: str) -> str:

@@ -48,11 +48,15 @@ class Origins:
         return ConfigError(message if place is None else f"{place}: {message}")
 
     def read(self, kind: type[_Section], tree: object, *, path: str = "", elsewhere: Sequence[str] = ()) -> _Section:
-        """Calls `read_section` and adds to each fault its file and line, or its argument."""
+        """Calls `read_section` and adds to each fault its file and line, or its argument.
+
+        A value that no source sets can be wrong only by following another setting, whose fault is reported in its place.
+        """
         try:
             return read_section(kind, tree, path=path, texts=self.arguments, elsewhere=elsewhere)
         except SectionError as error:
-            messages = [str(self.error(fault.key, fault.message)) for fault in error.faults]
+            faults = [each for each in error.faults if not each.in_value or each.key.split("[")[0] in self.places]
+            messages = [str(self.error(fault.key, fault.message)) for fault in faults or error.faults]
             raise ConfigError("\n".join(messages)) from None
 
 

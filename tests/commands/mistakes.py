@@ -32,6 +32,13 @@ class Mistake:
     limit_seconds: float = 30.0  # of CPU time, for the command as a whole
     code: int = 2
 
+    def faults(self, code: int, output: str, seconds: float, folder: Path) -> list[object]:
+        """What is wrong with how the command ended."""
+        found: list[object] = [part for part in self.parts if part.replace("{folder}", str(folder)) not in output]
+        found += ["Traceback"] if "Traceback" in output else []
+        found += [code] if code != self.code else []
+        return found + ([seconds] if seconds > self.limit_seconds else [])
+
     def words(self, run: Sequence[str], folder: Path) -> list[str]:
         """The words behind `cepo`."""
         typed = [word.replace("{folder}", str(folder)).replace("{base}", f"{BASE}") for word in self.typed]
@@ -250,14 +257,9 @@ def run_as_command(mistake: Mistake, run: Sequence[str], folder: Path) -> tuple[
     """Exit code, messages and seconds of CPU time of the mistake as a command of its own."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(folder), **mistake.variables}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    words = [sys.executable, "-m", "cepo", *mistake.words(run, folder)]
     done = subprocess.run(
-        [sys.executable, "-m", "cepo", *mistake.words(run, folder)],
-        cwd=REPOSITORY,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
+        words, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600, check=False
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -309,11 +311,10 @@ def main() -> None:
         results = {}
         for mistake in MISTAKES:
             code, output, seconds = results[mistake.name] = run_as_command(mistake, run, folder)
-            missing = [part for part in mistake.parts if part.replace("{folder}", str(folder)) not in output]
-            bad = code != mistake.code or missing or "Traceback" in output or seconds > mistake.limit_seconds
-            sys.stderr.write(f"{'BAD ' if bad else ''}{mistake.name}: {code}, {seconds:.1f} s {missing or ''}\n")
-            if bad:
-                sys.stderr.write(f"{output[-1500:]}\n")
+            faults = mistake.faults(code, output, seconds, folder)
+            sys.stderr.write(
+                f"{mistake.name}: {code}, {seconds:.1f} s{f' BAD {faults} {output[-1500:]}' if faults else ''}\n"
+            )
         PAGE.write_text(page(results, folder, model), encoding="utf-8")
 
 

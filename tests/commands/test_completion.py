@@ -41,16 +41,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [("tr", ["train"]), ("report _", ["-o default"]), ("merge --ou", ["--out"]), ("completion f", ["fish"])],
 )
 def test_bash_completes_commands_and_options(programs: Path, tmp_path: Path, words: str, expected: list[str]) -> None:
-    command = [
-        "bash",
-        "--norc",
-        "-c",
-        BASH,
-        "bash",
-        f"{programs}/cepo.bash",
-        f"{tmp_path}",
-        "\t".join(["cepo", *words.split()]),
-    ]
+    typed = "\t".join(["cepo", *words.split()])
+    command = ["bash", "--norc", "-c", BASH, "bash", f"{programs}/cepo.bash", f"{tmp_path}", typed]
     variables = {**os.environ, "PATH": os.pathsep.join([str(programs), os.environ["PATH"]])}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=variables)
     assert (done.returncode, done.stderr) == (0, "")

@@ -57,15 +57,9 @@ def evaluation(held_out: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     from cepo.microgeo.world import ASSETS
 
     folder = tmp_path_factory.mktemp("evaluation") / "out"
+    named = (f"checkpoint={ASSETS}", f"data={held_out}", f"out={folder}")
     sampling = ("n=4", "temperature=1.0", "data.val_batch_size=16")
-    command = (
-        "evaluate",
-        "config=configs/microgeo/base.yaml",
-        f"checkpoint={ASSETS}",
-        f"data={held_out}",
-        f"out={folder}",
-    )
-    assert main([*command, *sampling, *ENGINE]) == 0
+    assert main(["evaluate", "config=configs/microgeo/base.yaml", *named, *sampling, *ENGINE]) == 0
     return folder
 
 

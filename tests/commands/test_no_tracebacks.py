@@ -131,8 +131,10 @@ def test_links_and_pipes_in_a_checkpoint_are_damage(tmp_path: Path, name: str, r
     damage = damaged_file(folder)
     assert damage is not None
     assert damage.endswith(f"{name} is not a regular file")
+    store = CheckpointStore(tmp_path, keep=-1, identity={})
     with pytest.raises(CheckpointError, match=f"{name} is not a regular file"):
-        CheckpointStore(tmp_path, keep=-1, identity={}).read(folder)
+        store.read(folder)
+    assert store.find_last() is None
 
 
 @pytest.mark.parametrize("version", [1, 3, "x", None])
@@ -140,6 +142,22 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path, version: obje
     folder = checkpoint(tmp_path / "global_step_1", format=version)
     with pytest.raises(CheckpointError, match=r"has format .* reads format 2; use the version that wrote it"):
         CheckpointStore(tmp_path, keep=-1, identity={}).read(folder)
+
+
+COUNTS: list[dict[str, object]] = [
+    {"step": "2"}, {"step": 1.5}, {"step": -1}, {"step": True}, {"rounds": None}, {"rounds": -5},
+    {"kl_coefficient": float("inf")}, {"kl_coefficient": "0.1"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", COUNTS, ids=str)
+def test_a_state_without_counts_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    counts = {"step": 1, "rounds": 1, "kl_coefficient": 0.1}
+    checkpoint(tmp_path / "sound", state=counts)
+    CheckpointStore(tmp_path, keep=-1, identity={}).read(tmp_path / "sound")
+    checkpoint(tmp_path / "odd", state=counts | change)
+    with pytest.raises(CheckpointError, match="has no valid trainer state"):
+        CheckpointStore(tmp_path, keep=-1, identity={}).read(tmp_path / "odd")
 
 
 def resumed(folder: Path) -> None:

@@ -65,10 +65,7 @@ def fault(*arguments: str) -> str:
         (["data.train_files=../nowhere-at-all"], ["no such file or folder", "org/name@split"]),
         (["data.train_files=org/name@a@b"], ["one '@'"]),
         (["data.train_files=[org/name, data/train.parquet]"], ["data.train_files=data/train.parquet", "no such file"]),
-        (
-            ["worker.reward.reward_function=[cepo/rewards/math.py, no.py:f]"],
-            ["reward_function=no.py", "no such file"],
-        ),
+        (["worker.reward.reward_function=[cepo/rewards/math.py, no.py:f]"], ["reward_function=no.py", "no such file"]),
         (["worker.reward.reward_weights=[1,2]"], ["reward_weights=[1.0, 2.0] has 2 entries", "names 1 functions"]),
         (["data.train_files='org/name,,org/other'"], ["separated by single commas"]),
         (["data.train_files=org/a,org/b", "data.train_weights=[1]"], ["has 1 entries", "names 2 training sets"]),
@@ -89,12 +86,9 @@ def fault(*arguments: str) -> str:
             ["quantization=nf4 needs an adapter", "lora.rank, such as 16"],
         ),
         (["worker.actor.model.lora.target_modules='q_proj,,'"], ["target_modules", "separated by commas"]),
-        (
-            ["algorithm.adv_estimator=cepo", "algorithm.teacher.template=no.jinja"],
-            ["algorithm.teacher.template=no.jinja"],
-        ),
+        (["algorithm.adv_estimator=cepo", "algorithm.teacher.template=no.jinja"], ["algorithm.teacher.template=no.jinja"]),
     ],
-)
+)  # fmt: skip
 def test_a_fault_between_settings_names_them_and_the_way_out(arguments: list[str], parts: list[str]) -> None:
     message = fault(*arguments)
     for part in parts:

@@ -59,9 +59,3 @@ def test_a_fault_in_the_critics_section_matters_where_needed(argument: str, word
     with pytest.raises(ConfigError, match=words):
         check_config(load(argument))
     check_config(load_config([*BASE, argument]))
-
-
-@pytest.mark.parametrize("value", ["0", "-1", ".inf", "null"])
-def test_a_value_clip_is_a_positive_number(value: str) -> None:
-    with pytest.raises(ConfigError, match=r"worker\.critic\.cliprange_value must be"):
-        load(f"worker.critic.cliprange_value={value}")

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import ast
-import re
 from pathlib import Path
 
 import pytest
-from config_arguments import REQUIRED, load, message_of, write
+from config_arguments import REQUIRED, load, message_of
 
-from cepo.algorithms import Estimator, available_estimators, base, build_estimator, register_estimator
+from cepo.algorithms import Estimator, base, build_estimator, register_estimator
 from cepo.algorithms.base import section_of
 from cepo.config import record_tree
 from cepo.config.moved_keys import with_present_keys
 from cepo.errors import ConfigError
 from cepo.types import TokenBatch, TokenSignal
-
-REPOSITORY = Path(__file__).parents[2]
 
 
 def test_only_the_chosen_method_gets_its_whole_section() -> None:
@@ -24,32 +20,6 @@ def test_only_the_chosen_method_gets_its_whole_section() -> None:
     assert set(run.methods) == {"cepo", "rlcsd"}
     assert run.methods["rlcsd"]["num_wrong"] == 2
     assert run.methods["cepo"]["negative"]["source"] == "peer_answer"
-
-
-def test_an_unknown_method_is_named_with_the_known_and_its_line(tmp_path: Path) -> None:
-    file = write(tmp_path, "run.yaml", "algorithm:\n  adv_estimator: gpro\n")
-    message = message_of([*REQUIRED, file])
-    assert "run.yaml, line 2" in message
-    assert "Did you mean 'grpo'?" in message
-
-
-@pytest.mark.parametrize(
-    ("section", "line", "part"),
-    [
-        ("  weight:\n    lambda_init: 3\n", 4, "lambda_init"),
-        ("  weight:\n    clip_radius: 0.5\n  negative:\n    select: lowst_reward\n", 6, "lowest_reward"),
-        ("  weight:\n    lamda_init: 0.5\n", 4, "lambda_init"),
-        ("  weight:\n    lambda_decay_steps: soon\n", 4, "soon"),
-        ("  rlcsd:\n    num_wrong: soon\n", 4, "algorithm.rlcsd.num_wrong"),
-        ("  rlcsd: 3\n", 3, "must be a section"),
-        ("  cepo:\n    lamda_init: 0.5\n", 4, "lambda_init"),
-    ],
-)
-def test_a_fault_in_a_method_section_names_its_line(tmp_path: Path, section: str, line: int, part: str) -> None:
-    file = write(tmp_path, "run.yaml", "algorithm:\n  adv_estimator: cepo\n" + section)
-    message = message_of([*REQUIRED, file])
-    assert f"run.yaml, line {line}: " in message
-    assert part in message
 
 
 def test_a_section_of_no_method_is_an_unknown_key() -> None:
@@ -150,22 +120,3 @@ def test_a_plugin_that_is_missing_or_fails_is_named(tmp_path: Path) -> None:
     assert "RuntimeError: no luck" in message
     assert "'nothing' not found" in message_of([*REQUIRED, "trainer.plugins=['${nothing}']"])
     assert "trainer.plugins must be a list" in message_of([*REQUIRED, "trainer.plugins=a.py"])
-
-
-def test_no_module_of_the_config_knows_a_method() -> None:
-    texts = {file: file.read_text() for file in sorted((REPOSITORY / "cepo" / "config").glob("*.py"))}
-    found = [
-        (file.name, name)
-        for file, text in texts.items()
-        for name in {*available_estimators(), "opsd", "sdpo"} - {"cepo", "visual"}  # models have a part `visual`
-        for _ in re.finditer(rf"\b{name}\b", text)
-    ]
-    assert found == []
-    # The package has a method's name; as a whole text it stands for the package's folder and the project only.
-    constants = [
-        (file.name, node.value)
-        for file, text in texts.items()
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Constant) and node.value == "cepo"
-    ]
-    assert constants == [("paths.py", "cepo"), ("trainer_schema.py", "cepo")]

@@ -45,24 +45,6 @@ def test_engine_keys_share_one_notice_with_their_lines(tmp_path: Path, caplog: p
     assert notice.count("no separate reference model") == 1
 
 
-@pytest.mark.parametrize(
-    ("argument", "part"),
-    [
-        ("worker.actor.ulysses_size=2", "must be 1, got 2. Sequence parallelism (Ulysses) is not available"),
-        (
-            "worker.rollout.name=sglang",
-            "name=sglang: SGLang is not available: updated weights are handed to the engine",
-        ),
-        ("worker.hybrid_engine=false", "must be true, got false"),
-        ("worker.actor.hybrid_engine=true", "Did you mean 'worker.hybrid_engine'?"),
-    ],
-)
-def test_a_wrong_key_or_value_of_easyr1s_engine_is_an_error(argument: str, part: str) -> None:
-    message = message_of([*REQUIRED, argument])
-    assert message.startswith(f"argument '{argument}': ")
-    assert part in message
-
-
 def test_a_faulty_config_gives_its_error_without_the_notices(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="cepo.config"):
         message_of([*REQUIRED, "worker.actor.strategy=fsdp", "data.seed=x"])

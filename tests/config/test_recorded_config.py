@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 from pathlib import Path
 
 import pytest
+from run_folders import write_checkpoint
 
 from cepo.cli import main
 from cepo.commands.merge import find_base
@@ -32,21 +32,6 @@ def hostile(tmp_path: Path, trace: Path) -> Path:
     return file
 
 
-def stranger(folder: Path, *extra: str, model: str = "microgeo:model") -> Path:
-    """A run folder with an adapter, whose record has further lines; returns its checkpoint."""
-    adapter = folder / "global_step_2" / "actor" / "lora_adapter"
-    adapter.mkdir(parents=True)
-    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": model, "r": 4}))
-    settings = ["config=configs/microgeo/base.yaml", f"worker.actor.model.model_path={model}"]
-    from omegaconf import OmegaConf
-
-    from cepo.config import dump_config
-
-    tree = OmegaConf.merge(OmegaConf.create(dump_config(load_config(settings))), OmegaConf.from_dotlist(list(extra)))
-    (folder / "config.yaml").write_text(OmegaConf.to_yaml(tree), encoding="utf-8")
-    return folder / "global_step_2"
-
-
 def dry_run(checkpoint: Path, *arguments: str) -> tuple[int, str]:
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         code = main(["evaluate", f"checkpoint={checkpoint}", "dry_run=true", *arguments])
@@ -54,7 +39,9 @@ def dry_run(checkpoint: Path, *arguments: str) -> tuple[int, str]:
 
 
 def test_plugins_of_the_record_are_not_imported(tmp_path: Path, hostile: Path, trace: Path) -> None:
-    checkpoint = stranger(tmp_path / "run", f"trainer.plugins=[{hostile}]", "algorithm.adv_estimator=of_the_plugin")
+    checkpoint = write_checkpoint(
+        tmp_path / "run", f"trainer.plugins=[{hostile}]", "algorithm.adv_estimator=of_the_plugin"
+    )
     code, text = dry_run(checkpoint)
     assert code == 0
     assert "microgeo:validation" in text
@@ -69,7 +56,7 @@ def test_a_recorded_reward_file_needs_the_users_word(
     tmp_path: Path, hostile: Path, trace: Path, capsys: pytest.CaptureFixture[str], key: str
 ) -> None:
     function = f"{hostile}:reward"
-    checkpoint = stranger(tmp_path / "run", f"{key}={function}")
+    checkpoint = write_checkpoint(tmp_path / "run", f"{key}={function}")
     assert dry_run(checkpoint)[0] == 2
     message = capsys.readouterr().err
     assert f"rewarded by {function}, a file that is not part of cepo and would run here" in message
@@ -82,7 +69,7 @@ def test_a_recorded_reward_file_needs_the_users_word(
 
 
 def test_remote_code_needs_the_users_own_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    checkpoint = stranger(tmp_path / "run", "worker.actor.model.trust_remote_code=true")
+    checkpoint = write_checkpoint(tmp_path / "run", "worker.actor.model.trust_remote_code=true")
     base = find_base(checkpoint / "actor")
     assert base.path == "microgeo:model"
     assert not base.trust_remote_code
@@ -92,34 +79,47 @@ def test_remote_code_needs_the_users_own_word(tmp_path: Path, caplog: pytest.Log
     assert not config.worker.actor.model.trust_remote_code
 
 
-def test_a_recorded_chat_template_reads_no_local_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("key", ["data.override_chat_template", "data.format_prompt"])
+def test_a_recorded_template_reads_no_local_file(tmp_path: Path, key: str, capsys: pytest.CaptureFixture[str]) -> None:
     """One in the run folder is part of the run; any other file needs the user's word, also behind a link."""
     secret = tmp_path / "secret.txt"
     secret.write_text("s3cret")
-    for name, extra in (("file", secret), ("link", tmp_path / "link" / "template.jinja")):
-        checkpoint = stranger(tmp_path / name, f"data.override_chat_template={extra}")
-        if extra != secret:
-            extra.symlink_to(secret)
-        assert dry_run(checkpoint)[0] == 2
-        words = f"data.override_chat_template is {extra}, which is not in the run's folder"
+    link, own = tmp_path / "link" / "template.jinja", tmp_path / "own" / "template.jinja"
+    for folder, file in (("file", secret), ("link", link), ("own", own)):
+        write_checkpoint(tmp_path / folder, f"{key}={file}")
+    link.symlink_to(secret)
+    own.write_text("{{ content }}")
+    for folder, file in (("file", secret), ("link", link)):
+        assert dry_run(tmp_path / folder / "global_step_2")[0] == 2
         message = capsys.readouterr().err
-        assert words in message
-        assert f"give data.override_chat_template={extra}" in message
-        with pytest.raises(CheckpointError, match=rf"{words}.* give --chat-template {extra}"):
-            find_base(checkpoint / "actor")
-        assert find_base(checkpoint / "actor", chat_template=secret).chat_template == "s3cret"
-    own = tmp_path / "own" / "template.jinja"
-    checkpoint = stranger(tmp_path / "own", f"data.override_chat_template={own}")
+        assert f"{key} is {file}, which is not in the run's folder" in message
+        assert f"give {key}={file}" in message
+        assert "s3cret" not in message
+        assert recorded_for_evaluation(tmp_path / folder / "config.yaml", (key,))
+    section, name = key.split(".")
+    assert recorded_for_evaluation(tmp_path / "own" / "config.yaml", ()).tree[section][name] == str(own)
+
+
+def test_a_merge_takes_a_recorded_template_of_the_run_only(tmp_path: Path) -> None:
+    secret, own = tmp_path / "secret.txt", tmp_path / "own" / "template.jinja"
+    actors = {
+        file: write_checkpoint(tmp_path / name, f"data.override_chat_template={file}") / "actor"
+        for name, file in (("file", secret), ("own", own))
+    }
+    secret.write_text("s3cret")
     own.write_text("{{ messages }}")
-    assert find_base(checkpoint / "actor").chat_template == "{{ messages }}"
+    with pytest.raises(CheckpointError, match=rf"is {secret}, which is not in the run.* give --chat-template {secret}"):
+        find_base(actors[secret])
+    assert find_base(actors[secret], chat_template=secret).chat_template == "s3cret"
+    assert find_base(actors[own]).chat_template == "{{ messages }}"
     with pytest.raises(CheckpointError, match=r"missing\.jinja does not exist.*--chat-template"):
-        find_base(checkpoint / "actor", chat_template=tmp_path / "missing.jinja")
+        find_base(actors[own], chat_template=tmp_path / "missing.jinja")
 
 
 @pytest.mark.parametrize("text", ["${oc.env:CEPO_SECRET}", "x\\\\${oc.env:CEPO_SECRET}", "\\${${oc.env:CEPO_SECRET}}"])
 def test_the_environment_is_never_read_for_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("CEPO_SECRET", "s3cret")
-    checkpoint = stranger(tmp_path / "run")
+    checkpoint = write_checkpoint(tmp_path / "run")
     file = tmp_path / "run" / "config.yaml"
     recorded = file.read_text(encoding="utf-8")
     file.write_text(recorded.replace("model_path: microgeo:model", f"model_path: '{text}'"), encoding="utf-8")
@@ -145,7 +145,7 @@ def test_a_report_shows_a_reference_as_text(tmp_path: Path, monkeypatch: pytest.
 def test_what_describes_the_run_is_taken_whole(tmp_path: Path) -> None:
     settings = ["data.max_response_length=77", "worker.rollout.temperature=0.7", "algorithm.correct_threshold=0.25"]
     nested = "worker.actor.model.override_config={rope: {a.b: 1, factor: 2.0}, name: 'a $ {x}'}"
-    stranger(tmp_path / "run", *settings, nested)
+    write_checkpoint(tmp_path / "run", *settings, nested)
     config = load_config([], recorded=recorded_for_evaluation(tmp_path / "run" / "config.yaml", ()))
     assert config.data.max_response_length == 77
     assert config.worker.rollout.temperature == 0.7
@@ -157,7 +157,7 @@ def test_what_describes_the_run_is_taken_whole(tmp_path: Path) -> None:
 
 
 def test_merge_says_what_is_no_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    checkpoint = stranger(tmp_path / "run")
+    checkpoint = write_checkpoint(tmp_path / "run")
     (tmp_path / "run" / "config.yaml").write_text("worker: 5\n", encoding="utf-8")
     assert main(["merge", "--checkpoint", str(checkpoint), "--out", str(tmp_path / "out")]) == 2
     assert "worker.actor.model is not a section" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -144,33 +145,35 @@ def test_each_engine_is_imported_in_its_own_folder_only() -> None:
     assert not abroad, "\n".join(abroad)
 
 
-def loaded_after(statements: str, candidates: tuple[str, ...]) -> list[str]:
-    """Which of the candidate modules a fresh interpreter has loaded after the statements."""
-    script = f"{statements}\nimport sys\nprint(*[name for name in {candidates!r} if name in sys.modules])"
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
-
-
 def dotted(file: Path) -> str:
     return ".".join(file.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__")
 
 
-def test_pure_packages_and_the_trainer_load_no_engine() -> None:
-    modules = [dotted(file) for file in MODULES if unit_of(file) in PURE | {"trainer"}]
-    assert "cepo.algorithms.credit" in modules
-    assert loaded_after("\n".join(f"import {name}" for name in modules), HEAVY) == []
-
-
-def test_reading_a_config_loads_neither_torch_nor_an_engine() -> None:
-    """Neither does listing the methods, nor the doctor's look at versions, which may find a library missing."""
-    modules = ["cepo.doctor", *(dotted(file) for file in MODULES if unit_of(file) == "config")]
-    listing = "from cepo.algorithms import available_estimators, build_config\n"
-    listing += "[build_config(name, None) for name in available_estimators()]\n"
-    imports = "\n".join(f"import {name}" for name in modules)
-    assert loaded_after(listing + imports, ("torch", "numpy", "pyarrow", *HEAVY)) == []
+def test_reading_a_config_or_the_trainer_loads_no_engine() -> None:
+    """A config, the list of methods and the doctor's look at versions, which may find a library missing, need no torch."""
+    script = """
+    import sys, importlib, cepo
+    def load(names):
+        for name in names.split(): importlib.import_module(name)
+    load({config!r})
+    from cepo.algorithms import available_estimators, build_config
+    [build_config(name, None) for name in available_estimators()]
+    cepo.config.dump_config(cepo.load_config("microgeo/quickstart"))
+    print(*sys.modules)
+    load({others!r})
+    print(*sys.modules)
+    """
+    config = ["cepo.doctor", *(dotted(file) for file in MODULES if unit_of(file) == "config")]
+    others = [dotted(file) for file in MODULES if unit_of(file) in PURE | {"trainer"}]
+    assert "cepo.algorithms.credit" in others
+    script = textwrap.dedent(script).format(config=" ".join(config), others=" ".join(others))
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    by_config, by_all = (set(line.split()) for line in done.stdout.splitlines())
+    assert not by_config & {"torch", "numpy", "pyarrow", "pandas", "datasets", *HEAVY}
+    assert not by_all & set(HEAVY)
 
 
 def test_no_module_outside_algorithms_knows_a_methods_name() -> None:

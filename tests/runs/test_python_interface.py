@@ -77,12 +77,6 @@ def test_import_cepo_imports_one_module_of_its_own() -> None:
     assert done.stdout.split() == ["cepo"]
 
 
-def test_reading_a_configuration_needs_no_torch() -> None:
-    code = "import sys, cepo; cepo.load_config('microgeo/quickstart'); print('torch' in sys.modules, 'pandas' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == ["False", "False"]
-
-
 def test_all_names_are_there_and_others_are_an_error() -> None:
     assert set(NAMES) <= set(dir(cepo))
     for name in NAMES:
