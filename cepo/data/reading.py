@@ -38,6 +38,8 @@ def read_source(source: str, *, text_columns: Sequence[str] = ()) -> Any:
     """
     library: Any = datasets  # the return type of `load_dataset` depends on its arguments
     library.disable_progress_bars()
+    # It would report each format that is read to a server, for local files too, and without a network wait for seconds.
+    library.config.HF_UPDATE_DOWNLOAD_COUNTS = False
     name, _, split = source.partition("@")
     path = Path(name).expanduser()
     if path.exists():

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
+import datasets
 import huggingface_hub.constants
 import pytest
 from local_server import local_server
 
 from cepo.data.hub import require_hub_names
+from cepo.data.reading import read_source
 from cepo.errors import ConfigError
 
 MODEL, DATA = ("worker.actor.model.model_path", "org/model"), ("data.train_files", "org/problems@train")
@@ -87,3 +89,17 @@ def test_local_paths_and_the_embedded_world_are_no_names(tmp_path: Path) -> None
     (tmp_path / "model").mkdir()
     local = [("a", str(tmp_path / "model")), ("b", "microgeo:model"), ("c", None)]
     require_hub_names(local, [("d", f"{tmp_path}/model@train"), ("e", "microgeo:train")])
+
+
+def test_reading_a_local_file_asks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def look_up(host: object, *_: object, **__: object) -> None:
+        asked.append(host)
+        raise OSError("no network")
+
+    monkeypatch.setattr(datasets.config, "HF_UPDATE_DOWNLOAD_COUNTS", True)  # the library's default
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    (tmp_path / "rows.jsonl").write_text('{"problem": "1 + 1", "answer": "2"}\n')
+    assert len(read_source(str(tmp_path / "rows.jsonl"))) == 1
+    assert asked == []
