@@ -22,7 +22,7 @@ from cepo.config.sources import Origins, Source, read_arguments
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import ConfigError, did_you_mean, place_in
 from cepo.sections import default_tree, fields_of, is_decisive, merged_trees
-from cepo.trees import Fields, Tree, is_dict, is_mapping, leaves, with_texts
+from cepo.trees import Fields, Tree, is_dict, is_mapping, leaves, texts_of, with_texts
 
 logger = logging.getLogger(__name__)
 
@@ -159,9 +159,14 @@ def _unresolved(error: OmegaConfBaseException, origins: Origins) -> ConfigError:
     return origins.error(key, f"{key}: the reference cannot be resolved: {first_line}.")
 
 
-def _selected(merged: Tree, key: str, origins: Origins) -> Any:
+def _selected(merged: Tree, section: str, name: str, origins: Origins) -> Any:
+    # Most values refer to nothing; wrapping all settings for them would take half of the time of loading.
+    if is_dict(merged[section]):
+        value = merged[section][name]
+        if not any("${" in text or text == "???" for text in texts_of(value)):
+            return value
     try:
-        value: object = OmegaConf.select(OmegaConf.create(merged), key)
+        value = OmegaConf.select(OmegaConf.create(merged), f"{section}.{name}")
         return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
     except OmegaConfBaseException as error:
         raise _unresolved(error, origins) from error
@@ -170,7 +175,7 @@ def _selected(merged: Tree, key: str, origins: Origins) -> Any:
 def _load_plugins(merged: Tree, origins: Origins) -> None:
     """Imports the files of `trainer.plugins`, so that the methods they register are known."""
     key = "trainer.plugins"
-    value = _selected(merged, key, origins)
+    value = _selected(merged, "trainer", "plugins", origins)
     for path in origins.read(TrainerConfig, {"plugins": value}, path="trainer").plugins:
         try:
             if not load_plugin(path):
@@ -186,7 +191,7 @@ def _load_plugins(merged: Tree, origins: Origins) -> None:
 
 def _method(merged: Tree, origins: Origins) -> str:
     key = "algorithm.adv_estimator"
-    chosen = str(_selected(merged, key, origins))
+    chosen = str(_selected(merged, "algorithm", "adv_estimator", origins))
     try:
         return estimator_class(chosen).name
     except ConfigError as error:
