@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from cepo.rollout.generator import Generation
 from cepo.trainer.asking import Rollouts
 
 LENGTH = 8
-ONE = torch.linspace(0.2, 0.9, LENGTH, dtype=torch.float64)
+ONE = torch.linspace(0.2, 0.9, LENGTH, dtype=torch.float64).tolist()
 """The policy: token t is 1 with this probability, whatever came before."""
 
 
@@ -25,9 +26,10 @@ def is_right(response: tuple[int, ...]) -> bool:
 
 
 def chance(response: tuple[int, ...], start: int = 0) -> float:
-    return math.prod(float(ONE[t] if token else 1 - ONE[t]) for t, token in enumerate(response, start))
+    return math.prod(ONE[t] if token else 1 - ONE[t] for t, token in enumerate(response, start))
 
 
+@functools.cache
 def value(prefix: tuple[int, ...]) -> float:
     """P(right | prefix) by enumeration."""
     ends = itertools.product((0, 1), repeat=LENGTH - len(prefix))
@@ -50,7 +52,11 @@ def gains(responses: list[tuple[int, ...]], teacher: Callable[[tuple[int, ...], 
 @pytest.fixture(scope="module")
 def rollouts() -> Rollouts:
     generator = torch.Generator().manual_seed(0)
-    drawn = (torch.rand(400, LENGTH, generator=generator, dtype=torch.float64) < ONE).int().tolist()
+    drawn = (
+        (torch.rand(400, LENGTH, generator=generator, dtype=torch.float64) < torch.tensor(ONE, dtype=torch.float64))
+        .int()
+        .tolist()
+    )
     responses = [tuple(row) for row in drawn]
     correct = torch.tensor([is_right(response) for response in responses])
     return Rollouts(
