@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # Imports make millions of objects that stay; collections between them would take a third of their time.
 gc.disable()
+# `datasets` would ask the hub to count each local file that is read, and wait 5 s for the answer without a network.
+os.environ["HF_UPDATE_DOWNLOAD_COUNTS"] = "0"
 # Before any test module imports them: Ray reads its variables, and the hook acts, on first import only.
 prepare_own_cluster()
 install_import_hook(["cepo.losses"], "beartype.beartype")
