@@ -22,11 +22,10 @@ from cepo.config.sources import Origins, Source, read_arguments
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import ConfigError, did_you_mean, place_in
 from cepo.sections import default_tree, fields_of, is_decisive, merged_trees
-from cepo.trees import Fields, Tree, is_dict, is_mapping, leaves, with_texts
+from cepo.trees import Fields, Tree, is_dict, is_mapping, leaves, texts_of, with_texts
 
 logger = logging.getLogger(__name__)
 
-_PLUGINS, _METHOD = "trainer.plugins", "algorithm.adv_estimator"
 _KEYWORDS = "worker.reward.reward_function_kwargs"
 # Runs with another trainer.seed alone would otherwise see the same rows and, at first, the same responses.
 _ONE_SEED: Tree = {"data": {"seed": "${trainer.seed}"}, "worker": {"rollout": {"seed": "${trainer.seed}"}}}
@@ -50,11 +49,10 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
         origins.update(source.origins)
     defaults = merged_trees(default_tree(RunSettings), _ONE_SEED)
     merged = _merged(sources, defaults)
-    plugins, method = _selected(merged, _PLUGINS, _METHOD, origins=origins)
     with interrupts.loading():
-        _load_plugins(plugins, origins)
+        _load_plugins(merged, origins)
     refuse_fork_keys(merged, origins)
-    if presets := presets_of(_known_method(str(method), origins)):
+    if presets := presets_of(_method(merged, origins)):
         merged = _merged(sources, merged_trees(defaults, {"algorithm": presets}))
     tree, without_effect = without_engine_keys(_resolved(merged, origins), origins)
     run = _read_run(tree, origins)
@@ -161,38 +159,43 @@ def _unresolved(error: OmegaConfBaseException, origins: Origins) -> ConfigError:
     return origins.error(key, f"{key}: the reference cannot be resolved: {first_line}.")
 
 
-def _selected(merged: Tree, *keys: str, origins: Origins) -> list[Any]:
+def _selected(merged: Tree, section: str, name: str, origins: Origins) -> Any:
+    # Most values refer to nothing; wrapping all settings for them would take half of the time of loading.
+    if is_dict(merged[section]):
+        value = merged[section][name]
+        if not any("${" in text or text == "???" for text in texts_of(value)):
+            return value
     try:
-        config = OmegaConf.create(merged)
-        values: list[object] = [OmegaConf.select(config, key) for key in keys]
-        return [
-            OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value for value in values
-        ]
+        value = OmegaConf.select(OmegaConf.create(merged), f"{section}.{name}")
+        return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
     except OmegaConfBaseException as error:
         raise _unresolved(error, origins) from error
 
 
-def _load_plugins(paths: object, origins: Origins) -> None:
+def _load_plugins(merged: Tree, origins: Origins) -> None:
     """Imports the files of `trainer.plugins`, so that the methods they register are known."""
-    for path in origins.read(TrainerConfig, {"plugins": paths}, path="trainer").plugins:
+    key = "trainer.plugins"
+    value = _selected(merged, "trainer", "plugins", origins)
+    for path in origins.read(TrainerConfig, {"plugins": value}, path="trainer").plugins:
         try:
             if not load_plugin(path):
                 logger.warning(
-                    '%s: %s registers no method; decorate its class with @register_estimator("name")', _PLUGINS, path
+                    '%s: %s registers no method; decorate its class with @register_estimator("name")', key, path
                 )
         except ConfigError as error:
-            raise origins.error(_PLUGINS, str(error)) from None
+            raise origins.error(key, str(error)) from None
         except Exception as error:
             where = place_in(error, [path]) or path
-            message = f"{_PLUGINS}: importing {where} failed: {type(error).__name__}: {error}"
-            raise origins.error(_PLUGINS, message) from error
+            raise origins.error(key, f"{key}: importing {where} failed: {type(error).__name__}: {error}") from error
 
 
-def _known_method(name: str, origins: Origins) -> str:
+def _method(merged: Tree, origins: Origins) -> str:
+    key = "algorithm.adv_estimator"
+    chosen = str(_selected(merged, "algorithm", "adv_estimator", origins))
     try:
-        return estimator_class(name).name
+        return estimator_class(chosen).name
     except ConfigError as error:
-        raise origins.error(_METHOD, str(error)) from None
+        raise origins.error(key, str(error)) from None
 
 
 def _located(text: str) -> str:

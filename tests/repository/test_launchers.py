@@ -137,7 +137,7 @@ def test_a_mistake_ends_with_a_message_that_names_it(
     assert "Traceback" not in done.stderr
 
 
-def test_help_lists_all_47_configurations_and_ends_with_0(tmp_path: Path) -> None:
+def test_help_lists_all_configurations_and_ends_with_0(tmp_path: Path) -> None:
     done = launch("train.sh", "--help", folder=tmp_path, CEPO_PYTHON="/no/python")
     assert done.returncode == 0
     listed = done.stdout.partition("names:\n")[2].split()

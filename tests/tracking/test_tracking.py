@@ -327,7 +327,7 @@ def test_tensorboard_shows_after_resume_at_step_1_each_step_once(tmp_path: Path)
     assert text.startswith("**problem**\n\n    <script>\n\n**ground truth**")
 
 
-def test_an_unknown_sink_names_the_nearest_of_6(tmp_path: Path) -> None:
+def test_an_unknown_sink_names_the_nearest_one(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
         match=r"'tensorbord' is unknown. Did you mean 'tensorboard'\? "
