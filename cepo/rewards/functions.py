@@ -40,14 +40,11 @@ class LoadedReward:
     """A reward function with its keywords bound."""
 
     function: Callable[[Any], Any]
-    name: str
-    """The file's REWARD_NAME; "unknown" if it has none."""
-    reward_type: RewardType
-    """The file's REWARD_TYPE; "batch" if it has none."""
+    name: str  # the file's REWARD_NAME; "unknown" if it has none
+    reward_type: RewardType  # the file's REWARD_TYPE; "batch" if it has none
     path: Path
     function_name: str
-    needs_images: bool = False
-    """The file's NEEDS_IMAGES: whether the samples have the row's `images` and `videos`."""
+    needs_images: bool = False  # the file's NEEDS_IMAGES: whether the samples have the row's `images` and `videos`
 
     @property
     def source(self) -> str:
