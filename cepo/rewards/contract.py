@@ -69,10 +69,11 @@ def validate_score(score: object, *, sample: int, source: str) -> RewardScore:
 
 def validate_scores(scores: object, num_expected: int, *, source: str, first_sample: int = 0) -> list[RewardScore]:
     """Checks a batch function's scores by `validate_score`; raises `BatchContractError` if their number is wrong."""
+    kind = type(scores).__name__
     is_list = isinstance(scores, Sequence) and not isinstance(scores, str | bytes)
     found = cast("Sequence[Any]", scores) if is_list else ()
     if not is_list or len(found) != num_expected:
-        returned = f"{len(found)} scores" if is_list else f"a {type(scores).__name__}"
+        returned = f"{len(found)} scores" if is_list else f"a {kind}"
         raise BatchContractError(
             f"{source} returned {returned} for {num_expected} samples. Return one per sample, in order, as a list of dicts, "
             "0 for one that cannot be judged; set REWARD_TYPE = 'sequential' in its file if it takes one sample at a time."

@@ -252,10 +252,10 @@ def _check_keywords(function: Callable[..., Any], kwargs: Fields, source: str) -
 
 def _installation(module: str) -> str:
     name = module.partition(".")[0]
-    stand_in = ""
+    remedy = f". Install it: {sys.executable} -m pip install {_PACKAGES.get(name, name)}."
     if name == "mathruler":
-        stand_in = (
+        remedy += (
             " Without it, use our EasyR1 rewards (examples/reward_function/math.py:compute_score and r1v.py) or the "
             "built-in cepo/rewards/math.py:compute_score."
         )
-    return f". Install it: {sys.executable} -m pip install {_PACKAGES.get(name, name)}.{stand_in}"
+    return remedy
