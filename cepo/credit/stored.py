@@ -43,6 +43,8 @@ def claim_folder(folder: Path, own: Fields, config: RunConfig) -> None:
         "worker.rollout": dataclasses.asdict(worker.rollout),
         "worker.reward": dataclasses.asdict(worker.reward),
         "trainer.seed": config.trainer.seed,
+        "algorithm.correct_key": config.algorithm.correct_key,
+        "algorithm.correct_threshold": config.algorithm.correct_threshold,
     }
     flat = json.loads(json.dumps(dict(leaves(settings)), default=str))
     path = folder / SETTINGS_FILE

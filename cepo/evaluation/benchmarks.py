@@ -26,19 +26,16 @@ _MMMU_IMAGES = [f"image_{number}" for number in range(1, 8)]
 
 @dataclass(frozen=True)
 class Benchmark:
-    """The format of one benchmark.
+    """The format of one benchmark, which its `columns` identify.
 
-    Attributes:
-        columns: the columns that identify it.
-        convert: converts a row to `problem`, `images`, `answer`, and for grading `answer_kind`, `choices`, `tolerance`
-            and `cluster`; rows with the same cluster are dependent.
-        has_variants: rows of one cluster are variants of one question.
+    `convert` turns a row into `problem`, `images`, `answer`, and for grading `answer_kind`, `choices`, `tolerance` and
+    `cluster`; rows with the same cluster are dependent.
     """
 
     name: str
     columns: set[str]
     convert: Callable[[Fields], Tree]
-    has_variants: bool = False
+    has_variants: bool = False  # rows of one cluster are variants of one question
 
 
 def recognise(columns: Sequence[str]) -> Benchmark | None:

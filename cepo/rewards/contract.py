@@ -18,32 +18,22 @@ LARGEST_SCORE = 1e18
 
 @dataclass(frozen=True, kw_only=True)
 class RewardFailure:
-    """Why a sample has no score.
+    """Why a sample has no score."""
 
-    Attributes:
-        reason: one line.
-        details: the user's own frames and the exception.
-        breaks_contract: the function returned something that is not a score.
-        timed_out: the call exceeded the time limit.
-    """
-
-    reason: str
-    details: str = field(repr=False)
-    breaks_contract: bool = False
+    reason: str  # one line
+    details: str = field(repr=False)  # the user's own frames and the exception
+    breaks_contract: bool = False  # the function returned something that is not a score
     timed_out: bool = False
 
 
 @dataclass(frozen=True)
 class RewardOutcome:
-    """The scores of one call, in the order of its inputs, and the number of failed samples."""
+    """The scores of one call, in the order of its inputs; all fields of failed samples are 0."""
 
     scores: list[RewardScore]
-    num_raised: int
-    """Samples whose function raised, broke the contract or crashed its process; all their fields are 0."""
+    num_raised: int  # samples whose function raised, broke the contract or crashed its process
     num_timed_out: int
-    """Samples that exceeded the time limit; all their fields are 0."""
     first_failure: RewardFailure | None = None
-    """The failure of the first failed sample."""
 
 
 class ContractError(RewardError):
@@ -70,7 +60,11 @@ def validate_score(score: object, *, sample: int, source: str) -> RewardScore:
         raise ContractError(
             f"{where} a dict without 'overall', with {sorted(map(str, entries))}. Add the key 'overall'."
         )
-    return {_checked_name(name, where): _checked_number(name, value, where) for name, value in entries.items()}
+    for name in entries:
+        if not isinstance(name, str):
+            raise ContractError(f"{where} the key {name!r} ({type(name).__name__}). Keys are strings.")
+    # A key of a subclass of str may not unpickle in the trainer.
+    return {str.__str__(name): _checked_number(name, value, where) for name, value in entries.items()}
 
 
 def validate_scores(scores: object, num_expected: int, *, source: str, first_sample: int = 0) -> list[RewardScore]:
@@ -85,12 +79,6 @@ def validate_scores(scores: object, num_expected: int, *, source: str, first_sam
             "0 for one that cannot be judged; set REWARD_TYPE = 'sequential' in its file if it takes one sample at a time."
         )
     return [validate_score(score, sample=first_sample + index, source=source) for index, score in enumerate(found)]
-
-
-def _checked_name(name: object, where: str) -> str:
-    if not isinstance(name, str):
-        raise ContractError(f"{where} the key {name!r} ({type(name).__name__}). Keys are strings.")
-    return str.__str__(name)  # a subclass may not unpickle in the trainer
 
 
 def _checked_number(name: object, value: object, where: str) -> float:

@@ -40,14 +40,11 @@ class LoadedReward:
     """A reward function with its keywords bound."""
 
     function: Callable[[Any], Any]
-    name: str
-    """The file's REWARD_NAME; "unknown" if it has none."""
-    reward_type: RewardType
-    """The file's REWARD_TYPE; "batch" if it has none."""
+    name: str  # the file's REWARD_NAME; "unknown" if it has none
+    reward_type: RewardType  # the file's REWARD_TYPE; "batch" if it has none
     path: Path
     function_name: str
-    needs_images: bool = False
-    """The file's NEEDS_IMAGES: whether the samples have the row's `images` and `videos`."""
+    needs_images: bool = False  # the file's NEEDS_IMAGES: whether the samples have the row's `images` and `videos`
 
     @property
     def source(self) -> str:
@@ -255,10 +252,10 @@ def _check_keywords(function: Callable[..., Any], kwargs: Fields, source: str) -
 
 def _installation(module: str) -> str:
     name = module.partition(".")[0]
-    stand_in = ""
+    remedy = f". Install it: {sys.executable} -m pip install {_PACKAGES.get(name, name)}."
     if name == "mathruler":
-        stand_in = (
+        remedy += (
             " Without it, use our EasyR1 rewards (examples/reward_function/math.py:compute_score and r1v.py) or the "
             "built-in cepo/rewards/math.py:compute_score."
         )
-    return f". Install it: {sys.executable} -m pip install {_PACKAGES.get(name, name)}.{stand_in}"
+    return remedy

@@ -51,27 +51,18 @@ _RETRIED = (408, 409, 429, 500, 502, 503, 504)
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """Asks a server for a verdict on one response.
+    """Asks a server for a verdict on one response."""
 
-    Attributes:
-        base_url: address up to `/v1`.
-        api_key_variable: environment variable with the key; without it no key is sent.
-        time_limit: seconds for one response with all its attempts.
-        retries: further attempts after a fault that may pass: no connection, a timeout, or a status 408, 409, 429 or 5xx.
-        cache: folder of verdicts by request; None asks for each response.
-        input_price, output_price: cost of a million tokens, in any currency.
-    """
-
-    base_url: str
+    base_url: str  # address up to `/v1`
     model: str
     instructions: str = INSTRUCTIONS
     with_images: bool = True
     max_tokens: int = 1024
-    api_key_variable: str = "OPENAI_API_KEY"
-    time_limit: float = 60.0
-    retries: int = 3
-    cache: Path | None = None
-    input_price: float = 0.0
+    api_key_variable: str = "OPENAI_API_KEY"  # environment variable with the key; without it no key is sent
+    time_limit: float = 60.0  # seconds for one response with all its attempts
+    retries: int = 3  # further attempts after no connection, a timeout, or a status 408, 409, 429 or 5xx
+    cache: Path | None = None  # folder of verdicts by request; None asks for each response
+    input_price: float = 0.0  # of a million tokens, in any currency
     output_price: float = 0.0
 
     def score(self, sample: Fields) -> dict[str, float]:

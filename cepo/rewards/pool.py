@@ -71,10 +71,9 @@ class WorkerProcess:
         return self._process.poll() is None
 
     def asked(self, action: _Action, first: int, items: Sequence[object], seconds: float) -> tuple[str, Any]:
-        """Sends items, of which `first` is the first one's number, and returns the reply; raises as `received` does.
+        """Sends items, of which `first` is the first one's number, and returns the reply.
 
-        Raises:
-            RewardError: an item cannot be sent.
+        Raises as `received` does, and `RewardError` if an item cannot be sent.
         """
         try:
             message = pickle.dumps((action, first, items), protocol=pickle.HIGHEST_PROTOCOL)
@@ -151,8 +150,7 @@ class RewardStream:
     def outcome(self) -> RewardOutcome:
         """Waits for all parts and returns their scores in the order of their positions.
 
-        Raises:
-            RewardError: a sample cannot be pickled, or a batch function returned a wrong number of scores.
+        Raises `RewardError` if a sample cannot be pickled, or a batch function returned a wrong number of scores.
         """
         futures = (future for position in sorted(self._parts) for future in self._parts[position])
         return self._pool.outcome([verdict for future in futures for verdict in future.result()])
@@ -179,10 +177,8 @@ class RewardPool:
     assigned to samples and is a `RewardError`. A batch function must score samples independently, because it sees only
     a part of the batch, and some samples twice after a fault.
 
-    A failed sample gets 0 in every field, is counted, and is logged as a warning.
-
-    The constructor waits until the function is loaded. Raises `RewardError` if
-    the function cannot be loaded, `EngineError` if a process cannot be started.
+    A failed sample gets 0 in every field, is counted, and is logged as a warning. The constructor waits until the
+    function is loaded. Raises `RewardError` if it cannot be loaded, `EngineError` if a process cannot be started.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ import pytest
 
 from cepo.config import load_config
 from cepo.credit.stored import CONTINUATIONS_FILE, SETTINGS_FILE, Continuations, claim_folder
-from cepo.errors import DataError
+from cepo.errors import ConfigError, DataError
 
 WHOLE = {"prefix": "0/3", "length": 3, "right": "0110", "entropy": 0.5, "num_tokens": 40}
 
@@ -34,3 +34,12 @@ def test_continuations_that_cannot_be_read_are_named(tmp_path: Path, change: dic
         Continuations(tmp_path, nothing, nothing, number=4)
     (tmp_path / CONTINUATIONS_FILE).write_text(f"{json.dumps(WHOLE)}\n")
     assert Continuations(tmp_path, nothing, nothing, number=4).done["0/3"].right == "0110"
+
+
+@pytest.mark.parametrize("change", ["algorithm.correct_key=overall", "algorithm.correct_threshold=0.9"])
+def test_verdicts_by_another_rule_are_not_mixed(tmp_path: Path, change: str) -> None:
+    command = ["config=configs/microgeo/base.yaml"]
+    claim_folder(tmp_path / "m", {}, load_config(command))
+    claim_folder(tmp_path / "m", {}, load_config(command))
+    with pytest.raises(ConfigError, match=f"other settings: {change.partition('=')[0]};"):
+        claim_folder(tmp_path / "m", {}, load_config([*command, change]))

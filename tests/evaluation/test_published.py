@@ -28,17 +28,11 @@ def evaluation(folder: Path, right: str) -> Path:
     folder.mkdir(parents=True)
     rows = [
         {
-            "benchmark": "dynamath",
-            "problem_id": str(k),
-            "cluster": str(k),
-            "ground_truth": "1",
-            "kind": "numeric",
-            "choices": [],
-            "response": rf"\boxed{{{verdict}}}",
-            "correct": verdict == "1",
+            "benchmark": "dynamath", "problem_id": str(k), "cluster": str(k), "ground_truth": "1", "kind": "numeric",
+            "choices": [], "response": rf"\boxed{{{verdict}}}", "correct": verdict == "1",
         }
         for k, verdict in enumerate(right)
-    ]
+    ]  # fmt: skip
     (folder / "generations.jsonl").write_bytes(b"".join(encode_line(row) for row in rows))
     mean = right.count("1") / 4
     figures = {"mean": mean, "error": 0.25, "num_clusters": 4}

@@ -50,12 +50,9 @@ def test_weighted_rewards_add_up_with_each_part_reported(spec: str) -> None:
     ]
 
 
-def test_without_weights_each_reward_counts_1(spec: str) -> None:
+def test_rewards_count_1_without_weights_and_one_can_be_weighted(spec: str) -> None:
     reward = load_reward(spec, {"answers": {"full": 10.0}})
     assert [score["overall"] for score in reward.score(SAMPLES)] == [10.5, 0.25]
-
-
-def test_one_function_can_be_weighted_too(spec: str) -> None:
     alone = spec.partition(",")[0]
     assert [score["overall"] for score in load_reward(alone, {"full": 3.0}, [0.5]).score(SAMPLES)] == [1.5, 0.0]
     assert load_reward(alone, {}).score(SAMPLES[:1]) == [{"overall": 1.0, "accuracy": 1.0}]
