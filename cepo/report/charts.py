@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from cepo.metrics import wilson_interval
-from cepo.report.recorded_run import RunData
+from cepo.report.recorded_run import COUNTS, RunData
 from cepo.tracking.console import STAGES
 from cepo.trees import Tree
 
@@ -20,8 +20,6 @@ DASHES = ((), (6, 4), (2, 3), (6, 3, 2, 3))
 _MARKED_POINTS = 60
 _PANEL_INCHES = (4.4, 3.2)
 LEARNING, HELD_OUT = "Learning", "Held-out accuracy"
-COUNTS = {"val/accuracy": "val/num_samples", "val/greedy_accuracy": "val/num_greedy_samples"}
-"""Of an accuracy, the metric with the number of its samples."""
 _SHARE, _NATS, _DEVIATION = "fraction of tokens", "nats per token", "the band is one standard deviation"
 CHARTS = {
     LEARNING: (

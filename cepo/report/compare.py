@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,11 +12,10 @@ from pathlib import Path
 from cepo.algorithms.base import SHARED
 from cepo.config.listing import REQUIRED, settings_of
 from cepo.errors import DataError
-from cepo.metrics import wilson_interval
-from cepo.report.charts import COUNTS, Chart, Series, planned_charts, series_of, words
+from cepo.report.charts import Chart, Series, planned_charts, series_of, words
 from cepo.report.html import Section, Table, scores, write_page
 from cepo.report.page import chart_sections
-from cepo.report.recorded_run import UNKNOWN_ESTIMATOR, RunData, as_yaml, load_run
+from cepo.report.recorded_run import COUNTS, UNKNOWN_ESTIMATOR, RunData, as_yaml, load_run
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
 from cepo.trees import leaves
 
@@ -52,14 +50,13 @@ class Setting:
         With `before`, the one before training. Empty if a run has none.
         """
         measured = [
-            [value for step, value in run.values_by_step(name).items() if (step == 0) == before] for run in self.runs
+            [value for step, value in run.accuracies(name).items() if (step == 0) == before] for run in self.runs
         ]
         if not all(measured):
             return ""
-        cell = Cell.over([100 * values[-1] for values in measured])
-        counts = self.runs[0].series(COUNTS[name])[1]
-        interval = wilson_interval(cell.mean / 100, counts[-1] if counts else None)
-        return replace(cell, error=50 * (interval[1] - interval[0])) if cell.error is None and interval else cell
+        cell = Cell.over([100 * values[-1].mean for values in measured])
+        alone = measured[0][-1].error if len(measured) == 1 else None
+        return cell if alone is None else replace(cell, error=100 * alone)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,18 +169,17 @@ def paired_difference(first: Setting, second: Setting) -> Cell | str:
     before, after = first.at_end(_ACCURACY), second.at_end(_ACCURACY)
     if isinstance(before, str) or isinstance(after, str):
         return ""
-    errors = [cell.error for cell in (before, after) if cell.error is not None]
-    independent = math.hypot(*errors) if len(errors) == 2 else None
+    independent = after.less(before)
     partners = {_seeds(run): run for run in first.runs}
     pairs = [(partners[seed], run) for run in second.runs if (seed := _seeds(run)) in partners]
     if not pairs:
-        return Cell(mean=after.mean - before.mean, error=independent)
+        return independent
     measured = [(one.values_by_step(_ACCURACY), other.values_by_step(_ACCURACY)) for one, other in pairs]
     ends = [max((step for step in one.keys() & other.keys() if step > 0), default=0) for one, other in measured]
     if 0 in ends:
         return ""
     paired = Cell.over([100 * (other[end] - one[end]) for (one, other), end in zip(measured, ends, strict=True)])
-    return paired if len(pairs) > 1 else replace(paired, error=independent)
+    return paired if len(pairs) > 1 else replace(paired, error=independent.error)
 
 
 def _curves(setting: Setting, name: str) -> Iterator[Series]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from cepo.report.charts import Chart
 from cepo.report.score_tables import Cell, ScoreTable
 from cepo.tracking.run_folder import THUMBNAIL, write_atomically
+from cepo.trees import Fields
 
 _ASSETS = Path(__file__).parent / "assets"
 _MOST_CHARACTERS = 5_000_000
@@ -19,28 +20,16 @@ Sample = tuple[str, bool, Mapping[str, object]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
-    """A text with a number by which it sorts, an image as a data URI, or a bar.
-
-    Attributes:
-        bar: start, end, low, high and limit in percent of the scale.
-    """
-
-    text: str = ""
-    value: float | None = None
-    image: str = ""
-    bar: Mapping[str, float] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Table:
     """A table that the reader sorts by clicking on a heading, and searches if it is long.
 
-    Numbers show 3 digits and keep the exact value. Of the columns `filters`, by number, the reader can choose one text.
+    Numbers show 3 digits and keep the exact value. A mapping has a `text` with an `image` (a data URI), or with the `value`
+    by which it sorts and a `bar` (start, end, low, high and limit in percent of the scale). Of the columns `filters`, by
+    number, the reader can choose one text.
     """
 
     head: Sequence[str]
-    rows: Sequence[Sequence[str | float | Shown]]
+    rows: Sequence[Sequence[str | float | Fields]]
     caption: str = ""
     filters: Sequence[int] = ()
 
@@ -72,7 +61,7 @@ def samples_table(measured: Mapping[str, Iterable[Sample]]) -> Table:
     rows.sort(key=lambda row: ("→" not in row[0], row[0] == "right"))
     sizes = itertools.accumulate(sum(map(len, row[2:])) for row in rows)
     shown = [
-        [verdict, Shown(text=problem, image=image if THUMBNAIL.fullmatch(image) else ""), *texts]
+        [verdict, {"text": problem, "image": image if THUMBNAIL.fullmatch(image) else ""}, *texts]
         for (verdict, image, problem, *texts), size in zip(rows, sizes, strict=True)
         if size <= _MOST_CHARACTERS
     ]
@@ -91,7 +80,7 @@ def scores(table: ScoreTable, *, first: str, limit: str = "") -> Table:
         first: the heading of the rows' names.
         limit: the beginning of the name of the row that is marked across the bars.
     """
-    rows: list[list[str | float | Shown]] = [[row.name] for row in table.rows]
+    rows: list[list[str | Fields]] = [[row.name] for row in table.rows]
     for column in table.columns:
         cells = [row.cells.get(column.name, "") for row in table.rows]
         known = {row.name: cell for row, cell in zip(table.rows, cells, strict=True) if isinstance(cell, Cell)}
@@ -100,14 +89,14 @@ def scores(table: ScoreTable, *, first: str, limit: str = "") -> Table:
         least, size = min(ends), (max(ends) - min(ends)) or 1.0
         for row, cell in zip(rows, cells, strict=True):
             if isinstance(cell, str):
-                row.append(Shown(text=cell or "–"))
+                row.append(cell or "–")
                 continue
             bar = None
             if cell.low is not None and cell.high is not None:
                 places = {"start": min(cell.mean, 0.0), "end": max(cell.mean, 0.0), "low": cell.low, "high": cell.high}
                 places |= {"limit": limits[0]} if limits else {}
                 bar = {name: round(100 * (place - least) / size, 2) for name, place in places.items()}
-            row.append(Shown(text=column.shown(cell), value=cell.mean, bar=bar))
+            row.append({"text": column.shown(cell), "value": cell.mean, "bar": bar})
     return Table(head=[first, *(column.name for column in table.columns)], rows=rows, caption=table.title)
 
 

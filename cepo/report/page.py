@@ -15,11 +15,10 @@ from rich.table import Table as TerminalTable
 
 from cepo.algorithms import available_estimators
 from cepo.config.listing import REQUIRED, method_settings, settings_of
-from cepo.metrics import wilson_interval
-from cepo.report.charts import COUNTS, HELD_OUT, LEARNING, Chart, run_charts, save_figure
+from cepo.report.charts import HELD_OUT, LEARNING, Chart, run_charts, save_figure
 from cepo.report.credit_view import credit_view
 from cepo.report.html import Sample, Section, Table, samples_table, write_page
-from cepo.report.recorded_run import RunData, as_yaml, load_run
+from cepo.report.recorded_run import COUNTS, RunData, as_yaml, load_run
 from cepo.report.score_tables import Cell
 from cepo.tracking.console import STAGES
 from cepo.tracking.run_folder import read_environment, read_generations
@@ -27,9 +26,10 @@ from cepo.trees import leaves
 
 REPORT_FILE = "report.html"
 _EVIDENCE = (
-    ("tokens with positive evidence", "evidence/positive_fraction", 100, "{:.1f} %"),
-    ("tokens with negative evidence", "evidence/negative_fraction", 100, "{:.1f} %"),
-    ("mean weight", "evidence/weight_mean", 1, "{:.4f}"),
+    ("tokens with positive evidence", "evidence/positive_fraction", "{mean:.1%}"),
+    ("tokens with negative evidence", "evidence/negative_fraction", "{mean:.1%}"),
+    ("mean weight", "evidence/weight_mean", "{mean:.4f}"),
+    ("lambda, first to last step", "evidence/lambda", "{first:.3f} to {last:.3f}"),
 )
 
 
@@ -195,63 +195,58 @@ def result_lines(run: RunData) -> list[tuple[str, str, str]]:
     lines: list[tuple[str, str, str]] = []
     labels = (f"accuracy at temperature {run.temperature:g}", "greedy accuracy")
     for label, name in zip(labels, COUNTS, strict=True):
-        steps, values = run.series(name)
-        if not steps:
-            continue
-        story = f"measured once, at step {steps[0]}"
-        if found := accuracy_change(run, name):
-            change, is_paired = found
-            error = "" if change.error is None else f" ± {100 * change.error:.1f}"
-            before = f"from {100 * values[0]:.1f} %{_interval(run, name, 0)} at step {steps[0]}"
-            story = f"{before}: {100 * change.mean:+.1f}{error} points{', paired by problem' if is_paired else ''}"
-        lines.append((f"{100 * values[-1]:.1f} %", label + _interval(run, name, -1), story))
+        if measured := run.accuracies(name):
+            first, *_ = measured
+            *_, last = measured.values()
+            story = f"measured once, at step {first}"
+            if found := accuracy_change(run, name):
+                change, is_paired = found
+                error = "" if change.error is None else f" ± {100 * change.error:.1f}"
+                before = f"from {100 * measured[first].mean:.1f} %{_interval(measured[first])} at step {first}"
+                story = f"{before}: {100 * change.mean:+.1f}{error} points{', paired by problem' if is_paired else ''}"
+            lines.append((f"{100 * last.mean:.1f} %", label + _interval(last), story))
     return lines
 
 
 def accuracy_change(run: RunData, name: str = "val/accuracy") -> tuple[Cell, bool] | None:
     """Returns the change from the first to the last validation, and whether its error is that of the mean over problems.
 
-    Otherwise the error is `sqrt(se_before^2 + se_after^2)`, which is too large for validations of the same problems, or
-    None without the number of samples. The result is None if fewer than two validations were made.
+    Otherwise the error is that of independent samples, which is too large for validations of the same problems, or None
+    without the number of samples. The result is None if fewer than two validations were made.
     """
-    steps, values = run.series(name)
-    if len(steps) < 2:
+    measured = run.accuracies(name)
+    if len(measured) < 2:
         return None
-    counts = [run.values_by_step(COUNTS[name]).get(step) for step in (steps[0], steps[-1])]
-    differences = _paired_differences(run, name.removeprefix("val/"), (steps[0], steps[-1]), counts)
-    if len(differences) > 1:
-        return Cell(mean=values[-1] - values[0], error=Cell.over(differences).error), True
-    intervals = [wilson_interval(value, count) for value, count in zip((values[0], values[-1]), counts, strict=True)]
-    halves = [(interval[1] - interval[0]) / 2 for interval in intervals if interval]
-    return Cell(mean=values[-1] - values[0], error=math.hypot(*halves) if len(halves) == 2 else None), False
+    (first, before), *_, (last, after) = measured.items()
+    change, differences = after.less(before), _paired_differences(run, name, (first, last))
+    return (replace(change, error=Cell.over(differences).error), True) if len(differences) > 1 else (change, False)
 
 
-def _paired_differences(run: RunData, key: str, steps: tuple[int, int], counts: list[float | None]) -> list[float]:
+def _paired_differences(run: RunData, name: str, steps: tuple[int, int]) -> list[float]:
     """Returns the change of each problem's mean; empty unless all samples of both validations are recorded."""
+    key, counts = name.removeprefix("val/"), run.values_by_step(COUNTS[name])
     found: list[dict[str, list[float]]] = [collections.defaultdict(list) for _ in steps]
     for row in read_generations(run.folder):
         if row["step"] in steps and isinstance(row.get(key), int | float):
             found[steps.index(row["step"])][row["prompt_id"]].append(row[key])
     before, after = found
-    if [sum(map(len, samples.values())) for samples in found] != counts or before.keys() != after.keys():
+    recorded = [sum(map(len, samples.values())) for samples in found]
+    if recorded != [counts.get(step) for step in steps] or before.keys() != after.keys():
         return []
     return [statistics.fmean(after[problem]) - statistics.fmean(before[problem]) for problem in before]
 
 
-def _interval(run: RunData, name: str, place: int) -> str:
-    steps, values = run.series(name)
-    interval = wilson_interval(values[place], run.values_by_step(COUNTS[name]).get(steps[place]), 1.96)
-    return f" ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})" if interval else ""
+def _interval(cell: Cell) -> str:
+    return "" if cell.low is None or cell.high is None else f" ({100 * cell.low:.1f} to {100 * cell.high:.1f})"
 
 
 def _evidence_rows(run: RunData) -> Iterator[tuple[str, str]]:
     if not run.series("evidence/positive_fraction")[0]:
         yield "evidence", "none: this run consulted no teacher"
-    for label, name, factor, form in _EVIDENCE:
+    for label, name, form in _EVIDENCE:
         if values := run.series(name)[1]:
-            yield label, form.format(factor * statistics.fmean(values))
-    if lambdas := run.series("evidence/lambda")[1]:
-        yield "lambda, first to last step", f"{lambdas[0]:.3f} to {lambdas[-1]:.3f}"
+            shown = form.format(mean=statistics.fmean(values), first=values[0], last=values[-1])
+            yield label, shown.replace("%", " %")
 
 
 def _time_rows(run: RunData) -> Iterator[tuple[str, str]]:

@@ -17,6 +17,7 @@ from cepo.config.paths import checkpoint_folders
 from cepo.config.recorded import without_interpolation
 from cepo.config.sources import read_file
 from cepo.errors import ConfigError, DataError
+from cepo.report.score_tables import Cell
 from cepo.tracking.run_folder import CONFIG_FILE, MetricsRow, read_generations, read_metrics
 from cepo.trees import Tree
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     import pandas
 
 UNKNOWN_ESTIMATOR = "unknown method"
+COUNTS = {"val/accuracy": "val/num_samples", "val/greedy_accuracy": "val/num_greedy_samples"}
+"""Of an accuracy, the metric with the number of its samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +114,11 @@ class RunData:
 
     def values_by_step(self, name: str) -> dict[int, float]:
         return dict(zip(*self.series(name), strict=True))
+
+    def accuracies(self, name: str) -> dict[int, Cell]:
+        """Returns by step one of the accuracies of `COUNTS`, with Wilson's intervals."""
+        counts = self.values_by_step(COUNTS[name])
+        return {step: Cell.of_fraction(value, counts.get(step)) for step, value in self.values_by_step(name).items()}
 
 
 def load_run(folder: Path) -> RunData:

@@ -16,6 +16,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from cepo.metrics import wilson_interval
 from cepo.tracking.run_folder import write_atomically
 from cepo.trees import Tree
 
@@ -48,6 +49,19 @@ class Cell:
         known = len(values) > 1 and all(map(math.isfinite, values))
         error = statistics.stdev(values) / math.sqrt(len(values)) if known else None
         return cls(mean=statistics.fmean(values), error=error)
+
+    @classmethod
+    def of_fraction(cls, fraction: float, count: float | None) -> Cell:
+        """Returns a fraction of `count` samples with Wilson's interval of 95 %, and half of that of one standard error."""
+        if not (around := wilson_interval(fraction, count)):
+            return cls(mean=fraction)
+        low, high = wilson_interval(fraction, count, 1.96) or around
+        return cls(mean=fraction, error=(around[1] - around[0]) / 2, low=low, high=high)
+
+    def less(self, other: Cell) -> Cell:
+        """Returns the difference of independent means, with the error `sqrt(error^2 + other.error^2)` if both are known."""
+        errors = [cell.error for cell in (self, other) if cell.error is not None]
+        return Cell(mean=self.mean - other.mean, error=math.hypot(*errors) if len(errors) == 2 else None)
 
 
 @dataclass(frozen=True, kw_only=True)

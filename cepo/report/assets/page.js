@@ -1,5 +1,5 @@
 "use strict";
-// The one chart of these pages, drawn as SVG when it comes into view, and the one table, which sorts and searches.
+// The one chart of these pages, drawn as SVG when its part is open, and the one table, which sorts and searches.
 const byId = (id) => document.getElementById(id);
 const inSvg = (tag, attributes = {}, text = "") => {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -119,14 +119,7 @@ let addChart;  // draws data into a figure with a plot and a legend
     new ResizeObserver(() => plot.clientWidth && draw(chart)).observe(plot);
   };
   const redraw = () => charts.filter((one) => one.plot.clientWidth).forEach(draw);
-  const seen = new IntersectionObserver((entries) => {
-    for (const { isIntersecting, target } of entries) {
-      if (!isIntersecting) continue;
-      seen.unobserve(target);
-      addChart(target, JSON.parse(target.querySelector("script").textContent));
-    }
-  }, { rootMargin: "300px" });
-  document.querySelectorAll("figure.chart").forEach((figure) => seen.observe(figure));
+  document.querySelectorAll("figure.chart").forEach((figure) => addChart(figure, JSON.parse(figure.querySelector("script").textContent)));
   for (const id of ["smoothing", "clock", "log"]) byId(id)?.addEventListener("input", redraw);
   byId("find-chart")?.addEventListener("input", (event) => {
     const words = event.target.value.toLowerCase();
