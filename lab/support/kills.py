@@ -88,10 +88,8 @@ class Command:
             time.sleep(0.5)
         # torch keeps compiled code there for later processes of the user.
         files = [path for path in self._temporary.iterdir() if not path.name.startswith("torchinductor_")]
-        unfinished = [str(path) for path in self.run_folder.glob(".*")] + [
-            str(path) for path in self.run_folder.glob("*.lock")
-        ]
-        return [*processes, *sorted(set(_names()) - self._before), *map(str, files), *unfinished]
+        files += self.run_folder.glob(".*")
+        return [*processes, *sorted(set(_names()) - self._before), *map(str, files)]
 
     def _processes(self) -> Iterator[str]:
         for process in psutil.process_iter():
