@@ -12,8 +12,14 @@ from torch import Tensor
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config.schema import ActorConfig
 from cepo.data.batch import OWN_VIEW, OptimizerBatch, ScoringOptions, ScoringRow
-from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, agreement_metrics, objective, step_metrics
-from cepo.losses.policy import token_weights
+from cepo.losses.objective import (
+    ObjectiveSettings,
+    ObjectiveTerms,
+    agreement_metrics,
+    objective,
+    step_metrics,
+    token_weights,
+)
 from cepo.metrics import Metrics, max_value, mean_value, merge_metrics, sum_value
 from cepo.models.processing import Processing
 from cepo.progress import shown

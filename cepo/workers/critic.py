@@ -9,8 +9,7 @@ from torch import Tensor
 
 from cepo.config.schema import CriticConfig
 from cepo.data.batch import CriticBatch, ScoringRow
-from cepo.losses.objective import value_loss, value_metrics
-from cepo.losses.policy import token_weights
+from cepo.losses.objective import token_weights, value_loss, value_metrics
 from cepo.metrics import Metrics, fraction, mean_value, merge_metrics
 from cepo.models.processing import Processing
 from cepo.progress import shown

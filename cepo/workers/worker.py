@@ -18,8 +18,7 @@ from cepo.config.schema import ActorConfig, AlgorithmConfig, WorkerConfig
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
 from cepo.errors import CheckpointError
-from cepo.losses.objective import ObjectiveSettings
-from cepo.losses.policy import ClipRange, PolicyLossSettings, RolloutCorrection
+from cepo.losses.objective import ClipRange, ObjectiveSettings, PolicyLossSettings, RolloutCorrection
 from cepo.metrics import Metrics, max_value, merge_metrics
 from cepo.models.processing import Processing
 from cepo.progress import phase

@@ -19,8 +19,7 @@ from torch import Tensor
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import load_config
 from cepo.data.batch import OWN_VIEW, CriticBatch, DistillationRows, OptimizerBatch, ScoringRow
-from cepo.losses.objective import ObjectiveSettings
-from cepo.losses.policy import LossDenominators
+from cepo.losses.objective import LossDenominators, ObjectiveSettings
 from cepo.metrics import Metrics
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing

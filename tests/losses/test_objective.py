@@ -12,13 +12,16 @@ from torch import Tensor
 from cepo.config import check_config, load_config
 from cepo.errors import ConfigError
 from cepo.losses.objective import (
+    ClipRange,
+    LossDenominators,
     ObjectiveSettings,
     ObjectiveTerms,
+    PolicyLossSettings,
+    RolloutCorrection,
     agreement_metrics,
     objective,
     step_metrics,
 )
-from cepo.losses.policy import ClipRange, LossDenominators, PolicyLossSettings, RolloutCorrection
 from cepo.metrics import merge_metrics, results
 from cepo.types import DivergenceConfig
 from cepo.workers.worker import objective_settings

@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cepo.algorithms import build_estimator
-from cepo.losses.objective import ObjectiveSettings, step_metrics
-from cepo.losses.policy import (
+from cepo.losses.objective import (
     AGGREGATIONS,
     ClipRange,
     LossDenominators,
+    ObjectiveSettings,
     PolicyLossSettings,
     policy_loss,
     policy_metrics,
+    step_metrics,
     token_weights,
 )
 from cepo.metrics import merge_metrics, results

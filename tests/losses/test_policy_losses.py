@@ -10,17 +10,21 @@ from factories import log_probs_like, response_mask
 from torch import Tensor
 
 from cepo.config.listing import settings_of
-from cepo.losses.objective import KL_PENALTIES, adapted_coefficient, kl_penalty, value_loss, value_metrics
-from cepo.losses.policy import (
+from cepo.losses.objective import (
     AGGREGATIONS,
+    KL_PENALTIES,
     LOSS_TYPES,
     ClipRange,
     LossDenominators,
     PolicyLossSettings,
+    adapted_coefficient,
     clip_metrics,
+    kl_penalty,
     policy_loss,
     policy_metrics,
     token_weights,
+    value_loss,
+    value_metrics,
 )
 from cepo.metrics import merge_metrics, observations, results
 
