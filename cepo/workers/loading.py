@@ -20,7 +20,6 @@ from cepo.models.head import use_float32_logits
 from cepo.models.processing import Processing
 from cepo.models.quantization import quantised_weights, quantization_of
 from cepo.workers.scoring_model import ImageEncoder, ScoringModel, ValueModel
-from cepo.workers.swapping import offload_policy
 
 
 def build_scoring_model(
@@ -126,7 +125,7 @@ def _distribute(
     kept_whole = [parameter for part in whole_tower for parameter in part.parameters()]
     for parameter in kept_whole:
         parameter.data = parameter.data.to(pretrained.torch_dtype(fsdp.mp_param_dtype))
-    offload = offload_policy(fsdp, device)
+    offload = CPUOffloadPolicy() if fsdp.enable_cpu_offload and device.type != "cpu" else OffloadPolicy()
     whole = root.state_dict() if from_first_rank and dist.get_rank() == 0 else {}
     blocks = pretrained.sharded_blocks(base, without=whole_tower)
     _shard(root, blocks, fsdp, mesh, offload, exact, ignored={*kept_whole, *packed})

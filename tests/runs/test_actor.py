@@ -38,8 +38,7 @@ from cepo.models.processing import Processing
 from cepo.rollout.generator import AdapterWeights
 from cepo.workers.actor import Actor
 from cepo.workers.distributed import process_group_backend
-from cepo.workers.optimizing import learning_rate_factor
-from cepo.workers.swapping import move_state
+from cepo.workers.trained import learning_rate_factor, move_state
 
 pytestmark = pytest.mark.heavy
 BuildActor = Callable[..., Actor]
@@ -305,7 +304,7 @@ def test_offloading_on_a_cpu_does_nothing_and_is_reported_once(
 ) -> None:
     rows = rows_of([encoded(tiny_processing, "Find x.")], [6])
     plain = build_actor()
-    with caplog.at_level(logging.WARNING, logger="cepo.workers.swapping"):
+    with caplog.at_level(logging.WARNING, logger="cepo.workers.trained"):
         actor = build_actor(fsdp__enable_cpu_offload=True, offload__offload_params=True)
     (told,) = [record.getMessage() for record in caplog.records if "no effect" in record.getMessage()]
     assert told == "fsdp.enable_cpu_offload and offload.* have no effect: the device is the CPU"

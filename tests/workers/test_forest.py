@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cepo.data.batch import ScoringRow
 from cepo.models.inputs import EncodedPrompt
-from cepo.workers.forest import TokenForest, families, pack_rows, plan_forest
+from cepo.workers.passes import TokenForest, families, pack_rows, plan_forest
 
 PICTURE = 99
 
@@ -48,7 +48,7 @@ def test_three_contexts_compute_the_prompt_once() -> None:
     assert forest.num_tokens == 40 + 1 + 3 + 3 + 24 * 4  # a response's last token predicts nothing
     assert [segment.parent for segment in forest.segments][:3] == [-1, 0, 1]
     assert sum(segment.parent == 0 for segment in forest.segments) == 3
-    assert forest.segments[0].num_descendants == 3 + 24
+    assert forest.branch_ends[0] == 1 + 3 + 24
 
 
 def test_a_context_that_begins_another_ends_inside_it() -> None:
@@ -113,7 +113,7 @@ def test_every_row_is_read_off_its_path(rows: list[ScoringRow], min_shared: int,
     for index, segment in enumerate(forest.segments):
         assert segment.parent < index
         assert len(segment) > 0
-        inside = range(index + 1, index + 1 + segment.num_descendants)
+        inside = range(index + 1, forest.branch_ends[index])
         for other in range(index + 1, len(forest.segments)):
             ancestor = other
             while ancestor > index:

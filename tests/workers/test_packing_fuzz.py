@@ -24,9 +24,8 @@ from cepo.trainer.asking import Rollouts
 from cepo.trainer.planning import ScoringPlan
 from cepo.trainer.scoring import ScoredBatch, actor_batches
 from cepo.types import TokenSignal
-from cepo.workers.forest import families, pack_rows
-from cepo.workers.passes import by_length, collate_packed, forest_of, padded_batches
-from cepo.workers.scoring_model import CollatedRows, collate
+from cepo.workers.passes import by_length, families, forest_of, pack_rows, padded_batches
+from cepo.workers.scoring_model import CollatedRows, collate, collate_packed
 
 CPU = torch.device("cpu")
 QUESTIONS = (
@@ -80,14 +79,12 @@ def rows_of(contexts: Contexts, places: list[tuple[int, int, tuple[int, ...]]]) 
 
 def image_of_token(batch: CollatedRows, processing: Processing) -> dict[int, tuple[str, int, int]]:
     """For each place in the flattened input with a placeholder: the image's content, its number, the feature's number."""
-    units: list[tuple[str, int]] = []
-    sizes: list[int] = []
-    for key, images in batch.images.by_key().items() if batch.images else ():
-        units += [(key, number) for number in range(images.num_units)]
-        sizes += (images.grid.prod(dim=1) // 4).tolist()  # 2 x 2 patches are merged
+    sizes = {key: images.grid.prod(dim=1) // 4 for key, images in batch.images.items()}  # 2 x 2 patches are merged
     flat = batch.input_ids.flatten().tolist()
     holders = iter([place for place, token in enumerate(flat) if token == processing.image_token_id])
-    found = {next(holders): (*units[unit], each) for unit in batch.image_order for each in range(sizes[unit])}
+    found = {
+        next(holders): (key, unit, each) for key, unit in batch.image_order for each in range(int(sizes[key][unit]))
+    }
     assert next(holders, None) is None, "a placeholder has no image"
     return found
 
