@@ -71,11 +71,7 @@ def load_state(worker: Actor | Critic, folder: Path) -> None:
 
 
 def load_weights(worker: Actor | Critic, folder: Path) -> None:
-    """Restores only the trained weights, from a checkpoint of any method, also one written with `weights_only`.
-
-    Raises:
-        CheckpointError: files are missing or damaged, or belong to another model or adapter.
-    """
+    """Restores only the trained weights, also from a checkpoint with `weights_only`; raises like `load_state`."""
     state = _weights(worker)
     load_shards(_tensors(state), folder / SHARDS)
     set_model_state_dict(worker.module, state["model"], options=_TRAINED)
