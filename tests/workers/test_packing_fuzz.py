@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any, cast
 
 import pytest
 import torch
+from factories import rollouts_of
 from generator_cases import picture
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,9 +18,7 @@ from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
-from cepo.rollout.generator import Generation
 from cepo.runtime.dispatch import Assignment, split_batches
-from cepo.trainer.asking import Rollouts
 from cepo.trainer.planning import ScoringPlan
 from cepo.trainer.scoring import ScoredBatch, actor_batches
 from cepo.types import TokenSignal
@@ -172,17 +170,8 @@ def test_optimizer_batches_have_each_live_row_once_an_epoch(
     live = torch.tensor(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)))
     prompt = EncodedPrompt(token_ids=(1, 2), engine_ids=(1, 2), images=None)
     ragged = [length + number % 2 for length in lengths for number in range(group_size)]
-    rollouts = Rollouts(
-        step=0,
-        problems=cast("Any", [None] * len(lengths)),
-        prompts=[prompt] * len(lengths),
-        generations=[
-            Generation(response_ids=(3,) * each, log_probs=(-1.0 - row,) * each, finished=True)
-            for row, each in enumerate(ragged)
-        ],
-        responses=[""] * count,
-        scores=[{"overall": 0.0}] * count,
-        correct=torch.zeros(count, dtype=torch.bool),
+    rollouts = rollouts_of(
+        [(3,) * each for each in ragged], problems=[None] * len(lengths), prompts=[prompt] * len(lengths)
     )
     marks = torch.arange(1.0, count + 1).unsqueeze(1) * rollouts.response_mask
     plan = ScoringPlan(

@@ -123,7 +123,6 @@ GAMES: dict[str, Callable[[Path], object]] = {
         (folder / FILE).symlink_to(folder.parent / "elsewhere"),
     ),
     "sparse": lambda folder: os.truncate(folder / FILE, 1 << 40),
-    "the format of 0.4.0": lambda folder: (folder / ".metadata").touch(),
 }
 
 
@@ -131,7 +130,7 @@ GAMES: dict[str, Callable[[Path], object]] = {
 def test_damaged_and_hostile_files_are_one_message(tmp_path: Path, game: str) -> None:
     folder = saved(tmp_path / "shards")
     GAMES[game](folder)
-    with pytest.raises(CheckpointError, match=r"shards.* (cannot be read|has the format of cepo 0\.4\.0)"):
+    with pytest.raises(CheckpointError, match=r"shards.* cannot be read"):
         load_shards(state(), folder)
 
 
