@@ -146,8 +146,7 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
         """Returns the current weights under the rollout engine's names: under LoRA only the adapter, else all weights.
 
         Every rank gets the whole adapter. Full weights are gathered one at a time as they are read, which all ranks
-        must do together before their next call. The same holds for weights with the adapter merged into them, which are
-        used by request and if the engine cannot serve the adapter on its base (`served_adapter_rank`).
+        must do together before their next call; so are weights with the adapter merged into them (`lora.served_rank`).
         """
         lora = self._config.model.lora
         if lora.rank == 0:

@@ -249,18 +249,9 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 _PREFIX, _DOWN = "base_model.model.", ".lora_A.weight"
 _READ = ("r", "lora_alpha", "use_rslora", "use_dora", "modules_to_save", "bias", "lora_bias", "fan_in_fan_out")
 _NEEDLESS = (
-    "target_modules",
-    "exclude_modules",
-    "layers_to_transform",
-    "layers_pattern",
-    "lora_dropout",
-    "base_model_name_or_path",
-    "peft_version",
-    "revision",
-    "task_type",
-    "inference_mode",
-    "auto_mapping",
-)
+    "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "lora_dropout",
+    "base_model_name_or_path", "peft_version", "revision", "task_type", "inference_mode", "auto_mapping",
+)  # fmt: skip
 """What is for training or for information alone, and which layers are adapted, which the tensors themselves name."""
 
 

@@ -192,13 +192,7 @@ def response_states(base: Any, batch: CollatedRows, encoder: ImageEncoder) -> Fl
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherStates:
-    """The teacher's inputs to a divergence.
-
-    Attributes:
-        hidden: (N, H) the teacher's last hidden states before the N response tokens.
-        head: (V, H) the teacher's own head; None if it is the student's.
-        divergence: the settings of the divergence.
-    """
+    """The teacher's last hidden states before the N response tokens, and its head; None if it is the student's."""
 
     hidden: Float[Tensor, "N H"]
     head: Float[Tensor, "V H"] | None
@@ -216,12 +210,7 @@ class ScoringModel(nn.Module):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        *,
-        temperature: float,
-        encoder: ImageEncoder,
-        why_padded: str | None = None,
+        self, model: nn.Module, *, temperature: float, encoder: ImageEncoder, why_padded: str | None = None
     ) -> None:
         super().__init__()
         self.model = model
@@ -248,32 +237,29 @@ class ScoringModel(nn.Module):
         The extras are one divergence (N,) per teacher. Without teachers they are the hidden states (N, H) or, with
         `entropy`, the entropy (N,) of each token's distribution. `temperature` replaces the usual one.
         """
-        temperature = temperature or self.temperature
+        temperature, head = temperature or self.temperature, self.base.lm_head
         hidden = response_states(self.base, batch, self.encoder)
+        vocabulary = head.weight.shape[0]
         if not teachers:
-            head = self.base.lm_head
-            chunk = head_chunk_tokens(hidden.device, head.weight.shape[0])
+            chunk = head_chunk_tokens(hidden.device, vocabulary)
             if entropy:
                 return log_probs_and_entropies(hidden, head, batch.targets, temperature=temperature, chunk_tokens=chunk)
             log_probs = target_log_probs(hidden, head, batch.targets, temperature=temperature, chunk_tokens=chunk)
             return log_probs, (hidden,)
-        parts = [self._divergence(hidden, teacher, batch.targets, temperature) for teacher in teachers]
+        parts = [
+            chunked_divergence(
+                hidden,
+                teacher.hidden.to(hidden),
+                head,
+                head if teacher.head is None else with_weight(head, teacher.head.to(hidden)),
+                batch.targets,
+                teacher.divergence,
+                temperature=temperature,
+                chunk_tokens=divergence_chunk_tokens(hidden.device, vocabulary),
+            )
+            for teacher in teachers
+        ]
         return parts[0][0], tuple(divergence for _, divergence in parts)
-
-    def _divergence(
-        self, hidden: Float[Tensor, "N H"], teacher: TeacherStates, targets: Int64[Tensor, " N"], temperature: float
-    ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-        head = self.base.lm_head
-        return chunked_divergence(
-            hidden,
-            teacher.hidden.to(hidden),
-            head,
-            head if teacher.head is None else with_weight(head, teacher.head.to(hidden)),
-            targets,
-            teacher.divergence,
-            temperature=temperature,
-            chunk_tokens=divergence_chunk_tokens(hidden.device, head.weight.shape[0]),
-        )
 
 
 class ValueModel(nn.Module):

@@ -35,52 +35,42 @@ BuildActor = Callable[..., Actor]
 HINTS = ("", "\nHere is a sample answer: 3", "\nHere is a sample answer: 47 degrees")
 
 
-def group(
-    processing: Processing, question: str, pictures: Sequence[Any], *, num_contexts: int, size: int, seed: int
-) -> list[ScoringRow]:
-    """Each of `size` ragged responses behind each context."""
-    images = processing.load_images(list(pictures))
-    lengths = torch.randint(1, 40, (size,), generator=torch.Generator().manual_seed(seed)).tolist()
-    return [
-        ScoringRow(
-            context=processing.encode("<image>" * len(pictures) + question + hint, images),
-            response_ids=random_response(length, seed=100 * seed + number),
-        )
-        for hint in HINTS[:num_contexts]
-        for number, length in enumerate(lengths)
-    ]
-
-
 def mixed_rows(processing: Processing, *, num_contexts: int, size: int) -> list[ScoringRow]:
-    """Groups with no picture, one, two of other sizes, and one with another picture under the same words."""
-    question = "Find x in this figure, please, and say why."
-    return [
-        *group(processing, "What is 2 + 3, and why is it not 6?", [], num_contexts=num_contexts, size=size, seed=1),
-        *group(processing, question, [picture(1)], num_contexts=num_contexts, size=size, seed=2),
-        *group(processing, question, [picture(2)], num_contexts=num_contexts, size=size, seed=3),
-        *group(processing, question, [picture(3, (96, 64)), picture(4, (128, 96))],
-               num_contexts=num_contexts, size=size, seed=4),
-    ]  # fmt: skip
+    """`size` ragged responses behind each context of 4 prompts.
+
+    They have no picture, one, two of other sizes, and another picture under the same words.
+    """
+    question, rows = "Find x in this figure, please, and say why.", []
+    for seed, text, pictures in (
+        (1, "What is 2 + 3, and why is it not 6?", []),
+        (2, question, [picture(1)]),
+        (3, question, [picture(2)]),
+        (4, question, [picture(3, (96, 64)), picture(4, (128, 96))]),
+    ):
+        images = processing.load_images(pictures)
+        lengths = torch.randint(1, 40, (size,), generator=torch.Generator().manual_seed(seed)).tolist()
+        for hint in HINTS[:num_contexts]:
+            context = processing.encode("<image>" * len(pictures) + text + hint, images)
+            rows += [
+                ScoringRow(context=context, response_ids=random_response(length, seed=100 * seed + number))
+                for number, length in enumerate(lengths)
+            ]
+    return rows
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     "settings",
-    [
-        pytest.param({"enable_gradient_checkpointing": "true"}, id="all weights, the vision tower too"),
-        pytest.param({"enable_gradient_checkpointing": "false"}, id="without recomputation"),
-        pytest.param({"enable_gradient_checkpointing": "true", "freeze_vision_tower": "true"}, id="frozen tower"),
-        pytest.param({"enable_gradient_checkpointing": "true", "lora__rank": "4"}, id="adapter"),
-    ],
+    [{}, {"enable_gradient_checkpointing": "false"}, {"freeze_vision_tower": "true"}, {"lora__rank": "4"}],
+    ids=["all weights, the vision tower too", "without recomputation", "frozen tower", "adapter"],
 )
 def test_packed_gradients_are_the_padded_ones_to_1e_minus_5(
     build_actor: BuildActor, tiny_processing: Processing, settings: dict[str, str]
 ) -> None:
-    model = {f"model__{name}": value for name, value in settings.items()}
-    actors = [build_actor(padding_free=each, max_grad_norm="1e9", **model) for each in ("true", "false")]
-    rows = mixed_rows(tiny_processing, num_contexts=2, size=2)
-    found = []
-    for actor in actors:
+    model = {f"model__{name}": value for name, value in ({"enable_gradient_checkpointing": "true"} | settings).items()}
+    rows, found = mixed_rows(tiny_processing, num_contexts=2, size=2), []
+    for packed in ("true", "false"):
+        actor = build_actor(padding_free=packed, max_grad_norm="1e9", **model)
         if "lora__rank" in settings:
             _draw_adapter(actor)
         old = [torch.full((len(row.response_ids),), -5.5) for row in rows]
