@@ -49,73 +49,52 @@ SHARES: Mapping[int, Mapping[str, Sequence[Sequence[int]]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """One configuration of a worker. `settings` are dotted keys below its section."""
+    """One configuration of a worker, which saves after the first of two steps. `settings` are keys below its section."""
 
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any] = field(default_factory=dict)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     share: str = "mixed"
     distils: bool = False
     full_reference: bool = False
     loss_type: str = "default"
     num_steps: int = 1
-    saves: bool = False
 
 
-_SMALL_PASSES = {"micro_batch_size_per_device_for_update": 2, "micro_batch_size_per_device_for_experience": 3}
+_EVERYWHERE = {
+    "micro_batch_size_per_device_for_update": 2,
+    "micro_batch_size_per_device_for_experience": 3,
+    "fsdp.mp_param_dtype": "fp32",
+}
+_ADAPTED = {"model.lora.rank": 4, "fsdp.enable_rank0_init": True, "optim.lr": "1e-3"}
 ALL_WEIGHTS = "all weights, distilled from a moving average"
 FROZEN_TOWER = "all weights but the vision tower's, gathered until the backward, not recomputed"
 ADAPTER = "an adapter, read by the first rank, with a KL over the vocabulary"
 QLORA = "an adapter on a base in 4 bits, which every rank reads though the first one is asked to"
 COPIES = "shards over 2 ranks with copies, read by the first rank"
+REFERENCE = TeacherConfig(source="reference")
 ACTORS: Mapping[str, Scenario] = {
-    ALL_WEIGHTS: Scenario(
-        settings=_SMALL_PASSES,
-        teacher=TeacherConfig(source="ema", ema_decay=0.5),
-        distils=True,
-        num_steps=2,
-        saves=True,
-    ),
+    ALL_WEIGHTS: Scenario(teacher=TeacherConfig(source="ema", ema_decay=0.5), distils=True, num_steps=2),
     FROZEN_TOWER: Scenario(
         settings={
-            **_SMALL_PASSES,
             "fsdp.enable_full_shard": False,
             "model.enable_gradient_checkpointing": False,
             "model.freeze_vision_tower": True,
         },
         share="one empty",
     ),
-    ADAPTER: Scenario(
-        settings={**_SMALL_PASSES, "model.lora.rank": 4, "fsdp.enable_rank0_init": True, "optim.lr": "1e-3"},
-        teacher=TeacherConfig(source="reference"),
-        share="one empty",
-        full_reference=True,
-        num_steps=2,
-        saves=True,
-    ),
-    QLORA: Scenario(
-        settings={
-            **_SMALL_PASSES,
-            "model.lora.rank": 4,
-            "model.lora.quantization": "nf4",
-            "fsdp.enable_rank0_init": True,
-            "optim.lr": "1e-3",
-        },
-        teacher=TeacherConfig(source="reference"),
-        num_steps=2,
-        saves=True,
-    ),
+    ADAPTER: Scenario(settings=_ADAPTED, teacher=REFERENCE, share="one empty", full_reference=True, num_steps=2),
+    QLORA: Scenario(settings=_ADAPTED | {"model.lora.quantization": "nf4"}, teacher=REFERENCE, num_steps=2),
     COPIES: Scenario(
-        settings={**_SMALL_PASSES, "fsdp.fsdp_size": 2, "fsdp.enable_rank0_init": True},
+        settings={"fsdp.fsdp_size": 2, "fsdp.enable_rank0_init": True},
         teacher=TeacherConfig(source="snapshot"),
         loss_type="gspo",
     ),
 }
 CRITIC = "a critic"
 CRITICS: Mapping[str, Scenario] = {
-    CRITIC: Scenario(settings=_SMALL_PASSES, num_steps=2),
+    CRITIC: Scenario(num_steps=2),
     "a critic read by the first rank, one rank without rows": Scenario(
-        settings={**_SMALL_PASSES, "fsdp.enable_rank0_init": True, "model.enable_gradient_checkpointing": False},
-        share="one empty",
+        settings={"fsdp.enable_rank0_init": True, "model.enable_gradient_checkpointing": False}, share="one empty"
     ),
 }
 
@@ -209,7 +188,7 @@ class Share:
 
 
 def build_actor(folder: Path, scenario: Scenario) -> tuple[Actor, Processing]:
-    tree = {"model.model_path": folder, "fsdp.mp_param_dtype": "fp32", **scenario.settings}
+    tree = {"model.model_path": folder, **_EVERYWHERE, **scenario.settings}
     config = load_config(
         ["config=configs/microgeo/base.yaml", *(f"worker.actor.{name}={value}" for name, value in tree.items())]
     )
@@ -232,14 +211,14 @@ def build_actor(folder: Path, scenario: Scenario) -> tuple[Actor, Processing]:
 def actor_run(folder: Path, name: str, saved: Path) -> Outcome:
     """Training steps of two optimizer steps each; the gradients are those of each step's last one.
 
-    Scenarios that save do so after their first step. At the end comes an update with an infinite advantage on one rank.
+    At the end comes an update with an infinite advantage on one rank.
     """
     scenario = ACTORS[name]
     actor, processing = build_actor(folder, scenario)
     share, outcome = Share(processing, scenario.share), Outcome(initial=whole_parameters(actor))
     for step in range(scenario.num_steps):
         actor_step(actor, processing, share, scenario, outcome, step)
-        if scenario.saves and step == 0:
+        if scenario.num_steps > 1 and step == 0:
             torch.manual_seed(100 + dist.get_rank())
             save_state(actor, saved_folder(saved, name, dist.get_world_size()))
             outcome.drawn = torch.rand(3).tolist()
@@ -344,7 +323,7 @@ def every_run(folder: Path, saved: Path) -> dict[str, Outcome]:
 
 def critic_run(folder: Path, scenario: Scenario) -> Outcome:
     """As `actor_run`, for the critic."""
-    tree = {"fsdp.mp_param_dtype": "fp32", "optim.lr": "1e-3", **scenario.settings}
+    tree = {"optim.lr": "1e-3", **_EVERYWHERE, **scenario.settings}
     arguments = [f"worker.critic.{name}={value}" for name, value in tree.items()]
     config = load_config(["config=configs/microgeo/base.yaml", f"worker.actor.model.model_path={folder}", *arguments])
     processing = Processing(str(folder))
