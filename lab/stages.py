@@ -127,9 +127,9 @@ def timed(work: Callable[[], Any]) -> dict[str, float]:
 def measured(actor: Actor, work: Callable[[], Any]) -> dict[str, float]:
     """Returns seconds and computed tokens of one run of `work`, without cached image features."""
     actor.module.encoder.forget()
-    computed = actor.passes.tokens_computed
+    computed = actor.tokens_computed
     found = timed(work)
-    return found | {"tokens": float(actor.passes.tokens_computed - computed)}
+    return found | {"tokens": float(actor.tokens_computed - computed)}
 
 
 def generation(

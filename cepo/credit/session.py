@@ -14,6 +14,7 @@ from cepo.data.dataset import Problem, ProblemSet, most_visuals
 from cepo.data.mixing import MixedProblems, read_training_sets
 from cepo.models.processing import Processing, load_processing
 from cepo.rewards.pool import RewardPool
+from cepo.rollout.factory import settings_of_run
 from cepo.tracking.environment import describe_software
 from cepo.trainer.asking import Asker, Rollouts, training_settings
 from cepo.trees import Tree
@@ -63,7 +64,8 @@ def opened(config: RunConfig, actor: Path | None) -> Iterator[Session]:
     processing = load_processing(config.worker.actor.model, config.data)
     problems = read_training_sets(config.data, processing)
     contexts = ContextBuilder(processing, TeacherConfig(), max_context_length=config.data.max_prompt_length)
-    facts = WorkerFacts.of(
+    visuals, num_devices = most_visuals(problems), config.trainer.num_devices
+    facts = WorkerFacts(
         config.data,
         config.algorithm,
         config.worker,
@@ -71,11 +73,11 @@ def opened(config: RunConfig, actor: Path | None) -> Iterator[Session]:
         teacher=TeacherConfig(),
         needs_values=False,
         total_steps=1,
-        most_visuals=most_visuals(problems),
+        generator=settings_of_run(config.data, config.worker, num_devices=num_devices, most_visuals=visuals),
     )
     with contextlib.ExitStack() as stack:
         rewards = stack.enter_context(RewardPool.of(config.worker.reward))
-        backend = Worker(config.worker, facts, processing)
+        backend = Worker(facts, processing)
         stack.callback(backend.close)
         if actor is not None:
             load_weights(backend.actor, actor)

@@ -10,7 +10,7 @@ from typing import Literal, TypedDict, TypeVar
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from cepo.losses.policy import LossDenominators
+from cepo.losses.objective import LossDenominators
 from cepo.models.inputs import EncodedPrompt
 from cepo.trees import Tree
 from cepo.types import DivergenceConfig

@@ -12,12 +12,17 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
-from cepo.losses.policy import bounded_ratio
 from cepo.metrics import Metrics, max_value, mean_of
 from cepo.types import DivergenceConfig
 
+LOG_RATIO_BOUND = 20.0
+"""Bound of |log ratio| before the exponential: e^20 is far outside every clip range and far inside float32."""
 Head = Tensor | Callable[[Tensor], Tensor]
 """An LM head: a function from hidden states to logits, or the weight (V, H) of a head without bias."""
+
+
+def bounded_ratio(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
 
 
 def token_divergence(

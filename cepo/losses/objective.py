@@ -1,26 +1,194 @@
-"""Computes the objective of an optimizer batch (policy loss, KL, divergence for each token) and the critic's loss."""
+"""Computes the objective of an optimizer batch (policy loss, KL, divergence for each token) and the critic's loss.
+
+The aggregation of token losses does not depend on micro-batches, padding, packing or ranks.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from cepo.losses.divergence import distillation_losses, distillation_metrics
-from cepo.losses.policy import (
-    LOG_RATIO_BOUND,
-    LossDenominators,
-    PolicyLossSettings,
-    bounded_ratio,
-    clip_metrics,
-    importance_weights,
-    policy_loss,
-    policy_metrics,
-)
-from cepo.metrics import Metrics, max_value, mean_of, observations, share_of_mean
+from cepo.losses.divergence import LOG_RATIO_BOUND, bounded_ratio, distillation_losses, distillation_metrics
+from cepo.metrics import Metric, Metrics, max_value, mean_of, observations, share_of_mean
 from cepo.types import DivergenceConfig
+
+HIGHER, LOWER = "actor/pg_clipfrac_higher", "actor/pg_clipfrac_lower"
+LOSS_TYPES = ("default", "gspo", "gspo_token", "cispo", "sapo")
+AGGREGATIONS = ("token", "seq", "seq_sum", "constant")
+KL_PENALTIES = ("kl", "abs", "mse", "low_var_kl")
+
+
+@dataclass(frozen=True)
+class ClipRange:
+    """The clip range: `1 - low` and `1 + high` bound the ratio; `dual` (> 1; None: off) bounds losses with A < 0."""
+
+    low: float = 0.2
+    high: float = 0.28
+    dual: float | None = 3.0
+
+
+@dataclass(frozen=True)
+class LossDenominators:
+    """The totals by which losses are divided: of the optimizer batch on all ranks, including rows without gradient."""
+
+    num_tokens: int
+    num_sequences: int
+    max_response_length: int
+
+
+@dataclass(frozen=True)
+class RolloutCorrection:
+    """The correction for the gap between engine and trainer: `kind` is none, truncate or mask; `threshold` > 1."""
+
+    kind: str = "none"
+    threshold: float = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyLossSettings:
+    """The settings of the policy losses: clip range, correction for the engine, and gate temperatures of `sapo`."""
+
+    clip: ClipRange = ClipRange()
+    correction: RolloutCorrection = RolloutCorrection()
+    tau_positive: float = 1.0
+    tau_negative: float = 1.05
+
+
+def policy_loss(
+    loss_type: str,
+    log_probs: Float[Tensor, "B T"],
+    old_log_probs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    response_mask: Bool[Tensor, "B T"],
+    settings: PolicyLossSettings,
+) -> Float[Tensor, "B T"]:
+    """Computes token losses, to be aggregated with `token_weights`, which give padding weight 0.
+
+    A is the advantage, `rho = exp(log_probs - old_log_probs)`, `clip(.)` is to [1 - low, 1 + high], sg has no gradient:
+
+    - `default`: PPO's clipped objective with dual clip, `H = max(-A rho, -A clip(rho))` for A >= 0 and
+      `min(H, -A dual)` for A < 0. At rho = 1 its gradient in the logits z of token t is
+      `-A_t (onehot(y_t) - softmax(z / temperature)) / temperature`. Schulman et al. 2017, dual clip: Ye et al. 2020,
+      asymmetric bounds: DAPO, Yu et al. 2025.
+    - `gspo`: the same with one ratio per sequence, exp(mean over its tokens of log rho). Zheng et al. 2025.
+    - `gspo_token`: the same value, but the gradient of each token's ratio flows through its own log-prob.
+    - `cispo`: `-A sg(clip(rho)) log_probs`; every token keeps its gradient. MiniMax 2025.
+    - `sapo`: `-A (4 / tau) sigmoid(tau (rho - 1))`, tau by the sign of A; a soft gate, no clip. Gao et al. 2025.
+
+    At `log_probs = old_log_probs` all have the same gradient except `gspo`, which spreads it over the sequence.
+    """
+    clip = settings.clip
+    if loss_type.startswith("gspo"):
+        log_ratio = _sequence_log_ratio(log_probs, old_log_probs, response_mask)
+        if loss_type == "gspo_token":
+            log_ratio = log_ratio.detach() + log_probs - log_probs.detach()
+        return _clipped_surrogate(bounded_ratio(log_ratio).expand_as(log_probs), advantages, clip)
+    ratio = bounded_ratio(log_probs - old_log_probs)
+    if loss_type == "cispo":
+        return -advantages * ratio.detach().clamp(1.0 - clip.low, 1.0 + clip.high) * log_probs
+    if loss_type == "sapo":
+        tau = torch.full_like(ratio, settings.tau_positive).where(advantages >= 0, settings.tau_negative)
+        return -advantages * (4.0 / tau) * torch.sigmoid(tau * (ratio - 1.0))
+    assert loss_type == "default", loss_type
+    return _clipped_surrogate(ratio, advantages, clip)
+
+
+def _clipped_surrogate(ratio: Tensor, advantages: Tensor, clip: ClipRange) -> Tensor:
+    loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1.0 - clip.low, 1.0 + clip.high))
+    if clip.dual is None:
+        return loss
+    return torch.where(advantages < 0, torch.minimum(loss, -advantages * clip.dual), loss)
+
+
+def importance_weights(
+    old_log_probs: Float[Tensor, "B T"], sampled_log_probs: Float[Tensor, "B T"], correction: RolloutCorrection
+) -> Float[Tensor, "B T"]:
+    """Computes each token's weight in the policy loss, which corrects for differing log-probs of engine and trainer.
+
+    `rho = P_trainer(y_t) / P_engine(y_t)` with the weights before the update, C is the threshold. `truncate`:
+    min(rho, C) (Yao et al. 2025, verl). `mask`: rho within [1/C, C], else 0 (IcePop, Ling team 2025).
+    """
+    rho = bounded_ratio(old_log_probs - sampled_log_probs)
+    if correction.kind == "truncate":
+        return rho.clamp(max=correction.threshold)
+    assert correction.kind == "mask", correction.kind
+    return rho.where((rho >= 1.0 / correction.threshold) & (rho <= correction.threshold), 0.0)
+
+
+def token_weights(
+    response_mask: Bool[Tensor, "B T"], aggregation: str, denominators: LossDenominators
+) -> Float[Tensor, "B T"]:
+    """Returns the token weights of the aggregated loss, `sum(token_loss * weights)` over all micro-batches and ranks.
+
+    `token`: 1 / num_tokens. `seq`: 1 / (num_sequences * length_i), the paper's formula. `seq_sum`: 1 / num_sequences.
+    `constant`: 1 / (num_sequences * max_response_length) (Dr. GRPO). Padding has weight exactly 0.
+    """
+    mask = response_mask.float()
+    if aggregation == "token":
+        return mask / denominators.num_tokens
+    if aggregation == "seq":
+        lengths = mask.sum(dim=1, keepdim=True).clamp(min=1.0)
+        return mask / lengths / denominators.num_sequences
+    if aggregation == "seq_sum":
+        return mask / denominators.num_sequences
+    assert aggregation == "constant", aggregation
+    return mask / (denominators.num_sequences * denominators.max_response_length)
+
+
+@torch.no_grad()
+def policy_metrics(
+    loss_type: str,
+    log_probs: Float[Tensor, "B T"],
+    old_log_probs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    response_mask: Bool[Tensor, "B T"],
+    settings: PolicyLossSettings,
+) -> Metrics:
+    """Returns the clip counts, the k1 estimate of KL(old || new) in nats, and mean -log P as a proxy of the entropy.
+
+    Clip counts are of the loss type's own ratio and become fractions by `step_metrics`. `sapo` has none; `cispo` counts
+    tokens with non-zero advantage whose ratio is outside the clip range. The others are means over these tokens.
+    """
+    clip = settings.clip
+    metrics: Metrics = {
+        "actor/live_ppo_kl": mean_of(old_log_probs - log_probs, response_mask),
+        "actor/live_entropy": mean_of(-log_probs, response_mask),
+    }
+    if loss_type == "sapo":
+        return metrics
+    if loss_type.startswith("gspo"):
+        ratio = bounded_ratio(_sequence_log_ratio(log_probs, old_log_probs, response_mask)).expand_as(log_probs)
+    else:
+        ratio = bounded_ratio(log_probs - old_log_probs)
+
+    def count(chosen: Tensor) -> Metric:
+        return share_of_mean(float((chosen & response_mask).sum()))
+
+    if loss_type == "cispo":
+        outside = ((ratio < 1.0 - settings.clip.low) | (ratio > 1.0 + settings.clip.high)) & (advantages != 0)
+        return metrics | {HIGHER: count(outside)}
+    plain = -advantages * ratio
+    highest = torch.maximum(plain, -advantages * ratio.clamp(1.0 - clip.low, 1.0 + clip.high))
+    metrics[HIGHER] = count(plain < highest)
+    if clip.dual is not None:
+        metrics[LOWER] = count((advantages < 0) & (highest > -advantages * clip.dual))
+    return metrics
+
+
+def clip_metrics(loss_type: str, clip: ClipRange) -> tuple[str, ...]:
+    """Returns the names of the clip fractions in `policy_metrics`."""
+    if loss_type == "sapo":
+        return ()
+    return (HIGHER,) if loss_type == "cispo" or clip.dual is None else (HIGHER, LOWER)
+
+
+def _sequence_log_ratio(log_probs: Tensor, old_log_probs: Tensor, response_mask: Tensor) -> Tensor:
+    """Returns (B, 1), the mean of log rho over each response."""
+    total = (log_probs - old_log_probs).where(response_mask, 0.0).sum(dim=1, keepdim=True)
+    return total / response_mask.sum(dim=1, keepdim=True).clamp(min=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +196,7 @@ class ObjectiveSettings:
     """The objective's settings; `kl_coefficient` weighs the KL in the loss, 0 if it is off or part of the reward."""
 
     loss_type: str = "default"
-    policy: PolicyLossSettings = field(default_factory=PolicyLossSettings)
+    policy: PolicyLossSettings = PolicyLossSettings()
     kl_penalty: str = "kl"
     kl_coefficient: float = 0.0
 
@@ -130,13 +298,6 @@ def agreement_metrics(
     }
 
 
-KL_PENALTIES = ("kl", "abs", "mse", "low_var_kl")
-LOW_VARIANCE_BOUND = 10.0
-"""Upper bound of `low_var_kl` for a token."""
-ADAPTIVE_ERROR_BOUND = 0.2
-"""Bound of the observed KL's relative error in the update of the adaptive coefficient."""
-
-
 def kl_penalty(
     log_probs: Float[Tensor, "B T"], reference_log_probs: Float[Tensor, "B T"], penalty: str
 ) -> Float[Tensor, "B T"]:
@@ -144,7 +305,7 @@ def kl_penalty(
 
     `kl`: x - y. `abs`: |x - y|. `mse`: (x - y)^2 / 2. `low_var_kl`: e^z - z - 1 with z = y - x, never negative, and
     unbiased with low variance except for its bounds: z is clamped to +-20, the result to 10. Source: Schulman 2020,
-    EasyR1's bounds. For the KL over the vocabulary see `divergence.chunked_divergence` with kind `reverse_kl`.
+    EasyR1's bounds. For the KL over the vocabulary see `chunked_divergence` with kind `reverse_kl`.
     """
     difference = log_probs - reference_log_probs
     if penalty == "kl":
@@ -155,7 +316,7 @@ def kl_penalty(
         return 0.5 * difference.square()
     assert penalty == "low_var_kl", penalty
     exponent = (-difference).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    return (exponent.expm1() - exponent).clamp(max=LOW_VARIANCE_BOUND)
+    return (exponent.expm1() - exponent).clamp(max=10.0)
 
 
 def adapted_coefficient(
@@ -165,7 +326,7 @@ def adapted_coefficient(
 
     `c * (1 + clip(KL / target - 1, -0.2, 0.2) * num_sequences / horizon)`, at least 0. Source: Ziegler et al. 2019.
     """
-    bounded = min(max(observed_kl / kl_target - 1.0, -ADAPTIVE_ERROR_BOUND), ADAPTIVE_ERROR_BOUND)
+    bounded = min(max(observed_kl / kl_target - 1.0, -0.2), 0.2)
     return coefficient * max(0.0, 1.0 + bounded * num_sequences / kl_horizon)
 
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from cepo.config.schema import AlgorithmConfig
 from cepo.data.batch import OWN_VIEW, CriticBatch, DistillationRows, OptimizerBatch, RowName
-from cepo.losses.objective import adapted_coefficient, agreement_metrics
-from cepo.losses.policy import LossDenominators
+from cepo.losses.objective import LossDenominators, adapted_coefficient, agreement_metrics
 from cepo.metrics import Metrics, mean_of, mean_value
 from cepo.trainer.asking import Rollouts
 from cepo.trainer.checkpoints import TrainerState

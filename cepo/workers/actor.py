@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config.schema import ActorConfig
 from cepo.data.batch import OWN_VIEW, OptimizerBatch, ScoringOptions, ScoringRow
 from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, agreement_metrics, objective, step_metrics
-from cepo.losses.policy import token_weights
-from cepo.metrics import Metrics, max_value, mean_value, merge_metrics, sum_value
+from cepo.metrics import Metrics, fraction, max_value, merge_metrics, sum_value
 from cepo.models.processing import Processing
-from cepo.progress import shown
 from cepo.rollout.generator import AdapterWeights, FullWeights, Weights
 from cepo.types import DivergenceConfig
 from cepo.workers.distributed import (
@@ -30,28 +29,24 @@ from cepo.workers.distributed import (
     whole_tensor,
 )
 from cepo.workers.loading import build_scoring_model
-from cepo.workers.optimizing import build_optimizer, clipped_step, set_learning_rate, zero_gradients
-from cepo.workers.passes import Passes, RankPass
-from cepo.workers.scoring_model import KeptStates, TeacherStates
-from cepo.workers.swapping import PhaseOffload, TeacherWeights
+from cepo.workers.passes import RankPass
+from cepo.workers.scoring_model import ScoringModel, TeacherStates
+from cepo.workers.trained import Trained
 
 FULL_KL = DivergenceConfig(kind="reverse_kl")
 """The settings of KL(P_student || P_reference) over the whole vocabulary."""
 
 
-class Actor:
-    """The trained policy under FSDP2 (also with one process), with LoRA or full fine-tuning.
-
-    Each rank has one. All ranks call the same methods in the same order, each with its own rows or none. Within a step,
-    all rows of a prompt are on one rank. Updates and merged metrics equal those of one rank with all rows.
+class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
+    """The trained policy, with LoRA or full fine-tuning.
 
     Args:
         temperature: the rollout temperature, by which logits are divided before every log-prob.
         with_reference: whether the initial weights are needed for a KL penalty.
-        total_steps: length of the learning-rate schedule.
         seed: for the adapter's initial weights.
-        longest_row: number of tokens of the longest prompt and response together, the unit of `dynamic_batching`.
     """
+
+    name = "actor"
 
     def __init__(
         self,
@@ -66,29 +61,20 @@ class Actor:
         seed: int,
         longest_row: int | None = None,
     ) -> None:
-        self._config, self._processing, self._total_steps = config, processing, total_steps
-        self.device = this_device()
-        self.module = build_scoring_model(
-            config,
-            mesh=data_parallel_mesh(config.fsdp.fsdp_size),
-            device=self.device,
-            temperature=temperature,
-            seed=seed,
-        )
-        self.passes = Passes(config, processing, self.module, device=self.device, longest_row=longest_row)
-        self.optimizer = build_optimizer(self.module, config.optim)
-        self.offload = PhaseOffload(self.module, self.optimizer, config.offload, config.fsdp, self.device)
-        self.teacher_weights = TeacherWeights(self.module, teacher)
-        self.reference_weights = (
-            TeacherWeights(self.module, TeacherConfig(source="reference")) if with_reference else None
-        )
+        mesh = data_parallel_mesh(config.fsdp.fsdp_size)
+        module = build_scoring_model(config, mesh=mesh, device=this_device(), temperature=temperature, seed=seed)
+        super().__init__(config, processing, module, total_steps=total_steps, longest_row=longest_row)
+        self.teacher_weights = TeacherWeights(module, teacher)
+        initial = TeacherConfig(source="reference")
+        self.reference_weights = TeacherWeights(module, initial) if with_reference else None
         self.kept = KeptStates()
         self._objective = objective_settings
+        self._reported = (0, 0)
 
     @torch.no_grad()
     def score(self, rows: Sequence[ScoringRow], **options: Unpack[ScoringOptions]) -> list[Tensor]:
         """Returns each row's log-probs, or another `result`, (response length,) float32 on the CPU."""
-        self.offload.load_weights()
+        self.to_device()
         self.module.eval()
         keep, result = options.get("keep_states"), options.get("result", "log_probs")
         weights = self.teacher_weights if options.get("as_teacher") else None
@@ -97,45 +83,47 @@ class Actor:
             assert weights is not None, "no KL penalty was announced"
         if result == "reference_kl":
             self.kept.require(OWN_VIEW, rows)
-        results: dict[int, Tensor] = {}
         states: dict[int, Tensor] = {}
-        parts = self.passes.cut(rows, self._config.micro_batch_size_per_device_for_experience)
+
+        def compute(part: RankPass) -> Tensor:
+            beside = self.kept.states_for(OWN_VIEW, part.rows, FULL_KL) if result == "reference_kl" else None
+            log_probs, (other, *_) = self.module(
+                self.collate(part),
+                () if beside is None else (beside,),
+                entropy=result == "entropy",
+                temperature=options.get("temperature"),
+            )
+            if keep is not None:
+                of_rows = zip(part.rows, other.cpu().split([len(row.response_ids) for row in part.rows]), strict=True)
+                states.update({row.row: state for row, state in of_rows if row.view == keep and row.row is not None})
+            return log_probs if result == "log_probs" else other
+
         with nullcontext() if weights is None else weights.active():
-            for part in shown(parts, "scoring"):
-                lengths = [len(row.response_ids) for row in part.rows]
-                beside = self.kept.states_for(OWN_VIEW, part.rows, FULL_KL) if result == "reference_kl" else None
-                log_probs, (other, *_) = self.module(
-                    self.passes.collate(part),
-                    () if beside is None else (beside,),
-                    entropy=result == "entropy",
-                    temperature=options.get("temperature"),
-                )
-                values = log_probs if result == "log_probs" else other
-                # Entries beyond the indices belong to the filler.
-                results |= dict(zip(part.indices, values.float().cpu().split(lengths), strict=False))
-                if keep is not None:
-                    of_rows = zip(part.rows, other.cpu().split(lengths), strict=True)
-                    states |= {row.row: state for row, state in of_rows if row.view == keep and row.row is not None}
+            results = self._evaluate(rows, compute, "scoring")
             if keep is not None:
                 self.kept.keep(keep, states, self.module)
             reshard(self.module)
-        return [results[index] for index in range(len(rows))]
+        return results
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
-        """Takes one optimizer step per batch at the 0-based step's learning rate; denominators span all ranks."""
-        learning_rate = set_learning_rate(self.optimizer, self._config.optim, step=step, total_steps=self._total_steps)
-        self.offload.load_weights()
-        self.offload.load_optimizer()
-        parts = [self._optimizer_step(batch) for batch in batches]
-        self.offload.offload_optimizer()
-        encoded = self.module.encoder.drain_count()
+        """See `Trained.update`; adds the work since the last update (`_max`: over ranks), and the share saved."""
+        metrics, encoded = super().update(batches, step=step), self.module.encoder.drain_count()
         images = {"work/pictures_encoded": sum_value(encoded), "work/pictures_encoded_max": max_value(encoded)}
-        common = on_first_rank({"actor/lr": mean_value(learning_rate)})
-        return merge_metrics([*parts, self.passes.metrics(), images, common])
+        return merge_metrics([metrics, self.token_metrics(), images])
+
+    def token_metrics(self) -> Metrics:
+        """Returns the tokens computed since the last call, with padding, and the share saved."""
+        computed, asked = self.tokens_computed - self._reported[0], self.tokens_asked - self._reported[1]
+        self._reported = (self.tokens_computed, self.tokens_asked)
+        return {
+            "work/tokens_computed": sum_value(computed),
+            "work/tokens_computed_max": max_value(computed),
+            "work/tokens_saved": fraction(asked - computed, asked),
+        }
 
     def gradients(self, batch: OptimizerBatch) -> list[Tensor]:
         """Returns the unsharded gradient of the batch's loss for each trained weight, on the CPU; updates nothing."""
-        self.offload.load_weights()
+        self.to_device()
         self._accumulate(batch)
         trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         found = [whole_tensor(parameter.grad).float().cpu().clone() for parameter in trained]
@@ -144,7 +132,7 @@ class Actor:
 
     def forget_work(self) -> None:
         """Discards the counts of tokens and images since the last update, so that no step counts a validation's."""
-        self.passes.metrics()
+        self.token_metrics()
         self.module.encoder.forget()
         self.module.encoder.drain_count()
 
@@ -154,20 +142,11 @@ class Actor:
         self.module.encoder.forget()
         self.teacher_weights.after_update(step)
 
-    def forget_gradients(self) -> None:
-        """Frees the gradients, so that they take no memory from the rollout engine."""
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def rest(self) -> None:
-        """Offloads weights before sampling, if `offload` is set; the next call loads them again."""
-        self.offload.offload_weights()
-
     def rollout_weights(self, *, merged: bool = False) -> Weights:
         """Returns the current weights under the rollout engine's names: under LoRA only the adapter, else all weights.
 
         Every rank gets the whole adapter. Full weights are gathered one at a time as they are read, which all ranks
-        must do together before their next call. The same holds for weights with the adapter merged into them, which are
-        used by request and if the engine cannot serve the adapter on its base (`served_adapter_rank`).
+        must do together before their next call; so are weights with the adapter merged into them (`lora.served_rank`).
         """
         lora = self._config.model.lora
         if lora.rank == 0:
@@ -191,26 +170,14 @@ class Actor:
             adapter_config=peft_model.peft_config["default"].to_dict(),
         )
 
-    def _optimizer_step(self, batch: OptimizerBatch) -> Metrics:
-        parts = self._accumulate(batch)
-        distils = batch.distillation is not None
-        parts.append(on_first_rank(step_metrics(self._objective, batch.denominators, distils=distils)))
-        parts.append(clipped_step(self.optimizer, max_grad_norm=self._config.max_grad_norm, worker="actor"))
-        return merge_metrics(parts)
-
     def _accumulate(self, batch: OptimizerBatch) -> list[Metrics]:
-        """Computes the gradient of the batch's loss and leaves it in the weights' `grad`."""
-        self.module.train()
-        zero_gradients(self.optimizer)
-        weights = token_weights(batch.response_mask, self._config.loss_avg_mode, batch.denominators)
-        size = self._config.micro_batch_size_per_device_for_update
-        passes = shown(self.passes.cut(batch.rows, size), "updating")
-        return [self._accumulate_gradient(batch, weights, part) for part in passes]
+        common = step_metrics(self._objective, batch.denominators, distils=batch.distillation is not None)
+        return [*super()._accumulate(batch), on_first_rank(common)]
 
     def _accumulate_gradient(self, batch: OptimizerBatch, weights: Tensor, part: RankPass) -> Metrics:
         own = batch.at(part.indices)
         teachers = self._teachers(own, part.rows)
-        flat, beside = self.module(self.passes.collate(part), tuple(teachers.values()))
+        flat, beside = self.module(self.collate(part), tuple(teachers.values()))
         if not part.indices:
             flat.sum().mul(0.0).backward()
             return {}
@@ -253,3 +220,106 @@ class Actor:
             self.kept.require(view, [row for row, weight in zip(own.rows, weights, strict=True) if weight.any()])
             found = {"teacher": self.kept.states_for(view, rows, own.distillation.divergence)} | found
         return {name: states for name, states in found.items() if states is not None}
+
+
+class KeptStates:
+    """Hidden states by view and row, on the CPU: tokens x hidden size, which is smaller than tokens x vocabulary.
+
+    The update distils from the teacher of the scoring pass, even if the step's updates change its weights; a trained
+    head is therefore kept with the states. Each rank distils the rows whose states it keeps, because within a step all
+    rows of a prompt go to one rank.
+    """
+
+    def __init__(self) -> None:
+        self._views: dict[str, tuple[Mapping[int, Tensor], Tensor | None]] = {}
+
+    def keep(self, view: str, states: Mapping[int, Tensor], module: ScoringModel) -> None:
+        """Keeps one (response length, H) tensor per row and, if the head of `module` is trained, a copy of the head."""
+        weight: Any = module.base.lm_head.weight
+        head = whole_tensor(weight).detach().clone() if weight.requires_grad else None
+        self._views[view] = states, head
+
+    def forget(self) -> None:
+        self._views = {}
+
+    def require(self, view: str, rows: Sequence[ScoringRow]) -> None:
+        """Asserts that the states of these rows were kept on this rank."""
+        kept, _ = self._views.get(view, ({}, None))
+        missing = [row.row for row in rows if row.row not in kept]
+        assert not missing, f"no hidden states of the view '{view}' are kept here for the rows {missing}"
+
+    def states_for(self, view: str, rows: Sequence[ScoringRow], divergence: DivergenceConfig) -> TeacherStates | None:
+        """Concatenates the rows' states, with zeros for rows without any (of weight 0); None if the view has none."""
+        states, head = self._views.get(view, ({}, None))
+        if not states:
+            return None
+        any_state = next(iter(states.values()))
+        parts = [
+            any_state.new_zeros(len(row.response_ids), any_state.shape[1])
+            if row.row is None or row.row not in states
+            else states[row.row]
+            for row in rows
+        ]
+        return TeacherStates(hidden=torch.cat(parts), head=head, divergence=divergence)
+
+
+class TeacherWeights:
+    """Copies of the trainable weights that can replace the actor's weights during a pass.
+
+    The source `actor` needs no copy. `reference` keeps the initial weights or, under LoRA, disables the adapter.
+    `snapshot` is refreshed after every update whose 1-based step is divisible by `sync_every`. `ema` computes
+    `c <- decay c + (1 - decay) theta` after every update, in float32 whatever the model's type; under LoRA it averages
+    the factors, not their product. Each rank keeps copies of its own shards.
+    """
+
+    def __init__(self, module: nn.Module, config: TeacherConfig) -> None:
+        self._module, self._config = module, config
+        self._adapter_off = config.source == "reference" and hasattr(module.model, "disable_adapter")
+        self._copies: dict[str, DTensor] = {}
+        if config.source != "actor" and not self._adapter_off:
+            kind = torch.float32 if config.source == "ema" else None
+            self._copies = {name: weight.to(kind or weight.dtype, copy=True) for name, weight in self._trained()}
+
+    @torch.no_grad()
+    def after_update(self, step: int) -> None:
+        """Refreshes the copies after the update of the 0-based `step`."""
+        if self._config.source == "snapshot" and (step + 1) % self._config.sync_every == 0:
+            for name, weight in self._trained():
+                self._copies[name].copy_(weight)
+        elif self._config.source == "ema":
+            for name, weight in self._trained():
+                self._copies[name].to_local().lerp_(weight.to_local().float(), 1.0 - self._config.ema_decay)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Runs the body with the teacher's weights, then restores the actor's weights bit for bit."""
+        if self._adapter_off:
+            reshard(self._module)
+            with self._module.model.disable_adapter():  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
+                try:
+                    yield
+                finally:  # PEFT switches gradients off and on again, which must affect the shards, not gathered copies
+                    reshard(self._module)
+        elif not self._copies:
+            yield
+        else:
+            live = {name: weight.clone() for name, weight in self._trained()}
+            try:
+                self._load(self._copies)
+                yield
+            finally:
+                self._load(live)
+
+    def state_dict(self) -> dict[str, DTensor]:
+        """Returns the copies, sharded like the trained weights; restoring a checkpoint writes to them."""
+        return self._copies
+
+    def _load(self, weights: dict[str, DTensor]) -> None:
+        for name, weight in self._trained():
+            weight.copy_(weights[name])
+
+    def _trained(self) -> list[tuple[str, Any]]:
+        """Returns the trained weights' shards by name, without gradient."""
+        reshard(self._module)  # drops gathered copies, whose changes would be lost
+        named = self._module.named_parameters()
+        return [(name, parameter.detach()) for name, parameter in named if parameter.requires_grad]

@@ -66,18 +66,15 @@ def check_adapter_targets(config: ActorConfig) -> None:
 
 
 def target_names(target_modules: str) -> list[str]:
-    """Splits the setting into module names; returns an empty list for `all-linear`."""
+    """Splits the setting into module names: none for `all-linear`."""
     return [] if target_modules == ALL_LINEAR else [name.strip() for name in target_modules.split(",")]
 
 
 def require_targets(model: nn.Module, names: Sequence[str], *, excluded: str | None) -> None:
-    """Checks that each name matches at least one layer of the model that is not excluded.
+    """Raises ConfigError, which lists the model's layers, unless each name matches a layer that is not excluded.
 
     As in PEFT, which would ignore a name without a layer, a name matches paths that equal it or end with it; `excluded`
     is a regular expression for whole paths.
-
-    Raises:
-        ConfigError: a name matches no layer; the message lists the model's layers.
     """
     left = {path: part for path, part in model.named_modules() if not re.fullmatch(excluded or "$", path)}
     for name in names:
@@ -111,7 +108,7 @@ class FusedLoraLinear(Linear):
         if name is None or args or kwargs:
             return super().forward(x, *args, **kwargs)
         flat = x.reshape(-1, x.shape[-1])
-        base, down, up = self._modules_of(name)
+        base, down, up = self.base_layer, self.lora_A[name], self.lora_B[name]
         # The in-place sum needs a tensor that is not a view, because autograd would copy the gradient of a view.
         result: Tensor = base(flat)
         result.addmm_(linear(flat, down.weight), up.weight.t(), alpha=self.scaling[name])
@@ -122,14 +119,7 @@ class FusedLoraLinear(Linear):
         if self.disable_adapters or self.merged or len(self.active_adapters) != 1 or self.lora_variant:
             return None
         name = self.active_adapters[0]
-        if (
-            name not in self.lora_A
-            or any(self.lora_bias.values())
-            or not isinstance(self.lora_dropout[name], nn.Identity)
-        ):
+        if name not in self.lora_A or any(self.lora_bias.values()):
             return None
-        types = {x.dtype, *(module.weight.dtype for module in self._modules_of(name))}
-        return name if len(types) == 1 else None
-
-    def _modules_of(self, name: str) -> tuple[Any, Any, Any]:
-        return self.base_layer, self.lora_A[name], self.lora_B[name]
+        types = {module.weight.dtype for module in (self.base_layer, self.lora_A[name], self.lora_B[name])}
+        return name if isinstance(self.lora_dropout[name], nn.Identity) and types == {x.dtype} else None

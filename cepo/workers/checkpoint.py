@@ -39,7 +39,7 @@ def save_state(worker: Actor | Critic, folder: Path, *, weights_only: bool = Fal
     adapted = worker if isinstance(worker, Actor) and worker.has_adapter else None
     adapter = None if adapted is None else adapted.adapter_weights()  # collective, so before a write can fail
     write_shards(tensors, folder / SHARDS, {} if weights_only else {"random": _random_state()})
-    worker.offload.offload_optimizer()
+    worker.offload_optimizer()
     if adapted is not None and adapter is not None and dist.get_rank() == 0:
         adapter.write(folder / ADAPTER)
         write_quantization(adapted.module.base, folder / ADAPTER)
@@ -63,7 +63,7 @@ def load_state(worker: Actor | Critic, folder: Path) -> None:
     # The moments come from the checkpoint; their settings come from the resumed run, which sets the learning rate later.
     for group in worker.optimizer.param_groups:
         group.update(worker.optimizer.defaults)
-    worker.offload.offload_optimizer()
+    worker.offload_optimizer()
     try:
         _set_random_state(notes[dist.get_rank() if dist.get_rank() < len(notes) else 0]["random"])
     except Exception as error:  # the random state of a stranger can be anything
@@ -71,24 +71,19 @@ def load_state(worker: Actor | Critic, folder: Path) -> None:
 
 
 def load_weights(worker: Actor | Critic, folder: Path) -> None:
-    """Restores only the trained weights, from a checkpoint of any method, also one written with `weights_only`.
-
-    Raises:
-        CheckpointError: files are missing or damaged, or belong to another model or adapter.
-    """
+    """Restores only the trained weights, also from a checkpoint with `weights_only`; raises like `load_state`."""
     state = _weights(worker)
     load_shards(_tensors(state), folder / SHARDS)
     set_model_state_dict(worker.module, state["model"], options=_TRAINED)
 
 
 def _weights(worker: Actor | Critic) -> dict[str, Any]:
-    worker.offload.load_weights()
+    worker.to_device()
     return {"model": get_model_state_dict(worker.module, options=_TRAINED)}
 
 
 def _state(worker: Actor | Critic) -> dict[str, Any]:
-    worker.offload.load_weights()
-    worker.offload.load_optimizer()
+    worker.to_device(optimizer=True)
     model, optimizer = get_state_dict(worker.module, worker.optimizer, options=_TRAINED)
     state = {"model": model, "optimizer": optimizer}
     if isinstance(worker, Actor):

@@ -69,9 +69,6 @@ def reshard(module: nn.Module) -> None:
             part.reshard()
 
 
-_BASE, _ADAPTER = ".base_layer.", "default"
-
-
 def whole_tensor(tensor: Any) -> Tensor:
     """Gathers a sharded tensor (collective), or returns an unsharded tensor unchanged."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
@@ -88,17 +85,21 @@ class GatheredWeights(Mapping[str, Tensor]):
     def __init__(self, module: nn.Module, *, prefix: str, device: torch.device) -> None:
         reshard(module)
         self._shards = {name.removeprefix(prefix): tensor for name, tensor in module.state_dict().items()}
+        self._names = {name: name for name in self._shards}
         self._device = device
 
     @torch.no_grad()
     def __getitem__(self, name: str) -> Tensor:
+        return self._gather(name)
+
+    def _gather(self, name: str) -> Tensor:
         return whole_tensor(self._shards[name].detach().to(self._device))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._shards)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._shards)
+        return len(self._names)
 
 
 @torch.no_grad()
@@ -119,8 +120,8 @@ def trained_weights(module: nn.Module, *, prefix: str, device: torch.device) -> 
     return {name: part.view(tensor.shape) for (name, tensor), part in zip(found.items(), parts, strict=True)}
 
 
-class MergedWeights(Mapping[str, Tensor]):
-    """The weights of a module with an adapter under the base model's names, each merged when it is read. Collective.
+class MergedWeights(GatheredWeights):
+    """The weights of a module with an adapter under the base model's names, each merged when it is read.
 
     LoRA (arXiv 2106.09685): `V = W + s B A` with the scale `s = alpha / rank`. DoRA (arXiv 2402.09353): `m V / |V|`,
     each row of V scaled to its trained magnitude m, with the norm over the row's inputs. Sums are computed in float32
@@ -129,31 +130,22 @@ class MergedWeights(Mapping[str, Tensor]):
 
     def __init__(self, module: nn.Module, *, scale: float, device: torch.device) -> None:
         prefix = "model.base_model.model."
-        self._gathered = GatheredWeights(module, prefix=prefix, device=device)
+        super().__init__(module, prefix=prefix, device=device)
         self._packed = {name.removeprefix(prefix): weight for name, weight in quantised_weights(module).items()}
         self._scale = scale
-        self._names = {
-            name.replace(_BASE, "."): name
-            for name in self._gathered
-            if ".lora_" not in name  # A, B and DoRA's magnitude
-        }
+        plain = [name for name in self._shards if ".lora_" not in name]  # not A, B and DoRA's magnitude
+        self._names = {name.replace(".base_layer.", "."): name for name in plain}
 
     @torch.no_grad()
     def __getitem__(self, name: str) -> Tensor:
         source = self._names[name]
-        layer = source.removesuffix(f"{_BASE}weight")
-        weight = dequantised(self._packed[source]) if source in self._packed else self._gathered[source]
+        layer = source.removesuffix(".base_layer.weight")
+        weight = dequantised(self._packed[source]) if source in self._packed else self._gather(source)
         if layer == source:
             return weight
-        down, up = (self._gathered[f"{layer}.{part}.{_ADAPTER}.weight"] for part in ("lora_A", "lora_B"))
-        total = weight.float().addmm(up.float(), down.float(), alpha=self._scale)
-        magnitude = f"{layer}.lora_magnitude_vector.{_ADAPTER}.weight"
-        if magnitude in self._gathered:
-            total *= (self._gathered[magnitude].float() / torch.linalg.norm(total, dim=1))[:, None]
+        down, up = (self._gather(f"{layer}.{part}.default.weight").float() for part in ("lora_A", "lora_B"))
+        total = weight.float().addmm(up, down, alpha=self._scale)
+        magnitude = f"{layer}.lora_magnitude_vector.default.weight"
+        if magnitude in self._shards:
+            total *= (self._gather(magnitude).float() / torch.linalg.norm(total, dim=1))[:, None]
         return total.to(weight.dtype)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)

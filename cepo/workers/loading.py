@@ -20,7 +20,6 @@ from cepo.models.head import use_float32_logits
 from cepo.models.processing import Processing
 from cepo.models.quantization import quantised_weights, quantization_of
 from cepo.workers.scoring_model import ImageEncoder, ScoringModel, ValueModel
-from cepo.workers.swapping import offload_policy
 
 
 def build_scoring_model(
@@ -31,24 +30,14 @@ def build_scoring_model(
     compute_dtype = pretrained.torch_dtype(config.fsdp.mp_param_dtype)
     with_adapter = config.model.lora.rank > 0
     quantization = quantization_of(config.model.lora, dtype=compute_dtype)
-    model: Any = pretrained.load_model(
-        config.model.model_path,
-        dtype=compute_dtype if with_adapter else trained_dtype,
-        trust_remote_code=config.model.trust_remote_code,
-        override_config=config.model.override_config,
-        with_weights=quantization is not None or _reads_weights(config.fsdp),
-        quantization=quantization,
-    )
-    why_padded = pretrained.share_segments(model)
+    base = _load(config, "worker.actor.model", compute_dtype if with_adapter else trained_dtype, quantization)
     if config.model.fp32_logits and compute_dtype is not torch.float32:
-        use_float32_logits(model)
-    if config.model.freeze_vision_tower:
-        pretrained.freeze_vision_tower(model)
-    base = model
+        use_float32_logits(base)
+    model, why_padded = base, pretrained.share_segments(base)
     if with_adapter:
         from cepo.workers.adapters import add_adapter  # PEFT takes a second to import
 
-        model = add_adapter(model, config.model.lora, dtype=trained_dtype, seed=seed)
+        model = add_adapter(base, config.model.lora, dtype=trained_dtype, seed=seed)
     encoder = ImageEncoder(keep=bool(pretrained.frozen_vision_parts(base)))
     scoring_model = ScoringModel(model, temperature=temperature, encoder=encoder, why_padded=why_padded)
     _distribute(scoring_model, base, config, mesh, device)
@@ -63,41 +52,43 @@ def build_value_model(
     Raises:
         ConfigError: the checkpoint's vocabulary differs from that of `processing`.
     """
-    section, settings = "worker.critic.model", config.model
-    assert settings.model_path is not None, "the critic's settings come resolved"
-    model: Any = pretrained.load_model(
-        settings.model_path,
-        dtype=pretrained.torch_dtype(config.fsdp.torch_dtype or "fp32"),
-        trust_remote_code=settings.trust_remote_code,
-        override_config=settings.override_config,
-        section=section,
-        with_weights=_reads_weights(config.fsdp),
-    )
-    _require_vocabulary(model, processing, key=f"{section}.model_path", path=settings.model_path)
+    model = _load(config, "worker.critic.model", pretrained.torch_dtype(config.fsdp.torch_dtype or "fp32"))
+    _require_vocabulary(model, processing, config.model.model_path)
     del model.lm_head
     why_padded = pretrained.share_segments(model)
-    if settings.freeze_vision_tower:
-        pretrained.freeze_vision_tower(model, section=section)
     encoder = ImageEncoder(keep=bool(pretrained.frozen_vision_parts(model)))
     value_model = ValueModel(model, seed=seed, encoder=encoder, why_padded=why_padded)
     _distribute(value_model, model, config, mesh, device, exact=[value_model.head])
     return value_model
 
 
-def _require_vocabulary(model: Any, processing: Processing, *, key: str, path: str) -> None:
+def _load(config: ActorConfig | CriticConfig, section: str, dtype: torch.dtype, quantization: Any = None) -> Any:
+    settings = config.model
+    assert settings.model_path is not None, "the critic's settings come resolved"
+    model = pretrained.load_model(
+        settings.model_path,
+        dtype=dtype,
+        trust_remote_code=settings.trust_remote_code,
+        override_config=settings.override_config,
+        section=section,
+        with_weights=quantization is not None or not config.fsdp.enable_rank0_init or dist.get_rank() == 0,
+        quantization=quantization,
+    )
+    if settings.freeze_vision_tower:
+        pretrained.freeze_vision_tower(model, section=section)
+    return model
+
+
+def _require_vocabulary(model: Any, processing: Processing, path: str | None) -> None:
     """Raises ConfigError unless the model's image token and vocabulary size fit the tokens of `processing`."""
     image_token_id = family_of(model.config).placeholder_id(model.config)
     size, needed = model.get_input_embeddings().weight.shape[0], len(processing.tokenizer)
     if image_token_id != processing.placeholders[0] or size < needed:
         raise ConfigError(
-            f"{key}={path} uses a different tokenizer than the actor: its image token is {image_token_id} of {size}, the "
-            f"actor's is {processing.placeholders[0]} of {needed}. Name a checkpoint with the actor's tokenizer, or null for the "
-            "actor's."
+            f"worker.critic.model.model_path={path} uses a different tokenizer than the actor: its image token is "
+            f"{image_token_id} of {size}, the actor's is {processing.placeholders[0]} of {needed}. Name a checkpoint with "
+            "the actor's tokenizer, or null for the actor's."
         )
-
-
-def _reads_weights(fsdp: FsdpConfig) -> bool:
-    return not fsdp.enable_rank0_init or dist.get_rank() == 0
 
 
 def _distribute(
@@ -126,28 +117,23 @@ def _distribute(
     kept_whole = [parameter for part in whole_tower for parameter in part.parameters()]
     for parameter in kept_whole:
         parameter.data = parameter.data.to(pretrained.torch_dtype(fsdp.mp_param_dtype))
-    offload = offload_policy(fsdp, device)
+    offload = CPUOffloadPolicy() if fsdp.enable_cpu_offload and device.type != "cpu" else OffloadPolicy()
     whole = root.state_dict() if from_first_rank and dist.get_rank() == 0 else {}
     blocks = pretrained.sharded_blocks(base, without=whole_tower)
     _shard(root, blocks, fsdp, mesh, offload, exact, ignored={*kept_whole, *packed})
     if from_first_rank:
         home = torch.device("cpu") if isinstance(offload, CPUOffloadPolicy) else device
-        if dist.get_rank() != 0:
-            _materialise(root, home)
+        if dist.get_rank() != 0:  # with memory for weights on the meta device, and the values of the buffers
+            buffers = {name: buffer.clone() for name, buffer in root.named_buffers()}
+            root.to_empty(device=home)
+            for name, buffer in root.named_buffers():
+                buffer.copy_(buffers[name])
         else:
             for part in whole_tower:  # to the device of the shards, because a broadcast needs one device type
                 part.to(home)
         set_model_state_dict(root, whole, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
     for part in whole_tower:
         part.to(device)
-
-
-def _materialise(root: nn.Module, device: torch.device) -> None:
-    """Allocates memory for weights that are on the meta device, and preserves the values of the buffers."""
-    buffers = {name: buffer.clone() for name, buffer in root.named_buffers()}
-    root.to_empty(device=device)
-    for name, buffer in root.named_buffers():
-        buffer.copy_(buffers[name])
 
 
 def _shard(

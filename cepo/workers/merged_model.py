@@ -88,7 +88,7 @@ def adapter_base(folder: Path) -> str | None:
 
 
 def merge_checkpoint(actor: Path, out: Path, base: BaseModel, *, dtype: FloatType | None = None) -> torch.dtype:
-    """Writes the trained model with tokenizer, processor, chat template and generation config.
+    """Writes the trained model with tokenizer, processor, chat template and generation config; returns the weights' type.
 
     Under LoRA the weights are `W + scale B A`, summed in float32 and rounded once; otherwise they are those of the
     shards. For a 4-bit base, W is the dequantised weight, because the adapter was trained on it. The base's generation
@@ -99,9 +99,6 @@ def merge_checkpoint(actor: Path, out: Path, base: BaseModel, *, dtype: FloatTyp
         actor: the result of `actor_folder`.
         out: a folder that does not exist or is empty.
         dtype: the type of the written weights; None for the base's.
-
-    Returns:
-        The type of the written weights.
 
     Raises:
         CheckpointError: the base cannot be read, the checkpoint does not match it, or `out` is not empty.
@@ -126,8 +123,7 @@ def merge_checkpoint(actor: Path, out: Path, base: BaseModel, *, dtype: FloatTyp
         raise CheckpointError(f"the base model '{base.path}' cannot be read; name it with --base: {error}") from error
     if quantization is not None:
         model = model.dequantize(dtype=torch.float32).float()
-    own_dtype = _declared_dtype(base)
-    written = own_dtype if dtype is None else pretrained.torch_dtype(dtype)
+    written = _declared_dtype(base) if dtype is None else pretrained.torch_dtype(dtype)
     if _has_adapter(actor):
         model = _with_adapter_merged(model, actor / ADAPTER)
     else:
@@ -188,8 +184,8 @@ def _load_shards(model: Any, folder: Path) -> None:
     shards = Shards(folder)
     saved = {name: shape for name, shape in shards.shapes.items() if name.startswith(_WEIGHTS)}
     _require_none(saved.keys() - own.keys(), f"{folder} has weights that the base model lacks")
-    shapes = {name: shape_of(own[name]) for name in saved}
-    differing = [f"{name} {shape} for {shapes[name]}" for name, shape in saved.items() if shape != shapes[name]]
+    shapes = {name: (shape, shape_of(own[name])) for name, shape in saved.items()}
+    differing = [f"{name} {shape} for {needed}" for name, (shape, needed) in shapes.items() if shape != needed]
     _require_none(differing, f"{folder} has weights of other shapes than the base model")
     _require_none(_untrained(model, own, saved), f"{folder} lacks weights of the base model")
     logger.info("reading %d tensors from %s", len(saved), folder)
@@ -253,18 +249,9 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 _PREFIX, _DOWN = "base_model.model.", ".lora_A.weight"
 _READ = ("r", "lora_alpha", "use_rslora", "use_dora", "modules_to_save", "bias", "lora_bias", "fan_in_fan_out")
 _NEEDLESS = (
-    "target_modules",
-    "exclude_modules",
-    "layers_to_transform",
-    "layers_pattern",
-    "lora_dropout",
-    "base_model_name_or_path",
-    "peft_version",
-    "revision",
-    "task_type",
-    "inference_mode",
-    "auto_mapping",
-)
+    "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "lora_dropout",
+    "base_model_name_or_path", "peft_version", "revision", "task_type", "inference_mode", "auto_mapping",
+)  # fmt: skip
 """What is for training or for information alone, and which layers are adapted, which the tensors themselves name."""
 
 

@@ -1,29 +1,256 @@
-"""Divides rows into passes that all ranks run together, and packs or pads the rows of a pass."""
+"""Plans passes from token ids alone: which rows all ranks run together, and which tokens are computed once for many rows.
+
+The contexts of a prompt share a prefix, and its responses share a context. Rows form a forest in which a token's
+ancestors are exactly the tokens before it in its row. A causal model that runs each segment once, after its ancestors,
+therefore computes for each row the same results as from the row alone.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from cepo.config.schema import ActorConfig, CriticConfig
 from cepo.data.batch import ScoringRow
-from cepo.metrics import Metrics, fraction, max_value, sum_value
-from cepo.models.families import ImageReader
 from cepo.models.inputs import EncodedPrompt, ImageInputs
 from cepo.models.processing import Processing
-from cepo.models.segments import BLOCK_SIZE, SegmentLayout
-from cepo.workers.forest import TokenForest, families, pack_rows, plan_forest
-from cepo.workers.scoring_model import CollatedRows, ScoringModel, ValueModel, collate, collate_parts
 
 logger = logging.getLogger(__name__)
 
+MIN_SHARED_TOKENS = 16
+"""Minimum length of a shared prefix; sharing a shorter one saves less than another segment in attention costs."""
 _ANY_TOKEN = 0
 """The token of fillers; every vocabulary has it."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Tokens `start` to `stop` of row `row` (context, then response), computed once for all rows that contain them.
+
+    `parent` is the index of the preceding segment, -1 for none.
+    """
+
+    row: int
+    start: int
+    stop: int
+    parent: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenForest:
+    """The plan of a pass: rows as a forest of segments. The last token of a response predicts nothing and is omitted.
+
+    Attributes:
+        segments: all segments, depth first.
+        context_ends: for each row, the segment that ends with the last token of its context.
+        leaves: for each row, the segment with its response, or -1 for a response of one token.
+    """
+
+    segments: tuple[Segment, ...]
+    context_ends: tuple[int, ...]
+    leaves: tuple[int, ...]
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """The number of tokens before each segment, followed by that of all."""
+        return tuple(accumulate(map(len, self.segments), initial=0))
+
+    @cached_property
+    def branch_ends(self) -> tuple[int, ...]:
+        """For each segment, the index after that of its last descendant; descendants follow a segment directly."""
+        ends = [*range(1, len(self.segments) + 1)]
+        for index in reversed(range(len(ends))):
+            parent = self.segments[index].parent
+            if parent >= 0:
+                ends[parent] = max(ends[parent], ends[index])
+        return tuple(ends)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.starts[-1]
+
+    def of_rows(self, rows: Sequence[int]) -> TokenForest:
+        """Returns the part of the forest that `rows` need, numbered in their order.
+
+        A segment with a single remaining branch and no row that ends at it is joined with that branch.
+        """
+        owners: dict[int, int] = {}
+        for number, row in enumerate(rows):
+            node = self.context_ends[row] if self.leaves[row] < 0 else self.leaves[row]
+            while node >= 0 and node not in owners:
+                owners[node] = number
+                node = self.segments[node].parent
+        kept, ends = sorted(owners), {self.context_ends[row] for row in rows}
+        branches = Counter(self.segments[node].parent for node in kept)
+        new: dict[int, int] = {-1: -1}
+        segments: list[Segment] = []
+        for node in kept:
+            segment, parent = self.segments[node], self.segments[node].parent
+            start, before = segment.start, new[parent]
+            if parent >= 0 and branches[parent] == 1 and parent not in ends:
+                joined = segments.pop()
+                start, before = joined.start, joined.parent
+            segments.append(Segment(owners[node], start, segment.stop, before))
+            new[node] = len(segments) - 1
+        return TokenForest(
+            segments=tuple(segments),
+            context_ends=tuple(new[self.context_ends[row]] for row in rows),
+            leaves=tuple(new[self.leaves[row]] for row in rows),
+        )
+
+
+def forest_of(rows: Sequence[ScoringRow], processing: Processing) -> TokenForest:
+    return plan_forest(rows, placeholders=(processing.image_token_id, processing.video_token_id))
+
+
+def plan_forest(
+    rows: Sequence[ScoringRow], *, placeholders: Collection[int | None] = (), min_shared: int = MIN_SHARED_TOKENS
+) -> TokenForest:
+    """Plans a forest that shares common prefixes of at least `min_shared` tokens, and each context among its responses.
+
+    Rows share nothing if the contents of their images differ, although the placeholders are equal. No segment ends
+    inside a run of `placeholders`.
+    """
+    by_images: dict[str | None, dict[tuple[int, ...], list[int]]] = {}
+    for index, row in enumerate(rows):
+        token_ids, images = row.context.token_ids, row.context.images
+        assert token_ids and row.response_ids, f"row {index} has no context or no response"
+        contexts = by_images.setdefault(None if images is None else images.content_key, {})
+        contexts.setdefault(token_ids, []).append(index)
+    planner = _Planner(rows, placeholders, min_shared)
+    for contexts in by_images.values():
+        planner.grow(contexts, start=0, parent=-1)
+    return TokenForest(
+        segments=tuple(planner.segments), context_ends=tuple(planner.context_ends), leaves=tuple(planner.leaves)
+    )
+
+
+class _Planner:
+    def __init__(self, rows: Sequence[ScoringRow], placeholders: Collection[int | None], min_shared: int) -> None:
+        self._rows, self._placeholders, self._min_shared = rows, placeholders, min_shared
+        self.segments: list[Segment] = []
+        self.context_ends = [-1] * len(rows)
+        self.leaves = [-1] * len(rows)
+
+    def grow(self, contexts: Mapping[tuple[int, ...], list[int]], *, start: int, parent: int) -> None:
+        """Adds the tokens from `start` on of the rows of each context, which is given by its token ids."""
+        first, rows = next(iter(contexts.items()))
+        if len(contexts) == 1:
+            self._finish(len(first), rows, start, parent)
+            return
+        common = _num_common(contexts)
+        cut = common
+        if any(token in self._placeholders for token_ids in contexts for token in token_ids[common : common + 1]):
+            while cut > 0 and first[cut - 1] in self._placeholders:
+                cut -= 1
+        if cut - start >= self._min_shared:
+            parent, start = self._add(rows[0], start, cut, parent), cut
+        branches: dict[tuple[int, ...], dict[tuple[int, ...], list[int]]] = {}
+        for token_ids, of_context in contexts.items():
+            branches.setdefault(token_ids[common : common + 1], {})[token_ids] = of_context
+        for branch in branches.values():
+            self.grow(branch, start=start, parent=parent)
+
+    def _finish(self, length: int, rows: Sequence[int], start: int, parent: int) -> None:
+        """Ends a context of `length` tokens, and adds the responses of its `rows`."""
+        if length > start:
+            parent = self._add(rows[0], start, length, parent)
+        for row in rows:
+            self.context_ends[row] = parent
+            num_inputs = len(self._rows[row].response_ids) - 1
+            if num_inputs > 0:
+                self.leaves[row] = self._add(row, length, length + num_inputs, parent)
+
+    def _add(self, row: int, start: int, stop: int, parent: int) -> int:
+        self.segments.append(Segment(row, start, stop, parent))
+        return len(self.segments) - 1
+
+
+def _num_common(sequences: Collection[tuple[int, ...]]) -> int:
+    """Returns the length of the common prefix, at which the lexicographically smallest and largest sequences differ."""
+    first, last = min(sequences), max(sequences)
+    return next((index for index, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), len(first))
+
+
+def families(forest: TokenForest) -> list[list[int]]:
+    """Returns the row indices of each tree, depth first; rows of different trees share no tokens."""
+    return [piece.rows for piece in _Cutter(forest, budget=forest.num_tokens).pieces()]
+
+
+def pack_rows(forest: TokenForest, *, budget: int) -> list[list[int]]:
+    """Returns the row indices of passes of at most `budget` computed tokens, packed by first-fit decreasing.
+
+    Rows that share tokens remain together unless they exceed the budget. In that case the largest branches that fit
+    remain whole, and each pass repeats the tokens before its branches. A single row above the budget gets its own pass.
+    """
+    packs: list[_Piece] = []
+    for piece in sorted(_Cutter(forest, budget).pieces(), key=lambda piece: -piece.num_tokens):
+        room = next((pack for pack in packs if pack.num_tokens + piece.num_tokens <= budget), None)
+        if room is None:
+            packs.append(piece)
+        else:
+            room.rows += piece.rows
+            room.num_tokens += piece.num_tokens
+    return [sorted(pack.rows) for pack in packs]
+
+
+@dataclass
+class _Piece:
+    num_tokens: int
+    rows: list[int] = field(default_factory=list)
+
+
+class _Cutter:
+    """Cuts a forest into branches of at most `budget` tokens, including the tokens before them."""
+
+    def __init__(self, forest: TokenForest, budget: int) -> None:
+        self._forest, self._budget = forest, budget
+        self._children: list[list[int]] = [[] for _ in forest.segments]
+        self._ending: list[list[int]] = [[] for _ in forest.segments]
+        for index, segment in enumerate(forest.segments):
+            if segment.parent >= 0:
+                self._children[segment.parent].append(index)
+        for row, (end, leaf) in enumerate(zip(forest.context_ends, forest.leaves, strict=True)):
+            self._ending[end if leaf < 0 else leaf].append(row)
+
+    def pieces(self) -> list[_Piece]:
+        roots = [index for index, segment in enumerate(self._forest.segments) if segment.parent < 0]
+        return [piece for root in roots for piece in self._cut(root, before=0)]
+
+    def _cut(self, node: int, *, before: int) -> list[_Piece]:
+        """Cuts the branch at `node` into pieces, each of which repeats the `before` tokens that precede it."""
+        whole = _Piece(before + self._size(node), self._rows(node))
+        if whole.num_tokens <= self._budget or not self._children[node]:
+            return [whole]
+        before += len(self._forest.segments[node])
+        pieces: list[_Piece] = []
+        open_piece = _Piece(before, [*self._ending[node]])
+        for child in self._children[node]:
+            if open_piece.rows and open_piece.num_tokens + self._size(child) > self._budget:
+                pieces.append(open_piece)
+                open_piece = _Piece(before)
+            if before + self._size(child) > self._budget:
+                pieces += self._cut(child, before=before)
+            else:
+                open_piece.rows += self._rows(child)
+                open_piece.num_tokens += self._size(child)
+        return [*pieces, open_piece] if open_piece.rows else pieces
+
+    def _size(self, node: int) -> int:
+        return self._forest.starts[self._forest.branch_ends[node]] - self._forest.starts[node]
+
+    def _rows(self, node: int) -> list[int]:
+        return [row for ending in self._ending[node : self._forest.branch_ends[node]] for row in ending]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +261,7 @@ class RankPass:
         indices: indices of its rows in the call; may be empty.
         rows: these rows and, if the rank lacks rows or images that other ranks have, a filler, whose results are
             dropped and whose loss has weight 0.
-        forest: the plan of packed rows; None if the rows are padded, or if there is a filler.
+        forest: the plan of packed rows; None if the rows are padded.
     """
 
     indices: list[int]
@@ -43,38 +270,36 @@ class RankPass:
 
 
 class Passes:
-    """Divides rows into passes and collates the rows of a pass into tensors.
+    """Divides rows into passes.
 
     FSDP gathers weights and reduces gradients of each block in every pass, so all ranks must take part. Each rank runs
     as many passes as the rank with the most. If any rank has images in a pass, all ranks run a sharded vision tower.
 
     Args:
+        whole_tower: whether the rank has a whole vision tower, which it runs alone.
+        why_padded: the reason why the model takes no packed rows; None if it does.
         longest_row: number of tokens of the longest prompt and response together. With `dynamic_batching` a pass has at
             most the micro-batch size times this number of tokens. With None, the micro-batch size counts rows.
-
-    Attributes:
-        tokens_computed: tokens of all passes so far, including padding.
-        tokens_asked: tokens of all rows in these passes, with shared tokens counted for each row.
     """
 
     def __init__(
         self,
         config: ActorConfig | CriticConfig,
         processing: Processing,
-        module: ScoringModel | ValueModel,
         *,
+        whole_tower: bool,
+        why_padded: str | None,
         device: torch.device,
         longest_row: int | None,
     ) -> None:
         self._processing, self._device = processing, device
         self._longest_row = longest_row if config.dynamic_batching else None
-        self.packed = config.padding_free and module.why_padded is None
-        self.tokens_computed = self.tokens_asked = 0
-        self._reported = (0, 0)
-        # A rank with a whole vision tower runs it alone.
-        self._text_filler, self._image_filler = _fillers(None if module.encoder.keeps else processing.images)
-        if config.padding_free and module.why_padded is not None:
-            logger.warning("padding_free is off for this run, and rows are padded: %s", module.why_padded)
+        self.packed = config.padding_free and why_padded is None
+        reader = None if whole_tower else processing.images
+        self._text_filler = _filler((), None)
+        self._image_filler = None if reader is None else _filler(*reader.smallest())
+        if config.padding_free and why_padded is not None:
+            logger.warning("padding_free is off for this run, and rows are padded: %s", why_padded)
 
     def cut(self, rows: Sequence[ScoringRow], size: int) -> list[RankPass]:
         """Divides `rows` into passes that are aligned with those of the other ranks. Collective, also without rows."""
@@ -91,9 +316,11 @@ class Passes:
             filler = self._image_filler if anywhere and not here else None if indices else self._text_filler
             inside = [rows[index] for index in indices]
             if filler is None:
-                passes.append(RankPass(indices=indices, rows=inside, forest=forest and forest.of_rows(indices)))
+                part = forest and forest.of_rows(indices)
             else:
-                passes.append(RankPass(indices=indices, rows=[*inside, filler]))
+                inside.append(filler)
+                part = forest and forest_of(inside, self._processing)
+            passes.append(RankPass(indices=indices, rows=inside, forest=part))
         return passes
 
     def _own_passes(self, rows: Sequence[ScoringRow], forest: TokenForest | None, size: int) -> list[list[int]]:
@@ -109,44 +336,17 @@ class Passes:
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return tensor.tolist()
 
-    def collate(self, part: RankPass) -> CollatedRows:
-        if self.packed:
-            forest = part.forest or forest_of(part.rows, self._processing)
-            batch = collate_packed(part.rows, forest, processing=self._processing, device=self._device)
-        else:
-            batch = collate(part.rows, processing=self._processing, device=self._device)
-        self.tokens_computed += batch.input_ids.numel()
-        self.tokens_asked += sum(row.num_tokens for row in part.rows)
-        return batch
 
-    def metrics(self) -> Metrics:
-        """Returns the tokens computed since the last call (with padding; `_max`: over ranks), and the share saved."""
-        computed, asked = self.tokens_computed - self._reported[0], self.tokens_asked - self._reported[1]
-        self._reported = (self.tokens_computed, self.tokens_asked)
-        return {
-            "work/tokens_computed": sum_value(computed),
-            "work/tokens_computed_max": max_value(computed),
-            "work/tokens_saved": fraction(asked - computed, asked),
-        }
-
-
-def _fillers(reader: ImageReader | None) -> tuple[ScoringRow, ScoringRow | None]:
-    """Returns rows of as few tokens as possible, without and with an image."""
-
-    def filler(token_ids: tuple[int, ...], images: ImageInputs | None) -> ScoringRow:
-        context = EncodedPrompt(token_ids=token_ids, engine_ids=token_ids, images=images)
-        return ScoringRow(context=context, response_ids=(_ANY_TOKEN,))
-
-    text = filler((_ANY_TOKEN,), None)
-    if reader is None:
-        return text, None
-    token_ids, images = reader.smallest()
-    return text, filler((_ANY_TOKEN, *token_ids), images)
+def _filler(token_ids: tuple[int, ...], images: ImageInputs | None) -> ScoringRow:
+    """Returns a row of as few tokens as possible."""
+    token_ids = (_ANY_TOKEN, *token_ids)
+    context = EncodedPrompt(token_ids=token_ids, engine_ids=token_ids, images=images)
+    return ScoringRow(context=context, response_ids=(_ANY_TOKEN,))
 
 
 def by_length(rows: Sequence[ScoringRow]) -> list[int]:
     """Returns the rows' indices, the longest row first, so that passes of neighbours need little padding."""
-    return sorted(range(len(rows)), key=lambda index: (-rows[index].num_tokens, index))
+    return sorted(range(len(rows)), key=lambda index: -rows[index].num_tokens)
 
 
 def padded_batches(rows: Sequence[ScoringRow], budget: int) -> list[list[int]]:
@@ -158,55 +358,3 @@ def padded_batches(rows: Sequence[ScoringRow], budget: int) -> list[list[int]]:
         else:
             batches.append([index])
     return batches
-
-
-def forest_of(rows: Sequence[ScoringRow], processing: Processing) -> TokenForest:
-    return plan_forest(rows, placeholders=(processing.image_token_id, processing.video_token_id))
-
-
-def collate_packed(
-    rows: Sequence[ScoringRow],
-    forest: TokenForest,
-    *,
-    processing: Processing,
-    device: torch.device,
-    multiple_of: int | None = None,
-) -> CollatedRows:
-    """Collates the rows' forest into one packed row on `device`, in which shared tokens and images occur only once.
-
-    Args:
-        multiple_of: the row's length is padded to a multiple of this. The default is the attention's block size on
-            GPUs, so that kernels get whole blocks, and 1 on CPUs.
-    """
-    layout = _layout(forest).filled_to(multiple_of or (1 if device.type == "cpu" else BLOCK_SIZE))
-    segments = zip(forest.segments, layout.starts, strict=False)  # the layout may end with padding
-    return collate_parts(
-        rows,
-        [(segment.row, segment.start, segment.stop, place) for segment, place in segments],
-        _response_index(rows, forest, layout),
-        shape=(1, layout.num_tokens),
-        processing=processing,
-        device=device,
-        segments=layout,
-    )
-
-
-def _layout(forest: TokenForest) -> SegmentLayout:
-    starts = [0]
-    for segment in forest.segments:
-        starts.append(starts[-1] + len(segment))
-    return SegmentLayout(
-        starts=tuple(starts),
-        parents=tuple(segment.parent for segment in forest.segments),
-        branch_ends=tuple(starts[index + 1 + segment.num_descendants] for index, segment in enumerate(forest.segments)),
-    )
-
-
-def _response_index(rows: Sequence[ScoringRow], forest: TokenForest, layout: SegmentLayout) -> Tensor:
-    """Returns the indices of the hidden states before response tokens: the context's last, then the response's own."""
-    found: list[Tensor] = []
-    for row, end, leaf in zip(rows, forest.context_ends, forest.leaves, strict=True):
-        found.append(torch.tensor([layout.starts[end + 1] - 1]))
-        if leaf >= 0:
-            found.append(torch.arange(layout.starts[leaf], layout.starts[leaf] + len(row.response_ids) - 1))
-    return torch.cat(found)

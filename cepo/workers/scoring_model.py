@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,45 +24,17 @@ from cepo.models.head import (
 )
 from cepo.models.inputs import ImageInputs, sequence_positions
 from cepo.models.processing import Processing
-from cepo.models.segments import SegmentLayout
+from cepo.models.segments import BLOCK_SIZE, SegmentLayout
 from cepo.types import DivergenceConfig
-from cepo.workers.distributed import whole_tensor
+from cepo.workers.passes import Segment, TokenForest
 
 HEAD_SCALE = 0.01
 """Standard deviation of untrained values for hidden states of unit size, so that initial values are close to 0."""
 
 
-class DistinctImages:
-    """The distinct images of a batch by content, indexed in units (`ImageInputs.num_units`).
-
-    This is no dataclass, because FSDP rebuilds dataclass arguments of its modules and casts every float in them.
-    """
-
-    def __init__(self) -> None:
-        self._found: dict[str, tuple[int, ImageInputs]] = {}
-        self._count = 0
-
-    def first(self, images: ImageInputs) -> int:
-        """Adds `images` if they are new and returns the index of their first unit in the batch."""
-        key = images.content_key
-        if key not in self._found:
-            self._found[key] = (self._count, images)
-            self._count += images.num_units
-        return self._found[key][0]
-
-    @property
-    def is_frame(self) -> tuple[bool, ...]:
-        """Whether each unit belongs to a video."""
-        return tuple(flag for images in self.by_key().values() for flag in images.is_frame)
-
-    def by_key(self) -> dict[str, ImageInputs]:
-        """Returns the images by content key, in the order of their indices."""
-        return {key: images for key, (_, images) in self._found.items()}
-
-
 @dataclass(frozen=True, kw_only=True)
 class CollatedRows:
-    """A batch of right-padded rows or, with `segments`, one packed row without padding (`cepo.workers.passes`, R = 1).
+    """A batch of right-padded rows or, with `segments`, one packed row in which shared tokens occur once (R = 1).
 
     Causal attention cannot see padding on the right, so padded rows need no mask.
 
@@ -71,8 +44,9 @@ class CollatedRows:
         response_index: (N,) indices, into the flattened (R * L) hidden states, of those that predict the N response
             tokens, row by row.
         targets: (N,) the response tokens.
-        images: the batch's images; None if there are none.
-        image_order: for each unit of images in the input, row by row, its index among `images`.
+        images: the distinct images by content. No plain `dict`, because FSDP rebuilds those among the arguments of its
+            modules, and casts every float in them.
+        image_order: for each unit of images in the input, row by row, its image's key and its index there.
         segments: the layout of a packed row; None for padded rows.
     """
 
@@ -80,61 +54,85 @@ class CollatedRows:
     position_ids: Int64[Tensor, "3 R L"]
     response_index: Int64[Tensor, " N"]
     targets: Int64[Tensor, " N"]
-    images: DistinctImages | None = None
-    image_order: tuple[int, ...] = ()
+    images: Mapping[str, ImageInputs] = field(default_factory=dict)
+    image_order: tuple[tuple[str, int], ...] = ()
     segments: SegmentLayout | None = None
 
 
 def collate(rows: Sequence[ScoringRow], *, processing: Processing, device: torch.device) -> CollatedRows:
     """Collates rows into padded tensors on `device`."""
     longest = max(row.num_tokens for row in rows)
-    parts = [(number, 0, row.num_tokens, number * longest) for number, row in enumerate(rows)]
-    index = [torch.arange(len(rows[n].context.token_ids) - 1, stop - 1) + place for n, _, stop, place in parts]
-    shape = (len(rows), longest)
-    return collate_parts(rows, parts, torch.cat(index), shape=shape, processing=processing, device=device)
+    parts = [(Segment(number, 0, row.num_tokens, -1), number * longest) for number, row in enumerate(rows)]
+    index = [torch.arange(len(rows[part.row].context.token_ids) - 1, part.stop - 1) + place for part, place in parts]
+    return _collate_parts(rows, parts, torch.cat(index), (len(rows), longest), None, processing, device)
 
 
-def collate_parts(
+def collate_packed(
     rows: Sequence[ScoringRow],
-    parts: Iterable[tuple[int, int, int, int]],
-    response_index: Int64[Tensor, " N"],
+    forest: TokenForest,
     *,
-    shape: tuple[int, int],
     processing: Processing,
     device: torch.device,
-    segments: SegmentLayout | None = None,
+    multiple_of: int | None = None,
 ) -> CollatedRows:
-    """Collates parts of rows into tensors of `shape` (R, L), processing contexts and images that they share only once.
+    """Collates the rows' forest into one packed row on `device`, in which shared tokens and images occur only once.
 
     Args:
-        parts: (row, start, stop, place): the tokens from `start` to `stop` of a row, to be put at the index `place` of
-            the flattened input. They keep the position ids that they have in their own row.
-        response_index, segments: see `CollatedRows`.
+        multiple_of: the row's length is padded to a multiple of this. The default is the attention's block size on
+            GPUs, so that kernels get whole blocks, and 1 on CPUs.
+    """
+    starts = forest.starts
+    layout = SegmentLayout(
+        starts=starts,
+        parents=tuple(segment.parent for segment in forest.segments),
+        branch_ends=tuple(starts[end] for end in forest.branch_ends),
+    ).filled_to(multiple_of or (1 if device.type == "cpu" else BLOCK_SIZE))
+    index: list[Tensor] = []  # of the hidden states before response tokens: the context's last, then the response's own
+    for row, end, leaf in zip(rows, forest.context_ends, forest.leaves, strict=True):
+        index.append(torch.tensor([starts[end + 1] - 1]))
+        if leaf >= 0:
+            index.append(torch.arange(starts[leaf], starts[leaf] + len(row.response_ids) - 1))
+    parts = zip(forest.segments, starts, strict=False)
+    return _collate_parts(rows, parts, torch.cat(index), (1, layout.num_tokens), layout, processing, device)
+
+
+def _collate_parts(
+    rows: Sequence[ScoringRow],
+    parts: Iterable[tuple[Segment, int]],
+    response_index: Int64[Tensor, " N"],
+    shape: tuple[int, int],
+    segments: SegmentLayout | None,
+    processing: Processing,
+    device: torch.device,
+) -> CollatedRows:
+    """Collates parts of rows, each to be put at an index of the flattened input, into tensors of `shape` (R, L).
+
+    Tokens keep the position ids that they have in their own row. Shared contexts and images are processed only once.
     """
     input_ids = torch.full((shape[0] * shape[1],), processing.pad_token_id)
     position_ids = torch.zeros(3, len(input_ids), dtype=torch.long)
     positions: dict[int, Tensor] = {}
-    images = DistinctImages()
-    order: list[int] = []
-    for number, start, stop, place in parts:
-        row, context = rows[number], rows[number].context
-        inside = slice(place, place + stop - start)
+    images: dict[str, ImageInputs] = {}
+    order: list[tuple[str, int]] = []
+    for part, place in parts:
+        row, context = rows[part.row], rows[part.row].context
+        own, inside = slice(part.start, part.stop), slice(place, place + len(part))
         if id(context) not in positions:
             positions[id(context)] = processing.positions(context)
-        input_ids[inside] = torch.tensor((*context.token_ids, *row.response_ids)[start:stop])
-        whole = sequence_positions(positions[id(context)], len(row.response_ids))
-        position_ids[:, inside] = whole[:, start:stop]
-        if context.images is not None and start < len(context.token_ids):
+        input_ids[inside] = torch.tensor((*context.token_ids, *row.response_ids)[own])
+        position_ids[:, inside] = sequence_positions(positions[id(context)], len(row.response_ids))[:, own]
+        if context.images is not None and part.start < len(context.token_ids):
             assert processing.images is not None, "images were read"
-            first = images.first(context.images)
-            units = processing.images.units_inside(context.token_ids, context.images, start, stop)
-            order.extend(first + unit for unit in units)
+            key = context.images.content_key
+            images.setdefault(key, context.images)
+            units = processing.images.units_inside(context.token_ids, context.images, part.start, part.stop)
+            order.extend((key, unit) for unit in units)
     return CollatedRows(
         input_ids=input_ids.view(shape).to(device),
         position_ids=position_ids.view(3, *shape).to(device),
         response_index=response_index.to(device),
         targets=torch.tensor([token for row in rows for token in row.response_ids]).to(device),
-        images=images if order else None,
+        images=MappingProxyType(images),
         image_order=tuple(order),
         segments=segments,
     )
@@ -152,8 +150,11 @@ class ImageEncoder:
         self._known: dict[str, list[ImageFeatures]] = {}
         self._encoded = 0
 
-    def features(self, base: Any, distinct: DistinctImages, device: torch.device) -> list[ImageFeatures]:
-        known, wanted = dict(self._known), distinct.by_key()
+    def features(
+        self, base: Any, wanted: Mapping[str, ImageInputs], device: torch.device
+    ) -> Mapping[str, list[ImageFeatures]]:
+        """Returns the features of the units of each image by its key."""
+        known = dict(self._known)
         missing = {key: images for key, images in wanted.items() if key not in known}
         if missing:
             self._encoded += sum(images.num_encoded for images in missing.values())
@@ -162,7 +163,7 @@ class ImageEncoder:
             known |= zip(missing, features, strict=True)
         if self.keeps:
             self._known = known
-        return [one for key in wanted for one in known[key]]
+        return known
 
     def forget(self) -> None:
         self._known = {}
@@ -181,24 +182,17 @@ def response_states(base: Any, batch: CollatedRows, encoder: ImageEncoder) -> Fl
     inputs |= family.token_inputs(batch.input_ids, base.config)
     if batch.segments is not None:
         inputs["segments"] = batch.segments
-    if batch.images is not None:
+    if order := batch.image_order:
         features = encoder.features(base, batch.images, batch.input_ids.device)
-        is_frame = batch.images.is_frame
-        order = batch.image_order
-        inputs |= family.feature_inputs([features[index] for index in order], [is_frame[index] for index in order])
+        is_frame = [batch.images[key].is_frame[unit] for key, unit in order]
+        inputs |= family.feature_inputs([features[key][unit] for key, unit in order], is_frame)
     hidden = base.model(**inputs).last_hidden_state
     return hidden.reshape(-1, hidden.shape[-1])[batch.response_index]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherStates:
-    """The teacher's inputs to a divergence.
-
-    Attributes:
-        hidden: (N, H) the teacher's last hidden states before the N response tokens.
-        head: (V, H) the teacher's own head; None if it is the student's.
-        divergence: the settings of the divergence.
-    """
+    """The teacher's last hidden states before the N response tokens, and its head; None if it is the student's."""
 
     hidden: Float[Tensor, "N H"]
     head: Float[Tensor, "V H"] | None
@@ -212,18 +206,11 @@ class ScoringModel(nn.Module):
     last hidden state before token y_n. The head runs only on response positions, in chunks, so no tensor of tokens x
     vocabulary outlives its chunk. As this is the root of the sharded model, the head is whole inside `forward`.
 
-    Args:
-        encoder: the image encoder.
-        why_padded: the reason why a batch must not be a packed row; None if it may be.
+    `why_padded` is the reason why a batch must not be a packed row; None if it may be.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        *,
-        temperature: float,
-        encoder: ImageEncoder,
-        why_padded: str | None = None,
+        self, model: nn.Module, *, temperature: float, encoder: ImageEncoder, why_padded: str | None = None
     ) -> None:
         super().__init__()
         self.model = model
@@ -250,32 +237,29 @@ class ScoringModel(nn.Module):
         The extras are one divergence (N,) per teacher. Without teachers they are the hidden states (N, H) or, with
         `entropy`, the entropy (N,) of each token's distribution. `temperature` replaces the usual one.
         """
-        temperature = temperature or self.temperature
+        temperature, head = temperature or self.temperature, self.base.lm_head
         hidden = response_states(self.base, batch, self.encoder)
+        vocabulary = head.weight.shape[0]
         if not teachers:
-            head = self.base.lm_head
-            chunk = head_chunk_tokens(hidden.device, head.weight.shape[0])
+            chunk = head_chunk_tokens(hidden.device, vocabulary)
             if entropy:
                 return log_probs_and_entropies(hidden, head, batch.targets, temperature=temperature, chunk_tokens=chunk)
             log_probs = target_log_probs(hidden, head, batch.targets, temperature=temperature, chunk_tokens=chunk)
             return log_probs, (hidden,)
-        parts = [self._divergence(hidden, teacher, batch.targets, temperature) for teacher in teachers]
+        parts = [
+            chunked_divergence(
+                hidden,
+                teacher.hidden.to(hidden),
+                head,
+                head if teacher.head is None else with_weight(head, teacher.head.to(hidden)),
+                batch.targets,
+                teacher.divergence,
+                temperature=temperature,
+                chunk_tokens=divergence_chunk_tokens(hidden.device, vocabulary),
+            )
+            for teacher in teachers
+        ]
         return parts[0][0], tuple(divergence for _, divergence in parts)
-
-    def _divergence(
-        self, hidden: Float[Tensor, "N H"], teacher: TeacherStates, targets: Int64[Tensor, " N"], temperature: float
-    ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-        head = self.base.lm_head
-        return chunked_divergence(
-            hidden,
-            teacher.hidden.to(hidden),
-            head,
-            head if teacher.head is None else with_weight(head, teacher.head.to(hidden)),
-            targets,
-            teacher.divergence,
-            temperature=temperature,
-            chunk_tokens=divergence_chunk_tokens(hidden.device, head.weight.shape[0]),
-        )
 
 
 class ValueModel(nn.Module):
@@ -301,44 +285,3 @@ class ValueModel(nn.Module):
         """Returns the values of all response tokens of the batch, row by row."""
         values = self.head(response_states(self.model, batch, self.encoder).float())
         return values.squeeze(1).clone()  # FSDP2 hooks into the root's output and warns about views
-
-
-class KeptStates:
-    """Hidden states by view and row, on the CPU: tokens x hidden size, which is smaller than tokens x vocabulary.
-
-    The update distils from the teacher of the scoring pass, even if the step's updates change its weights; a trained
-    head is therefore kept with the states. Each rank distils the rows whose states it keeps, because within a step all
-    rows of a prompt go to one rank.
-    """
-
-    def __init__(self) -> None:
-        self._views: dict[str, tuple[Mapping[int, Tensor], Tensor | None]] = {}
-
-    def keep(self, view: str, states: Mapping[int, Tensor], module: ScoringModel) -> None:
-        """Keeps one (response length, H) tensor per row and, if the head of `module` is trained, a copy of the head."""
-        weight: Any = module.base.lm_head.weight
-        head = whole_tensor(weight).detach().clone() if weight.requires_grad else None
-        self._views[view] = states, head
-
-    def forget(self) -> None:
-        self._views = {}
-
-    def require(self, view: str, rows: Sequence[ScoringRow]) -> None:
-        """Asserts that the states of these rows were kept on this rank."""
-        kept, _ = self._views.get(view, ({}, None))
-        missing = [row.row for row in rows if row.row not in kept]
-        assert not missing, f"no hidden states of the view '{view}' are kept here for the rows {missing}"
-
-    def states_for(self, view: str, rows: Sequence[ScoringRow], divergence: DivergenceConfig) -> TeacherStates | None:
-        """Concatenates the rows' states, with zeros for rows without any (of weight 0); None if the view has none."""
-        states, head = self._views.get(view, ({}, None))
-        if not states:
-            return None
-        any_state = next(iter(states.values()))
-        parts = [
-            any_state.new_zeros(len(row.response_ids), any_state.shape[1])
-            if row.row is None or row.row not in states
-            else states[row.row]
-            for row in rows
-        ]
-        return TeacherStates(hidden=torch.cat(parts), head=head, divergence=divergence)

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor, Shard
 from cepo.errors import CheckpointError
 from cepo.foreign_files import size_of
 
+_FILE = "rank_{}_of_{}.safetensors"
 _ROWS, _NOTES = "rows", "notes"
 _TYPES = {
     torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64",
@@ -38,10 +39,7 @@ class _Rows(NamedTuple):
 
 
 def write_shards(tensors: Mapping[str, Tensor], folder: Path, notes: Mapping[str, Any]) -> None:
-    """Writes this rank's rows of `tensors`, and `notes`, a mapping in JSON. Copies one tensor at a time to the CPU.
-
-    All ranks write to one folder on shared storage, which is complete when all have returned.
-    """
+    """Writes this rank's rows of `tensors`, and `notes`, a mapping in JSON. Copies one tensor at a time to the CPU."""
     folder.mkdir(parents=True, exist_ok=True)
     held = [(name, *_own_rows(tensor)) for name, tensor in tensors.items() if _is_first_copy(tensor)]
     held.sort(key=lambda entry: -entry[1].element_size())  # so that every number is aligned in the file
@@ -54,7 +52,7 @@ def write_shards(tensors: Mapping[str, Tensor], folder: Path, notes: Mapping[str
         header[name] = {"dtype": _TYPES[rows.dtype], "shape": list(rows.shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with (folder / _file_name(dist.get_rank(), dist.get_world_size())).open("xb") as file:
+    with (folder / _FILE.format(dist.get_rank(), dist.get_world_size())).open("xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for rows, _ in own.values():
             content: Any = rows.cpu().contiguous().flatten().view(torch.uint8).numpy()
@@ -73,17 +71,13 @@ class Shards:
     """
 
     def __init__(self, folder: Path) -> None:
-        if (folder / ".metadata").exists():
-            raise CheckpointError(
-                f"{folder} has the format of cepo 0.4.0 and earlier; merge it with the version that wrote it"
-            )
         self._folder = folder
         self._stored: dict[str, list[_Rows]] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.notes: list[dict[str, Any]] = []
         num_files = len(list(folder.iterdir())) if folder.is_dir() else 0
         for rank in range(num_files or 1):
-            with _reading(folder / _file_name(rank, num_files or 1)) as path:
+            with _reading(folder / _FILE.format(rank, num_files or 1)) as path:
                 self._add(path)
         for name, rows in self._stored.items():
             rows.sort(key=lambda part: part[:2])
@@ -135,10 +129,6 @@ def load_shards(tensors: Mapping[str, Tensor], folder: Path) -> Shards:
         )
     shards.fill(tensors)
     return shards
-
-
-def _file_name(rank: int, num_ranks: int) -> str:
-    return f"rank_{rank}_of_{num_ranks}.safetensors"
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:

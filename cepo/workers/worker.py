@@ -18,12 +18,11 @@ from cepo.config.schema import ActorConfig, AlgorithmConfig, WorkerConfig
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
 from cepo.errors import CheckpointError
-from cepo.losses.objective import ObjectiveSettings
-from cepo.losses.policy import ClipRange, PolicyLossSettings, RolloutCorrection
+from cepo.losses.objective import ClipRange, ObjectiveSettings, PolicyLossSettings, RolloutCorrection
 from cepo.metrics import Metrics, max_value, merge_metrics
 from cepo.models.processing import Processing
 from cepo.progress import phase
-from cepo.rollout.factory import build_generator, settings_of_run
+from cepo.rollout.factory import build_generator
 from cepo.rollout.generator import Generation, GenerationRequest, GeneratorSettings, OnFinished, SamplingSettings
 from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import load_state, save_state
@@ -31,52 +30,18 @@ from cepo.workers.critic import Critic
 from cepo.workers.distributed import this_device
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class WorkerFacts:
-    """The inputs of a worker besides its own section, as plain values that can be sent to another process.
+    """The inputs of a worker; `needs_values` tells whether the method uses a critic."""
 
-    Attributes:
-        needs_values: whether the method uses a critic.
-        with_reference: whether the initial weights are kept, for a KL penalty.
-        longest_row: the largest number of tokens of a prompt with its response.
-        saves_weights_only: `trainer.save_model_only`.
-    """
-
+    data: DataConfig
+    algorithm: AlgorithmConfig
+    worker: WorkerConfig
+    trainer: TrainerConfig
     teacher: TeacherConfig
     needs_values: bool
     total_steps: int
-    objective: ObjectiveSettings
-    with_reference: bool
     generator: GeneratorSettings
-    longest_row: int
-    seed: int
-    saves_weights_only: bool
-
-    @classmethod
-    def of(
-        cls,
-        data: DataConfig,
-        algorithm: AlgorithmConfig,
-        worker: WorkerConfig,
-        trainer: TrainerConfig,
-        *,
-        teacher: TeacherConfig,
-        needs_values: bool,
-        total_steps: int,
-        most_visuals: tuple[int, int],
-    ) -> WorkerFacts:
-        """Returns the facts of a run; `most_visuals` are the maximum numbers of images and of videos in a prompt."""
-        return cls(
-            teacher=teacher,
-            needs_values=needs_values,
-            total_steps=total_steps,
-            objective=objective_settings(worker.actor, algorithm),
-            with_reference=not algorithm.disable_kl,
-            generator=settings_of_run(data, worker, num_devices=trainer.num_devices, most_visuals=most_visuals),
-            longest_row=data.max_prompt_length + data.max_response_length,
-            seed=trainer.seed,
-            saves_weights_only=trainer.save_model_only,
-        )
 
 
 class Worker:
@@ -89,29 +54,23 @@ class Worker:
         ConfigError, EngineError: a model cannot be loaded, or the rollout engine does not start.
     """
 
-    def __init__(self, settings: WorkerConfig, facts: WorkerFacts, processing: Processing) -> None:
-        self._merges_adapter, self._saves_weights_only = settings.rollout.merge_lora, facts.saves_weights_only
+    def __init__(self, facts: WorkerFacts, processing: Processing) -> None:
+        settings = facts.worker
+        self._merges_adapter = settings.rollout.merge_lora
+        self._saves_weights_only = facts.trainer.save_model_only
+        longest_row = facts.data.max_prompt_length + facts.data.max_response_length
+        common = {"total_steps": facts.total_steps, "seed": facts.trainer.seed, "longest_row": longest_row}
         with phase("loading the model"):
             self.actor = Actor(
                 settings.actor,
                 processing,
                 temperature=settings.rollout.temperature,
                 teacher=facts.teacher,
-                objective_settings=facts.objective,
-                with_reference=facts.with_reference,
-                total_steps=facts.total_steps,
-                seed=facts.seed,
-                longest_row=facts.longest_row,
+                objective_settings=objective_settings(settings.actor, facts.algorithm),
+                with_reference=not facts.algorithm.disable_kl,
+                **common,
             )
-            self.critic: Critic | None = None
-            if facts.needs_values:
-                self.critic = Critic(
-                    settings.resolved_critic,
-                    processing,
-                    total_steps=facts.total_steps,
-                    seed=facts.seed,
-                    longest_row=facts.longest_row,
-                )
+            self.critic = Critic(settings.resolved_critic, processing, **common) if facts.needs_values else None
         torch.cuda.empty_cache()  # the engine takes its share of what is free
         self.generator = build_generator(facts.generator, processing, device=this_device().type)
         self.generator_name = self.generator.name

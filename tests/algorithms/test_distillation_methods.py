@@ -17,7 +17,7 @@ from cepo.algorithms.settings import PositiveConfig
 from cepo.config import check_config, load_config
 from cepo.errors import ConfigError
 from cepo.losses.divergence import chunked_divergence, distillation_losses
-from cepo.losses.policy import AGGREGATIONS, LossDenominators, token_weights
+from cepo.losses.objective import AGGREGATIONS, LossDenominators, token_weights
 from cepo.metrics import results
 from cepo.trees import leaves
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal

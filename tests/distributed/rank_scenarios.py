@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import weakref
 from collections.abc import Mapping, Sequence
@@ -13,14 +14,13 @@ from typing import Any
 import numpy
 import torch
 import torch.distributed as dist
-from PIL import Image
+from generator_cases import picture
 from torch import Tensor
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import load_config
 from cepo.data.batch import OWN_VIEW, CriticBatch, DistillationRows, OptimizerBatch, ScoringRow
-from cepo.losses.objective import ObjectiveSettings
-from cepo.losses.policy import LossDenominators
+from cepo.losses.objective import LossDenominators, ObjectiveSettings
 from cepo.metrics import Metrics
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
@@ -49,73 +49,52 @@ SHARES: Mapping[int, Mapping[str, Sequence[Sequence[int]]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """One configuration of a worker. `settings` are dotted keys below its section."""
+    """One configuration of a worker, which saves after the first of two steps. `settings` are keys below its section."""
 
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any] = field(default_factory=dict)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     share: str = "mixed"
     distils: bool = False
     full_reference: bool = False
     loss_type: str = "default"
     num_steps: int = 1
-    saves: bool = False
 
 
-_SMALL_PASSES = {"micro_batch_size_per_device_for_update": 2, "micro_batch_size_per_device_for_experience": 3}
+_EVERYWHERE = {
+    "micro_batch_size_per_device_for_update": 2,
+    "micro_batch_size_per_device_for_experience": 3,
+    "fsdp.mp_param_dtype": "fp32",
+}
+_ADAPTED = {"model.lora.rank": 4, "fsdp.enable_rank0_init": True, "optim.lr": "1e-3"}
 ALL_WEIGHTS = "all weights, distilled from a moving average"
 FROZEN_TOWER = "all weights but the vision tower's, gathered until the backward, not recomputed"
 ADAPTER = "an adapter, read by the first rank, with a KL over the vocabulary"
 QLORA = "an adapter on a base in 4 bits, which every rank reads though the first one is asked to"
 COPIES = "shards over 2 ranks with copies, read by the first rank"
+REFERENCE = TeacherConfig(source="reference")
 ACTORS: Mapping[str, Scenario] = {
-    ALL_WEIGHTS: Scenario(
-        settings=_SMALL_PASSES,
-        teacher=TeacherConfig(source="ema", ema_decay=0.5),
-        distils=True,
-        num_steps=2,
-        saves=True,
-    ),
+    ALL_WEIGHTS: Scenario(teacher=TeacherConfig(source="ema", ema_decay=0.5), distils=True, num_steps=2),
     FROZEN_TOWER: Scenario(
         settings={
-            **_SMALL_PASSES,
             "fsdp.enable_full_shard": False,
             "model.enable_gradient_checkpointing": False,
             "model.freeze_vision_tower": True,
         },
         share="one empty",
     ),
-    ADAPTER: Scenario(
-        settings={**_SMALL_PASSES, "model.lora.rank": 4, "fsdp.enable_rank0_init": True, "optim.lr": "1e-3"},
-        teacher=TeacherConfig(source="reference"),
-        share="one empty",
-        full_reference=True,
-        num_steps=2,
-        saves=True,
-    ),
-    QLORA: Scenario(
-        settings={
-            **_SMALL_PASSES,
-            "model.lora.rank": 4,
-            "model.lora.quantization": "nf4",
-            "fsdp.enable_rank0_init": True,
-            "optim.lr": "1e-3",
-        },
-        teacher=TeacherConfig(source="reference"),
-        num_steps=2,
-        saves=True,
-    ),
+    ADAPTER: Scenario(settings=_ADAPTED, teacher=REFERENCE, share="one empty", full_reference=True, num_steps=2),
+    QLORA: Scenario(settings=_ADAPTED | {"model.lora.quantization": "nf4"}, teacher=REFERENCE, num_steps=2),
     COPIES: Scenario(
-        settings={**_SMALL_PASSES, "fsdp.fsdp_size": 2, "fsdp.enable_rank0_init": True},
+        settings={"fsdp.fsdp_size": 2, "fsdp.enable_rank0_init": True},
         teacher=TeacherConfig(source="snapshot"),
         loss_type="gspo",
     ),
 }
 CRITIC = "a critic"
 CRITICS: Mapping[str, Scenario] = {
-    CRITIC: Scenario(settings=_SMALL_PASSES, num_steps=2),
+    CRITIC: Scenario(num_steps=2),
     "a critic read by the first rank, one rank without rows": Scenario(
-        settings={**_SMALL_PASSES, "fsdp.enable_rank0_init": True, "model.enable_gradient_checkpointing": False},
-        share="one empty",
+        settings={"fsdp.enable_rank0_init": True, "model.enable_gradient_checkpointing": False}, share="one empty"
     ),
 }
 
@@ -143,14 +122,15 @@ class Outcome:
 def all_rows(processing: Processing) -> list[list[ScoringRow]]:
     """Rows by prompt."""
     questions = ("Find x of this figure, please.", "What is 2 + 3?", "Which is larger?", "Name a prime.")
-    pictures = ([_picture(1)], [], [_picture(2, (96, 64)), _picture(3, (128, 96))], [])
-    rows, number = [], 0
+    pictures = ([picture(1)], [], [picture(2, (96, 64)), picture(3, (128, 96))], [])
+    rows, numbers = [], itertools.count()
     for question, images, lengths in zip(questions, pictures, LENGTHS, strict=True):
-        context = _encoded(processing, question, *images)
+        context = processing.encode("<image>" * len(images) + question, processing.load_images(images))
         rows.append([])
         for length in lengths:
-            rows[-1].append(ScoringRow(context=context, response_ids=_response(length, seed=number), row=number))
-            number += 1
+            number = next(numbers)
+            response = numpy.random.default_rng(number).integers(0, 256, length).tolist()
+            rows[-1].append(ScoringRow(context=context, response_ids=tuple(response), row=number))
     return rows
 
 
@@ -158,9 +138,9 @@ def hinted(processing: Processing, rows: Sequence[ScoringRow]) -> list[ScoringRo
     """The same responses behind a context that says more, with the same pictures."""
     contexts: dict[int, EncodedPrompt] = {}
     for row in rows:
+        images = row.context.images
+        count = 0 if images is None else len(images.grid_thw)
         if id(row.context) not in contexts:
-            images = row.context.images
-            count = 0 if images is None else len(images.grid_thw)
             contexts[id(row.context)] = processing.encode("<image>" * count + "A hint: 7. Now say it.", images)
     return [
         dataclasses.replace(
@@ -174,21 +154,17 @@ class Share:
     """The rows of this rank, and the signals that belong to them."""
 
     def __init__(self, processing: Processing, share: str) -> None:
-        groups = all_rows(processing)
-        numbers = iter(range(sum(map(len, groups))))
-        numbered = [[(next(numbers), row) for row in group] for group in groups]
-        mine = SHARES[dist.get_world_size()][share][dist.get_rank()]
-        chosen = [each for group in mine for each in numbered[group]]
-        self.numbers = [number for number, _ in chosen]
-        self.rows = [row for _, row in chosen]
-        self.num_rows = sum(map(len, groups))
-        self.num_tokens = sum(map(sum, LENGTHS))
+        groups, mine = all_rows(processing), SHARES[dist.get_world_size()][share][dist.get_rank()]
+        self.rows = [row for group in mine for row in groups[group]]
+        self.numbers = [row.row for row in self.rows]
         self.longest = max(map(max, LENGTHS))
+        self.denominators = LossDenominators(sum(map(sum, LENGTHS)), sum(map(len, LENGTHS)), 20)
         self.mask = torch.arange(self.longest) < torch.tensor([len(row.response_ids) for row in self.rows]).view(-1, 1)
 
     def signal(self, seed: int, spread: float = 1.0) -> Tensor:
         """(rows, T): a number for each token of all rows, of which this rank takes its own."""
-        drawn = torch.randn(self.num_rows, self.longest, generator=torch.Generator().manual_seed(seed))
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.randn(self.denominators.num_sequences, self.longest, generator=generator)
         return (spread * drawn[self.numbers]).where(self.mask, 0.0)
 
     def padded(self, values: Sequence[Tensor]) -> Tensor:
@@ -197,16 +173,22 @@ class Share:
             result[self.mask] = torch.cat(list(values))
         return result
 
-    @property
-    def denominators(self) -> LossDenominators:
-        return LossDenominators(self.num_tokens, self.num_rows, 20)
+    def batch(self, old_log_probs: Tensor, advantages: Tensor, **others: Any) -> OptimizerBatch:
+        return OptimizerBatch(
+            rows=self.rows,
+            old_log_probs=old_log_probs,
+            advantages=advantages,
+            response_mask=self.mask,
+            denominators=self.denominators,
+            **others,
+        )
 
     def by_number(self, values: Sequence[Tensor]) -> dict[int, Tensor]:
         return dict(zip(self.numbers, values, strict=True))
 
 
 def build_actor(folder: Path, scenario: Scenario) -> tuple[Actor, Processing]:
-    tree = {"model.model_path": folder, "fsdp.mp_param_dtype": "fp32", **scenario.settings}
+    tree = {"model.model_path": folder, **_EVERYWHERE, **scenario.settings}
     config = load_config(
         ["config=configs/microgeo/base.yaml", *(f"worker.actor.{name}={value}" for name, value in tree.items())]
     )
@@ -229,14 +211,14 @@ def build_actor(folder: Path, scenario: Scenario) -> tuple[Actor, Processing]:
 def actor_run(folder: Path, name: str, saved: Path) -> Outcome:
     """Training steps of two optimizer steps each; the gradients are those of each step's last one.
 
-    Scenarios that save do so after their first step. At the end comes an update with an infinite advantage on one rank.
+    At the end comes an update with an infinite advantage on one rank.
     """
     scenario = ACTORS[name]
     actor, processing = build_actor(folder, scenario)
     share, outcome = Share(processing, scenario.share), Outcome(initial=whole_parameters(actor))
     for step in range(scenario.num_steps):
         actor_step(actor, processing, share, scenario, outcome, step)
-        if scenario.saves and step == 0:
+        if scenario.num_steps > 1 and step == 0:
             torch.manual_seed(100 + dist.get_rank())
             save_state(actor, saved_folder(saved, name, dist.get_world_size()))
             outcome.drawn = torch.rand(3).tolist()
@@ -245,23 +227,14 @@ def actor_run(folder: Path, name: str, saved: Path) -> Outcome:
     weights = actor.rollout_weights()
     assert isinstance(weights, AdapterWeights) == (name == ADAPTER)
     _read(weights, outcome)
-    outcome.refused = actor.update([_infinite(share)], step=scenario.num_steps)
-    after = whole_parameters(actor)
-    outcome.refused_changed = [name for name in after if not torch.equal(after[name], outcome.parameters[name])]
-    return outcome
-
-
-def _infinite(share: Share) -> OptimizerBatch:
     advantages = share.signal(20)
     if 0 in share.numbers:
         advantages[share.numbers.index(0), 0] = math.inf
-    return OptimizerBatch(
-        rows=share.rows,
-        old_log_probs=share.signal(10, 0.1) - 6.0,
-        advantages=advantages,
-        response_mask=share.mask,
-        denominators=share.denominators,
-    )
+    batch = share.batch(share.signal(10, 0.1) - 6.0, advantages)
+    outcome.refused = actor.update([batch], step=scenario.num_steps)
+    after = whole_parameters(actor)
+    outcome.refused_changed = [name for name in after if not torch.equal(after[name], outcome.parameters[name])]
+    return outcome
 
 
 def saved_folder(saved: Path, name: str, num_ranks: int) -> Path:
@@ -284,15 +257,6 @@ def resumed_runs(folder: Path, saved: Path, names: Mapping[int, Sequence[str]]) 
     return {f"{name} {number}": resumed_run(folder, name, saved, number) for number in names for name in names[number]}
 
 
-def actor_step(
-    actor: Actor, processing: Processing, share: Share, scenario: Scenario, outcome: Outcome, step: int
-) -> None:
-    batches = _optimizer_batches(actor, processing, share, scenario, outcome, step)
-    outcome.metrics.append(actor.update(batches, step=step))
-    outcome.gradients.append(whole_gradients(actor))
-    actor.finish_step(step)
-
-
 def _read(weights: Weights, outcome: Outcome) -> None:
     """As an engine does, which keeps no tensor but its own copy."""
     lent: list[weakref.ref[Tensor]] = []
@@ -304,24 +268,18 @@ def _read(weights: Weights, outcome: Outcome) -> None:
 
 
 def whole_gradients(worker: Actor | Critic) -> dict[str, Tensor]:
-    return {
-        name: whole_tensor(parameter.grad).clone()
-        for name, parameter in worker.module.named_parameters()
-        if parameter.grad is not None
-    }
+    named = worker.module.named_parameters()
+    return {name: whole_tensor(weight.grad).clone() for name, weight in named if weight.grad is not None}
 
 
 def whole_parameters(worker: Actor | Critic) -> dict[str, Tensor]:
-    return {
-        name: whole_tensor(parameter.detach()).clone()
-        for name, parameter in worker.module.named_parameters()
-        if parameter.requires_grad
-    }
+    named = worker.module.named_parameters()
+    return {name: whole_tensor(weight.detach()).clone() for name, weight in named if weight.requires_grad}
 
 
-def _optimizer_batches(
+def actor_step(
     actor: Actor, processing: Processing, share: Share, scenario: Scenario, outcome: Outcome, step: int
-) -> list[OptimizerBatch]:
+) -> None:
     scores = actor.score(share.rows)
     teacher = actor.score(
         hinted(processing, share.rows), as_teacher=True, keep_states=KEPT if scenario.distils else None
@@ -340,18 +298,18 @@ def _optimizer_batches(
             token_weight=share.signal(7).abs() * torch.tensor([[row.row not in WITHOUT_TEACHER] for row in share.rows]),
             view=KEPT,
         )
-    return [
-        OptimizerBatch(
-            rows=share.rows,
-            old_log_probs=share.padded(scores) + share.signal(10 + part, 0.1),
-            advantages=share.signal(20 + part),
-            response_mask=share.mask,
-            denominators=share.denominators,
+    batches = [
+        share.batch(
+            share.padded(scores) + share.signal(10 + part, 0.1),
+            share.signal(20 + part),
             reference_log_probs=None if reference is None else share.padded(reference),
             distillation=distillation,
         )
         for part in range(2)
     ]
+    outcome.metrics.append(actor.update(batches, step=step))
+    outcome.gradients.append(whole_gradients(actor))
+    actor.finish_step(step)
 
 
 def every_run(folder: Path, saved: Path) -> dict[str, Outcome]:
@@ -365,7 +323,7 @@ def every_run(folder: Path, saved: Path) -> dict[str, Outcome]:
 
 def critic_run(folder: Path, scenario: Scenario) -> Outcome:
     """As `actor_run`, for the critic."""
-    tree = {"fsdp.mp_param_dtype": "fp32", "optim.lr": "1e-3", **scenario.settings}
+    tree = {"optim.lr": "1e-3", **_EVERYWHERE, **scenario.settings}
     arguments = [f"worker.critic.{name}={value}" for name, value in tree.items()]
     config = load_config(["config=configs/microgeo/base.yaml", f"worker.actor.model.model_path={folder}", *arguments])
     processing = Processing(str(folder))
@@ -386,16 +344,3 @@ def critic_run(folder: Path, scenario: Scenario) -> Outcome:
     outcome.parameters = whole_parameters(critic)
     outcome.buffers = {name: buffer.clone() for name, buffer in critic.module.named_buffers()}
     return outcome
-
-
-def _picture(seed: int, size: tuple[int, int] = (64, 64)) -> Image.Image:
-    pixels = numpy.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=numpy.uint8)
-    return Image.fromarray(pixels)
-
-
-def _encoded(processing: Processing, text: str, *images: Image.Image) -> EncodedPrompt:
-    return processing.encode("<image>" * len(images) + text, processing.load_images(images))
-
-
-def _response(length: int, seed: int) -> tuple[int, ...]:
-    return tuple(numpy.random.default_rng(seed).integers(0, 256, length).tolist())

@@ -34,7 +34,6 @@ from cepo.metrics import Metrics, merge_metrics
 pytestmark = pytest.mark.heavy
 
 FOUR = pytest.mark.nightly("four processes on two cores take a minute")
-NUM_RANKS = (1, 2, pytest.param(4, marks=FOUR))
 SCENARIOS = (*ACTORS, *CRITICS)
 
 
@@ -85,6 +84,11 @@ def runs(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> R
     return Runs(tiny_model_folder, tmp_path_factory.mktemp("saved"))
 
 
+def differing(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> list[str]:
+    assert left.keys() == right.keys()
+    return [name for name in left if not torch.equal(left[name], right[name])]
+
+
 def gap(left: Mapping[Key, Tensor], right: Mapping[Key, Tensor]) -> float:
     """Length of the difference as a share of the length of `left`."""
     assert left.keys() == right.keys()
@@ -114,33 +118,31 @@ def assert_same_metrics(one: Metrics, many: Metrics) -> None:
 
 
 @on_ranks(*SCENARIOS)
-def test_scores_are_those_of_one_rank(runs: Runs, name: str, num_ranks: int) -> None:
-    one = runs.one(name)
+def test_scores_and_metrics_of_all_ranks_are_those_of_one(runs: Runs, name: str, num_ranks: int) -> None:
+    one, outcomes = runs.one(name), runs.of(num_ranks, name)
     assert one.scores
     for kind, scores in one.scores.items():
-        assert gap(scores, together(runs.of(num_ranks, name), kind)) < LOG_PROBS
+        assert gap(scores, together(outcomes, kind)) < LOG_PROBS
+    for step, metrics in enumerate(one.metrics):
+        assert_same_metrics(metrics, merge_metrics([outcome.metrics[step] for outcome in outcomes]))
 
 
 @on_ranks(*SCENARIOS)
 def test_ranks_have_the_gradients_of_one_rank(runs: Runs, name: str, num_ranks: int) -> None:
+    """Unsaved buffers are equal bit for bit."""
     one = runs.one(name)
+    assert gap(one.initial, one.parameters) > 1e-4
+    assert any("inv_freq" in buffer for buffer in one.buffers)
     for outcome in runs.of(num_ranks, name):
-        assert outcome.initial.keys() == one.initial.keys()
-        assert all(torch.equal(one.initial[weight], outcome.initial[weight]) for weight in one.initial)
+        assert differing(one.initial, outcome.initial) == differing(one.buffers, outcome.buffers) == []
         assert gap(one.gradients[0], outcome.gradients[0]) < GRADIENTS
         assert gap(one.parameters, outcome.parameters) < 1e-6
         # Adam gives small gradients whole steps, so rounding shows in what moved: still far below a step.
-        moved = {weight: one.parameters[weight] - one.initial[weight] for weight in one.initial}
-        also_moved = {weight: outcome.parameters[weight] - outcome.initial[weight] for weight in one.initial}
+        moved, also_moved = (
+            {weight: each.parameters[weight] - each.initial[weight] for weight in one.initial}
+            for each in (one, outcome)
+        )
         assert gap(moved, also_moved) < 1e-3
-        assert gap(one.initial, one.parameters) > 1e-4
-
-
-@on_ranks(*SCENARIOS)
-def test_merged_metrics_of_all_ranks_are_those_of_one_rank(runs: Runs, name: str, num_ranks: int) -> None:
-    outcomes = runs.of(num_ranks, name)
-    for step, metrics in enumerate(runs.one(name).metrics):
-        assert_same_metrics(metrics, merge_metrics([outcome.metrics[step] for outcome in outcomes]))
 
 
 @on_ranks(FROZEN_TOWER, ADAPTER, QLORA, numbers=(1, 2, 4))
@@ -153,9 +155,9 @@ def test_a_frozen_tower_encodes_an_image_once_on_its_rank(runs: Runs, name: str,
         assert counted == own  # though the rows pass for scores, for a teacher, and twice for the update
 
 
-@pytest.mark.parametrize("num_ranks", NUM_RANKS)
-def test_a_trained_tower_encodes_images_in_every_pass(runs: Runs, num_ranks: int) -> None:
-    for outcome in runs.of(num_ranks, ALL_WEIGHTS):
+@on_ranks(ALL_WEIGHTS, numbers=(1, 2, 4))
+def test_a_trained_tower_encodes_images_in_every_pass(runs: Runs, name: str, num_ranks: int) -> None:
+    for outcome in runs.of(num_ranks, name):
         for metrics in outcome.metrics:
             # Scores, a teacher's, two updates: at least one pass with a picture each.
             assert (metrics["work/pictures_encoded"].result or 0) >= 4
@@ -169,15 +171,6 @@ def test_every_rank_gets_all_weights_one_tensor_at_a_time(runs: Runs, name: str,
         assert gap(one.rollout, outcome.rollout) < 1e-6
         if name != ADAPTER:
             assert outcome.most_whole_weights == 1
-
-
-@on_ranks(*SCENARIOS)
-def test_unsaved_buffers_are_those_of_one_rank_bit_for_bit(runs: Runs, name: str, num_ranks: int) -> None:
-    one = runs.one(name)
-    assert any("inv_freq" in buffer for buffer in one.buffers)
-    for outcome in runs.of(num_ranks, name):
-        assert outcome.buffers.keys() == one.buffers.keys()
-        assert all(torch.equal(one.buffers[buffer], outcome.buffers[buffer]) for buffer in one.buffers)
 
 
 @on_ranks(*ACTORS, numbers=(1, 2, 4))

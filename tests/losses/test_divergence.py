@@ -60,35 +60,54 @@ def gradient(student: Tensor, teacher: Tensor, settings: DivergenceConfig, targe
     return leaf.grad
 
 
+FOUR, OTHER_FOUR = [1 / 8, 1 / 2, 1 / 4, 1 / 8], [1 / 2, 1 / 4, 1 / 8, 1 / 8]
+HALF, ODDS = [0.5, 0.5], [0.75, 0.25]
+TOP_1 = with_(FORWARD, support="topk", topk=1)
+ENTRY_CLIP = with_(FORWARD, clip=0.05, clip_mode="vocab_entry")
+
+
 @pytest.mark.parametrize(
-    ("settings", "expected"),
+    ("settings", "student", "teacher", "expected"),
     [
-        (FORWARD, 0.75 * math.log(1.5) + 0.25 * math.log(0.5)),  # 0.1308
-        (REVERSE, 0.5 * math.log(4 / 3)),  # 0.1438
-        (JSD, 0.375 * math.log(6 / 5) + 0.125 * math.log(2 / 3) + 0.25 * math.log(4 / 5) + 0.25 * math.log(4 / 3)),
+        (FORWARD, HALF, ODDS, 0.75 * math.log(1.5) + 0.25 * math.log(0.5)),  # 0.1308
+        (REVERSE, HALF, ODDS, 0.5 * math.log(4 / 3)),  # 0.1438
+        (
+            JSD,
+            HALF,
+            ODDS,
+            0.375 * math.log(6 / 5) + 0.125 * math.log(2 / 3) + 0.25 * math.log(4 / 5) + 0.25 * math.log(4 / 3),
+        ),
         (
             with_(JSD, jsd_weight=0.25),  # M = (9/16, 7/16)
+            HALF,
+            ODDS,
             0.25 * (0.75 * math.log(4 / 3) + 0.25 * math.log(4 / 7)) + 0.375 * (math.log(8 / 9) + math.log(8 / 7)),
         ),
-        (SAMPLED, math.log(2 / 3) * math.log(1 / 2)),  # the target is entry 0
+        (SAMPLED, HALF, ODDS, math.log(2 / 3) * math.log(1 / 2)),  # the target is entry 0
+        # Entry 1 and the rest: (1/4, 3/4) and (1/2, 1/2). Entry 0 and the rest: (1/2, 1/2) and (1/8, 7/8).
+        (with_(TOP_1, topk_from="student"), FOUR, OTHER_FOUR, 0.25 * math.log(0.5) + 0.75 * math.log(1.5)),
+        (with_(TOP_1, topk_from="teacher"), FOUR, OTHER_FOUR, 0.5 * math.log(16 / 7)),
+        # Clips bound tokens, entries and coefficients from above.
+        (with_(FORWARD, clip=0.1), HALF, ODDS, 0.1),
+        (with_(FORWARD, clip=0.1), [0.7, 0.3], ODDS, 0.75 * math.log(0.75 / 0.7) + 0.25 * math.log(0.25 / 0.3)),
+        # Entries 0.75 log 1.5 = 0.304, bounded to 0.05, and 0.25 log 0.5 = -0.173, which is not: the sum is negative.
+        (ENTRY_CLIP, HALF, ODDS, 0.05 + 0.25 * math.log(0.5)),
+        # Both sides' entries are added first: 0.0126, and 0.125 log(2/3) + 0.25 log(4/3) = 0.0212, which is bounded.
+        (
+            with_(JSD, clip=0.02, clip_mode="vocab_entry"),
+            HALF,
+            ODDS,
+            0.375 * math.log(6 / 5) + 0.25 * math.log(4 / 5) + 0.02,
+        ),
+        # log P_S - log P_T = log 4 at the target, bounded to 0.5; log P_S = log 0.8. There is no bound below.
+        (with_(SAMPLED, clip=0.5), [0.8, 0.2], [0.2, 0.8], 0.5 * math.log(0.8)),
+        (with_(SAMPLED, clip=0.5), [0.2, 0.8], [0.8, 0.2], math.log(0.25) * math.log(0.2)),
     ],
 )
-def test_each_kind_has_its_value_worked_out_by_hand(settings: DivergenceConfig, expected: float) -> None:
-    """The odds are 3 to 1 and 1 to 1."""
-    assert of_probabilities([0.5, 0.5], [0.75, 0.25], settings) == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("topk_from", "expected"),
-    [
-        ("student", 0.25 * math.log(0.5) + 0.75 * math.log(1.5)),  # entry 1 and the rest: (1/4, 3/4) and (1/2, 1/2)
-        ("teacher", 0.5 * math.log(16 / 7)),  # entry 0 and the rest: (1/2, 1/2) and (1/8, 7/8)
-    ],
-)
-def test_top_1_of_four_compares_one_entry_and_a_bucket_of_three(topk_from: str, expected: float) -> None:
-    settings = with_(FORWARD, support="topk", topk=1, topk_from=topk_from)
-    found = of_probabilities([1 / 8, 1 / 2, 1 / 4, 1 / 8], [1 / 2, 1 / 4, 1 / 8, 1 / 8], settings)
-    assert found == pytest.approx(expected, rel=1e-12)
+def test_kinds_top_1_and_clips_are_worked_out_by_hand(
+    settings: DivergenceConfig, student: list[float], teacher: list[float], expected: float
+) -> None:
+    assert of_probabilities(student, teacher, settings) == pytest.approx(expected, rel=1e-12)
 
 
 @given(seed=st.integers(0, 10_000), temperature=st.floats(0.3, 2.0))
@@ -196,35 +215,6 @@ def test_a_bucket_of_mass_1e_minus_13_keeps_6_digits_in_float32() -> None:
     torch.testing.assert_close(single.double()[0, 1:], exact[0, 1:], rtol=1e-5, atol=0)
 
 
-HALF, ODDS = [0.5, 0.5], [0.75, 0.25]
-ENTRY_CLIP = with_(FORWARD, clip=0.05, clip_mode="vocab_entry")
-
-
-@pytest.mark.parametrize(
-    ("settings", "student", "teacher", "expected"),
-    [
-        (with_(FORWARD, clip=0.1), HALF, ODDS, 0.1),
-        (with_(FORWARD, clip=0.1), [0.7, 0.3], ODDS, 0.75 * math.log(0.75 / 0.7) + 0.25 * math.log(0.25 / 0.3)),
-        # Entries 0.75 log 1.5 = 0.304, bounded to 0.05, and 0.25 log 0.5 = -0.173, which is not: the sum is negative.
-        (ENTRY_CLIP, HALF, ODDS, 0.05 + 0.25 * math.log(0.5)),
-        # Both sides' entries are added first: 0.0126, and 0.125 log(2/3) + 0.25 log(4/3) = 0.0212, which is bounded.
-        (
-            with_(JSD, clip=0.02, clip_mode="vocab_entry"),
-            HALF,
-            ODDS,
-            0.375 * math.log(6 / 5) + 0.25 * math.log(4 / 5) + 0.02,
-        ),
-        # log P_S - log P_T = log 4 at the target, bounded to 0.5; log P_S = log 0.8. There is no bound below.
-        (with_(SAMPLED, clip=0.5), [0.8, 0.2], [0.2, 0.8], 0.5 * math.log(0.8)),
-        (with_(SAMPLED, clip=0.5), [0.2, 0.8], [0.8, 0.2], math.log(0.25) * math.log(0.2)),
-    ],
-)
-def test_clips_bound_tokens_entries_and_coefficients_from_above(
-    settings: DivergenceConfig, student: list[float], teacher: list[float], expected: float
-) -> None:
-    assert of_probabilities(student, teacher, settings) == pytest.approx(expected, rel=1e-12)
-
-
 def test_what_is_clipped_has_no_gradient() -> None:
     student, teacher = (torch.tensor(rows, dtype=torch.float64).log() for rows in ([HALF, [0.7, 0.3]], [ODDS, ODDS]))
     of_tokens = gradient(student, teacher, with_(FORWARD, clip=0.1))
@@ -287,13 +277,10 @@ def test_metrics_count_tokens_with_a_weight_only() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [("kind", "jd"), ("jsd_weight", 0.0), ("jsd_weight", 1.0), ("support", "top_k"), ("topk", 0), ("topk_from", "both"),
-     ("clip", 0.0), ("clip_mode", "vocab"), ("importance_clip", -1.0)],
+     ("clip", 0.0), ("clip_mode", "vocab"), ("importance_clip", -1.0), ("support", "sampled")],
 )  # fmt: skip
 def test_a_value_outside_its_range_is_refused_with_its_name(key: str, value: object) -> None:
-    with pytest.raises(ValidationError, match=rf"DivergenceConfig\n{key}\n"):
+    """Reverse KL alone can be sampled."""
+    words = "support is sampled with kind forward_kl" if value == "sampled" else rf"DivergenceConfig\n{key}\n"
+    with pytest.raises(ValidationError, match=words):
         with_(FORWARD, **{key: value})
-
-
-def test_the_sampled_token_serves_reverse_kl_alone() -> None:
-    with pytest.raises(ValidationError, match="support is sampled with kind forward_kl"):
-        with_(FORWARD, support="sampled")

@@ -12,13 +12,16 @@ from torch import Tensor
 from cepo.config import check_config, load_config
 from cepo.errors import ConfigError
 from cepo.losses.objective import (
+    ClipRange,
+    LossDenominators,
     ObjectiveSettings,
     ObjectiveTerms,
+    PolicyLossSettings,
+    RolloutCorrection,
     agreement_metrics,
     objective,
     step_metrics,
 )
-from cepo.losses.policy import ClipRange, LossDenominators, PolicyLossSettings, RolloutCorrection
 from cepo.metrics import merge_metrics, results
 from cepo.types import DivergenceConfig
 from cepo.workers.worker import objective_settings
@@ -152,25 +155,27 @@ def test_a_kl_that_is_off_or_in_the_reward_adds_no_loss(disabled: str, in_loss: 
     assert objective_settings(config.worker.actor, config.algorithm).kl_coefficient == 0.0
 
 
-@pytest.mark.parametrize(("kind", "weights"), [("none", (1.0, 1.0)), ("truncate", (1.5, 0.5)), ("mask", (0.0, 0.0))])
-def test_tokens_weigh_what_trainer_and_engine_disagree_about(kind: str, weights: tuple[float, float]) -> None:
-    """The trainer's probability is 4 times, and half of, the engine's; the threshold is 1.5, and 2 / 3 below."""
-    settings = ObjectiveSettings(policy=PolicyLossSettings(correction=RolloutCorrection(kind, 1.5)))
+@pytest.mark.parametrize(
+    ("kind", "threshold", "weights"),
+    [
+        ("none", 1.5, (1.0, 1.0)),
+        ("truncate", 1.5, (1.5, 0.5)),
+        ("mask", 1.5, (0.0, 0.0)),  # below, the bound is 2 / 3
+        ("mask", 2.0, (0.0, 0.5)),
+        ("mask", 4.0, (4.0, 0.5)),
+    ],
+)
+def test_tokens_weigh_what_trainer_and_engine_disagree_about(
+    kind: str, threshold: float, weights: tuple[float, float]
+) -> None:
+    """The trainer's probability is 4 times, and half of, the engine's."""
+    settings = ObjectiveSettings(policy=PolicyLossSettings(correction=RolloutCorrection(kind, threshold)))
     now, sampled = log_probs(-LOG2, -2 * LOG2), torch.tensor([[-3 * LOG2, -LOG2, 0.0]])
     loss, metrics = objective(now, terms(sampled_log_probs=sampled), settings)
     assert loss.item() == pytest.approx(0.5 * -2 * weights[0] + 0.25 * weights[1])
     assert gradient(loss, now) == pytest.approx([-1.0 * weights[0], 0.25 * weights[1], 0.0])
     found = metrics.get("rollout/is_weight")
     assert (None if found is None else found.result) == (None if kind == "none" else pytest.approx(sum(weights) / 2))
-
-
-@pytest.mark.parametrize(("threshold", "weight_of_4"), [(5.0, 4.0), (4.0, 4.0), (2.0, 0.0)])
-def test_a_masked_weight_up_to_the_threshold_is_the_ratio(threshold: float, weight_of_4: float) -> None:
-    """A ratio of 4 counts up to a threshold of 4, one of 1/2 down to the threshold 2."""
-    settings = ObjectiveSettings(policy=PolicyLossSettings(correction=RolloutCorrection("mask", threshold)))
-    now, sampled = log_probs(-LOG2, -2 * LOG2), torch.tensor([[-3 * LOG2, -LOG2, 0.0]])
-    loss, _ = objective(now, terms(sampled_log_probs=sampled), settings)
-    assert loss.item() == pytest.approx(0.5 * -2 * weight_of_4 + 0.25 * 0.5)
 
 
 def test_the_defaults_of_losses_are_those_of_the_configuration() -> None:

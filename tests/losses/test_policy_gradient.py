@@ -6,20 +6,22 @@ import math
 
 import pytest
 import torch
-from factories import outcome_rewards, response_mask
+from factories import log_probs_like, outcome_rewards, response_mask
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from cepo.algorithms import build_estimator
-from cepo.losses.objective import ObjectiveSettings, step_metrics
-from cepo.losses.policy import (
+from cepo.losses.objective import (
     AGGREGATIONS,
+    LOSS_TYPES,
     ClipRange,
     LossDenominators,
+    ObjectiveSettings,
     PolicyLossSettings,
     policy_loss,
     policy_metrics,
+    step_metrics,
     token_weights,
 )
 from cepo.metrics import merge_metrics, results
@@ -138,47 +140,34 @@ def test_weights_of_each_aggregation_are_worked_out_by_hand() -> None:
         torch.testing.assert_close(token_weights(mask, name, denominators), torch.tensor(weights))
 
 
-def gradient_of_rows(
-    rows: list[int], parameter: Tensor, case: dict[str, Tensor], aggregation: str
-) -> tuple[float, Tensor]:
-    """Loss and gradient of a linear model, summed over micro-batches of one row each."""
-    weight = parameter.clone().requires_grad_()
-    mask = case["mask"]
-    denominators = LossDenominators(int(mask.sum()), len(mask), 2 * mask.shape[1])
-    total = 0.0
-    for row in rows:
-        part = {name: tensor[[row]] for name, tensor in case.items()}
-        log_probs = sampled_log_probs(part["features"] @ weight, part["tokens"], 0.8)
-        losses = clipped_loss(log_probs, part["old"], part["advantages"])
-        loss = (losses * token_weights(part["mask"], aggregation, denominators)).sum()
-        loss.backward()
-        total += float(loss.detach())
-    assert weight.grad is not None
-    return total, weight.grad
-
-
-def linear_case(seed: int, rows: int) -> tuple[Tensor, dict[str, Tensor]]:
-    generator = torch.Generator().manual_seed(seed)
-    mask = response_mask([1 + (5 * row) % 7 for row in range(rows)], width=7)
-    parameter = torch.randn(5, VOCABULARY, generator=generator)
-    features = torch.randn(rows, 7, 5, generator=generator)
-    tokens = torch.randint(VOCABULARY, (rows, 7), generator=generator)
-    old = sampled_log_probs(features @ parameter, tokens, 0.8)
-    return parameter, {
-        "features": features,
-        "tokens": tokens,
-        "old": old + 0.3 * torch.randn(rows, 7, generator=generator),
-        "advantages": torch.randn(rows, 7, generator=generator).where(mask, 0.0),
-        "mask": mask,
-    }
-
-
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@given(seed=st.integers(0, 10_000), dead=st.sets(st.integers(0, 5), min_size=1, max_size=5))
-def test_leaving_out_rows_without_advantage_is_the_dense_loss(aggregation: str, seed: int, dead: set[int]) -> None:
-    parameter, case = linear_case(seed, rows=6)
-    case["advantages"][sorted(dead)] = 0.0
-    one_by_one = gradient_of_rows(list(range(6)), parameter, case, aggregation)
-    without_dead = gradient_of_rows([row for row in range(6) if row not in dead], parameter, case, aggregation)
-    assert without_dead[0] == one_by_one[0]
-    assert torch.equal(without_dead[1], one_by_one[1])
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@given(seed=st.integers(0, 10_000), dead=st.sets(st.integers(0, 3), min_size=1, max_size=3))
+def test_losses_depend_on_no_micro_batch_padding_or_dead_row(
+    loss_type: str, aggregation: str, seed: int, dead: set[int]
+) -> None:
+    """Leaving out rows without advantage changes no bit."""
+    log_probs, old = log_probs_like((2, 4, 6), seed, scale=0.3)
+    advantages = torch.tensor([0.9, -0.9, 0.4, -1.3], dtype=torch.float64).unsqueeze(1).repeat(1, 6)
+    advantages[sorted(dead)] = 0.0
+
+    def total(parts: list[list[int]], padding: int = 0) -> tuple[Tensor, Tensor]:
+        leaf = log_probs.clone().requires_grad_()
+        loss = torch.zeros((), dtype=torch.float64)
+        for rows in parts:
+            mask = response_mask([LENGTHS[row] for row in rows], 6 + padding)
+            padded = [
+                torch.nn.functional.pad(tensor[rows], (0, padding), value=-7.0) for tensor in (leaf, old, advantages)
+            ]
+            weights = token_weights(mask, aggregation, LossDenominators(16, 4, 6)).double()
+            losses = policy_loss(loss_type, *padded, mask, PolicyLossSettings(clip=CLIP))
+            loss = loss + (losses * weights).sum()
+        (gradient,) = torch.autograd.grad(loss, leaf)
+        return loss.detach(), gradient
+
+    whole, one_by_one = total([[0, 1, 2, 3]]), total([[0], [1], [2], [3]])
+    for found in (one_by_one, total([[3, 1], [0, 2]]), total([[0, 1, 2, 3]], padding=5)):
+        for one, other in zip(found, whole, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-12)
+    without_dead = total([[row] for row in range(4) if row not in dead])
+    assert all(torch.equal(one, other) for one, other in zip(without_dead, one_by_one, strict=True))

@@ -53,7 +53,7 @@ def test_a_teacher_in_the_students_context_has_no_evidence(train: Train, tmp_pat
 
 @pytest.mark.heavy
 def test_teacher_sequences_hold_hint_and_response_in_place(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    import cepo.workers.passes as passes_module
+    import cepo.workers.trained as trained_module
 
     seen: list[tuple[list[ScoringRow], Any]] = []
 
@@ -61,8 +61,8 @@ def test_teacher_sequences_hold_hint_and_response_in_place(train: Train, monkeyp
         seen.append((list(rows), collate(rows, **settings)))
         return seen[-1][1]
 
-    collate = passes_module.collate
-    monkeypatch.setattr(passes_module, "collate", recorded)
+    collate = trained_module.collate
+    monkeypatch.setattr(trained_module, "collate", recorded)
     # Padded rows can be read off one by one.
     finished = train(*TWO_TEACHERS, "trainer.max_steps=1", "worker.actor.padding_free=false")
     processing = finished.trainer.processing

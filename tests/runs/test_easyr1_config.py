@@ -11,7 +11,7 @@ from easyr1_yaml import LORA_SCRIPT, easyr1s_file
 from tiny_checkpoints import VISION_FAMILIES, write_checkpoint
 from training_runs import json_lines, run
 
-from cepo.workers.optimizing import CompensatedAdamW
+from cepo.workers.trained import CompensatedAdamW
 
 OURS = [
     "data.max_response_length=8",

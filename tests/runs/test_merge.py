@@ -67,7 +67,7 @@ def merge(*arguments: object) -> int:
 def trained_logits(finished: FinishedRun, row: ScoringRow) -> Tensor:
     """(response length, V) of the run's own worker, adapter apart and shards gathered as they were in training."""
     module = finished.actor.module.eval()
-    _, (states,) = module(finished.actor.passes.collate(RankPass(indices=[0], rows=[row])))
+    _, (states,) = module(finished.actor.collate(RankPass(indices=[0], rows=[row])))
     reshard(module)
     return states.float() @ whole(module.base.lm_head.weight).float().T
 

@@ -27,8 +27,7 @@ from cepo.algorithms.settings import DivergenceConfig, TeacherConfig
 from cepo.data.batch import OWN_VIEW, DistillationRows
 from cepo.models.processing import Processing
 from cepo.trainer.loop import Trainer
-from cepo.workers.actor import Actor
-from cepo.workers.swapping import TeacherWeights
+from cepo.workers.actor import Actor, TeacherWeights
 
 pytestmark = pytest.mark.heavy
 ONE_STEP = "trainer.max_steps=1"

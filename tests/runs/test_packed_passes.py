@@ -28,58 +28,49 @@ from cepo.models.processing import Processing
 from cepo.trainer.loop import Trainer
 from cepo.trainer.planning import View, student_rows
 from cepo.workers.actor import Actor
-from cepo.workers.passes import collate_packed, forest_of
+from cepo.workers.passes import forest_of
+from cepo.workers.scoring_model import collate_packed
 
 BuildActor = Callable[..., Actor]
 HINTS = ("", "\nHere is a sample answer: 3", "\nHere is a sample answer: 47 degrees")
 
 
-def group(
-    processing: Processing, question: str, pictures: Sequence[Any], *, num_contexts: int, size: int, seed: int
-) -> list[ScoringRow]:
-    """Each of `size` ragged responses behind each context."""
-    images = processing.load_images(list(pictures))
-    lengths = torch.randint(1, 40, (size,), generator=torch.Generator().manual_seed(seed)).tolist()
-    return [
-        ScoringRow(
-            context=processing.encode("<image>" * len(pictures) + question + hint, images),
-            response_ids=random_response(length, seed=100 * seed + number),
-        )
-        for hint in HINTS[:num_contexts]
-        for number, length in enumerate(lengths)
-    ]
-
-
 def mixed_rows(processing: Processing, *, num_contexts: int, size: int) -> list[ScoringRow]:
-    """Groups with no picture, one, two of other sizes, and one with another picture under the same words."""
-    question = "Find x in this figure, please, and say why."
-    return [
-        *group(processing, "What is 2 + 3, and why is it not 6?", [], num_contexts=num_contexts, size=size, seed=1),
-        *group(processing, question, [picture(1)], num_contexts=num_contexts, size=size, seed=2),
-        *group(processing, question, [picture(2)], num_contexts=num_contexts, size=size, seed=3),
-        *group(processing, question, [picture(3, (96, 64)), picture(4, (128, 96))],
-               num_contexts=num_contexts, size=size, seed=4),
-    ]  # fmt: skip
+    """`size` ragged responses behind each context of 4 prompts.
+
+    They have no picture, one, two of other sizes, and another picture under the same words.
+    """
+    question, rows = "Find x in this figure, please, and say why.", []
+    for seed, text, pictures in (
+        (1, "What is 2 + 3, and why is it not 6?", []),
+        (2, question, [picture(1)]),
+        (3, question, [picture(2)]),
+        (4, question, [picture(3, (96, 64)), picture(4, (128, 96))]),
+    ):
+        images = processing.load_images(pictures)
+        lengths = torch.randint(1, 40, (size,), generator=torch.Generator().manual_seed(seed)).tolist()
+        for hint in HINTS[:num_contexts]:
+            context = processing.encode("<image>" * len(pictures) + text + hint, images)
+            rows += [
+                ScoringRow(context=context, response_ids=random_response(length, seed=100 * seed + number))
+                for number, length in enumerate(lengths)
+            ]
+    return rows
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     "settings",
-    [
-        pytest.param({"enable_gradient_checkpointing": "true"}, id="all weights, the vision tower too"),
-        pytest.param({"enable_gradient_checkpointing": "false"}, id="without recomputation"),
-        pytest.param({"enable_gradient_checkpointing": "true", "freeze_vision_tower": "true"}, id="frozen tower"),
-        pytest.param({"enable_gradient_checkpointing": "true", "lora__rank": "4"}, id="adapter"),
-    ],
+    [{}, {"enable_gradient_checkpointing": "false"}, {"freeze_vision_tower": "true"}, {"lora__rank": "4"}],
+    ids=["all weights, the vision tower too", "without recomputation", "frozen tower", "adapter"],
 )
 def test_packed_gradients_are_the_padded_ones_to_1e_minus_5(
     build_actor: BuildActor, tiny_processing: Processing, settings: dict[str, str]
 ) -> None:
-    model = {f"model__{name}": value for name, value in settings.items()}
-    actors = [build_actor(padding_free=each, max_grad_norm="1e9", **model) for each in ("true", "false")]
-    rows = mixed_rows(tiny_processing, num_contexts=2, size=2)
-    found = []
-    for actor in actors:
+    model = {f"model__{name}": value for name, value in ({"enable_gradient_checkpointing": "true"} | settings).items()}
+    rows, found = mixed_rows(tiny_processing, num_contexts=2, size=2), []
+    for packed in ("true", "false"):
+        actor = build_actor(padding_free=packed, max_grad_norm="1e9", **model)
         if "lora__rank" in settings:
             _draw_adapter(actor)
         old = [torch.full((len(row.response_ids),), -5.5) for row in rows]
@@ -105,7 +96,7 @@ def test_packed_log_probs_are_the_padded_ones_in_any_cut(build_actor: BuildActor
     rows = mixed_rows(tiny_processing, num_contexts=3, size=5)
     whole_pass = actor.score(rows)
     assert largest_gap(whole_pass, padded.score(rows)) < LOG_PROBS
-    metrics = actor.passes.metrics()
+    metrics = actor.token_metrics()
     asked, computed = sum(row.num_tokens for row in rows), forest_of(rows, tiny_processing).num_tokens
     assert metrics["work/tokens_computed"].result == computed < 0.5 * asked
     assert metrics["work/tokens_saved"].result == pytest.approx(1 - computed / asked)
@@ -119,9 +110,9 @@ def test_packed_log_probs_are_the_padded_ones_in_any_cut(build_actor: BuildActor
         **{**vars(actor._config), "micro_batch_size_per_device_for_experience": 1}
     )
     assert largest_gap(actor.score(rows), whole_pass) < LOG_PROBS
-    actor.passes.metrics()
+    actor.token_metrics()
     actor.score(rows[:1])
-    assert actor.passes.metrics()["work/tokens_computed"].result == rows[0].num_tokens - 1, "those since the last call"
+    assert actor.token_metrics()["work/tokens_computed"].result == rows[0].num_tokens - 1, "those since the last call"
 
 
 def test_equal_images_in_two_objects_are_encoded_once(tiny_processing: Processing) -> None:
@@ -129,7 +120,7 @@ def test_equal_images_in_two_objects_are_encoded_once(tiny_processing: Processin
     rows = [ScoringRow(context=context, response_ids=(5, 6, 7)) for context in (one, other)]
     forest = forest_of(rows, tiny_processing)
     batch = collate_packed(rows, forest, processing=tiny_processing, device=torch.device("cpu"))
-    assert batch.image_order == (0,)
+    assert [unit for _, unit in batch.image_order] == [0]
     assert batch.input_ids.numel() == len(one.token_ids) + 2 * 2
 
 

@@ -26,7 +26,7 @@ from cepo.models.quantization import dequantised, quantised_weights
 from cepo.rollout.generator import FullWeights
 from cepo.sizing import bytes_in_4_bits
 from cepo.workers.actor import Actor
-from cepo.workers.passes import RankPass
+from cepo.workers.passes import RankPass, forest_of
 
 pytestmark = pytest.mark.heavy
 
@@ -134,7 +134,8 @@ def test_only_the_adapter_is_trained_and_the_engine_follows(trained: Trained) ->
 def test_a_pass_with_gradient_scores_as_one_without(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
     actor = build_actor(model__lora__rank=4, model__lora__quantization="nf4")
     scores = torch.cat(actor.score(rows))
-    log_probs, _ = actor.module.train()(actor.passes.collate(RankPass(indices=[*range(len(rows))], rows=list(rows))))
+    whole = RankPass(indices=[*range(len(rows))], rows=rows, forest=forest_of(rows, actor._processing))
+    log_probs, _ = actor.module.train()(actor.collate(whole))
     torch.testing.assert_close(log_probs.detach(), scores, rtol=0, atol=LOG_PROBS)
     log_probs.sum().backward()
     gradients = {name for name, weight in actor.module.named_parameters() if weight.grad is not None}

@@ -21,8 +21,8 @@ from cepo.models.processing import Processing
 from cepo.models.segments import ATTENTION_NAME, SegmentLayout, segment_attention
 from cepo.rollout.generator import SamplingSettings
 from cepo.workers.actor import Actor
-from cepo.workers.passes import collate_packed, forest_of
-from cepo.workers.scoring_model import CollatedRows, collate
+from cepo.workers.passes import forest_of
+from cepo.workers.scoring_model import CollatedRows, collate, collate_packed
 
 pytestmark = pytest.mark.heavy
 

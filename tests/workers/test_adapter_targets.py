@@ -30,19 +30,16 @@ def test_names_and_ends_of_paths_fit(names: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "excluded", "parts"),
+    ("name", "excluded", "words"),
     [
-        (["q_proj", "q_prj"], None, ["'q_prj' fits no layer", "Did you mean 'q_proj'?", "linear layers: q_proj, qkv"]),
+        ("q_prj", None, r"'q_prj' fits no layer.*Did you mean 'q_proj'\?.* linear layers: q_proj, qkv"),
         (
-            ["qkv"],
+            "qkv",
             ".*visual.*",
-            ["'qkv' fits no layer of this model outside of exclude_modules '.*visual.*'", "layers: q_proj;"],
+            r"'qkv' fits no layer of this model outside of exclude_modules '\.\*visual.*layers: q_proj;",
         ),
     ],
 )
-def test_a_name_that_fits_nothing_is_refused_with_the_layers(
-    names: list[str], excluded: str | None, parts: list[str]
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        require_targets(_Model(), names, excluded=excluded)
-    assert [part for part in parts if part not in str(caught.value)] == []
+def test_a_name_that_fits_nothing_is_refused_with_the_layers(name: str, excluded: str | None, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        require_targets(_Model(), ["q_proj", name], excluded=excluded)

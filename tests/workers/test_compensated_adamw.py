@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from cepo.config.schema import OptimConfig
-from cepo.workers.optimizing import CompensatedAdamW, build_optimizer
+from cepo.workers.trained import CompensatedAdamW, build_optimizer
 
 
 def trained(kind: type, start: Tensor, gradients: list[Tensor], **settings: float) -> Tensor:
@@ -65,27 +65,24 @@ def test_a_variance_falls_once_gradients_are_small() -> None:
 
 
 def test_a_restored_state_takes_the_same_next_step() -> None:
-    def model() -> tuple[nn.Linear, torch.optim.Optimizer]:
-        torch.manual_seed(3)
-        module = nn.Linear(4, 4, bias=False).bfloat16()
-        return module, build_optimizer(module, OptimConfig(lr=1e-4, strategy="adamw_bf16"))
+    torch.manual_seed(3)
+    module, other = (nn.Linear(4, 4, bias=False).bfloat16() for _ in range(2))
+    optimizer, restored = (
+        build_optimizer(each, OptimConfig(lr=1e-4, strategy="adamw_bf16")) for each in (module, other)
+    )
+    assert isinstance(optimizer, CompensatedAdamW)
 
-    def step(module: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
-        for parameter in module.parameters():
-            parameter.grad = torch.randn(4, 4, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    def step(module: nn.Linear, optimizer: torch.optim.Optimizer, seed: int) -> None:
+        module.weight.grad = torch.randn(4, 4, generator=torch.Generator().manual_seed(seed)).bfloat16()
         optimizer.step()
 
-    module, optimizer = model()
-    assert isinstance(optimizer, CompensatedAdamW)
     for seed in range(3):
         step(module, optimizer, seed)
-    weights, states = get_state_dict(module, optimizer)
-    weights = copy.deepcopy(weights)
-    other, restored = model()
+    weights, states = copy.deepcopy(get_state_dict(module, optimizer))
     set_state_dict(other, restored, model_state_dict=weights, optim_state_dict=states)
     kept, again = optimizer.state[module.weight], restored.state[other.weight]
     assert {name: value.dtype for name, value in again.items()} == {name: value.dtype for name, value in kept.items()}
     step(module, optimizer, 9)
     step(other, restored, 9)
     assert torch.equal(module.weight, other.weight)
-    assert torch.equal(optimizer.state[module.weight]["compensation"], restored.state[other.weight]["compensation"])
+    assert torch.equal(kept["compensation"], again["compensation"])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any, cast
 
 import pytest
 import torch
+from factories import rollouts_of
 from generator_cases import picture
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,15 +18,12 @@ from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
-from cepo.rollout.generator import Generation
 from cepo.runtime.dispatch import Assignment, split_batches
-from cepo.trainer.asking import Rollouts
 from cepo.trainer.planning import ScoringPlan
 from cepo.trainer.scoring import ScoredBatch, actor_batches
 from cepo.types import TokenSignal
-from cepo.workers.forest import families, pack_rows
-from cepo.workers.passes import by_length, collate_packed, forest_of, padded_batches
-from cepo.workers.scoring_model import CollatedRows, collate
+from cepo.workers.passes import by_length, families, forest_of, pack_rows, padded_batches
+from cepo.workers.scoring_model import CollatedRows, collate, collate_packed
 
 CPU = torch.device("cpu")
 QUESTIONS = (
@@ -80,14 +77,12 @@ def rows_of(contexts: Contexts, places: list[tuple[int, int, tuple[int, ...]]]) 
 
 def image_of_token(batch: CollatedRows, processing: Processing) -> dict[int, tuple[str, int, int]]:
     """For each place in the flattened input with a placeholder: the image's content, its number, the feature's number."""
-    units: list[tuple[str, int]] = []
-    sizes: list[int] = []
-    for key, images in batch.images.by_key().items() if batch.images else ():
-        units += [(key, number) for number in range(images.num_units)]
-        sizes += (images.grid.prod(dim=1) // 4).tolist()  # 2 x 2 patches are merged
+    sizes = {key: images.grid.prod(dim=1) // 4 for key, images in batch.images.items()}  # 2 x 2 patches are merged
     flat = batch.input_ids.flatten().tolist()
     holders = iter([place for place, token in enumerate(flat) if token == processing.image_token_id])
-    found = {next(holders): (*units[unit], each) for unit in batch.image_order for each in range(sizes[unit])}
+    found = {
+        next(holders): (key, unit, each) for key, unit in batch.image_order for each in range(int(sizes[key][unit]))
+    }
     assert next(holders, None) is None, "a placeholder has no image"
     return found
 
@@ -175,17 +170,8 @@ def test_optimizer_batches_have_each_live_row_once_an_epoch(
     live = torch.tensor(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)))
     prompt = EncodedPrompt(token_ids=(1, 2), engine_ids=(1, 2), images=None)
     ragged = [length + number % 2 for length in lengths for number in range(group_size)]
-    rollouts = Rollouts(
-        step=0,
-        problems=cast("Any", [None] * len(lengths)),
-        prompts=[prompt] * len(lengths),
-        generations=[
-            Generation(response_ids=(3,) * each, log_probs=(-1.0 - row,) * each, finished=True)
-            for row, each in enumerate(ragged)
-        ],
-        responses=[""] * count,
-        scores=[{"overall": 0.0}] * count,
-        correct=torch.zeros(count, dtype=torch.bool),
+    rollouts = rollouts_of(
+        [(3,) * each for each in ragged], problems=[None] * len(lengths), prompts=[prompt] * len(lengths)
     )
     marks = torch.arange(1.0, count + 1).unsqueeze(1) * rollouts.response_mask
     plan = ScoringPlan(

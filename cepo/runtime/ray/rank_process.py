@@ -102,7 +102,7 @@ class RankProcess:
         disable_progress_bar()  # a log file ends with the last messages
         processing = load_processing(settings.actor.model, data)
         require_memory(memory, settings.rollout, this_device())
-        self._worker = Worker(settings, facts, processing)
+        self._worker = Worker(facts, processing)
         self._receiver, reads = _receiver(data, probe, processing)
         return self._worker.generator_name, reads
 
