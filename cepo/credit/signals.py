@@ -16,8 +16,7 @@ from cepo.credit.truth import Numbers, Truth
 from cepo.data.batch import ScoringRow
 from cepo.data.contexts import ContextBuilder
 from cepo.trainer.asking import Rollouts
-from cepo.trainer.planning import ScoringPlan, make_plan, rollout_groups
-from cepo.trainer.scoring import ScoredBatch, with_scored
+from cepo.trainer.planning import ScoredBatch, ScoringPlan, make_plan, rollout_groups, with_scored
 from cepo.types import TokenSignal
 
 FIRST_STEP = 0

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import EngineError
-from cepo.metrics import Metrics, fraction, max_value, sum_value
+from cepo.metrics import Metric, Metrics, fraction, max_value, sum_value
 from cepo.trainer.asking import Rollouts
-from cepo.trainer.scoring import ScoredBatch
+from cepo.trainer.planning import ScoredBatch
 from cepo.types import TokenSignal
 
 logger = logging.getLogger(__name__)
@@ -99,8 +99,9 @@ class Health:
                 "responses have no answer)"
             )
 
-    def count_missing_answers(self, num_missing: int, num_responses: int) -> None:
+    def count_missing_answers(self, missing: Metric) -> None:
         """Warns once, at the first step in which most responses have no final answer to use as a reference."""
+        num_missing, num_responses = round(missing.value), round(missing.weight)
         if self._has_missed_answers or 2 * num_missing <= num_responses:
             return
         self._has_missed_answers = True

@@ -17,8 +17,8 @@ from cepo.data.batch import OWN_VIEW, RowName, ScoringRow
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem, ProblemSet
 from cepo.data.mixing import MixedProblems
-from cepo.losses.objective import kl_penalty
-from cepo.metrics import Metrics, merge_metrics, results, sum_value
+from cepo.losses.objective import adapted_coefficient, agreement_metrics, kl_penalty
+from cepo.metrics import Metrics, mean_of, mean_value, merge_metrics, results, sum_value
 from cepo.models.processing import Processing
 from cepo.progress import StageClock, phase
 from cepo.rewards.pool import RewardPool
@@ -26,17 +26,27 @@ from cepo.tracking.sink import Tracker
 from cepo.trainer.asking import Asker, Rollouts, ask_until_enough, training_settings
 from cepo.trainer.callbacks import Callback
 from cepo.trainer.checkpoints import TrainerState
-from cepo.trainer.planning import ScoringPlan, make_plan, num_without_answer, restricted, rollout_groups
+from cepo.trainer.planning import (
+    ScoredBatch,
+    ScoringPlan,
+    actor_batches,
+    critic_batches,
+    make_plan,
+    restricted,
+    rollout_groups,
+    with_scored,
+)
 from cepo.trainer.protocol import Backend
 from cepo.trainer.recording import group_records, reward_metrics, work_metrics
 from cepo.trainer.run_policy import RunPolicy
-from cepo.trainer.scoring import ScoredBatch, actor_batches, critic_batches, gap_at_temperature_1, penalise, with_scored
 from cepo.trainer.validation import Validator
 from cepo.types import TokenSignal
 
 logger = logging.getLogger(__name__)
 
 _SKIPPED = "actor/skipped_updates"
+PROMPTS_COMPARED = 8
+"""Prompts per step whose first response is scored at temperature 1 too, if the rollout temperature differs."""
 
 
 @dataclass(kw_only=True)
@@ -163,9 +173,7 @@ class Trainer:
             groups = rollout_groups(
                 rollouts, self.rewards, self.processing, seed=self.settings.seed, with_values=by_value
             )
-            if self.estimator.reads_answers:
-                self.policy.health.count_missing_answers(num_without_answer(groups), len(rollouts.generations))
-        return make_plan(
+        plan = make_plan(
             rollouts,
             groups,
             self.estimator,
@@ -174,6 +182,9 @@ class Trainer:
             with_kl=not self.algorithm.disable_kl,
             overlong_filter=self.algorithm.overlong_filter,
         )
+        if groups and self.estimator.reads_answers:
+            self.policy.health.count_missing_answers(plan.metrics["references/responses_without_answer"])
+        return plan
 
     def _on_policy_rows(self, rollouts: Rollouts) -> Tensor:
         """Returns (B,) True on the rows of the step's first optimizer batch; on none if there are several epochs."""
@@ -262,14 +273,14 @@ class Trainer:
         with self.clock.stage("update"):
             if self.estimator.needs_values:
                 critic = self.worker.resolved_critic
-                size, epochs = critic.global_batch_size or actor.global_batch_size, critic.ppo_epochs
-                targets = critic_batches(batch, signal, num_prompts=size, epochs=epochs, max_response_length=longest)
-                metrics |= self.backend.update_critic(targets, step=step)
+                size = critic.global_batch_size or actor.global_batch_size
+                targets = critic_batches(batch, signal, num_prompts=size, max_response_length=longest)
+                metrics |= self.backend.update_critic(targets * critic.ppo_epochs, step=step)
             if self.estimator.needs_values and step < self.settings.critic_warmup:
                 self.backend.finish_step(step)
                 return metrics
-            size, epochs = actor.global_batch_size, actor.ppo_epochs
-            batches = actor_batches(batch, signal, num_prompts=size, epochs=epochs, max_response_length=longest)
+            size = actor.global_batch_size
+            batches = actor_batches(batch, signal, num_prompts=size, max_response_length=longest) * actor.ppo_epochs
             metrics |= self.backend.update(batches, step=step)
             skipped = results(metrics).get(_SKIPPED, 0.0)
             self.policy.health.count_skipped(step + 1, skipped, len(batches))
@@ -323,3 +334,37 @@ class Trainer:
             with self.clock.stage("save"):
                 score = reward if validated == self.state.step else None
                 self.policy.save(self.backend, val_reward_score=score, is_last=is_last)
+
+
+def gap_at_temperature_1(rollouts: Rollouts, backend: Backend) -> Metrics:
+    """Compares log-probs of engine and trainer at temperature 1, that of the engine's, for runs with another one."""
+    first = range(0, len(rollouts.generations), rollouts.group_size)[:PROMPTS_COMPARED]
+    scored = backend.score([rollouts.scoring_row(row) for row in first], temperature=1.0)
+    sampled = [torch.tensor(rollouts.generations[row].log_probs) for row in first]
+    counted = torch.ones(1, sum(map(len, sampled)), dtype=torch.bool)
+    return agreement_metrics(torch.cat(sampled)[None], torch.cat(scored)[None], counted, 1.0)
+
+
+def penalise(
+    rewards: Tensor, penalties: Tensor, response_mask: Tensor, algorithm: AlgorithmConfig, state: TrainerState
+) -> tuple[Tensor, Metrics]:
+    """Subtracts each token's KL from its reward, and returns the rewards and metrics; all tensors are (B, T).
+
+    `r_t <- r_t - coefficient * KL_t`, where `state` holds the coefficient, which is adapted afterwards. If the KL is a
+    term of the loss, the rewards are unchanged.
+    """
+    measured = mean_of(penalties, response_mask)
+    metrics: Metrics = {"critic/kl": measured}
+    if algorithm.use_kl_loss:
+        return rewards, metrics
+    coefficient = state.kl_coefficient
+    metrics["critic/kl_coef"] = mean_value(coefficient)
+    if algorithm.kl_type == "adaptive":
+        state.kl_coefficient = adapted_coefficient(
+            coefficient,
+            measured.result or 0.0,
+            num_sequences=len(rewards),
+            kl_target=algorithm.kl_target,
+            kl_horizon=algorithm.kl_horizon,
+        )
+    return rewards - coefficient * penalties.where(response_mask, 0.0), metrics

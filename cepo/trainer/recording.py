@@ -13,7 +13,7 @@ from cepo.models.processing import Processing
 from cepo.tracking.run_folder import png_bytes
 from cepo.tracking.trace import STUDENT, GroupRecord, RolloutRecord
 from cepo.trainer.asking import Rollouts
-from cepo.trainer.scoring import ScoredBatch
+from cepo.trainer.planning import ScoredBatch
 from cepo.types import TokenSignal
 
 

@@ -34,8 +34,8 @@ from cepo.rewards.pool import RewardPool
 from cepo.train import build_trainer, main
 from cepo.trainer.checkpoints import FILES_FILE, STATE_FILE, written_files
 from cepo.trainer.loop import Trainer
+from cepo.trainer.planning import ScoredBatch
 from cepo.trainer.run_policy import RunFinishedError
-from cepo.trainer.scoring import ScoredBatch
 from cepo.types import TokenSignal
 
 pytestmark = pytest.mark.heavy

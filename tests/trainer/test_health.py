@@ -9,10 +9,12 @@ import torch
 from factories import group, rollout
 
 from cepo.algorithms import build_estimator
+from cepo.algorithms.settings import NegativeConfig
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import EngineError
+from cepo.metrics import fraction
 from cepo.trainer.health import Health
-from cepo.trainer.planning import num_without_answer
+from cepo.trainer.planning import reference_metrics
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -41,7 +43,7 @@ def test_equal_rewards_in_all_of_3_first_steps_are_told_once(
 def test_the_first_step_with_most_answers_missing_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     health = Health(TrainerConfig())
     for num_missing in (4, 6, 8):
-        health.count_missing_answers(num_missing, 8)
+        health.count_missing_answers(fraction(num_missing, 8))
     (message,) = messages(caplog)
     assert message.startswith("6 of 8 responses (75 %) have no final answer that a teacher could read")
     assert "worker.reward.answer_function" in message
@@ -50,7 +52,8 @@ def test_the_first_step_with_most_answers_missing_is_reported(caplog: pytest.Log
 
 def test_responses_without_an_answer_are_counted_over_groups() -> None:
     groups = [group(rollout(0, 1.0, "70", correct=True), rollout(1, 0.0, None)), group(rollout(0, 0.0, None))]
-    assert num_without_answer(groups) == 2
+    metrics = reference_metrics(groups, NegativeConfig())
+    assert metrics["references/responses_without_answer"] == fraction(2, 3)
 
 
 @pytest.mark.parametrize(

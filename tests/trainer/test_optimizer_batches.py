@@ -13,8 +13,7 @@ from cepo.config.loader import load_config
 from cepo.rollout.generator import Generation
 from cepo.trainer.asking import Rollouts
 from cepo.trainer.loop import Trainer
-from cepo.trainer.planning import ScoringPlan
-from cepo.trainer.scoring import ScoredBatch, actor_batches
+from cepo.trainer.planning import ScoredBatch, ScoringPlan, actor_batches
 from cepo.types import TokenSignal
 
 TRAINERS, ENGINES = -1.0, -2.0
@@ -60,7 +59,7 @@ def test_batches_after_the_first_have_both_log_probs() -> None:
         metrics={},
     )
     signal = TokenSignal(advantages=torch.ones(4, 3))
-    first, second = actor_batches(scored, signal, num_prompts=1, epochs=1, max_response_length=3)
+    first, second = actor_batches(scored, signal, num_prompts=1, max_response_length=3)
     assert (first.on_policy, second.on_policy) == (True, False)
     assert first.old_log_probs.unique().tolist() == [ENGINES]
     assert first.sampled_log_probs is None  # `old_log_probs` are the engine's

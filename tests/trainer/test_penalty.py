@@ -12,7 +12,7 @@ from cepo.config.schema import AlgorithmConfig
 from cepo.losses.objective import kl_penalty
 from cepo.metrics import results
 from cepo.trainer.checkpoints import TrainerState
-from cepo.trainer.scoring import penalise
+from cepo.trainer.loop import penalise
 
 LOG2 = math.log(2)
 REWARDS = torch.tensor([[0.0, 1.0], [0.0, 0.0]])

@@ -18,6 +18,7 @@ from cepo.algorithms.references import positive_references, wrong_reference, wro
 from cepo.algorithms.settings import NegativeConfig, PositiveConfig, ReferenceSource, TeacherConfig
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem
+from cepo.metrics import fraction
 from cepo.models.processing import Processing
 from cepo.trainer.planning import plan_views
 from cepo.types import Reference, Rollout, RolloutGroup
@@ -226,9 +227,9 @@ def test_shown_references_keep_their_length_and_cuts_are_counted(
             is_split = re.search(r"\d[.,]?\Z", shown) and re.match(r"[.,]?\d", whole[len(shown) :])
             assert not is_split, "a number is split"
             cut += shown != whole
-        assert view.num_cut == cut
-        assert view.metrics(int(live.sum()))[f"references/{view.name}_cut"].value == cut
-        assert len(view.rows) + view.num_empty + view.num_without_room <= view.num_chosen <= int(live.sum())
+        assert view.metrics[f"references/{view.name}_cut"] == fraction(cut, len(view.rows))
+        empty, crowded = (view.metrics[f"references/{view.name}_{name}"] for name in ("empty", "without_room"))
+        assert len(view.rows) + empty.value + crowded.value <= empty.weight <= int(live.sum())
 
 
 @pytest.mark.parametrize("cap", range(1, 16))
