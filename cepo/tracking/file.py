@@ -12,15 +12,13 @@ from typing import ClassVar
 from cepo.errors import CepoError, DataError
 from cepo.foreign_files import read_text
 from cepo.tracking.environment import describe_environment
-from cepo.tracking.lines import LineFile
 from cepo.tracking.run_folder import (
     CONFIG_FILE,
     ENVIRONMENT_FILE,
     GENERATIONS_FILE,
     METRICS_FILE,
-    MetricsRow,
-    metrics_object,
-    metrics_row,
+    LineFile,
+    finite_or_none,
     read_environment,
     write_atomically,
 )
@@ -58,17 +56,18 @@ class FileSink:
             _log.warning("%s has no row of the %d earlier steps", run.folder / METRICS_FILE, run.resumed_step)
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
-        last = None if self._metrics.last is None else metrics_row(self._metrics.last)
-        if last is not None and step < last.step:
+        last = self._metrics.last or {"step": -1}
+        if step < last["step"]:
             raise CepoError(
-                f"metrics of step {step} come after those of step {last.step} in {self._folder / METRICS_FILE}. "
+                f"metrics of step {step} come after those of step {last['step']} in {self._folder / METRICS_FILE}. "
                 "Steps must not go back: resume the run, or give it a new folder (trainer.save_checkpoint_path)."
             )
+        row = {"step": step} | {name: finite_or_none(value) for name, value in values.items()}
         with _writing(self._folder):
-            if last is not None and step == last.step:
-                self._metrics.replace_last(metrics_object(MetricsRow(step=step, values={**last.values, **values})))
+            if step == last["step"]:
+                self._metrics.replace_last({**last, **row})
             else:
-                self._metrics.append(metrics_object(MetricsRow(step=step, values=dict(values))))
+                self._metrics.append(row)
             self._metrics.to_disk()
         self._warn_if_deleted()
 

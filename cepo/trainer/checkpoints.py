@@ -19,8 +19,7 @@ from pydantic.dataclasses import dataclass
 from cepo.config.paths import checkpoint_folders, find_path
 from cepo.errors import CheckpointError, ForeignFileError
 from cepo.foreign_files import irregular_file, read_json
-from cepo.tracking.lines import to_disk
-from cepo.tracking.run_folder import write_atomically
+from cepo.tracking.run_folder import to_disk, write_atomically
 from cepo.trainer.protocol import Backend
 from cepo.trees import Tree, is_dict
 

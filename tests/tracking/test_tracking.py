@@ -26,8 +26,7 @@ from cepo.foreign_files import read_objects
 from cepo.live_view import duration
 from cepo.tracking.console import step_line
 from cepo.tracking.environment import code_version
-from cepo.tracking.lines import LineFile
-from cepo.tracking.run_folder import png_bytes, read_environment, read_generations, read_metrics
+from cepo.tracking.run_folder import LineFile, png_bytes, read_environment, read_generations, read_metrics
 from cepo.tracking.sink import RunDescription, Sink, Tracker, build_sink, build_tracker
 from cepo.tracking.trace import GroupRecord, RolloutRecord, Trace, read_rollouts
 
