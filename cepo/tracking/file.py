@@ -30,13 +30,10 @@ _log = logging.getLogger(__name__)
 
 
 class FileSink:
-    """Writes `metrics.jsonl`, `rollouts/`, `images/`, `generations.jsonl`, `config.yaml` and `environment.json`.
+    """Writes the records that `cepo.tracking.run_folder` lists; raises `CepoError` if a file cannot be written.
 
     On resume, rows after the resumed step are dropped first, so that no step appears twice. Metrics that are logged in
     several calls for one step become one row; a later value of the same metric replaces the earlier one.
-
-    Raises:
-        CepoError: a file cannot be written.
     """
 
     required: ClassVar[bool] = True
@@ -49,7 +46,7 @@ class FileSink:
             self._write_config(run)
             write_atomically(run.folder / ENVIRONMENT_FILE, json.dumps(entries, indent=2) + "\n", private=True)
             self._metrics, self._generations = (
-                self._opened(name, run.resumed_step) for name in (METRICS_FILE, GENERATIONS_FILE)
+                LineFile(run.folder / name, last_step=run.resumed_step) for name in (METRICS_FILE, GENERATIONS_FILE)
             )
             self._trace = Trace(run.folder, max_bytes=run.max_rollouts_mb * 1_000_000, last_step=run.resumed_step)
         if self._metrics.last is None and run.resumed_step:
@@ -102,12 +99,6 @@ class FileSink:
             (self._folder / ENVIRONMENT_FILE).replace(beside)
             _log.warning("%s; it was moved to %s, and a new file is started", error, beside.name)
             return []
-
-    def _opened(self, name: str, resumed_step: int | None) -> LineFile:
-        file = LineFile(self._folder / name, last_step=resumed_step)
-        if file.num_cut:
-            _log.info("resuming after step %d: dropped %d later rows of %s", resumed_step, file.num_cut, name)
-        return file
 
     def _write_config(self, run: RunDescription) -> None:
         """Writes the configuration; if a resume changed it, the earlier one is kept, named by its last step."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import logging
 import math
 import os
 import re
@@ -31,6 +32,8 @@ from cepo.trees import Fields, Tree, is_dict
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+logger = logging.getLogger(__name__)
 
 LOCK_FILE = "run.lock"
 LOGS_FOLDER = "logs"
@@ -62,12 +65,9 @@ class MetricsRow:
 
 
 def require_own_records(folder: Path, names: Sequence[str] = _WRITTEN) -> None:
-    """Refuses a run folder in which a run would write through a link, into a pipe or into a device.
+    """Raises `ForeignFileError` if a run would write through a link, into a pipe or into a device in its folder.
 
     Files that are replaced as a whole do not count, and neither do the links that W&B makes in its folder.
-
-    Raises:
-        ForeignFileError: there is such an entry.
     """
     entries = [folder / name for name in names]
     odd = [path for path in entries if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir()))]
@@ -106,22 +106,16 @@ def read_metrics(run_folder: Path) -> list[MetricsRow]:
     """Returns a run's metrics in order; raises `DataError` if the folder or file is missing or a line is broken."""
     if run_folder.is_file():
         raise DataError(f"{run_folder} is a file; give the run folder, {run_folder.parent}")
-    if not run_folder.is_dir():
-        raise DataError(
-            f"run folder {run_folder} does not exist; give the folder a training run wrote its records into"
-        )
     path = run_folder / METRICS_FILE
+    if not run_folder.is_dir():
+        raise DataError(f"run folder {run_folder} does not exist; give the one a training run wrote its records into")
     if not path.exists():
         raise DataError(f"{path} does not exist; a run writes it when trainer.logger contains 'file'")
     return [_metrics_row(line) for line in read_objects(path, within=run_folder)]
 
 
 def read_generations(run_folder: Path) -> Iterator[Tree]:
-    """Yields the recorded validation samples, each with its `step`.
-
-    Raises:
-        DataError: a sample lacks its step, prompt or accuracy.
-    """
+    """Yields the recorded validation samples; raises `DataError` if one lacks its step, prompt or accuracy."""
     path = run_folder / GENERATIONS_FILE
     fields = {"step": int, "prompt_id": str, "accuracy": int | float}
     for row in read_objects(path, within=run_folder) if path.exists() else ():
@@ -136,9 +130,7 @@ def read_generations(run_folder: Path) -> Iterator[Tree]:
 def read_environment(run_folder: Path) -> list[Tree]:
     """Returns the entries of `environment.json`, one per start or resume; none without that file.
 
-    Raises:
-        DataError: the file is damaged.
-        CepoError: a later version of cepo wrote the records in another format.
+    Raises `DataError`: the file is damaged; `CepoError`: a later version of cepo wrote the records in another format.
     """
     path = run_folder / ENVIRONMENT_FILE
     if not path.exists():
@@ -198,13 +190,8 @@ class LineFile:
 
     Opening removes an incomplete last line and, if `last_step` is given, all rows from the first later step on.
 
-    Attributes:
-        last: the last row; None in an empty file.
-        num_cut: number of rows that were removed.
-
-    Raises:
-        DataError: the file is a pipe or a link out of its folder, a line is not a row, or a row has no `step` although
-            `last_step` is given.
+    `last` is the last row, None in an empty file. Raises `DataError`: the file is a pipe or a link out of its folder, a
+    line is not a row, or a row has no `step` although `last_step` is given.
     """
 
     def __init__(self, path: Path, *, last_step: int | None = None) -> None:
@@ -212,14 +199,14 @@ class LineFile:
             path.touch()
         self._file = open_regular(path, within=path.parent, writable=True)
         self.last: Fields | None = None
-        self.num_cut = self._last_start = end = 0
+        self._last_start = end = 0
         for row, length in objects_in(path, self._file):
             if last_step is not None and not isinstance(row.get("step"), int):
                 raise DataError(f"{path}: a row has no 'step'. Remove that line")
-            if self.num_cut or (last_step is not None and row["step"] > last_step):
-                self.num_cut += 1
-            else:
-                self.last, self._last_start, end = row, end, end + length
+            if last_step is not None and row["step"] > last_step:
+                logger.info("%s: the rows after step %d, from which the run resumes, are dropped", path, last_step)
+                break
+            self.last, self._last_start, end = row, end, end + length
         self._file.seek(end)
         self._file.truncate()
 

@@ -52,18 +52,9 @@ _MAY_BE_NULL = ("token_ids", "delta", "weight", _LOG_PROBS, _REFERENCE)
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutRecord:
-    """The record of one rollout; the per-token lists have one entry per token.
+    """The record of one rollout, as `docs/tracking.md` describes it; the per-token lists have one entry per token.
 
-    Attributes:
-        token_ids, tokens: the response's tokens and the text of each.
-        accuracy: the verifier's verdict in [0, 1].
-        token_advantages: A_hat_t, which the update used.
-        delta: evidence in nats; None if the method consulted no teacher.
-        weight: w_t; None without evidence.
-        log_probs: view -> log P of each token; None if the view is the student's own or was not scored.
-        is_scored: whether the student's log-probs come from the trainer; otherwise they come from the rollout engine.
-        references: view -> the text that this rollout's teacher saw; None if the view is the student's own.
-        finished: whether the response ended by itself.
+    `log_probs` and `references` are by view, and None where the view is the student's own or was not scored.
     """
 
     response: str
@@ -87,18 +78,12 @@ class RolloutRecord:
 
     @property
     def right(self) -> bool:
-        """Whether the verifier accepts the response."""
         return self.accuracy >= 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupRecord:
-    """The record of all rollouts of one prompt in one step.
-
-    Attributes:
-        number: the prompt's index in the step.
-        images: the prompt's images, then some frames of its videos, as PNG bytes.
-    """
+    """The record of all rollouts of the prompt `number` of a step, with its images, as PNG bytes."""
 
     step: int
     number: int = 0
@@ -129,7 +114,6 @@ class Trace:
         self._size = self._measured()
 
     def write(self, groups: Sequence[GroupRecord]) -> None:
-        """Records the groups of one step."""
         if not groups or (groups[0].step - 1) % self._stride:
             return
         rows = [row for group in groups for row in self._rows(group)]
@@ -190,8 +174,7 @@ class Trace:
 def read_rollouts(run_folder: Path) -> Iterator[GroupRecord]:
     """Yields the recorded groups of a run, oldest first.
 
-    Raises:
-        DataError: a file or an image is damaged, lacks columns, or was written in another version of the format.
+    Raises `DataError`: a file or an image is damaged, lacks columns, or was written in another version of the format.
     """
     for file, table in _checked_tables(run_folder):
         by_group: dict[int, list[Tree]] = {}
@@ -217,7 +200,7 @@ def _rollout(row: Fields) -> RolloutRecord:
 
 
 def read_rollout_table(run_folder: Path) -> pyarrow.Table:
-    """Returns the recorded rollouts of a run as one table, one row per rollout, oldest first; raises as `read_rollouts`."""
+    """Returns all recorded rollouts of a run, one row each, oldest first; raises as `read_rollouts`."""
     tables = [table for _, table in _checked_tables(run_folder)]
     return pyarrow.concat_tables(tables, promote_options="default") if tables else _schema(()).empty_table()
 

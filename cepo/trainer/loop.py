@@ -104,7 +104,7 @@ class Trainer:
                 self.train_step(step)
             if settings.val_freq > 0 and self.state.step % settings.val_freq == 0:
                 self.validate()
-            self.policy.require_updates()
+            self.policy.health.require_updates()
             if self.policy.is_save_due and self.state.step < self.total_steps:
                 self.save()
         if self.total_steps > 0:

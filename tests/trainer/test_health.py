@@ -33,7 +33,7 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_equal_rewards_in_all_of_3_first_steps_are_told_once(
     steps: list[list[float]], is_told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    health = Health(TrainerConfig())
+    health = Health(TrainerConfig(), Path("run"))
     for rewards in steps:
         health.count_equal_rewards(torch.tensor(rewards))
     start = "in each of the first 3 steps all responses got the same reward, now 0.5, so that nothing can be learnt"
@@ -41,7 +41,7 @@ def test_equal_rewards_in_all_of_3_first_steps_are_told_once(
 
 
 def test_the_first_step_with_most_answers_missing_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    health = Health(TrainerConfig())
+    health = Health(TrainerConfig(), Path("run"))
     for num_missing in (4, 6, 8):
         health.count_missing_answers(fraction(num_missing, 8))
     (message,) = messages(caplog)
@@ -71,11 +71,11 @@ def test_only_methods_that_show_answers_depend_on_them(method: str, settings: di
 
 
 def test_the_third_skipped_step_in_a_row_ends_the_run(caplog: pytest.LogCaptureFixture) -> None:
-    health, run = Health(TrainerConfig(max_skipped_steps=3)), Path("run")
+    health = Health(TrainerConfig(max_skipped_steps=3), Path("run"))
     counts = [(0, 2), (1, 2), (2, 2), (2, 2), (0, 0), (1, 2), (2, 2), (2, 2)]
     for step, (skipped, updates) in enumerate(counts, start=1):
         health.count_skipped(step, skipped, updates)
-        health.require_updates(run)
+        health.require_updates()
     told = messages(caplog)
     assert [text[:7] for text in told] == ["step 3 ", "step 7 "]
     assert "all of its 2 updates were skipped" in told[0]
@@ -83,12 +83,12 @@ def test_the_third_skipped_step_in_a_row_ends_the_run(caplog: pytest.LogCaptureF
     health.count_skipped(9, 2, 2)
     words = r"last 3 steps were skipped.*trainer\.max_skipped_steps=3; -1 never stops.*in run"
     with pytest.raises(EngineError, match=words):
-        health.require_updates(run)
+        health.require_updates()
 
 
 def test_minus_1_never_ends_a_run() -> None:
-    health = Health(TrainerConfig(max_skipped_steps=-1))
+    health = Health(TrainerConfig(max_skipped_steps=-1), Path("run"))
     for step in range(100):
         health.count_skipped(step, 1, 1)
-        health.require_updates(Path("run"))
+        health.require_updates()
     assert health.skipped_in_a_row == 100
