@@ -222,10 +222,7 @@ def _total_steps(num_problems: int, data: DataConfig, settings: TrainerConfig) -
 def build_backend(
     config: RunConfig, processing: Processing, facts: WorkerFacts, image_probe: ImageSource | None
 ) -> Backend:
-    """Builds the backend, which runs on this process's device or on those of a Ray cluster.
-
-    The memory that the run needs, by which it may be refused, is estimated for GPUs alone.
-    """
+    """Builds the backend, on this process's device or on those of a Ray cluster; estimates its memory for GPUs alone."""
     import torch
 
     from cepo.rollout.factory import vllm_samples

@@ -41,10 +41,8 @@ class Rollouts:
     """Prompts and their rewarded responses. Row `b` of every tensor is response `b % G` to prompt `b // G`.
 
     Attributes:
-        responses: the decoded text of each row.
         scores: the reward function's fields for each row.
-        correct: (B,) whether each response is right.
-        num_raised, num_timed_out: responses whose reward failed.
+        num_raised, num_timed_out: number of responses whose reward failed.
         reward_baselines: (B,) the reward of the prompt's greedy response, for methods with this baseline.
         metrics: of online filtering.
     """
@@ -122,10 +120,7 @@ class Rollouts:
 
 
 class Asker:
-    """Samples responses to problems, and rewards and judges each group as soon as it is finished.
-
-    `clock` times the stages "generate" and "reward".
-    """
+    """Samples responses to problems, and rewards and judges each group as soon as it is finished."""
 
     def __init__(
         self,
@@ -275,7 +270,6 @@ def ask_until_enough(
 
 
 def _group_mean(rollouts: Rollouts, number: int, key: str) -> float:
-    """Returns the mean of a reward field over a group; raises `RewardError`: a response's result lacks the field."""
     scores = [rollouts.scores[row] for row in rollouts.rows_of(number)]
     if missing := sum(key not in score for score in scores):
         known = ", ".join(sorted({name for score in scores for name in score}))

@@ -15,7 +15,7 @@ from cepo.config.schema import AlgorithmConfig, WorkerConfig
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.batch import OWN_VIEW, RowName, ScoringRow
 from cepo.data.contexts import ContextBuilder
-from cepo.data.dataset import Problem, ProblemSet
+from cepo.data.dataset import ProblemSet
 from cepo.data.mixing import MixedProblems
 from cepo.losses.objective import adapted_coefficient, agreement_metrics, kl_penalty
 from cepo.metrics import Metrics, mean_of, mean_value, merge_metrics, results, sum_value
@@ -80,10 +80,7 @@ class Trainer:
         return self.policy.state
 
     def fit(self) -> None:
-        """Trains from `state.step` to `total_steps`, with validations and checkpoints at set steps and at the end.
-
-        With `trainer.save_on_interrupt` an interruption is raised at the end of its step, when a checkpoint has been saved.
-        """
+        """Trains from `state.step` to `total_steps`, with validations and checkpoints at set steps and at the end."""
         with phase("handing the weights to the rollout engine"):
             self.backend.synchronise_rollout()
         if self.settings.val_only or (self.settings.val_before_train and self._first_step == 0):
@@ -134,36 +131,28 @@ class Trainer:
 
     def ask(self, step: int) -> Rollouts:
         """Samples and rewards responses to `rollout_batch_size` problems, in several rounds with online filtering."""
-        algorithm, settings = self.algorithm, training_settings(self.worker.rollout, self.data)
+        algorithm, data, settings = self.algorithm, self.data, training_settings(self.worker.rollout, self.data)
+        size = (algorithm.online_filtering and data.mini_rollout_batch_size) or data.rollout_batch_size
 
         def next_round(attempt: int) -> Rollouts:
-            return self._asker.ask(self._next_problems(), self.backend, settings, step=step, attempt=attempt)
+            indices = self.problems.indices(self.state.rounds, size)  # depend only on the seed and this number
+            self.state.rounds += 1
+            problems = [self.problems[index] for index in indices]
+            return self._asker.ask(problems, self.backend, settings, step=step, attempt=attempt)
 
         if algorithm.online_filtering:
             rollouts = ask_until_enough(
                 next_round,
                 algorithm,
-                num_groups=self.data.rollout_batch_size,
+                num_groups=data.rollout_batch_size,
                 max_rounds=self.settings.max_try_make_batch,
-                rounds_per_pass=-(-len(self.problems) // self._problems_per_round),
+                rounds_per_pass=-(-len(self.problems) // size),
             )
         else:
             rollouts = next_round(0)
         if self.estimator.needs_baseline:
             rollouts = self._asker.with_baselines(rollouts, self.backend, settings)
         return rollouts
-
-    def _next_problems(self) -> Sequence[Problem]:
-        """Returns the next round's problems, which depend only on the seed and the number of earlier rounds."""
-        indices = self.problems.indices(self.state.rounds, self._problems_per_round)
-        self.state.rounds += 1
-        return [self.problems[index] for index in indices]
-
-    @property
-    def _problems_per_round(self) -> int:
-        data = self.data
-        asked_in_parts = data.mini_rollout_batch_size if self.algorithm.online_filtering else None
-        return asked_in_parts or data.rollout_batch_size
 
     def plan(self, rollouts: Rollouts) -> ScoringPlan:
         """Decides which rows learn, what their teachers read, and which rows the student must score."""
@@ -196,8 +185,7 @@ class Trainer:
         """Computes log-probs of the planned rows by the student and every teacher, before the update.
 
         Teachers with the student's live weights are scored in the student's pass, which computes the shared beginning
-        of a prompt's contexts once. Other teachers need a separate pass. The critic's values and the reference
-        log-probs of a KL are computed here too.
+        of a prompt's contexts once. Other teachers need a separate pass.
         """
         rollouts, temperature = plan.rollouts, self.worker.rollout.temperature
         student, teachers = list(plan.student.values()), [row for view in plan.views for row in view.rows.values()]
@@ -282,8 +270,7 @@ class Trainer:
             size = actor.global_batch_size
             batches = actor_batches(batch, signal, num_prompts=size, max_response_length=longest) * actor.ppo_epochs
             metrics |= self.backend.update(batches, step=step)
-            skipped = results(metrics).get(_SKIPPED, 0.0)
-            self.policy.health.count_skipped(step + 1, skipped, len(batches))
+            self.policy.health.count_skipped(step + 1, results(metrics).get(_SKIPPED, 0.0), len(batches))
             self.backend.finish_step(step)
         with self.clock.stage("sync"):
             self.backend.synchronise_rollout()

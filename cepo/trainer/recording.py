@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cepo.losses.objective import agreement_metrics
-from cepo.metrics import Metrics, fraction, max_value, mean_of, mean_value, min_value, sum_value
+from cepo.metrics import Metrics, max_value, mean_of, mean_value, min_value, sum_value
 from cepo.models.processing import Processing
 from cepo.tracking.run_folder import png_bytes
 from cepo.tracking.trace import STUDENT, GroupRecord, RolloutRecord
@@ -20,7 +20,6 @@ from cepo.types import TokenSignal
 def reward_metrics(rollouts: Rollouts) -> Metrics:
     """Returns metrics of rewards by field, lengths in tokens, and the share of responses cut by the length limit."""
     lengths = rollouts.response_mask.sum(dim=1)
-    truncated = sum(not generation.finished for generation in rollouts.generations)
     metrics: Metrics = {
         "reward/mean": mean_of(rollouts.rewards),
         "reward/std": mean_value(float(rollouts.rewards.double().std(unbiased=False))),
@@ -32,7 +31,7 @@ def reward_metrics(rollouts: Rollouts) -> Metrics:
         "response_length/mean": mean_of(lengths),
         "response_length/max": max_value(float(lengths.max())),
         "response_length/min": min_value(float(lengths.min())),
-        "response_length/clip_ratio": fraction(truncated, len(rollouts.generations)),
+        "response_length/clip_ratio": mean_of(~rollouts.finished),
         "prompt_length/mean": mean_of(torch.tensor([len(prompt.token_ids) for prompt in rollouts.prompts])),
     }
     for key in sorted({key for score in rollouts.scores for key in score} - {"overall"}):
@@ -59,10 +58,7 @@ def work_metrics(batch: ScoredBatch, temperature: float) -> Metrics:
 def group_records(
     batch: ScoredBatch, signal: TokenSignal, processing: Processing, views: Sequence[str], num_groups: int
 ) -> list[GroupRecord]:
-    """Returns records of `num_groups` groups, preferring groups with both right and wrong rollouts.
-
-    `views` are all views of the method, even if this step used no teacher.
-    """
+    """Returns records of `num_groups` groups, preferring those with both right and wrong rollouts; `views` are all views."""
     rollouts = batch.rollouts
     size, numbers = rollouts.group_size, range(len(rollouts.problems))
     num_right = [int(number) for number in rollouts.correct.view(len(numbers), size).sum(dim=1)]

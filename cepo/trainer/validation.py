@@ -31,11 +31,7 @@ MENTIONS = re.compile(
 
 
 class Validator:
-    """Samples and rewards `n` responses to each held-out problem.
-
-    With `trainer.val_greedy` each problem also gets one greedy response. With `trainer.val_max_samples` a subset of the
-    problems is used, the same at every validation.
-    """
+    """Samples and rewards responses to the held-out problems, or to a subset that is the same at every validation."""
 
     def __init__(
         self,
@@ -61,15 +57,13 @@ class Validator:
 
     @property
     def num_responses(self) -> int:
-        """The number of responses that one validation samples."""
         return len(self._asked) * (self._settings.num_samples + self._trainer.val_greedy)
 
     def run(self, backend: Backend) -> tuple[Metrics, list[Mapping[str, object]]]:
         """Runs a validation and returns its metrics, means over all samples, and the responses to record."""
         parts: list[Metrics] = []
         rows: list[Mapping[str, object]] = []
-        size = self._data.val_batch_size
-        size = len(self._asked) if size < 0 else size
+        size = self._data.val_batch_size if self._data.val_batch_size > 0 else len(self._asked)
         for start in range(0, len(self._asked), size):
             problems = [self._problems[index] for index in self._asked[start : start + size]]
             rollouts = self._asker.ask(problems, backend, self._settings, step=VALIDATION_STEP)
