@@ -243,7 +243,6 @@ def build_backend(
 
 
 def _tracker(config: RunConfig, stack: ExitStack, total_steps: int, resumed_step: int | None) -> Tracker:
-    from cepo.hardware import visible_gpus
     from cepo.tracking.sink import RunDescription, build_tracker
 
     settings = config.trainer
@@ -257,7 +256,6 @@ def _tracker(config: RunConfig, stack: ExitStack, total_steps: int, resumed_step
             experiment=settings.experiment_name,
             resumed_step=resumed_step,
             max_rollouts_mb=settings.rollouts_max_mb,
-            device_names=[name for name, _ in visible_gpus()],
         ),
     )
     stack.callback(tracker.close)

