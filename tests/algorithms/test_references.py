@@ -113,6 +113,8 @@ def test_only_groups_that_show_no_answer_count_as_unextractable(
     assert [these for these in groups[1:] if pick(these, **negative)[1] is None] == unextractable
     metrics = reference_metrics(groups, NegativeConfig(**negative))
     assert metrics["references/groups_without_wrong"] == fraction(1, 5)
+    answers = [each.answer for these in groups for each in these.rollouts]
+    assert metrics["references/responses_without_answer"] == fraction(answers.count(None), len(answers))
     assert metrics["references/groups_wrong_unextractable"] == fraction(len(unextractable), 5)
 
 

@@ -34,15 +34,10 @@ def group_of(
     with_values: bool = False,
 ) -> RolloutGroup:
     """One group of responses with the verifier's verdict on each."""
-    tokens = ids or [(1, 2, END)] * len(responses)
+    texts, right = zip(*responses, strict=True)
     problem = Problem(prompt_id="0", text="?", images=(), ground_truth=truth, solution=None, columns={})
-    rollouts = rollouts_of(
-        tokens,
-        [float(right) for _, right in responses],
-        step=3,
-        problems=[problem],
-        responses=[text for text, _ in responses],
-    )
+    tokens = ids or [(1, 2, END)] * len(responses)
+    rollouts = rollouts_of(tokens, [*map(float, right)], step=3, problems=[problem], responses=texts)
     processing = SimpleNamespace(special_texts=["<|im_end|>"], eos_token_ids=(END, STOP))
     (group,) = rollout_groups(rollouts, pool, cast("Any", processing), seed=7, with_values=with_values)
     return group
