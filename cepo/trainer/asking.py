@@ -201,8 +201,17 @@ class Asker:
         return reward_input(problem, text, len(tokens), self._rewards.needs_images)
 
     def _correct(self, outcome: RewardOutcome) -> Tensor:
+        """Returns (B,) whether `correct_key` of each score, or the total reward without such a field, is high enough."""
         self._rewards.require_a_score(outcome)
-        return correctness(outcome.scores, self._algorithm.correct_key, self._algorithm.correct_threshold)
+        key, scores = self._algorithm.correct_key, outcome.scores
+        num_present = sum(key in score for score in scores)
+        if 0 < num_present < len(scores):
+            raise RewardError(
+                f"algorithm.correct_key '{key}' is in only {num_present} of {len(scores)} reward results; "
+                "a reward function must return it for every response or for none"
+            )
+        read = key if num_present else "overall"
+        return torch.tensor([score[read] >= self._algorithm.correct_threshold for score in scores])
 
     def _decoded(self, response_ids: Sequence[int]) -> str:
         return self._processing.decode(response_ids, skip_special_tokens=self._worker.reward.skip_special_tokens)
@@ -324,18 +333,3 @@ def reward_input(problem: Problem, response: str, response_length: int, with_ima
         "ground_truth": problem.ground_truth,
         "prompt": problem.text,
     }
-
-
-def correctness(scores: Sequence[Mapping[str, float]], key: str, threshold: float) -> Tensor:
-    """Returns (B,) whether field `key` of each score, or the total reward without such a field, reaches `threshold`.
-
-    Raises `RewardError`: only some of the scores have the field.
-    """
-    present = [key in score for score in scores]
-    if any(present) and not all(present):
-        raise RewardError(
-            f"algorithm.correct_key '{key}' is in only {sum(present)} of {len(scores)} reward results; "
-            "a reward function must return it for every response or for none"
-        )
-    field_read = key if all(present) else "overall"
-    return torch.tensor([score[field_read] >= threshold for score in scores])

@@ -173,8 +173,7 @@ class CheckpointStore:
             raise CheckpointError(
                 f"{folder} holds only weights (trainer.save_model_only), so no run can continue from it. {_ANEW}"
             )
-        damage = damaged_file(folder) or (None if (folder / "actor").is_dir() else "it has no folder actor")
-        if damage is not None:
+        if (damage := damaged_file(folder)) is not None:
             raise CheckpointError(f"{folder} is damaged ({damage}); {another}")
         try:
             return TrainerState(**state["state"])

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from cepo.algorithms import Estimator
-from cepo.config.data_schema import DataConfig
-from cepo.config.schema import AlgorithmConfig, WorkerConfig
-from cepo.config.trainer_schema import TrainerConfig
+from cepo.config import RunConfig
+from cepo.config.schema import AlgorithmConfig
 from cepo.data.batch import OWN_VIEW, RowName, ScoringRow
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import ProblemSet
@@ -53,10 +52,7 @@ PROMPTS_COMPARED = 8
 class Trainer:
     """Trains one run. Steps are 0-based in the code and 1-based in all output: step k is recorded after its update."""
 
-    data: DataConfig
-    algorithm: AlgorithmConfig
-    worker: WorkerConfig
-    settings: TrainerConfig
+    config: RunConfig
     problems: ProblemSet | MixedProblems
     processing: Processing
     estimator: Estimator
@@ -70,6 +66,8 @@ class Trainer:
     callbacks: Sequence[Callback] = ()
 
     def __post_init__(self) -> None:
+        self.data, self.algorithm = self.config.data, self.config.algorithm
+        self.worker, self.settings = self.config.worker, self.config.trainer
         self.clock = StageClock()
         self._asker = Asker(self.worker, self.algorithm, self.contexts, self.processing, self.rewards, self.clock)
         self._first_step = self.state.step

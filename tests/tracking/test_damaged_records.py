@@ -70,22 +70,20 @@ def test_an_image_is_read_only_where_its_content_names_it(folder: Path, name: st
         list(read_rollouts(folder))
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["[" * 100_000, '{"a": 1}', '{"step": "x", "prompt_id": "1", "accuracy": 1}', '{"step": 1, "prompt_id": [], "accuracy": 1}',
-     '{"step": 1, "prompt_id": "1", "accuracy": "x"}', '{"step": 1, "accuracy": 1}', "null"],
-    ids=range(7),
-)  # fmt: skip
-def test_a_sample_without_its_fields_is_named(folder: Path, line: str) -> None:
-    (folder / "generations.jsonl").write_text(line + "\n")
-    with pytest.raises(DataError, match=r"generations\.jsonl"):
-        list(read_generations(folder))
+SAMPLES = [
+    "[" * 100_000, '{"a": 1}', '{"step": "x", "prompt_id": "1", "accuracy": 1}', '{"step": 1, "prompt_id": [], "accuracy": 1}',
+    '{"step": 1, "prompt_id": "1", "accuracy": "x"}', '{"step": 1, "accuracy": 1}', "null",
+]  # fmt: skip
+METRICS = ["[" * 100_000, '{"step": 1' + "0" * 400 + "}", '{"step": NaN}', '{"step": []}', '{"step": 1}\nnot json\n{}']
 
 
 @pytest.mark.parametrize(
-    "line", ["[" * 100_000, '{"step": 1' + "0" * 400 + "}", '{"step": NaN}', '{"step": []}'], ids=range(4)
+    ("name", "line"),
+    [*(("generations.jsonl", line) for line in SAMPLES), *(("metrics.jsonl", line) for line in METRICS)],
+    ids=range(len(SAMPLES) + len(METRICS)),
 )
-def test_a_row_of_metrics_that_holds_no_numbers_is_named(folder: Path, line: str) -> None:
-    (folder / "metrics.jsonl").write_text(line + "\n")
-    with pytest.raises(DataError, match=r"metrics\.jsonl"):
-        read_metrics(folder)
+def test_a_line_without_its_fields_is_named(folder: Path, name: str, line: str) -> None:
+    (folder / name).write_text(line + "\n")
+    where = rf"{name} is damaged in line 2" if line in METRICS[4:] else name
+    with pytest.raises(DataError, match=where):
+        list((read_metrics if name == "metrics.jsonl" else read_generations)(folder))
