@@ -97,15 +97,8 @@ class RunPolicy:
     As a context manager it holds the run folder: at once if the folder exists, so that a refused run leaves none, else
     when its `lock` is acquired.
 
-    Args:
-        identity: values that a checkpoint must share with the run.
-        decisive: the other settings that decide what is trained.
-
-    Attributes:
-        state: the state of the current trainer, which changes it.
-        checkpoint: the checkpoint that the current trainer continues from; None for a start at step 1.
-        health: watches the current trainer's steps.
-        restarts: number of times that workers were lost and restarted.
+    For `identity` and `decisive`, the `settings` there, see `CheckpointStore`. `state` is the current trainer's, which
+    changes it; `checkpoint` is where that trainer continues from, None for a start at step 1.
     """
 
     def __init__(

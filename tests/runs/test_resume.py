@@ -238,7 +238,6 @@ def test_a_new_start_never_resumes_from_an_older_run(train: Train, tmp_path: Pat
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("worker.actor.model.lora.rank=4", "lora_rank=0"),
         ("algorithm.adv_estimator=rlsd", "adv_estimator=grpo"),
         (
             "worker.actor.model.lora.rank=4 trainer.load_checkpoint_path={folder}/global_step_1",

@@ -71,13 +71,10 @@ def test_the_most_frequent_answer_is_counted_by_value(pool: RewardPool) -> None:
 
 
 def test_a_response_without_an_answer_is_wrong_and_no_candidate(pool: RewardPool) -> None:
-    group = group_of(pool, "5", [("no idea", False), (r"\boxed{<|im_end|>}", False), (r"\boxed{6}", False)])
-    assert [rollout.answer for rollout in group.rollouts] == [None, None, "6"]
+    """Peers see responses without their end tokens."""
+    responses = [("no idea", False), (r"\boxed{<|im_end|>}", False), (r"\boxed{6}", False), (r"\boxed{5}", True)]
+    group = group_of(pool, "5", responses, ids=[(4, 5, 6), (1, 2, END), (1, END), (3, STOP, END)])
+    assert [rollout.answer for rollout in group.rollouts] == [None, None, "6", "5"]
     assert [rollout.index for rollout in wrong_candidates(group, NegativeConfig())] == [2]
-
-
-def test_peers_see_responses_without_their_end_tokens(pool: RewardPool) -> None:
-    responses = [(r"\boxed{6}", False), (r"\boxed{5}", True), ("cut", False)]
-    group = group_of(pool, "5", responses, ids=[(1, 2, END), (3, STOP, END), (4, 5, 6)])
-    assert [rollout.response_ids for rollout in group.rollouts] == [(1, 2), (3,), (4, 5, 6)]
+    assert [rollout.response_ids for rollout in group.rollouts] == [(4, 5, 6), (1, 2), (1,), (3,)]
     assert (group.seed, group.step, group.prompt_id) == (7, 3, "0")
