@@ -61,9 +61,6 @@ def signals_of(rollouts: Rollouts, methods: Mapping[str, Estimator], session: Se
             old_log_probs=old,
             teacher_log_probs={view.name: with_scored(old, scored, view.name) for view in plan.views},
             token_level_rewards=rollouts.token_level_rewards,
-            reference_log_probs=None,
-            values=None,
-            metrics={},
         )
         signals.append(
             MethodSignal(label=label, batch=batch, signal=method.signal(batch.token_batch(), step=FIRST_STEP))

@@ -280,10 +280,10 @@ class ScoredBatch:
     old_log_probs: Tensor
     teacher_log_probs: Mapping[str, Tensor]
     token_level_rewards: Tensor
-    reference_log_probs: Tensor | None
-    values: Tensor | None
-    metrics: Metrics
+    reference_log_probs: Tensor | None = None
+    values: Tensor | None = None
     entropies: Tensor | None = None
+    metrics: Metrics = field(default_factory=dict[str, Metric])
 
     @property
     def rollouts(self) -> Rollouts:

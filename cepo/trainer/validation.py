@@ -60,7 +60,8 @@ class Validator:
         """Runs a validation and returns its metrics, means over all samples, and the responses to record."""
         parts: list[Metrics] = []
         rows: list[Mapping[str, object]] = []
-        size = self._data.val_batch_size if self._data.val_batch_size > 0 else len(self._asked)
+        size = self._data.val_batch_size
+        size = len(self._asked) if size < 0 else size
         for start in range(0, len(self._asked), size):
             problems = [self._problems[index] for index in self._asked[start : start + size]]
             rollouts = self._asker.ask(problems, backend, self._settings, step=VALIDATION_STEP)

@@ -177,9 +177,6 @@ def test_batches_after_the_first_have_both_log_probs() -> None:
         old_log_probs=torch.full((4, 3), TRAINERS),
         teacher_log_probs={},
         token_level_rewards=torch.zeros(4, 3),
-        reference_log_probs=None,
-        values=None,
-        metrics={},
     )
     signal = TokenSignal(advantages=torch.ones(4, 3))
     first, second = actor_batches(scored, signal, num_prompts=1, max_response_length=3)

@@ -189,10 +189,7 @@ def test_optimizer_batches_have_each_live_row_once(
     plan = ScoringPlan(
         rollouts=rollouts, live=live, on_policy=torch.zeros(count, dtype=torch.bool), student={}, views=[], metrics={}
     )
-    scored = ScoredBatch(
-        plan=plan, old_log_probs=-marks, teacher_log_probs={}, token_level_rewards=marks, reference_log_probs=None, values=None,
-        metrics={},
-    )  # fmt: skip
+    scored = ScoredBatch(plan=plan, old_log_probs=-marks, teacher_log_probs={}, token_level_rewards=marks)
     batches = actor_batches(scored, TokenSignal(advantages=10 * marks), num_prompts=num_prompts, max_response_length=8)
     assert len(batches) == -(-len(lengths) // num_prompts)
     assert sum(batch.denominators.num_tokens for batch in batches) == sum(ragged)
