@@ -138,9 +138,7 @@ class Tracker:
 def build_tracker(names: Sequence[str], run: RunDescription) -> Tracker:
     """Builds the sinks of `trainer.logger`, after it has moved an earlier run's records and checkpoints away.
 
-    Raises:
-        ConfigError: a sink is unknown, or its library is not installed.
-        CepoError: the run folder cannot be written, or it would write through a link.
+    Raises `ConfigError` as `check_sinks`; `CepoError`: the run folder cannot be written, or has a link in it.
     """
     check_sinks(names)
     set_aside_earlier_run(run.folder, resumed_step=run.resumed_step)

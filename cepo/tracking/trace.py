@@ -98,10 +98,8 @@ class Trace:
     """Writes a run's trace, and bounds its size by recording fewer steps.
 
     Every recorded step k has `(k - 1) % stride == 0`. If files and images exceed `max_bytes`, the stride doubles and
-    the files of other steps are removed, so that the recorded steps remain evenly spread over the run.
-
-    Args:
-        last_step: the step from which a run resumes; files of later steps are removed. None keeps all.
+    the files of other steps are removed, so that the recorded steps remain evenly spread over the run. A run that
+    resumes from `last_step` removes the files of later steps.
     """
 
     def __init__(self, run_folder: Path, *, max_bytes: int, last_step: int | None = None) -> None:

@@ -89,7 +89,6 @@ def _rollout_record(
     def listed(values: Tensor | None) -> list[float] | None:
         return None if values is None else [float(value) for value in values[row, : len(tokens)]]
 
-    shown = {name: planned[name].references[row] if name in planned else None for name in views}
     scored = {name: name in planned and row in planned[name].rows for name in views}
     return RolloutRecord(
         response=rollouts.responses[row],
@@ -105,6 +104,6 @@ def _rollout_record(
             **{name: listed(batch.teacher_log_probs[name]) if scored[name] else None for name in views},
         },
         is_scored=row in batch.plan.student,
-        references=shown,
+        references={name: planned[name].references[row] if name in planned else None for name in views},
         finished=rollouts.generations[row].finished,
     )

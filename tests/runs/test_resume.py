@@ -183,7 +183,7 @@ TWO_STEPS = ["trainer.max_steps=2", "trainer.save_freq=1"]
 @pytest.fixture(scope="module")
 def two_steps(tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """A run that saved after each of its two steps. Read only."""
-    return run(tiny_run, *TWO_STEPS, folder=tmp_path_factory.mktemp("two steps"))
+    return run(tiny_run, *TWO_STEPS, folder=tmp_path_factory.mktemp("two_steps"))
 
 
 def damage(folder: Path) -> str:

@@ -54,9 +54,9 @@ def run_in(folder: Path, **changes: Any) -> RunDescription:
 
 def group_at(step: int, **changes: Any) -> GroupRecord:
     """A rollout with evidence and one without; all numbers are float32's."""
-    first = rollout(right=True, tokens=("3", "\nsides"))
+    first = rollout(right=True, tokens=["3", "\nsides"])
     first = dataclasses.replace(first, token_advantages=[1.25, 0.5], weight=[1.5, math.nan])
-    second = dataclasses.replace(rollout(right=False, tokens=("4",), delta=None), finished=False)
+    second = dataclasses.replace(rollout(right=False, tokens=["4"], delta=None), finished=False)
     return group(step, [first, second], **changes)
 
 
@@ -66,7 +66,7 @@ def test_a_group_reads_back_as_it_was_written(tmp_path: Path) -> None:
     (expected, _), (first, second) = group_at(3).rollouts, read.rollouts
     assert first.weight is not None
     assert math.isnan(first.weight[1])
-    assert dataclasses.replace(first, weight=None, tokens=()) == dataclasses.replace(expected, weight=None, tokens=())
+    assert dataclasses.replace(first, weight=None) == dataclasses.replace(expected, weight=None)
     assert (second.delta, second.weight, second.log_probs["correct"], second.finished) == (None, None, None, False)
     assert (read.step, read.prompt_id, read.ground_truth, read.images) == (3, "p", "24", [PICTURE])
 
