@@ -315,7 +315,7 @@ class Trainer:
     def save(self, *, is_last: bool = False) -> None:
         """Saves a checkpoint of the current step, unless it has one; see `RunPolicy.save`."""
         validated, reward = self._last_validation
-        if not self.policy.is_saved:
+        if self.policy.last_saved != self.state.step:
             with self.clock.stage("save"):
                 score = reward if validated == self.state.step else None
                 self.policy.save(self.backend, val_reward_score=score, is_last=is_last)

@@ -98,7 +98,7 @@ class RunPolicy:
     when its `lock` is acquired.
 
     For `identity` and `decisive`, the `settings` there, see `CheckpointStore`. `state` is the current trainer's, which
-    changes it; `checkpoint` is where that trainer continues from, None for a start at step 1.
+    changes it, and `last_saved` the step that it saved last; `checkpoint` is where it continues from, None for a start.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class RunPolicy:
 
     def _start(self, state: TrainerState, checkpoint: Path | None) -> None:
         self.state, self.checkpoint, self.health = state, checkpoint, Health(self._settings, self.store.folder)
-        self._started_at, self._last_saved = state.step, -1
+        self._started_at, self.last_saved = state.step, -1
         self._is_in_step = self._is_save_missing = False
 
     def __enter__(self) -> RunPolicy:
@@ -221,10 +221,6 @@ class RunPolicy:
         return self._settings.save_on_interrupt and not self._is_in_step and self.state.step > self._started_at
 
     @property
-    def is_saved(self) -> bool:
-        return self._last_saved == self.state.step
-
-    @property
     def is_save_due(self) -> bool:
         """Whether a checkpoint is to be written after this step, by `trainer.save_freq` or because one has failed."""
         every = self._settings.save_freq
@@ -250,7 +246,7 @@ class RunPolicy:
                 raise
             logger.error("%s. The run continues and tries again after the next step", error)
         else:
-            self._is_save_missing, self._last_saved = False, self.state.step
+            self._is_save_missing, self.last_saved = False, self.state.step
             logger.info("checkpoint after step %d: %s", self.state.step, folder)
         if not is_last:
             interrupts.raise_if_lost()
