@@ -29,10 +29,9 @@ _postponed_for: str | None = None
 
 @contextmanager
 def handled() -> Iterator[None]:
-    """Handles SIGINT and SIGTERM inside this context and restores the previous handlers afterwards.
+    """Handles SIGINT and SIGTERM inside this context, in the main thread, which alone receives signals.
 
-    Outside the main thread, which alone receives signals, it does nothing. An ignored signal remains ignored, because
-    shells start background jobs that way.
+    An ignored signal remains ignored, because shells start background jobs that way.
     """
     global _heard
     if threading.current_thread() is not threading.main_thread():

@@ -32,10 +32,7 @@ class SafeConsole(Console):
 
 
 class LiveView(Progress):
-    """A line for each running task, outermost first; a line appears after half a second.
-
-    What is written to the terminal meanwhile is printed above the lines. They vanish when the view stops.
-    """
+    """A line for each task that has run half a second, outermost first; other output is printed above them."""
 
     def __init__(self) -> None:
         super().__init__(

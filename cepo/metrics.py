@@ -58,7 +58,6 @@ def fraction(count: float, total: float) -> Metric:
 
 
 def mean_value(value: float, weight: float = 1.0) -> Metric:
-    """Returns a mean of one number with weight `weight`."""
     return Metric(float(value) * weight, float(weight), "mean")
 
 

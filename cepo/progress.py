@@ -11,12 +11,11 @@ from contextlib import ExitStack, contextmanager
 from operator import length_hint
 from typing import TYPE_CHECKING, TypeVar
 
-from cepo.metrics import Metrics, sum_value
+from cepo.metrics import Metrics, merge_metrics, sum_value
 from cepo.terminal import LogHandler
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import TaskID
 
     from cepo.live_view import LiveView
 
@@ -78,11 +77,9 @@ def phase(what: str) -> Iterator[None]:
 
 
 class Progress:
-    """Shows the progress of a task inside this context. The task has `total` items, or None if they cannot be counted.
+    """Shows the progress of the task `what` inside this context.
 
-    Args:
-        what: the task's name, with which its line begins.
-        draws: whether it may be drawn; None: if standard error is a terminal.
+    It has `total` items, or None if they cannot be counted. `draws`: whether it may be drawn; None: on a terminal.
     """
 
     def __init__(self, what: str, total: int | None, *, draws: bool | None = None) -> None:
@@ -90,8 +87,7 @@ class Progress:
         self._is_terminal = _is_terminal()
         self._draws = self._is_terminal if draws is None else draws
         self._start = self._last_line = time.monotonic()
-        self._drawn = ExitStack()
-        self._task: TaskID | None = None
+        self._drawn, self._task = ExitStack(), None
 
     def update(self, count: int = 1) -> None:
         self._done += count
@@ -102,8 +98,7 @@ class Progress:
             if self._task is not None and _view is not None:
                 _view.update(self._task, completed=self._done)
         elif not self._is_terminal and now - self._last_line >= SECONDS_BETWEEN_LINES:
-            self._last_line = now
-            spent = now - self._start
+            self._last_line, spent = now, now - self._start
             left = spent * ((self._total or 0) - self._done) / self._done
             logger.info(
                 "%s: %d of %d after %.0f s, about %.0f s left", self._what, self._done, self._total, spent, left
@@ -158,10 +153,8 @@ class StageClock:
         self._add(f"tokens/{name}", tokens)
 
     def drain(self) -> Metrics:
-        """Returns the sums since the last call."""
         metrics, self._metrics = self._metrics, {}
         return metrics
 
     def _add(self, name: str, value: float) -> None:
-        added = sum_value(value)
-        self._metrics[name] = self._metrics[name].merge(added) if name in self._metrics else added
+        self._metrics = merge_metrics([self._metrics, {name: sum_value(value)}])

@@ -19,7 +19,6 @@ from cepo.runtime.reach import prepare_own_cluster
 
 if TYPE_CHECKING:
     from cepo.config.data_schema import DataConfig
-    from cepo.config.trainer_schema import TrainerConfig
     from cepo.data.dataset import ProblemSet
     from cepo.data.mixing import MixedProblems
     from cepo.models.inputs import ImageSource
@@ -149,7 +148,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
     rewards = stack.enter_context(RewardPool.of(worker.reward))
     with interrupts.loading(), phase("loading libraries and the tokenizer"):
         from cepo.data.contexts import ContextBuilder
-        from cepo.data.dataset import most_visuals
+        from cepo.data.dataset import most_visuals, steps_per_epoch
         from cepo.models.processing import load_processing
         from cepo.rollout.factory import settings_of_run
         from cepo.trainer.loop import Trainer
@@ -163,10 +162,13 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
     contexts = ContextBuilder(processing, estimator.teacher, max_context_length=data.max_prompt_length)
     with phase("reading and checking the problems"):
         problems, held_out = _problem_sets(data, processing, with_solutions=estimator.needs_solutions)
-    total_steps = _total_steps(len(problems), data, settings)
+    per_epoch = steps_per_epoch(len(problems), data.rollout_batch_size)
+    total_steps = per_epoch * settings.total_epochs if settings.max_steps is None else settings.max_steps
+    plan = "plan: %d problems make %d steps per epoch; %d steps in total"
+    logger.info(plan, len(problems), per_epoch, total_steps)
     policy.choose_start(data=problems.content(), total_steps=total_steps, kl_coefficient=algorithm.kl_coef)
     preflight.check_before_loading(worker.actor, rewards, problems)
-    policy.claim_folder()  # last of the checks: a refused run leaves no folder
+    policy.lock.acquire()  # last of the checks: a refused run leaves no folder
     visuals = most_visuals(problems, held_out)
     facts = WorkerFacts(
         *sections,
@@ -182,10 +184,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
         next_step = policy.state.step + 1
         logger.info("resumed from %s: continues with step %d of %d", policy.checkpoint, next_step, total_steps)
     return Trainer(
-        data=data,
-        algorithm=algorithm,
-        worker=worker,
-        settings=settings,
+        config=config,
         problems=problems,
         processing=processing,
         estimator=estimator,
@@ -194,7 +193,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
         rewards=rewards,
         tracker=_tracker(config, stack, total_steps, policy.begin()),
         policy=policy,
-        validator=None if held_out is None else Validator(held_out, *sections, contexts, processing, rewards),
+        validator=None if held_out is None else Validator(held_out, config, contexts, processing, rewards),
         total_steps=total_steps,
     )
 
@@ -212,22 +211,10 @@ def _problem_sets(
     return problems, held_out
 
 
-def _total_steps(num_problems: int, data: DataConfig, settings: TrainerConfig) -> int:
-    from cepo.data.dataset import steps_per_epoch
-
-    per_epoch = steps_per_epoch(num_problems, data.rollout_batch_size)
-    total = per_epoch * settings.total_epochs if settings.max_steps is None else settings.max_steps
-    logger.info("plan: %d problems make %d steps per epoch; %d steps in total", num_problems, per_epoch, total)
-    return total
-
-
 def build_backend(
     config: RunConfig, processing: Processing, facts: WorkerFacts, image_probe: ImageSource | None
 ) -> Backend:
-    """Builds the backend, which runs on this process's device or on those of a Ray cluster.
-
-    The memory that the run needs, by which it may be refused, is estimated for GPUs alone.
-    """
+    """Builds the backend, on this process's device or on those of a Ray cluster; estimates its memory for GPUs alone."""
     import torch
 
     from cepo.rollout.factory import vllm_samples
@@ -248,7 +235,6 @@ def build_backend(
 
 
 def _tracker(config: RunConfig, stack: ExitStack, total_steps: int, resumed_step: int | None) -> Tracker:
-    from cepo.hardware import visible_gpus
     from cepo.tracking.sink import RunDescription, build_tracker
 
     settings = config.trainer
@@ -262,7 +248,6 @@ def _tracker(config: RunConfig, stack: ExitStack, total_steps: int, resumed_step
             experiment=settings.experiment_name,
             resumed_step=resumed_step,
             max_rollouts_mb=settings.rollouts_max_mb,
-            device_names=[name for name, _ in visible_gpus()],
         ),
     )
     stack.callback(tracker.close)

@@ -10,11 +10,6 @@ from hypothesis import strategies as st
 from cepo.metrics import Metric, fraction, max_value, mean_of, mean_value, merge_metrics, min_value, results, sum_value
 
 
-def test_means_of_2_and_6_values_merge_by_their_counts() -> None:
-    merged = mean_of(torch.tensor([1.0, 3.0])).merge(mean_of(torch.full((6,), 6.0)))
-    assert merged.result == (4 + 36) / 8
-
-
 def test_masked_mean_counts_only_true_entries() -> None:
     metric = mean_of(torch.tensor([[1.0, 100.0], [2.0, 100.0]]), torch.tensor([[True, False], [True, False]]))
     assert (metric.result, metric.weight) == (1.5, 2.0)
@@ -35,6 +30,7 @@ def test_a_mean_over_nothing_is_absent_and_changes_no_other_mean() -> None:
         (min_value(2), min_value(3), 2),
         (Metric(0.0, 0.0, "max"), max_value(-4), -4),  # nothing was counted
         (fraction(3, 4), fraction(0, 12), 3 / 16),
+        (mean_of(torch.tensor([1.0, 3.0])), mean_of(torch.full((6,), 6.0)), (4 + 36) / 8),
     ],
 )
 def test_parts_merge_by_their_reduction(left: Metric, right: Metric, merged: float) -> None:

@@ -117,7 +117,7 @@ def evaluate(plan: Plan) -> Tree:
     from cepo.evaluation.benchmarks import REWARD
     from cepo.evaluation.results import GENERATIONS_FILE, write_results
     from cepo.evaluation.run import asker_of, engine, graded_rows
-    from cepo.tracking.lines import LineFile
+    from cepo.tracking.run_folder import LineFile
 
     model = plan.config.worker.actor.model
     require_usable_torch()

@@ -17,8 +17,7 @@ from cepo.credit.signals import Arm, MethodSignal, credit_arms, signals_of, valu
 from cepo.credit.stored import Continuations, claim_folder, kept_rollouts
 from cepo.credit.truth import Prefix, Truth, assemble, chosen_tokens, needed_prefixes
 from cepo.models.processing import Processing
-from cepo.tracking.lines import encode_line, finite_or_none
-from cepo.tracking.run_folder import png_bytes, write_atomically
+from cepo.tracking.run_folder import encode_line, finite_or_none, png_bytes, write_atomically
 from cepo.trainer.asking import Rollouts
 from cepo.trees import Tree
 

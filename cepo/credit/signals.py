@@ -16,8 +16,7 @@ from cepo.credit.truth import Numbers, Truth
 from cepo.data.batch import ScoringRow
 from cepo.data.contexts import ContextBuilder
 from cepo.trainer.asking import Rollouts
-from cepo.trainer.planning import ScoringPlan, make_plan, rollout_groups
-from cepo.trainer.scoring import ScoredBatch, with_scored
+from cepo.trainer.planning import ScoredBatch, ScoringPlan, make_plan, rollout_groups, with_scored
 from cepo.types import TokenSignal
 
 FIRST_STEP = 0
@@ -62,9 +61,6 @@ def signals_of(rollouts: Rollouts, methods: Mapping[str, Estimator], session: Se
             old_log_probs=old,
             teacher_log_probs={view.name: with_scored(old, scored, view.name) for view in plan.views},
             token_level_rewards=rollouts.token_level_rewards,
-            reference_log_probs=None,
-            values=None,
-            metrics={},
         )
         signals.append(
             MethodSignal(label=label, batch=batch, signal=method.signal(batch.token_batch(), step=FIRST_STEP))

@@ -17,8 +17,7 @@ from cepo.errors import ConfigError, ForeignFileError
 from cepo.foreign_files import damaged_as, irregular_file, read_json, read_objects
 from cepo.progress import Progress
 from cepo.rollout.generator import Generation, sampling_seed
-from cepo.tracking.lines import LineFile, encode_line
-from cepo.tracking.run_folder import write_atomically
+from cepo.tracking.run_folder import LineFile, encode_line, write_atomically
 from cepo.trainer.asking import Rollouts, request, training_settings
 from cepo.trees import Fields, Tree, leaves
 

@@ -20,7 +20,7 @@ from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
 from cepo.rollout.generator import Generation
 from cepo.trainer.asking import Rollouts
-from cepo.trainer.planning import fallback_metrics, num_without_answer, rollout_groups
+from cepo.trainer.planning import reference_metrics, rollout_groups
 from cepo.trees import Fields, Tree
 from cepo.types import Reference, TokenBatch, TokenSignal
 
@@ -91,8 +91,7 @@ class References:
         stays = estimator.settled({view: [each is not None for each in of] for view, of in shown.items()})
         for view, of in shown.items():
             shown[view] = [each if stay else None for each, stay in zip(of, stays[view], strict=True)]
-        unanswered = {"references/responses_without_answer": fraction(num_without_answer(groups), len(rows))}
-        return shown, fallback_metrics(groups, estimator.negative) | unanswered
+        return shown, reference_metrics(groups, estimator.negative)
 
     def teacher_messages(self, messages: Messages, reference: Reference | None) -> tuple[list[Tree], str]:
         """Returns the conversation that a teacher reads, and the text after its assistant header.

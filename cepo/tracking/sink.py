@@ -6,9 +6,8 @@ import importlib
 import importlib.util
 import itertools
 import logging
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -32,21 +31,15 @@ _log = logging.getLogger(__name__)
 # The folders of external trackers may hold several runs, so they remain; only this run's identifiers are moved.
 _RECORDS = (*RECORDS, CONFIG_FILE, ENVIRONMENT_FILE, TENSORBOARD_FOLDER, TRACKERS_FILE)
 _SINKS = {
-    "console": ("cepo.tracking.console", "ConsoleSink"),
-    "file": ("cepo.tracking.file", "FileSink"),
-    "mlflow": ("cepo.tracking.external", "MlflowSink"),
-    "swanlab": ("cepo.tracking.external", "SwanlabSink"),
-    "tensorboard": ("cepo.tracking.external", "TensorboardSink"),
-    "trackio": ("cepo.tracking.external", "TrackioSink"),
-    "wandb": ("cepo.tracking.external", "WandbSink"),
+    "console": ("console", "ConsoleSink", ()),
+    "file": ("file", "FileSink", ()),
+    "mlflow": ("external", "MlflowSink", ("mlflow", "sqlalchemy", "alembic")),
+    "swanlab": ("external", "SwanlabSink", ("swanlab",)),
+    "tensorboard": ("external", "TensorboardSink", ()),
+    "trackio": ("external", "TrackioSink", ("trackio",)),
+    "wandb": ("external", "WandbSink", ("wandb",)),
 }
-_LIBRARIES = {
-    "mlflow": ("mlflow", "sqlalchemy", "alembic"),
-    "swanlab": ("swanlab",),
-    "trackio": ("trackio",),
-    "wandb": ("wandb",),
-}
-"""Libraries that a sink needs beyond the package's own dependencies; the extra `trackers` installs them."""
+"""The module and class of each sink, and the libraries that it needs from the extra `trackers`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +47,10 @@ class RunDescription:
     """The facts about a run that sinks receive.
 
     Attributes:
-        folder: the run folder; created if it does not exist.
-        project: `trainer.project_name`, under which trackers group runs.
-        experiment: `trainer.experiment_name`, the run's name there.
         config_text: the resolved configuration as YAML.
         max_steps: number of training steps of the whole run.
+        project, experiment: names under which trackers group runs, and of the run there.
         resumed_step: the step of the checkpoint from which the run resumes; None for a new run.
-        max_rollouts_mb: `trainer.rollouts_max_mb`, the maximum size of the recorded rollouts.
-        device_names: accelerators in use; empty for a run on the CPU.
         console: where the console sink writes; None for standard output.
     """
 
@@ -72,8 +61,6 @@ class RunDescription:
     experiment: str = "demo"
     resumed_step: int | None = None
     max_rollouts_mb: int = 256
-    device_names: Sequence[str] = ()
-    command_line: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
     console: Console | None = None
 
 
@@ -87,32 +74,30 @@ class Sink(Protocol):
         ...
 
     def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
-        """Records groups of training rollouts. By default does nothing, since the file sink records them."""
+        """Records groups of training rollouts. By default does nothing, as `close` does."""
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
         """Records validation samples: one mapping each, with at least `prompt_id`, `response` and `accuracy`."""
         ...
 
-    def close(self) -> None:
-        """Writes pending data and closes files; by default does nothing."""
+    def close(self) -> None: ...
 
 
 def build_sink(name: str, run: RunDescription) -> Sink:
-    """Builds the sink registered under `name`; raises `ConfigError` as `check_sinks` does."""
-    check_sinks([name])
-    module, class_name = _SINKS[name]
-    return getattr(importlib.import_module(module), class_name)(run)
+    module, class_name, _ = _SINKS[name]
+    return getattr(importlib.import_module(f"cepo.tracking.{module}"), class_name)(run)
 
 
 def check_sinks(names: Sequence[str]) -> None:
     """Checks the names of sinks; raises `ConfigError` if one is not registered or its library is not installed."""
-    known = sorted(_SINKS)
     for name in names:
         if name not in _SINKS:
             raise ConfigError(
-                f"trainer.logger '{name}' is unknown.{did_you_mean(name, known)} Known: {', '.join(known)}"
+                f"trainer.logger '{name}' is unknown.{did_you_mean(name, _SINKS)} Known: {', '.join(_SINKS)}"
             )
-        missing = [library for library in _LIBRARIES.get(name, ()) if not _is_installed(library)]
+        specs = {library: importlib.util.find_spec(library) for library in _SINKS[name][2]}
+        # A plain folder of the library's name in the working directory has no origin.
+        missing = [library for library, spec in specs.items() if spec is None or spec.origin is None]
         if missing:
             raise ConfigError(
                 f"trainer.logger '{name}' needs {', '.join(missing)}, not installed here. "
@@ -120,21 +105,11 @@ def check_sinks(names: Sequence[str]) -> None:
             )
 
 
-def _is_installed(library: str) -> bool:
-    """Returns whether a library can be imported; ignores plain folders of its name in the working directory."""
-    spec = importlib.util.find_spec(library)
-    return spec is not None and spec.origin is not None
-
-
 class Tracker:
     """Passes all records to its sinks. A sink that fails is dropped with one warning, unless it is `required`."""
 
     def __init__(self, sinks: Mapping[str, Sink]) -> None:
         self._sinks = dict(sinks)
-
-    @property
-    def active_sinks(self) -> list[str]:
-        return list(self._sinks)
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         self._each(lambda sink: sink.log_metrics(step, values))
@@ -146,7 +121,6 @@ class Tracker:
         self._each(lambda sink: sink.log_generations(step, rows))
 
     def close(self) -> None:
-        """Closes all sinks; nothing can be logged afterwards."""
         self._each(lambda sink: sink.close())
         self._sinks.clear()
 
@@ -164,9 +138,7 @@ class Tracker:
 def build_tracker(names: Sequence[str], run: RunDescription) -> Tracker:
     """Builds the sinks of `trainer.logger`, after it has moved an earlier run's records and checkpoints away.
 
-    Raises:
-        ConfigError: a sink is unknown, or its library is not installed.
-        CepoError: the run folder cannot be written, or it would write through a link.
+    Raises `ConfigError` as `check_sinks`; `CepoError`: the run folder cannot be written, or has a link in it.
     """
     check_sinks(names)
     set_aside_earlier_run(run.folder, resumed_step=run.resumed_step)

@@ -19,7 +19,7 @@ import pyarrow.parquet
 
 from cepo.errors import DataError
 from cepo.foreign_files import LARGEST_IMAGE, damaged_as, open_regular, read_bytes
-from cepo.tracking.lines import to_disk
+from cepo.tracking.run_folder import to_disk
 from cepo.trees import Fields, Tree
 
 ROLLOUTS_FOLDER = "rollouts"
@@ -31,29 +31,30 @@ _MOST_VALUES = 200_000_000
 """The largest number of values in a step's file; 1,000 responses of 32,000 tokens have 160 million at most."""
 _VERSION_KEY = b"cepo_trace_version"
 _REFERENCE, _LOG_PROBS = "reference_", "log_probs_"
-_MAY_BE_NULL = ("token_ids", "delta", "weight")
-"""The columns that may be null, besides those of views."""
-_OF_PROMPT = ("prompt_id", "problem", "ground_truth")
-_OF_ROLLOUT = (
-    *("response", "finished", "reward", "accuracy", "token_ids", "tokens", "token_advantages", "delta", "weight"),
-    "is_scored",
+_INDEX, _TEXT, _NUMBERS = pyarrow.int32(), pyarrow.string(), pyarrow.list_(pyarrow.float32())
+_OF_PROMPT = dict.fromkeys(("prompt_id", "problem", "ground_truth"), _TEXT)
+_OF_ROLLOUT = {
+    "response": _TEXT,
+    "finished": pyarrow.bool_(),
+    **dict.fromkeys(("reward", "accuracy"), pyarrow.float64()),
+    "token_ids": pyarrow.list_(_INDEX),
+    "tokens": pyarrow.list_(_TEXT),
+    **dict.fromkeys(("token_advantages", "delta", "weight"), _NUMBERS),
+    "is_scored": pyarrow.bool_(),
+}
+_COLUMNS = (
+    dict.fromkeys(("step", "group", "rollout"), _INDEX) | _OF_PROMPT | {"images": pyarrow.list_(_TEXT)} | _OF_ROLLOUT
 )
+"""The columns of every trace; those of views begin with `_LOG_PROBS` or `_REFERENCE`."""
+_MAY_BE_NULL = ("token_ids", "delta", "weight", _LOG_PROBS, _REFERENCE)
+"""The beginnings of the names of columns that may be null."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutRecord:
-    """The record of one rollout; the per-token lists have one entry per token.
+    """The record of one rollout, as `docs/tracking.md` describes it; the per-token lists have one entry per token.
 
-    Attributes:
-        token_ids, tokens: the response's tokens and the text of each.
-        accuracy: the verifier's verdict in [0, 1].
-        token_advantages: A_hat_t, which the update used.
-        delta: evidence in nats; None if the method consulted no teacher.
-        weight: w_t; None without evidence.
-        log_probs: view -> log P of each token; None if the view is the student's own or was not scored.
-        is_scored: whether the student's log-probs come from the trainer; otherwise they come from the rollout engine.
-        references: view -> the text that this rollout's teacher saw; None if the view is the student's own.
-        finished: whether the response ended by itself.
+    `log_probs` and `references` are by view, and None where the view is the student's own or was not scored.
     """
 
     response: str
@@ -70,26 +71,19 @@ class RolloutRecord:
     finished: bool = True
 
     def __post_init__(self) -> None:
-        columns = {"token_ids": self.token_ids, "token_advantages": self.token_advantages, "delta": self.delta}
-        columns |= {"weight": self.weight, **self.log_probs}
-        for name, values in columns.items():
+        own = {name: getattr(self, name) for name in ("token_ids", "token_advantages", "delta", "weight")}
+        for name, values in (own | dict(self.log_probs)).items():
             if values is not None and len(values) != len(self.tokens):
                 raise DataError(f"rollout record: {name} has {len(values)} entries for {len(self.tokens)} tokens")
 
     @property
     def right(self) -> bool:
-        """Whether the verifier accepts the response."""
         return self.accuracy >= 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupRecord:
-    """The record of all rollouts of one prompt in one step.
-
-    Attributes:
-        number: the prompt's index in the step.
-        images: the prompt's images, then some frames of its videos, as PNG bytes.
-    """
+    """The record of all rollouts of the prompt `number` of a step, with its images, as PNG bytes."""
 
     step: int
     number: int = 0
@@ -104,10 +98,8 @@ class Trace:
     """Writes a run's trace, and bounds its size by recording fewer steps.
 
     Every recorded step k has `(k - 1) % stride == 0`. If files and images exceed `max_bytes`, the stride doubles and
-    the files of other steps are removed, so that the recorded steps remain evenly spread over the run.
-
-    Args:
-        last_step: the step from which a run resumes; files of later steps are removed. None keeps all.
+    the files of other steps are removed, so that the recorded steps remain evenly spread over the run. A run that
+    resumes from `last_step` removes the files of later steps.
     """
 
     def __init__(self, run_folder: Path, *, max_bytes: int, last_step: int | None = None) -> None:
@@ -120,7 +112,6 @@ class Trace:
         self._size = self._measured()
 
     def write(self, groups: Sequence[GroupRecord]) -> None:
-        """Records the groups of one step."""
         if not groups or (groups[0].step - 1) % self._stride:
             return
         rows = [row for group in groups for row in self._rows(group)]
@@ -181,8 +172,7 @@ class Trace:
 def read_rollouts(run_folder: Path) -> Iterator[GroupRecord]:
     """Yields the recorded groups of a run, oldest first.
 
-    Raises:
-        DataError: a file or an image is damaged, lacks columns, or was written in another version of the format.
+    Raises `DataError`: a file or an image is damaged, lacks columns, or was written in another version of the format.
     """
     for file, table in _checked_tables(run_folder):
         by_group: dict[int, list[Tree]] = {}
@@ -190,12 +180,25 @@ def read_rollouts(run_folder: Path) -> Iterator[GroupRecord]:
             listed: list[Tree] = table.to_pylist()
         for row in listed:
             by_group.setdefault(row["group"], []).append(row)
-        for rows in by_group.values():
-            yield _group(file, rows)
+        for number, rows in by_group.items():
+            yield GroupRecord(
+                number=number,
+                images=[_image(file, name) for name in rows[0]["images"]],
+                rollouts=[_rollout(row) for row in rows],
+                **{name: rows[0][name] for name in ("step", *_OF_PROMPT)},
+            )
+
+
+def _rollout(row: Fields) -> RolloutRecord:
+    return RolloutRecord(
+        log_probs={name.removeprefix(_LOG_PROBS): row[name] for name in row if name.startswith(_LOG_PROBS)},
+        references={name.removeprefix(_REFERENCE): row[name] for name in row if name.startswith(_REFERENCE)},
+        **{name: row[name] for name in _OF_ROLLOUT},
+    )
 
 
 def read_rollout_table(run_folder: Path) -> pyarrow.Table:
-    """Returns the recorded rollouts of a run as one table, one row per rollout, oldest first; raises as `read_rollouts`."""
+    """Returns all recorded rollouts of a run, one row each, oldest first; raises as `read_rollouts`."""
     tables = [table for _, table in _checked_tables(run_folder)]
     return pyarrow.concat_tables(tables, promote_options="default") if tables else _schema(()).empty_table()
 
@@ -233,10 +236,9 @@ def _require_columns(table: Any, file: Path) -> None:
     views = [name.removeprefix(_LOG_PROBS) for name in table.column_names if name.startswith(_LOG_PROBS)]
     for column in _schema(views):
         values = table.column(column.name) if column.name in table.column_names else None
-        may_be_null = column.name in _MAY_BE_NULL or column.name.startswith((_LOG_PROBS, _REFERENCE))
         if values is None or values.type != column.type:
             problem = "is missing" if values is None else f"has the type {values.type}, not {column.type}"
-        elif values.null_count and not may_be_null:
+        elif values.null_count and not column.name.startswith(_MAY_BE_NULL):
             problem = "has no value in some rows"
         elif pyarrow.types.is_list(column.type) and any(part.flatten().null_count for part in values.chunks):
             problem = "has lists with no value at some places"
@@ -263,42 +265,11 @@ def _image_name(image: bytes) -> str:
     return f"{hashlib.sha256(image).hexdigest()[:32]}.png"
 
 
-def _group(file: Path, rows: Sequence[Tree]) -> GroupRecord:
-    first = rows[0]
-    return GroupRecord(
-        number=first["group"],
-        images=[_image(file, name) for name in first["images"]],
-        rollouts=[_rollout(row) for row in rows],
-        **{name: first[name] for name in ("step", *_OF_PROMPT)},
-    )
-
-
-def _rollout(row: Fields) -> RolloutRecord:
-    return RolloutRecord(
-        log_probs={name.removeprefix(_LOG_PROBS): row[name] for name in row if name.startswith(_LOG_PROBS)},
-        references={name.removeprefix(_REFERENCE): row[name] for name in row if name.startswith(_REFERENCE)},
-        **{name: row[name] for name in _OF_ROLLOUT},
-    )
-
-
 def _schema(views: Collection[str]) -> Any:
     """Returns the columns: those of every run, and for each view its log-probs and the text that its teacher saw."""
-    number, text, numbers = pyarrow.float64(), pyarrow.string(), pyarrow.list_(pyarrow.float32())
-    columns = [
-        *((name, pyarrow.int32()) for name in ("step", "group", "rollout")),
-        *((name, text) for name in ("prompt_id", "problem", "ground_truth")),
-        ("images", pyarrow.list_(text)),
-        ("response", text),
-        ("finished", pyarrow.bool_()),
-        *((name, number) for name in ("reward", "accuracy")),
-        ("token_ids", pyarrow.list_(pyarrow.int32())),
-        ("tokens", pyarrow.list_(text)),
-        *((name, numbers) for name in ("token_advantages", "delta", "weight")),
-        ("is_scored", pyarrow.bool_()),
-        *((_LOG_PROBS + view, numbers) for view in views),
-        *((_REFERENCE + view, text) for view in views if view != STUDENT),
-    ]
-    return pyarrow.schema(columns, metadata={_VERSION_KEY: str(TRACE_VERSION)})
+    of_views = {_LOG_PROBS + view: _NUMBERS for view in views}
+    of_views |= {_REFERENCE + view: _TEXT for view in views if view != STUDENT}
+    return pyarrow.schema(_COLUMNS | of_views, metadata={_VERSION_KEY: str(TRACE_VERSION)})
 
 
 def _steps(run_folder: Path) -> Iterator[tuple[int, Path]]:

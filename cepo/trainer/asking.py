@@ -41,10 +41,8 @@ class Rollouts:
     """Prompts and their rewarded responses. Row `b` of every tensor is response `b % G` to prompt `b // G`.
 
     Attributes:
-        responses: the decoded text of each row.
         scores: the reward function's fields for each row.
-        correct: (B,) whether each response is right.
-        num_raised, num_timed_out: responses whose reward failed.
+        num_raised, num_timed_out: number of responses whose reward failed.
         reward_baselines: (B,) the reward of the prompt's greedy response, for methods with this baseline.
         metrics: of online filtering.
     """
@@ -83,6 +81,11 @@ class Rollouts:
         return torch.arange(int(lengths.max())).unsqueeze(0) < lengths.unsqueeze(1)
 
     @cached_property
+    def finished(self) -> Tensor:
+        """(B,) False on responses that the length limit cut."""
+        return torch.tensor([generation.finished for generation in self.generations])
+
+    @cached_property
     def sampled_log_probs(self) -> Tensor:
         """(B, T) the rollout engine's own log-probs of the sampled tokens, 0 on padding."""
         return self.padded([generation.log_probs for generation in self.generations])
@@ -117,10 +120,7 @@ class Rollouts:
 
 
 class Asker:
-    """Samples responses to problems, and rewards and judges each group as soon as it is finished.
-
-    `clock` times the stages "generate" and "reward".
-    """
+    """Samples responses to problems, and rewards and judges each group as soon as it is finished."""
 
     def __init__(
         self,
@@ -141,20 +141,27 @@ class Asker:
         """Samples and rewards responses in the problems' order; a failed or late reward affects only its response.
 
         Finished groups are rewarded while others are still being sampled, so the stage "reward" measures only the time
-        that generation does not cover. Raises `DataError`: a prompt is too long; `RewardError`: no response of this
-        round or any earlier one got a score.
+        that generation does not cover. Sampling seeds depend only on (seed, step, attempt, problem, its occurrence).
+        Raises `DataError`: a prompt is too long; `RewardError`: no response of this round or any earlier one got a score.
         """
         responses: dict[int, list[str]] = {}
         with self._rewards.stream() as stream:
 
             def begin(index: int, group: Sequence[Generation]) -> None:
-                responses[index] = [self.decoded(generation.response_ids) for generation in group]
+                responses[index] = [self._decoded(generation.response_ids) for generation in group]
                 pairs = zip(responses[index], group, strict=True)
                 stream.add(index, [self._input(problems[index], text, one.response_ids) for text, one in pairs])
 
             with self._clock.stage("generate"):
                 prompts = [self._contexts.student(problem) for problem in problems]
-                requests = self._requests(problems, prompts, step=step, attempt=attempt)
+                requests: list[GenerationRequest] = []
+                asked: Counter[str] = Counter()
+                for problem, prompt in zip(problems, prompts, strict=True):
+                    copy = asked[problem.prompt_id]
+                    asked[problem.prompt_id] += 1
+                    name = f"{problem.prompt_id}#{copy}" if copy else problem.prompt_id
+                    seed = sampling_seed(self._worker.rollout.seed, step, name, attempt=attempt)
+                    requests.append(request(problem, prompt, seed))
                 groups = engine.generate(requests, settings, begin)
             generations = [generation for group in groups for generation in group]
             self._clock.count_tokens("generate", sum(len(generation.response_ids) for generation in generations))
@@ -185,35 +192,29 @@ class Asker:
     def answers(self, rollouts: Rollouts) -> list[str | None]:
         return self._rewards.extracted_answers(rollouts.responses)
 
-    def _requests(
-        self, problems: Sequence[Problem], prompts: Sequence[EncodedPrompt], *, step: int, attempt: int
-    ) -> list[GenerationRequest]:
-        """Returns the engine's requests; sampling seeds depend only on (seed, step, attempt, problem, its occurrence)."""
-        asked: Counter[str] = Counter()
-        requests: list[GenerationRequest] = []
-        for problem, prompt in zip(problems, prompts, strict=True):
-            name, copy = problem.prompt_id, asked[problem.prompt_id]
-            asked[name] += 1
-            seeded = f"{name}#{copy}" if copy else name
-            seed = sampling_seed(self._worker.rollout.seed, step, seeded, attempt=attempt)
-            requests.append(request(problem, prompt, seed))
-        return requests
-
     def verdicts(self, responses: Sequence[tuple[Problem, Sequence[int]]]) -> Tensor:
         """Rewards given responses' tokens and returns (B,) whether each is right; raises `RewardError` as `ask` does."""
-        inputs = [self._input(problem, self.decoded(tokens), tokens) for problem, tokens in responses]
+        inputs = [self._input(problem, self._decoded(tokens), tokens) for problem, tokens in responses]
         return self._correct(self._rewards.score(inputs))
 
     def _input(self, problem: Problem, text: str, tokens: Sequence[int]) -> Tree:
         return reward_input(problem, text, len(tokens), self._rewards.needs_images)
 
     def _correct(self, outcome: RewardOutcome) -> Tensor:
+        """Returns (B,) whether `correct_key` of each score, or the total reward without such a field, is high enough."""
         self._rewards.require_a_score(outcome)
-        return correctness(outcome.scores, self._algorithm.correct_key, self._algorithm.correct_threshold)
+        key, scores = self._algorithm.correct_key, outcome.scores
+        num_present = sum(key in score for score in scores)
+        if 0 < num_present < len(scores):
+            raise RewardError(
+                f"algorithm.correct_key '{key}' is in only {num_present} of {len(scores)} reward results; "
+                "a reward function must return it for every response or for none"
+            )
+        read = key if num_present else "overall"
+        return torch.tensor([score[read] >= self._algorithm.correct_threshold for score in scores])
 
-    def decoded(self, response_ids: Sequence[int]) -> str:
-        skip = self._worker.reward.skip_special_tokens
-        return self._processing.decode(response_ids, skip_special_tokens=skip)
+    def _decoded(self, response_ids: Sequence[int]) -> str:
+        return self._processing.decode(response_ids, skip_special_tokens=self._worker.reward.skip_special_tokens)
 
 
 def request(problem: Problem, prompt: EncodedPrompt, seed: int, tokens: Sequence[int] = ()) -> GenerationRequest:
@@ -278,7 +279,6 @@ def ask_until_enough(
 
 
 def _group_mean(rollouts: Rollouts, number: int, key: str) -> float:
-    """Returns the mean of a reward field over a group; raises `RewardError`: a response's result lacks the field."""
     scores = [rollouts.scores[row] for row in rollouts.rows_of(number)]
     if missing := sum(key not in score for score in scores):
         known = ", ".join(sorted({name for score in scores for name in score}))
@@ -333,18 +333,3 @@ def reward_input(problem: Problem, response: str, response_length: int, with_ima
         "ground_truth": problem.ground_truth,
         "prompt": problem.text,
     }
-
-
-def correctness(scores: Sequence[Mapping[str, float]], key: str, threshold: float) -> Tensor:
-    """Returns (B,) whether field `key` of each score, or the total reward without such a field, reaches `threshold`.
-
-    Raises `RewardError`: only some of the scores have the field.
-    """
-    present = [key in score for score in scores]
-    if any(present) and not all(present):
-        raise RewardError(
-            f"algorithm.correct_key '{key}' is in only {sum(present)} of {len(scores)} reward results; "
-            "a reward function must return it for every response or for none"
-        )
-    field_read = key if all(present) else "overall"
-    return torch.tensor([score[field_read] >= threshold for score in scores])

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cepo.trainer.asking import Rollouts
-    from cepo.trainer.planning import ScoringPlan
-    from cepo.trainer.scoring import ScoredBatch
+    from cepo.trainer.planning import ScoredBatch, ScoringPlan
     from cepo.types import TokenSignal
 
 

@@ -19,8 +19,7 @@ from pydantic.dataclasses import dataclass
 from cepo.config.paths import checkpoint_folders, find_path
 from cepo.errors import CheckpointError, ForeignFileError
 from cepo.foreign_files import irregular_file, read_json
-from cepo.tracking.lines import to_disk
-from cepo.tracking.run_folder import write_atomically
+from cepo.tracking.run_folder import to_disk, write_atomically
 from cepo.trainer.protocol import Backend
 from cepo.trees import Tree, is_dict
 
@@ -40,12 +39,10 @@ _ANEW = (
 
 @dataclass(kw_only=True, config=ConfigDict(strict=True, extra="forbid"))
 class TrainerState:
-    """The trainer's own part of a checkpoint. All its other state is a function of the step.
+    """The trainer's own part of a checkpoint. All its other state is a function of the number of steps done, `step`.
 
-    Attributes:
-        step: number of training steps done.
-        rounds: number of batches of problems taken from the data; exceeds `step` if online filtering repeats rounds.
-        kl_coefficient: weight of the KL in the reward, which an adaptive controller changes.
+    `rounds` is the number of batches of problems taken from the data; it exceeds `step` if online filtering repeats
+    rounds. `kl_coefficient` is the weight of the KL in the reward, which an adaptive controller changes.
     """
 
     step: NonNegativeInt = 0
@@ -63,8 +60,7 @@ class CheckpointStore:
     Args:
         identity: values that a resuming run must share with the checkpoint.
         settings: other settings that decide what is trained; `changes` compares them.
-        keep: number of checkpoints to keep: the last, the best and the most recent others. With 1, both the last and
-            the best are kept. -1 keeps all.
+        keep: number of checkpoints to keep: the last, the best (also if it is 1) and the most recent others; -1 keeps all.
         weights_only: the backend writes only weights, so no run can continue from the checkpoints.
     """
 
@@ -150,11 +146,10 @@ class CheckpointStore:
         return None
 
     def read(self, folder: Path) -> TrainerState:
-        """Reads the trainer's part of a checkpoint and checks all of the checkpoint before any model is loaded.
+        """Reads the trainer's part of a checkpoint, and checks all of it before any model is loaded.
 
-        Raises:
-            CheckpointError: the checkpoint is incomplete or damaged, holds only weights, has a newer format, or was
-                written by a run with another `identity`.
+        Raises `CheckpointError`: it is incomplete or damaged, holds only weights, has another format, or was written by a
+        run with another `identity`.
         """
         another = "give another folder global_step_<N>"
         if (irregular := irregular_file(folder)) is not None:
@@ -178,8 +173,7 @@ class CheckpointStore:
             raise CheckpointError(
                 f"{folder} holds only weights (trainer.save_model_only), so no run can continue from it. {_ANEW}"
             )
-        damage = damaged_file(folder) or (None if (folder / "actor").is_dir() else "it has no folder actor")
-        if damage is not None:
+        if (damage := damaged_file(folder)) is not None:
             raise CheckpointError(f"{folder} is damaged ({damage}); {another}")
         try:
             return TrainerState(**state["state"])
@@ -188,8 +182,8 @@ class CheckpointStore:
 
     def changes(self, folder: Path) -> list[str]:
         """Lists the settings, among those that this run and the checkpoint's run both have, whose values differ."""
-        recorded = _state(folder).get("settings")
-        written: Tree = recorded if is_dict(recorded) else {}
+        written = _state(folder).get("settings")
+        written = written if is_dict(written) else {}
         return [
             f"{key}: was {json.dumps(written[key])}, is {json.dumps(value)}"
             for key, value in self.settings.items()
@@ -205,11 +199,10 @@ class CheckpointStore:
         for step, path in self._whole().items():
             try:
                 score = _state(path).get("val_reward_score")
+                if isinstance(score, float) and math.isfinite(score):
+                    scores[step] = score
             except ForeignFileError as error:
                 logger.warning("%s cannot be read (%s); it cannot be chosen as the best checkpoint", path, error)
-                continue
-            if isinstance(score, float) and math.isfinite(score):
-                scores[step] = score
         return scores
 
     def _prune(self, kept: set[int | None]) -> None:

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import EngineError
-from cepo.metrics import Metrics, fraction, max_value, sum_value
-from cepo.trainer.asking import Rollouts
-from cepo.trainer.scoring import ScoredBatch
+from cepo.metrics import Metric, Metrics, fraction, max_value, sum_value
+from cepo.trainer.planning import ScoredBatch
 from cepo.types import TokenSignal
 
 logger = logging.getLogger(__name__)
@@ -42,8 +41,8 @@ class Health:
         skipped_in_a_row: number of consecutive steps in which every update of the actor was skipped.
     """
 
-    def __init__(self, settings: TrainerConfig) -> None:
-        self._settings = settings
+    def __init__(self, settings: TrainerConfig, folder: Path) -> None:
+        self._settings, self._folder = settings, folder
         self._in_a_row = {"repeated": 0, "empty": 0, "equal": 0}
         self._num_steps = self.skipped_in_a_row = 0
         self._found: dict[str, str] = {}
@@ -83,12 +82,19 @@ class Health:
         self._has_bad_inputs = any(counts.values())
         self._found = {
             name: f"{number} {name.replace('_', '-')} are not finite" for name, number in counts.items() if number
-        } | self._collapse(rollouts)
+        }
+        steps, reward = self._settings.collapse_steps, float(rollouts.rewards[0])
+        words = {
+            "repeated": f"at least half of the responses of {steps} steps in a row repeat one token",
+            "empty": f"at least half of the responses of {steps} steps in a row are empty",
+            "equal": f"all responses of {steps} steps in a row got the same reward, now {reward:g}",
+        }
+        self._found |= {name: words[name] for name, number in self._in_a_row.items() if number >= steps}
         self._report(rollouts.step + 1)
         return not self._found or self._settings.on_fault == "warn"
 
     def count_equal_rewards(self, rewards: Tensor) -> None:
-        """Counts a step whose rewards, (B,), are all equal, and warns if these are all of a run's first steps."""
+        """Warns if in each of a run's first steps all rewards, (B,), were equal."""
         self._num_steps += 1
         self._count("equal", bool((rewards == rewards[0]).all()))
         if self._num_steps == self._in_a_row["equal"] == FIRST_STEPS:
@@ -99,8 +105,9 @@ class Health:
                 "responses have no answer)"
             )
 
-    def count_missing_answers(self, num_missing: int, num_responses: int) -> None:
+    def count_missing_answers(self, missing: Metric) -> None:
         """Warns once, at the first step in which most responses have no final answer to use as a reference."""
+        num_missing, num_responses = round(missing.value), round(missing.weight)
         if self._has_missed_answers or 2 * num_missing <= num_responses:
             return
         self._has_missed_answers = True
@@ -129,8 +136,8 @@ class Health:
     def require_sound(self, step: int, values: Mapping[str, float]) -> None:
         """Checks the metrics of the 1-based `step` after they have been recorded.
 
-        Raises `EngineError`: the step has a fault and `trainer.on_fault` is stop; or, whatever it is, the update broke
-        the model: a weight, or a loss of finite inputs, is not finite.
+        Raises `EngineError`: the step has a fault and `trainer.on_fault` is stop; or, whatever that is, a weight, or a
+        loss of finite inputs, is not finite.
         """
         broken = [name for name, value in values.items() if name.endswith(MODELS_NUMBERS) and not math.isfinite(value)]
         if broken and not (self._has_bad_inputs and all(name.endswith("_loss") for name in broken)):
@@ -153,11 +160,10 @@ class Health:
                 "The last checkpoint was written before this fault"
             )
 
-    def require_updates(self, folder: Path, *, saved_aside: Path | None = None) -> None:
-        """Checks that updates have not been skipped in too many consecutive steps.
+    def require_updates(self, *, saved_aside: Path | None = None) -> None:
+        """Raises `EngineError` if updates were skipped in too many consecutive steps.
 
-        Raises `EngineError`: they have, or they were in the run's last steps, whose weights are then `saved_aside`. It
-        names the run `folder`, whose checkpoints are from before those steps.
+        One is too many if the run ends with it; its weights are then `saved_aside`.
         """
         most = self._settings.max_skipped_steps
         if saved_aside is None and not 0 < most <= self.skipped_in_a_row:
@@ -167,20 +173,11 @@ class Health:
             how = f"its weights are in {saved_aside}; a run resumes from them only if trainer.load_checkpoint_path names it"
         raise EngineError(
             f"all updates of the last {self.skipped_in_a_row} steps were skipped, because {self._why_skipped} ({how}). The "
-            f"checkpoints in {folder} were written before these steps; continue from one with a lower worker.actor.optim.lr"
+            f"checkpoints in {self._folder} were written before these steps; continue from one with a lower worker.actor.optim.lr"
         )
 
     def _count(self, name: str, is_so: bool) -> None:
         self._in_a_row[name] = self._in_a_row[name] + 1 if is_so else 0
-
-    def _collapse(self, rollouts: Rollouts) -> dict[str, str]:
-        steps = self._settings.collapse_steps
-        words = {
-            "repeated": f"at least half of the responses of {steps} steps in a row repeat one token",
-            "empty": f"at least half of the responses of {steps} steps in a row are empty",
-            "equal": f"all responses of {steps} steps in a row got the same reward, now {float(rollouts.rewards[0]):g}",
-        }
-        return {name: words[name] for name, number in self._in_a_row.items() if number >= steps}
 
     def _report(self, step: int) -> None:
         for name in self._found.keys() - self._reported:

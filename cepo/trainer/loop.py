@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 
 from cepo.algorithms import Estimator
-from cepo.config.data_schema import DataConfig
-from cepo.config.schema import AlgorithmConfig, WorkerConfig
-from cepo.config.trainer_schema import TrainerConfig
+from cepo.config import RunConfig
+from cepo.config.schema import AlgorithmConfig
 from cepo.data.batch import OWN_VIEW, RowName, ScoringRow
 from cepo.data.contexts import ContextBuilder
-from cepo.data.dataset import Problem, ProblemSet
+from cepo.data.dataset import ProblemSet
 from cepo.data.mixing import MixedProblems
-from cepo.losses.objective import kl_penalty
-from cepo.metrics import Metrics, merge_metrics, results, sum_value
+from cepo.losses.objective import adapted_coefficient, agreement_metrics, kl_penalty
+from cepo.metrics import Metrics, mean_of, mean_value, merge_metrics, results, sum_value
 from cepo.models.processing import Processing
 from cepo.progress import StageClock, phase
 from cepo.rewards.pool import RewardPool
@@ -26,27 +25,34 @@ from cepo.tracking.sink import Tracker
 from cepo.trainer.asking import Asker, Rollouts, ask_until_enough, training_settings
 from cepo.trainer.callbacks import Callback
 from cepo.trainer.checkpoints import TrainerState
-from cepo.trainer.planning import ScoringPlan, make_plan, num_without_answer, restricted, rollout_groups
+from cepo.trainer.planning import (
+    ScoredBatch,
+    ScoringPlan,
+    actor_batches,
+    critic_batches,
+    make_plan,
+    restricted,
+    rollout_groups,
+    with_scored,
+)
 from cepo.trainer.protocol import Backend
 from cepo.trainer.recording import group_records, reward_metrics, work_metrics
 from cepo.trainer.run_policy import RunPolicy
-from cepo.trainer.scoring import ScoredBatch, actor_batches, critic_batches, gap_at_temperature_1, penalise, with_scored
 from cepo.trainer.validation import Validator
 from cepo.types import TokenSignal
 
 logger = logging.getLogger(__name__)
 
 _SKIPPED = "actor/skipped_updates"
+PROMPTS_COMPARED = 8
+"""Prompts per step whose first response is scored at temperature 1 too, if the rollout temperature differs."""
 
 
 @dataclass(kw_only=True)
 class Trainer:
     """Trains one run. Steps are 0-based in the code and 1-based in all output: step k is recorded after its update."""
 
-    data: DataConfig
-    algorithm: AlgorithmConfig
-    worker: WorkerConfig
-    settings: TrainerConfig
+    config: RunConfig
     problems: ProblemSet | MixedProblems
     processing: Processing
     estimator: Estimator
@@ -60,6 +66,8 @@ class Trainer:
     callbacks: Sequence[Callback] = ()
 
     def __post_init__(self) -> None:
+        self.data, self.algorithm = self.config.data, self.config.algorithm
+        self.worker, self.settings = self.config.worker, self.config.trainer
         self.clock = StageClock()
         self._asker = Asker(self.worker, self.algorithm, self.contexts, self.processing, self.rewards, self.clock)
         self._first_step = self.state.step
@@ -70,10 +78,7 @@ class Trainer:
         return self.policy.state
 
     def fit(self) -> None:
-        """Trains from `state.step` to `total_steps`, with validations and checkpoints at set steps and at the end.
-
-        With `trainer.save_on_interrupt` an interruption is raised at the end of its step, when a checkpoint has been saved.
-        """
+        """Trains from `state.step` to `total_steps`, with validations and checkpoints at set steps and at the end."""
         with phase("handing the weights to the rollout engine"):
             self.backend.synchronise_rollout()
         if self.settings.val_only or (self.settings.val_before_train and self._first_step == 0):
@@ -94,7 +99,7 @@ class Trainer:
                 self.train_step(step)
             if settings.val_freq > 0 and self.state.step % settings.val_freq == 0:
                 self.validate()
-            self.policy.require_updates()
+            self.policy.health.require_updates()
             if self.policy.is_save_due and self.state.step < self.total_steps:
                 self.save()
         if self.total_steps > 0:
@@ -124,36 +129,28 @@ class Trainer:
 
     def ask(self, step: int) -> Rollouts:
         """Samples and rewards responses to `rollout_batch_size` problems, in several rounds with online filtering."""
-        algorithm, settings = self.algorithm, training_settings(self.worker.rollout, self.data)
+        algorithm, data, settings = self.algorithm, self.data, training_settings(self.worker.rollout, self.data)
+        size = (algorithm.online_filtering and data.mini_rollout_batch_size) or data.rollout_batch_size
 
         def next_round(attempt: int) -> Rollouts:
-            return self._asker.ask(self._next_problems(), self.backend, settings, step=step, attempt=attempt)
+            indices = self.problems.indices(self.state.rounds, size)  # depend only on the seed and this number
+            self.state.rounds += 1
+            problems = [self.problems[index] for index in indices]
+            return self._asker.ask(problems, self.backend, settings, step=step, attempt=attempt)
 
         if algorithm.online_filtering:
             rollouts = ask_until_enough(
                 next_round,
                 algorithm,
-                num_groups=self.data.rollout_batch_size,
+                num_groups=data.rollout_batch_size,
                 max_rounds=self.settings.max_try_make_batch,
-                rounds_per_pass=-(-len(self.problems) // self._problems_per_round),
+                rounds_per_pass=-(-len(self.problems) // size),
             )
         else:
             rollouts = next_round(0)
         if self.estimator.needs_baseline:
             rollouts = self._asker.with_baselines(rollouts, self.backend, settings)
         return rollouts
-
-    def _next_problems(self) -> Sequence[Problem]:
-        """Returns the next round's problems, which depend only on the seed and the number of earlier rounds."""
-        indices = self.problems.indices(self.state.rounds, self._problems_per_round)
-        self.state.rounds += 1
-        return [self.problems[index] for index in indices]
-
-    @property
-    def _problems_per_round(self) -> int:
-        data = self.data
-        asked_in_parts = data.mini_rollout_batch_size if self.algorithm.online_filtering else None
-        return asked_in_parts or data.rollout_batch_size
 
     def plan(self, rollouts: Rollouts) -> ScoringPlan:
         """Decides which rows learn, what their teachers read, and which rows the student must score."""
@@ -163,9 +160,7 @@ class Trainer:
             groups = rollout_groups(
                 rollouts, self.rewards, self.processing, seed=self.settings.seed, with_values=by_value
             )
-            if self.estimator.reads_answers:
-                self.policy.health.count_missing_answers(num_without_answer(groups), len(rollouts.generations))
-        return make_plan(
+        plan = make_plan(
             rollouts,
             groups,
             self.estimator,
@@ -174,6 +169,9 @@ class Trainer:
             with_kl=not self.algorithm.disable_kl,
             overlong_filter=self.algorithm.overlong_filter,
         )
+        if groups and self.estimator.reads_answers:
+            self.policy.health.count_missing_answers(plan.metrics["references/responses_without_answer"])
+        return plan
 
     def _on_policy_rows(self, rollouts: Rollouts) -> Tensor:
         """Returns (B,) True on the rows of the step's first optimizer batch; on none if there are several epochs."""
@@ -185,8 +183,7 @@ class Trainer:
         """Computes log-probs of the planned rows by the student and every teacher, before the update.
 
         Teachers with the student's live weights are scored in the student's pass, which computes the shared beginning
-        of a prompt's contexts once. Other teachers need a separate pass. The critic's values and the reference
-        log-probs of a KL are computed here too.
+        of a prompt's contexts once. Other teachers need a separate pass.
         """
         rollouts, temperature = plan.rollouts, self.worker.rollout.temperature
         student, teachers = list(plan.student.values()), [row for view in plan.views for row in view.rows.values()]
@@ -262,17 +259,16 @@ class Trainer:
         with self.clock.stage("update"):
             if self.estimator.needs_values:
                 critic = self.worker.resolved_critic
-                size, epochs = critic.global_batch_size or actor.global_batch_size, critic.ppo_epochs
-                targets = critic_batches(batch, signal, num_prompts=size, epochs=epochs, max_response_length=longest)
-                metrics |= self.backend.update_critic(targets, step=step)
+                size = critic.global_batch_size or actor.global_batch_size
+                targets = critic_batches(batch, signal, num_prompts=size, max_response_length=longest)
+                metrics |= self.backend.update_critic(targets * critic.ppo_epochs, step=step)
             if self.estimator.needs_values and step < self.settings.critic_warmup:
                 self.backend.finish_step(step)
                 return metrics
-            size, epochs = actor.global_batch_size, actor.ppo_epochs
-            batches = actor_batches(batch, signal, num_prompts=size, epochs=epochs, max_response_length=longest)
+            size = actor.global_batch_size
+            batches = actor_batches(batch, signal, num_prompts=size, max_response_length=longest) * actor.ppo_epochs
             metrics |= self.backend.update(batches, step=step)
-            skipped = results(metrics).get(_SKIPPED, 0.0)
-            self.policy.health.count_skipped(step + 1, skipped, len(batches))
+            self.policy.health.count_skipped(step + 1, results(metrics).get(_SKIPPED, 0.0), len(batches))
             self.backend.finish_step(step)
         with self.clock.stage("sync"):
             self.backend.synchronise_rollout()
@@ -319,7 +315,41 @@ class Trainer:
     def save(self, *, is_last: bool = False) -> None:
         """Saves a checkpoint of the current step, unless it has one; see `RunPolicy.save`."""
         validated, reward = self._last_validation
-        if not self.policy.is_saved:
+        if self.policy.last_saved != self.state.step:
             with self.clock.stage("save"):
                 score = reward if validated == self.state.step else None
                 self.policy.save(self.backend, val_reward_score=score, is_last=is_last)
+
+
+def gap_at_temperature_1(rollouts: Rollouts, backend: Backend) -> Metrics:
+    """Compares log-probs of engine and trainer at temperature 1, that of the engine's, for runs with another one."""
+    first = range(0, len(rollouts.generations), rollouts.group_size)[:PROMPTS_COMPARED]
+    scored = backend.score([rollouts.scoring_row(row) for row in first], temperature=1.0)
+    sampled = [torch.tensor(rollouts.generations[row].log_probs) for row in first]
+    counted = torch.ones(1, sum(map(len, sampled)), dtype=torch.bool)
+    return agreement_metrics(torch.cat(sampled)[None], torch.cat(scored)[None], counted, 1.0)
+
+
+def penalise(
+    rewards: Tensor, penalties: Tensor, response_mask: Tensor, algorithm: AlgorithmConfig, state: TrainerState
+) -> tuple[Tensor, Metrics]:
+    """Subtracts each token's KL from its reward, and returns the rewards and metrics; all tensors are (B, T).
+
+    `r_t <- r_t - coefficient * KL_t`, where `state` holds the coefficient, which is adapted afterwards. If the KL is a
+    term of the loss, the rewards are unchanged.
+    """
+    measured = mean_of(penalties, response_mask)
+    metrics: Metrics = {"critic/kl": measured}
+    if algorithm.use_kl_loss:
+        return rewards, metrics
+    coefficient = state.kl_coefficient
+    metrics["critic/kl_coef"] = mean_value(coefficient)
+    if algorithm.kl_type == "adaptive":
+        state.kl_coefficient = adapted_coefficient(
+            coefficient,
+            measured.result or 0.0,
+            num_sequences=len(rewards),
+            kl_target=algorithm.kl_target,
+            kl_horizon=algorithm.kl_horizon,
+        )
+    return rewards - coefficient * penalties.where(response_mask, 0.0), metrics

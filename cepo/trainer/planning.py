@@ -1,10 +1,10 @@
-"""Plans a step's passes: which rows learn, what the teachers read, and which rows the student scores."""
+"""Plans a step's passes: which rows learn, what teachers read, which rows are scored, and in which batches they are trained."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 
 import torch
@@ -14,15 +14,16 @@ from cepo.algorithms import Estimator
 from cepo.algorithms.references import wrong_reference, wrong_rollouts
 from cepo.algorithms.settings import NegativeConfig
 from cepo.config.schema import AlgorithmConfig
-from cepo.data.batch import ScoringRow
+from cepo.data.batch import OWN_VIEW, CriticBatch, DistillationRows, OptimizerBatch, RowName, ScoringRow
 from cepo.data.contexts import ContextBuilder
 from cepo.data.hints import sanitise_reference
-from cepo.metrics import Metrics, fraction, mean_of, sum_value
+from cepo.losses.objective import LossDenominators
+from cepo.metrics import Metric, Metrics, fraction, mean_of, sum_value
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
 from cepo.trainer.asking import Rollouts
-from cepo.types import Reference, Rollout, RolloutGroup, TokenSignal
+from cepo.types import Reference, Rollout, RolloutGroup, TokenBatch, TokenSignal
 
 WITHOUT_IMAGES = "(without images)"
 """Recorded as the reference of a teacher that reads the student's prompt without its images."""
@@ -35,35 +36,19 @@ class View:
     Attributes:
         references: the text shown to the teacher of each row; None if it reads the student's own prompt.
         rows: row -> its response after the teacher's context, for live rows with a reference; only these get a pass.
-        num_chosen: number of live rows for which the method chose a reference.
-        num_empty, num_without_room: how many of these references sanitising emptied, or did not fit into the context.
-        num_cut: number of `rows` whose reference was cut, by its cap or to fit into the context.
+        metrics: `_empty` and `_without_room` are shares of the references chosen for live rows: those that sanitising
+            emptied, or that did not fit into the context. `_cut` is the share of `rows` whose reference was cut.
     """
 
     name: str
     references: Sequence[str | None]
     rows: Mapping[int, ScoringRow]
-    num_chosen: int = 0
-    num_empty: int = 0
-    num_without_room: int = 0
-    num_cut: int = 0
+    metrics: Metrics = field(default_factory=dict[str, Metric])
 
     @property
     def has_reference(self) -> Tensor:
         """(B,) whether the teacher of each row reads a reference."""
         return torch.tensor([text is not None for text in self.references])
-
-    def metrics(self, num_live: int) -> Metrics:
-        """Returns the shares of the live rows' references that were used, empty, too long, or cut.
-
-        `_used` is a share of the live rows, `_cut` of the references shown, `_empty` and `_without_room` of the chosen.
-        """
-        return {
-            f"references/{self.name}_used": fraction(len(self.rows), num_live),
-            f"references/{self.name}_empty": fraction(self.num_empty, self.num_chosen),
-            f"references/{self.name}_without_room": fraction(self.num_without_room, self.num_chosen),
-            f"references/{self.name}_cut": fraction(self.num_cut, len(self.rows)),
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +88,7 @@ def make_plan(
     """
     live = estimator.live_rows(rollouts.rewards, rollouts.group_ids)
     if overlong_filter:
-        live = live & _finished_rows(rollouts)
+        live = live & rollouts.finished
     live = live | with_kl
     views: list[View] = []
     if groups:
@@ -115,9 +100,9 @@ def make_plan(
         metrics["work/teacher_rows"] = sum_value(sum(len(view.rows) for view in views))
     if groups:
         for view in views:
-            metrics |= view.metrics(int(live.sum()))
-        metrics |= fallback_metrics(groups, estimator.negative)
-        metrics["references/responses_without_answer"] = fraction(num_without_answer(groups), len(live))
+            metrics[f"references/{view.name}_used"] = fraction(len(view.rows), int(live.sum()))
+            metrics |= view.metrics
+        metrics |= reference_metrics(groups, estimator.negative)
     return ScoringPlan(
         rollouts=rollouts,
         live=live,
@@ -141,12 +126,14 @@ def rollout_groups(
     extracted = pool.extracted_answers(rollouts.responses)
     answers = [sanitise_reference(answer or "", processing.special_texts) or None for answer in extracted]
     doubtful = {row: answer for row, answer in enumerate(answers) if answer is not None and not rollouts.correct[row]}
-    truths = [rollouts.problems[row // rollouts.group_size].ground_truth for row in doubtful]
-    pairs = list(zip(doubtful.values(), truths, strict=True))
-    equal = dict(zip(doubtful, pool.same_statements(pairs), strict=True)) if pairs else {}
+    equal: dict[int, bool] = {}
     values: dict[int, str] = {}
-    if with_values and doubtful:
-        values = dict(zip(doubtful, pool.value_keys(list(doubtful.values())), strict=True))
+    if doubtful:
+        truths = [rollouts.problems[row // rollouts.group_size].ground_truth for row in doubtful]
+        pairs = [*zip(doubtful.values(), truths, strict=True)]
+        equal = dict(zip(doubtful, pool.same_statements(pairs), strict=True))
+        if with_values:
+            values = dict(zip(doubtful, pool.value_keys([*doubtful.values()]), strict=True))
 
     def candidate(index: int, row: int) -> Rollout:
         response = rollouts.generations[row].response_ids
@@ -177,28 +164,28 @@ def plan_views(
     rollouts: Rollouts, live: Tensor, groups: Sequence[RolloutGroup], estimator: Estimator, contexts: ContextBuilder
 ) -> list[View]:
     """Builds the teacher rows of each view from those of the method's references that can be shown."""
-    chosen = [estimator.references(group) for group in groups]
-    builder = _ReferenceContexts(rollouts, live, contexts)
-    references = {name: [one for group in chosen for one in group[name]] for name in estimator.views}
-    shown = {
-        name: [builder.shown(row, reference) for row, reference in enumerate(of_rows)]
-        for name, of_rows in references.items()
-    }
+    by_group = [estimator.references(group) for group in groups]
+    build = _builder(rollouts, live, contexts)
+    references = {name: [one for group in by_group for one in group[name]] for name in estimator.views}
+    shown = {name: [*map(build, range(len(of_rows)), of_rows)] for name, of_rows in references.items()}
     kept = estimator.settled({name: [each.text is not None for each in rows] for name, rows in shown.items()})
     views: list[View] = []
     for name in estimator.views:
         texts = [each.text if is_kept else None for each, is_kept in zip(shown[name], kept[name], strict=True)]
         rows = [row for row, text in enumerate(texts) if text is not None and live[row]]
-        asked = [shown[name][row] for row, reference in enumerate(references[name]) if reference and live[row]]
+        chosen = [shown[name][row] for row, reference in enumerate(references[name]) if reference and live[row]]
         views.append(
             View(
                 name=name,
                 references=texts,
                 rows={row: rollouts.scoring_row(row, shown[name][row].context, view=name) for row in rows},
-                num_chosen=len(asked),
-                num_empty=sum(each.is_empty for each in asked),
-                num_without_room=sum(each.is_without_room for each in asked),
-                num_cut=sum(shown[name][row].is_cut for row in rows),
+                metrics={
+                    f"references/{name}_empty": fraction(sum(each.is_empty for each in chosen), len(chosen)),
+                    f"references/{name}_without_room": fraction(
+                        sum(each.is_without_room for each in chosen), len(chosen)
+                    ),
+                    f"references/{name}_cut": fraction(sum(shown[name][row].is_cut for row in rows), len(rows)),
+                },
             )
         )
     return views
@@ -213,27 +200,21 @@ def student_rows(
     reads old log-probs, or if one view of the row has a reference and another has none, so that its teacher is the
     student.
     """
-    has_reference = torch.zeros(len(live), dtype=torch.bool)
-    lacks_reference = has_reference.clone()
-    for view in views:
-        has_reference |= view.has_reference
-        lacks_reference |= ~view.has_reference
-    read = has_reference & lacks_reference
+    shown = torch.stack([view.has_reference for view in views] or [torch.zeros(len(live), dtype=torch.bool)])
+    read = shown.any(dim=0) & ~shown.all(dim=0)
     if estimator.reads_old_log_probs:
-        read |= has_reference if estimator.views else True
+        read |= shown.any(dim=0) if estimator.views else True
     needed = live if every else live & (read | ~on_policy)
     return [row for row, is_needed in enumerate(needed) if is_needed]
 
 
-def num_without_answer(groups: Sequence[RolloutGroup]) -> int:
-    return sum(rollout.answer is None for group in groups for rollout in group.rollouts)
-
-
-def fallback_metrics(groups: Sequence[RolloutGroup], negative: NegativeConfig) -> Metrics:
-    """Returns the shares of groups without a wrong rollout, and of groups whose wrong rollouts yield no reference."""
+def reference_metrics(groups: Sequence[RolloutGroup], negative: NegativeConfig) -> Metrics:
+    """Returns the shares of responses without answer, and of groups without wrong rollouts or a reference from them."""
+    answers = [rollout.answer for group in groups for rollout in group.rollouts]
     wrong = [group for group in groups if wrong_rollouts(group)]
     unextractable = [group for group in wrong if wrong_reference(group, negative) is None]
     return {
+        "references/responses_without_answer": fraction(answers.count(None), len(answers)),
         "references/groups_without_wrong": fraction(len(groups) - len(wrong), len(groups)),
         "references/groups_wrong_unextractable": fraction(len(unextractable), len(groups)),
     }
@@ -241,8 +222,6 @@ def fallback_metrics(groups: Sequence[RolloutGroup], negative: NegativeConfig) -
 
 @dataclass(frozen=True, kw_only=True)
 class _ShownReference:
-    """A row's reference as shown to its teacher; `text` is None if none is shown."""
-
     text: str | None = None
     context: EncodedPrompt | None = None
     is_empty: bool = False
@@ -250,45 +229,88 @@ class _ShownReference:
     is_cut: bool = False
 
 
-class _ReferenceContexts:
-    """Builds reference texts, and teacher contexts for live rows, once for all rollouts that share them."""
+def _builder(
+    rollouts: Rollouts, live: Tensor, contexts: ContextBuilder
+) -> Callable[[int, Reference | None], _ShownReference]:
+    """Returns a function of a row and its reference, which builds text and context once for all rollouts that share them."""
 
-    def __init__(self, rollouts: Rollouts, live: Tensor, contexts: ContextBuilder) -> None:
-        self._rollouts, self._live, self._contexts = rollouts, live, contexts
-        self._built, self._fitted = cache(self._build), cache(self._fit)
+    @cache  # references with the same text share a context, so that passes compute it once
+    def fitted(prompt: int, text: str, is_answer: bool) -> tuple[EncodedPrompt, str] | None:
+        return contexts.fitted(rollouts.problems[prompt], rollouts.prompts[prompt], text, is_answer=is_answer)
 
-    def shown(self, row: int, reference: Reference | None) -> _ShownReference:
-        if reference is None:
-            return _ShownReference()
-        return self._built(row // self._rollouts.group_size, reference, is_live=bool(self._live[row]))
-
-    def _build(self, prompt: int, reference: Reference, *, is_live: bool) -> _ShownReference:
-        rollouts, contexts = self._rollouts, self._contexts
+    @cache
+    def built(prompt: int, reference: Reference, is_live: bool) -> _ShownReference:
         if reference.blind:
             if rollouts.prompts[prompt].images is None:
                 return _ShownReference()
             context = contexts.blind(rollouts.problems[prompt]) if is_live else None
             return _ShownReference(text=WITHOUT_IMAGES, context=context)
-        text = contexts.reference_text(reference)
+        text, context = contexts.reference_text(reference), None
         if not text:
             return _ShownReference(is_empty=True)
-        is_cut = text != contexts.whole_text(reference)
-        if not is_live:
-            return _ShownReference(text=text, is_cut=is_cut)
-        fitted = self._fitted(prompt, text, is_answer=reference.is_answer)
-        if fitted is None:
-            return _ShownReference(is_without_room=True)
-        context, shown = fitted
-        return _ShownReference(text=shown, context=context, is_cut=is_cut or shown != text)
+        if is_live:
+            found = fitted(prompt, text, reference.is_answer)
+            if found is None:
+                return _ShownReference(is_without_room=True)
+            context, text = found
+        return _ShownReference(text=text, context=context, is_cut=text != contexts.whole_text(reference))
 
-    def _fit(self, prompt: int, text: str, *, is_answer: bool) -> tuple[EncodedPrompt, str] | None:
-        """Fits a text into a context. References with the same text share one, so that passes compute it once."""
-        rollouts = self._rollouts
-        return self._contexts.fitted(rollouts.problems[prompt], rollouts.prompts[prompt], text, is_answer=is_answer)
+    def shown(row: int, reference: Reference | None) -> _ShownReference:
+        is_live = bool(live[row])
+        return _ShownReference() if reference is None else built(row // rollouts.group_size, reference, is_live)
+
+    return shown
 
 
-def _finished_rows(rollouts: Rollouts) -> Tensor:
-    return torch.tensor([generation.finished for generation in rollouts.generations])
+@dataclass(frozen=True, kw_only=True)
+class ScoredBatch:
+    """The data of a step that the estimator and the update read.
+
+    Attributes:
+        old_log_probs: (B, T) of the student; rows that were not scored have those of the rollout engine.
+        teacher_log_probs: view -> (B, T); rows without a teacher pass have those of the student.
+        token_level_rewards: (B, T) the outcome reward at the last response token, minus a KL in the reward.
+        reference_log_probs: (B, T) under the initial weights; None without a KL.
+        values: (B, T) the critic's value before each token; None for methods without a critic.
+        entropies: (B, T) in nats, of the student's distribution before each token of live rows; None if not needed.
+        metrics: agreement of the trainer's log-probs with the engine's, and the KL.
+    """
+
+    plan: ScoringPlan
+    old_log_probs: Tensor
+    teacher_log_probs: Mapping[str, Tensor]
+    token_level_rewards: Tensor
+    reference_log_probs: Tensor | None = None
+    values: Tensor | None = None
+    entropies: Tensor | None = None
+    metrics: Metrics = field(default_factory=dict[str, Metric])
+
+    @property
+    def rollouts(self) -> Rollouts:
+        return self.plan.rollouts
+
+    def token_batch(self) -> TokenBatch:
+        rollouts = self.rollouts
+        return TokenBatch(
+            token_level_rewards=self.token_level_rewards,
+            response_mask=rollouts.response_mask,
+            old_log_probs=self.old_log_probs,
+            group_ids=rollouts.group_ids,
+            teacher_log_probs=self.teacher_log_probs,
+            correct=rollouts.correct,
+            has_reference={view.name: view.has_reference for view in self.plan.views},
+            reward_baselines=rollouts.reward_baselines,
+            values=self.values,
+        )
+
+
+def with_scored(log_probs: Tensor, scored: Mapping[RowName, Tensor], view: str = OWN_VIEW) -> Tensor:
+    """Returns (B, T) `log_probs`, with those of the scored rows, (response length,), in place of the view's."""
+    result = log_probs.clone()
+    for (name, row), values in scored.items():
+        if name == view and row is not None:
+            result[row, : len(values)] = values
+    return result
 
 
 def restricted(
@@ -302,25 +324,71 @@ def restricted(
     average over kept tokens alone.
     """
     kept = rollouts.response_mask
-    metrics: Metrics = {}
+    metrics = dict(signal.metrics)
     if algorithm.overlong_filter:
-        kept = kept & _finished_rows(rollouts).unsqueeze(1)
+        kept = kept & rollouts.finished.unsqueeze(1)
     if entropies is not None:
         learning = kept & live.unsqueeze(1)
         found = entropies[learning]
         if len(found):
             first = len(found) - max(1, round(algorithm.top_entropy * len(found)))
             kept = kept & (entropies >= found.sort().values[first])
-        metrics = {
-            "rollout/vocabulary_entropy": mean_of(entropies, learning),
-            "rollout/learning_tokens": mean_of(kept.float(), learning),
-        }
+        metrics["rollout/vocabulary_entropy"] = mean_of(entropies, learning)
+        metrics["rollout/learning_tokens"] = mean_of(kept.float(), learning)
     distillation = signal.distillation
     if distillation is not None:
         distillation = dataclasses.replace(distillation, token_weight=distillation.token_weight.where(kept, 0.0))
-    return dataclasses.replace(
-        signal,
-        advantages=signal.advantages.where(kept, 0.0),
-        metrics={**signal.metrics, **metrics},
-        distillation=distillation,
-    )
+    advantages = signal.advantages.where(kept, 0.0)
+    return dataclasses.replace(signal, advantages=advantages, metrics=metrics, distillation=distillation)
+
+
+def actor_batches(
+    batch: ScoredBatch, signal: TokenSignal, *, num_prompts: int, max_response_length: int
+) -> list[OptimizerBatch]:
+    """Returns an epoch's batches of `num_prompts` prompts: live rows, but denominators of all rows."""
+    rollouts, plan, distillation = batch.rollouts, batch.plan, signal.distillation
+    reference = batch.reference_log_probs
+    parts: list[OptimizerBatch] = []
+    for rows, denominators in _cuts(rollouts, num_prompts, max_response_length):
+        live = rows[plan.live[rows]]
+        on_policy = bool(plan.on_policy[rows].all())
+        distilled = distillation and DistillationRows(
+            divergence=distillation.divergence, token_weight=distillation.token_weight[live], view=distillation.view
+        )
+        parts.append(
+            OptimizerBatch(
+                rows=[rollouts.scoring_row(int(row)) for row in live],
+                old_log_probs=(rollouts.sampled_log_probs if on_policy else batch.old_log_probs)[live],
+                on_policy=on_policy,
+                advantages=signal.advantages[live],
+                response_mask=rollouts.response_mask[live],
+                denominators=denominators,
+                sampled_log_probs=None if on_policy else rollouts.sampled_log_probs[live],
+                reference_log_probs=None if reference is None else reference[live],
+                distillation=distilled,
+            )
+        )
+    return parts
+
+
+def critic_batches(
+    batch: ScoredBatch, signal: TokenSignal, *, num_prompts: int, max_response_length: int
+) -> list[CriticBatch]:
+    """Returns the critic's batches, split like `actor_batches` but with all rows, since each has a target."""
+    assert batch.values is not None and signal.returns is not None, "a method with needs_values returns the targets"
+    return [
+        CriticBatch(
+            rows=[batch.rollouts.scoring_row(int(row)) for row in rows],
+            old_values=batch.values[rows],
+            returns=signal.returns[rows],
+            response_mask=batch.rollouts.response_mask[rows],
+            denominators=denominators,
+        )
+        for rows, denominators in _cuts(batch.rollouts, num_prompts, max_response_length)
+    ]
+
+
+def _cuts(rollouts: Rollouts, num_prompts: int, max_response_length: int) -> Iterator[tuple[Tensor, LossDenominators]]:
+    for rows in torch.split(torch.arange(len(rollouts.generations)), num_prompts * rollouts.group_size):
+        num_tokens = int(rollouts.response_mask[rows].sum())
+        yield rows, LossDenominators(num_tokens, len(rows), max_response_length)

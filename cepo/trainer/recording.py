@@ -8,19 +8,18 @@ import torch
 from torch import Tensor
 
 from cepo.losses.objective import agreement_metrics
-from cepo.metrics import Metrics, fraction, max_value, mean_of, mean_value, min_value, sum_value
+from cepo.metrics import Metrics, max_value, mean_of, mean_value, min_value, sum_value
 from cepo.models.processing import Processing
 from cepo.tracking.run_folder import png_bytes
 from cepo.tracking.trace import STUDENT, GroupRecord, RolloutRecord
 from cepo.trainer.asking import Rollouts
-from cepo.trainer.scoring import ScoredBatch
+from cepo.trainer.planning import ScoredBatch
 from cepo.types import TokenSignal
 
 
 def reward_metrics(rollouts: Rollouts) -> Metrics:
     """Returns metrics of rewards by field, lengths in tokens, and the share of responses cut by the length limit."""
     lengths = rollouts.response_mask.sum(dim=1)
-    truncated = sum(not generation.finished for generation in rollouts.generations)
     metrics: Metrics = {
         "reward/mean": mean_of(rollouts.rewards),
         "reward/std": mean_value(float(rollouts.rewards.double().std(unbiased=False))),
@@ -32,7 +31,7 @@ def reward_metrics(rollouts: Rollouts) -> Metrics:
         "response_length/mean": mean_of(lengths),
         "response_length/max": max_value(float(lengths.max())),
         "response_length/min": min_value(float(lengths.min())),
-        "response_length/clip_ratio": fraction(truncated, len(rollouts.generations)),
+        "response_length/clip_ratio": mean_of(~rollouts.finished),
         "prompt_length/mean": mean_of(torch.tensor([len(prompt.token_ids) for prompt in rollouts.prompts])),
     }
     for key in sorted({key for score in rollouts.scores for key in score} - {"overall"}):
@@ -59,10 +58,7 @@ def work_metrics(batch: ScoredBatch, temperature: float) -> Metrics:
 def group_records(
     batch: ScoredBatch, signal: TokenSignal, processing: Processing, views: Sequence[str], num_groups: int
 ) -> list[GroupRecord]:
-    """Returns records of `num_groups` groups, preferring groups with both right and wrong rollouts.
-
-    `views` are all views of the method, even if this step used no teacher.
-    """
+    """Returns records of `num_groups` groups, preferring those with both right and wrong rollouts; `views` are all views."""
     rollouts = batch.rollouts
     size, numbers = rollouts.group_size, range(len(rollouts.problems))
     num_right = [int(number) for number in rollouts.correct.view(len(numbers), size).sum(dim=1)]
@@ -93,7 +89,6 @@ def _rollout_record(
     def listed(values: Tensor | None) -> list[float] | None:
         return None if values is None else [float(value) for value in values[row, : len(tokens)]]
 
-    shown = {name: planned[name].references[row] if name in planned else None for name in views}
     scored = {name: name in planned and row in planned[name].rows for name in views}
     return RolloutRecord(
         response=rollouts.responses[row],
@@ -109,6 +104,6 @@ def _rollout_record(
             **{name: listed(batch.teacher_log_probs[name]) if scored[name] else None for name in views},
         },
         is_scored=row in batch.plan.student,
-        references=shown,
+        references={name: planned[name].references[row] if name in planned else None for name in views},
         finished=rollouts.generations[row].finished,
     )

@@ -95,17 +95,10 @@ class RunPolicy:
     """The policy of one command over all trainers that it builds, one after each loss of workers.
 
     As a context manager it holds the run folder: at once if the folder exists, so that a refused run leaves none, else
-    from `claim_folder` on.
+    when its `lock` is acquired.
 
-    Args:
-        identity: values that a checkpoint must share with the run.
-        decisive: the other settings that decide what is trained.
-
-    Attributes:
-        state: the state of the current trainer, which changes it.
-        checkpoint: the checkpoint that the current trainer continues from; None for a start at step 1.
-        health: watches the current trainer's steps.
-        restarts: number of times that workers were lost and restarted.
+    For `identity` and `decisive`, the `settings` there, see `CheckpointStore`. `state` is the current trainer's, which
+    changes it, and `last_saved` the step that it saved last; `checkpoint` is where it continues from, None for a start.
     """
 
     def __init__(
@@ -121,46 +114,38 @@ class RunPolicy:
         self.store = CheckpointStore(
             folder, keep=settings.save_limit, identity=identity, settings=decisive, weights_only=only
         )
-        self.state, self.checkpoint, self.health, self.restarts = TrainerState(), None, Health(settings), 0
-        self._settings, self._max_restarts = settings, max_restarts
-        self._lock = RunLock(folder)
+        self._settings, self._max_restarts, self.restarts, self.lock = settings, max_restarts, 0, RunLock(folder)
         self._first_step: int | None = None
         self._first_checkpoint: Path | None = None
-        self._started_at, self._last_saved = 0, -1
+        self._start(TrainerState(), None)
+
+    def _start(self, state: TrainerState, checkpoint: Path | None) -> None:
+        self.state, self.checkpoint, self.health = state, checkpoint, Health(self._settings, self.store.folder)
+        self._started_at, self.last_saved = state.step, -1
         self._is_in_step = self._is_save_missing = False
 
     def __enter__(self) -> RunPolicy:
         if self.store.folder.is_dir():
-            self._lock.acquire()
+            self.lock.acquire()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-    def claim_folder(self) -> None:
-        self._lock.acquire()
+        self.lock.release()
 
     def choose_start(self, *, data: str, total_steps: int, kl_coefficient: float) -> None:
         """Chooses the checkpoint, reads its state, and checks that the run may continue it, before an engine starts.
 
         `data` describes the training set's content, `kl_coefficient` is that of a run which starts at step 1.
 
-        Raises:
-            RunFinishedError: all steps are done.
-            CheckpointError: the checkpoint does not fit; or decisive settings have changed, but `trainer.accept_changes`
-                is off or no steps are left.
+        Raises `RunFinishedError`: all steps are done; `CheckpointError`: the checkpoint does not fit, or decisive settings
+        have changed, but `trainer.accept_changes` is off or no steps are left.
         """
         self.store.settings["data"] = data
-        self.health, self._last_saved = Health(self._settings), -1
-        self._is_in_step = self._is_save_missing = False
-        self.checkpoint = self.checkpoint_to_load()
-        if self.checkpoint is None:
-            self.state = TrainerState(kl_coefficient=kl_coefficient)
-        else:
-            self.state = self.store.read(self.checkpoint)
-            if self._first_step is None:
-                self.check_continuation(self.checkpoint, total_steps)
-        self._started_at = self.state.step
+        checkpoint = self.checkpoint_to_load()
+        state = TrainerState(kl_coefficient=kl_coefficient) if checkpoint is None else self.store.read(checkpoint)
+        self._start(state, checkpoint)
+        if checkpoint is not None and self._first_step is None:
+            self.check_continuation(checkpoint, total_steps)
 
     def checkpoint_to_load(self) -> Path | None:
         """Returns the configured checkpoint, else the folder's last; None for a start at step 1.
@@ -228,20 +213,12 @@ class RunPolicy:
     @property
     def metrics(self) -> Metrics:
         """The counts of the last step's faults, and of restarts if there were any."""
-        restarts: Metrics = {"faults/restarts": sum_value(self.restarts)} if self.restarts else {}
-        return {**self.health.metrics, **restarts}
-
-    def require_updates(self) -> None:
-        self.health.require_updates(self.store.folder)
+        return self.health.metrics | ({"faults/restarts": sum_value(self.restarts)} if self.restarts else {})
 
     @property
     def saves_interruption(self) -> bool:
         """Whether an interruption now is followed by a checkpoint: between steps, if some have been done."""
         return self._settings.save_on_interrupt and not self._is_in_step and self.state.step > self._started_at
-
-    @property
-    def is_saved(self) -> bool:
-        return self._last_saved == self.state.step
 
     @property
     def is_save_due(self) -> bool:
@@ -259,7 +236,7 @@ class RunPolicy:
         self._is_save_missing = True
         if self.health.skipped_in_a_row:
             if is_last:
-                self.health.require_updates(self.store.folder, saved_aside=self.store.save_aside(self.state, backend))
+                self.health.require_updates(saved_aside=self.store.save_aside(self.state, backend))
             return
         try:
             with self._postponed("the checkpoint is written first"):
@@ -269,7 +246,7 @@ class RunPolicy:
                 raise
             logger.error("%s. The run continues and tries again after the next step", error)
         else:
-            self._is_save_missing, self._last_saved = False, self.state.step
+            self._is_save_missing, self.last_saved = False, self.state.step
             logger.info("checkpoint after step %d: %s", self.state.step, folder)
         if not is_last:
             interrupts.raise_if_lost()

@@ -9,9 +9,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from cepo.config.data_schema import DataConfig
-from cepo.config.schema import AlgorithmConfig, WorkerConfig
-from cepo.config.trainer_schema import TrainerConfig
+from cepo.config import RunConfig
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import ProblemSet
 from cepo.metrics import Metrics, fraction, mean_of, merge_metrics, sum_value
@@ -31,37 +29,31 @@ MENTIONS = re.compile(
 
 
 class Validator:
-    """Samples and rewards `n` responses to each held-out problem.
-
-    With `trainer.val_greedy` each problem also gets one greedy response. With `trainer.val_max_samples` a subset of the
-    problems is used, the same at every validation.
-    """
+    """Samples and rewards responses to the held-out problems, or to a subset that is the same at every validation."""
 
     def __init__(
         self,
         problems: ProblemSet,
-        data: DataConfig,
-        algorithm: AlgorithmConfig,
-        worker: WorkerConfig,
-        trainer: TrainerConfig,
+        config: RunConfig,
         contexts: ContextBuilder,
         processing: Processing,
         rewards: RewardPool,
     ) -> None:
-        self._problems, self._data, self._trainer, self._contexts = problems, data, trainer, contexts
-        self._asker = Asker(worker, algorithm, contexts, processing, rewards)
-        self._settings = validation_settings(worker.rollout, data)
+        trainer, self._problems, self._contexts = config.trainer, problems, contexts
+        self._data, self._trainer = config.data, trainer
+        self._asker = Asker(config.worker, config.algorithm, contexts, processing, rewards)
+        self._settings = validation_settings(config.worker.rollout, config.data)
         self._greedy = dataclasses.replace(self._settings, num_samples=1, temperature=0.0)
         self._asked = list(range(len(problems)))
         if 0 < trainer.val_max_samples < len(problems):
-            drawn = random.Random(f"validation/{trainer.seed}").sample(self._asked, trainer.val_max_samples)
-            self._asked = sorted(drawn)
+            self._asked = sorted(
+                random.Random(f"validation/{trainer.seed}").sample(self._asked, trainer.val_max_samples)
+            )
         recorded = min(trainer.val_generations_to_log, len(self._asked))
         self._recorded = set(random.Random(trainer.seed).sample(range(len(self._asked)), recorded))
 
     @property
     def num_responses(self) -> int:
-        """The number of responses that one validation samples."""
         return len(self._asked) * (self._settings.num_samples + self._trainer.val_greedy)
 
     def run(self, backend: Backend) -> tuple[Metrics, list[Mapping[str, object]]]:

@@ -21,7 +21,7 @@ from cepo.errors import DataError
 from cepo.foreign_files import read_json
 from cepo.progress import Progress
 from cepo.tracking.run_folder import write_atomically
-from cepo.trainer.scoring import actor_batches
+from cepo.trainer.planning import actor_batches
 from lab.gradient.signal_to_noise import gradient_figures
 from lab.gradient.store import GradientStore
 
@@ -106,7 +106,6 @@ class GradientMeasurement:
             each.batch,
             each.signal,
             num_prompts=len(rollouts.problems),
-            epochs=1,
             max_response_length=self._session.config.data.max_response_length,
         )
         return self._store.reduced(self._session.backend.actor.gradients(rows))

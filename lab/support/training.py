@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cepo.config import RunConfig
     from cepo.models.processing import Processing
     from cepo.trainer.loop import Trainer
-    from cepo.trainer.scoring import ScoredBatch
+    from cepo.trainer.planning import ScoredBatch
 
 HINT_ROOM = 64
 """The largest number of tokens by which a teacher's context is longer than the prompt."""

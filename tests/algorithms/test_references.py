@@ -12,7 +12,7 @@ from cepo.algorithms import build_estimator
 from cepo.algorithms.references import positive_references, wrong_candidates, wrong_rollouts
 from cepo.algorithms.settings import NegativeConfig, PositiveConfig
 from cepo.metrics import fraction
-from cepo.trainer.planning import fallback_metrics
+from cepo.trainer.planning import reference_metrics
 from cepo.types import Reference, RolloutGroup
 
 TRUTH = Reference(text="70")
@@ -111,8 +111,10 @@ def test_only_groups_that_show_no_answer_count_as_unextractable(
     """Of 5 groups one is without wrong rollouts."""
     groups = [ALL_RIGHT, MIXED, UNBOXED_LOWEST, NOTHING_EXTRACTABLE, ONLY_OTHER_NOTATION]
     assert [these for these in groups[1:] if pick(these, **negative)[1] is None] == unextractable
-    metrics = fallback_metrics(groups, NegativeConfig(**negative))
+    metrics = reference_metrics(groups, NegativeConfig(**negative))
     assert metrics["references/groups_without_wrong"] == fraction(1, 5)
+    answers = [each.answer for these in groups for each in these.rollouts]
+    assert metrics["references/responses_without_answer"] == fraction(answers.count(None), len(answers))
     assert metrics["references/groups_wrong_unextractable"] == fraction(len(unextractable), 5)
 
 

@@ -161,7 +161,7 @@ def test_a_state_without_counts_is_refused(tmp_path: Path, change: dict[str, obj
 
 
 def resumed(folder: Path) -> None:
-    run = RunDescription(folder=folder, config_text="a: 1\n", max_steps=5, resumed_step=2, command_line=["cepo"])
+    run = RunDescription(folder=folder, config_text="a: 1\n", max_steps=5, resumed_step=2)
     build_tracker(["file"], run).close()
 
 

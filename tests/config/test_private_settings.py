@@ -38,11 +38,12 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
         "data.train_files=['${oc.env:CEPO_KEY}', other]",
     ],
 )
-def test_a_secret_is_used_and_not_recorded(tmp_path: Path, argument: str) -> None:
+def test_a_secret_is_used_and_not_recorded(tmp_path: Path, argument: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config([BASE, argument, "trainer.experiment_name=of-${trainer.project_name}"])
     assert SECRET in repr(config), "the run itself has it"
     text = dump_for_record(config)
-    run = RunDescription(folder=tmp_path, config_text=text, max_steps=1, command_line=["cepo", argument])
+    run = RunDescription(folder=tmp_path, config_text=text, max_steps=1)
+    monkeypatch.setattr("sys.argv", ["cepo", argument])
     build_tracker(["file"], run).close()
     for file in tmp_path.iterdir():
         assert SECRET not in file.read_text(), file

@@ -76,10 +76,10 @@ def a_checkpoint_of_another_run(folder: Path) -> None:
 
 
 def updates_that_are_all_skipped(folder: Path) -> None:
-    health = Health(TrainerConfig(max_skipped_steps=2))
+    health = Health(TrainerConfig(max_skipped_steps=2), folder)
     for step in (1, 2):
         health.count_skipped(step, 1, 1)
-    health.require_updates(folder)
+    health.require_updates()
 
 
 def records_without_room(folder: Path) -> None:

@@ -11,7 +11,7 @@ from cepo.errors import DataError
 from cepo.evaluation.published import score_table
 from cepo.evaluation.results import write_results
 from cepo.report.score_tables import Cell, write_table
-from cepo.tracking.lines import encode_line
+from cepo.tracking.run_folder import encode_line
 from lab.harness import main as harness
 
 STATED = {

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from run_folders import validated, write_run
 
-from cepo.tracking.lines import encode_line
+from cepo.tracking.run_folder import encode_line
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

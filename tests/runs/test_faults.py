@@ -14,7 +14,7 @@ from training_runs import TWO_TEACHERS, Train, actor_of, around, differing, json
 from cepo.errors import EngineError
 from cepo.rollout.generator import Generation
 from cepo.trainer.loop import Trainer
-from cepo.trainer.scoring import ScoredBatch
+from cepo.trainer.planning import ScoredBatch
 from cepo.types import TokenSignal
 
 pytestmark = pytest.mark.heavy

@@ -18,7 +18,7 @@ from training_runs import REPOSITORY, actor_of, checked_config, differing, param
 from cepo.microgeo.world import ASSETS
 from cepo.train import build_trainer
 from cepo.trainer.asking import Rollouts
-from cepo.trainer.scoring import actor_batches
+from cepo.trainer.planning import actor_batches
 
 pytestmark = pytest.mark.heavy
 FILE = REPOSITORY / "examples" / "cepo_in_one_file.py"
@@ -82,7 +82,7 @@ def test_the_same_rollouts_give_the_packages_gradient(
         plan = trainer.plan(rollouts)
         batch = trainer.score(plan)
         signal = trainer.estimate(batch)
-        (update,) = actor_batches(batch, signal, num_prompts=4, epochs=1, max_response_length=64)
+        (update,) = actor_batches(batch, signal, num_prompts=4, max_response_length=64)
         actor = actor_of(trainer)
         gradient = dict(zip(parameters_of(actor), actor.gradients(update), strict=True))
     taught = plan.live & plan.views[1].has_reference

@@ -14,8 +14,7 @@ import pytest
 
 import cepo
 from cepo.trainer.asking import Rollouts
-from cepo.trainer.planning import ScoringPlan
-from cepo.trainer.scoring import ScoredBatch
+from cepo.trainer.planning import ScoredBatch, ScoringPlan
 from cepo.types import TokenSignal
 
 NAMES = ("Callback", "Evaluation", "Run", "RunConfig", "evaluate", "load_config", "merge", "open_run", "push", "train")

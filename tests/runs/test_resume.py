@@ -32,10 +32,10 @@ from cepo.config import load_config
 from cepo.errors import CheckpointError
 from cepo.rewards.pool import RewardPool
 from cepo.train import build_trainer, main
-from cepo.trainer.checkpoints import FILES_FILE, STATE_FILE, written_files
+from cepo.trainer.checkpoints import STATE_FILE
 from cepo.trainer.loop import Trainer
+from cepo.trainer.planning import ScoredBatch
 from cepo.trainer.run_policy import RunFinishedError
-from cepo.trainer.scoring import ScoredBatch
 from cepo.types import TokenSignal
 
 pytestmark = pytest.mark.heavy
@@ -183,7 +183,7 @@ TWO_STEPS = ["trainer.max_steps=2", "trainer.save_freq=1"]
 @pytest.fixture(scope="module")
 def two_steps(tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """A run that saved after each of its two steps. Read only."""
-    return run(tiny_run, *TWO_STEPS, folder=tmp_path_factory.mktemp("two steps"))
+    return run(tiny_run, *TWO_STEPS, folder=tmp_path_factory.mktemp("two_steps"))
 
 
 def damage(folder: Path) -> str:
@@ -238,46 +238,27 @@ def test_a_new_start_never_resumes_from_an_older_run(train: Train, tmp_path: Pat
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("worker.actor.model.lora.rank=4", "lora_rank=0"),
         ("algorithm.adv_estimator=rlsd", "adv_estimator=grpo"),
         (
             "worker.actor.model.lora.rank=4 trainer.load_checkpoint_path={folder}/global_step_1",
             "lora_rank=0, but this run has 4; .* leave out trainer.load_checkpoint_path .* `cepo merge`",
         ),
         ("trainer.load_checkpoint_path={folder}/global_step_9", "global_step_9"),
-        ("trainer.load_checkpoint_path={folder}/actorless", "no folder actor"),
-        ("trainer.load_checkpoint_path={folder}/stateless", "has no valid trainer state"),
         ("trainer.save_checkpoint_path={folder}/metrics.jsonl", "cannot be written"),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused_early(
-    tiny_run: list[str], finished_step: Path, monkeypatch: pytest.MonkeyPatch, override: str, words: str
+    tiny_run: list[str], two_steps: FinishedRun, monkeypatch: pytest.MonkeyPatch, override: str, words: str
 ) -> None:
-
     def not_reached(*_: Any) -> Any:
         raise AssertionError("models were loaded")
 
     monkeypatch.setattr("cepo.train.build_backend", not_reached)
     monkeypatch.setattr(RewardPool, "of", shared_pool)
     config = checked_config if "global_step_9" not in override else load_config  # the check itself would refuse it
-    settings = [*tiny_run, f"trainer.save_checkpoint_path={finished_step}", "trainer.max_steps=2"]
+    settings = [*tiny_run, f"trainer.save_checkpoint_path={two_steps.folder}", "trainer.max_steps=3"]
     with ExitStack() as stack, pytest.raises(CheckpointError, match=words):
-        build_trainer(config([*settings, *override.format(folder=finished_step).split()]), stack)
-
-
-@pytest.fixture(scope="module")
-def finished_step(tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one step, and beside its checkpoint two broken ones."""
-    folder = tmp_path_factory.mktemp("finished")
-    run(tiny_run, "trainer.max_steps=1", folder=folder)
-    state = json.loads((folder / "global_step_1" / STATE_FILE).read_text())
-    (folder / "actorless").mkdir()
-    (folder / "actorless" / STATE_FILE).write_text(json.dumps(state))
-    (folder / "stateless" / "actor").mkdir(parents=True)
-    (folder / "stateless" / STATE_FILE).write_text(json.dumps(state | {"state": {"stage": 1}}))
-    for broken in (folder / "actorless", folder / "stateless"):
-        (broken / FILES_FILE).write_text(json.dumps(written_files(broken)))
-    return folder
+        build_trainer(config([*settings, *override.format(folder=two_steps.folder).split()]), stack)
 
 
 def test_a_resumed_run_takes_moments_but_its_own_settings(train: Train) -> None:

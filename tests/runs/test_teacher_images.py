@@ -16,7 +16,7 @@ from training_runs import checked_config
 from cepo.data.dataset import ProblemSet
 from cepo.errors import ConfigError, DataError
 from cepo.train import build_trainer
-from cepo.trainer.scoring import ScoredBatch
+from cepo.trainer.planning import ScoredBatch
 
 
 @pytest.fixture

@@ -24,36 +24,31 @@ def folder(tmp_path: Path) -> Path:
     return write_run(tmp_path / "run", validated(0.3, 0.5), groups=[group(1, [rollout(right=True)])])
 
 
-def test_a_column_that_is_missing_or_of_another_type_is_named(folder: Path) -> None:
+def test_a_column_that_is_missing_or_without_values_is_named(folder: Path) -> None:
+    """Or one of another type; some columns may have no values."""
+
+    def read(table: pyarrow.Table, problem: str | None) -> None:
+        pyarrow.parquet.write_table(table, folder / FILE)
+        if problem is None:
+            assert list(read_rollouts(folder))
+            return
+        with pytest.raises(DataError, match=rf"{FILE}: the column {problem}.* Remove the file to read the rest"):
+            list(read_rollouts(folder))
+
     table = pyarrow.parquet.read_table(folder / FILE)
     assert len(table.column_names) > 20
-    for index, name in enumerate(table.column_names):
-        other = pyarrow.array([{"a": 1}] * table.num_rows)
-        for damaged in (table.drop_columns([name]), table.set_column(index, name, other)):
-            pyarrow.parquet.write_table(damaged, folder / FILE)
-            if name.startswith("log_probs_") and damaged.num_columns < table.num_columns:
-                assert list(read_rollouts(folder))  # the trace of a method without this view
-                continue
-            with pytest.raises(DataError, match=rf"{FILE}: the column '{name}' .*Remove the file to read the rest"):
-                list(read_rollouts(folder))
-
-
-def test_a_column_without_values_is_named_where_it_needs_some(folder: Path) -> None:
-    table = pyarrow.parquet.read_table(folder / FILE)
     for index, column in enumerate(table.schema):
-        empty = table.set_column(index, column, pyarrow.nulls(table.num_rows, column.type))
-        pyarrow.parquet.write_table(empty, folder / FILE)
-        if column.name in MAY_BE_NULL:
-            assert list(read_rollouts(folder))
-            continue
-        with pytest.raises(DataError, match=rf"{FILE}: the column '{column.name}' has no value in some rows"):
-            list(read_rollouts(folder))
+        name = column.name
+        is_of_view = name.startswith("log_probs_")  # the trace of a method without this view lacks it
+        read(table.drop_columns([name]), None if is_of_view else f"'{name}' is missing")
+        other, empty = pyarrow.array([{"a": 1}] * table.num_rows), pyarrow.nulls(table.num_rows, column.type)
+        read(table.set_column(index, name, other), f"'{name}' has the type")
+        may_be_null = name in MAY_BE_NULL
+        read(table.set_column(index, column, empty), None if may_be_null else f"'{name}' has no value in some rows")
     for name in ("tokens", "token_advantages", "delta", "images"):
         index, kind = table.column_names.index(name), table.schema.field(name).type
         broken = table.set_column(index, name, pyarrow.array([[None]] * table.num_rows, type=kind))
-        pyarrow.parquet.write_table(broken, folder / FILE)
-        with pytest.raises(DataError, match=f"the column '{name}' has lists with no value at some places"):
-            list(read_rollouts(folder))
+        read(broken, f"'{name}' has lists with no value at some places")
 
 
 @pytest.mark.parametrize("name", ["../../secret.png", "/etc/hostname", "pipe", "", "0" * 32 + ".png", "link.png"])
@@ -70,22 +65,20 @@ def test_an_image_is_read_only_where_its_content_names_it(folder: Path, name: st
         list(read_rollouts(folder))
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["[" * 100_000, '{"a": 1}', '{"step": "x", "prompt_id": "1", "accuracy": 1}', '{"step": 1, "prompt_id": [], "accuracy": 1}',
-     '{"step": 1, "prompt_id": "1", "accuracy": "x"}', '{"step": 1, "accuracy": 1}', "null"],
-    ids=range(7),
-)  # fmt: skip
-def test_a_sample_without_its_fields_is_named(folder: Path, line: str) -> None:
-    (folder / "generations.jsonl").write_text(line + "\n")
-    with pytest.raises(DataError, match=r"generations\.jsonl"):
-        list(read_generations(folder))
+SAMPLES = [
+    "[" * 100_000, '{"a": 1}', '{"step": "x", "prompt_id": "1", "accuracy": 1}', '{"step": 1, "prompt_id": [], "accuracy": 1}',
+    '{"step": 1, "prompt_id": "1", "accuracy": "x"}', '{"step": 1, "accuracy": 1}', "null",
+]  # fmt: skip
+METRICS = ["[" * 100_000, '{"step": 1' + "0" * 400 + "}", '{"step": NaN}', '{"step": []}', '{"step": 1}\nnot json\n{}']
 
 
 @pytest.mark.parametrize(
-    "line", ["[" * 100_000, '{"step": 1' + "0" * 400 + "}", '{"step": NaN}', '{"step": []}'], ids=range(4)
+    ("name", "line"),
+    [*(("generations.jsonl", line) for line in SAMPLES), *(("metrics.jsonl", line) for line in METRICS)],
+    ids=range(len(SAMPLES) + len(METRICS)),
 )
-def test_a_row_of_metrics_that_holds_no_numbers_is_named(folder: Path, line: str) -> None:
-    (folder / "metrics.jsonl").write_text(line + "\n")
-    with pytest.raises(DataError, match=r"metrics\.jsonl"):
-        read_metrics(folder)
+def test_a_line_without_its_fields_is_named(folder: Path, name: str, line: str) -> None:
+    (folder / name).write_text(line + "\n")
+    where = rf"{name} is damaged in line 2" if line in METRICS[4:] else name
+    with pytest.raises(DataError, match=where):
+        list((read_metrics if name == "metrics.jsonl" else read_generations)(folder))

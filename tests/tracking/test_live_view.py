@@ -60,49 +60,42 @@ LINES = [
 ]
 
 
-@pytest.fixture
-def environment() -> dict[str, str]:
-    paths = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
-    inherited = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "COLUMNS", "LINES")}
-    return {**inherited, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+COMMAND = [sys.executable, "-c", RUN]
+
+
+INHERITED = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "COLUMNS", "LINES")}
+PATHS = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+ENVIRONMENT = {**INHERITED, "PYTHONPATH": PATHS, "PYTHONUNBUFFERED": "1"}
+
+
+def assert_cursor_is_back(seen: str) -> None:
+    assert seen.rfind("\x1b[?25h") > seen.rfind("\x1b[?25l") >= 0
 
 
 @pytest.mark.heavy
-def test_a_pipe_gets_one_plain_line_per_step(tmp_path: Path, environment: dict[str, str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", RUN],
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout.splitlines() == LINES
+def test_a_pipe_gets_one_plain_line_per_step(tmp_path: Path) -> None:
+    with (tmp_path / "lines").open("w") as file:
+        subprocess.run(COMMAND, cwd=tmp_path, env=ENVIRONMENT, stdout=file, stderr=file, timeout=60, check=True)
+    assert (tmp_path / "lines").read_text().splitlines() == LINES
 
 
 @pytest.mark.heavy
-def test_a_terminal_gets_a_live_view(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_a_terminal_gets_a_live_view(tmp_path: Path) -> None:
     """It has the phase and the work while they last, and every line above them."""
-    code, seen = run_on_terminal([sys.executable, "-c", RUN], folder=tmp_path, environment=environment)
+    code, seen = run_on_terminal(COMMAND, folder=tmp_path, environment=ENVIRONMENT)
     assert code == 0
-    shown = plain(seen)
-    assert re.search("[6-9]0%", shown)
-    rows = [line.strip() for line in shown.splitlines()]
-    for line in LINES[1:]:
-        assert line.strip() in rows
+    assert re.search("[6-9]0%", plain(seen))
+    assert {line.strip() for line in LINES[1:]} <= {line.strip() for line in plain(seen).splitlines()}
     assert "\x1b]" not in seen
     assert "\x07" not in seen
-    assert seen.rfind("\x1b[?25h") > seen.rfind("\x1b[?25l") >= 0, "the cursor stays hidden"
+    assert_cursor_is_back(seen)
 
 
 @pytest.mark.heavy
-def test_a_file_gets_its_lines_while_a_terminal_watches(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_a_file_gets_its_lines_while_a_terminal_watches(tmp_path: Path) -> None:
     """`cepo train > lines` on a terminal: steps in the file, work and log on the terminal."""
     with (tmp_path / "lines").open("w") as file:
-        command = [sys.executable, "-c", RUN]
-        code, seen = run_on_terminal(command, folder=tmp_path, environment=environment, stdout=file)
+        code, seen = run_on_terminal(COMMAND, folder=tmp_path, environment=ENVIRONMENT, stdout=file)
     assert code == 0
     on_terminal = {"loading the model", "loading the model: done after 1 s", "checkpoint written"}
     assert (tmp_path / "lines").read_text().splitlines() == [line for line in LINES if line not in on_terminal]
@@ -111,15 +104,11 @@ def test_a_file_gets_its_lines_while_a_terminal_watches(tmp_path: Path, environm
 
 
 @pytest.mark.heavy
-def test_ctrl_c_gives_the_cursor_back(tmp_path: Path, environment: dict[str, str]) -> None:
-    code, seen = run_on_terminal(
-        [sys.executable, "-c", RUN],
-        folder=tmp_path,
-        environment=environment,
-        press_after=("sampling", INTERRUPT),
-    )
+def test_ctrl_c_gives_the_cursor_back(tmp_path: Path) -> None:
+    pressed = ("sampling", INTERRUPT)
+    code, seen = run_on_terminal(COMMAND, folder=tmp_path, environment=ENVIRONMENT, press_after=pressed)
     assert code == 130
-    assert seen.rfind("\x1b[?25h") > seen.rfind("\x1b[?25l") >= 0
+    assert_cursor_is_back(seen)
 
 
 @pytest.mark.parametrize(

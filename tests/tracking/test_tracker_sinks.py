@@ -13,7 +13,7 @@ import pytest
 from run_folders import group, rollout
 
 from cepo.errors import ConfigError
-from cepo.tracking.sink import RunDescription, build_sink, build_tracker
+from cepo.tracking.sink import RunDescription, build_sink, build_tracker, check_sinks
 
 FIRST, AGAIN, LAST = 0.6251234, 0.1252345, 0.8753456
 CONFIG = "trainer:\n  project_name: geometry\nworker:\n  rollout:\n    n: 12345\n"
@@ -175,6 +175,6 @@ def test_a_folder_named_wandb_is_not_taken_for_the_library(tmp_path: Path, monke
     name = "folder_that_is_no_library"
     (tmp_path / name).mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("cepo.tracking.sink._LIBRARIES", {"console": (name,)})
+    monkeypatch.setattr("cepo.tracking.sink._SINKS", {"console": ("console", "ConsoleSink", (name,))})
     with pytest.raises(ConfigError, match=f"needs {name}"):
-        build_sink("console", run_in(tmp_path))
+        check_sinks(["console"])

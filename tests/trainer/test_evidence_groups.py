@@ -34,15 +34,10 @@ def group_of(
     with_values: bool = False,
 ) -> RolloutGroup:
     """One group of responses with the verifier's verdict on each."""
-    tokens = ids or [(1, 2, END)] * len(responses)
+    texts, right = zip(*responses, strict=True)
     problem = Problem(prompt_id="0", text="?", images=(), ground_truth=truth, solution=None, columns={})
-    rollouts = rollouts_of(
-        tokens,
-        [float(right) for _, right in responses],
-        step=3,
-        problems=[problem],
-        responses=[text for text, _ in responses],
-    )
+    tokens = ids or [(1, 2, END)] * len(responses)
+    rollouts = rollouts_of(tokens, [*map(float, right)], step=3, problems=[problem], responses=texts)
     processing = SimpleNamespace(special_texts=["<|im_end|>"], eos_token_ids=(END, STOP))
     (group,) = rollout_groups(rollouts, pool, cast("Any", processing), seed=7, with_values=with_values)
     return group
@@ -76,13 +71,10 @@ def test_the_most_frequent_answer_is_counted_by_value(pool: RewardPool) -> None:
 
 
 def test_a_response_without_an_answer_is_wrong_and_no_candidate(pool: RewardPool) -> None:
-    group = group_of(pool, "5", [("no idea", False), (r"\boxed{<|im_end|>}", False), (r"\boxed{6}", False)])
-    assert [rollout.answer for rollout in group.rollouts] == [None, None, "6"]
+    """Peers see responses without their end tokens."""
+    responses = [("no idea", False), (r"\boxed{<|im_end|>}", False), (r"\boxed{6}", False), (r"\boxed{5}", True)]
+    group = group_of(pool, "5", responses, ids=[(4, 5, 6), (1, 2, END), (1, END), (3, STOP, END)])
+    assert [rollout.answer for rollout in group.rollouts] == [None, None, "6", "5"]
     assert [rollout.index for rollout in wrong_candidates(group, NegativeConfig())] == [2]
-
-
-def test_peers_see_responses_without_their_end_tokens(pool: RewardPool) -> None:
-    responses = [(r"\boxed{6}", False), (r"\boxed{5}", True), ("cut", False)]
-    group = group_of(pool, "5", responses, ids=[(1, 2, END), (3, STOP, END), (4, 5, 6)])
-    assert [rollout.response_ids for rollout in group.rollouts] == [(1, 2), (3,), (4, 5, 6)]
+    assert [rollout.response_ids for rollout in group.rollouts] == [(4, 5, 6), (1, 2), (1,), (3,)]
     assert (group.seed, group.step, group.prompt_id) == (7, 3, "0")

@@ -19,8 +19,7 @@ from cepo.data.dataset import Problem
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.runtime.dispatch import Assignment, split_batches
-from cepo.trainer.planning import ScoringPlan
-from cepo.trainer.scoring import ScoredBatch, actor_batches
+from cepo.trainer.planning import ScoredBatch, ScoringPlan, actor_batches
 from cepo.types import TokenSignal
 from cepo.workers.passes import by_length, families, forest_of, pack_rows, padded_batches
 from cepo.workers.scoring_model import CollatedRows, collate, collate_packed
@@ -159,11 +158,10 @@ def test_passes_have_each_row_once_within_their_bound(
     group_size=st.integers(1, 3),
     data=st.data(),
     num_prompts=st.integers(1, 4),
-    epochs=st.integers(1, 2),
     num_ranks=st.integers(1, 3),
 )
-def test_optimizer_batches_have_each_live_row_once_an_epoch(
-    lengths: list[int], group_size: int, data: st.DataObject, num_prompts: int, epochs: int, num_ranks: int
+def test_optimizer_batches_have_each_live_row_once(
+    lengths: list[int], group_size: int, data: st.DataObject, num_prompts: int, num_ranks: int
 ) -> None:
     """On all ranks together; the totals count every row, and each row keeps its own numbers."""
     count = len(lengths) * group_size
@@ -177,16 +175,11 @@ def test_optimizer_batches_have_each_live_row_once_an_epoch(
     plan = ScoringPlan(
         rollouts=rollouts, live=live, on_policy=torch.zeros(count, dtype=torch.bool), student={}, views=[], metrics={}
     )
-    scored = ScoredBatch(
-        plan=plan, old_log_probs=-marks, teacher_log_probs={}, token_level_rewards=marks, reference_log_probs=None, values=None,
-        metrics={},
-    )  # fmt: skip
-    batches = actor_batches(
-        scored, TokenSignal(advantages=10 * marks), num_prompts=num_prompts, epochs=epochs, max_response_length=8
-    )
-    assert len(batches) == epochs * -(-len(lengths) // num_prompts)
-    assert sum(batch.denominators.num_tokens for batch in batches) == epochs * sum(ragged)
-    assert sum(batch.denominators.num_sequences for batch in batches) == epochs * count
+    scored = ScoredBatch(plan=plan, old_log_probs=-marks, teacher_log_probs={}, token_level_rewards=marks)
+    batches = actor_batches(scored, TokenSignal(advantages=10 * marks), num_prompts=num_prompts, max_response_length=8)
+    assert len(batches) == -(-len(lengths) // num_prompts)
+    assert sum(batch.denominators.num_tokens for batch in batches) == sum(ragged)
+    assert sum(batch.denominators.num_sequences for batch in batches) == count
     seen: dict[int, int] = defaultdict(int)
     split = split_batches(batches, Assignment(num_ranks, prompts_per_update=num_prompts), num_ranks)
     for part in (batch for rank in split for batch in rank):
@@ -198,4 +191,4 @@ def test_optimizer_batches_have_each_live_row_once_an_epoch(
             assert len(row.response_ids) == ragged[row.row] == int(mask.sum())
             assert torch.equal(old, -marks[row.row])
             assert torch.equal(advantage, 10 * marks[row.row])
-    assert seen == {row: epochs for row in range(count) if live[row]}
+    assert seen == {row: 1 for row in range(count) if live[row]}

@@ -1,0 +1,188 @@
+"""The stages of a step on small rollouts: filtering, the KL in the reward, tokens that are left out, optimizer batches."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from factories import response_mask, rollouts_of
+from torch import Tensor
+
+from cepo.config.loader import load_config
+from cepo.config.schema import AlgorithmConfig
+from cepo.losses.objective import kl_penalty
+from cepo.metrics import results
+from cepo.rollout.generator import Generation
+from cepo.trainer.asking import Rollouts, ask_until_enough
+from cepo.trainer.checkpoints import TrainerState
+from cepo.trainer.loop import Trainer, penalise
+from cepo.trainer.planning import ScoredBatch, ScoringPlan, actor_batches, restricted
+from cepo.types import Distillation, DivergenceConfig, TokenSignal
+
+
+def rounds_mixed_from(first: int) -> Callable[[int], Rollouts]:
+    """Rounds of one prompt with two responses, both wrong before round `first`, of which one is right from then on."""
+
+    def next_round(before: int) -> Rollouts:
+        return rollouts_of([(1,), (1,)], [float(before + 1 >= first), 0.0], num_raised=2, num_timed_out=1)
+
+    return next_round
+
+
+@pytest.mark.parametrize(
+    ("max_rounds", "rounds_per_pass", "rounds", "filled"),
+    [
+        (20, 1, 20, 2), (40, 1, 26, 0), (1, 9, 2, 2),
+        # Without a limit three passes over the data without a gain end it: 27 rounds reach the 25th, 24 do not.
+        (0, 9, 26, 0), (-1, 9, 26, 0), (0, 8, 24, 2),
+    ],
+)  # fmt: skip
+def test_rounds_are_asked_up_to_the_limit(max_rounds: int, rounds_per_pass: int, rounds: int, filled: int) -> None:
+    """Without one, as long as 3 passes over the data keep a group."""
+    rollouts = ask_until_enough(
+        rounds_mixed_from(25), AlgorithmConfig(), num_groups=2, max_rounds=max_rounds, rounds_per_pass=rounds_per_pass
+    )
+    values = results(rollouts.metrics)
+    assert (values["filter/rounds"], values["filter/filled_groups"]) == (rounds, filled)
+    assert values["filter/kept_fraction"] == (2 - filled) / rounds, "a round has one group"
+    assert rollouts.rewards.tolist() == ([0.0] * 4 if filled else [1.0, 0.0] * 2)
+    failed = rollouts.num_raised, rollouts.num_timed_out
+    assert failed == (2 * rounds, rounds), "failures of dropped groups count too"
+
+
+LOG2 = math.log(2)
+REWARDS = torch.tensor([[0.0, 1.0], [0.0, 0.0]])
+"""Two responses of 2 and 1 tokens, with rewards 1 and 0. The log-prob of each token is that of 1/2."""
+# x - y is log 2, 0 and 2 log 2; the 7 stands on padding.
+KL = kl_penalty(
+    torch.tensor([[-LOG2, -LOG2], [-LOG2, 0.0]]), torch.tensor([[-2 * LOG2, -LOG2], [-3 * LOG2, 7.0]]), "kl"
+)
+
+
+def penalised(penalties: Tensor, **settings: Any) -> tuple[Tensor, dict[str, float], float]:
+    """The rewards, the metrics, and the coefficient afterwards, which is 0.1 before."""
+    mask, state = torch.tensor([[True, True], [True, False]]), TrainerState(kl_coefficient=0.1)
+    rewards, metrics = penalise(REWARDS, penalties, mask, AlgorithmConfig(**settings), state)
+    return rewards, results(metrics), state.kl_coefficient
+
+
+def test_each_token_loses_the_coefficient_times_its_kl() -> None:
+    rewards, metrics, coefficient = penalised(KL, kl_penalty="kl")
+    torch.testing.assert_close(rewards, torch.tensor([[-0.1 * LOG2, 1.0], [-0.2 * LOG2, 0.0]]), atol=1e-7, rtol=0)
+    assert metrics == {"critic/kl": pytest.approx(LOG2), "critic/kl_coef": 0.1}
+    assert coefficient == 0.1
+
+
+def test_an_adaptive_coefficient_follows_the_mean_over_tokens() -> None:
+    """A tenth too far, 2 sequences of a horizon of 20: 1 % more."""
+    adaptive = {"kl_type": "adaptive", "kl_target": LOG2 / 1.1, "kl_horizon": 20.0}
+    _, metrics, coefficient = penalised(KL, kl_penalty="kl", **adaptive)
+    assert metrics["critic/kl_coef"] == 0.1
+    assert coefficient == pytest.approx(0.1 * 1.01)
+
+
+def test_a_kl_over_the_vocabulary_is_taken_where_it_was_measured() -> None:
+    rewards, metrics, _ = penalised(torch.tensor([[0.5, 1.0], [2.0, 9.0]]), kl_penalty="full")
+    assert metrics["critic/kl"] == pytest.approx(3.5 / 3)
+    torch.testing.assert_close(rewards, torch.tensor([[-0.05, 0.9], [-0.2, 0.0]]))
+
+
+def test_a_kl_in_the_loss_leaves_the_rewards_alone() -> None:
+    rewards, metrics, _ = penalised(KL, kl_penalty="kl", use_kl_loss=True)
+    assert metrics == {"critic/kl": pytest.approx(LOG2)}
+    assert torch.equal(rewards, REWARDS)
+
+
+LENGTHS = (4, 2, 3, 4)
+MASK = response_mask(LENGTHS)
+ENTROPIES = torch.tensor([[0.1, 2.0, 0.5, 0.0], [1.5, 0.2, 0, 0], [0.3, 0.9, 0.4, 0], [9.0, 9.0, 9.0, 9.0]])
+
+
+def learning(entropies: Tensor | None, **settings: Any) -> tuple[Tensor, dict[str, float]]:
+    """Which tokens of four responses still learn, of which the second was cut and the fourth is not live.
+
+    Advantages and the weight of the divergence are left out alike.
+    """
+    whole, weights = rollouts_of([(1,) * length for length in LENGTHS]), MASK.float()
+    cut = [dataclasses.replace(each, finished=row != 1) for row, each in enumerate(whole.generations)]
+    distillation = Distillation(view="correct", divergence=DivergenceConfig(), token_weight=weights)
+    found = restricted(
+        TokenSignal(advantages=2 * weights, distillation=distillation),
+        dataclasses.replace(whole, generations=cut),
+        torch.tensor([True, True, True, False]),
+        entropies,
+        AlgorithmConfig(**settings),
+    )
+    assert found.distillation is not None
+    assert torch.equal(found.distillation.token_weight * 2, found.advantages)
+    return found.advantages > 0, results(found.metrics)
+
+
+def test_tokens_of_cut_responses_teach_nothing_if_asked() -> None:
+    assert torch.equal(learning(None)[0], MASK)
+    kept, _ = learning(None, overlong_filter=True)
+    assert torch.equal(kept, MASK & torch.tensor([True, False, True, True]).unsqueeze(1))
+
+
+def test_the_top_share_of_live_tokens_by_entropy_learns() -> None:
+    """A third of the 9 tokens of live rows is 3: those of 2.0, 1.5 and 0.9; dead rows do not raise the threshold."""
+    kept, metrics = learning(ENTROPIES, top_entropy=1 / 3)
+    assert kept[:3].nonzero().tolist() == [[0, 1], [1, 0], [2, 1]]
+    assert metrics["rollout/learning_tokens"] == 3 / 9
+    assert abs(metrics["rollout/vocabulary_entropy"] - 5.9 / 9) < 1e-6
+
+
+def test_at_least_one_token_learns_and_none_of_a_cut_response() -> None:
+    """Without the cut response 7 tokens are left, of which a seventh is 1."""
+    kept, _ = learning(ENTROPIES, top_entropy=1 / 7, overlong_filter=True)
+    assert kept[:3].nonzero().tolist() == [[0, 1]]
+    assert int(learning(ENTROPIES, top_entropy=1e-9)[0][:3].sum()) == 1
+
+
+TRAINERS, ENGINES = -1.0, -2.0
+
+
+def two_prompts() -> Rollouts:
+    """Two prompts with two responses of three tokens each; the engine says -2 of every token."""
+    generation = Generation(response_ids=(1, 2, 3), log_probs=(ENGINES,) * 3, finished=True)
+    prompts = [SimpleNamespace(token_ids=(7,))] * 2
+    return rollouts_of([(1, 2, 3)] * 4, problems=[None] * 2, prompts=prompts, generations=[generation] * 4)
+
+
+@pytest.mark.parametrize(("epochs", "expected"), [(1, [True, True, False, False]), (2, [False] * 4)])
+def test_only_the_first_of_one_epochs_batches_is_on_policy(epochs: int, expected: list[bool]) -> None:
+    """A batch of the update has one prompt."""
+    sizes = ["data.rollout_batch_size=2", "worker.actor.global_batch_size=1", f"worker.actor.ppo_epochs={epochs}"]
+    trainer = SimpleNamespace(worker=load_config(["config=configs/microgeo/base.yaml", *sizes]).worker)
+    assert Trainer._on_policy_rows(cast("Trainer", trainer), two_prompts()).tolist() == expected
+
+
+def test_batches_after_the_first_have_both_log_probs() -> None:
+    """Importance weights for the gap between engine and trainer need the engine's too."""
+    plan = ScoringPlan(
+        rollouts=two_prompts(),
+        live=torch.ones(4, dtype=torch.bool),
+        on_policy=torch.tensor([True, True, False, False]),
+        student={},
+        views=(),
+        metrics={},
+    )
+    scored = ScoredBatch(
+        plan=plan,
+        old_log_probs=torch.full((4, 3), TRAINERS),
+        teacher_log_probs={},
+        token_level_rewards=torch.zeros(4, 3),
+    )
+    signal = TokenSignal(advantages=torch.ones(4, 3))
+    first, second = actor_batches(scored, signal, num_prompts=1, max_response_length=3)
+    assert (first.on_policy, second.on_policy) == (True, False)
+    assert first.old_log_probs.unique().tolist() == [ENGINES]
+    assert first.sampled_log_probs is None  # `old_log_probs` are the engine's
+    assert second.old_log_probs.unique().tolist() == [TRAINERS]
+    assert second.sampled_log_probs is not None
+    assert second.sampled_log_probs.unique().tolist() == [ENGINES]
