@@ -77,6 +77,7 @@ def engine_options(settings: GeneratorSettings, machine: EngineMachine) -> Tree:
         "model": settings.model_path,
         "dtype": DTYPE_NAMES[settings.dtype],
         "max_model_len": settings.max_model_len,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
         "seed": settings.seed,
         "gpu_memory_utilization": settings.gpu_memory_utilization,
         "enforce_eager": settings.enforce_eager or not machine.on_gpu,
@@ -85,7 +86,7 @@ def engine_options(settings: GeneratorSettings, machine: EngineMachine) -> Tree:
         "mm_processor_cache_gb": 0 if machine.on_gpu else 1,
         "trust_remote_code": settings.trust_remote_code,
         "use_tqdm_on_load": settings.show_progress,
-        "enable_sleep_mode": settings.sleeps and machine.on_gpu,
+        "enable_sleep_mode": settings.sleep and machine.on_gpu,
         "tensor_parallel_size": settings.tensor_parallel_size,
     }
     if machine.num_ranks > 1:
@@ -94,8 +95,8 @@ def engine_options(settings: GeneratorSettings, machine: EngineMachine) -> Tree:
     if settings.fp32_logits:
         # On a GPU 16-bit operands give float32; elsewhere both are cast.
         options["hf_overrides"] = {"head_dtype": "float32"}
-    limits = {"max_num_batched_tokens": settings.max_num_batched_tokens, "max_num_seqs": settings.max_num_seqs}
-    options |= {name: limit for name, limit in limits.items() if limit is not None}
+    if settings.max_num_seqs is not None:
+        options["max_num_seqs"] = settings.max_num_seqs
     if settings.lora_rank > 0:
         served = next((rank for rank in _SERVED_RANKS if rank >= settings.lora_rank), None)
         if served is None:

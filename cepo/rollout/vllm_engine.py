@@ -69,7 +69,7 @@ class VllmGenerator:
             )
         self._settings, self._processing, self._banned = settings, processing, banned
         self._draws_itself = without_gpu()
-        self._sleeps = settings.sleeps and not self._draws_itself
+        self._sleeps = settings.sleep and not self._draws_itself
         self._is_asleep, self._adapter_id = False, 0
         self._group_is_the_callers = has_process_group()
         self._llm: LLM | None = start_engine(settings)

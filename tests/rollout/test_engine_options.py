@@ -24,7 +24,7 @@ SETTINGS = GeneratorSettings(
     model_path="org/model",
     dtype="bf16",
     max_model_len=3072,
-    max_num_batched_tokens=8192,
+    sleep=False,
     max_num_seqs=256,
     lora_rank=16,
 )
@@ -108,12 +108,12 @@ def test_the_engine_has_room_and_graphs_for_a_ranks_responses(changes: list[str]
 
 
 def test_without_a_gpu_nothing_of_a_gpus_start_is_asked_for() -> None:
-    found = options(NO_GPU, sleeps=True)
+    found = options(NO_GPU, sleep=True)
     assert found["enforce_eager"]
     assert not found["enable_sleep_mode"]
     assert not {"attention_config", "disable_custom_all_reduce", "compilation_config"} & found.keys()
     assert "VLLM_USE_FLASHINFER_SAMPLER" not in environment(NO_GPU)
-    assert options(on((9, 0)), sleeps=True)["enable_sleep_mode"]
+    assert options(on((9, 0)), sleep=True)["enable_sleep_mode"]
     assert not options(on((9, 0)))["enforce_eager"]
     with pytest.raises(EngineError, match=r"tensor_parallel_size is 2, but .* on GPUs only.* set it to 1"):
         options(NO_GPU, tensor_parallel_size=2)
@@ -130,8 +130,8 @@ def in_vllm() -> dict[str, Any]:
     """What vLLM's own code says of what it is given. One process serves all tests: it takes 10 s to load vLLM."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
     shared = dataclasses.asdict(dataclasses.replace(SETTINGS, tensor_parallel_size=2))
-    asked = [options(NO_GPU, sleeps=True)]
-    asked += [options(machine, tensor_parallel_size=2, sleeps=True) for machine in (on((9, 0)), ON_B200)]
+    asked = [options(NO_GPU, sleep=True)]
+    asked += [options(machine, tensor_parallel_size=2, sleep=True) for machine in (on((9, 0)), ON_B200)]
     script = f"""
 import inspect, json, logging, os, sys, types
 import cepo
