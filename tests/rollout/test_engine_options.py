@@ -16,9 +16,9 @@ from cepo.config import load_config
 from cepo.doctor.machine import c_compiler
 from cepo.errors import EngineError
 from cepo.hardware import with_own_programs
-from cepo.rollout.engine_options import EngineMachine, engine_environment, engine_options
 from cepo.rollout.factory import settings_of_run
 from cepo.rollout.generator import GeneratorSettings
+from cepo.rollout.vllm_process import EngineMachine, engine_environment, engine_options
 
 SETTINGS = GeneratorSettings(
     model_path="org/model",
@@ -138,7 +138,7 @@ import cepo
 from cepo.rollout import vllm_process
 from cepo.rollout.factory import settings_of_run
 from cepo.rollout.generator import GeneratorSettings
-from cepo.rollout.engine_options import EngineMachine, engine_environment
+from cepo.rollout.vllm_process import EngineMachine, engine_environment
 assert "vllm" not in sys.modules
 found = {{}}
 

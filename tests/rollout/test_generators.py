@@ -28,7 +28,7 @@ from rounding import LOG_PROBS
 from cepo.errors import EngineError
 from cepo.models.processing import Processing
 from cepo.rollout.generator import FullWeights, Generation, GenerationRequest, Generator, SamplingSettings
-from cepo.rollout.token_sampling import draw_tokens, row_uniforms
+from cepo.rollout.transformers_generator import draw_tokens, row_uniforms
 
 pytestmark = pytest.mark.heavy
 
