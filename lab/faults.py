@@ -149,11 +149,11 @@ class FaultyRanks(Ranks):
         INJECTOR.before(self, "build")
         return super().build(contents)
 
-    def call(self, method: str, messages: Sequence[bytes], *, what: str, **options: Any) -> list[Any]:
+    def call(self, method: str, messages: Sequence[bytes], **options: Any) -> list[Any]:
         INJECTOR.before(self, method)
         start = time.monotonic()
         try:
-            return super().call(method, messages, what=what, **options)
+            return super().call(method, messages, **options)
         finally:
             INJECTOR.after(self, method, time.monotonic() - start)
 

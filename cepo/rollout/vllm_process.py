@@ -29,7 +29,14 @@ logger = logging.getLogger(__name__)
 
 _SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _CPU_BLOCK_TOKENS = 32  # the smallest size for which the CPU build has fast kernels
-
+_FIXED_OPTIONS: Mapping[str, object] = {
+    "enable_prefix_caching": True,
+    # The response's log-prob must not depend on temperature, bans or filters.
+    "logprobs_mode": "raw_logprobs",
+    # The folder's generation_config.json must not add sampling settings.
+    "generation_config": "vllm",
+    "disable_log_stats": True,
+}
 _ENVIRONMENT_DEFAULTS: Mapping[str, str] = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
 _CPU_ENVIRONMENT_DEFAULTS: Mapping[str, str] = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -80,12 +87,7 @@ def engine_options(settings: GeneratorSettings, machine: EngineMachine) -> Tree:
             "vLLM's CPU build gives the shared memory of all runs on a machine the same name; set it to 1"
         )
     options: Tree = {
-        "enable_prefix_caching": True,
-        # The response's log-prob must not depend on temperature, bans or filters.
-        "logprobs_mode": "raw_logprobs",
-        # The folder's generation_config.json must not add sampling settings.
-        "generation_config": "vllm",
-        "disable_log_stats": True,
+        **_FIXED_OPTIONS,
         "model": settings.model_path,
         "dtype": DTYPE_NAMES[settings.dtype],
         "max_model_len": settings.max_model_len,

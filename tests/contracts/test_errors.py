@@ -88,14 +88,16 @@ def records_without_room(folder: Path) -> None:
 
 
 def a_part_of_the_cluster_that_has_ended(_: Path) -> None:
-    from cepo.runtime.ray.cluster import OwnCluster
+    from cepo.runtime.ray import cluster
 
     child = subprocess.Popen(["sleep", "600"])
-    cluster = object.__new__(OwnCluster)  # Ray itself is ended in tests/runtime/test_own_cluster.py
-    cluster._processes = {psutil.Process(child.pid): "raylet"}
+    own = object.__new__(cluster.OwnCluster)  # Ray itself is ended in tests/runtime/test_own_cluster.py
+    own._processes = {psutil.Process(child.pid): "raylet"}
     child.kill()
     child.wait()
-    cluster.require_alive()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster, "_own", own)
+        cluster.require_alive()
 
 
 def a_run_whose_steps_are_all_done(folder: Path) -> None:

@@ -7,9 +7,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -63,27 +61,17 @@ class OwnCluster:
             }
         logger.info("started Ray on this machine, its files in %s", self._folder.path)
 
-    def require_alive(self) -> None:
-        """Raises `WorkerLostError` if a process of the cluster has ended.
-
-        Ray's calls would wait for it forever, and Ray would later end this process.
-        """
+    def ended_part(self) -> str | None:
+        """Returns the name of a process of the cluster that has ended, if any."""
         for process, name in self._processes.items():
             if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
-                raise WorkerLostError(
-                    f"the Ray cluster of this run has lost its {name} (process {process.pid}); the run continues from its last "
-                    "checkpoint, at most trainer.max_restarts times"
-                )
+                return f"{name} (process {process.pid})"
+        return None
 
     def end(self) -> None:
         """Ends the cluster within a minute, even if its processes hang or have already ended."""
         atexit.unregister(self.end)
-        try:
-            self.require_alive()
-            is_down = _shut_down()
-        except WorkerLostError:
-            is_down = False
-        if not is_down:
+        if self.ended_part() is not None or not _shut_down():
             tree = list(self._processes)
             for process in self._processes:
                 with suppress(psutil.NoSuchProcess):
@@ -104,26 +92,14 @@ def _shut_down() -> bool:
     return not leaving.is_alive()
 
 
-_PASSED_ON = ("HF_", "VLLM_", "NCCL_", "GLOO_", "TORCH_", "TRANSFORMERS_", "TOKENIZERS_", "OMP_", "XDG_CACHE_HOME")
+_CPUS_PER_WORKER = 0.01
+"""Ray reserves only GPUs in whole; workers share the processors of a machine, however few it has."""
+_PASSED_ON = tuple(
+    "HF_ VLLM_ NCCL_ GLOO_ TORCH_ TRANSFORMERS_ TOKENIZERS_ OMP_ XDG_CACHE_HOME PYTHONPATH PYTHONHASHSEED".split()
+)
 
 _own: OwnCluster | None = None
 """The cluster that this process started, if any."""
-
-
-_CPUS_PER_WORKER = 0.01
-"""Ray reserves only GPUs in whole; workers share the processors of a machine, however few it has."""
-
-
-@dataclass(frozen=True)
-class Reservation:
-    """A run's reserved devices, one bundle per machine; worker `rank` is in bundle `rank // devices per machine`."""
-
-    group: PlacementGroup
-    options: Mapping[str, float]
-    """What Ray reserves for a worker, as arguments for its actor."""
-
-    def release(self) -> None:
-        remove_placement_group(self.group)
 
 
 def connect(trainer: TrainerConfig) -> None:
@@ -164,17 +140,16 @@ def connect(trainer: TrainerConfig) -> None:
 
 def is_alive() -> bool:
     """Returns whether all processes of this process's own cluster run; a joined cluster is assumed to be alive."""
-    try:
-        require_alive()
-    except WorkerLostError:
-        return False
-    return True
+    return _own is None or _own.ended_part() is None
 
 
 def require_alive() -> None:
-    """Raises `WorkerLostError` if a process of the cluster that this process started, if any, has ended."""
-    if _own is not None:
-        _own.require_alive()
+    """Raises `WorkerLostError` unless `is_alive()`: Ray's calls would wait forever, and Ray would later end this process."""
+    if _own is not None and (ended := _own.ended_part()) is not None:
+        raise WorkerLostError(
+            f"the Ray cluster of this run has lost its {ended}; the run continues from its last checkpoint, at most "
+            "trainer.max_restarts times"
+        )
 
 
 def _join(address: str) -> None:
@@ -190,8 +165,10 @@ def _join(address: str) -> None:
         ) from error
 
 
-def reserve(trainer: TrainerConfig) -> Reservation:
-    """Waits until the run's devices are free on every machine, and reserves them.
+def reserve(trainer: TrainerConfig) -> tuple[PlacementGroup, dict[str, float]]:
+    """Waits until the run's devices are free on every machine, and reserves them: one bundle per machine.
+
+    Also returns what Ray reserves for a worker, as options of its actor.
 
     Raises:
         EngineError: they were not free within `trainer.start_timeout_seconds`, or never will be.
@@ -214,7 +191,7 @@ def reserve(trainer: TrainerConfig) -> Reservation:
                 f"{free:g} are free. Add machines with `ray start --address=...`, end other programs there, or lower "
                 "trainer.nnodes and trainer.n_gpus_per_node"
             )
-    return Reservation(group, {"num_cpus": _CPUS_PER_WORKER, "num_gpus": num_gpus})
+    return group, {"num_cpus": _CPUS_PER_WORKER, "num_gpus": num_gpus}
 
 
 def _has_gpus() -> bool:
@@ -225,8 +202,4 @@ def worker_environment(devices_per_machine: int) -> dict[str, str]:
     """Returns the environment variables that workers inherit, without secrets, which belong to `ray start`."""
     passed = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON) and not is_secret(name)}
     cores = os.cpu_count() or 1
-    passed.setdefault("OMP_NUM_THREADS", str(max(1, cores // devices_per_machine)))
-    for name in ("PYTHONPATH", "PYTHONHASHSEED"):
-        if name in os.environ:
-            passed[name] = os.environ[name]
-    return passed
+    return {"OMP_NUM_THREADS": str(max(1, cores // devices_per_machine))} | passed

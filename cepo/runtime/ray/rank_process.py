@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import socket
 import sys
 import time
@@ -25,7 +26,7 @@ from cepo.data.images import ImageStore
 from cepo.errors import EngineError
 from cepo.hardware import require_usable_torch
 from cepo.models.processing import load_processing
-from cepo.runtime.wire import Receiver, decode, encode
+from cepo.runtime.wire import Receiver, encode
 from cepo.sizing import require_memory
 from cepo.workers.distributed import process_group_backend, stay_on_loopback, this_device
 from cepo.workers.worker import Worker
@@ -97,7 +98,7 @@ class RankProcess:
     def _build(self, content: bytes, meeting: Meeting) -> tuple[str, bool]:
         self._speak_into_log()
         require_usable_torch()  # before the ranks meet, because after that the others would wait for a failed rank
-        data, settings, facts, memory, probe = decode(content)
+        data, settings, facts, memory, probe = pickle.loads(content)
         _meet(meeting)
         disable_progress_bar()  # a log file ends with the last messages
         processing = load_processing(settings.actor.model, data)

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import signal
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import CepoError, EngineError, WorkerLostError
 from cepo.progress import SECONDS_BETWEEN_LINES, phase
-from cepo.runtime.ray.cluster import Reservation, is_alive, require_alive, worker_environment
+from cepo.runtime.ray.cluster import is_alive, require_alive, reserve, worker_environment
 from cepo.runtime.ray.rank_process import Meeting, RankLocation, RankProcess
-from cepo.runtime.wire import decode
 from cepo.tracking.run_folder import LOGS_FOLDER, require_own_records
 
 logger = logging.getLogger(__name__)
@@ -35,30 +35,27 @@ _LAST_LINES = 8
 
 
 class Ranks:
-    """The worker processes of a reservation, one per device.
-
-    Args:
-        run_folder: a folder on storage that all machines share; processes log to `logs/rank_<N>.log` in it.
+    """The worker processes of a run, one per device of the cluster; they log to `logs/rank_<N>.log` in the run folder.
 
     Raises:
-        EngineError: a process does not start, or does not see the run folder.
+        EngineError: devices are missing, a process does not start, or a machine does not share the run folder's storage.
     """
 
-    def __init__(self, trainer: TrainerConfig, reservation: Reservation, run_folder: Path) -> None:
-        self._trainer, self._reservation = trainer, reservation
-        self._run_folder = run_folder.absolute()
+    def __init__(self, trainer: TrainerConfig) -> None:
+        self._trainer = trainer
+        self._run_folder = trainer.run_folder.absolute()
         self.number = trainer.nnodes * trainer.n_gpus_per_node
         require_own_records(self._run_folder, [LOGS_FOLDER])
         self._logs = [self._run_folder / LOGS_FOLDER / f"rank_{rank}.log" for rank in range(self.number)]
         self.locations: list[RankLocation] = []
         self._processes: list[Any] = []
         self._is_built = False
+        self._group, reserved = reserve(trainer)
         environment = {"env_vars": worker_environment(trainer.n_gpus_per_node)}
         for rank in range(self.number):
-            where = PlacementGroupSchedulingStrategy(
-                reservation.group, placement_group_bundle_index=rank // trainer.n_gpus_per_node
-            )
-            options: Any = {**reservation.options, "scheduling_strategy": where, "runtime_env": environment}
+            machine = rank // trainer.n_gpus_per_node
+            where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=machine)
+            options: Any = {**reserved, "scheduling_strategy": where, "runtime_env": environment}
             actor: Any = ray.remote(RankProcess).options(**options)
             self._processes.append(actor.remote(os.getcwd(), str(self._logs[rank])))
         try:
@@ -108,7 +105,7 @@ class Ranks:
                 ray.kill(process, no_restart=True)
             for location in self.locations:
                 _kill(location)
-            self._reservation.release()
+            remove_placement_group(self._group)
         else:  # Ray's calls would wait forever; this process's own cluster has no other machine
             for location in self.locations:
                 _kill_here(location.process)
@@ -134,7 +131,7 @@ class Ranks:
             for call in ready:
                 rank = pending.pop(call)
                 try:
-                    results[rank] = decode(ray.get(call))
+                    results[rank] = pickle.loads(ray.get(call))
                 except RayTaskError as error:
                     failures[rank] = error
                     # The death of another rank may have caused the exception, and Ray reports it a little later.

@@ -18,7 +18,7 @@ from cepo.metrics import Metrics, max_value, mean_value, merge_metrics
 from cepo.models.inputs import ImageSource
 from cepo.rollout.generator import Generation, GenerationRequest, OnFinished, SamplingSettings
 from cepo.runtime import dispatch
-from cepo.runtime.ray.cluster import connect, reserve
+from cepo.runtime.ray.cluster import connect
 from cepo.runtime.ray.ranks import Ranks
 from cepo.runtime.wire import Sender, encode
 from cepo.sizing import Memory
@@ -49,7 +49,7 @@ class RayBackend:
         image_probe: ImageSource | None,
     ) -> None:
         connect(trainer)
-        self.ranks = Ranks(trainer, reserve(trainer), trainer.run_folder)
+        self.ranks = Ranks(trainer)
         self._is_whole = True
         number = self.ranks.number
         try:
