@@ -94,9 +94,10 @@ def _shut_down() -> bool:
 
 _CPUS_PER_WORKER = 0.01
 """Ray reserves only GPUs in whole; workers share the processors of a machine, however few it has."""
-_PASSED_ON = tuple(
-    "HF_ VLLM_ NCCL_ GLOO_ TORCH_ TRANSFORMERS_ TOKENIZERS_ OMP_ XDG_CACHE_HOME PYTHONPATH PYTHONHASHSEED".split()
-)
+_PASSED_ON = (
+    "HF_", "VLLM_", "NCCL_", "GLOO_", "TORCH_", "TRANSFORMERS_", "TOKENIZERS_", "OMP_", "XDG_CACHE_HOME", "PYTHONPATH",
+    "PYTHONHASHSEED",
+)  # fmt: skip
 
 _own: OwnCluster | None = None
 """The cluster that this process started, if any."""
