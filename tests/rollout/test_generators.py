@@ -355,21 +355,3 @@ def test_generating_keeps_the_callers_randomness_and_threads(
     generator.generate(requests, SamplingSettings(num_samples=2, max_response_length=8))
     assert next_numbers() == before
     assert (torch.set_num_threads, torch.get_num_threads()) == (set_num_threads, num_threads)
-
-
-@pytest.mark.parametrize("shared_generator", ["vllm"], indirect=True)
-def test_vllms_log_probs_are_read_without_an_object_each(
-    generator: Generator, requests: list[GenerationRequest], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from vllm.logprobs import FlatLogprobs
-
-    read, plain = list[int](), FlatLogprobs.__getitem__
-
-    def counted(self: Any, index: int) -> Any:
-        read.append(index)
-        return plain(self, index)
-
-    monkeypatch.setattr(FlatLogprobs, "__getitem__", counted)
-    groups = generator.generate(requests, SamplingSettings(num_samples=2, max_response_length=16))
-    assert all(len(sample.log_probs) == len(sample.response_ids) > 0 for group in groups for sample in group)
-    assert read == []

@@ -1,4 +1,4 @@
-"""The Ray cluster that a run starts for itself: who can reach it, and what happens when a part of it dies."""
+"""The Ray cluster that a run starts for itself: who can reach it, what workers inherit, and what if a part of it dies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip("ray")
-pytestmark = pytest.mark.heavy
+from cepo.runtime.ray.cluster import worker_environment
+
 SLOW = pytest.mark.nightly("one more cluster in a process of its own; tests/runs/test_ray.py has a worker that dies")
 
 PRELUDE = """
@@ -49,6 +50,7 @@ def driver(script: str, **environment: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.heavy
 def test_every_port_is_on_loopback_and_wants_the_token() -> None:
     seen = driver("""
 cluster.connect(TrainerConfig())
@@ -74,6 +76,7 @@ print(json.dumps({
     assert "InvalidAuthToken" in with_another
 
 
+@pytest.mark.heavy
 def test_a_program_that_imported_ray_itself_must_have_a_cluster() -> None:
     """Without one it is told, because Ray would listen on all networks, and a late token keeps it from starting."""
     seen = driver("""
@@ -90,6 +93,7 @@ print(json.dumps({"told": told, "variables": [name for name in os.environ if nam
     assert seen["variables"] == []
 
 
+@pytest.mark.heavy
 @SLOW
 def test_the_head_does_not_grow_with_the_number_of_calls() -> None:
     """By default Ray records 100,000 calls, and 2,000 more made the head larger by 6 MB."""
@@ -109,6 +113,7 @@ print(json.dumps({"grown": size_after(2000) - before}))
     assert seen["grown"] < 3_000_000
 
 
+@pytest.mark.heavy
 @SLOW
 def test_a_cluster_that_lost_a_part_is_named_and_replaced() -> None:
     seen = driver("""
@@ -134,6 +139,7 @@ print(json.dumps({"lost": lost, "answer": answer()}))
     assert seen["answer"] == 7
 
 
+@pytest.mark.heavy
 @SLOW
 def test_a_stopped_raylet_does_not_keep_the_process_alive() -> None:
     """Ray's own shutdown waited more than 260 s for it; ours gives up after 20 s, 4 s here, and kills."""
@@ -150,3 +156,18 @@ print(json.dumps({"folder": folder, "pid": victim.pid}))
     assert time.monotonic() - begun < 120
     assert not Path(seen["folder"]).exists()
     assert not Path(f"/proc/{seen['pid']}").exists()
+
+
+def test_workers_get_the_engines_variables_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"HF_HOME": "/hub", "NCCL_SOCKET_IFNAME": "eth1", "VLLM_CPU_KVCACHE_SPACE": "2", "PYTHONPATH": "/code"}
+    given |= {"TOKENIZERS_PARALLELISM": "false"}  # a token of another kind
+    kept_back = {"HF_TOKEN": "x", "VLLM_API_KEY": "x", "HOME": "/root", "CUDA_VISIBLE_DEVICES": "0"}
+    for name, value in (given | kept_back).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    passed = worker_environment(devices_per_machine=8)
+    assert given.items() <= passed.items()
+    assert not kept_back.keys() & passed.keys()
+    assert passed["OMP_NUM_THREADS"] == "1"
+    assert worker_environment(devices_per_machine=3)["OMP_NUM_THREADS"] == "4"
