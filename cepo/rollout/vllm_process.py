@@ -169,7 +169,6 @@ def start_engine(settings: GeneratorSettings) -> LLM:
     )
     options: Any = engine_options(settings, machine)
     prepare_environment(engine_environment(settings, machine))
-    _silence_warnings()
     with phase("starting vLLM; without a GPU this takes seconds, with one up to a few minutes"):
         try:
             from vllm import LLM
@@ -220,13 +219,10 @@ def _head_types(worker: Any) -> set[str]:
 
 
 def prepare_environment(defaults: Mapping[str, str]) -> None:
-    """Sets variables that are not yet set, and adds the folder of this Python's tools to the PATH."""
+    """Sets variables that are not yet set, adds the folder of this Python's tools to the PATH, and silences two warnings."""
     for variable, value in defaults.items():
         os.environ.setdefault(variable, value)
     os.environ["PATH"] = with_own_programs(os.environ.get("PATH", ""))
-
-
-def _silence_warnings() -> None:
     # The first notices that Triton compiles the trainer's kernels, and reports this as a fault of the engine's warm-up.
     # The second warns that Triton, which vLLM's CPU build itself installs, does not support CPUs.
     for name in ("vllm.utils.jit_monitor", "vllm.triton_utils.importing"):

@@ -151,7 +151,6 @@ vllm_process.prepare_environment(variables)
 found["our variables"] = read()
 found["path"] = os.environ["PATH"]
 
-vllm_process._silence_warnings()
 from vllm.utils import jit_monitor
 seen = []
 logging.getLogger("vllm").handlers = [type("Kept", (logging.Handler,), {{"emit": lambda self, record: seen.append(1)}})()]

@@ -10,18 +10,16 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 import torch
 import torch.distributed as dist
 from transformers.utils.logging import disable_progress_bar
 
-from cepo.config.data_schema import DataConfig
 from cepo.data.images import ImageStore
 from cepo.errors import EngineError
 from cepo.hardware import require_usable_torch
@@ -31,19 +29,17 @@ from cepo.sizing import require_memory
 from cepo.workers.distributed import process_group_backend, stay_on_loopback, this_device
 from cepo.workers.worker import Worker
 
+logger = logging.getLogger(__name__)
 
-@dataclass(frozen=True, kw_only=True)
-class RankLocation:
-    """The machine and process of a rank, and a port of the machine on which nothing listens."""
 
+class RankLocation(NamedTuple):
     machine: str
     node_id: str
     process: int
-    free_port: int
+    free_port: int  # of the machine: nothing listens there
 
 
-@dataclass(frozen=True)
-class Meeting:
+class Meeting(NamedTuple):
     """The address and rank numbers for starting torch.distributed."""
 
     rank: int
@@ -69,14 +65,10 @@ class RankProcess:
         self._receiver: Receiver | None = None
 
     def location(self) -> RankLocation:
+        node_id = ray.get_runtime_context().get_node_id()
         with socket.socket() as probe:
             probe.bind(("", 0))
-            return RankLocation(
-                machine=ray.util.get_node_ip_address(),
-                node_id=ray.get_runtime_context().get_node_id(),
-                process=os.getpid(),
-                free_port=probe.getsockname()[1],
-            )
+            return RankLocation(ray.util.get_node_ip_address(), node_id, os.getpid(), probe.getsockname()[1])
 
     def sees(self, file: str, seconds: float) -> bool:
         """Returns whether a file exists here, or appears within some seconds, as on a network file system."""
@@ -104,7 +96,12 @@ class RankProcess:
         processing = load_processing(settings.actor.model, data)
         require_memory(memory, settings.rollout, this_device())
         self._worker = Worker(settings, facts, processing)
-        self._receiver, reads = _receiver(data, probe, processing)
+        store, reads = ImageStore(data, processing), False
+        try:
+            reads = probe is not None and store.images(probe) is not None
+        except Exception as error:  # for any reason: images are then sent
+            logger.warning("%s cannot be read on this machine (%s), so images are sent to it", probe, error)
+        self._receiver = Receiver(store)
         return self._worker.generator_name, reads
 
     def _call(self, method: str, message: bytes) -> Any:
@@ -130,7 +127,7 @@ def _failure_in_log() -> Iterator[None]:
     try:
         yield
     except Exception:
-        logging.getLogger("cepo").exception("the call failed")
+        logger.exception("the call failed")
         raise
 
 
@@ -149,28 +146,10 @@ def _meet(meeting: Meeting) -> None:
         store = dist.TCPStore(
             meeting.address, meeting.port, meeting.num_ranks, is_first, timeout, master_listen_fd=listener
         )
-        dist.init_process_group(
-            process_group_backend(this_device()),
-            store=store,
-            rank=meeting.rank,
-            world_size=meeting.num_ranks,
-            timeout=timeout,
-        )
+        backend = process_group_backend(this_device())
+        dist.init_process_group(backend, store=store, rank=meeting.rank, world_size=meeting.num_ranks, timeout=timeout)
     except (RuntimeError, ValueError, OSError) as error:
         raise EngineError(
             f"rank {meeting.rank} cannot reach rank 0 at {meeting.address}:{meeting.port} ({error}); the machines of a run "
             "must reach each other on all ports; NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME selects the network interface"
         ) from error
-
-
-def _receiver(data: DataConfig, probe: Any, processing: Any) -> tuple[Receiver, bool]:
-    """Returns the decoder of messages, and whether it can read the run's images, of which `probe` is one."""
-    store = ImageStore(data, processing)
-    try:
-        reads = probe is not None and store.images(probe) is not None
-    except Exception as error:  # for any reason: images are then sent
-        logging.getLogger("cepo").warning(
-            "%s cannot be read on this machine (%s), so images are sent to it", probe, error
-        )
-        reads = False
-    return Receiver(store), reads

@@ -25,12 +25,9 @@ from cepo.tracking.run_folder import LOGS_FOLDER, require_own_records
 
 logger = logging.getLogger(__name__)
 
-_GRACE_SECONDS = 20.0
-"""Time to wait after one rank's exception for the death of another rank, which may be its cause."""
-_STORAGE_SECONDS = 60.0
-"""Time allowed for a new file to appear on a network file system."""
-_LOOK_SECONDS = 5.0
-"""Interval between checks that the cluster itself still runs."""
+_GRACE_SECONDS = 20.0  # to wait after one rank's exception for the death of another rank, which may be its cause
+_STORAGE_SECONDS = 60.0  # for a new file to appear on a network file system
+_LOOK_SECONDS = 5.0  # between checks that the cluster itself still runs
 _LAST_LINES = 8
 
 
@@ -65,14 +62,14 @@ class Ranks:
             self.end()
             raise
 
-    def build(self, contents: Sequence[bytes]) -> list[Any]:
+    def build(self, content: bytes) -> list[Any]:
         """Connects the ranks, builds their workers, and returns each rank's answer."""
         first = self.locations[0]
         # The timeout is longer than the driver's, because only the driver's error names the rank that hangs.
         seconds = self._trainer.stage_timeout_seconds + _GRACE_SECONDS
         calls = [
             process.build.remote(content, Meeting(rank, self.number, first.machine, first.free_port, seconds))
-            for rank, (process, content) in enumerate(zip(self._processes, contents, strict=True))
+            for rank, process in enumerate(self._processes)
         ]
         logs = self._logs[0].parent
         with phase(f"{self.number} workers load the model and start their engines; their logs are in {logs}"):

@@ -53,7 +53,7 @@ class RayBackend:
         self._is_whole = True
         number = self.ranks.number
         try:
-            answers = self.ranks.build([encode((data, worker, facts, memory, image_probe))] * number)
+            answers = self.ranks.build(encode((data, worker, facts, memory, image_probe)))
         except BaseException:
             self.ranks.end()
             raise
