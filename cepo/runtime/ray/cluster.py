@@ -7,91 +7,22 @@ import logging
 import os
 import signal
 import threading
-from contextlib import suppress
 from typing import Any
 
-import psutil
 import ray
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from cepo.config.private import is_secret
 from cepo.config.trainer_schema import TrainerConfig
-from cepo.errors import ConfigError, EngineError, WorkerLostError
+from cepo.errors import ConfigError, EngineError
 from cepo.leftovers import OwnFolder
 from cepo.progress import phase
 from cepo.runtime.reach import prepare_own_cluster
 
 logger = logging.getLogger(__name__)
 
-_SHUTDOWN_SECONDS = 20.0
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-
-
-class OwnCluster:
-    """A Ray cluster that this process starts, and that ends with it.
-
-    Other users of the machine can reach its loopback ports, but cannot run anything, since only this user can read the
-    token (`prepare_own_cluster`) and enter the folder (mode 0700) of Ray's own folder.
-
-    Raises:
-        ConfigError: Ray was imported before `prepare_own_cluster` was called.
-        EngineError: Ray does not start here.
-    """
-
-    def __init__(self) -> None:
-        prepare_own_cluster()
-        self._folder = OwnFolder("ray")
-        atexit.register(self.end)
-        earlier = set(psutil.Process().children())
-        logger.info("starting Ray on this machine")
-        try:
-            ray.init(
-                address="local",
-                include_dashboard=False,
-                num_cpus=os.cpu_count(),
-                _temp_dir=str(self._folder.path / "r"),  # Ray opens it to all users; a short name, for its sockets
-                **_QUIET,
-            )
-        except Exception as error:
-            raise EngineError(f"Ray cannot be started on this machine: {type(error).__name__}: {error}") from error
-        finally:
-            self._processes = {
-                process: process.name() for process in psutil.Process().children() if process not in earlier
-            }
-        logger.info("started Ray on this machine, its files in %s", self._folder.path)
-
-    def ended_part(self) -> str | None:
-        """Returns the name of a process of the cluster that has ended, if any."""
-        for process, name in self._processes.items():
-            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
-                return f"{name} (process {process.pid})"
-        return None
-
-    def end(self) -> None:
-        """Ends the cluster within a minute, even if its processes hang or have already ended."""
-        atexit.unregister(self.end)
-        if self.ended_part() is not None or not _shut_down():
-            tree = list(self._processes)
-            for process in self._processes:
-                with suppress(psutil.NoSuchProcess):
-                    tree += process.children(recursive=True)
-            for process in tree:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
-            psutil.wait_procs(tree, timeout=5)
-            _shut_down()
-        self._folder.remove()
-
-
-def _shut_down() -> bool:
-    """Returns whether Ray's library left the cluster in time; it waits indefinitely for stopped processes."""
-    leaving = threading.Thread(target=ray.shutdown, daemon=True)
-    leaving.start()
-    leaving.join(_SHUTDOWN_SECONDS)
-    return not leaving.is_alive()
-
-
 _CPUS_PER_WORKER = 0.01
 """Ray reserves only GPUs in whole; workers share the processors of a machine, however few it has."""
 _PASSED_ON = (
@@ -99,25 +30,21 @@ _PASSED_ON = (
     "PYTHONHASHSEED",
 )  # fmt: skip
 
-_own: OwnCluster | None = None
-"""The cluster that this process started, if any."""
+_own_files: OwnFolder | None = None
+"""The files of the cluster that this process started, if any."""
 
 
 def connect(trainer: TrainerConfig) -> None:
     """Joins the cluster at `trainer.ray_address` or RAY_ADDRESS, or starts one here that ends with this process.
 
-    An existing connection is kept. If this process's own cluster has lost a process, a new cluster is started instead.
+    An existing connection is kept.
 
     Raises:
         ConfigError: no cluster answers at the address, or `prepare_own_cluster` was not called before Ray was imported.
         EngineError: Ray does not start here.
     """
-    global _own
-    if ray.is_initialized() and is_alive():
+    if ray.is_initialized():
         return
-    if _own is not None:
-        _own.end()
-        _own = None
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # By default the head keeps records of 4 kB of the last 100,000 calls. We read none of them.
@@ -133,24 +60,39 @@ def connect(trainer: TrainerConfig) -> None:
         if address:
             _join(address)
         else:
-            _own = OwnCluster()
+            _start()
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
 
 
-def is_alive() -> bool:
-    """Returns whether all processes of this process's own cluster run; a joined cluster is assumed to be alive."""
-    return _own is None or _own.ended_part() is None
+def _start() -> None:
+    """Starts a cluster on this machine, which ends with this process.
 
-
-def require_alive() -> None:
-    """Raises `WorkerLostError` unless `is_alive()`: Ray's calls would wait forever, and Ray would later end this process."""
-    if _own is not None and (ended := _own.ended_part()) is not None:
-        raise WorkerLostError(
-            f"the Ray cluster of this run has lost its {ended}; the run continues from its last checkpoint, at most "
-            "trainer.max_restarts times"
+    Other users of the machine can reach its loopback ports, but cannot run anything, since only this user can read the
+    token (`prepare_own_cluster`) and enter the folder (mode 0700) of Ray's own folder.
+    """
+    global _own_files
+    prepare_own_cluster()
+    _own_files = OwnFolder("ray")
+    atexit.register(_end, _own_files)
+    logger.info("starting Ray on this machine")
+    try:
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            num_cpus=os.cpu_count(),
+            _temp_dir=str(_own_files.path / "r"),  # Ray opens it to all users; a short name, for its sockets
+            **_QUIET,
         )
+    except Exception as error:
+        raise EngineError(f"Ray cannot be started on this machine: {type(error).__name__}: {error}") from error
+    logger.info("started Ray on this machine, its files in %s", _own_files.path)
+
+
+def _end(files: OwnFolder) -> None:
+    ray.shutdown()
+    files.remove()
 
 
 def _join(address: str) -> None:
@@ -182,7 +124,7 @@ def reserve(trainer: TrainerConfig) -> tuple[PlacementGroup, dict[str, float]]:
     )
     what = f"{machines} machine{'s' * (machines > 1)} with {devices} {'GPUs' if num_gpus else 'workers'} each"
     # A cluster that was started here never gets another machine.
-    never = _own is not None and ray.cluster_resources().get("GPU", 0.0) < bundle.get("GPU", 0.0)
+    never = _own_files is not None and ray.cluster_resources().get("GPU", 0.0) < bundle.get("GPU", 0.0)
     with phase(f"waiting for {what}"):
         if never or not group.wait(timeout_seconds=trainer.start_timeout_seconds):
             remove_placement_group(group)

@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import CepoError, EngineError, WorkerLostError
 from cepo.progress import SECONDS_BETWEEN_LINES, phase
-from cepo.runtime.ray.cluster import is_alive, require_alive, reserve, worker_environment
+from cepo.runtime.ray.cluster import reserve, worker_environment
 from cepo.runtime.ray.rank_process import Meeting, RankLocation, RankProcess
 from cepo.tracking.run_folder import LOGS_FOLDER, require_own_records
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 _GRACE_SECONDS = 20.0  # to wait after one rank's exception for the death of another rank, which may be its cause
 _STORAGE_SECONDS = 60.0  # for a new file to appear on a network file system
-_LOOK_SECONDS = 5.0  # between checks that the cluster itself still runs
+_LOOK_SECONDS = 5.0  # between looks at the clock
 _LAST_LINES = 8
 
 
@@ -97,15 +97,11 @@ class Ranks:
 
     def end(self) -> None:
         """Kills all processes, even hung ones, waits until they are gone, and releases the devices."""
-        if is_alive():
-            for process in self._processes:
-                ray.kill(process, no_restart=True)
-            for location in self.locations:
-                _kill(location)
-            remove_placement_group(self._group)
-        else:  # Ray's calls would wait forever; this process's own cluster has no other machine
-            for location in self.locations:
-                _kill_here(location.process)
+        for process in self._processes:
+            ray.kill(process, no_restart=True)
+        for location in self.locations:
+            _kill(location)
+        remove_placement_group(self._group)
         self._processes, self.locations = [], []
 
     def _answers(
@@ -119,7 +115,6 @@ class Ranks:
         while pending:
             left = deadline - time.monotonic()
             ready, _ = ray.wait(list(pending), timeout=min(max(left, 0.0), _LOOK_SECONDS))
-            require_alive()
             if not ready and left <= _LOOK_SECONDS:
                 break
             if time.monotonic() - said >= SECONDS_BETWEEN_LINES:
