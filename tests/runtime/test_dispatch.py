@@ -31,8 +31,8 @@ def row(prompt: int, length: int = 1, images: ImageInputs | None = None) -> Scor
     return ScoringRow(context=context, response_ids=(2,), prompt=prompt)
 
 
-def optimizer_batch(rows: Sequence[ScoringRow], *, first: int = 0, view: str | None = None) -> OptimizerBatch:
-    values = torch.arange(first, first + len(rows), dtype=torch.float32).unsqueeze(1)
+def optimizer_batch(rows: Sequence[ScoringRow]) -> OptimizerBatch:
+    values = torch.arange(len(rows), dtype=torch.float32).unsqueeze(1)
     return OptimizerBatch(
         rows=rows,
         old_log_probs=values,
@@ -40,9 +40,7 @@ def optimizer_batch(rows: Sequence[ScoringRow], *, first: int = 0, view: str | N
         response_mask=torch.ones(len(rows), 1, dtype=torch.bool),
         denominators=LossDenominators(num_tokens=99, num_sequences=33, max_response_length=7),
         reference_log_probs=-values,
-        distillation=None
-        if view is None
-        else DistillationRows(divergence=DivergenceConfig(), token_weight=values, view=view),
+        distillation=DistillationRows(divergence=DivergenceConfig(), token_weight=values, view="hinted"),
     )
 
 
@@ -114,28 +112,22 @@ def test_prompts_seen_later_go_to_the_rank_with_less_work() -> None:
 
 def test_an_optimizer_batch_is_cut_along_the_ranks() -> None:
     """A rank without rows gets an empty part."""
-    rows = [row(0, 5), row(1, 5), row(0, 5), row(1, 5)]
+    rows = [dataclasses.replace(row(index % 2, 5), row=index) for index in range(4)]
     batch = optimizer_batch(rows)
     (first,), (second,) = dispatch.split_batches([batch], dispatch.Assignment(2, prompts_per_update=2), 2)
     assert (first.rows, second.rows) == ([rows[0], rows[2]], [rows[1], rows[3]])
+    assert [each.name for each in second.rows] == [("", 1), ("", 3)]
     assert first.advantages.flatten().tolist() == [0.0, 20.0]
     assert second.old_log_probs.flatten().tolist() == [1.0, 3.0]
     assert second.reference_log_probs is not None
     assert second.reference_log_probs.flatten().tolist() == [-1.0, -3.0]
     assert first.denominators == second.denominators == batch.denominators
-    _, (empty,) = dispatch.split_batches([optimizer_batch(rows[:1])], dispatch.Assignment(2, prompts_per_update=1), 2)
-    assert (empty.rows, empty.advantages.shape) == ([], (0, 1))
-
-
-def test_distilled_rows_keep_names_and_weights_on_their_rank() -> None:
-    rows = [dataclasses.replace(row(prompt, 5), row=number) for prompt, number in ((1, 3), (0, 2), (0, 0))]
-    batch = optimizer_batch(rows, view="hinted")
-    (first,), (second,) = dispatch.split_batches([batch], dispatch.Assignment(2, prompts_per_update=2), 2)
     assert first.distillation is not None
     assert second.distillation is not None
-    assert ([each.name for each in first.rows], [each.name for each in second.rows]) == ([("", 2), ("", 0)], [("", 3)])
-    assert first.distillation.token_weight.flatten().tolist() == [1.0, 2.0]
+    assert first.distillation.token_weight.flatten().tolist() == [0.0, 2.0]
     assert first.distillation.view == second.distillation.view == "hinted"
+    _, (empty,) = dispatch.split_batches([optimizer_batch(rows[:1])], dispatch.Assignment(2, prompts_per_update=1), 2)
+    assert (empty.rows, empty.advantages.shape) == ([], (0, 1))
 
 
 def test_a_batch_of_several_epochs_is_cut_once_and_travels_once() -> None:
