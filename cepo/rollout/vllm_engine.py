@@ -43,9 +43,7 @@ if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
     from vllm.outputs import CompletionOutput, RequestOutput
 
-PREPARING = "cepo-prepares-images"
-"""Name prefix of the threads that prepare images."""
-
+PREPARING = "cepo-prepares-images"  # name prefix of the threads that prepare images
 _MOST_THREADS = 8
 _MAX_BANNED_TOKENS = 1024
 
@@ -265,10 +263,7 @@ def _prepared(llm: LLM, prompts: Sequence[object]) -> Iterator[Any]:
 
 
 def _counted_prefixes(llm: LLM) -> Any:
-    """Makes vLLM count prompt tokens from its cache when it admits a request, and returns what counts them.
-
-    Its full statistics, which cost time at each token, remain off.
-    """
+    """Makes vLLM count prompt tokens from its cache; its full statistics, which cost time at each token, remain off."""
     from vllm.v1.metrics.stats import PrefixCacheStats
 
     core: Any = llm.llm_engine.engine_core

@@ -61,14 +61,11 @@ _SHARED_ENGINE_ENVIRONMENT_DEFAULTS: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class EngineMachine:
-    """The properties of the machine that determine how the engine starts.
-
-    `num_ranks` processes in the trainer's process group see one device each.
-    """
+    """The properties of the machine that determine how the engine starts."""
 
     capability: Capability | None  # None without a GPU
     flashinfer_kernels: bool  # FlashInfer's kernels are installed in compiled form
-    num_ranks: int
+    num_ranks: int  # processes in the trainer's process group; each sees one device
 
     @property
     def on_gpu(self) -> bool:

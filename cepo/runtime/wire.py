@@ -18,10 +18,8 @@ from cepo.rollout.generator import GenerationRequest
 class Sender:
     """Encodes messages for one receiver, and remembers until `forget` which images the receiver has.
 
-    Sender and receiver must forget them before the same message, the first of a step.
-
-    Args:
-        by_source: the receiver itself reads the images that name their source.
+    Sender and receiver must forget them before the same message, the first of a step. With `by_source` the receiver
+    itself reads the images that name their source.
     """
 
     def __init__(self, *, by_source: bool) -> None:
@@ -77,11 +75,7 @@ class Receiver:
         self._received: dict[int, ImageInputs] = {}
 
     def decode(self, message: bytes) -> Any:
-        """Decodes a message. An image is the same object in all messages of a step.
-
-        Raises:
-            ConfigError, DataError: an image that was sent by reference cannot be read here.
-        """
+        """Decodes a message. An image is the same object in all messages of a step."""
         unpickler = pickle.Unpickler(io.BytesIO(message))
         unpickler.persistent_load = self._referred  # type: ignore[method-assign]
         return unpickler.load()

@@ -14,7 +14,7 @@ pytest.importorskip("ray")
 from cepo.runtime.ray.cluster import worker_environment
 
 PRELUDE = """
-import json, os, time, psutil
+import json, os, pathlib, time, psutil
 from cepo.runtime.reach import prepare_own_cluster, why_no_answer
 prepare_own_cluster()
 import ray
@@ -47,7 +47,7 @@ def driver(script: str, **environment: str) -> Any:
 def test_every_port_is_on_loopback_and_wants_the_token() -> None:
     seen = driver("""
 cluster.connect(TrainerConfig())
-token, of_ray = os.environ["RAY_AUTH_TOKEN_PATH"], str(cluster._own_files.path)
+token, of_ray = os.environ["RAY_AUTH_TOKEN_PATH"], str(pathlib.Path(ray._private.worker._global_node.get_temp_dir_path()).parent)
 family = {os.getpid(), *(each.pid for each in psutil.Process().children(recursive=True))}
 ports = [each.laddr.ip for each in psutil.net_connections("inet") if each.status == "LISTEN" and each.pid in family]
 address, answered = ray.get_runtime_context().gcs_address, answer()

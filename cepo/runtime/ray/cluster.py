@@ -30,14 +30,9 @@ _PASSED_ON = (
     "PYTHONHASHSEED",
 )  # fmt: skip
 
-_own_files: OwnFolder | None = None
-"""The files of the cluster that this process started, if any."""
-
 
 def connect(trainer: TrainerConfig) -> None:
-    """Joins the cluster at `trainer.ray_address` or RAY_ADDRESS, or starts one here that ends with this process.
-
-    An existing connection is kept.
+    """Joins the cluster at `trainer.ray_address` or RAY_ADDRESS, or starts one here; an existing connection is kept.
 
     Raises:
         ConfigError: no cluster answers at the address, or `prepare_own_cluster` was not called before Ray was imported.
@@ -72,22 +67,21 @@ def _start() -> None:
     Other users of the machine can reach its loopback ports, but cannot run anything, since only this user can read the
     token (`prepare_own_cluster`) and enter the folder (mode 0700) of Ray's own folder.
     """
-    global _own_files
     prepare_own_cluster()
-    _own_files = OwnFolder("ray")
-    atexit.register(_end, _own_files)
+    files = OwnFolder("ray")
+    atexit.register(_end, files)
     logger.info("starting Ray on this machine")
     try:
         ray.init(
             address="local",
             include_dashboard=False,
             num_cpus=os.cpu_count(),
-            _temp_dir=str(_own_files.path / "r"),  # Ray opens it to all users; a short name, for its sockets
+            _temp_dir=str(files.path / "r"),  # Ray opens it to all users; a short name, for its sockets
             **_QUIET,
         )
     except Exception as error:
         raise EngineError(f"Ray cannot be started on this machine: {type(error).__name__}: {error}") from error
-    logger.info("started Ray on this machine, its files in %s", _own_files.path)
+    logger.info("started Ray on this machine, its files in %s", files.path)
 
 
 def _end(files: OwnFolder) -> None:
@@ -114,7 +108,7 @@ def reserve(trainer: TrainerConfig) -> tuple[PlacementGroup, dict[str, float]]:
     Also returns what Ray reserves for a worker, as options of its actor.
 
     Raises:
-        EngineError: they were not free within `trainer.start_timeout_seconds`, or never will be.
+        EngineError: they were not free within `trainer.start_timeout_seconds`.
     """
     machines, devices = trainer.nnodes, trainer.n_gpus_per_node
     num_gpus = int(_has_gpus())
@@ -123,10 +117,8 @@ def reserve(trainer: TrainerConfig) -> tuple[PlacementGroup, dict[str, float]]:
         [bundle] * machines, strategy="STRICT_SPREAD" if machines > 1 else "STRICT_PACK", name="cepo"
     )
     what = f"{machines} machine{'s' * (machines > 1)} with {devices} {'GPUs' if num_gpus else 'workers'} each"
-    # A cluster that was started here never gets another machine.
-    never = _own_files is not None and ray.cluster_resources().get("GPU", 0.0) < bundle.get("GPU", 0.0)
     with phase(f"waiting for {what}"):
-        if never or not group.wait(timeout_seconds=trainer.start_timeout_seconds):
+        if not group.wait(timeout_seconds=trainer.start_timeout_seconds):
             remove_placement_group(group)
             has, free = (each.get("GPU", 0.0) for each in (ray.cluster_resources(), ray.available_resources()))
             raise EngineError(

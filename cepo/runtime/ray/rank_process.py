@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import ray
 import torch
@@ -37,6 +37,7 @@ class RankLocation(NamedTuple):
     node_id: str
     process: int
     free_port: int  # of the machine: nothing listens there
+    sees_probe: bool  # whether the driver's file is there
 
 
 class Meeting(NamedTuple):
@@ -49,12 +50,19 @@ class Meeting(NamedTuple):
     timeout_seconds: float
 
 
-class RankProcess:
-    """The process of one device, started by Ray. Results are encoded by `runtime.wire`.
+@contextmanager
+def _failure_in_log() -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        logger.exception("the call failed")
+        raise
 
-    Args:
-        folder: the driver's working directory, to which relative paths of the configuration refer.
-        log_file: file for all output of the process, including that of libraries.
+
+class RankProcess:
+    """The process of one device, started by Ray. All its output goes to `log_file`; results are encoded by `runtime.wire`.
+
+    Relative paths of the configuration refer to `folder`, the driver's working directory.
     """
 
     def __init__(self, folder: str, log_file: str) -> None:
@@ -64,30 +72,19 @@ class RankProcess:
         self._worker: Worker | None = None
         self._receiver: Receiver | None = None
 
-    def location(self) -> RankLocation:
-        node_id = ray.get_runtime_context().get_node_id()
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return RankLocation(ray.util.get_node_ip_address(), node_id, os.getpid(), probe.getsockname()[1])
-
-    def sees(self, file: str, seconds: float) -> bool:
-        """Returns whether a file exists here, or appears within some seconds, as on a network file system."""
+    def location(self, probe: str, seconds: float) -> RankLocation:
+        """Returns where the process is; the driver's file `probe` may take some seconds to appear on network storage."""
         until = time.monotonic() + seconds
-        while not (found := os.path.isfile(file)) and time.monotonic() < until:
+        while not (sees_probe := os.path.isfile(probe)) and time.monotonic() < until:
             time.sleep(1)
-        return found
+        machine, node_id = ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id()
+        with socket.socket() as unused:
+            unused.bind(("", 0))
+            return RankLocation(machine, node_id, os.getpid(), unused.getsockname()[1], sees_probe)
 
+    @_failure_in_log()
     def build(self, content: bytes, meeting: Meeting) -> bytes:
         """Joins the other ranks and builds the worker; answers with its generator's name and if it can read images."""
-        with _failure_in_log():
-            return encode(self._build(content, meeting))
-
-    def call(self, method: str, message: bytes) -> bytes:
-        """Calls a method of the worker with the arguments in `message`."""
-        with _failure_in_log():
-            return encode(self._call(method, message))
-
-    def _build(self, content: bytes, meeting: Meeting) -> tuple[str, bool]:
         self._speak_into_log()
         require_usable_torch()  # before the ranks meet, because after that the others would wait for a failed rank
         data, settings, facts, memory, probe = pickle.loads(content)
@@ -102,14 +99,16 @@ class RankProcess:
         except Exception as error:  # for any reason: images are then sent
             logger.warning("%s cannot be read on this machine (%s), so images are sent to it", probe, error)
         self._receiver = Receiver(store)
-        return self._worker.generator_name, reads
+        return encode((self._worker.generator_name, reads))
 
-    def _call(self, method: str, message: bytes) -> Any:
+    @_failure_in_log()
+    def call(self, method: str, message: bytes) -> bytes:
+        """Calls a method of the worker with the arguments in `message`."""
         assert self._worker is not None and self._receiver is not None, "the worker is built before it is called"
         if method == "generate":  # a step begins
             self._receiver.forget()
         arguments, keywords = self._receiver.decode(message)
-        return getattr(self._worker, method)(*arguments, **keywords)
+        return encode(getattr(self._worker, method)(*arguments, **keywords))
 
     def _speak_into_log(self) -> None:
         file = Path(self._log_file)
@@ -120,15 +119,6 @@ class RankProcess:
                 os.dup2(stream.fileno(), standard.fileno())
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
         logging.getLogger("cepo").setLevel(logging.INFO)
-
-
-@contextmanager
-def _failure_in_log() -> Iterator[None]:
-    try:
-        yield
-    except Exception:
-        logger.exception("the call failed")
-        raise
 
 
 def _meet(meeting: Meeting) -> None:

@@ -56,8 +56,7 @@ class Ranks:
             actor: Any = ray.remote(RankProcess).options(**options)
             self._processes.append(actor.remote(os.getcwd(), str(self._logs[rank])))
         try:
-            self.locations = self._simple_call("location")
-            self._require_common_storage()
+            self._locate()
         except BaseException:
             self.end()
             raise
@@ -80,10 +79,7 @@ class Ranks:
     def call(
         self, method: str, messages: Sequence[bytes], *, arrived: Callable[[int, Any], None] | None = None
     ) -> list[Any]:
-        """Calls a worker method on all ranks and returns each rank's result.
-
-        Args:
-            arrived: called with the rank and its result as soon as the result arrives.
+        """Calls a worker method on all ranks and returns each rank's result, which `arrived` gets as soon as it arrives.
 
         Raises:
             WorkerLostError: a process died, or did not finish within `trainer.stage_timeout_seconds`.
@@ -167,37 +163,31 @@ class Ranks:
         return WorkerLostError(f"{self._name(rank)} {died} during {what}; the last lines of {log}:\n{last}")
 
     def _name(self, rank: int) -> str:
-        if rank >= len(self.locations):
-            return f"rank {rank}"
         location = self.locations[rank]
         return f"rank {rank} (machine {location.machine}, process {location.process})"
 
-    def _require_common_storage(self) -> None:
+    def _locate(self) -> None:
+        """Waits for the processes to start, and checks that all see the run folder."""
         self._run_folder.mkdir(parents=True, exist_ok=True)
-        probe = self._run_folder / f".probe-{uuid.uuid4().hex}"
+        probe, seconds = self._run_folder / f".probe-{uuid.uuid4().hex}", self._trainer.start_timeout_seconds
         probe.touch()
         try:
-            seen = self._simple_call("sees", str(probe), _STORAGE_SECONDS)
-        finally:
-            probe.unlink(missing_ok=True)
-        if not all(seen):
-            blind = ", ".join(self._name(rank) for rank, sees in enumerate(seen) if not sees)
-            raise EngineError(
-                f"{blind} does not see {probe}, which this machine wrote {_STORAGE_SECONDS:g} s ago. Checkpoints need a run "
-                "folder on storage that all machines share under the same path: set trainer.save_checkpoint_path"
-            )
-
-    def _simple_call(self, method: str, *arguments: object) -> list[Any]:
-        calls = [getattr(process, method).remote(*arguments) for process in self._processes]
-        seconds = self._trainer.start_timeout_seconds
-        try:
-            return ray.get(calls, timeout=seconds)
+            calls = [process.location.remote(str(probe), _STORAGE_SECONDS) for process in self._processes]
+            self.locations = ray.get(calls, timeout=seconds)
         except GetTimeoutError as error:
             raise EngineError(
                 f"worker processes did not start within trainer.start_timeout_seconds={seconds:g}"
             ) from error
         except RayError as error:
             raise WorkerLostError(f"a worker process could not start: {error}") from error
+        finally:
+            probe.unlink(missing_ok=True)
+        blind = [self._name(rank) for rank, location in enumerate(self.locations) if not location.sees_probe]
+        if blind:
+            raise EngineError(
+                f"{', '.join(blind)} does not see {probe}, which this machine wrote {_STORAGE_SECONDS:g} s ago. Checkpoints "
+                "need a run folder on storage that all machines share under the same path: set trainer.save_checkpoint_path"
+            )
 
 
 def _kill(location: RankLocation) -> None:
