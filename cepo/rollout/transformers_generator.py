@@ -120,8 +120,7 @@ class TransformersGenerator:
     def close(self) -> None:
         self._model = self._decoder = None
         gc.collect()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
 
     def _rows(self, requests: Sequence[GenerationRequest], settings: SamplingSettings) -> Iterator[_Row]:
         """Computes the prompts one by one, each only when a batch has room for its samples."""

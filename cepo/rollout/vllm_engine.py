@@ -180,8 +180,7 @@ class VllmGenerator:
             shut_down(self._llm, keep_process_group=self._group_is_the_callers)
             self._llm = None
         gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
 
     def _engine(self) -> LLM:
         if self._llm is None:

@@ -13,8 +13,7 @@ from cepo.rollout.generator import GenerationRequest, SamplingSettings
 Result = TypeVar("Result")
 Batch = TypeVar("Batch", OptimizerBatch, CriticBatch)
 
-RankIndices = Sequence[Sequence[int]]
-"""Indices of each rank's rows, in ascending order."""
+RankIndices = Sequence[Sequence[int]]  # of each rank's rows, in ascending order
 
 
 class Assignment:

@@ -139,11 +139,10 @@ def test_a_torchvision_for_another_torch_is_named(tmp_path: Path, monkeypatch: p
     [
         ("570.86", "13.0", "(driver 570.86 answers; needed: 580 or later)"),
         ("525.60", "12.8", "(driver 525.60 answers; needed: 525 or later)"),
-        (None, "13.0", "(no NVIDIA driver answers; needed: 580 or later)"),
     ],
 )
 def test_the_driver_is_named_beside_the_one_that_torch_needs(
-    driver: str | None, cuda: str, found: str, monkeypatch: pytest.MonkeyPatch, hardware: Path
+    driver: str, cuda: str, found: str, monkeypatch: pytest.MonkeyPatch, hardware: Path
 ) -> None:
     add_pci_device(hardware, *GPU)
     monkeypatch.setattr(torch.version, "cuda", cuda)

@@ -35,15 +35,6 @@ def cards(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> in
 
 
 @pytest.mark.parametrize(
-    ("cards", "words"),
-    [(1, "NVIDIA H100 80GB HBM3, 80 GiB"), (2, "2 x NVIDIA H100 80GB HBM3, 80 GiB")],
-    indirect=["cards"],
-)
-def test_gpus_are_named_with_their_memory(cards: int, words: str) -> None:
-    assert device_in_words() == words
-
-
-@pytest.mark.parametrize(
     ("shown", "told", "cards"), [(None, "", 2), ("1,0", "-i 1,0", 2), ("MIG-5", "", 1)], indirect=["cards"]
 )
 def test_the_driver_names_gpus_without_a_context_on_one(

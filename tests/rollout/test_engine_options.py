@@ -125,9 +125,8 @@ def test_vllms_head_is_float32_unless_logits_are_rounded(machine: EngineMachine)
     assert "hf_overrides" not in options(machine, fp32_logits=False)
 
 
-@pytest.fixture(scope="module")
-def in_vllm() -> dict[str, Any]:
-    """What vLLM's own code says of what it is given. One process serves all tests: it takes 10 s to load vLLM."""
+@pytest.mark.heavy
+def test_vllms_own_code_reads_what_it_is_given() -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed")
     shared = dataclasses.asdict(dataclasses.replace(SETTINGS, tensor_parallel_size=2))
     asked = [options(NO_GPU, sleep=True)]
@@ -179,23 +178,14 @@ print(json.dumps(found))
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, env=inherited | given, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("question", "answer"),
-    [
-        ("unknown options", [[], [], []]),
-        ("options read", ["FLASH_ATTN", False, 256]),
-        ("the user's variables", [True, False]),
-        ("our variables", [False, False]),
-        ("path", f"{Path(sys.executable).parent}{os.pathsep}/usr/bin:/bin"),
-        ("warnings of compiled kernels, silenced and not", [0, 1]),
-    ],
-)
-def test_vllms_own_code_reads_what_it_is_given(in_vllm: dict[str, Any], question: str, answer: Any) -> None:
-    assert in_vllm[question] == answer
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "unknown options": [[], [], []],
+        "options read": ["FLASH_ATTN", False, 256],
+        "the user's variables": [True, False],
+        "our variables": [False, False],
+        "path": f"{Path(sys.executable).parent}{os.pathsep}/usr/bin:/bin",
+        "warnings of compiled kernels, silenced and not": [0, 1],
+    }
 
 
 def test_the_c_compiler_may_be_on_the_path_or_beside_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

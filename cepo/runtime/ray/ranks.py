@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 _GRACE_SECONDS = 20.0  # to wait after one rank's exception for the death of another rank, which may be its cause
 _STORAGE_SECONDS = 60.0  # for a new file to appear on a network file system
 _LOOK_SECONDS = 5.0  # between looks at the clock
-_LAST_LINES = 8
 
 
 class Ranks:
@@ -159,7 +158,7 @@ class Ranks:
         died = "died" if isinstance(error, RayActorError) else f"does not answer ({type(error).__name__})"
         log = self._logs[rank]
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
-        last = "\n".join(lines[-_LAST_LINES:])
+        last = "\n".join(lines[-8:])
         return WorkerLostError(f"{self._name(rank)} {died} during {what}; the last lines of {log}:\n{last}")
 
     def _name(self, rank: int) -> str:

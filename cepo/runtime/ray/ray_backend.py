@@ -13,7 +13,6 @@ from cepo.config.data_schema import DataConfig
 from cepo.config.schema import WorkerConfig
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
-from cepo.errors import WorkerLostError
 from cepo.metrics import Metrics, max_value, mean_value, merge_metrics
 from cepo.models.inputs import ImageSource
 from cepo.rollout.generator import Generation, GenerationRequest, OnFinished, SamplingSettings
@@ -50,7 +49,6 @@ class RayBackend:
     ) -> None:
         connect(trainer)
         self.ranks = Ranks(trainer)
-        self._is_whole = True
         number = self.ranks.number
         try:
             answers = self.ranks.build(encode((data, worker, facts, memory, image_probe)))
@@ -116,12 +114,7 @@ class RayBackend:
         self._everywhere("load", folder.absolute())
 
     def close(self) -> None:
-        if self._is_whole:
-            try:
-                self._everywhere("close")
-            except WorkerLostError as error:
-                logger.warning("while closing: %s", error)
-        self.ranks.end()
+        self.ranks.end()  # the workers close nothing: what they hold ends with their processes
 
     def _begin_step(self) -> None:
         """Forgets the last step's assignment and images, because each step numbers its prompts from 0."""
@@ -150,11 +143,7 @@ class RayBackend:
         """Calls a worker method on every rank with its own arguments and common keywords; see `Ranks.call`."""
         messages = [sender.encode((part, keywords)) for sender, part in zip(self._senders, arguments, strict=True)]
         self._bytes = [sent + len(message) for sent, message in zip(self._bytes, messages, strict=True)]
-        try:
-            return self.ranks.call(method, messages, arrived=arrived)
-        except BaseException:  # the ranks are in an unknown state, so `close` must not call them
-            self._is_whole = False
-            raise
+        return self.ranks.call(method, messages, arrived=arrived)
 
     def _work(self) -> Metrics:
         metrics = {
