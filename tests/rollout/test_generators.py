@@ -249,10 +249,9 @@ def test_what_a_listener_raises_ends_only_the_call(generator: Generator, request
     assert tokens(generator.generate(requests, settings)) == expected
 
 
-def test_a_group_of_8_computes_its_prompt_and_its_picture_once(
-    generator: Any, group_of_8: list[GenerationRequest]
-) -> None:
+def test_a_group_of_8_computes_its_prompt_and_its_picture_once(generator: Any, tiny_processing: Processing) -> None:
     """vLLM shares whole blocks of 32 tokens, and always computes the last token of a prompt."""
+    prompt = request(tiny_processing, "Find the area. " * 8, [picture(5, (256, 256))], seed=3)
     pictures, models = list[int](), list[Any]()
 
     def count(_module: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -264,10 +263,10 @@ def test_a_group_of_8_computes_its_prompt_and_its_picture_once(
         generator._llm.apply_model(models.append)
     handle = models[0].visual.register_forward_pre_hook(count, with_kwargs=True)
     generator.drain_metrics()
-    generator.generate(group_of_8, SamplingSettings(num_samples=8, max_response_length=8))
+    generator.generate([prompt], SamplingSettings(num_samples=8, max_response_length=8))
     handle.remove()
     assert sum(pictures) == 1
-    length, hits = group_of_8[0].num_prompt_tokens, generator.drain_metrics()["work/rollout_prefix_hits"]
+    length, hits = prompt.num_prompt_tokens, generator.drain_metrics()["work/rollout_prefix_hits"]
     shared = length if generator.name == "transformers" else (length - 1) // 32 * 32
     assert (hits.value, hits.weight) == (7 * shared, 8 * length)
     assert 7 / 8 * (1 - 32 / length) < hits.value / hits.weight <= 7 / 8

@@ -199,9 +199,7 @@ def _kill(location: RankLocation) -> None:
     try:
         ray.get(remote.remote(location.process), timeout=30)
     except RayError as error:  # the machine itself is gone, and the process with it
-        logger.warning(
-            "process %d on %s could not be ended: %s", location.process, location.machine, type(error).__name__
-        )
+        logger.warning("process %d on %s could not be ended: %r", location.process, location.machine, error)
 
 
 def _kill_here(process: int) -> None:

@@ -130,8 +130,8 @@ class RayBackend:
             self._tokens[rank] += sum(row.num_tokens for row in part)
         return dispatch.in_order(self.call(method, arguments, **keywords), indices)
 
-    def _everywhere(self, method: str, *arguments: object) -> list[Any]:
-        return self.call(method, [arguments] * self.ranks.number)
+    def _everywhere(self, method: str, *arguments: object) -> None:
+        self.call(method, [arguments] * self.ranks.number)
 
     def call(
         self,
