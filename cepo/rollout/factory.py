@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -80,7 +80,7 @@ def settings_of_run(
 ) -> GeneratorSettings:
     """Returns the settings of a run; `most_visuals` are the maximum numbers of images and videos in a prompt."""
     rollout, model = worker.rollout, worker.actor.model
-    resolved = {
+    resolved: dict[str, Any] = vars(rollout) | {
         "max_model_len": rollout.max_model_len or data.max_prompt_length + data.max_response_length,
         "max_num_seqs": most_responses_at_once(data, rollout, num_devices=num_devices),
         "limit_images": rollout.limit_images or most_visuals[0],
@@ -91,7 +91,7 @@ def settings_of_run(
         lora_rank=model.lora.served_rank(merged=rollout.merge_lora),
         trust_remote_code=model.trust_remote_code,
         fp32_logits=model.fp32_logits,
-        **(vars(rollout) | resolved),
+        **resolved,
     )
 
 

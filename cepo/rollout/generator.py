@@ -29,7 +29,7 @@ class GeneratorSettings(RolloutConfig):
     """The settings of a generator: the section `worker.rollout`, and what an engine needs to know of the model and the data."""
 
     model_path: str
-    max_model_len: Count
+    max_model_len: Count  # pyright: ignore[reportGeneralTypeIssues]  # required, unlike in the section
     """Maximum length of a prompt, with image tokens, and its response together."""
     trust_remote_code: bool = False
     fp32_logits: bool = True
