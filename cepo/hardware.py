@@ -45,8 +45,7 @@ def driver_version() -> str | None:
 def visible_gpus() -> list[tuple[str, float]]:
     """Returns name and memory in GiB of each GPU that this process sees.
 
-    The driver is asked first: torch opens a context, which takes 0.5 GB on the first GPU for as long as the process
-    lives, and the driver process of several GPUs computes nothing on them.
+    The driver is asked first, because torch's context takes 0.5 GB of the first GPU for as long as the process lives.
     """
     import torch
 

@@ -128,8 +128,6 @@ class EngineCheck:
             max_model_len=self._shape.prompt_tokens + self._response,
             gpu_memory_utilization=SHARE_OF_MEMORY,
             lora_rank=self._lora_rank,
-            max_num_batched_tokens=8192,
-            sleeps=True,
         )
         self._engine = VllmGenerator(settings, self._processing)
         self._stack.callback(self._engine.close)

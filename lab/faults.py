@@ -145,15 +145,15 @@ INJECTOR = Injector(Path())
 class FaultyRanks(Ranks):
     """The ranks of a run, whose calls the injector intercepts."""
 
-    def build(self, contents: Sequence[bytes]) -> list[Any]:
+    def build(self, content: bytes) -> list[Any]:
         INJECTOR.before(self, "build")
-        return super().build(contents)
+        return super().build(content)
 
-    def call(self, method: str, messages: Sequence[bytes], *, what: str, **options: Any) -> list[Any]:
+    def call(self, method: str, messages: Sequence[bytes], **options: Any) -> list[Any]:
         INJECTOR.before(self, method)
         start = time.monotonic()
         try:
-            return super().call(method, messages, what=what, **options)
+            return super().call(method, messages, **options)
         finally:
             INJECTOR.after(self, method, time.monotonic() - start)
 

@@ -173,11 +173,3 @@ def requests(tiny_processing: Processing) -> list[GenerationRequest]:
         request(tiny_processing, "Which is larger?", [picture(2, (96, 64)), picture(3, (128, 96))], seed=13),
         request(tiny_processing, "Find the area of the triangle. " * 4, [picture(4)], seed=14),
     ]
-
-
-@pytest.fixture
-def group_of_8(tiny_processing: Processing) -> list[GenerationRequest]:
-    """One prompt with a picture, longer than 4 of vLLM's blocks."""
-    from generator_cases import picture, request
-
-    return [request(tiny_processing, "Find the area. " * 8, [picture(5, (256, 256))], seed=3)]

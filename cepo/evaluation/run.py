@@ -131,8 +131,8 @@ def engine(
             max_num_batched_tokens=max(config.worker.rollout.max_num_batched_tokens, of_run.max_model_len),
             max_num_seqs=config.worker.rollout.max_num_seqs,  # the default is for the batches of the run
             tensor_parallel_size=1,
-            sleeps=False,
-            show_progress=False,  # the command draws a bar over problems
+            sleep=False,
+            disable_tqdm=True,  # the command draws a bar over problems
         )
         generator = build_generator(settings, processing, device=this_device().type)
         stack.callback(generator.close)

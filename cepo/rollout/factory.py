@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -81,24 +80,18 @@ def settings_of_run(
 ) -> GeneratorSettings:
     """Returns the settings of a run; `most_visuals` are the maximum numbers of images and videos in a prompt."""
     rollout, model = worker.rollout, worker.actor.model
+    resolved: dict[str, Any] = vars(rollout) | {
+        "max_model_len": rollout.max_model_len or data.max_prompt_length + data.max_response_length,
+        "max_num_seqs": most_responses_at_once(data, rollout, num_devices=num_devices),
+        "limit_images": rollout.limit_images or most_visuals[0],
+    }
     return GeneratorSettings(
-        name=rollout.name,
         model_path=model.model_path,
-        dtype=rollout.dtype,
-        max_model_len=rollout.max_model_len or data.max_prompt_length + data.max_response_length,
-        seed=rollout.seed,
-        gpu_memory_utilization=rollout.gpu_memory_utilization,
-        enforce_eager=rollout.enforce_eager,
-        max_num_batched_tokens=rollout.max_num_batched_tokens,
-        max_num_seqs=most_responses_at_once(data, rollout, num_devices=num_devices),
-        limit_images=rollout.limit_images or most_visuals[0],
         limit_videos=most_visuals[1],
         lora_rank=model.lora.served_rank(merged=rollout.merge_lora),
         trust_remote_code=model.trust_remote_code,
         fp32_logits=model.fp32_logits,
-        show_progress=not rollout.disable_tqdm and sys.stderr.isatty(),
-        tensor_parallel_size=rollout.tensor_parallel_size,
-        sleeps=rollout.sleep,
+        **resolved,
     )
 
 

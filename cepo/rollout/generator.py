@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -13,51 +14,37 @@ from typing import TYPE_CHECKING, Protocol
 from PIL.Image import Image
 from torch import Tensor
 
+from cepo.config.rollout_schema import RolloutConfig
 from cepo.errors import EngineError
 from cepo.metrics import Metrics
+from cepo.sections import Count, Natural, section
 from cepo.trees import Tree
 
 if TYPE_CHECKING:
     from cepo.models.inputs import ImageSource, Video
 
 
-@dataclass(frozen=True, kw_only=True)
-class GeneratorSettings:
-    """The settings of a generator, besides the tokenizer and image processor of its model.
+@section
+class GeneratorSettings(RolloutConfig):
+    """The settings of a generator: the section `worker.rollout`, and what an engine needs to know of the model and the data."""
 
-    Attributes:
-        name: "auto", "vllm" or "transformers".
-        dtype: "bf16", "fp16" or "fp32".
-        max_model_len: maximum length of a prompt, with image tokens, and its response together.
-        fp32_logits: compute logits in float32 even if `dtype` is a 16-bit type.
-        batch_size: number of responses that transformers decodes together; the following settings are vLLM's own where
-            they have its names, with None for its default.
-        seed: does not affect the samples.
-        gpu_memory_utilization: without a GPU, the KV cache takes VLLM_CPU_KVCACHE_SPACE GiB (1 if unset).
-        limit_images, limit_videos: maximum numbers of images and of videos in a prompt.
-        lora_rank: 0 if the weights come as `FullWeights`, else the rank of the adapters.
-        tensor_parallel_size: number of neighbouring ranks that share one engine; all of them get the same calls.
-        sleeps: on a GPU, `rest` moves the weights to host memory and frees the KV cache; untested.
-    """
-
-    name: str = "auto"
     model_path: str
-    dtype: str
-    max_model_len: int
+    max_model_len: Count  # pyright: ignore[reportGeneralTypeIssues]  # required, unlike in the section
+    """Maximum length of a prompt, with image tokens, and its response together."""
     trust_remote_code: bool = False
     fp32_logits: bool = True
-    show_progress: bool = False
-    batch_size: int = 64
-    seed: int = 0
-    gpu_memory_utilization: float = 0.6
-    enforce_eager: bool = False
-    max_num_batched_tokens: int | None = None
-    max_num_seqs: int | None = None
-    limit_images: int = 1
-    limit_videos: int = 0
-    lora_rank: int = 0
-    tensor_parallel_size: int = 1
-    sleeps: bool = False
+    """Compute logits in float32 even if `dtype` is a 16-bit type."""
+    limit_images: Natural = 1
+    limit_videos: Natural = 0
+    """Maximum number of videos in a prompt."""
+    lora_rank: Natural = 0
+    """0 if the weights come as `FullWeights`, else the rank of the adapters."""
+    batch_size: Count = 64
+    """Number of responses that transformers decodes together."""
+
+    @property
+    def show_progress(self) -> bool:
+        return not self.disable_tqdm and sys.stderr.isatty()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Draws tokens for vLLM's CPU build with `cepo.rollout.token_sampling`.
+"""Draws tokens for vLLM's CPU build with `cepo.rollout.transformers_generator`.
 
 That build cannot seed requests: if a prompt is computed in several chunks, vLLM rewinds the request's random stream,
 which a CPU stream does not support, and the engine fails. Here the token is drawn while vLLM processes the logits, and
@@ -15,7 +15,7 @@ from torch import Tensor
 from vllm.v1.sample.logits_processor import LogitsProcessor, process_dict_updates
 
 from cepo.rollout.generator import SamplingSettings
-from cepo.rollout.token_sampling import draw_tokens, row_uniforms
+from cepo.rollout.transformers_generator import draw_tokens, row_uniforms
 
 if TYPE_CHECKING:
     from vllm import SamplingParams

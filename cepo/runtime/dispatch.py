@@ -13,18 +13,15 @@ from cepo.rollout.generator import GenerationRequest, SamplingSettings
 Result = TypeVar("Result")
 Batch = TypeVar("Batch", OptimizerBatch, CriticBatch)
 
-RankIndices = Sequence[Sequence[int]]
-"""Indices of each rank's rows, in ascending order."""
+RankIndices = Sequence[Sequence[int]]  # of each rank's rows, in ascending order
 
 
 class Assignment:
     """Assigns the prompts of one step to ranks, in the first pass with a prompt and for all later passes.
 
     All rows of a prompt thus share their prefix and images on one device, and an update finds the hidden states that an
-    earlier pass kept there. Tokens are balanced among the prompts of each optimizer step, at whose end ranks wait.
-
-    Args:
-        prompts_per_update: prompts per optimizer step; prompt `p` belongs to step `p // prompts_per_update`.
+    earlier pass kept there. Tokens are balanced among the prompts of each optimizer step, at whose end ranks wait; prompt
+    `p` belongs to step `p // prompts_per_update`.
     """
 
     def __init__(self, num_ranks: int, *, prompts_per_update: int) -> None:
@@ -93,10 +90,7 @@ def in_order(parts: Sequence[Sequence[Result]], indices_of_ranks: RankIndices) -
 
 
 def split_batches(batches: Sequence[Batch], assignment: Assignment, num_ranks: int) -> list[list[Batch]]:
-    """Returns each rank's part of every batch, with denominators that remain totals over all ranks.
-
-    A batch that is repeated in another epoch is split once.
-    """
+    """Returns each rank's part of every batch, whose denominators remain totals; a repeated batch is split once."""
     split: dict[int, list[Batch]] = {}
     for batch in batches:
         if id(batch) not in split:

@@ -18,58 +18,32 @@ from cepo.rollout.generator import GenerationRequest
 class Sender:
     """Encodes messages for one receiver, and remembers until `forget` which images the receiver has.
 
-    Sender and receiver must forget them before the same message, the first of a step.
-
-    Args:
-        by_source: the receiver itself reads the images that name their source.
+    Sender and receiver must forget them before the same message, the first of a step. With `by_source` the receiver
+    itself reads the images that name their source.
     """
 
     def __init__(self, *, by_source: bool) -> None:
-        self._by_source = by_source
-        self._sent: dict[int, ImageInputs] = {}
+        self.by_source = by_source
+        self.sent: dict[int, ImageInputs] = {}
 
     def forget(self) -> None:
-        self._sent.clear()
+        self.sent.clear()
 
     def encode(self, value: object) -> bytes:
         buffer = io.BytesIO()
-        _Pickler(buffer, self._by_source, self._sent).dump(value)
+        _Pickler(buffer, self).dump(value)
         return buffer.getvalue()
 
 
-class Receiver:
-    """Decodes the messages of one `Sender`."""
-
-    def __init__(self, store: ImageStore) -> None:
-        self._store = store
-        self._received: dict[int, ImageInputs] = {}
-
-    def decode(self, message: bytes) -> Any:
-        """Decodes a message. An image is the same object in all messages of a step.
-
-        Raises:
-            ConfigError, DataError: an image that was sent by reference cannot be read here.
-        """
-        return _Unpickler(io.BytesIO(message), self._store, self._received).load()
-
-    def forget(self) -> None:
-        self._received.clear()
-        self._store.forget()
-
-
 def encode(value: object) -> bytes:
-    """Encodes a worker's answer, which contains no images, as bytes for `decode`."""
+    """Encodes a worker's answer, which contains no images, for `pickle.loads`."""
     return Sender(by_source=False).encode(value)
 
 
-def decode(message: bytes) -> Any:
-    return pickle.loads(message)
-
-
 class _Pickler(pickle.Pickler):
-    def __init__(self, buffer: io.BytesIO, by_source: bool, sent: dict[int, ImageInputs]) -> None:
+    def __init__(self, buffer: io.BytesIO, sender: Sender) -> None:
         super().__init__(buffer, protocol=5)
-        self._by_source, self._sent = by_source, sent
+        self._by_source, self._sent = sender.by_source, sender.sent
 
     def persistent_id(self, obj: object) -> object:
         """Sends images by reference and anything else by value."""
@@ -93,12 +67,24 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, buffer: io.BytesIO, store: ImageStore, received: dict[int, ImageInputs]) -> None:
-        super().__init__(buffer)
-        self._store, self._received = store, received
+class Receiver:
+    """Decodes the messages of one `Sender`."""
 
-    def persistent_load(self, pid: Any) -> Any:
+    def __init__(self, store: ImageStore) -> None:
+        self._store = store
+        self._received: dict[int, ImageInputs] = {}
+
+    def decode(self, message: bytes) -> Any:
+        """Decodes a message. An image is the same object in all messages of a step."""
+        unpickler = pickle.Unpickler(io.BytesIO(message))
+        unpickler.persistent_load = self._referred  # type: ignore[method-assign]
+        return unpickler.load()
+
+    def forget(self) -> None:
+        self._received.clear()
+        self._store.forget()
+
+    def _referred(self, pid: Any) -> Any:
         kind, *content = pid
         if kind == "source":
             return self._store.inputs(content[0])

@@ -55,7 +55,7 @@ def configuration(folder: Path, *, ranks: int, tensor_parallel_size: int, sleeps
         dtype="bf16",
         max_model_len=4096,
         lora_rank=16,
-        sleeps=sleeps,
+        sleep=sleeps,
         tensor_parallel_size=tensor_parallel_size,
         max_num_seqs=most_responses_at_once(run.data, run.worker.rollout, num_devices=run.trainer.num_devices),
     )

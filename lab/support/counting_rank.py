@@ -22,15 +22,15 @@ class CountingRank(RankProcess):
         self._counts = Path(log_file).with_suffix(".counts.jsonl")
         self._count = Count()
 
-    def _build(self, content: bytes, meeting: Meeting) -> tuple[str, bool]:
-        built = super()._build(content, meeting)
+    def build(self, content: bytes, meeting: Meeting) -> bytes:
+        built = super().build(content, meeting)
         assert self._worker is not None
         self._write({"sharding": asdict(sharding_of(self._worker.actor, meeting.num_ranks))})
         install(self._count)
         return built
 
-    def _call(self, method: str, message: bytes) -> Any:
-        answer = super()._call(method, message)
+    def call(self, method: str, message: bytes) -> bytes:
+        answer = super().call(method, message)
         if method == "synchronise_rollout":  # a step's last call, and one before the first step
             self._write(self._count.drain())
         return answer

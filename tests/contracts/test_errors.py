@@ -5,11 +5,9 @@ from __future__ import annotations
 import ast
 import importlib
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 from config_arguments import load
 
@@ -87,15 +85,16 @@ def records_without_room(folder: Path) -> None:
         raise OSError(28, "No space left on device")
 
 
-def a_part_of_the_cluster_that_has_ended(_: Path) -> None:
-    from cepo.runtime.ray.cluster import OwnCluster
+def a_worker_that_has_died(folder: Path) -> None:
+    from ray.exceptions import ActorDiedError
 
-    child = subprocess.Popen(["sleep", "600"])
-    cluster = object.__new__(OwnCluster)  # Ray itself is ended in tests/runtime/test_own_cluster.py
-    cluster._processes = {psutil.Process(child.pid): "raylet"}
-    child.kill()
-    child.wait()
-    cluster.require_alive()
+    from cepo.runtime.ray.rank_process import RankLocation
+    from cepo.runtime.ray.ranks import Ranks
+
+    ranks = object.__new__(Ranks)  # one dies in tests/runs/test_ray.py
+    ranks.locations, ranks._logs = [RankLocation("10.0.0.5", "", 4711, 0, True)], [folder / "rank_0.log"]
+    ranks._logs[0].write_text("CUDA error: out of memory\n")
+    raise ranks._lost(0, "the call `update`", ActorDiedError())
 
 
 def a_run_whose_steps_are_all_done(folder: Path) -> None:
@@ -143,10 +142,10 @@ CASES: dict[type[CepoError], tuple[Callable[[Path], None], str, str, str]] = {
         "continue from one with a lower worker.actor.optim.lr",
     ),
     WorkerLostError: (
-        a_part_of_the_cluster_that_has_ended,
-        "raylet",
-        "(process ",
-        "continues from its last checkpoint, at most trainer.max_restarts times",
+        a_worker_that_has_died,
+        "rank 0 (machine 10.0.0.5, process 4711) died during the call `update`",
+        "rank_0.log",
+        "CUDA error: out of memory",
     ),
 }
 """Error class -> what raises it, and the key, the value and the remedy in its message."""

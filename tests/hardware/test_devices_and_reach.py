@@ -1,16 +1,21 @@
-"""Whether the run's devices are on this machine, in words; whether a cluster answers, without Ray."""
+"""The run's devices on this machine, in words; its threads; whether a cluster answers, without Ray."""
 
 from __future__ import annotations
 
+import json
+import os
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from cepo import hardware as devices
+from cepo.config import load_config
 from cepo.errors import ConfigError
 from cepo.hardware import device_in_words, require_devices
+from cepo.preflight import limited_threads
 from cepo.runtime import reach
 from cepo.runtime.reach import why_no_answer
 
@@ -27,15 +32,6 @@ def cards(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> in
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: _Card)
     monkeypatch.setenv("PATH", "")  # no driver answers
     return request.param
-
-
-@pytest.mark.parametrize(
-    ("cards", "words"),
-    [(1, "NVIDIA H100 80GB HBM3, 80 GiB"), (2, "2 x NVIDIA H100 80GB HBM3, 80 GiB")],
-    indirect=["cards"],
-)
-def test_gpus_are_named_with_their_memory(cards: int, words: str) -> None:
-    assert device_in_words() == words
 
 
 @pytest.mark.parametrize(
@@ -83,22 +79,20 @@ def test_processors_are_named_with_the_reason_why_no_gpu_is(
     [
         (1, 8, ["trainer.n_gpus_per_node=8", "has 1: NVIDIA H100", "at most 1"]),
         (0, 3, ["trainer.n_gpus_per_node=3", "has no GPU", "2 processors", "at most 2"]),
+        (0, 1, None), (0, 2, None), (4, 4, None), (4, 2, None),
     ],
     indirect=["cards"],
-)
+)  # fmt: skip
 def test_more_devices_than_there_are_are_refused(
-    cards: int, asked: int, parts: list[str], monkeypatch: pytest.MonkeyPatch
+    cards: int, asked: int, parts: list[str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "num_processors", lambda: 2)
+    if parts is None:
+        require_devices(asked)
+        return
     with pytest.raises(ConfigError) as caught:
         require_devices(asked)
     assert [part for part in parts if part not in str(caught.value)] == []
-
-
-@pytest.mark.parametrize(("cards", "asked"), [(0, 1), (0, 2), (4, 4), (4, 2)], indirect=["cards"])
-def test_as_many_devices_as_there_are_are_accepted(cards: int, asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "num_processors", lambda: 2)
-    require_devices(asked)
 
 
 def test_a_closed_address_is_told_at_once() -> None:
@@ -121,3 +115,50 @@ def test_a_port_of_another_program_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("address", ["auto", "local", "host-without-port"])
 def test_other_forms_are_left_to_ray(address: str) -> None:
     assert why_no_answer(address) is None
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """8 processors, torch not yet loaded, and no limit set; its files can be rewritten."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "")  # so that it is restored
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    monkeypatch.setattr(devices, "_CPU_QUOTA", tmp_path / "cpu.max")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("quota", "recorded", "expected"),
+    [
+        ("max 100000", None, None),
+        ("300000 100000", None, "threads: 3, as this process may use 3 of 8 processors"),
+        ("50000 100000", None, "threads: 1, as this process may use 1 of 8 processors"),
+        ("max 100000", 4, "threads: 4, as many as when the run began"),
+        ("max 100000", 8, None),
+    ],
+)
+def test_threads_are_as_many_as_processors_may_be_used(
+    machine: Path, quota: str, recorded: int | None, expected: str | None
+) -> None:
+    (machine / "cpu.max").write_text(f"{quota}\n")
+    if recorded is not None:
+        (machine / "environment.json").write_text(json.dumps([{"threads": {"torch": recorded}}]))
+    run = ["config=configs/microgeo/base.yaml", f"trainer.save_checkpoint_path={machine}"]
+    said = limited_threads(load_config(run).trainer)
+    assert (said or "").startswith(expected or "")
+    assert (said is None) == (expected is None)
+    assert os.environ.get("OMP_NUM_THREADS") == (None if expected is None else expected.split()[1].rstrip(","))
+
+
+def test_a_resumed_run_keeps_its_threads(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run under Ray shares the processors among its workers; another run folder has no number; a user's limit stays."""
+    run = ["config=configs/microgeo/base.yaml", f"trainer.save_checkpoint_path={machine}"]
+    (machine / "environment.json").write_text(json.dumps([{"threads": {"torch": 3}}]))
+    assert limited_threads(load_config([*run, "trainer.launcher=ray"]).trainer) is None
+    assert limited_threads(load_config([*run, "trainer.find_last_checkpoint=false"]).trainer) is None
+    assert (limited_threads(load_config(run).trainer) or "").startswith("threads: 3, as many as when the run began")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert limited_threads(load_config(run).trainer) is None
+    assert os.environ["OMP_NUM_THREADS"] == "7"

@@ -1,4 +1,4 @@
-"""What vLLM is started with on each kind of machine, and what of vLLM's own code makes that necessary."""
+"""What vLLM is started with on each kind of machine, and how vLLM's own code reads it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from cepo.config import load_config
 from cepo.doctor.machine import c_compiler
 from cepo.errors import EngineError
 from cepo.hardware import with_own_programs
-from cepo.rollout.engine_options import EngineMachine, engine_environment, engine_options
 from cepo.rollout.factory import settings_of_run
 from cepo.rollout.generator import GeneratorSettings
+from cepo.rollout.vllm_process import EngineMachine, engine_environment, engine_options
 
 SETTINGS = GeneratorSettings(
     model_path="org/model",
     dtype="bf16",
     max_model_len=3072,
-    max_num_batched_tokens=8192,
+    sleep=False,
     max_num_seqs=256,
     lora_rank=16,
 )
@@ -108,12 +108,12 @@ def test_the_engine_has_room_and_graphs_for_a_ranks_responses(changes: list[str]
 
 
 def test_without_a_gpu_nothing_of_a_gpus_start_is_asked_for() -> None:
-    found = options(NO_GPU, sleeps=True)
+    found = options(NO_GPU, sleep=True)
     assert found["enforce_eager"]
     assert not found["enable_sleep_mode"]
     assert not {"attention_config", "disable_custom_all_reduce", "compilation_config"} & found.keys()
     assert "VLLM_USE_FLASHINFER_SAMPLER" not in environment(NO_GPU)
-    assert options(on((9, 0)), sleeps=True)["enable_sleep_mode"]
+    assert options(on((9, 0)), sleep=True)["enable_sleep_mode"]
     assert not options(on((9, 0)))["enforce_eager"]
     with pytest.raises(EngineError, match=r"tensor_parallel_size is 2, but .* on GPUs only.* set it to 1"):
         options(NO_GPU, tensor_parallel_size=2)
@@ -125,25 +125,22 @@ def test_vllms_head_is_float32_unless_logits_are_rounded(machine: EngineMachine)
     assert "hf_overrides" not in options(machine, fp32_logits=False)
 
 
-@pytest.fixture(scope="module")
-def in_vllm() -> dict[str, Any]:
-    """What vLLM's own code says of what it is given. One process serves all tests: it takes 10 s to load vLLM."""
+@pytest.mark.heavy
+def test_vllms_own_code_reads_what_it_is_given() -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed")
     shared = dataclasses.asdict(dataclasses.replace(SETTINGS, tensor_parallel_size=2))
-    asked = [options(NO_GPU, sleeps=True)]
-    asked += [options(machine, tensor_parallel_size=2, sleeps=True) for machine in (on((9, 0)), ON_B200)]
+    asked = [options(NO_GPU, sleep=True)]
+    asked += [options(machine, tensor_parallel_size=2, sleep=True) for machine in (on((9, 0)), ON_B200)]
     script = f"""
-import inspect, json, logging, os, sys, types
+import inspect, json, logging, os, sys
 import cepo
 from cepo.rollout import vllm_process
-from cepo.rollout.factory import settings_of_run
 from cepo.rollout.generator import GeneratorSettings
-from cepo.rollout.engine_options import EngineMachine, engine_environment
 assert "vllm" not in sys.modules
 found = {{}}
 
-machine = EngineMachine(capability=(9, 0), flashinfer_kernels=False, num_ranks=2)
-variables = engine_environment(GeneratorSettings(**{shared!r}), machine)
+machine = vllm_process.EngineMachine(capability=(9, 0), flashinfer_kernels=False, num_ranks=2)
+variables = vllm_process.engine_environment(GeneratorSettings(**{shared!r}), machine)
 vllm_process.prepare_environment(variables)
 from vllm import envs
 read = lambda: [envs.VLLM_USE_FLASHINFER_SAMPLER, envs.VLLM_ALLREDUCE_USE_SYMM_MEM]
@@ -153,7 +150,6 @@ vllm_process.prepare_environment(variables)
 found["our variables"] = read()
 found["path"] = os.environ["PATH"]
 
-vllm_process._silence_warnings()
 from vllm.utils import jit_monitor
 seen = []
 logging.getLogger("vllm").handlers = [type("Kept", (logging.Handler,), {{"emit": lambda self, record: seen.append(1)}})()]
@@ -175,16 +171,6 @@ found["options read"] = [
     compilation.max_cudagraph_capture_size,
 ]
 
-sys.modules["vllm._C_stable_libtorch"] = types.ModuleType("compiled")  # in the CUDA wheel alone; nothing of it is called
-from vllm.platforms import cuda
-from vllm.platforms.interface import DeviceCapability
-first = lambda *capability: cuda._get_backend_priorities(
-    use_mla=False, device_capability=DeviceCapability(*capability), num_heads=16, kv_cache_dtype=None)[0].name
-try:
-    found["a second device that a rank hides"] = cuda.CudaPlatformBase.logical_device_id_to_visible_device_id(1)
-except Exception as error:
-    found["a second device that a rank hides"] = type(error).__name__
-found["attention on 8.0, 9.0, 10.0, 12.0"] = [first(8, 0), first(9, 0), first(10, 0), first(12, 0)]
 print(json.dumps(found))
 """
     inherited = {name: value for name, value in os.environ.items() if name != "VLLM_ALLREDUCE_USE_SYMM_MEM"}
@@ -192,25 +178,14 @@ print(json.dumps(found))
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, env=inherited | given, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("question", "answer"),
-    [
-        ("unknown options", [[], [], []]),
-        ("options read", ["FLASH_ATTN", False, 256]),
-        ("attention on 8.0, 9.0, 10.0, 12.0", ["FLASH_ATTN", "FLASH_ATTN", "FLASHINFER", "FLASH_ATTN"]),
-        ("a second device that a rank hides", "IndexError"),
-        ("the user's variables", [True, False]),
-        ("our variables", [False, False]),
-        ("path", f"{Path(sys.executable).parent}{os.pathsep}/usr/bin:/bin"),
-        ("warnings of compiled kernels, silenced and not", [0, 1]),
-    ],
-)
-def test_vllms_own_code_reads_what_it_is_given(in_vllm: dict[str, Any], question: str, answer: Any) -> None:
-    assert in_vllm[question] == answer
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "unknown options": [[], [], []],
+        "options read": ["FLASH_ATTN", False, 256],
+        "the user's variables": [True, False],
+        "our variables": [False, False],
+        "path": f"{Path(sys.executable).parent}{os.pathsep}/usr/bin:/bin",
+        "warnings of compiled kernels, silenced and not": [0, 1],
+    }
 
 
 def test_the_c_compiler_may_be_on_the_path_or_beside_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

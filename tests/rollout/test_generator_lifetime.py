@@ -1,4 +1,4 @@
-"""How a generator is chosen, opened and closed."""
+"""How a generator is chosen, opened and closed, and how many threads vLLM prepares images on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import logging
+import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-from generator_cases import LORA_RANK, open_generator, random_adapter
+from generator_cases import LORA_RANK, open_generator, picture, random_adapter, request, tokens
 
 from cepo.errors import ConfigError, EngineError
 from cepo.models.families import FAMILIES
 from cepo.models.processing import Processing
+from cepo.rollout import vllm_engine, vllm_process
 from cepo.rollout.factory import choose_generator
 from cepo.rollout.generator import GenerationRequest, GeneratorSettings, SamplingSettings
 
@@ -90,3 +92,44 @@ def test_auto_says_that_transformers_replaces_vllm(
     assert "vLLM is not installed: the transformers generator is used instead, which samples more slowly" in caplog.text
     with pytest.raises(ConfigError, match="vLLM is not installed"):
         choose_generator(dataclasses.replace(settings, name="vllm"), FAMILIES[0], "cpu")
+
+
+def test_images_on_several_threads_give_one_threads_samples(
+    tiny_model_folder: Path, tiny_processing: Processing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The case is vLLM's CPU build without its cache of prepared images, as on a GPU. A bad image leaves the engine usable."""
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    options, settings = vllm_process.engine_options, SamplingSettings(num_samples=2, max_response_length=8)
+    prompts = [
+        request(tiny_processing, "Find x.", [picture(index, (64, 64 + 32 * (index % 3)))], seed=index)
+        for index in range(12)
+    ]
+    monkeypatch.setattr(vllm_process, "engine_options", lambda *given: options(*given) | {"mm_processor_cache_gb": 0})
+    generator: Any = open_generator("vllm", tiny_model_folder, tiny_processing)
+    with contextlib.closing(generator):
+        monkeypatch.setattr(vllm_engine, "num_processors", lambda: 1)
+        expected = tokens(generator.generate(prompts, settings))
+        renderer, names = generator._llm.renderer, list[str]()
+        process, together = renderer._process_multimodal, threading.Barrier(2)
+
+        def process_and_note(*given: Any, **named: Any) -> Any:
+            name = threading.current_thread().name
+            if name.startswith(vllm_engine.PREPARING) and name not in names:
+                together.wait(timeout=60)  # the first of each thread: two at a time, or this breaks
+            names.append(name)
+            return process(*given, **named)
+
+        monkeypatch.setattr(vllm_engine, "num_processors", lambda: 2)
+        monkeypatch.setattr(renderer, "_process_multimodal", process_and_note)
+        assert tokens(generator.generate(prompts, settings)) == expected
+        assert len({name for name in names if name.startswith(vllm_engine.PREPARING)}) == 2
+        assert not names[0].startswith(vllm_engine.PREPARING), "the first prompt goes alone"
+
+        def fails(*given: Any, **named: Any) -> Any:
+            raise ValueError("no image")
+
+        monkeypatch.setattr(renderer, "_process_multimodal", fails)
+        with pytest.raises(EngineError, match="no image"):
+            generator.generate(prompts, settings)
+        monkeypatch.setattr(renderer, "_process_multimodal", process)
+        assert tokens(generator.generate(prompts, settings)) == expected

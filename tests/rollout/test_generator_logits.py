@@ -1,21 +1,21 @@
-"""Both generators in bf16: the language head's logits are float32 of the weights that were last given, or rounded where asked."""
+"""Both generators in bf16, whose logits are float32 of the weights that were last given, and with changing adapters."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from generator_cases import LORA_RANK, Redraw, open_generator, random_adapter
+from generator_cases import LORA_RANK, Redraw, mean_gap, open_generator, random_adapter, reference_model, tokens
 from rounding import LOG_PROBS
 from torch import Tensor
 
 from cepo.errors import EngineError
 from cepo.models.processing import Processing
-from cepo.rollout.generator import FullWeights, GenerationRequest, Generator, SamplingSettings
+from cepo.rollout.generator import AdapterWeights, FullWeights, GenerationRequest, Generator, SamplingSettings
 from cepo.rollout.vllm_process import require_float32_head
 
 pytestmark = pytest.mark.heavy
@@ -58,39 +58,31 @@ def head_errors(generator: Generator, requests: list[GenerationRequest]) -> tupl
 
 
 @pytest.mark.parametrize("name", ["vllm", "transformers"])
+@pytest.mark.parametrize("rank", [0, LORA_RANK])
 def test_logits_in_bf16_runs_are_float32(
     name: str,
+    rank: int,
     realistic_folder: Path,
     tiny_processing: Processing,
     requests: list[GenerationRequest],
     redrawn_weights: Redraw,
 ) -> None:
-    with contextlib.closing(open_generator(name, realistic_folder, tiny_processing, dtype="bf16")) as generator:
+    """Also of new weights, and beside an adapter."""
+    with contextlib.closing(open_generator(name, realistic_folder, tiny_processing, rank, dtype="bf16")) as generator:
+        if rank:
+            generator.sync_weights(random_adapter(realistic_folder, seed=1)[1])
         types, largest, error = head_errors(generator, requests)
-        assert types == {torch.float32}
+        assert (types, error < LOG_PROBS) == ({torch.float32}, True)
+        if rank:
+            return
         assert 16 < largest < 32
-        assert error < LOG_PROBS
         weights = redrawn_weights(2)
         weights["lm_head.weight"] = weights["lm_head.weight"] * 2
         generator.sync_weights(FullWeights(tensors=weights))
         types, _, error = head_errors(generator, requests)
-        assert types == {torch.float32}
-        assert error < LOG_PROBS
-        assert torch.equal(
-            head_of(generator)[1].weight[:300].float(), weights["lm_head.weight"][:300].bfloat16().float()
-        )
-
-
-@pytest.mark.parametrize("name", ["vllm", "transformers"])
-def test_logits_in_bf16_are_float32_beside_an_adapter(
-    name: str, realistic_folder: Path, tiny_processing: Processing, requests: list[GenerationRequest]
-) -> None:
-    generator = open_generator(name, realistic_folder, tiny_processing, LORA_RANK, dtype="bf16")
-    with contextlib.closing(generator):
-        generator.sync_weights(random_adapter(realistic_folder, seed=1)[1])
-        types, _, error = head_errors(generator, requests)
-        assert types == {torch.float32}
-        assert error < LOG_PROBS
+        assert (types, error < LOG_PROBS) == ({torch.float32}, True)
+        given = weights["lm_head.weight"][:300].bfloat16().float()
+        assert torch.equal(head_of(generator)[1].weight[:300].float(), given)
 
 
 @pytest.mark.parametrize(
@@ -108,3 +100,40 @@ def test_without_fp32_logits_they_are_rounded_to_bf16(
         if name == "vllm":
             with pytest.raises(EngineError, match=r"computes this model's logits in torch\.bfloat16"):
                 require_float32_head(generator._llm)  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module", params=["vllm", "transformers"])
+def adapter_generator(
+    request: pytest.FixtureRequest, tiny_model_folder: Path, tiny_processing: Processing
+) -> Iterator[Generator]:
+    generator = open_generator(request.param, tiny_model_folder, tiny_processing, lora_rank=LORA_RANK)
+    with contextlib.closing(generator):
+        yield generator
+
+
+def test_new_adapters_are_followed_to_1e_5_one_after_the_other(
+    adapter_generator: Generator, requests: list[GenerationRequest], tiny_model_folder: Path
+) -> None:
+    """The first one again too, whatever is cached of it. The trainer's tensors stay as they are."""
+    settings = SamplingSettings(num_samples=2, max_response_length=32)
+    before = adapter_generator.generate(requests, settings)
+    assert mean_gap(reference_model(tiny_model_folder), tiny_model_folder, requests, before) < LOG_PROBS
+    for seed in (1, 2, 1):
+        model, weights = random_adapter(tiny_model_folder, seed=seed)
+        copies = {name: tensor.clone() for name, tensor in weights.tensors.items()}
+        adapter_generator.sync_weights(weights)
+        assert all(torch.equal(copies[name], tensor) for name, tensor in weights.tensors.items())
+        groups = adapter_generator.generate(requests, settings)
+        assert tokens(groups) != tokens(before)
+        assert mean_gap(model, tiny_model_folder, requests, groups) < LOG_PROBS
+        before = groups
+
+
+def test_adapters_that_do_not_fit_are_refused(adapter_generator: Generator, tiny_model_folder: Path) -> None:
+    _, weights = random_adapter(tiny_model_folder, seed=1)
+    name = next(iter(weights.tensors))
+    tower = {name.replace("language_model", "visual"): tensor for name, tensor in weights.tensors.items()}
+    adapter_generator.sync_weights(weights)
+    for tensors in (tower, {name: weights.tensors[name][:1]}):
+        with pytest.raises(EngineError):
+            adapter_generator.sync_weights(AdapterWeights(tensors=tensors, adapter_config=weights.adapter_config))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from rounding import LOG_PROBS
 from cepo.errors import EngineError
 from cepo.models.processing import Processing
 from cepo.rollout.generator import FullWeights, Generation, GenerationRequest, Generator, SamplingSettings
-from cepo.rollout.token_sampling import draw_tokens, row_uniforms
+from cepo.rollout.transformers_generator import draw_tokens, row_uniforms
 
 pytestmark = pytest.mark.heavy
 
@@ -173,18 +173,11 @@ def test_a_response_ends_at_its_first_end_token_or_the_limit(
     assert {(len(sample.response_ids), sample.finished) for group in groups for sample in group} == {(40, False)}
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        SamplingSettings(num_samples=3, max_response_length=32),
-        SamplingSettings(num_samples=3, max_response_length=32, temperature=0.6, top_p=0.9, top_k=20),
-    ],
-    ids=["plain", "filtered"],
-)
-def test_log_probs_are_a_plain_forward_passes_to_1e_5(
-    generator: Generator, requests: list[GenerationRequest], tiny_model_folder: Path, settings: SamplingSettings
+def test_log_probs_of_filtered_samples_are_a_forward_passes(
+    generator: Generator, requests: list[GenerationRequest], tiny_model_folder: Path
 ) -> None:
-    """The temperature is 1."""
+    """To 1e-5, at temperature 1; for samples of the whole distribution see the test of new weights."""
+    settings = SamplingSettings(num_samples=3, max_response_length=32, temperature=0.6, top_p=0.9, top_k=20)
     groups = generator.generate(requests, settings)
     assert mean_gap(reference_model(tiny_model_folder), tiny_model_folder, requests, groups) < LOG_PROBS
 
@@ -204,8 +197,9 @@ def test_temperature_0_takes_the_likeliest_allowed_token(
 def test_new_full_weights_are_followed_to_1e_5(
     generator: Generator, requests: list[GenerationRequest], tiny_model_folder: Path, redrawn_weights: Redraw
 ) -> None:
+    """Prompts and images that are cached under the old weights are computed again."""
     settings = SamplingSettings(num_samples=2, max_response_length=32)
-    before = generator.generate(requests, settings)  # fills every cache under the old weights
+    before = generator.generate(requests, settings)
     for seed in (2, 3):
         weights = redrawn_weights(seed)
         generator.sync_weights(FullWeights(tensors=weights))
@@ -255,71 +249,28 @@ def test_what_a_listener_raises_ends_only_the_call(generator: Generator, request
     assert tokens(generator.generate(requests, settings)) == expected
 
 
-def prefix_hits(generator: Generator) -> tuple[float, float]:
-    """(prompt tokens taken from the cache, prompt tokens of all samples) since the last call."""
-    metric = generator.drain_metrics()["work/rollout_prefix_hits"]
-    return metric.value, metric.weight
-
-
-def whole_blocks(prompt: GenerationRequest) -> int:
-    """Tokens of vLLM's whole blocks; the last token of a prompt is always computed."""
-    return (prompt.num_prompt_tokens - 1) // 32 * 32
-
-
-def vision_tower(generator: Any) -> torch.nn.Module:
-    if generator.name == "transformers":
-        return generator._model.model.visual
-    models: list[Any] = []
-    generator._llm.apply_model(models.append)
-    return models[0].visual
-
-
-def tower_passes(generator: Generator, call: Callable[[], object]) -> int:
-    """Pictures that went through the engine's vision tower during `call`."""
-    seen: list[int] = []
+def test_a_group_of_8_computes_its_prompt_and_its_picture_once(generator: Any, tiny_processing: Processing) -> None:
+    """vLLM shares whole blocks of 32 tokens, and always computes the last token of a prompt."""
+    prompt = request(tiny_processing, "Find the area. " * 8, [picture(5, (256, 256))], seed=3)
+    pictures, models = list[int](), list[Any]()
 
     def count(_module: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        grids = keywords["grid_thw"] if "grid_thw" in keywords else args[1]
-        seen.append(len(grids))
+        pictures.append(len(keywords["grid_thw"] if "grid_thw" in keywords else args[1]))
 
-    handle = vision_tower(generator).register_forward_pre_hook(count, with_kwargs=True)
-    try:
-        call()
-    finally:
-        handle.remove()
-    return sum(seen)
-
-
-def test_a_group_of_8_computes_its_prompt_and_its_picture_once(
-    generator: Generator, group_of_8: list[GenerationRequest]
-) -> None:
-    [prompt] = group_of_8
-    settings = SamplingSettings(num_samples=8, max_response_length=8)
+    if generator.name == "transformers":
+        models.append(generator._model.model)
+    else:
+        generator._llm.apply_model(models.append)
+    handle = models[0].visual.register_forward_pre_hook(count, with_kwargs=True)
     generator.drain_metrics()
-    assert tower_passes(generator, lambda: generator.generate(group_of_8, settings)) == 1
-    hits, asked = prefix_hits(generator)
-    assert asked == 8 * prompt.num_prompt_tokens
-    shared = prompt.num_prompt_tokens if generator.name == "transformers" else whole_blocks(prompt)
-    assert hits == 7 * shared
-    assert 7 / 8 * (1 - 32 / prompt.num_prompt_tokens) < hits / asked <= 7 / 8
+    generator.generate([prompt], SamplingSettings(num_samples=8, max_response_length=8))
+    handle.remove()
+    assert sum(pictures) == 1
+    length, hits = prompt.num_prompt_tokens, generator.drain_metrics()["work/rollout_prefix_hits"]
+    shared = length if generator.name == "transformers" else (length - 1) // 32 * 32
+    assert (hits.value, hits.weight) == (7 * shared, 8 * length)
+    assert 7 / 8 * (1 - 32 / length) < hits.value / hits.weight <= 7 / 8
     assert generator.drain_metrics() == {}
-
-
-@pytest.mark.parametrize("shared_generator", ["vllm"], indirect=True)
-def test_new_weights_empty_vllms_caches(
-    generator: Generator, group_of_8: list[GenerationRequest], redrawn_weights: Redraw
-) -> None:
-    shared = whole_blocks(group_of_8[0])
-    settings = SamplingSettings(num_samples=8, max_response_length=8)
-    before = generator.generate(group_of_8, settings)
-    generator.drain_metrics()
-    assert tower_passes(generator, lambda: generator.generate(group_of_8, settings)) == 0
-    assert prefix_hits(generator)[0] == 8 * shared
-    generator.sync_weights(FullWeights(tensors=redrawn_weights(2)))
-    assert tower_passes(generator, lambda: generator.generate(group_of_8, settings)) == 1
-    assert prefix_hits(generator)[0] == 7 * shared
-    generator.sync_weights(FullWeights(tensors=redrawn_weights(1)))
-    assert generator.generate(group_of_8, settings) == before
 
 
 def test_requests_that_cannot_be_served_end_with_one_message(
@@ -355,21 +306,3 @@ def test_generating_keeps_the_callers_randomness_and_threads(
     generator.generate(requests, SamplingSettings(num_samples=2, max_response_length=8))
     assert next_numbers() == before
     assert (torch.set_num_threads, torch.get_num_threads()) == (set_num_threads, num_threads)
-
-
-@pytest.mark.parametrize("shared_generator", ["vllm"], indirect=True)
-def test_vllms_log_probs_are_read_without_an_object_each(
-    generator: Generator, requests: list[GenerationRequest], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from vllm.logprobs import FlatLogprobs
-
-    read, plain = list[int](), FlatLogprobs.__getitem__
-
-    def counted(self: Any, index: int) -> Any:
-        read.append(index)
-        return plain(self, index)
-
-    monkeypatch.setattr(FlatLogprobs, "__getitem__", counted)
-    groups = generator.generate(requests, SamplingSettings(num_samples=2, max_response_length=16))
-    assert all(len(sample.log_probs) == len(sample.response_ids) > 0 for group in groups for sample in group)
-    assert read == []

@@ -11,7 +11,7 @@ import torch
 
 from cepo.errors import EngineError
 from cepo.rollout.generator import SamplingSettings
-from cepo.rollout.token_sampling import draw_tokens, row_uniforms
+from cepo.rollout.transformers_generator import draw_tokens, row_uniforms
 
 
 def counts(logits: list[float], output: Sequence[int] = (), **settings: Any) -> list[int]:

@@ -57,7 +57,7 @@ def train_on_ray(tiny_run: list[str], tmp_path: Path) -> TrainOnRay:
 
 def kill_rank_1(monkeypatch: pytest.MonkeyPatch, *, method: str, call: int, with_signal: int) -> list[int]:
     """Ends rank 1 a moment after the `call`-th call of a worker method has begun; gives the killed process's number."""
-    from cepo.runtime.ray import RayBackend
+    from cepo.runtime.ray.ray_backend import RayBackend
 
     killed: list[int] = []
     plain, calls = RayBackend.call, []
@@ -184,10 +184,10 @@ def test_a_model_that_a_worker_cannot_load_ends_the_run(
         train_on_ray(f"worker.actor.model.model_path={tmp_path / 'model'}")
 
 
-def test_more_devices_than_there_are_is_refused_at_once(
+def test_more_devices_than_the_cluster_has_are_refused(
     train_on_ray: TrainOnRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cepo.preflight.check_devices", lambda config: "")  # of this machine, not of the cluster
     monkeypatch.setattr("cepo.runtime.ray.cluster._has_gpus", lambda: True)
     with pytest.raises(EngineError, match="1 machine with 64 GPUs each; the cluster has 1 machines with 0 GPUs"):
-        train_on_ray("trainer.n_gpus_per_node=64", "worker.rollout.n=64")
+        train_on_ray("trainer.n_gpus_per_node=64", "worker.rollout.n=64", "trainer.start_timeout_seconds=1")

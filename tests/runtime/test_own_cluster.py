@@ -1,4 +1,4 @@
-"""The Ray cluster that a run starts for itself: who can reach it, and what happens when a part of it dies."""
+"""The Ray cluster that a run starts for itself: who can reach it, and what workers inherit."""
 
 from __future__ import annotations
 
@@ -6,27 +6,21 @@ import json
 import os
 import subprocess
 import sys
-import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("ray")
-pytestmark = pytest.mark.heavy
-SLOW = pytest.mark.nightly("one more cluster in a process of its own; tests/runs/test_ray.py has a worker that dies")
+from cepo.runtime.ray.cluster import worker_environment
 
 PRELUDE = """
-import json, os, signal, sys, time, psutil
+import json, os, pathlib, time, psutil
 from cepo.runtime.reach import prepare_own_cluster, why_no_answer
 prepare_own_cluster()
 import ray
 from cepo.config.trainer_schema import TrainerConfig
-from cepo.errors import ConfigError, WorkerLostError
+from cepo.errors import ConfigError
 from cepo.runtime.ray import cluster
-
-def part(name):
-    return next(each for each in psutil.Process().children(recursive=True) if each.name() == name)
 
 def answer():
     return ray.get(ray.remote(lambda: 7).remote(), timeout=60)
@@ -49,10 +43,11 @@ def driver(script: str, **environment: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.heavy
 def test_every_port_is_on_loopback_and_wants_the_token() -> None:
     seen = driver("""
 cluster.connect(TrainerConfig())
-token, of_ray = os.environ["RAY_AUTH_TOKEN_PATH"], str(cluster._own._folder.path)
+token, of_ray = os.environ["RAY_AUTH_TOKEN_PATH"], str(pathlib.Path(ray._private.worker._global_node.get_temp_dir_path()).parent)
 family = {os.getpid(), *(each.pid for each in psutil.Process().children(recursive=True))}
 ports = [each.laddr.ip for each in psutil.net_connections("inet") if each.status == "LISTEN" and each.pid in family]
 address, answered = ray.get_runtime_context().gcs_address, answer()
@@ -74,6 +69,7 @@ print(json.dumps({
     assert "InvalidAuthToken" in with_another
 
 
+@pytest.mark.heavy
 def test_a_program_that_imported_ray_itself_must_have_a_cluster() -> None:
     """Without one it is told, because Ray would listen on all networks, and a late token keeps it from starting."""
     seen = driver("""
@@ -90,7 +86,8 @@ print(json.dumps({"told": told, "variables": [name for name in os.environ if nam
     assert seen["variables"] == []
 
 
-@SLOW
+@pytest.mark.heavy
+@pytest.mark.nightly("one more cluster in a process of its own")
 def test_the_head_does_not_grow_with_the_number_of_calls() -> None:
     """By default Ray records 100,000 calls, and 2,000 more made the head larger by 6 MB."""
     seen = driver("""
@@ -101,7 +98,7 @@ def size_after(calls):
     for _ in range(calls // 100):
         ray.get([caller.call.remote(bytes(2000)) for _ in range(100)])
     time.sleep(2.5)  # Ray's processes report their calls every second
-    return part("gcs_server").memory_info().rss
+    return next(each for each in psutil.Process().children(recursive=True) if each.name() == "gcs_server").memory_info().rss
 
 before = size_after(2500)
 print(json.dumps({"grown": size_after(2000) - before}))
@@ -109,44 +106,16 @@ print(json.dumps({"grown": size_after(2000) - before}))
     assert seen["grown"] < 3_000_000
 
 
-@SLOW
-def test_a_cluster_that_lost_a_part_is_named_and_replaced() -> None:
-    seen = driver("""
-lost = []
-cluster.connect(TrainerConfig())
-for name in ("gcs_server", "raylet"):
-    cluster.require_alive()
-    victim = part(name)
-    victim.kill()
-    victim.wait()
-    try:
-        cluster.require_alive()
-    except WorkerLostError as error:
-        lost.append(str(error).replace(str(victim.pid), "N"))
-    cluster.connect(TrainerConfig())
-print(json.dumps({"lost": lost, "answer": answer()}))
-""")
-    assert seen["lost"] == [
-        f"the Ray cluster of this run has lost its {name} (process N); the run continues from its last checkpoint, "
-        "at most trainer.max_restarts times"
-        for name in ("gcs_server", "raylet")
-    ]
-    assert seen["answer"] == 7
-
-
-@SLOW
-def test_a_stopped_raylet_does_not_keep_the_process_alive() -> None:
-    """Ray's own shutdown waited more than 260 s for it; ours gives up after 20 s, 4 s here, and kills."""
-    begun = time.monotonic()
-    seen = driver("""
-from cepo.runtime.ray import cluster
-cluster._SHUTDOWN_SECONDS = 4.0
-cluster.connect(TrainerConfig())
-folder = os.path.dirname(os.environ["RAY_AUTH_TOKEN_PATH"])
-victim = part("raylet")
-victim.suspend()
-print(json.dumps({"folder": folder, "pid": victim.pid}))
-""")
-    assert time.monotonic() - begun < 120
-    assert not Path(seen["folder"]).exists()
-    assert not Path(f"/proc/{seen['pid']}").exists()
+def test_workers_get_the_engines_variables_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"HF_HOME": "/hub", "NCCL_SOCKET_IFNAME": "eth1", "VLLM_CPU_KVCACHE_SPACE": "2", "PYTHONPATH": "/code"}
+    given |= {"TOKENIZERS_PARALLELISM": "false"}  # a token of another kind
+    kept_back = {"HF_TOKEN": "x", "VLLM_API_KEY": "x", "HOME": "/root", "CUDA_VISIBLE_DEVICES": "0"}
+    for name, value in (given | kept_back).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    passed = worker_environment(devices_per_machine=8)
+    assert given.items() <= passed.items()
+    assert not kept_back.keys() & passed.keys()
+    assert passed["OMP_NUM_THREADS"] == "1"
+    assert worker_environment(devices_per_machine=3)["OMP_NUM_THREADS"] == "4"

@@ -1,5 +1,1 @@
 """Runs one worker process per device under Ray, on one or many machines; the trainer remains in the driver process."""
-
-from cepo.runtime.ray.ray_backend import RayBackend
-
-__all__ = ["RayBackend"]

@@ -7,140 +7,39 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
-import psutil
 import ray
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from cepo.config.private import is_secret
 from cepo.config.trainer_schema import TrainerConfig
-from cepo.errors import ConfigError, EngineError, WorkerLostError
+from cepo.errors import ConfigError, EngineError
 from cepo.leftovers import OwnFolder
 from cepo.progress import phase
 from cepo.runtime.reach import prepare_own_cluster
 
 logger = logging.getLogger(__name__)
 
-_SHUTDOWN_SECONDS = 20.0
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-
-
-class OwnCluster:
-    """A Ray cluster that this process starts, and that ends with it.
-
-    Other users of the machine can reach its loopback ports, but cannot run anything, since only this user can read the
-    token (`prepare_own_cluster`) and enter the folder (mode 0700) of Ray's own folder.
-
-    Raises:
-        ConfigError: Ray was imported before `prepare_own_cluster` was called.
-        EngineError: Ray does not start here.
-    """
-
-    def __init__(self) -> None:
-        prepare_own_cluster()
-        self._folder = OwnFolder("ray")
-        atexit.register(self.end)
-        earlier = set(psutil.Process().children())
-        logger.info("starting Ray on this machine")
-        try:
-            ray.init(
-                address="local",
-                include_dashboard=False,
-                num_cpus=os.cpu_count(),
-                _temp_dir=str(self._folder.path / "r"),  # Ray opens it to all users; a short name, for its sockets
-                **_QUIET,
-            )
-        except Exception as error:
-            raise EngineError(f"Ray cannot be started on this machine: {type(error).__name__}: {error}") from error
-        finally:
-            self._processes = {
-                process: process.name() for process in psutil.Process().children() if process not in earlier
-            }
-        logger.info("started Ray on this machine, its files in %s", self._folder.path)
-
-    def require_alive(self) -> None:
-        """Raises `WorkerLostError` if a process of the cluster has ended.
-
-        Ray's calls would wait for it forever, and Ray would later end this process.
-        """
-        for process, name in self._processes.items():
-            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
-                raise WorkerLostError(
-                    f"the Ray cluster of this run has lost its {name} (process {process.pid}); the run continues from its last "
-                    "checkpoint, at most trainer.max_restarts times"
-                )
-
-    def end(self) -> None:
-        """Ends the cluster within a minute, even if its processes hang or have already ended."""
-        atexit.unregister(self.end)
-        try:
-            self.require_alive()
-            is_down = _shut_down()
-        except WorkerLostError:
-            is_down = False
-        if not is_down:
-            tree = list(self._processes)
-            for process in self._processes:
-                with suppress(psutil.NoSuchProcess):
-                    tree += process.children(recursive=True)
-            for process in tree:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
-            psutil.wait_procs(tree, timeout=5)
-            _shut_down()
-        self._folder.remove()
-
-
-def _shut_down() -> bool:
-    """Returns whether Ray's library left the cluster in time; it waits indefinitely for stopped processes."""
-    leaving = threading.Thread(target=ray.shutdown, daemon=True)
-    leaving.start()
-    leaving.join(_SHUTDOWN_SECONDS)
-    return not leaving.is_alive()
-
-
-_PASSED_ON = ("HF_", "VLLM_", "NCCL_", "GLOO_", "TORCH_", "TRANSFORMERS_", "TOKENIZERS_", "OMP_", "XDG_CACHE_HOME")
-
-_own: OwnCluster | None = None
-"""The cluster that this process started, if any."""
-
-
 _CPUS_PER_WORKER = 0.01
 """Ray reserves only GPUs in whole; workers share the processors of a machine, however few it has."""
-
-
-@dataclass(frozen=True)
-class Reservation:
-    """A run's reserved devices, one bundle per machine; worker `rank` is in bundle `rank // devices per machine`."""
-
-    group: PlacementGroup
-    options: Mapping[str, float]
-    """What Ray reserves for a worker, as arguments for its actor."""
-
-    def release(self) -> None:
-        remove_placement_group(self.group)
+_PASSED_ON = (
+    "HF_", "VLLM_", "NCCL_", "GLOO_", "TORCH_", "TRANSFORMERS_", "TOKENIZERS_", "OMP_", "XDG_CACHE_HOME", "PYTHONPATH",
+    "PYTHONHASHSEED",
+)  # fmt: skip
 
 
 def connect(trainer: TrainerConfig) -> None:
-    """Joins the cluster at `trainer.ray_address` or RAY_ADDRESS, or starts one here that ends with this process.
-
-    An existing connection is kept. If this process's own cluster has lost a process, a new cluster is started instead.
+    """Joins the cluster at `trainer.ray_address` or RAY_ADDRESS, or starts one here; an existing connection is kept.
 
     Raises:
         ConfigError: no cluster answers at the address, or `prepare_own_cluster` was not called before Ray was imported.
         EngineError: Ray does not start here.
     """
-    global _own
-    if ray.is_initialized() and is_alive():
+    if ray.is_initialized():
         return
-    if _own is not None:
-        _own.end()
-        _own = None
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # By default the head keeps records of 4 kB of the last 100,000 calls. We read none of them.
@@ -156,25 +55,38 @@ def connect(trainer: TrainerConfig) -> None:
         if address:
             _join(address)
         else:
-            _own = OwnCluster()
+            _start()
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
 
 
-def is_alive() -> bool:
-    """Returns whether all processes of this process's own cluster run; a joined cluster is assumed to be alive."""
+def _start() -> None:
+    """Starts a cluster on this machine, which ends with this process.
+
+    Other users of the machine can reach its loopback ports, but cannot run anything, since only this user can read the
+    token (`prepare_own_cluster`) and enter the folder (mode 0700) of Ray's own folder.
+    """
+    prepare_own_cluster()
+    files = OwnFolder("ray")
+    atexit.register(_end, files)
+    logger.info("starting Ray on this machine")
     try:
-        require_alive()
-    except WorkerLostError:
-        return False
-    return True
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            num_cpus=os.cpu_count(),
+            _temp_dir=str(files.path / "r"),  # Ray opens it to all users; a short name, for its sockets
+            **_QUIET,
+        )
+    except Exception as error:
+        raise EngineError(f"Ray cannot be started on this machine: {type(error).__name__}: {error}") from error
+    logger.info("started Ray on this machine, its files in %s", files.path)
 
 
-def require_alive() -> None:
-    """Raises `WorkerLostError` if a process of the cluster that this process started, if any, has ended."""
-    if _own is not None:
-        _own.require_alive()
+def _end(files: OwnFolder) -> None:
+    ray.shutdown()
+    files.remove()
 
 
 def _join(address: str) -> None:
@@ -190,11 +102,13 @@ def _join(address: str) -> None:
         ) from error
 
 
-def reserve(trainer: TrainerConfig) -> Reservation:
-    """Waits until the run's devices are free on every machine, and reserves them.
+def reserve(trainer: TrainerConfig) -> tuple[PlacementGroup, dict[str, float]]:
+    """Waits until the run's devices are free on every machine, and reserves them: one bundle per machine.
+
+    Also returns what Ray reserves for a worker, as options of its actor.
 
     Raises:
-        EngineError: they were not free within `trainer.start_timeout_seconds`, or never will be.
+        EngineError: they were not free within `trainer.start_timeout_seconds`.
     """
     machines, devices = trainer.nnodes, trainer.n_gpus_per_node
     num_gpus = int(_has_gpus())
@@ -203,10 +117,8 @@ def reserve(trainer: TrainerConfig) -> Reservation:
         [bundle] * machines, strategy="STRICT_SPREAD" if machines > 1 else "STRICT_PACK", name="cepo"
     )
     what = f"{machines} machine{'s' * (machines > 1)} with {devices} {'GPUs' if num_gpus else 'workers'} each"
-    # A cluster that was started here never gets another machine.
-    never = _own is not None and ray.cluster_resources().get("GPU", 0.0) < bundle.get("GPU", 0.0)
     with phase(f"waiting for {what}"):
-        if never or not group.wait(timeout_seconds=trainer.start_timeout_seconds):
+        if not group.wait(timeout_seconds=trainer.start_timeout_seconds):
             remove_placement_group(group)
             has, free = (each.get("GPU", 0.0) for each in (ray.cluster_resources(), ray.available_resources()))
             raise EngineError(
@@ -214,7 +126,7 @@ def reserve(trainer: TrainerConfig) -> Reservation:
                 f"{free:g} are free. Add machines with `ray start --address=...`, end other programs there, or lower "
                 "trainer.nnodes and trainer.n_gpus_per_node"
             )
-    return Reservation(group, {"num_cpus": _CPUS_PER_WORKER, "num_gpus": num_gpus})
+    return group, {"num_cpus": _CPUS_PER_WORKER, "num_gpus": num_gpus}
 
 
 def _has_gpus() -> bool:
@@ -225,8 +137,4 @@ def worker_environment(devices_per_machine: int) -> dict[str, str]:
     """Returns the environment variables that workers inherit, without secrets, which belong to `ray start`."""
     passed = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON) and not is_secret(name)}
     cores = os.cpu_count() or 1
-    passed.setdefault("OMP_NUM_THREADS", str(max(1, cores // devices_per_machine)))
-    for name in ("PYTHONPATH", "PYTHONHASHSEED"):
-        if name in os.environ:
-            passed[name] = os.environ[name]
-    return passed
+    return {"OMP_NUM_THREADS": str(max(1, cores // devices_per_machine))} | passed

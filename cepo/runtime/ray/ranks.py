@@ -4,78 +4,70 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import signal
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import CepoError, EngineError, WorkerLostError
 from cepo.progress import SECONDS_BETWEEN_LINES, phase
-from cepo.runtime.ray.cluster import Reservation, is_alive, require_alive, worker_environment
+from cepo.runtime.ray.cluster import reserve, worker_environment
 from cepo.runtime.ray.rank_process import Meeting, RankLocation, RankProcess
-from cepo.runtime.wire import decode
 from cepo.tracking.run_folder import LOGS_FOLDER, require_own_records
 
 logger = logging.getLogger(__name__)
 
-_GRACE_SECONDS = 20.0
-"""Time to wait after one rank's exception for the death of another rank, which may be its cause."""
-_STORAGE_SECONDS = 60.0
-"""Time allowed for a new file to appear on a network file system."""
-_LOOK_SECONDS = 5.0
-"""Interval between checks that the cluster itself still runs."""
-_LAST_LINES = 8
+_GRACE_SECONDS = 20.0  # to wait after one rank's exception for the death of another rank, which may be its cause
+_STORAGE_SECONDS = 60.0  # for a new file to appear on a network file system
+_LOOK_SECONDS = 5.0  # between looks at the clock
 
 
 class Ranks:
-    """The worker processes of a reservation, one per device.
-
-    Args:
-        run_folder: a folder on storage that all machines share; processes log to `logs/rank_<N>.log` in it.
+    """The worker processes of a run, one per device of the cluster; they log to `logs/rank_<N>.log` in the run folder.
 
     Raises:
-        EngineError: a process does not start, or does not see the run folder.
+        EngineError: devices are missing, a process does not start, or a machine does not share the run folder's storage.
     """
 
-    def __init__(self, trainer: TrainerConfig, reservation: Reservation, run_folder: Path) -> None:
-        self._trainer, self._reservation = trainer, reservation
-        self._run_folder = run_folder.absolute()
+    def __init__(self, trainer: TrainerConfig) -> None:
+        self._trainer = trainer
+        self._run_folder = trainer.run_folder.absolute()
         self.number = trainer.nnodes * trainer.n_gpus_per_node
         require_own_records(self._run_folder, [LOGS_FOLDER])
         self._logs = [self._run_folder / LOGS_FOLDER / f"rank_{rank}.log" for rank in range(self.number)]
         self.locations: list[RankLocation] = []
         self._processes: list[Any] = []
         self._is_built = False
+        self._group, reserved = reserve(trainer)
         environment = {"env_vars": worker_environment(trainer.n_gpus_per_node)}
         for rank in range(self.number):
-            where = PlacementGroupSchedulingStrategy(
-                reservation.group, placement_group_bundle_index=rank // trainer.n_gpus_per_node
-            )
-            options: Any = {**reservation.options, "scheduling_strategy": where, "runtime_env": environment}
+            machine = rank // trainer.n_gpus_per_node
+            where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=machine)
+            options: Any = {**reserved, "scheduling_strategy": where, "runtime_env": environment}
             actor: Any = ray.remote(RankProcess).options(**options)
             self._processes.append(actor.remote(os.getcwd(), str(self._logs[rank])))
         try:
-            self.locations = self._simple_call("location")
-            self._require_common_storage()
+            self._locate()
         except BaseException:
             self.end()
             raise
 
-    def build(self, contents: Sequence[bytes]) -> list[Any]:
+    def build(self, content: bytes) -> list[Any]:
         """Connects the ranks, builds their workers, and returns each rank's answer."""
         first = self.locations[0]
         # The timeout is longer than the driver's, because only the driver's error names the rank that hangs.
         seconds = self._trainer.stage_timeout_seconds + _GRACE_SECONDS
         calls = [
             process.build.remote(content, Meeting(rank, self.number, first.machine, first.free_port, seconds))
-            for rank, (process, content) in enumerate(zip(self._processes, contents, strict=True))
+            for rank, process in enumerate(self._processes)
         ]
         logs = self._logs[0].parent
         with phase(f"{self.number} workers load the model and start their engines; their logs are in {logs}"):
@@ -86,10 +78,7 @@ class Ranks:
     def call(
         self, method: str, messages: Sequence[bytes], *, arrived: Callable[[int, Any], None] | None = None
     ) -> list[Any]:
-        """Calls a worker method on all ranks and returns each rank's result.
-
-        Args:
-            arrived: called with the rank and its result as soon as the result arrives.
+        """Calls a worker method on all ranks and returns each rank's result, which `arrived` gets as soon as it arrives.
 
         Raises:
             WorkerLostError: a process died, or did not finish within `trainer.stage_timeout_seconds`.
@@ -103,15 +92,11 @@ class Ranks:
 
     def end(self) -> None:
         """Kills all processes, even hung ones, waits until they are gone, and releases the devices."""
-        if is_alive():
-            for process in self._processes:
-                ray.kill(process, no_restart=True)
-            for location in self.locations:
-                _kill(location)
-            self._reservation.release()
-        else:  # Ray's calls would wait forever; this process's own cluster has no other machine
-            for location in self.locations:
-                _kill_here(location.process)
+        for process in self._processes:
+            ray.kill(process, no_restart=True)
+        for location in self.locations:
+            _kill(location)
+        remove_placement_group(self._group)
         self._processes, self.locations = [], []
 
     def _answers(
@@ -125,7 +110,6 @@ class Ranks:
         while pending:
             left = deadline - time.monotonic()
             ready, _ = ray.wait(list(pending), timeout=min(max(left, 0.0), _LOOK_SECONDS))
-            require_alive()
             if not ready and left <= _LOOK_SECONDS:
                 break
             if time.monotonic() - said >= SECONDS_BETWEEN_LINES:
@@ -134,7 +118,7 @@ class Ranks:
             for call in ready:
                 rank = pending.pop(call)
                 try:
-                    results[rank] = decode(ray.get(call))
+                    results[rank] = pickle.loads(ray.get(call))
                 except RayTaskError as error:
                     failures[rank] = error
                     # The death of another rank may have caused the exception, and Ray reports it a little later.
@@ -174,41 +158,35 @@ class Ranks:
         died = "died" if isinstance(error, RayActorError) else f"does not answer ({type(error).__name__})"
         log = self._logs[rank]
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
-        last = "\n".join(lines[-_LAST_LINES:])
+        last = "\n".join(lines[-8:])
         return WorkerLostError(f"{self._name(rank)} {died} during {what}; the last lines of {log}:\n{last}")
 
     def _name(self, rank: int) -> str:
-        if rank >= len(self.locations):
-            return f"rank {rank}"
         location = self.locations[rank]
         return f"rank {rank} (machine {location.machine}, process {location.process})"
 
-    def _require_common_storage(self) -> None:
+    def _locate(self) -> None:
+        """Waits for the processes to start, and checks that all see the run folder."""
         self._run_folder.mkdir(parents=True, exist_ok=True)
-        probe = self._run_folder / f".probe-{uuid.uuid4().hex}"
+        probe, seconds = self._run_folder / f".probe-{uuid.uuid4().hex}", self._trainer.start_timeout_seconds
         probe.touch()
         try:
-            seen = self._simple_call("sees", str(probe), _STORAGE_SECONDS)
-        finally:
-            probe.unlink(missing_ok=True)
-        if not all(seen):
-            blind = ", ".join(self._name(rank) for rank, sees in enumerate(seen) if not sees)
-            raise EngineError(
-                f"{blind} does not see {probe}, which this machine wrote {_STORAGE_SECONDS:g} s ago. Checkpoints need a run "
-                "folder on storage that all machines share under the same path: set trainer.save_checkpoint_path"
-            )
-
-    def _simple_call(self, method: str, *arguments: object) -> list[Any]:
-        calls = [getattr(process, method).remote(*arguments) for process in self._processes]
-        seconds = self._trainer.start_timeout_seconds
-        try:
-            return ray.get(calls, timeout=seconds)
+            calls = [process.location.remote(str(probe), _STORAGE_SECONDS) for process in self._processes]
+            self.locations = ray.get(calls, timeout=seconds)
         except GetTimeoutError as error:
             raise EngineError(
                 f"worker processes did not start within trainer.start_timeout_seconds={seconds:g}"
             ) from error
         except RayError as error:
             raise WorkerLostError(f"a worker process could not start: {error}") from error
+        finally:
+            probe.unlink(missing_ok=True)
+        blind = [self._name(rank) for rank, location in enumerate(self.locations) if not location.sees_probe]
+        if blind:
+            raise EngineError(
+                f"{', '.join(blind)} does not see {probe}, which this machine wrote {_STORAGE_SECONDS:g} s ago. Checkpoints "
+                "need a run folder on storage that all machines share under the same path: set trainer.save_checkpoint_path"
+            )
 
 
 def _kill(location: RankLocation) -> None:
@@ -221,9 +199,7 @@ def _kill(location: RankLocation) -> None:
     try:
         ray.get(remote.remote(location.process), timeout=30)
     except RayError as error:  # the machine itself is gone, and the process with it
-        logger.warning(
-            "process %d on %s could not be ended: %s", location.process, location.machine, type(error).__name__
-        )
+        logger.warning("process %d on %s could not be ended: %r", location.process, location.machine, error)
 
 
 def _kill_here(process: int) -> None:

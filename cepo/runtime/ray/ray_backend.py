@@ -13,12 +13,11 @@ from cepo.config.data_schema import DataConfig
 from cepo.config.schema import WorkerConfig
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
-from cepo.errors import WorkerLostError
 from cepo.metrics import Metrics, max_value, mean_value, merge_metrics
 from cepo.models.inputs import ImageSource
 from cepo.rollout.generator import Generation, GenerationRequest, OnFinished, SamplingSettings
 from cepo.runtime import dispatch
-from cepo.runtime.ray.cluster import connect, reserve
+from cepo.runtime.ray.cluster import connect
 from cepo.runtime.ray.ranks import Ranks
 from cepo.runtime.wire import Sender, encode
 from cepo.sizing import Memory
@@ -49,11 +48,10 @@ class RayBackend:
         image_probe: ImageSource | None,
     ) -> None:
         connect(trainer)
-        self.ranks = Ranks(trainer, reserve(trainer), trainer.run_folder)
-        self._is_whole = True
+        self.ranks = Ranks(trainer)
         number = self.ranks.number
         try:
-            answers = self.ranks.build([encode((data, worker, facts, memory, image_probe))] * number)
+            answers = self.ranks.build(encode((data, worker, facts, memory, image_probe)))
         except BaseException:
             self.ranks.end()
             raise
@@ -116,12 +114,7 @@ class RayBackend:
         self._everywhere("load", folder.absolute())
 
     def close(self) -> None:
-        if self._is_whole:
-            try:
-                self._everywhere("close")
-            except WorkerLostError as error:
-                logger.warning("while closing: %s", error)
-        self.ranks.end()
+        self.ranks.end()  # the workers close nothing: what they hold ends with their processes
 
     def _begin_step(self) -> None:
         """Forgets the last step's assignment and images, because each step numbers its prompts from 0."""
@@ -137,8 +130,8 @@ class RayBackend:
             self._tokens[rank] += sum(row.num_tokens for row in part)
         return dispatch.in_order(self.call(method, arguments, **keywords), indices)
 
-    def _everywhere(self, method: str, *arguments: object) -> list[Any]:
-        return self.call(method, [arguments] * self.ranks.number)
+    def _everywhere(self, method: str, *arguments: object) -> None:
+        self.call(method, [arguments] * self.ranks.number)
 
     def call(
         self,
@@ -150,11 +143,7 @@ class RayBackend:
         """Calls a worker method on every rank with its own arguments and common keywords; see `Ranks.call`."""
         messages = [sender.encode((part, keywords)) for sender, part in zip(self._senders, arguments, strict=True)]
         self._bytes = [sent + len(message) for sent, message in zip(self._bytes, messages, strict=True)]
-        try:
-            return self.ranks.call(method, messages, arrived=arrived)
-        except BaseException:  # the ranks are in an unknown state, so `close` must not call them
-            self._is_whole = False
-            raise
+        return self.ranks.call(method, messages, arrived=arrived)
 
     def _work(self) -> Metrics:
         metrics = {
