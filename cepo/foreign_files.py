@@ -20,14 +20,11 @@ from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 from urllib.parse import SplitResult, urljoin, urlsplit, urlunsplit
 
 from cepo.errors import CepoError, DataError, ForeignFileError
 from cepo.trees import Tree
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 LARGEST_TEXT = 10_000_000
 """The largest configuration, prompt or template, in bytes."""
@@ -41,8 +38,6 @@ LARGEST_DOWNLOAD = 50_000_000
 """The largest image that is downloaded."""
 _DOWNLOAD_SECONDS = 30.0
 _MOST_REDIRECTS = 3
-LARGEST_PIXELS = 64_000_000
-"""The largest accepted number of pixels (192 MB decoded), because a file of some kilobytes can state any size."""
 
 
 def require_within(path: Path, folder: Path | str | None) -> Path:
@@ -175,29 +170,6 @@ def damaged_as(path: Path, problem: str) -> Iterator[None]:
         raise
     except (OSError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError) as error:
         raise DataError(f"{path} {problem} ({type(error).__name__})") from error
-
-
-def open_image(content: bytes, *, formats: tuple[str, ...], name: str = "the image") -> Image:
-    """Opens an image, which errors call `name`, without decoding its pixels; its size is known.
-
-    Other formats than Pillow's `formats` are not even tried: some decoders start programs. Raises `DataError` if the
-    image is damaged, in another format, or has more than `LARGEST_PIXELS`.
-    """
-    from PIL import Image
-
-    try:
-        image = Image.open(io.BytesIO(content), formats=formats)
-    except Exception as error:  # damaged bytes make decoders raise almost anything
-        raise DataError(f"{name} cannot be read ({type(error).__name__}); accepted: {', '.join(formats)}") from error
-    require_few_pixels(image)
-    return image
-
-
-def require_few_pixels(image: Image) -> None:
-    """Raises `DataError` if an image has more than `LARGEST_PIXELS`."""
-    width, height = image.size
-    if width * height > LARGEST_PIXELS:
-        raise DataError(f"the image is {width} x {height}; accepted: at most {LARGEST_PIXELS:,} pixels")
 
 
 def require_host(address: str, hosts: Collection[str]) -> SplitResult:

@@ -3,69 +3,36 @@
 from __future__ import annotations
 
 import logging
-import random
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from cepo.config.schema import DataConfig
-from cepo.data.hints import UserTemplate, template_text
-from cepo.data.images import decoded_images, limited_size, listed, verify_image
+from cepo.data.contexts import Problem, UserTemplate, template_text
+from cepo.data.images import limited_size, load_rgb, verify_image
 from cepo.data.reading import read_source, without_decoding
-from cepo.data.row_checks import RowMeasure, check_rows, plain_text, read_turns
+from cepo.data.row_checks import RowMeasure, check_rows
 from cepo.data.videos import FrameRules, load_video
 from cepo.errors import ConfigError, DataError
-from cepo.models.inputs import ImageSource, Turn, Video
+from cepo.models.inputs import ImageInputs, ImageSource, Turn, Video
 from cepo.models.processing import IMAGE_MARK, VIDEO_MARK, Processing
-from cepo.trees import Fields, Tree
+from cepo.trees import Fields, Tree, is_mapping
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, kw_only=True)
-class Problem:
-    """One row of the data, prepared for prompts.
-
-    Attributes:
-        prompt_id: the row number in the source; unchanged by filtering and shuffling.
-        text: the user's text (of a conversation, the last one) after the format prompt, with one `<image>` per image
-            and one `<video>` per video.
-        images: decoded, in RGB.
-        solution: None if the dataset has none.
-        columns: the row's other columns, for reward functions.
-        history: the turns before `text` if the prompt is a conversation.
-        image_source: where `images` can be read again; None for rows with videos and for rows not read from a source.
-        teacher_images: the images that teachers see instead of `images`, as many; empty if they see the same.
-        teacher_image_source: as `image_source`, of `teacher_images`.
-    """
-
-    prompt_id: str
-    text: str
-    images: tuple[Image, ...] = field(repr=False)
-    ground_truth: str
-    solution: str | None
-    columns: dict[str, Any] = field(repr=False)
-    image_source: ImageSource | None = None
-    teacher_images: tuple[Image, ...] = field(default=(), repr=False)
-    teacher_image_source: ImageSource | None = None
-    videos: tuple[Video, ...] = field(default=(), repr=False)
-    history: tuple[Turn, ...] = ()
+ROLES = ("system", "user", "assistant")
+_ACCEPTED = "accepted: a list of messages {role, content}, of which the last is the user's"
 
 
 class ProblemSet(Sequence[Problem]):
     """Holds the usable rows of one source. Images are decoded on access and never kept.
 
-    Args:
-        rows: converted rows of the source; None reads the rows from the source.
-
-    Raises:
-        ConfigError: the source does not exist or lacks a column.
-        DataError: a row is bad or overlong and the settings do not skip such rows, or no row is usable.
+    `rows` are converted rows of the source; by default it is read. Raises `ConfigError` if the source does not exist or
+    lacks a column, and `DataError` if a row is bad or overlong and not to be skipped, or no row is usable.
     """
 
     def __init__(self, source: str, config: DataConfig, processing: Processing, *, rows: Any = None) -> None:
@@ -76,9 +43,10 @@ class ProblemSet(Sequence[Problem]):
         self._rows = without_decoding(read)
         for name in ("prompt_key", "answer_key"):
             self._require_column(name)
-        checks = check_rows(self._rows, source=source, config=config, measure=self._measure)
-        self.skipped, self._usable = checks.skipped, checks.usable
-        self.most_images, self.most_videos = checks.most_images, checks.most_videos
+        usable, self.skipped = check_rows(self._rows, source=source, config=config, measure=self._measure)
+        self._usable = list(usable)
+        self.most_images = max(measured.num_images for measured in usable.values())
+        self.most_videos = max(measured.num_videos for measured in usable.values())
         if self.skipped:
             logger.warning("%s: %d rows are used, left out: %s", source, len(self._usable), dict(self.skipped))
 
@@ -118,13 +86,6 @@ class ProblemSet(Sequence[Problem]):
             image_source=source if is_known else None,
             teacher_images=shown,
             teacher_image_source=replace(source, column=config.teacher_image_key) if is_known else None,
-        )
-
-    def indices(self, step: int, batch_size: int) -> list[int]:
-        """Returns the problems of the 0-based `step`, which depend only on the step and `data.seed`."""
-        config = self._config
-        return problem_indices(
-            step, num_problems=len(self), batch_size=batch_size, shuffle=config.shuffle, seed=config.seed
         )
 
     def content(self) -> str:
@@ -227,28 +188,6 @@ def _solution(value: object) -> str | None:
     return None if value is None or not str(value).strip() else str(value)
 
 
-def steps_per_epoch(num_problems: int, batch_size: int) -> int:
-    """Returns the number of full batches in one pass; an incomplete last batch is dropped, as in EasyR1."""
-    return num_problems // batch_size
-
-
-def problem_indices(step: int, *, num_problems: int, batch_size: int, shuffle: bool, seed: int) -> list[int]:
-    """Returns the indices of the problems of the 0-based `step`; each pass over the data has its own order."""
-    per_epoch = steps_per_epoch(num_problems, batch_size)
-    assert per_epoch > 0, "a batch must not be larger than the problem set; checked when the run is put together"
-    epoch, number = divmod(step, per_epoch)
-    order = shuffled(num_problems, f"{seed}/{epoch}") if shuffle else range(num_problems)
-    return [*order[number * batch_size : (number + 1) * batch_size]]
-
-
-@lru_cache(maxsize=16)
-def shuffled(size: int, seed: str) -> tuple[int, ...]:
-    """Returns the numbers below `size` in the order of this seed."""
-    order = list(range(size))
-    random.Random(seed).shuffle(order)
-    return tuple(order)
-
-
 class _WithVisuals(Protocol):
     most_images: int
     most_videos: int
@@ -271,3 +210,107 @@ def _format_template(path: str | None) -> UserTemplate | None:
             "which stands for the question"
         )
     return template
+
+
+def listed(row: Mapping[str, object], key: str) -> list[Any]:
+    """Returns a cell's values as a list: none, one, or several."""
+    value = row.get(key)
+    if value is None or value == "":
+        return []
+    return [*cast("Sequence[Any]", value)] if isinstance(value, list | tuple) else [value]
+
+
+def decoded_images(row: Mapping[str, object], config: DataConfig, column: str | None = "") -> tuple[Image, ...]:
+    """Returns a row's images in RGB, within the pixel limits, from `column`: "" is `data.image_key`, None has none."""
+    values = [] if column is None else listed(row, column or config.image_key)
+    return tuple(
+        load_rgb(value, config.image_dir, config.min_pixels, config.max_pixels, hosts=config.image_hosts)
+        for value in values
+    )
+
+
+def plain_text(value: object) -> str:
+    """Returns a cell as text: empty for None, and whole numbers without the `.0` of a float column."""
+    if value is None:
+        return ""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def read_turns(prompt: Any) -> list[Turn]:
+    """Returns the turns of a cell of the prompt column, which holds text or messages. The last turn is the question.
+
+    A message's content is text or a list of parts: `{type: text, text: ...}`, `{type: image}` and `{type: video}`.
+    Image and video parts stand for the row's images and videos in order. Anything else raises `DataError`.
+    """
+    if not isinstance(prompt, list | tuple):
+        return [Turn("user", plain_text(prompt))]
+    if not prompt:
+        raise DataError(f"the prompt has no message; {_ACCEPTED}")
+    turns = [_turn(message, number) for number, message in enumerate(cast("Sequence[object]", prompt))]
+    if turns[-1].role != "user":
+        raise DataError(f"the last message is the {turns[-1].role}'s; {_ACCEPTED}")
+    return turns
+
+
+def _turn(message: object, number: int) -> Turn:
+    given: Fields = message if is_mapping(message) else {}
+    content: object = given.get("content")
+    if "role" not in given or not isinstance(content, str | list | tuple):
+        raise DataError(f"message {number} has no role or no content of text or parts: {message!r:.200}; {_ACCEPTED}")
+    if given["role"] not in ROLES:
+        raise DataError(f"message {number} has the role {given['role']!r}; accepted: {', '.join(ROLES)}")
+    parts = cast("Sequence[object]", [{"type": "text", "text": content}] if isinstance(content, str) else content)
+    return Turn(given["role"], "".join(_part(part, number) for part in parts))
+
+
+def _part(part: object, number: int) -> str:
+    given: Fields = {key: value for key, value in part.items() if value is not None} if is_mapping(part) else {}
+    kind = given.get("type")
+    if kind == "text" and isinstance(given.get("text"), str):
+        return given["text"]
+    if kind in ("image", "video") and len(given) == 1:
+        return IMAGE_MARK if kind == "image" else VIDEO_MARK
+    raise DataError(
+        f"message {number} has the part {str(given or part)[:200]}; accepted: {{type: text, text: ...}}, {{type: image}} and "
+        "{type: video}, whose images and videos stand in the row's columns data.image_key and data.video_key"
+    )
+
+
+class ImageStore:
+    """Caches the images of rows, so that each is read and preprocessed once.
+
+    The images equal the trainer's bit for bit, because the same functions read the same rows.
+    """
+
+    def __init__(self, config: DataConfig, processing: Processing) -> None:
+        self._config, self._processing = config, processing
+        self._rows: dict[str, Any] = {}
+        self._images: dict[ImageSource, tuple[Image, ...]] = {}
+        self._inputs: dict[ImageSource, ImageInputs] = {}
+
+    def images(self, source: ImageSource) -> tuple[Image, ...]:
+        """Returns a row's decoded images for the rollout engine; raises `ConfigError` or `DataError` on failure."""
+        if source not in self._images:
+            self._images[source] = decoded_images(
+                self._data(source.data)[source.row], self._config, source.column or ""
+            )
+        return self._images[source]
+
+    def inputs(self, source: ImageSource) -> ImageInputs:
+        """Returns the images of a row as inputs of the vision tower."""
+        if source not in self._inputs:
+            inputs = self._processing.load_images(self.images(source), source)
+            assert inputs is not None, f"row {source.row} of {source.data} has no image"
+            self._inputs[source] = inputs
+        return self._inputs[source]
+
+    def forget(self) -> None:
+        """Frees all images; the data sets remain open."""
+        self._images.clear()
+        self._inputs.clear()
+
+    def _data(self, name: str) -> Any:
+        if name not in self._rows:
+            text_columns = (self._config.prompt_key, self._config.answer_key)
+            self._rows[name] = without_decoding(read_source(name, text_columns=text_columns))
+        return self._rows[name]

@@ -1,18 +1,20 @@
-"""Combines several training sets in one run."""
+"""Reads the training sets of a run, combines several, and decides the order of their problems."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import random
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 
 import numpy
 
 from cepo.config.schema import DataConfig
-from cepo.data.dataset import Problem, ProblemSet, problem_indices, shuffled
+from cepo.data.contexts import Problem
+from cepo.data.dataset import ProblemSet
 from cepo.errors import ConfigError
 from cepo.models.inputs import ImageSource
 from cepo.models.processing import Processing
@@ -20,8 +22,8 @@ from cepo.models.processing import Processing
 logger = logging.getLogger(__name__)
 
 
-class MixedProblems:
-    """Concatenates the usable rows of several sources; a problem's id is `<source number>:<row number>`.
+class TrainingProblems:
+    """Concatenates the usable rows of one or several sources. Of several, a problem's id is `<source number>:<row>`.
 
     Without `data.train_weights` all rows form one set: an epoch uses each row once, whatever its source.
     """
@@ -30,7 +32,6 @@ class MixedProblems:
         self._parts, self._config = parts, config
         self._ends = list(accumulate(len(part) for part in parts))
         self._begins = [0, *self._ends]
-        self.skipped = sum((part.skipped for part in parts), Counter[str]())
         self.most_images = max(part.most_images for part in parts)
         self.most_videos = max(part.most_videos for part in parts)
 
@@ -40,16 +41,27 @@ class MixedProblems:
     def __getitem__(self, index: int) -> Problem:
         part = bisect_right(self._ends, index)
         problem = self._parts[part][index - self._begins[part]]
+        if len(self._parts) == 1:
+            return problem
         return dataclasses.replace(problem, prompt_id=f"{part}:{problem.prompt_id}")
 
     def indices(self, step: int, batch_size: int) -> list[int]:
-        """Returns the problems of the 0-based `step`, as `ProblemSet.indices`."""
+        """Returns the problems of the 0-based `step`, which depend only on the step and `data.seed`.
+
+        Without weights, each pass over the data has its own order.
+        """
         weights, shuffle, seed = self._config.train_weights, self._config.shuffle, self._config.seed
-        if weights is None:
-            return problem_indices(step, num_problems=len(self), batch_size=batch_size, shuffle=shuffle, seed=seed)
-        sizes = [len(part) for part in self._parts]
-        chosen = weighted_indices(step, sizes=sizes, weights=weights, batch_size=batch_size, shuffle=shuffle, seed=seed)
-        return [self._begins[part] + index for part, index in chosen]
+        if weights is not None and len(self._parts) > 1:
+            sizes = [len(part) for part in self._parts]
+            chosen = weighted_indices(
+                step, sizes=sizes, weights=weights, batch_size=batch_size, shuffle=shuffle, seed=seed
+            )
+            return [self._begins[part] + index for part, index in chosen]
+        per_epoch = steps_per_epoch(len(self), batch_size)
+        assert per_epoch > 0, "a batch must not be larger than the problem set; checked when the run is put together"
+        epoch, number = divmod(step, per_epoch)
+        order = shuffled(len(self), f"{seed}/{epoch}") if shuffle else range(len(self))
+        return [*order[number * batch_size : (number + 1) * batch_size]]
 
     def content(self) -> str:
         return "; ".join(part.content() for part in self._parts)
@@ -64,7 +76,7 @@ class MixedProblems:
         return next((probe for probe in (part.image_probe() for part in parts) if probe is not None), None)
 
 
-def read_training_sets(config: DataConfig, processing: Processing) -> ProblemSet | MixedProblems:
+def read_training_sets(config: DataConfig, processing: Processing) -> TrainingProblems:
     """Reads all of `data.train_files` and checks every row; raises as `ProblemSet`, and for fewer problems than a step needs."""
     parts: list[ProblemSet] = []
     for source in config.train_sources:
@@ -77,12 +89,23 @@ def read_training_sets(config: DataConfig, processing: Processing) -> ProblemSet
             f"data.rollout_batch_size is {config.rollout_batch_size}, but {config.train_files} has {sum(sizes)} usable "
             "problems; accepted: at most as many"
         )
-    if len(parts) == 1:
-        return parts[0]
     weights = config.train_weights or sizes
-    for source, size, weight in zip(config.train_sources, sizes, weights, strict=True):
+    for source, size, weight in zip(config.train_sources, sizes, weights, strict=True) if len(parts) > 1 else ():
         logger.info("plan: %.1f %% of the prompts from %s (%d problems)", 100 * weight / sum(weights), source, size)
-    return MixedProblems(parts, config)
+    return TrainingProblems(parts, config)
+
+
+def steps_per_epoch(num_problems: int, batch_size: int) -> int:
+    """Returns the number of full batches in one pass; an incomplete last batch is dropped, as in EasyR1."""
+    return num_problems // batch_size
+
+
+@lru_cache(maxsize=16)
+def shuffled(size: int, seed: str) -> tuple[int, ...]:
+    """Returns the numbers below `size` in the order of this seed."""
+    order = list(range(size))
+    random.Random(seed).shuffle(order)
+    return tuple(order)
 
 
 def weighted_indices(

@@ -14,9 +14,8 @@ from cepo.config.data_schema import DataConfig
 from cepo.config.schema import AlgorithmConfig, WorkerConfig
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.batch import OWN_VIEW, RowName, ScoringRow
-from cepo.data.contexts import ContextBuilder
-from cepo.data.dataset import Problem, ProblemSet
-from cepo.data.mixing import MixedProblems
+from cepo.data.contexts import ContextBuilder, Problem
+from cepo.data.mixing import TrainingProblems
 from cepo.losses.objective import kl_penalty
 from cepo.metrics import Metrics, merge_metrics, results, sum_value
 from cepo.models.processing import Processing
@@ -47,7 +46,7 @@ class Trainer:
     algorithm: AlgorithmConfig
     worker: WorkerConfig
     settings: TrainerConfig
-    problems: ProblemSet | MixedProblems
+    problems: TrainingProblems
     processing: Processing
     estimator: Estimator
     contexts: ContextBuilder

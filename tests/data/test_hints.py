@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cepo.data.hints import TEMPLATES, HintTemplate, sanitise_reference
+from cepo.data.contexts import TEMPLATES, HintTemplate, sanitise_reference
 from cepo.errors import ConfigError
 
 SPECIALS = ["<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|vision_start|>", "<image>"]

@@ -16,9 +16,8 @@ import torch
 from cepo.algorithms import build_estimator
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config.schema import DataConfig
-from cepo.data.contexts import ContextBuilder
-from cepo.data.dataset import Problem, ProblemSet
-from cepo.data.hints import sanitise_reference
+from cepo.data.contexts import ContextBuilder, Problem, sanitise_reference
+from cepo.data.dataset import ProblemSet
 from cepo.errors import DataError
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import MARKS, Processing

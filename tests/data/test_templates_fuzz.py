@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cepo.config.schema import DataConfig
+from cepo.data.contexts import HintTemplate
 from cepo.data.dataset import ProblemSet
-from cepo.data.hints import HintTemplate
 from cepo.models.processing import Processing
 
 EXPRESSIONS = [

@@ -270,7 +270,6 @@ def test_commas_separate_files_as_a_list_does(
     from_text = sum(index < 3 for step in range(250) for index in mixed.indices(step, 4)) / 1000
     assert abs(from_text - 0.25) < 4 * 0.014  # the deviation is sqrt(0.1875 / 1000)
     alone = read_training_sets(load_config(tiny_run).data, tiny_processing)
-    assert isinstance(alone, ProblemSet)
     assert alone[3].prompt_id == "3"
 
 

@@ -107,7 +107,10 @@ def test_bytes_a_mapping_and_a_path_give_the_same_frames(video_folder: Path) -> 
     by_path = load_video("a.mp4", str(video_folder), rules())
     for value in (content, {"bytes": content, "path": None}, {"bytes": None, "path": str(video_folder / "a.mp4")}):
         assert (load_video(value, None, rules()).frames == by_path.frames).all()
-    given = load_video(frames(3, seed=1), None, rules())
+    files = [io.BytesIO() for _ in range(3)]
+    for image, file in zip(frames(3, seed=1), files, strict=True):
+        image.save(file, format="PNG")
+    given = load_video([file.getvalue() for file in files], None, rules())
     assert (given.frame_numbers, given.source_fps) == ((0, 1, 2, 3), 2.0)
     assert (given.frames[3] == given.frames[2]).all()
     assert given.times(2) == (0.25, 1.25)
