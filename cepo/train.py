@@ -20,8 +20,7 @@ from cepo.runtime.reach import prepare_own_cluster
 if TYPE_CHECKING:
     from cepo.config.data_schema import DataConfig
     from cepo.config.trainer_schema import TrainerConfig
-    from cepo.data.dataset import ProblemSet
-    from cepo.data.mixing import TrainingProblems
+    from cepo.data.dataset import ProblemSet, TrainingProblems
     from cepo.models.inputs import ImageSource
     from cepo.models.processing import Processing
     from cepo.report.page import Run
@@ -200,8 +199,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
 def _problem_sets(
     data: DataConfig, processing: Processing, *, with_solutions: bool
 ) -> tuple[TrainingProblems, ProblemSet | None]:
-    from cepo.data.dataset import ProblemSet
-    from cepo.data.mixing import read_training_sets
+    from cepo.data.dataset import ProblemSet, read_training_sets
 
     problems = read_training_sets(data, processing)
     held_out = None if data.val_files is None else ProblemSet(data.val_files, data, processing)
@@ -211,7 +209,7 @@ def _problem_sets(
 
 
 def _total_steps(num_problems: int, data: DataConfig, settings: TrainerConfig) -> int:
-    from cepo.data.mixing import steps_per_epoch
+    from cepo.data.dataset import steps_per_epoch
 
     per_epoch = steps_per_epoch(num_problems, data.rollout_batch_size)
     total = per_epoch * settings.total_epochs if settings.max_steps is None else settings.max_steps

@@ -113,9 +113,8 @@ def _with_sampling(options: Mapping[str, str], settings: Sequence[str]) -> list[
 def evaluate(plan: Plan) -> Tree:
     """Evaluates the model as planned and writes the results; returns the content of evaluation.json."""
     from cepo.data.dataset import most_visuals
-    from cepo.evaluation.accuracy import benchmark_figures
     from cepo.evaluation.benchmarks import REWARD
-    from cepo.evaluation.results import GENERATIONS_FILE, write_results
+    from cepo.evaluation.results import GENERATIONS_FILE, benchmark_figures, write_results
     from cepo.evaluation.run import asker_of, engine, graded_rows
     from cepo.tracking.lines import LineFile
 

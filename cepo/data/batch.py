@@ -104,8 +104,7 @@ class OptimizerBatch:
 
     def at(self, indices: Sequence[int]) -> OptimizerBatch:
         """Returns the rows at `indices`, with unchanged totals."""
-        distillation = None if self.distillation is None else _at(self.distillation, indices)
-        return dataclasses.replace(_at(self, indices), distillation=distillation)
+        return _at(self, indices)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,10 +129,12 @@ _Batch = TypeVar("_Batch", OptimizerBatch, CriticBatch, DistillationRows)
 
 
 def _at(batch: _Batch, indices: Sequence[int]) -> _Batch:
-    """Returns the batch with the entries at `indices` of its tensors and rows."""
-    chosen = list(indices)
-    values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-    changed: Tree = {name: value[chosen] for name, value in values.items() if isinstance(value, Tensor)}
-    if not isinstance(batch, DistillationRows):
-        changed["rows"] = [batch.rows[index] for index in chosen]
+    changed: Tree = {}
+    for name, value in ((field.name, getattr(batch, field.name)) for field in dataclasses.fields(batch)):
+        if isinstance(value, Tensor):
+            changed[name] = value[list(indices)]
+        elif isinstance(value, DistillationRows):
+            changed[name] = _at(value, indices)
+        elif name == "rows":
+            changed[name] = [value[index] for index in indices]
     return dataclasses.replace(batch, **changed)

@@ -1,26 +1,29 @@
-"""Reads problems from a hub name, a file or a folder and checks every row before heavy work begins."""
+"""Reads problems, checks every row before heavy work begins, combines training sets, and decides their order."""
 
 from __future__ import annotations
 
 import logging
+import random
 import zlib
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any, Protocol, cast
+
+import numpy
 
 from cepo.config.schema import DataConfig
 from cepo.data.contexts import Problem, UserTemplate, template_text
-from cepo.data.images import limited_size, load_rgb, verify_image
+from cepo.data.images import decoded_images, limited_size, listed, verify_image
 from cepo.data.reading import read_source, without_decoding
 from cepo.data.row_checks import RowMeasure, check_rows
 from cepo.data.videos import FrameRules, load_video
 from cepo.errors import ConfigError, DataError
-from cepo.models.inputs import ImageInputs, ImageSource, Turn, Video
+from cepo.models.inputs import ImageSource, Turn, Video
 from cepo.models.processing import IMAGE_MARK, VIDEO_MARK, Processing
 from cepo.trees import Fields, Tree, is_mapping
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 logger = logging.getLogger(__name__)
 
@@ -188,6 +191,112 @@ def _solution(value: object) -> str | None:
     return None if value is None or not str(value).strip() else str(value)
 
 
+class TrainingProblems:
+    """Concatenates the usable rows of one or several sources. Of several, a problem's id is `<source number>:<row>`.
+
+    Without `data.train_weights` all rows form one set: an epoch uses each row once, whatever its source.
+    """
+
+    def __init__(self, parts: Sequence[ProblemSet], config: DataConfig) -> None:
+        self._parts, self._config = parts, config
+        self._ends = list(accumulate(len(part) for part in parts))
+        self._begins = [0, *self._ends]
+        self.most_images = max(part.most_images for part in parts)
+        self.most_videos = max(part.most_videos for part in parts)
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> Problem:
+        part = bisect_right(self._ends, index)
+        problem = self._parts[part][index - self._begins[part]]
+        if len(self._parts) == 1:
+            return problem
+        return replace(problem, prompt_id=f"{part}:{problem.prompt_id}")
+
+    def indices(self, step: int, batch_size: int) -> list[int]:
+        """Returns the problems of the 0-based `step`, which depend only on the step and `data.seed`.
+
+        Without weights, each pass over the data has its own order.
+        """
+        weights, shuffle, seed = self._config.train_weights, self._config.shuffle, self._config.seed
+        if weights is not None and len(self._parts) > 1:
+            sizes = [len(part) for part in self._parts]
+            chosen = weighted_indices(
+                step, sizes=sizes, weights=weights, batch_size=batch_size, shuffle=shuffle, seed=seed
+            )
+            return [self._begins[part] + index for part, index in chosen]
+        per_epoch = steps_per_epoch(len(self), batch_size)
+        assert per_epoch > 0, "a batch must not be larger than the problem set; checked when the run is put together"
+        epoch, number = divmod(step, per_epoch)
+        order = shuffled(len(self), f"{seed}/{epoch}") if shuffle else range(len(self))
+        return [*order[number * batch_size : (number + 1) * batch_size]]
+
+    def content(self) -> str:
+        return "; ".join(part.content() for part in self._parts)
+
+    def require_solutions(self, setting: str) -> None:
+        for part in self._parts:
+            part.require_solutions(setting)
+
+    def image_probe(self) -> ImageSource | None:
+        """Returns the first probe that is not None, from sources with images first; see `ProblemSet.image_probe`."""
+        parts = sorted(self._parts, key=lambda part: not part.most_images)
+        return next((probe for probe in (part.image_probe() for part in parts) if probe is not None), None)
+
+
+def read_training_sets(config: DataConfig, processing: Processing) -> TrainingProblems:
+    """Reads all of `data.train_files` and checks every row; raises as `ProblemSet`, and for fewer problems than a step needs."""
+    parts: list[ProblemSet] = []
+    for source in config.train_sources:
+        logger.info("reading and checking %s", source)
+        parts.append(ProblemSet(source, config, processing))
+        parts[-1].require_teacher_images()
+    sizes = [len(part) for part in parts]
+    if sum(sizes) < config.rollout_batch_size:
+        raise ConfigError(
+            f"data.rollout_batch_size is {config.rollout_batch_size}, but {config.train_files} has {sum(sizes)} usable "
+            "problems; accepted: at most as many"
+        )
+    weights = config.train_weights or sizes
+    for source, size, weight in zip(config.train_sources, sizes, weights, strict=True) if len(parts) > 1 else ():
+        logger.info("plan: %.1f %% of the prompts from %s (%d problems)", 100 * weight / sum(weights), source, size)
+    return TrainingProblems(parts, config)
+
+
+def steps_per_epoch(num_problems: int, batch_size: int) -> int:
+    """Returns the number of full batches in one pass; an incomplete last batch is dropped, as in EasyR1."""
+    return num_problems // batch_size
+
+
+@lru_cache(maxsize=16)
+def shuffled(size: int, seed: str) -> tuple[int, ...]:
+    """Returns the numbers below `size` in the order of this seed."""
+    order = list(range(size))
+    random.Random(seed).shuffle(order)
+    return tuple(order)
+
+
+def weighted_indices(
+    step: int, *, sizes: Sequence[int], weights: Sequence[float], batch_size: int, shuffle: bool, seed: int
+) -> list[tuple[int, int]]:
+    """Returns pairs (set, index in the set) for the 0-based `step`, with sets drawn in proportion to `weights`.
+
+    Each set has its own epochs, with every problem once per epoch and a new order for each. As in `datasets`'
+    `interleave_datasets`, sets are drawn by numpy's generator; its first numbers do not depend on how many are drawn.
+    """
+    shares = [weight / sum(weights) for weight in weights]
+    drawn = numpy.random.default_rng(seed).choice(len(sizes), size=(step + 1) * batch_size, p=shares)
+    counts: list[int] = numpy.bincount(drawn[: step * batch_size], minlength=len(sizes)).tolist()
+    chosen: list[tuple[int, int]] = []
+    parts: list[int] = drawn[step * batch_size :].tolist()
+    for part in parts:
+        epoch, index = divmod(counts[part], sizes[part])
+        counts[part] += 1
+        chosen.append((part, shuffled(sizes[part], f"{seed}/{part}/{epoch}")[index] if shuffle else index))
+    return chosen
+
+
 class _WithVisuals(Protocol):
     most_images: int
     most_videos: int
@@ -210,23 +319,6 @@ def _format_template(path: str | None) -> UserTemplate | None:
             "which stands for the question"
         )
     return template
-
-
-def listed(row: Mapping[str, object], key: str) -> list[Any]:
-    """Returns a cell's values as a list: none, one, or several."""
-    value = row.get(key)
-    if value is None or value == "":
-        return []
-    return [*cast("Sequence[Any]", value)] if isinstance(value, list | tuple) else [value]
-
-
-def decoded_images(row: Mapping[str, object], config: DataConfig, column: str | None = "") -> tuple[Image, ...]:
-    """Returns a row's images in RGB, within the pixel limits, from `column`: "" is `data.image_key`, None has none."""
-    values = [] if column is None else listed(row, column or config.image_key)
-    return tuple(
-        load_rgb(value, config.image_dir, config.min_pixels, config.max_pixels, hosts=config.image_hosts)
-        for value in values
-    )
 
 
 def plain_text(value: object) -> str:
@@ -274,43 +366,3 @@ def _part(part: object, number: int) -> str:
         f"message {number} has the part {str(given or part)[:200]}; accepted: {{type: text, text: ...}}, {{type: image}} and "
         "{type: video}, whose images and videos stand in the row's columns data.image_key and data.video_key"
     )
-
-
-class ImageStore:
-    """Caches the images of rows, so that each is read and preprocessed once.
-
-    The images equal the trainer's bit for bit, because the same functions read the same rows.
-    """
-
-    def __init__(self, config: DataConfig, processing: Processing) -> None:
-        self._config, self._processing = config, processing
-        self._rows: dict[str, Any] = {}
-        self._images: dict[ImageSource, tuple[Image, ...]] = {}
-        self._inputs: dict[ImageSource, ImageInputs] = {}
-
-    def images(self, source: ImageSource) -> tuple[Image, ...]:
-        """Returns a row's decoded images for the rollout engine; raises `ConfigError` or `DataError` on failure."""
-        if source not in self._images:
-            self._images[source] = decoded_images(
-                self._data(source.data)[source.row], self._config, source.column or ""
-            )
-        return self._images[source]
-
-    def inputs(self, source: ImageSource) -> ImageInputs:
-        """Returns the images of a row as inputs of the vision tower."""
-        if source not in self._inputs:
-            inputs = self._processing.load_images(self.images(source), source)
-            assert inputs is not None, f"row {source.row} of {source.data} has no image"
-            self._inputs[source] = inputs
-        return self._inputs[source]
-
-    def forget(self) -> None:
-        """Frees all images; the data sets remain open."""
-        self._images.clear()
-        self._inputs.clear()
-
-    def _data(self, name: str) -> Any:
-        if name not in self._rows:
-            text_columns = (self._config.prompt_key, self._config.answer_key)
-            self._rows[name] = without_decoding(read_source(name, text_columns=text_columns))
-        return self._rows[name]

@@ -10,15 +10,18 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 from PIL import Image
 
 from cepo.errors import DataError
 from cepo.foreign_files import LARGEST_DOWNLOAD, LARGEST_IMAGE, download, read_bytes, require_host
 from cepo.trees import Tree
+
+if TYPE_CHECKING:
+    from cepo.config.schema import DataConfig
 
 logger = logging.getLogger(__name__)
 
@@ -185,3 +188,20 @@ def load_rgb(
         raise DataError(f"the image cannot be decoded ({error})") from error
     size = limited_size(image.size, min_pixels, max_pixels)
     return image if size == image.size else image.resize(size, Image.Resampling.BICUBIC)
+
+
+def listed(row: Mapping[str, object], key: str) -> list[Any]:
+    """Returns a cell's values as a list: none, one, or several."""
+    value = row.get(key)
+    if value is None or value == "":
+        return []
+    return [*cast("Sequence[Any]", value)] if isinstance(value, list | tuple) else [value]
+
+
+def decoded_images(row: Mapping[str, object], config: DataConfig, column: str | None = "") -> tuple[Image.Image, ...]:
+    """Returns a row's images in RGB, within the pixel limits, from `column`: "" is `data.image_key`, None has none."""
+    values = [] if column is None else listed(row, column or config.image_key)
+    return tuple(
+        load_rgb(value, config.image_dir, config.min_pixels, config.max_pixels, hosts=config.image_hosts)
+        for value in values
+    )

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cepo.errors import DataError
-from cepo.evaluation.accuracy import Row
-from cepo.evaluation.results import RESULTS_FILE, compare_evaluations, figure_rows, percent, read_rows
+from cepo.evaluation.results import RESULTS_FILE, Row, compare_evaluations, figure_rows, percent, read_rows
 from cepo.foreign_files import damaged_as, read_json
 from cepo.report.html import Sample, Section, Table, samples_table, write_page
 from cepo.trees import Fields

@@ -68,13 +68,8 @@ def _draw_polygon(draw: ImageDraw.ImageDraw, rng: random.Random, count: int, ink
     centre = (32 + rng.uniform(-2, 2), 32 + rng.uniform(-2, 2))
     radius = rng.uniform(23, 26)
     turn = rng.uniform(-_MAX_TURN_RADIANS, _MAX_TURN_RADIANS) - math.pi / 2
-    corners = [
-        (
-            centre[0] + radius * math.cos(turn + 2 * math.pi * k / count),
-            centre[1] + radius * math.sin(turn + 2 * math.pi * k / count),
-        )
-        for k in range(count)
-    ]
+    angles = [turn + 2 * math.pi * k / count for k in range(count)]
+    corners = [(centre[0] + radius * math.cos(angle), centre[1] + radius * math.sin(angle)) for angle in angles]
     draw.polygon([_pixels(corner) for corner in corners], fill=fill)
     for corner in corners:
         _disc(draw, corner, 4.0, ink)
@@ -131,8 +126,6 @@ class WorldKind:
 
 
 SHAPES = WorldKind(name="shapes", assets=Path(__file__).parent / "assets", generate=generate_problem, draw=draw_figure)
-
-
 ASSETS = SHAPES.assets
 _MANIFEST = "world.json"
 
@@ -228,19 +221,22 @@ def write_problems(file: Path, problems: Iterable[Problem], kind: WorldKind = SH
     from datasets import Dataset, Features, Image, List, Value, disable_progress_bars
 
     disable_progress_bars()  # they would disturb the caller's
-    columns: dict[str, list[Any]] = {"images": [], "problem": [], "answer": [], "id": [], "family": []}
-    types: Tree = {name: Value("string") for name in columns} | {"images": List(Image()), "id": Value("int64")}
+    types: Tree = {"images": List(Image())} | dict.fromkeys(("problem", "answer"), Value("string"))
+    types |= {"id": Value("int64"), "family": Value("string")}
     if kind.solution is not None:
-        columns["solution"], types["solution"] = [], Value("string")
-    for problem in problems:
-        columns["images"].append([{"bytes": png_bytes(kind.draw(problem)), "path": f"{problem.id}.png"}])
-        columns["problem"].append(f"<image>{problem.question}")
-        columns["answer"].append(problem.answer)
-        columns["id"].append(problem.index)
-        columns["family"].append(problem.family)
-        if kind.solution is not None:
-            columns["solution"].append(kind.solution(problem))
-    Dataset.from_dict(columns, features=Features(types)).to_parquet(str(file))
+        types["solution"] = Value("string")
+    rows = [
+        {
+            "images": [{"bytes": png_bytes(kind.draw(problem)), "path": f"{problem.id}.png"}],
+            "problem": f"<image>{problem.question}",
+            "answer": problem.answer,
+            "id": problem.index,
+            "family": problem.family,
+            **({} if kind.solution is None else {"solution": kind.solution(problem)}),
+        }
+        for problem in problems
+    ]
+    Dataset.from_list(rows, features=Features(types)).to_parquet(str(file))
 
 
 def _built_fingerprint(folder: Path) -> str | None:
@@ -272,16 +268,18 @@ def with_embedded_world(config: RunConfig) -> RunConfig:
     if not any(name.startswith("microgeo:") for name in names):
         return config
     world = build_world()
-    files = {f"microgeo:{split}": str(world.split_file(split)) for split in SHAPES.splits}
-    paths = files | {"microgeo:model": str(world.model_path)}
-    new_data = dataclasses.replace(
+    paths = {f"microgeo:{split}": str(world.split_file(split)) for split in SHAPES.splits}
+    paths["microgeo:model"] = str(world.model_path)
+
+    def with_path(section: Any) -> Any:
+        path = section.model.model_path
+        model = dataclasses.replace(section.model, model_path=paths.get(path, path))
+        return dataclasses.replace(section, model=model)
+
+    data = dataclasses.replace(
         data,
         train_files=",".join(paths.get(source, source) for source in data.train_sources),
         val_files=paths.get(data.val_files or "", data.val_files),
     )
-    new_model = dataclasses.replace(model, model_path=paths.get(model.model_path, model.model_path))
-    actor = dataclasses.replace(config.worker.actor, model=new_model)
-    critic_path = paths.get(critic.model.model_path or "", critic.model.model_path)
-    critic = dataclasses.replace(critic, model=dataclasses.replace(critic.model, model_path=critic_path))
-    worker = dataclasses.replace(config.worker, actor=actor, critic=critic)
-    return dataclasses.replace(config, data=new_data, worker=worker)
+    worker = dataclasses.replace(config.worker, actor=with_path(config.worker.actor), critic=with_path(critic))
+    return dataclasses.replace(config, data=data, worker=worker)

@@ -24,16 +24,6 @@ RewardType = Literal["batch", "sequential"]
 
 _PACKAGE_ROOT = Path(cepo.__file__).resolve().parent
 
-_PACKAGES = {
-    "Levenshtein": "levenshtein",
-    "bs4": "beautifulsoup4",
-    "cv2": "opencv-python-headless",
-    "latex2sympy2": "latex2sympy2-extended",
-    "skimage": "scikit-image",
-    "sklearn": "scikit-learn",
-}
-"""Package names of libraries that are imported under another name."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedReward:
@@ -252,7 +242,7 @@ def _check_keywords(function: Callable[..., Any], kwargs: Fields, source: str) -
 
 def _installation(module: str) -> str:
     name = module.partition(".")[0]
-    remedy = f". Install it: {sys.executable} -m pip install {_PACKAGES.get(name, name)}."
+    remedy = f". Install the package that provides it, as a rule: {sys.executable} -m pip install {name}."
     if name == "mathruler":
         remedy += (
             " Without it, use our EasyR1 rewards (examples/reward_function/math.py:compute_score and r1v.py) or the "

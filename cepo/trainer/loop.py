@@ -15,7 +15,7 @@ from cepo.config.schema import AlgorithmConfig, WorkerConfig
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.batch import OWN_VIEW, RowName, ScoringRow
 from cepo.data.contexts import ContextBuilder, Problem
-from cepo.data.mixing import TrainingProblems
+from cepo.data.dataset import TrainingProblems
 from cepo.losses.objective import kl_penalty
 from cepo.metrics import Metrics, merge_metrics, results, sum_value
 from cepo.models.processing import Processing

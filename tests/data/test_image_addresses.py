@@ -6,11 +6,11 @@ import io
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
 
 import pytest
+from local_server import local_server
 from PIL import Image
 
 from cepo.data.images import verify_image
@@ -22,51 +22,33 @@ class Server:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
-        server = self
+        self.host, self.is_closed = "", threading.Event()
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        self.asked.append(request.path)
         buffer = io.BytesIO()
         Image.new("RGB", (9, 4), "blue").save(buffer, format="PNG")
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                server.asked.append(self.path)
-                if self.path.startswith(("/to?", "/loop")):
-                    self.send_response(302)
-                    self.send_header("Location", self.path.partition("?")[2] or "/loop")
-                    self.end_headers()
-                elif self.path == "/missing":
-                    self.send_error(404)
-                elif self.path == "/slow":
-                    self.send_response(200)
-                    self.end_headers()
-                    while not server.is_closed.wait(0.05):
-                        self.wfile.write(b"x")
-                else:
-                    content = buffer.getvalue()
-                    self.send_response(200)
-                    self.send_header("Content-Length", str(len(content) + 5 * (self.path == "/cut")))
-                    self.end_headers()
-                    self.wfile.write(content)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                """Stays silent."""
-
-        self.is_closed = threading.Event()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.host = f"127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-
-    def close(self) -> None:
-        self.is_closed.set()
-        self._server.shutdown()
-        self._server.server_close()
+        content = buffer.getvalue()
+        is_redirect = request.path.startswith(("/to?", "/loop"))
+        request.send_response(302 if is_redirect else 404 if request.path == "/missing" else 200)
+        if is_redirect:
+            request.send_header("Location", request.path.partition("?")[2] or "/loop")
+        elif request.path != "/slow":
+            request.send_header("Content-Length", str(len(content) + 5 * (request.path == "/cut")))
+        request.end_headers()
+        while request.path == "/slow" and not self.is_closed.wait(0.05):
+            request.wfile.write(b"x")
+        if not is_redirect:
+            request.wfile.write(content)
 
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     server = Server()
-    yield server
-    server.close()
+    with local_server(server.answer) as server.host:
+        yield server
+        server.is_closed.set()
 
 
 def size_at(server: Server, path: str, *more_hosts: str) -> tuple[int, int]:
@@ -92,19 +74,10 @@ def test_an_address_of_a_host_not_named_is_refused(server: Server, hosts: list[s
 
 def test_https_is_asked_of_a_host_named_without_scheme(server: Server) -> None:
     """The server speaks no TLS, so the handshake fails, and nothing is asked for in clear text."""
-    with pytest.raises(DataError, match=r"cannot be downloaded: .*SSL"):
-        verify_image(f"https://{server.host}/image", None, hosts=[server.host])
-    with pytest.raises(DataError, match=rf"Name {server.host} there"):
-        verify_image(f"https://{server.host}/image", None, hosts=[f"http://{server.host}"])
+    for hosts, words in (([server.host], r"cannot be downloaded: .*SSL"), ([f"http://{server.host}"], "Name 127")):
+        with pytest.raises(DataError, match=words):
+            verify_image(f"https://{server.host}/image", None, hosts=hosts)
     assert server.asked == []
-
-
-def test_a_redirect_leads_neither_to_another_host_nor_to_a_file(server: Server) -> None:
-    for target in ("http://example.org/image", "file:///etc/passwd", "//example.org/image"):
-        with pytest.raises(DataError, match=r"are downloaded only from data\.image_hosts"):
-            size_at(server, f"/to?{target}")
-    with pytest.raises(DataError, match="more than 3 redirects"):
-        size_at(server, "/loop")
 
 
 def test_a_name_of_a_private_address_is_refused_unasked(server: Server) -> None:
@@ -116,19 +89,27 @@ def test_a_name_of_a_private_address_is_refused_unasked(server: Server) -> None:
     assert server.asked == [f"/to?http://{named}/image"]
 
 
-def test_errors_and_incomplete_or_large_answers_are_refused(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DataError, match="the server answers 404"):
-        size_at(server, "/missing")
-    with pytest.raises(DataError, match="the answer is incomplete"):
-        size_at(server, "/cut")
-    monkeypatch.setattr("cepo.data.images.LARGEST_DOWNLOAD", 20)
-    with pytest.raises(DataError, match="it has more than 20 bytes"):
-        size_at(server, "/image")
-
-
-def test_a_server_that_sends_byte_by_byte_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cepo.foreign_files._DOWNLOAD_SECONDS", 0.5)
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/to?http://example.org/image", r"are downloaded only from data\.image_hosts"),
+        ("/to?file:///etc/passwd", r"are downloaded only from data\.image_hosts"),
+        ("/to?//example.org/image", r"are downloaded only from data\.image_hosts"),
+        ("/loop", "more than 3 redirects"),
+        ("/missing", "the server answers 404"),
+        ("/cut", "the answer is incomplete"),
+        ("/image", "it has more than 20 bytes"),
+        ("/slow", r"no answer within 0\.5 s|the answer is incomplete"),  # byte by byte
+    ],
+)
+def test_redirects_away_errors_and_odd_answers_are_refused(
+    server: Server, monkeypatch: pytest.MonkeyPatch, path: str, words: str
+) -> None:
+    if path == "/image":
+        monkeypatch.setattr("cepo.data.images.LARGEST_DOWNLOAD", 20)
+    if path == "/slow":
+        monkeypatch.setattr("cepo.foreign_files._DOWNLOAD_SECONDS", 0.5)
     began = time.monotonic()
-    with pytest.raises(DataError, match=r"no answer within 0\.5 s|the answer is incomplete"):
-        size_at(server, "/slow")
+    with pytest.raises(DataError, match=words):
+        size_at(server, path)
     assert time.monotonic() - began < 10

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cepo.data.mixing import weighted_indices
+from cepo.data.dataset import weighted_indices
 
 
 def asked(steps: range, **settings: object) -> list[tuple[int, int]]:

@@ -55,19 +55,12 @@ WHOLE_FILES = st.sampled_from(list(FILES.values()))
 IMAGE_BYTES = WHOLE_FILES | damaged_files() | st.sampled_from(NO_IMAGES) | st.binary(max_size=30)
 PATHS = st.sampled_from(["", ".", "..", "/dev/null", "/dev/zero", "absent.png", "\0", "x" * 5000, "~", "a.png/b"])
 IMAGE_CELLS = st.fixed_dictionaries({"bytes": st.none() | IMAGE_BYTES, "path": st.none() | PATHS})
-MARKED = st.lists(
-    st.sampled_from([IMAGE_MARK, VIDEO_MARK, "<|image_pad|>", "<|im_end|>", "{{ x }}", "Find x. ", "\0", "7"])
-    | st.text(),
-    max_size=6,
-).map("".join)
+MARKS = st.sampled_from([IMAGE_MARK, VIDEO_MARK, "<|image_pad|>", "<|im_end|>", "{{ x }}", "Find x. ", "\0", "7"])
+MARKED = st.lists(MARKS | st.text(), max_size=6).map("".join)
 KEYS = st.sampled_from(["role", "content", "type", "text", "é", ""])
+ODD_TEXTS = st.sampled_from(["", " ", "\ufeff", "9" * 5000, IMAGE_MARK * 300])
 ODD_VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**63 - 1)
-    | st.floats()
-    | MARKED
-    | st.sampled_from(["", " ", "\ufeff", "9" * 5000, IMAGE_MARK * 300]),
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | MARKED | ODD_TEXTS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
     max_leaves=6,
 )
@@ -100,9 +93,8 @@ def odd_rows(draw: st.DrawFn) -> list[Any]:
     rows: list[Any] = draw(ROWS)
     for _ in range(draw(st.integers(0, 2))):
         row = draw(st.fixed_dictionaries(PLAIN)) | draw(ODD_COLUMNS)
-        rows.append(
-            {key: row[key] for key in draw(st.permutations(list(row)))} if draw(st.integers(0, 7)) else draw(ODD_VALUES)
-        )
+        shuffled = {key: row[key] for key in draw(st.permutations(list(row)))}
+        rows.append(shuffled if draw(st.integers(0, 7)) else draw(ODD_VALUES))
     return rows
 
 
@@ -168,6 +160,8 @@ def test_any_bytes_as_a_data_file_are_our_error(
     asked(folder / name, tiny_processing, contexts, skip_bad_rows=True)
 
 
+MESSAGE_TYPE = pyarrow.struct([("role", pyarrow.string()), ("content", pyarrow.string())])
+MESSAGE = st.fixed_dictionaries({"role": st.sampled_from(ROLES), "content": MARKED})
 TYPED_VALUES: dict[pyarrow.DataType, st.SearchStrategy[Any]] = {
     pyarrow.string(): MARKED,
     pyarrow.large_string(): MARKED,
@@ -180,12 +174,8 @@ TYPED_VALUES: dict[pyarrow.DataType, st.SearchStrategy[Any]] = {
     pyarrow.date32(): st.dates(),
     pyarrow.timestamp("us"): st.datetimes(datetime.datetime(1900, 1, 1), datetime.datetime(2100, 1, 1)),
     pyarrow.list_(pyarrow.string()): st.lists(MARKED, max_size=2),
-    pyarrow.struct([("role", pyarrow.string()), ("content", pyarrow.string())]): st.fixed_dictionaries(
-        {"role": st.sampled_from(ROLES), "content": MARKED}
-    ),
-    pyarrow.list_(pyarrow.struct([("role", pyarrow.string()), ("content", pyarrow.string())])): st.lists(
-        st.fixed_dictionaries({"role": st.sampled_from(ROLES), "content": MARKED}), max_size=3
-    ),
+    MESSAGE_TYPE: MESSAGE,
+    pyarrow.list_(MESSAGE_TYPE): st.lists(MESSAGE, max_size=3),
     pyarrow.map_(pyarrow.string(), pyarrow.int8()): st.lists(
         st.tuples(st.text(max_size=3), st.integers(0, 9)), max_size=2
     ),
@@ -193,8 +183,6 @@ TYPED_VALUES: dict[pyarrow.DataType, st.SearchStrategy[Any]] = {
         IMAGE_CELLS, max_size=2
     ),
 }
-
-
 USUAL = {
     "prompt": (pyarrow.string(), PLAIN["prompt"]),
     "answer": (pyarrow.large_string(), st.sampled_from(["7", "7.50"])),
@@ -239,12 +227,6 @@ def test_a_row_of_null_is_named(folder: Path, content: str, line: int) -> None:
     file.write_text(content, encoding="utf-8")
     with pytest.raises(ConfigError, match=rf"null\.jsonl, line {line}: the row is null; accepted: one JSON object"):
         read_source(str(file))
-
-
-def test_bytes_are_no_text(folder: Path, tiny_processing: Processing) -> None:
-    rows = datasets.Dataset.from_dict({"prompt": ["Find x."], "answer": [b"7"]})
-    with pytest.raises(DataError, match="row 0: column 'answer' holds a bytes; accepted: text or a number"):
-        ProblemSet(str(folder), config_of(folder), tiny_processing, rows=rows)
 
 
 @given(content=st.lists(IMAGE_BYTES, max_size=3), marks=st.integers(0, 3))
@@ -301,9 +283,8 @@ NAMES = st.lists(
     st.sampled_from(["train", "test", "train-00000-of-00002", "retrain", "train2", "val_1", "state", "é", ".hidden"]),
     min_size=1, max_size=3, unique=True,
 )  # fmt: skip
-SPLITS = st.sampled_from(["", "train", "test", "val_1", "train[:1]", "train[1:]", "test[50%:]", "[", "a b"]) | st.text(
-    max_size=6
-)
+KNOWN_SPLITS = ["", "train", "test", "val_1", "train[:1]", "train[1:]", "test[50%:]", "[", "a b"]
+SPLITS = st.sampled_from(KNOWN_SPLITS) | st.text(max_size=6)
 
 
 @given(names=NAMES, endings=st.lists(st.sampled_from([*FORMATS, ".txt", ""]), min_size=3, max_size=3), split=SPLITS)
@@ -330,8 +311,5 @@ def test_the_guard_sees_other_errors() -> None:
     for error in (KeyError("prompt"), RecursionError("deep")):
         with pytest.raises(type(error)), only_our_errors():
             raise error
-    for ours in (ConfigError("a setting"), DataError("a row")):
-        with only_our_errors():
-            raise ours
     with pytest.raises(AssertionError, match="does not name anything"), only_our_errors():
         raise DataError(" ")

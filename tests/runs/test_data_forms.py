@@ -17,8 +17,7 @@ from training_runs import REPOSITORY, checked_config
 
 from cepo.config import load_config
 from cepo.config.schema import DataConfig
-from cepo.data.dataset import Problem, ProblemSet, most_visuals
-from cepo.data.mixing import read_training_sets
+from cepo.data.dataset import Problem, ProblemSet, most_visuals, read_training_sets
 from cepo.data.reading import read_source
 from cepo.errors import ConfigError, DataError
 from cepo.models.processing import Processing

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from transformers.utils.logging import disable_progress_bar
 
 from cepo.config.data_schema import DataConfig
-from cepo.data.dataset import ImageStore
+from cepo.data.reading import ImageStore
 from cepo.errors import EngineError
 from cepo.hardware import require_usable_torch
 from cepo.models.processing import load_processing
