@@ -69,9 +69,8 @@ def open_regular(
 ) -> BinaryIO:
     """Opens a regular file in binary mode; with `writable`, for reading and writing.
 
-    Raises:
-        ForeignFileError: a link leads out of the folder `within`, the file has more than `largest` bytes, or it breaks
-            this module's policy otherwise.
+    Raises `ForeignFileError` if a link leads out of the folder `within`, the file has more than `largest` bytes, or it
+    breaks this module's policy otherwise.
     """
     # Without O_NONBLOCK, opening a pipe would wait for its other end. The path has no more links.
     flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (os.O_RDWR if writable else os.O_RDONLY)
@@ -97,7 +96,7 @@ def irregular_file(folder: Path) -> Path | None:
 
 
 def size_of(path: Path, *, within: Path | str | None = None) -> int:
-    """Returns the bytes of a regular file; raises `ForeignFileError` as `open_regular` does."""
+    """Returns the number of bytes of a regular file; raises as `open_regular`."""
     with open_regular(path, within=within) as file:
         return os.fstat(file.fileno()).st_size
 
@@ -175,8 +174,7 @@ def damaged_as(path: Path, problem: str) -> Iterator[None]:
 def require_host(address: str, hosts: Collection[str]) -> SplitResult:
     """Returns the parts of an address that may be downloaded.
 
-    Raises:
-        DataError: `hosts` has neither its host (with a port, `host:port`) for https nor its scheme and host for http.
+    Raises `DataError` unless `hosts` has its host (with a port, `host:port`) for https, or scheme and host for http.
     """
     try:
         parts = urlsplit(address)
@@ -196,10 +194,8 @@ def download(address: str, hosts: Collection[str], *, largest: int) -> bytes:
     """Returns what an address holds, without proxies, within `_DOWNLOAD_SECONDS` in all.
 
     Redirects stay within `hosts`. A name that leads to an address that is not public is refused after connecting and
-    before anything is requested; the user may name that address itself.
-
-    Raises:
-        DataError: the host is not named, its address is not public, or the answer is too large, too late or an error.
+    before anything is requested; the user may name that address itself. Raises `DataError` for these, and if the answer
+    is too large, too late or an error.
     """
     until = time.monotonic() + _DOWNLOAD_SECONDS
     for _ in range(1 + _MOST_REDIRECTS):

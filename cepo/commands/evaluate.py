@@ -69,8 +69,7 @@ class Plan:
 
 def evaluate_planned(plan: Plan) -> int:
     """Evaluates, prints the table of results and returns the exit code: 130 after Ctrl-C, 143 after SIGTERM."""
-    from cepo.evaluation.results import figure_rows
-    from cepo.evaluation.verdicts import PAGE_FILE, write_evaluations
+    from cepo.evaluation.results import PAGE_FILE, figure_rows, write_evaluations
 
     log_to_stderr()
     try:

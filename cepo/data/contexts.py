@@ -76,7 +76,6 @@ class Problem:
 
 
 def template_text(path: str, origin: str, accepted: str) -> str:
-    """Returns the text of a template file; raises `ConfigError` if it is no regular file in UTF-8."""
     try:
         return read_text(Path(path))
     except ForeignFileError as error:
@@ -96,7 +95,7 @@ class UserTemplate:
             raise ConfigError(f"{origin} does not parse: {error}") from error
 
     def render(self, **values: str) -> str:
-        """Returns the text with the values filled in. The values themselves are not treated as templates."""
+        """Returns the text with the values, which are not treated as templates themselves."""
         try:
             return self._template.render(**values)
         except Exception as error:  # a template is a program: it can raise anything
@@ -108,11 +107,7 @@ class HintTemplate(UserTemplate):
 
     The placement determines what the template produces. `user_suffix`: the user text, which begins with the prompt, so
     that student and teacher contexts share their tokens up to the reference. `free`: any user text that contains the
-    prompt exactly once. `assistant_prefix`: the text right before the response.
-
-    Raises:
-        ConfigError: the file is missing or not text, does not parse, does not use `reference`, uses an unknown
-            variable, or does not place the prompt as required.
+    prompt exactly once. `assistant_prefix`: the text right before the response. Raises `ConfigError` for anything else.
     """
 
     def __init__(self, placement: str, path: str | None = None) -> None:
@@ -200,9 +195,8 @@ class ContextBuilder:
         be the answer.
         """
         text = self.whole_text(reference)
-        if reference.token_ids is not None:
-            return text
-        return self._cut(text, reference.max_tokens or self._teacher.max_reference_tokens)
+        is_sampled = reference.token_ids is not None
+        return text if is_sampled else self._cut(text, reference.max_tokens or self._teacher.max_reference_tokens)
 
     def whole_text(self, reference: Reference) -> str:
         """Returns the sanitised reference without a maximum length."""

@@ -16,18 +16,15 @@ _SECONDS = 5.0
 
 
 def require_hub_names(models: Iterable[tuple[str, str | None]], data: Iterable[tuple[str, str | None]]) -> None:
-    """Checks that all models and data sets that are not local can be read from the hub or from an earlier download.
+    """Raises `ConfigError` if a model or data set is neither local nor on the hub nor in its cache.
 
-    Args:
-        models, data: pairs of setting and value; None, local paths and `microgeo:` are skipped.
-
-    Raises:
-        ConfigError: the hub cannot be reached or does not have the name, and neither does the cache.
+    `models` and `data` are pairs of setting and value; None and `microgeo:` are skipped.
     """
     for kind, names in (("model", models), ("dataset", data)):
         for key, name in names:
-            if name is not None and _is_remote(name):
-                _require(key, name.partition("@")[0], kind)
+            repository = (name or "").partition("@")[0]
+            if name and not name.startswith("microgeo:") and not (find_path(name) or find_path(repository)):
+                _require(key, repository, kind)
 
 
 def _require(key: str, name: str, kind: str) -> None:
@@ -49,10 +46,6 @@ def _require(key: str, name: str, kind: str) -> None:
         logger.warning(
             "%s=%s: using the earlier download (%s). HF_HUB_OFFLINE=1 saves further attempts", key, name, reason
         )
-
-
-def _is_remote(name: str) -> bool:
-    return not name.startswith("microgeo:") and find_path(name) is None and find_path(name.partition("@")[0]) is None
 
 
 def _is_cached(name: str, kind: str) -> bool:

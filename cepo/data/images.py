@@ -50,11 +50,8 @@ _TURNS = {
 def image_of(value: object, image_dir: str | None, *, hosts: Collection[str] = ()) -> Image.Image:
     """Opens an image without decoding its pixels; its size is known.
 
-    Args:
-        value: raw bytes, base64, path in `image_dir`, address on one of `hosts`, or a mapping with `bytes` or `path`.
-
-    Raises:
-        DataError: the image is not readable, has an unaccepted format, or has too many pixels.
+    `value` is raw bytes, base64, a path in `image_dir`, an address on one of `hosts`, or a mapping with `bytes` or
+    `path`. Raises `DataError` if the image is not readable, has an unaccepted format, or has too many pixels.
     """
     value, name = bytes_or_path(value, hosts=hosts), "the image"
     if isinstance(value, str):

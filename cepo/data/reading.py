@@ -35,11 +35,8 @@ def read_source(source: str, *, text_columns: Sequence[str] = ()) -> Any:
     folder, the files of a split are those named after it (`train.parquet`, `train-00000-of-00002.parquet`) or in a
     subfolder of that name; if there are none for `train`, the split `train` is the whole folder.
 
-    Args:
-        text_columns: columns of csv files that are kept as text, such as answers, so that `0.50` does not become 0.5.
-
-    Raises:
-        ConfigError: the file or split does not exist, its format is unknown, or the hub cannot be reached.
+    `text_columns` of csv files are kept as text: `0.50` does not become 0.5. Raises `ConfigError` if the file or split
+    does not exist, its format is unknown, or the hub cannot be reached.
     """
     library: Any = datasets  # the return type of `load_dataset` depends on its arguments
     library.disable_progress_bars()

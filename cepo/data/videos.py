@@ -42,13 +42,8 @@ class FrameRules:
 def load_video(value: object, image_dir: str | None, rules: FrameRules) -> Video:
     """Returns the chosen frames of a video.
 
-    Args:
-        value: path in `image_dir`, raw bytes, a mapping with `bytes` or `path`, or a list of frames in any form accepted
-            for images.
-
-    Raises:
-        ConfigError: the libraries of the extra `video` are not installed.
-        DataError: the video is not readable, or too short for two frames.
+    `value` is a path in `image_dir`, raw bytes, a mapping with `bytes` or `path`, or a list of images. Raises
+    `ConfigError` without the libraries of the extra `video`, `DataError` if the video is not readable or too short.
     """
     missing = [library for library in _LIBRARIES if importlib.util.find_spec(library) is None]
     if missing:

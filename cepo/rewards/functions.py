@@ -217,7 +217,15 @@ def _run_file(path: Path) -> ModuleType:
         module_spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        remedy = _installation(error.name) if isinstance(error, ModuleNotFoundError) and error.name else ""
+        remedy = ""
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            library = error.name.partition(".")[0]
+            remedy = f". Install the package that provides it, as a rule: {sys.executable} -m pip install {library}."
+            if library == "mathruler":
+                remedy += (
+                    " Without it, use our EasyR1 rewards (examples/reward_function/math.py:compute_score and r1v.py) or "
+                    "the built-in cepo/rewards/math.py:compute_score."
+                )
         raise RewardError(
             f"{place_in(error, [path]) or path} fails when it is loaded: {type(error).__name__}: {error}{remedy}"
         ) from error
@@ -238,14 +246,3 @@ def _check_keywords(function: Callable[..., Any], kwargs: Fields, source: str) -
             f"{source} cannot be called with the samples and reward_function_kwargs {dict(kwargs)!r}: {error}. "
             f"After the samples it takes {keywords}."
         ) from error
-
-
-def _installation(module: str) -> str:
-    name = module.partition(".")[0]
-    remedy = f". Install the package that provides it, as a rule: {sys.executable} -m pip install {name}."
-    if name == "mathruler":
-        remedy += (
-            " Without it, use our EasyR1 rewards (examples/reward_function/math.py:compute_score and r1v.py) or the "
-            "built-in cepo/rewards/math.py:compute_score."
-        )
-    return remedy

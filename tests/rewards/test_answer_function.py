@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -31,26 +30,21 @@ def after_hashes(response):
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def spec(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("answers") / "hashes.py"
     path.write_text(FILE)
-    return path
+    return f"{path}:after_hashes"
 
 
 @pytest.fixture(scope="module")
-def pool(file: Path) -> Iterator[RewardPool]:
-    spec = f"{file}:after_hashes"
+def pool(spec: str) -> Iterator[RewardPool]:
     with RewardPool(MATH, {}, answer_function=spec, num_workers=2, timeout_seconds=1.0) as opened:
         yield opened
 
 
-def test_answers_are_what_the_users_function_returns(pool: RewardPool) -> None:
+def test_the_users_function_finds_the_answers_that_are_judged(pool: RewardPool) -> None:
     r"""White space around them is removed; `\boxed{}` means nothing to this function."""
-    responses = ["6 + 6 #### 12 ", r"\boxed{12}", "12 ####  ", ""]
-    assert pool.extracted_answers(responses) == ["12", None, None, None]
-
-
-def test_the_default_reward_judges_the_same_answers(pool: RewardPool) -> None:
+    assert pool.extracted_answers(["6 + 6 #### 12 ", r"\boxed{12}", "12 ####  ", ""]) == ["12", None, None, None]
     responses = ["so #### 24/2", "so #### 13", r"\boxed{12}"]
     samples = [{"response": response, "response_length": 1, "ground_truth": "12"} for response in responses]
     assert pool.score(samples).scores == [
@@ -66,16 +60,8 @@ def test_a_fault_of_the_function_costs_its_own_response(pool: RewardPool, caplog
     assert "sample 3: KeyError: 'no such thing' (hashes.py, line 8)" in caplog.text
 
 
-def test_without_a_function_boxes_and_tags_count(file: Path) -> None:
-    with RewardPool(MATH, {}, num_workers=1, timeout_seconds=1.0) as pool:
-        assert pool.extracted_answers([r"\boxed{1}", "<answer>2</answer>", "#### 3"]) == ["1", "2", None]
-
-
-def test_a_result_that_is_no_text_is_named(file: Path) -> None:
+def test_a_result_of_no_text_and_a_missing_function_are_named(spec: str) -> None:
     with pytest.raises(ContractError, match=r"answer_function=hashes\.py:after_hashes returned a int: 7\. Return the"):
-        load_answer_function(f"{file}:after_hashes")("number")
-
-
-def test_a_missing_function_ends_the_start_with_a_suggestion(file: Path) -> None:
+        load_answer_function(spec)("number")
     with pytest.raises(RewardError, match=r"no function 'after_hash'.*Did you mean 'after_hashes'"):
-        RewardPool(MATH, {}, answer_function=f"{file}:after_hash", num_workers=1, timeout_seconds=1.0)
+        RewardPool(MATH, {}, answer_function=spec[:-2], num_workers=1, timeout_seconds=1.0)

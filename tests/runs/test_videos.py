@@ -30,9 +30,7 @@ from cepo.report.page import write_report
 from cepo.workers.actor import Actor
 
 av = pytest.importorskip("av", reason="the extra video is not installed")
-if (
-    importlib.util.find_spec("qwen_vl_utils") is None
-):  # importing it needs the repair that comes with the code under test
+if importlib.util.find_spec("qwen_vl_utils") is None:  # importing it needs a repair of the code under test
     pytest.skip("the extra video is not installed", allow_module_level=True)
 
 QUESTION = "<video>Which <video> shows <image> first?"
@@ -73,32 +71,23 @@ def rules(fps: float = 2.0, least: int | None = 4096, most: int | None = None) -
     return FrameRules(fps=fps, min_pixels=least, max_pixels=most, factor=32)
 
 
-@pytest.mark.parametrize(("fps", "numbers"), [(2.0, (0, 4, 7, 11)), (3.0, (0, 2, 4, 7, 9, 11)), (0.5, (0, 4, 7, 11))])
-def test_fps_chooses_frames_evenly(video_folder: Path, fps: float, numbers: tuple[int, ...]) -> None:
+def test_fps_chooses_frames_evenly_and_pixel_bounds_their_size(video_folder: Path) -> None:
     """Of 12 frames in 2 seconds it takes an even number, and at least 4."""
-    video = load_video("a.mp4", str(video_folder), rules(fps))
-    assert video.frame_numbers == numbers
-    assert (video.source_fps, video.num_source_frames, video.size) == (6.0, 12, (64, 64))
-    brightness = video.frames.reshape(len(numbers), -1).mean(axis=1)
-    assert (numpy.diff(brightness) > 0).all(), "the frames come in their order"
-    assert brightness[0] < brightness[-1] / 8
-
-
-@pytest.mark.parametrize(
-    ("least", "most", "pixels"),
-    [
-        (4096, None, (64 * 64, 64 * 64)),
+    for fps, numbers in ((2.0, (0, 4, 7, 11)), (3.0, (0, 2, 4, 7, 9, 11)), (0.5, (0, 4, 7, 11))):
+        video = load_video("a.mp4", str(video_folder), rules(fps))
+        assert video.frame_numbers == numbers
+        assert (video.source_fps, video.num_source_frames, video.size) == (6.0, 12, (64, 64))
+        brightness = video.frames.reshape(len(numbers), -1).mean(axis=1)
+        assert (numpy.diff(brightness) > 0).all(), "the frames come in their order"
+        assert brightness[0] < brightness[-1] / 8
+    for least, most, pixels in (
         (None, 20000, (1, 20000)),
         (16384, 20000, (16384, 20000)),
         (None, None, (128 * 32 * 32, 10**9)),  # qwen-vl-utils' own 128 tokens
-    ],
-)
-def test_pixel_bounds_hold_for_a_frame(
-    video_folder: Path, least: int | None, most: int | None, pixels: tuple[int, int]
-) -> None:
-    width, height = load_video("a.mp4", str(video_folder), rules(2.0, least, most)).size
-    assert pixels[0] <= width * height <= pixels[1]
-    assert width % 32 == height % 32 == 0
+    ):
+        width, height = load_video("a.mp4", str(video_folder), rules(2.0, least, most)).size
+        assert pixels[0] <= width * height <= pixels[1]
+        assert width % 32 == height % 32 == 0
 
 
 def test_bytes_a_mapping_and_a_path_give_the_same_frames(video_folder: Path) -> None:
@@ -231,19 +220,15 @@ def test_scores_of_video_rows_are_a_plain_forwards_to_1e_5(
     model = reference_model(tiny_model_folder)
     theirs = transformers_inputs(tiny_processing, two, [image])
     names = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
-    from transformers import AutoProcessor
-
-    alone = AutoProcessor.from_pretrained(tiny_model_folder).video_processor(
+    alone = tiny_processing._processor.video_processor(
         videos=[two[0].frames], video_metadata=[two[0].metadata()], do_sample_frames=False, return_tensors="pt"
     )
-    visuals = {
-        id(both): {name: theirs[name] for name in names},
-        id(taught): {name: theirs[name] for name in names},
-        id(one): {name: alone[name] for name in names[2:]},
-        id(pictured): {name: theirs[name] for name in names[:2]},
-        id(text): {},
-    }
-    expected = [plain_log_probs(model, tiny_processing, row, visuals[id(row.context)]) for row in rows]
+    all_of_them = {name: theirs[name] for name in names}
+    first_video, image_alone = (
+        {name: of[name] for name in some} for of, some in ((alone, names[2:]), (theirs, names[:2]))
+    )
+    visuals = [all_of_them, first_video, all_of_them, image_alone, {}, first_video, all_of_them]
+    expected = [plain_log_probs(model, tiny_processing, row, each) for row, each in zip(rows, visuals, strict=True)]
     scores = build_actor().score(rows)
     assert largest_gap(scores, expected) < LOG_PROBS
     darker = Video(frames=two[0].frames // 2, frame_numbers=two[0].frame_numbers, source_fps=6.0, num_source_frames=12)
@@ -284,14 +269,11 @@ def test_rows_with_videos_are_measured_as_they_are_encoded(
 
     problems = read(video_file)
     assert (len(problems), problems.most_images, problems.most_videos) == (8, 1, 2)
-    lengths = []
-    for number, problem in enumerate(problems):
-        prompt = tiny_processing.encode(
-            problem.text, tiny_processing.load_images(problem.images, videos=problem.videos)
-        )
-        lengths.append(len(prompt.token_ids))
-        assert lengths[-1] == problems._measure(dict(problems._rows[number])).length
-        assert "videos" not in problem.columns
+    assert not any("videos" in problem.columns for problem in problems)
+    visuals = [tiny_processing.load_images(problem.images, videos=problem.videos) for problem in problems]
+    prompts = [tiny_processing.encode(problem.text, each) for problem, each in zip(problems, visuals, strict=True)]
+    lengths = [len(prompt.token_ids) for prompt in prompts]
+    assert lengths == [problems._measure(dict(problems._rows[number])).length for number in range(8)]
     assert lengths[1] == max(lengths)
     shorter = read(video_file, max_prompt_length=lengths[1] - 1)
     assert [problem.prompt_id for problem in shorter] == ["0", "2", "3", "4", "6", "7"]
@@ -303,9 +285,8 @@ def test_rows_with_videos_are_measured_as_they_are_encoded(
         of_row(problem="<video>or<video>?", videos=["a.mp4"])
     assert problems.image_probe() == ImageSource(data=str(video_file), row=3)
     assert of_row(problem="<video>What?", videos=["a.mp4"], images=[]).image_probe() is None
-    assert of_row(problem="What?", videos=[], images=[]).image_probe() == ImageSource(
-        data=f"{tmp_path}/row.jsonl", row=0
-    )
+    text = of_row(problem="What?", videos=[], images=[])
+    assert text.image_probe() == ImageSource(data=f"{tmp_path}/row.jsonl", row=0)
 
 
 @pytest.mark.heavy
