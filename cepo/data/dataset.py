@@ -19,11 +19,11 @@ from cepo.data.contexts import Problem, UserTemplate, template_text
 from cepo.data.images import decoded_images, limited_size, listed, verify_image
 from cepo.data.reading import read_source, without_decoding
 from cepo.data.row_checks import RowMeasure, check_rows
-from cepo.data.videos import FrameRules, load_video
+from cepo.data.videos import load_video
 from cepo.errors import ConfigError, DataError
 from cepo.models.inputs import ImageSource, Turn, Video
 from cepo.models.processing import IMAGE_MARK, VIDEO_MARK, Processing
-from cepo.trees import Fields, Tree, is_mapping
+from cepo.trees import Fields, is_mapping
 
 logger = logging.getLogger(__name__)
 
@@ -143,10 +143,7 @@ class ProblemSet(Sequence[Problem]):
         return [*history, last]
 
     def _video(self, value: object) -> Video:
-        config = self._config
-        limits: Tree = {"min_pixels": config.min_pixels, "max_pixels": config.max_pixels}
-        rules = FrameRules(fps=config.video_fps, factor=self._processing.reader.video_factor, **limits)
-        return load_video(value, config.image_dir, rules)
+        return load_video(value, self._config, factor=self._processing.reader.video_factor)
 
     def _measure(self, row: Fields) -> RowMeasure:
         """Measures the prompt and its images. Videos are decoded completely, the only way to find damaged ones."""

@@ -167,24 +167,15 @@ def limited_size(size: tuple[int, int], min_pixels: int | None, max_pixels: int 
     return width, height
 
 
-def load_rgb(
-    value: object,
-    image_dir: str | None,
-    min_pixels: int | None,
-    max_pixels: int | None,
-    *,
-    hosts: Collection[str] = (),
-) -> Image.Image:
-    """Returns the decoded image in RGB (from palettes, grey and alpha too), upright and within the pixel limits."""
+def load_rgb(value: object, image_dir: str | None, *, hosts: Collection[str] = ()) -> Image.Image:
+    """Returns the decoded image in RGB (from palettes, grey and alpha too), upright."""
     image = image_of(value, image_dir, hosts=hosts)
     turn = _TURNS.get(_orientation(image))
     try:
         image = image.convert("RGB")
-        image = image if turn is None else image.transpose(turn)
+        return image if turn is None else image.transpose(turn)
     except Exception as error:  # damaged bytes make decoders raise almost anything
         raise DataError(f"the image cannot be decoded ({error})") from error
-    size = limited_size(image.size, min_pixels, max_pixels)
-    return image if size == image.size else image.resize(size, Image.Resampling.BICUBIC)
 
 
 def listed(row: Mapping[str, object], key: str) -> list[Any]:
@@ -198,7 +189,9 @@ def listed(row: Mapping[str, object], key: str) -> list[Any]:
 def decoded_images(row: Mapping[str, object], config: DataConfig, column: str | None = "") -> tuple[Image.Image, ...]:
     """Returns a row's images in RGB, within the pixel limits, from `column`: "" is `data.image_key`, None has none."""
     values = [] if column is None else listed(row, column or config.image_key)
+    images = [load_rgb(value, config.image_dir, hosts=config.image_hosts) for value in values]
+    sizes = [limited_size(image.size, config.min_pixels, config.max_pixels) for image in images]
     return tuple(
-        load_rgb(value, config.image_dir, config.min_pixels, config.max_pixels, hosts=config.image_hosts)
-        for value in values
+        image if size == image.size else image.resize(size, Image.Resampling.BICUBIC)
+        for image, size in zip(images, sizes, strict=True)
     )

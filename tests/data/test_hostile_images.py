@@ -61,7 +61,7 @@ def test_a_hostile_file_is_a_bad_row_and_starts_no_program(
     file = tmp_path / "image"
     file.write_bytes(HOSTILE[name])
     for value in (HOSTILE[name], {"bytes": HOSTILE[name]}, {"path": str(file)}, str(file)):
-        for read in (lambda value: verify_image(value, None), lambda value: load_rgb(value, None, None, None)):
+        for read in (lambda value: verify_image(value, None), lambda value: load_rgb(value, None)):
             with pytest.raises(DataError, match="the image") as caught:
                 read(value)
             assert "BytesIO" not in str(caught.value), "no address of a buffer"
@@ -118,7 +118,7 @@ def test_an_image_is_turned_upright_as_its_exif_data_say(kind: str, orientation:
     options = {"WEBP": {"lossless": True}, "JPEG": {"quality": 100, "subsampling": 0}}.get(kind, {})
     content = encoded(stored, kind, exif=exif, **options)
     assert verify_image(content, None) == (32, 16)
-    shown = load_rgb(content, None, None, None)
+    shown = load_rgb(content, None)
     assert shown.size == (32, 16)
     assert np.abs(np.asarray(shown).astype(int) - upright).max() < 40
 
@@ -129,7 +129,7 @@ def test_an_image_is_turned_upright_as_its_exif_data_say(kind: str, orientation:
 def test_exif_data_that_cannot_be_read_count_for_none(exif: bytes) -> None:
     content = encoded(Image.new("RGB", (8, 4)), "JPEG", exif=exif)
     assert verify_image(content, None) == (8, 4)
-    assert load_rgb(content, None, None, None).size == (8, 4)
+    assert load_rgb(content, None).size == (8, 4)
 
 
 def blue() -> str:
@@ -146,7 +146,7 @@ def test_base64_and_data_urls_are_read_as_the_file(head: str) -> None:
     lines = "\n".join(text[start : start + 76] for start in range(0, len(text), 76))
     for value in (head + text, head + lines, {"bytes": None, "path": head + text}):
         assert verify_image(value, "/nowhere") == (9, 4)
-        assert load_rgb(value, None, None, None).getpixel((3, 2)) == (255, 1, 2)
+        assert load_rgb(value, None).getpixel((3, 2)) == (255, 1, 2)
 
 
 def test_damaged_large_and_other_base64_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -254,7 +254,7 @@ def test_an_image_that_passes_its_check_can_be_decoded(value: Any) -> None:
     with only_our_errors():
         size = verify_image(value, None)
     if size is not None:
-        image = load_rgb(value, None, None, None)
+        image = load_rgb(value, None)
         assert image.mode == "RGB"
         assert image.size == size
 

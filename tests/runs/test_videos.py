@@ -22,7 +22,7 @@ from cepo.config.schema import DataConfig
 from cepo.data import videos as reading
 from cepo.data.batch import ScoringRow
 from cepo.data.dataset import ProblemSet
-from cepo.data.videos import FrameRules, load_video
+from cepo.data.videos import load_video
 from cepo.errors import ConfigError, DataError
 from cepo.models.inputs import EncodedPrompt, ImageSource, Video, sequence_positions
 from cepo.models.processing import Processing
@@ -63,18 +63,22 @@ def video_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two(video_folder: Path) -> tuple[Video, Video]:
-    first, second = (load_video(name, str(video_folder), rules()) for name in ("a.mp4", "b.mp4"))
+    first, second = (read(name, video_folder) for name in ("a.mp4", "b.mp4"))
     return first, second
 
 
-def rules(fps: float = 2.0, least: int | None = 4096, most: int | None = None) -> FrameRules:
-    return FrameRules(fps=fps, min_pixels=least, max_pixels=most, factor=32)
+def read(
+    value: object, folder: Path | None, fps: float = 2.0, least: int | None = 4096, most: int | None = None
+) -> Video:
+    limits = {"video_fps": fps, "min_pixels": least, "max_pixels": most}
+    image_dir = None if folder is None else str(folder)
+    return load_video(value, DataConfig(train_files="rows", image_dir=image_dir, **limits), factor=32)
 
 
 def test_fps_chooses_frames_evenly_and_pixel_bounds_their_size(video_folder: Path) -> None:
     """Of 12 frames in 2 seconds it takes an even number, and at least 4."""
     for fps, numbers in ((2.0, (0, 4, 7, 11)), (3.0, (0, 2, 4, 7, 9, 11)), (0.5, (0, 4, 7, 11))):
-        video = load_video("a.mp4", str(video_folder), rules(fps))
+        video = read("a.mp4", video_folder, fps)
         assert video.frame_numbers == numbers
         assert (video.source_fps, video.num_source_frames, video.size) == (6.0, 12, (64, 64))
         brightness = video.frames.reshape(len(numbers), -1).mean(axis=1)
@@ -85,7 +89,7 @@ def test_fps_chooses_frames_evenly_and_pixel_bounds_their_size(video_folder: Pat
         (16384, 20000, (16384, 20000)),
         (None, None, (128 * 32 * 32, 10**9)),  # qwen-vl-utils' own 128 tokens
     ):
-        width, height = load_video("a.mp4", str(video_folder), rules(2.0, least, most)).size
+        width, height = read("a.mp4", video_folder, 2.0, least, most).size
         assert pixels[0] <= width * height <= pixels[1]
         assert width % 32 == height % 32 == 0
 
@@ -93,13 +97,13 @@ def test_fps_chooses_frames_evenly_and_pixel_bounds_their_size(video_folder: Pat
 def test_bytes_a_mapping_and_a_path_give_the_same_frames(video_folder: Path) -> None:
     """A list of 3 frames becomes 4."""
     content = (video_folder / "a.mp4").read_bytes()
-    by_path = load_video("a.mp4", str(video_folder), rules())
+    by_path = read("a.mp4", video_folder)
     for value in (content, {"bytes": content, "path": None}, {"bytes": None, "path": str(video_folder / "a.mp4")}):
-        assert (load_video(value, None, rules()).frames == by_path.frames).all()
+        assert (read(value, None).frames == by_path.frames).all()
     files = [io.BytesIO() for _ in range(3)]
     for image, file in zip(frames(3, seed=1), files, strict=True):
         image.save(file, format="PNG")
-    given = load_video([file.getvalue() for file in files], None, rules())
+    given = read([file.getvalue() for file in files], None)
     assert (given.frame_numbers, given.source_fps) == ((0, 1, 2, 3), 2.0)
     assert (given.frames[3] == given.frames[2]).all()
     assert given.times(2) == (0.25, 1.25)
@@ -122,10 +126,10 @@ def test_what_is_no_video_is_refused_with_the_reason(
     ]
     for value, words in cases:
         with pytest.raises(DataError, match=words):
-            load_video(value, None, rules())
+            read(value, None)
     monkeypatch.setattr(reading, "_LIBRARIES", ("no_such_library",))
     with pytest.raises(ConfigError, match=r"cepo\[video\]"):
-        load_video(whole, None, rules())
+        read(whole, None)
 
 
 PLAYLISTS = {
@@ -141,11 +145,11 @@ def test_a_playlist_opens_no_other_file(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     (folder / "link.ts").symlink_to(write_video(tmp_path / "other.ts", 12))
-    assert load_video(str(tmp_path / "other.ts"), None, rules()).num_source_frames == 12
+    assert read(str(tmp_path / "other.ts"), None).num_source_frames == 12
     (folder / name).write_text(PLAYLISTS[name].format(tmp_path), encoding="utf-8")
     for value in (name, (folder / name).read_bytes()):
         with pytest.raises(DataError, match=r"cannot be read .*; accepted: mov,mp4"):
-            load_video(value, str(folder), rules())
+            read(value, folder)
 
 
 def transformers_inputs(processing: Processing, videos: Sequence[Video], images: Sequence[Image.Image]) -> Any:
@@ -257,7 +261,7 @@ def test_rows_with_videos_are_measured_as_they_are_encoded(
 ) -> None:
     """And the probe for readable images is a row with images alone."""
 
-    def read(file: Path, **settings: Any) -> ProblemSet:
+    def problems_of(file: Path, **settings: Any) -> ProblemSet:
         folder = str(video_file.parent)
         usual = {"train_files": str(file), "prompt_key": "problem", "image_dir": folder, "min_pixels": 4096}
         return ProblemSet(str(file), DataConfig(**(usual | settings)), tiny_processing)
@@ -265,9 +269,9 @@ def test_rows_with_videos_are_measured_as_they_are_encoded(
     def of_row(**row: Any) -> ProblemSet:
         file = tmp_path / "row.jsonl"
         file.write_text(json.dumps(row | {"answer": "1"}) + "\n")
-        return read(file)
+        return problems_of(file)
 
-    problems = read(video_file)
+    problems = problems_of(video_file)
     assert (len(problems), problems.most_images, problems.most_videos) == (8, 1, 2)
     assert not any("videos" in problem.columns for problem in problems)
     visuals = [tiny_processing.load_images(problem.images, videos=problem.videos) for problem in problems]
@@ -275,12 +279,12 @@ def test_rows_with_videos_are_measured_as_they_are_encoded(
     lengths = [len(prompt.token_ids) for prompt in prompts]
     assert lengths == [problems._measure(dict(problems._rows[number])).length for number in range(8)]
     assert lengths[1] == max(lengths)
-    shorter = read(video_file, max_prompt_length=lengths[1] - 1)
+    shorter = problems_of(video_file, max_prompt_length=lengths[1] - 1)
     assert [problem.prompt_id for problem in shorter] == ["0", "2", "3", "4", "6", "7"]
     assert shorter.skipped == {"overlong": 2}
     with pytest.raises(DataError, match="filter_overlong_prompts=true"):
-        read(video_file, max_prompt_length=lengths[1] - 1, filter_overlong_prompts=False)
-    assert max(len(problem.videos[0].frames) for problem in read(video_file, video_fps=3.0)[:1]) == 6
+        problems_of(video_file, max_prompt_length=lengths[1] - 1, filter_overlong_prompts=False)
+    assert max(len(problem.videos[0].frames) for problem in problems_of(video_file, video_fps=3.0)[:1]) == 6
     with pytest.raises(DataError, match="2 '<video>' in the text but 1 videos"):
         of_row(problem="<video>or<video>?", videos=["a.mp4"])
     assert problems.image_probe() == ImageSource(data=str(video_file), row=3)
