@@ -110,11 +110,6 @@ def test_template_code_and_markup_are_shown_as_they_are_written(tiny_processing:
     assert f"{text}\nHere is a sample answer: {reference}" in tiny_processing.decode(teacher.token_ids)
 
 
-def test_a_video_mark_without_a_video_is_plain_text(tiny_processing: Processing) -> None:
-    text = "Write <video> in a page."
-    assert text in tiny_processing.decode(tiny_processing.template_ids(text))
-
-
 @pytest.mark.heavy
 @pytest.mark.parametrize(("unit", "size"), [("x", MEGABYTE), *((unit, 50_000) for unit in UNITS)])
 def test_a_line_of_a_megabyte_is_encoded_in_seconds(tiny_processing: Processing, unit: str, size: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import operator
 import re
 from pathlib import Path
 
@@ -45,15 +46,14 @@ def test_answers_right_and_misconceived_are_worked_out_by_hand(
 
 
 def test_every_result_of_a_right_response_equals_its_left_side() -> None:
-    for index in range(400):
-        problem = generate_problem(3, index)
+    operators = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+    for problem in (generate_problem(3, index) for index in range(400)):
         response = right_response(problem)
-        computations = re.findall(r"([\d+*/-]+)=(\d+)\.", response)
+        computations = re.findall(r"(\d+)([-+*/])(\d+)=(\d+)\.", response)
         assert computations
-        for left, right in computations:
-            first, operator, second = re.fullmatch(r"(\d+)([-+*/])(\d+)", left).groups()  # type: ignore[union-attr]
-            by_hand = {"+": int(first) + int(second), "-": int(first) - int(second), "*": int(first) * int(second)}
-            assert by_hand.get(operator, int(first) / int(second)) == int(right)
+        assert all(
+            operators[sign](int(first), int(second)) == int(result) for first, sign, second, result in computations
+        )
         assert response.endswith(f"={problem.answer}. \\boxed{{{problem.answer}}}")
 
 

@@ -191,7 +191,7 @@ def test_a_split_is_the_files_or_folder_named_after_it(tmp_path: Path) -> None:
     assert numbers(f"{by_folder}@test") == [5]
     assert numbers(str(plain)) == [0, 1, 2, 3, 4, 5]
     assert numbers(f"{plain / 'first.json'}@train[:50%]") == [0, 1]
-    write(plain / "val", "csv", rows(0, 1))
+    write(plain, "csv", rows(0, 1), stem="third")
     for source, words in (
         (str(plain), r"no data of a single format there; accepted: \.parquet, \.json, \.jsonl, \.csv, \.arrow"),
         (f"{hub_like}@validation", "no file there is named 'validation'.*test-00000-of-00001.parquet"),
