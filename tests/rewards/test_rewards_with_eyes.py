@@ -91,7 +91,7 @@ def test_the_judge_sees_images_and_its_last_score_counts(monkeypatch: pytest.Mon
 
 
 def test_faults_that_may_pass_are_tried_again() -> None:
-    """Twice busy, then a verdict: three attempts. A status 400 is final, and so is the time limit."""
+    """Twice busy, then a verdict: three attempts. The time limit is final."""
 
     def busy(number: int, _: dict[str, Any]) -> tuple[int, dict[str, str], str]:
         return (503, {"Retry-After": "0"}, "busy") if number < 3 else (200, {}, reply("<score>10</score>"))
@@ -99,10 +99,6 @@ def test_faults_that_may_pass_are_tried_again() -> None:
     with serving(busy) as judge:
         (score,) = compute_score([sample()], base_url=judge.url, model="m")
     assert (score["overall"], score["judge_attempts"]) == (1.0, 3.0)
-    with serving(lambda *_: (400, {}, "no such model")) as judge:
-        with pytest.raises(RewardError, match="status 400: no such model"):
-            compute_score([sample()], base_url=judge.url, model="m")
-        assert len(judge.requests) == 1
     done = threading.Event()
     with serving(lambda *_: (200, {}, str(done.wait(20)))) as judge:
         with pytest.raises(RewardError, match="gave no verdict in 1 attempts"):
@@ -135,11 +131,15 @@ def test_the_cache_answers_a_repeated_request(tmp_path: Path) -> None:
         (200, {}, "<html>", "did not reply with JSON"),
         (200, {}, "{}", "has no choices"),
         (302, {"Location": "http://127.0.0.1:9/"}, "", "status 302"),
+        (400, {}, "no such model", "status 400: no such model"),
     ],
 )
-def test_a_reply_without_a_verdict_is_an_error(status: int, headers: dict[str, str], text: str, fault: str) -> None:
+def test_a_reply_without_a_verdict_is_a_final_error(
+    status: int, headers: dict[str, str], text: str, fault: str
+) -> None:
     with serving(lambda *_: (status, headers, text)) as judge, pytest.raises(RewardError, match=fault):
-        compute_score([sample()], base_url=judge.url, model="m", retries=0)
+        compute_score([sample()], base_url=judge.url, model="m")
+    assert len(judge.requests) == 1
 
 
 def test_a_wrong_setting_of_the_judge_is_refused() -> None:

@@ -24,7 +24,7 @@ from cepo.data.batch import ScoringRow
 from cepo.data.dataset import ProblemSet
 from cepo.data.videos import load_video
 from cepo.errors import ConfigError, DataError
-from cepo.models.inputs import EncodedPrompt, ImageSource, Video, sequence_positions
+from cepo.models.inputs import EncodedPrompt, ImageSource, Video
 from cepo.models.processing import Processing
 from cepo.report.page import write_report
 from cepo.workers.actor import Actor
@@ -175,31 +175,6 @@ def asked(processing: Processing, videos: Sequence[Video], *images: Image.Image)
     return processing.encode(text, processing.load_images(images, videos=videos))
 
 
-def test_inputs_of_2_videos_and_an_image_are_transformers_own(
-    tiny_model_folder: Path, tiny_processing: Processing, two: tuple[Video, Video]
-) -> None:
-    image = picture(5, (64, 96))
-    prompt = asked(tiny_processing, two, image)
-    theirs = transformers_inputs(tiny_processing, two, [image])
-    assert list(prompt.token_ids) == theirs["input_ids"][0].tolist()
-    assert prompt.images is not None
-    ours = tiny_processing.family.model_inputs(prompt.images)
-    for name in ("pixel_values", "pixel_values_videos", "image_grid_thw"):
-        assert torch.equal(ours[name], theirs[name])
-    assert ours["video_grid_thw"].prod(dim=1).sum() == theirs["video_grid_thw"].prod(dim=1).sum()
-    model = reference_model(tiny_model_folder)
-    response = random_response(7, seed=1)
-    ids = torch.tensor([[*prompt.token_ids, *response]])
-    kinds = (ids == tiny_processing.image_token_id).int() + 2 * (ids == tiny_processing.video_token_id).int()
-    expected, _ = model.model.get_rope_index(
-        ids, kinds, theirs["image_grid_thw"], theirs["video_grid_thw"], attention_mask=torch.ones_like(ids)
-    )
-    context = tiny_processing.positions(prompt)
-    assert torch.equal(sequence_positions(context, 7), expected[:, 0])
-    single = tiny_processing.video_token_id
-    assert (prompt.engine_ids.count(single), prompt.engine_ids.count(tiny_processing.image_token_id)) == (2, 1)
-
-
 @torch.no_grad()
 def plain_log_probs(model: Any, processing: Processing, row: ScoringRow, visuals: dict[str, Tensor]) -> Tensor:
     ids = torch.tensor([[*row.context.token_ids, *row.response_ids]])
@@ -209,7 +184,7 @@ def plain_log_probs(model: Any, processing: Processing, row: ScoringRow, visuals
 
 
 @pytest.mark.heavy
-def test_scores_of_video_rows_are_a_plain_forwards_to_1e_5(
+def test_inputs_and_scores_of_video_rows_are_transformers_own(
     build_actor: Callable[..., Actor], tiny_model_folder: Path, tiny_processing: Processing, two: tuple[Video, Video]
 ) -> None:
     image = picture(5, (64, 96))
@@ -224,6 +199,12 @@ def test_scores_of_video_rows_are_a_plain_forwards_to_1e_5(
     model = reference_model(tiny_model_folder)
     theirs = transformers_inputs(tiny_processing, two, [image])
     names = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
+    assert list(both.token_ids) == theirs["input_ids"][0].tolist()
+    assert both.images is not None
+    ours = tiny_processing.family.model_inputs(both.images)
+    assert all(torch.equal(ours[name], theirs[name]) for name in names[:3])
+    single = tiny_processing.video_token_id
+    assert (both.engine_ids.count(single), both.engine_ids.count(tiny_processing.image_token_id)) == (2, 1)
     alone = tiny_processing._processor.video_processor(
         videos=[two[0].frames], video_metadata=[two[0].metadata()], do_sample_frames=False, return_tensors="pt"
     )
