@@ -47,32 +47,21 @@ _PART_OF_A_NUMBER = re.compile(r"[\d.,]*\d[.,]*\Z")
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One row of the data, prepared for prompts.
+    """One row of the data, prepared for prompts."""
 
-    Attributes:
-        prompt_id: the row number in the source; unchanged by filtering and shuffling.
-        text: the user's text (of a conversation, the last one) after the format prompt, with one `<image>` per image
-            and one `<video>` per video.
-        images: decoded, in RGB.
-        solution: None if the dataset has none.
-        columns: the row's other columns, for reward functions.
-        history: the turns before `text` if the prompt is a conversation.
-        image_source: where `images` can be read again; None for rows with videos and for rows not read from a source.
-        teacher_images: the images that teachers see instead of `images`, as many; empty if they see the same.
-        teacher_image_source: as `image_source`, of `teacher_images`.
-    """
-
-    prompt_id: str
-    text: str
-    images: tuple[Image, ...] = field(repr=False)
+    prompt_id: str  # the row number in the source; unchanged by filtering and shuffling
+    text: str  # the user's (last) text after the format prompt, with one `<image>` or `<video>` for each of them
+    images: tuple[Image, ...] = field(repr=False)  # decoded, in RGB
     ground_truth: str
     solution: str | None
-    columns: dict[str, Any] = field(repr=False)
-    image_source: ImageSource | None = None
-    teacher_images: tuple[Image, ...] = field(default=(), repr=False)
+    columns: dict[str, Any] = field(repr=False)  # the row's other columns, for reward functions
+    image_source: ImageSource | None = None  # where `images` can be read again; None with videos or without a source
+    teacher_images: tuple[Image, ...] = field(
+        default=(), repr=False
+    )  # instead of `images`, as many; empty for the same
     teacher_image_source: ImageSource | None = None
     videos: tuple[Video, ...] = field(default=(), repr=False)
-    history: tuple[Turn, ...] = ()
+    history: tuple[Turn, ...] = ()  # the turns before `text` if the prompt is a conversation
 
 
 def template_text(path: str, origin: str, accepted: str) -> str:

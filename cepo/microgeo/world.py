@@ -104,21 +104,14 @@ def _draw_open_fence(draw: ImageDraw.ImageDraw, rng: random.Random, seen: str, i
 
 @dataclass(frozen=True, kw_only=True)
 class WorldKind:
-    """The definition of an embedded world.
-
-    Attributes:
-        assets: folder of the shipped weights. The code beside it belongs to the world's fingerprint.
-        generate: `generate(seed, index, stream=...)` returns a problem.
-        solution: returns the correct response for the column `solution` of the data set; None without that column.
-        held_out: splits besides `train` and `validation`, each with its own distribution.
-    """
+    """The definition of an embedded world."""
 
     name: str
-    assets: Path
-    generate: Callable[..., Problem]
+    assets: Path  # the folder of the shipped weights; the code beside it belongs to the world's fingerprint
+    generate: Callable[..., Problem]  # generate(seed, index, stream=...)
     draw: Callable[[Any], Image.Image]
-    solution: Callable[[Any], str] | None = None
-    held_out: tuple[str, ...] = ()
+    solution: Callable[[Any], str] | None = None  # the correct response for the column `solution`; None without it
+    held_out: tuple[str, ...] = ()  # splits besides `train` and `validation`, each with its own distribution
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -162,14 +155,9 @@ def build_world(
 ) -> World:
     """Builds the world in `folder`, or reuses one that was built there with the same arguments and code.
 
-    The world is built in a temporary folder and then renamed, so an interrupted build leaves no partial world.
-
-    Args:
-        folder: by default `microgeo-<fingerprint>` in `$XDG_CACHE_HOME/cepo` or `~/.cache/cepo`.
-        num_validation: number of problems of the validation split and of each held-out split.
-
-    Raises:
-        DataError: the folder holds something else, or a count is not positive.
+    The folder is by default `microgeo-<fingerprint>` in `$XDG_CACHE_HOME/cepo` or `~/.cache/cepo`. An interrupted build
+    leaves no partial world. Each held-out split has `num_validation` problems too. Raises `DataError` if the folder
+    holds something else, or a count is not positive.
     """
     if num_train < 1 or num_validation < 1:
         raise DataError(

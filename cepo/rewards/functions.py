@@ -78,14 +78,10 @@ def resolve_reward_path(spec: str) -> tuple[Path, str]:
 
 
 def load_reward(spec: str, kwargs: Fields, weights: Sequence[float] | None = None) -> LoadedReward:
-    """Loads the function that `spec` names, or the weighted sum of several, separated by commas.
+    """Loads the function that `spec` names, or the sum of several, separated by commas, weighted by 1 without `weights`.
 
-    Args:
-        kwargs: keywords of the function; for several functions, a mapping from names to keywords.
-        weights: one for each function; None means 1 each.
-
-    Raises:
-        RewardError: see `load_reward_function`; also if `kwargs` for several functions names an unknown one.
+    For several functions, `kwargs` maps their names to keywords. Raises `RewardError` as `load_reward_function`, and if
+    `kwargs` names an unknown function.
     """
     specs = spec.split(",")
     if len(specs) == 1 and weights is None:
@@ -153,8 +149,8 @@ def function_names(spec: str) -> list[str]:
 def load_reward_function(spec: str, kwargs: Fields) -> LoadedReward:
     """Runs the file that `spec` names and binds `kwargs` to its function.
 
-    Raises `RewardError` if the file is missing or fails to run, if it has no such function, if the function is not
-    callable or does not take `kwargs`, or if REWARD_TYPE is neither "batch" nor "sequential".
+    Raises `RewardError` if the file is missing, fails to run, has no such function or one that does not take `kwargs`, or
+    if REWARD_TYPE is neither "batch" nor "sequential".
     """
     path, function_name, module, function = _loaded(spec)
     reward_type = getattr(module, "REWARD_TYPE", "batch")  # optional, unlike in EasyR1

@@ -88,9 +88,7 @@ class WorkerProcess:
     def received(self, seconds: float) -> tuple[str, Any]:
         """Returns the next message. A pause of this process and the worker's costs 1 s of the time at most.
 
-        Raises:
-            TimeoutError: it has not arrived in time.
-            EOFError, OSError: the process has ended, or something else than a message was written to the connection.
+        Raises `TimeoutError` if it is late, `EOFError` or `OSError` if the process has ended or wrote something else.
         """
         while not self._connection.poll(min(seconds, _LONGEST_LOOK_SECONDS)):
             seconds -= _LONGEST_LOOK_SECONDS
