@@ -133,14 +133,6 @@ class World:
     def model_path(self) -> Path:
         return self.folder / "model"
 
-    @property
-    def train_file(self) -> Path:
-        return self.split_file("train")
-
-    @property
-    def validation_file(self) -> Path:
-        return self.split_file("validation")
-
     def split_file(self, split: str) -> Path:
         return self.folder / f"{split}.parquet"
 

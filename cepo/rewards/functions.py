@@ -30,7 +30,6 @@ class LoadedReward:
     """A reward function with its keywords bound."""
 
     function: Callable[[Any], Any]
-    name: str  # the file's REWARD_NAME; "unknown" if it has none
     reward_type: RewardType  # the file's REWARD_TYPE; "batch" if it has none
     path: Path
     function_name: str
@@ -126,7 +125,6 @@ def _combined(parts: Mapping[str, LoadedReward], weights: Sequence[float]) -> Lo
     return dataclasses.replace(
         next(iter(parts.values())),
         function=score_one if is_sequential else score_batch,
-        name="+".join(parts),
         reward_type="sequential" if is_sequential else "batch",
         needs_images=any(part.needs_images for part in parts.values()),
     )
@@ -159,7 +157,6 @@ def load_reward_function(spec: str, kwargs: Fields) -> LoadedReward:
     _check_keywords(function, kwargs, f"{path.name}:{function_name}")
     return LoadedReward(
         function=functools.partial(function, **kwargs),
-        name=str(getattr(module, "REWARD_NAME", "unknown")),
         reward_type=reward_type,
         path=path,
         function_name=function_name,

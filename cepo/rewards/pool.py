@@ -191,7 +191,7 @@ class RewardPool:
     ) -> None:
         function_names(spec)
         self.spec = spec
-        self.reward_name, self.reward_type, self.needs_images = "unknown", "batch", False
+        self.reward_type, self.needs_images = "batch", False
         self._setup = {
             "spec": spec,
             "kwargs": dict(kwargs),
@@ -369,7 +369,7 @@ class RewardPool:
             ) from error
         if status == "failed":
             raise RewardError(value)
-        self.reward_name, self.reward_type, self.needs_images = value
+        self.reward_type, self.needs_images = value
         return worker
 
 

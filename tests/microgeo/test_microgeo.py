@@ -128,10 +128,12 @@ def test_a_world_is_built_once_in_the_users_cache(tmp_path: Path, monkeypatch: p
     fingerprint = json.loads((world.folder / "world.json").read_text())["fingerprint"]
     assert world.folder.name == f"microgeo-{fingerprint[:12]}"
     assert (world.model_path / "model.safetensors").stat().st_size < 10_000_000
-    stamp = world.train_file.stat().st_mtime_ns
+    file = world.split_file("train")
+    stamp = file.stat().st_mtime_ns
     assert build_world(num_train=12, num_validation=4) == world
-    assert world.train_file.stat().st_mtime_ns == stamp
-    assert build_world(world.folder, num_train=13, num_validation=4).train_file.stat().st_mtime_ns != stamp
+    assert file.stat().st_mtime_ns == stamp
+    assert build_world(world.folder, num_train=13, num_validation=4) == world
+    assert file.stat().st_mtime_ns != stamp
     assert [path.name for path in (tmp_path / "cepo").iterdir()] == [world.folder.name]
 
 

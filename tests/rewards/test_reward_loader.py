@@ -13,8 +13,6 @@ from cepo.rewards.functions import function_names, load_reward, load_reward_func
 from cepo.rewards.pool import RewardPool
 
 BATCH = """
-REWARD_NAME = "length"
-
 def main(samples):
     return [{"overall": 0.0} for sample in samples]
 
@@ -34,13 +32,13 @@ def batch_file(tmp_path: Path) -> Path:
 
 def test_batches_and_single_samples_are_scored_with_keywords(batch_file: Path) -> None:
     reward = load_reward_function(f"{batch_file}:by_length", {"scale": 0.5})
-    assert (reward.name, reward.reward_type, reward.function_name) == ("length", "batch", "by_length")
+    assert (reward.reward_type, reward.function_name) == ("batch", "by_length")
     assert reward.score([{"response_length": 3}, {"response_length": 8}]) == [{"overall": 1.5}, {"overall": 4.0}]
     batch_file.write_text(
         "REWARD_TYPE = 'sequential'\ndef main(sample): return {'overall': 1.0, 'extra': sample['note']}"
     )
     reward = load_reward_function(f"{batch_file}:main", {})
-    assert (reward.name, reward.reward_type) == ("unknown", "sequential")
+    assert reward.reward_type == "sequential"
     assert reward.score([{"note": 2}, {"note": 5}]) == [{"overall": 1.0, "extra": 2.0}, {"overall": 1.0, "extra": 5.0}]
 
 
@@ -50,11 +48,11 @@ def test_the_built_in_reward_is_found_from_another_folder(tmp_path: Path, monkey
     path, function_name = resolve_reward_path("cepo/rewards/math.py:compute_score")
     assert path.is_file()
     assert (path.parts[-3:], function_name) == (("cepo", "rewards", "math.py"), "compute_score")
-    assert load_reward_function("cepo/rewards/math.py:compute_score", {"format_weight": 0.1}).name == "math"
+    assert load_reward_function("cepo/rewards/math.py:compute_score", {"format_weight": 0.1}).path == path
     mine = tmp_path / "cepo" / "rewards" / "math.py"
     mine.parent.mkdir(parents=True)
     mine.write_text(BATCH)
-    assert load_reward_function("cepo/rewards/math.py:main", {}).name == "length"
+    assert load_reward_function("cepo/rewards/math.py:main", {}).path == mine
 
 
 @pytest.mark.parametrize(
@@ -160,7 +158,7 @@ def spec(tmp_path: Path) -> str:
 def test_weighted_rewards_add_up_with_each_part_reported(spec: str) -> None:
     """2 * 1 + 0.5 * 0.5 = 2.25. Without weights each counts 1."""
     reward = load_reward(spec, {}, [2.0, 0.5])
-    assert (reward.name, reward.reward_type) == ("answers+brevity", "sequential")
+    assert reward.reward_type == "sequential"
     assert reward.score(SAMPLES) == [
         {"overall": 2.25, "answers": 1.0, "accuracy": 1.0, "brevity": 0.5, "brevity.accuracy": 0.25, "length": 2.0},
         {"overall": 0.125, "answers": 0.0, "accuracy": 0.0, "brevity": 0.25, "brevity.accuracy": 0.25, "length": 4.0},
