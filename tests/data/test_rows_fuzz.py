@@ -1,4 +1,4 @@
-"""Any rows of a data set are problems that can be asked, or an error of this package: no traceback, no hang."""
+"""Any rows of a data set are problems that can be asked, or an error of this package: no traceback, hang or decoder."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import datetime
 import decimal
 import io
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -313,3 +315,76 @@ def test_the_guard_sees_other_errors() -> None:
             raise error
     with pytest.raises(AssertionError, match="does not name anything"), only_our_errors():
         raise DataError(" ")
+
+
+def with_invalid_utf8(folder: Path) -> Path:
+    lines = [b'{"prompt": "1 + %d", "answer": "2"}\n' % number for number in range(4)]
+    lines[2] = b'{"prompt": "1 + \xff\xfe", "answer": "2"}\n'
+    (folder / "rows.jsonl").write_bytes(b"".join(lines))
+    return folder / "rows.jsonl"
+
+
+def parquet_with_invalid_utf8(folder: Path) -> Path:
+    validity, offsets, _ = pyarrow.array(["1 +", "2 +", "__3", "4 +"]).buffers()
+    texts = pyarrow.py_buffer(b"1 +2 +\xff\xfe34 +")
+    broken = pyarrow.Array.from_buffers(pyarrow.string(), 4, [validity, offsets, texts])
+    table = pyarrow.table({"prompt": broken, "answer": ["1", "2", "3", "4"]})
+    pyarrow.parquet.write_table(table, folder / "rows.parquet")
+    return folder / "rows.parquet"
+
+
+@pytest.mark.parametrize("write", [with_invalid_utf8, parquet_with_invalid_utf8])
+def test_a_row_that_is_not_utf8_is_a_bad_row(
+    tmp_path: Path, tiny_processing: Processing, write: Callable[[Path], Path]
+) -> None:
+    file = write(tmp_path)
+    problems = ProblemSet(str(file), config_of(file, skip_bad_rows=True), tiny_processing)
+    assert [problem.prompt_id for problem in problems] == ["0", "1", "3"]
+    with pytest.raises(DataError, match=r"row 2: the row cannot be read .*data\.skip_bad_rows=true"):
+        ProblemSet(str(file), config_of(file), tiny_processing)
+
+
+@pytest.mark.parametrize("kind", ["Pdf", "Audio", "Image", "Video", "Nifti"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_metadata_of_a_file_choose_no_decoder(
+    tmp_path: Path, tiny_processing: Processing, kind: str, *, nested: bool
+) -> None:
+    media = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    value: object = {"bytes": NO_IMAGES[2], "path": None}
+    feature: object = {"_type": kind}
+    if nested:
+        media, value, feature = pyarrow.list_(media), [value], {"feature": feature, "_type": "List"}
+    columns = {"prompt": ["1 + 1"], "answer": ["2"], "further": pyarrow.array([value], type=media)}
+    text = {"dtype": "string", "_type": "Value"}
+    features = {"prompt": text, "answer": text, "further": feature}
+    table = pyarrow.table(columns).replace_schema_metadata(
+        {"huggingface": json.dumps({"info": {"features": features}})}
+    )
+    file = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(table, file)
+    (problem,) = ProblemSet(str(file), config_of(file), tiny_processing)
+    assert problem.columns["further"] == value
+
+
+@pytest.mark.parametrize("name", ["pipe", "device", "link out of the folder"])
+def test_data_files_of_a_folder_are_regular(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    if name == "pipe":
+        os.mkfifo(folder / "train.jsonl")
+    else:
+        (tmp_path / "secret.jsonl").write_text('{"prompt": "s3cret", "answer": "1"}\n')
+        target = "/dev/zero" if name == "device" else str(tmp_path / "secret.jsonl")
+        (folder / "train.jsonl").symlink_to(target)
+    with pytest.raises((ConfigError, DataError), match=r"is not a regular file|lies outside of"):
+        read_source(str(folder))
+
+
+def test_a_snapshot_in_the_hubs_cache_is_read_through_its_links(tmp_path: Path) -> None:
+    snapshot = tmp_path / "datasets--a--b" / "snapshots" / "0123"
+    blobs = tmp_path / "datasets--a--b" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    (blobs / "4567").write_text('{"prompt": "1 + 1", "answer": "2"}\n')
+    (snapshot / "train.jsonl").symlink_to("../../blobs/4567")
+    assert len(read_source(str(snapshot))) == 1
