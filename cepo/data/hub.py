@@ -37,7 +37,11 @@ def _require(key: str, name: str, kind: str) -> None:
         if isinstance(error, HfHubHTTPError) and not isinstance(error, RepositoryNotFoundError):
             return  # the hub answers, and the libraries know when to ask again
         reason = str(error).partition("\n")[0]
-        if not _is_cached(name, kind):
+        downloads = [Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}"]
+        if kind == "dataset":  # prepared by `datasets`
+            prepared = os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets"
+            downloads.append(Path(prepared).expanduser() / name.replace("/", "___"))
+        if not any(folder.is_dir() for folder in downloads):
             raise ConfigError(
                 f"{key}={name}: there is no such local path, the hub cannot be reached or has no such {kind} ({reason}), and "
                 f"no earlier download is in {constants.HF_HUB_CACHE}. Give a local folder or file, or connect this machine: "
@@ -46,12 +50,3 @@ def _require(key: str, name: str, kind: str) -> None:
         logger.warning(
             "%s=%s: using the earlier download (%s). HF_HUB_OFFLINE=1 saves further attempts", key, name, reason
         )
-
-
-def _is_cached(name: str, kind: str) -> bool:
-    from huggingface_hub import constants
-
-    if (Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}").is_dir():
-        return True
-    prepared = os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets"
-    return kind == "dataset" and (Path(prepared).expanduser() / name.replace("/", "___")).is_dir()
