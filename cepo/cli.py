@@ -340,7 +340,8 @@ def microgeo(out: Path | None, seed: int, num_train: int, num_validation: int) -
 
     with live_view():
         world = build_world(out, seed=seed, num_train=num_train, num_validation=num_validation)
-    print_plain(f"model      {world.model_path}\ntrain      {world.train_file}\nvalidation {world.validation_file}")
+    files = "".join(f"\n{split:10} {world.split_file(split)}" for split in ("train", "validation"))
+    print_plain(f"model      {world.model_path}{files}")
 
 
 @cli.command()

@@ -20,14 +20,11 @@ from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 from urllib.parse import SplitResult, urljoin, urlsplit, urlunsplit
 
 from cepo.errors import CepoError, DataError, ForeignFileError
 from cepo.trees import Tree
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 LARGEST_TEXT = 10_000_000
 """The largest configuration, prompt or template, in bytes."""
@@ -41,8 +38,6 @@ LARGEST_DOWNLOAD = 50_000_000
 """The largest image that is downloaded."""
 _DOWNLOAD_SECONDS = 30.0
 _MOST_REDIRECTS = 3
-LARGEST_PIXELS = 64_000_000
-"""The largest accepted number of pixels (192 MB decoded), because a file of some kilobytes can state any size."""
 
 
 def require_within(path: Path, folder: Path | str | None) -> Path:
@@ -74,9 +69,8 @@ def open_regular(
 ) -> BinaryIO:
     """Opens a regular file in binary mode; with `writable`, for reading and writing.
 
-    Raises:
-        ForeignFileError: a link leads out of the folder `within`, the file has more than `largest` bytes, or it breaks
-            this module's policy otherwise.
+    Raises `ForeignFileError` if a link leads out of the folder `within`, the file has more than `largest` bytes, or it
+    breaks this module's policy otherwise.
     """
     # Without O_NONBLOCK, opening a pipe would wait for its other end. The path has no more links.
     flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (os.O_RDWR if writable else os.O_RDONLY)
@@ -102,7 +96,7 @@ def irregular_file(folder: Path) -> Path | None:
 
 
 def size_of(path: Path, *, within: Path | str | None = None) -> int:
-    """Returns the bytes of a regular file; raises `ForeignFileError` as `open_regular` does."""
+    """Returns the number of bytes of a regular file; raises as `open_regular`."""
     with open_regular(path, within=within) as file:
         return os.fstat(file.fileno()).st_size
 
@@ -177,34 +171,10 @@ def damaged_as(path: Path, problem: str) -> Iterator[None]:
         raise DataError(f"{path} {problem} ({type(error).__name__})") from error
 
 
-def open_image(content: bytes, *, formats: tuple[str, ...], name: str = "the image") -> Image:
-    """Opens an image, which errors call `name`, without decoding its pixels; its size is known.
-
-    Other formats than Pillow's `formats` are not even tried: some decoders start programs. Raises `DataError` if the
-    image is damaged, in another format, or has more than `LARGEST_PIXELS`.
-    """
-    from PIL import Image
-
-    try:
-        image = Image.open(io.BytesIO(content), formats=formats)
-    except Exception as error:  # damaged bytes make decoders raise almost anything
-        raise DataError(f"{name} cannot be read ({type(error).__name__}); accepted: {', '.join(formats)}") from error
-    require_few_pixels(image)
-    return image
-
-
-def require_few_pixels(image: Image) -> None:
-    """Raises `DataError` if an image has more than `LARGEST_PIXELS`."""
-    width, height = image.size
-    if width * height > LARGEST_PIXELS:
-        raise DataError(f"the image is {width} x {height}; accepted: at most {LARGEST_PIXELS:,} pixels")
-
-
 def require_host(address: str, hosts: Collection[str]) -> SplitResult:
     """Returns the parts of an address that may be downloaded.
 
-    Raises:
-        DataError: `hosts` has neither its host (with a port, `host:port`) for https nor its scheme and host for http.
+    Raises `DataError` unless `hosts` has its host (with a port, `host:port`) for https, or scheme and host for http.
     """
     try:
         parts = urlsplit(address)
@@ -224,10 +194,8 @@ def download(address: str, hosts: Collection[str], *, largest: int) -> bytes:
     """Returns what an address holds, without proxies, within `_DOWNLOAD_SECONDS` in all.
 
     Redirects stay within `hosts`. A name that leads to an address that is not public is refused after connecting and
-    before anything is requested; the user may name that address itself.
-
-    Raises:
-        DataError: the host is not named, its address is not public, or the answer is too large, too late or an error.
+    before anything is requested; the user may name that address itself. Raises `DataError` for these, and if the answer
+    is too large, too late or an error.
     """
     until = time.monotonic() + _DOWNLOAD_SECONDS
     for _ in range(1 + _MOST_REDIRECTS):

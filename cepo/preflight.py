@@ -21,8 +21,7 @@ from cepo.tracking.run_folder import read_environment
 from cepo.trees import leaves
 
 if TYPE_CHECKING:
-    from cepo.data.dataset import ProblemSet
-    from cepo.data.mixing import MixedProblems
+    from cepo.data.dataset import TrainingProblems
     from cepo.rewards.pool import RewardPool
 
 logger = logging.getLogger("cepo.train")
@@ -90,7 +89,7 @@ def check_devices(trainer: TrainerConfig) -> str:
     return device_in_words()
 
 
-def check_before_loading(actor: ActorConfig, rewards: RewardPool, problems: ProblemSet | MixedProblems) -> None:
+def check_before_loading(actor: ActorConfig, rewards: RewardPool, problems: TrainingProblems) -> None:
     """Checks that the adapter's settings name layers, and that the reward function gives the first problem's answer a score.
 
     If it raises, this only logs a warning, because it may raise on purpose for such a response.

@@ -19,8 +19,7 @@ from cepo.runtime.reach import prepare_own_cluster
 
 if TYPE_CHECKING:
     from cepo.config.data_schema import DataConfig
-    from cepo.data.dataset import ProblemSet
-    from cepo.data.mixing import MixedProblems
+    from cepo.data.dataset import ProblemSet, TrainingProblems
     from cepo.models.inputs import ImageSource
     from cepo.models.processing import Processing
     from cepo.report.page import Run
@@ -184,7 +183,10 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
         next_step = policy.state.step + 1
         logger.info("resumed from %s: continues with step %d of %d", policy.checkpoint, next_step, total_steps)
     return Trainer(
-        config=config,
+        data=data,
+        algorithm=algorithm,
+        worker=worker,
+        settings=settings,
         problems=problems,
         processing=processing,
         estimator=estimator,
@@ -193,16 +195,15 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
         rewards=rewards,
         tracker=_tracker(config, stack, total_steps, policy.begin()),
         policy=policy,
-        validator=None if held_out is None else Validator(held_out, config, contexts, processing, rewards),
+        validator=None if held_out is None else Validator(held_out, *sections, contexts, processing, rewards),
         total_steps=total_steps,
     )
 
 
 def _problem_sets(
     data: DataConfig, processing: Processing, *, with_solutions: bool
-) -> tuple[ProblemSet | MixedProblems, ProblemSet | None]:
-    from cepo.data.dataset import ProblemSet
-    from cepo.data.mixing import read_training_sets
+) -> tuple[TrainingProblems, ProblemSet | None]:
+    from cepo.data.dataset import ProblemSet, read_training_sets
 
     problems = read_training_sets(data, processing)
     held_out = None if data.val_files is None else ProblemSet(data.val_files, data, processing)
@@ -226,7 +227,7 @@ def build_backend(
     if under_ray:
         from cepo.runtime.ray.ray_backend import RayBackend
 
-        return RayBackend(config.data, config.worker, config.trainer, facts, memory, image_probe)
+        return RayBackend(facts, memory, image_probe)
     from cepo.workers.distributed import this_device
     from cepo.workers.worker import Worker
 

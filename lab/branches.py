@@ -28,9 +28,8 @@ from lab.support.machine import machine_record  # noqa: E402
 
 CORE = (
     "algorithms/", "losses/", "config/", "errors.py", "metrics.py", "sections.py", "trees.py", "types.py",
-    "data/batch.py", "data/contexts.py", "data/hints.py", "data/row_checks.py", "data/mixing.py",
-    "data/row_checks.py", "rewards/answers.py", "rewards/benchmark.py", "rewards/contract.py",
-    "rewards/functions.py", "rewards/magnitude.py", "rewards/math.py",
+    "data/batch.py", "data/contexts.py", "data/row_checks.py", "rewards/answers.py", "rewards/benchmark.py",
+    "rewards/contract.py", "rewards/functions.py", "rewards/magnitude.py", "rewards/math.py",
 )  # fmt: skip
 SETTINGS = """[run]
 branch = true

@@ -69,8 +69,7 @@ class Plan:
 
 def evaluate_planned(plan: Plan) -> int:
     """Evaluates, prints the table of results and returns the exit code: 130 after Ctrl-C, 143 after SIGTERM."""
-    from cepo.evaluation.results import figure_rows
-    from cepo.evaluation.verdicts import PAGE_FILE, write_evaluations
+    from cepo.evaluation.results import PAGE_FILE, figure_rows, write_evaluations
 
     log_to_stderr()
     try:
@@ -113,9 +112,8 @@ def _with_sampling(options: Mapping[str, str], settings: Sequence[str]) -> list[
 def evaluate(plan: Plan) -> Tree:
     """Evaluates the model as planned and writes the results; returns the content of evaluation.json."""
     from cepo.data.dataset import most_visuals
-    from cepo.evaluation.accuracy import benchmark_figures
     from cepo.evaluation.benchmarks import REWARD
-    from cepo.evaluation.results import GENERATIONS_FILE, write_results
+    from cepo.evaluation.results import GENERATIONS_FILE, benchmark_figures, write_results
     from cepo.evaluation.run import asker_of, engine, graded_rows
     from cepo.tracking.run_folder import LineFile
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import RunConfig
-from cepo.data.contexts import ContextBuilder
-from cepo.data.dataset import Problem, ProblemSet, most_visuals
-from cepo.data.mixing import MixedProblems, read_training_sets
+from cepo.data.contexts import ContextBuilder, Problem
+from cepo.data.dataset import TrainingProblems, most_visuals, read_training_sets
 from cepo.models.processing import Processing, load_processing
 from cepo.rewards.pool import RewardPool
 from cepo.rollout.factory import settings_of_run
@@ -26,7 +25,7 @@ from cepo.workers.worker import Worker, WorkerFacts
 class Session:
     config: RunConfig
     processing: Processing
-    problems: ProblemSet | MixedProblems
+    problems: TrainingProblems
     contexts: ContextBuilder
     rewards: RewardPool
     backend: Worker

@@ -23,39 +23,26 @@ RowName = tuple[str, int | None]
 
 
 class ScoringOptions(TypedDict, total=False):
-    """The options of a scoring pass, declared once for trainer, backends and actor.
+    """The options of a scoring pass, declared once for trainer, backends and actor."""
 
-    Attributes:
-        as_teacher: whether the teacher's weights are used; by default the actor's.
-        as_reference: whether the initial weights are used (LoRA: those without the adapter), for a KL penalty.
-        keep_states: the view whose rows' hidden states are kept until the end of the step, for an update that distils.
-        temperature: replaces the rollout temperature.
-        result: per token, its log-prob; the entropy of its distribution; or KL(P_student || P_reference) over the
-            vocabulary, for rows whose states were kept `as_reference`. All in nats.
-    """
-
-    as_teacher: bool
-    as_reference: bool
-    keep_states: str | None
-    temperature: float | None
+    as_teacher: bool  # with the teacher's weights; by default the actor's
+    as_reference: bool  # with the initial weights (LoRA: those without the adapter), for a KL penalty
+    keep_states: str | None  # the view whose rows' hidden states an update that distils needs later in the step
+    temperature: float | None  # replaces the rollout temperature
     result: Literal["log_probs", "entropy", "reference_kl"]
+    """Per token, in nats: its log-prob, its distribution's entropy, or KL(P_student || P_reference) over the vocabulary,
+    for rows whose states were kept `as_reference`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringRow:
-    """A response after a context. Rows of one prompt share the context object, and with it the images.
-
-    Attributes:
-        prompt: the prompt's index in its step; one device processes all rows of a prompt, whatever their context.
-        row: the response's index in its step.
-        view: the method's view that the context belongs to.
-    """
+    """A response after a context. Rows of one prompt share the context object, and with it the images."""
 
     context: EncodedPrompt
     response_ids: tuple[int, ...]
-    prompt: int = 0
-    row: int | None = None
-    view: str = OWN_VIEW
+    prompt: int = 0  # its index in its step; one device processes all rows of a prompt, whatever their context
+    row: int | None = None  # the response's index in its step
+    view: str = OWN_VIEW  # the method's view that the context belongs to
 
     @property
     def name(self) -> RowName:
@@ -72,55 +59,42 @@ class DistillationRows:
     """The distillation data of an optimizer batch."""
 
     divergence: DivergenceConfig
-    token_weight: Float[Tensor, "R T"]
-    """0 for a row without a teacher."""
-    view: str
-    """The view whose hidden states, kept from scoring, are the teacher's."""
+    token_weight: Float[Tensor, "R T"]  # 0 for a row without a teacher
+    view: str  # whose hidden states, kept from scoring, are the teacher's
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerBatch:
     """The rows of one optimizer step that have a gradient, with totals over all rows of the step.
 
-    Attributes:
-        denominators: totals over every row of the step, including rows without gradient.
-        on_policy: whether the weights at the start of this optimizer step sampled the rows and no earlier pass scored
-            them. The old log-probs are then the update's own, without gradient, and `old_log_probs` holds the rollout
-            engine's for comparison.
-        sampled_log_probs: of the rollout engine; None if `old_log_probs` holds them.
-        reference_log_probs: under the initial weights; None without a KL in the loss.
-        distillation: None for methods whose only loss is the policy loss.
+    If `on_policy`, the weights at the start of this optimizer step sampled the rows and no earlier pass scored them. The
+    old log-probs are then the update's own, without gradient, and `old_log_probs` holds the rollout engine's.
     """
 
     rows: Sequence[ScoringRow]
     old_log_probs: Float[Tensor, "R T"]
     advantages: Float[Tensor, "R T"]
     response_mask: Bool[Tensor, "R T"]
-    denominators: LossDenominators
+    denominators: LossDenominators  # over every row of the step, including rows without gradient
     on_policy: bool = False
-    sampled_log_probs: Float[Tensor, "R T"] | None = None
-    reference_log_probs: Float[Tensor, "R T"] | None = None
-    distillation: DistillationRows | None = None
+    sampled_log_probs: Float[Tensor, "R T"] | None = None  # of the rollout engine; None if `old_log_probs` holds them
+    reference_log_probs: Float[Tensor, "R T"] | None = None  # under the initial weights; None without a KL in the loss
+    distillation: DistillationRows | None = None  # None for methods whose only loss is the policy loss
 
     def at(self, indices: Sequence[int]) -> OptimizerBatch:
         """Returns the rows at `indices`, with unchanged totals."""
-        distillation = None if self.distillation is None else _at(self.distillation, indices)
-        return dataclasses.replace(_at(self, indices), distillation=distillation)
+        return _at(self, indices)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CriticBatch:
-    """The rows of one optimizer step of the critic.
-
-    `old_values` are those before the step's updates, `returns` their targets, `denominators` totals over every row of
-    the step on all ranks.
-    """
+    """The rows of one optimizer step of the critic."""
 
     rows: Sequence[ScoringRow]
-    old_values: Float[Tensor, "R T"]
-    returns: Float[Tensor, "R T"]
+    old_values: Float[Tensor, "R T"]  # before the step's updates
+    returns: Float[Tensor, "R T"]  # the targets of the values
     response_mask: Bool[Tensor, "R T"]
-    denominators: LossDenominators
+    denominators: LossDenominators  # over every row of the step on all ranks
 
     def at(self, indices: Sequence[int]) -> CriticBatch:
         return _at(self, indices)
@@ -130,10 +104,12 @@ _Batch = TypeVar("_Batch", OptimizerBatch, CriticBatch, DistillationRows)
 
 
 def _at(batch: _Batch, indices: Sequence[int]) -> _Batch:
-    """Returns the batch with the entries at `indices` of its tensors and rows."""
-    chosen = list(indices)
-    values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-    changed: Tree = {name: value[chosen] for name, value in values.items() if isinstance(value, Tensor)}
-    if not isinstance(batch, DistillationRows):
-        changed["rows"] = [batch.rows[index] for index in chosen]
+    changed: Tree = {}
+    for name, value in ((field.name, getattr(batch, field.name)) for field in dataclasses.fields(batch)):
+        if isinstance(value, Tensor):
+            changed[name] = value[list(indices)]
+        elif isinstance(value, DistillationRows):
+            changed[name] = _at(value, indices)
+        elif name == "rows":
+            changed[name] = [value[index] for index in indices]
     return dataclasses.replace(batch, **changed)

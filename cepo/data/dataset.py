@@ -1,71 +1,41 @@
-"""Reads problems from a hub name, a file or a folder and checks every row before heavy work begins."""
+"""Reads problems, checks every row before heavy work begins, combines training sets, and decides their order."""
 
 from __future__ import annotations
 
 import logging
 import random
 import zlib
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from itertools import accumulate
+from typing import Any, Protocol, cast
+
+import numpy
 
 from cepo.config.schema import DataConfig
-from cepo.data.hints import UserTemplate, template_text
+from cepo.data.contexts import Problem, UserTemplate, template_text
 from cepo.data.images import decoded_images, limited_size, listed, verify_image
 from cepo.data.reading import read_source, without_decoding
-from cepo.data.row_checks import RowMeasure, check_rows, plain_text, read_turns
-from cepo.data.videos import FrameRules, load_video
+from cepo.data.row_checks import RowMeasure, check_rows
+from cepo.data.videos import load_video
 from cepo.errors import ConfigError, DataError
 from cepo.models.inputs import ImageSource, Turn, Video
 from cepo.models.processing import IMAGE_MARK, VIDEO_MARK, Processing
-from cepo.trees import Fields, Tree
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from cepo.trees import Fields, is_mapping
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, kw_only=True)
-class Problem:
-    """One row of the data, prepared for prompts.
-
-    Attributes:
-        prompt_id: the row number in the source; unchanged by filtering and shuffling.
-        text: the user's text (of a conversation, the last one) after the format prompt, with one `<image>` per image
-            and one `<video>` per video.
-        images: decoded, in RGB.
-        solution: None if the dataset has none.
-        columns: the row's other columns, for reward functions.
-        history: the turns before `text` if the prompt is a conversation.
-        image_source: where `images` can be read again; None for rows with videos and for rows not read from a source.
-        teacher_images: the images that teachers see instead of `images`, as many; empty if they see the same.
-        teacher_image_source: as `image_source`, of `teacher_images`.
-    """
-
-    prompt_id: str
-    text: str
-    images: tuple[Image, ...] = field(repr=False)
-    ground_truth: str
-    solution: str | None
-    columns: dict[str, Any] = field(repr=False)
-    image_source: ImageSource | None = None
-    teacher_images: tuple[Image, ...] = field(default=(), repr=False)
-    teacher_image_source: ImageSource | None = None
-    videos: tuple[Video, ...] = field(default=(), repr=False)
-    history: tuple[Turn, ...] = ()
+ROLES = ("system", "user", "assistant")
+_ACCEPTED = "accepted: a list of messages {role, content}, of which the last is the user's"
 
 
 class ProblemSet(Sequence[Problem]):
     """Holds the usable rows of one source. Images are decoded on access and never kept.
 
-    Args:
-        rows: converted rows of the source; None reads the rows from the source.
-
-    Raises:
-        ConfigError: the source does not exist or lacks a column.
-        DataError: a row is bad or overlong and the settings do not skip such rows, or no row is usable.
+    `rows` are converted rows of the source; by default it is read. Raises `ConfigError` if the source does not exist or
+    lacks a column, and `DataError` if a row is bad or overlong and not to be skipped, or no row is usable.
     """
 
     def __init__(self, source: str, config: DataConfig, processing: Processing, *, rows: Any = None) -> None:
@@ -76,9 +46,10 @@ class ProblemSet(Sequence[Problem]):
         self._rows = without_decoding(read)
         for name in ("prompt_key", "answer_key"):
             self._require_column(name)
-        checks = check_rows(self._rows, source=source, config=config, measure=self._measure)
-        self.skipped, self._usable = checks.skipped, checks.usable
-        self.most_images, self.most_videos = checks.most_images, checks.most_videos
+        usable, self.skipped = check_rows(self._rows, source=source, config=config, measure=self._measure)
+        self._usable = list(usable)
+        self.most_images = max(measured.num_images for measured in usable.values())
+        self.most_videos = max(measured.num_videos for measured in usable.values())
         if self.skipped:
             logger.warning("%s: %d rows are used, left out: %s", source, len(self._usable), dict(self.skipped))
 
@@ -118,13 +89,6 @@ class ProblemSet(Sequence[Problem]):
             image_source=source if is_known else None,
             teacher_images=shown,
             teacher_image_source=replace(source, column=config.teacher_image_key) if is_known else None,
-        )
-
-    def indices(self, step: int, batch_size: int) -> list[int]:
-        """Returns the problems of the 0-based `step`, which depend only on the step and `data.seed`."""
-        config = self._config
-        return problem_indices(
-            step, num_problems=len(self), batch_size=batch_size, shuffle=config.shuffle, seed=config.seed
         )
 
     def content(self) -> str:
@@ -179,10 +143,7 @@ class ProblemSet(Sequence[Problem]):
         return [*history, last]
 
     def _video(self, value: object) -> Video:
-        config = self._config
-        limits: Tree = {"min_pixels": config.min_pixels, "max_pixels": config.max_pixels}
-        rules = FrameRules(fps=config.video_fps, factor=self._processing.reader.video_factor, **limits)
-        return load_video(value, config.image_dir, rules)
+        return load_video(value, self._config, factor=self._processing.reader.video_factor)
 
     def _measure(self, row: Fields) -> RowMeasure:
         """Measures the prompt and its images. Videos are decoded completely, the only way to find damaged ones."""
@@ -227,18 +188,82 @@ def _solution(value: object) -> str | None:
     return None if value is None or not str(value).strip() else str(value)
 
 
+class TrainingProblems:
+    """Concatenates the usable rows of one or several sources. Of several, a problem's id is `<source number>:<row>`.
+
+    Without `data.train_weights` all rows form one set: an epoch uses each row once, whatever its source.
+    """
+
+    def __init__(self, parts: Sequence[ProblemSet], config: DataConfig) -> None:
+        self._parts, self._config = parts, config
+        self._ends = list(accumulate(len(part) for part in parts))
+        self._begins = [0, *self._ends]
+        self.most_images = max(part.most_images for part in parts)
+        self.most_videos = max(part.most_videos for part in parts)
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> Problem:
+        part = bisect_right(self._ends, index)
+        problem = self._parts[part][index - self._begins[part]]
+        if len(self._parts) == 1:
+            return problem
+        return replace(problem, prompt_id=f"{part}:{problem.prompt_id}")
+
+    def indices(self, step: int, batch_size: int) -> list[int]:
+        """Returns the problems of the 0-based `step`, which depend only on the step and `data.seed`.
+
+        Without weights, each pass over the data has its own order.
+        """
+        weights, shuffle, seed = self._config.train_weights, self._config.shuffle, self._config.seed
+        if weights is not None and len(self._parts) > 1:
+            sizes = [len(part) for part in self._parts]
+            chosen = weighted_indices(
+                step, sizes=sizes, weights=weights, batch_size=batch_size, shuffle=shuffle, seed=seed
+            )
+            return [self._begins[part] + index for part, index in chosen]
+        per_epoch = steps_per_epoch(len(self), batch_size)
+        assert per_epoch > 0, "a batch must not be larger than the problem set; checked when the run is put together"
+        epoch, number = divmod(step, per_epoch)
+        order = shuffled(len(self), f"{seed}/{epoch}") if shuffle else range(len(self))
+        return [*order[number * batch_size : (number + 1) * batch_size]]
+
+    def content(self) -> str:
+        return "; ".join(part.content() for part in self._parts)
+
+    def require_solutions(self, setting: str) -> None:
+        for part in self._parts:
+            part.require_solutions(setting)
+
+    def image_probe(self) -> ImageSource | None:
+        """Returns the first probe that is not None, from sources with images first; see `ProblemSet.image_probe`."""
+        parts = sorted(self._parts, key=lambda part: not part.most_images)
+        return next((probe for probe in (part.image_probe() for part in parts) if probe is not None), None)
+
+
+def read_training_sets(config: DataConfig, processing: Processing) -> TrainingProblems:
+    """Reads all of `data.train_files` and checks every row; raises as `ProblemSet`, and for fewer problems than a step needs."""
+    parts: list[ProblemSet] = []
+    for source in config.train_sources:
+        logger.info("reading and checking %s", source)
+        parts.append(ProblemSet(source, config, processing))
+        parts[-1].require_teacher_images()
+    sizes = [len(part) for part in parts]
+    if sum(sizes) < config.rollout_batch_size:
+        raise ConfigError(
+            f"data.rollout_batch_size is {config.rollout_batch_size}, but {config.train_files} has {sum(sizes)} usable "
+            "problems; accepted: at most as many"
+        )
+    weights = config.train_weights or sizes
+    for source, size, weight in zip(config.train_sources, sizes, weights, strict=True) if len(parts) > 1 else ():
+        logger.info("plan: %.1f %% of the prompts from %s (%d problems)", 100 * weight / sum(weights), source, size)
+    return TrainingProblems(parts, config)
+
+
 def steps_per_epoch(num_problems: int, batch_size: int) -> int:
     """Returns the number of full batches in one pass; an incomplete last batch is dropped, as in EasyR1."""
     return num_problems // batch_size
-
-
-def problem_indices(step: int, *, num_problems: int, batch_size: int, shuffle: bool, seed: int) -> list[int]:
-    """Returns the indices of the problems of the 0-based `step`; each pass over the data has its own order."""
-    per_epoch = steps_per_epoch(num_problems, batch_size)
-    assert per_epoch > 0, "a batch must not be larger than the problem set; checked when the run is put together"
-    epoch, number = divmod(step, per_epoch)
-    order = shuffled(num_problems, f"{seed}/{epoch}") if shuffle else range(num_problems)
-    return [*order[number * batch_size : (number + 1) * batch_size]]
 
 
 @lru_cache(maxsize=16)
@@ -247,6 +272,26 @@ def shuffled(size: int, seed: str) -> tuple[int, ...]:
     order = list(range(size))
     random.Random(seed).shuffle(order)
     return tuple(order)
+
+
+def weighted_indices(
+    step: int, *, sizes: Sequence[int], weights: Sequence[float], batch_size: int, shuffle: bool, seed: int
+) -> list[tuple[int, int]]:
+    """Returns pairs (set, index in the set) for the 0-based `step`, with sets drawn in proportion to `weights`.
+
+    Each set has its own epochs, with every problem once per epoch and a new order for each. As in `datasets`'
+    `interleave_datasets`, sets are drawn by numpy's generator; its first numbers do not depend on how many are drawn.
+    """
+    shares = [weight / sum(weights) for weight in weights]
+    drawn = numpy.random.default_rng(seed).choice(len(sizes), size=(step + 1) * batch_size, p=shares)
+    counts: list[int] = numpy.bincount(drawn[: step * batch_size], minlength=len(sizes)).tolist()
+    chosen: list[tuple[int, int]] = []
+    parts: list[int] = drawn[step * batch_size :].tolist()
+    for part in parts:
+        epoch, index = divmod(counts[part], sizes[part])
+        counts[part] += 1
+        chosen.append((part, shuffled(sizes[part], f"{seed}/{part}/{epoch}")[index] if shuffle else index))
+    return chosen
 
 
 class _WithVisuals(Protocol):
@@ -271,3 +316,50 @@ def _format_template(path: str | None) -> UserTemplate | None:
             "which stands for the question"
         )
     return template
+
+
+def plain_text(value: object) -> str:
+    """Returns a cell as text: empty for None, and whole numbers without the `.0` of a float column."""
+    if value is None:
+        return ""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def read_turns(prompt: Any) -> list[Turn]:
+    """Returns the turns of a cell of the prompt column, which holds text or messages. The last turn is the question.
+
+    A message's content is text or a list of parts: `{type: text, text: ...}`, `{type: image}` and `{type: video}`.
+    Image and video parts stand for the row's images and videos in order. Anything else raises `DataError`.
+    """
+    if not isinstance(prompt, list | tuple):
+        return [Turn("user", plain_text(prompt))]
+    if not prompt:
+        raise DataError(f"the prompt has no message; {_ACCEPTED}")
+    turns = [_turn(message, number) for number, message in enumerate(cast("Sequence[object]", prompt))]
+    if turns[-1].role != "user":
+        raise DataError(f"the last message is the {turns[-1].role}'s; {_ACCEPTED}")
+    return turns
+
+
+def _turn(message: object, number: int) -> Turn:
+    given: Fields = message if is_mapping(message) else {}
+    content: object = given.get("content")
+    if "role" not in given or not isinstance(content, str | list | tuple):
+        raise DataError(f"message {number} has no role or no content of text or parts: {message!r:.200}; {_ACCEPTED}")
+    if given["role"] not in ROLES:
+        raise DataError(f"message {number} has the role {given['role']!r}; accepted: {', '.join(ROLES)}")
+    parts = cast("Sequence[object]", [{"type": "text", "text": content}] if isinstance(content, str) else content)
+    return Turn(given["role"], "".join(_part(part, number) for part in parts))
+
+
+def _part(part: object, number: int) -> str:
+    given: Fields = {key: value for key, value in part.items() if value is not None} if is_mapping(part) else {}
+    kind = given.get("type")
+    if kind == "text" and isinstance(given.get("text"), str):
+        return given["text"]
+    if kind in ("image", "video") and len(given) == 1:
+        return IMAGE_MARK if kind == "image" else VIDEO_MARK
+    raise DataError(
+        f"message {number} has the part {str(given or part)[:200]}; accepted: {{type: text, text: ...}}, {{type: image}} and "
+        "{type: video}, whose images and videos stand in the row's columns data.image_key and data.video_key"
+    )

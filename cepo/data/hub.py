@@ -16,18 +16,15 @@ _SECONDS = 5.0
 
 
 def require_hub_names(models: Iterable[tuple[str, str | None]], data: Iterable[tuple[str, str | None]]) -> None:
-    """Checks that all models and data sets that are not local can be read from the hub or from an earlier download.
+    """Raises `ConfigError` if a model or data set is neither local nor on the hub nor in its cache.
 
-    Args:
-        models, data: pairs of setting and value; None, local paths and `microgeo:` are skipped.
-
-    Raises:
-        ConfigError: the hub cannot be reached or does not have the name, and neither does the cache.
+    `models` and `data` are pairs of setting and value; None and `microgeo:` are skipped.
     """
     for kind, names in (("model", models), ("dataset", data)):
         for key, name in names:
-            if name is not None and _is_remote(name):
-                _require(key, name.partition("@")[0], kind)
+            repository = (name or "").partition("@")[0]
+            if name and not name.startswith("microgeo:") and not (find_path(name) or find_path(repository)):
+                _require(key, repository, kind)
 
 
 def _require(key: str, name: str, kind: str) -> None:
@@ -40,7 +37,11 @@ def _require(key: str, name: str, kind: str) -> None:
         if isinstance(error, HfHubHTTPError) and not isinstance(error, RepositoryNotFoundError):
             return  # the hub answers, and the libraries know when to ask again
         reason = str(error).partition("\n")[0]
-        if not _is_cached(name, kind):
+        downloads = [Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}"]
+        if kind == "dataset":  # prepared by `datasets`
+            prepared = os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets"
+            downloads.append(Path(prepared).expanduser() / name.replace("/", "___"))
+        if not any(folder.is_dir() for folder in downloads):
             raise ConfigError(
                 f"{key}={name}: there is no such local path, the hub cannot be reached or has no such {kind} ({reason}), and "
                 f"no earlier download is in {constants.HF_HUB_CACHE}. Give a local folder or file, or connect this machine: "
@@ -49,16 +50,3 @@ def _require(key: str, name: str, kind: str) -> None:
         logger.warning(
             "%s=%s: using the earlier download (%s). HF_HUB_OFFLINE=1 saves further attempts", key, name, reason
         )
-
-
-def _is_remote(name: str) -> bool:
-    return not name.startswith("microgeo:") and find_path(name) is None and find_path(name.partition("@")[0]) is None
-
-
-def _is_cached(name: str, kind: str) -> bool:
-    from huggingface_hub import constants
-
-    if (Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}").is_dir():
-        return True
-    prepared = os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets"
-    return kind == "dataset" and (Path(prepared).expanduser() / name.replace("/", "___")).is_dir()

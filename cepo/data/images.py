@@ -1,9 +1,10 @@
-"""Reads images of datasets (bytes, path or PIL) as RGB within pixel limits, for problems and in workers."""
+"""Reads images of datasets (bytes, base64, path or address) as RGB within pixel limits."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import logging
 import math
 import os
@@ -11,28 +12,21 @@ import re
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from PIL import Image
 
-from cepo.config.schema import DataConfig
-from cepo.data.reading import read_source, without_decoding
 from cepo.errors import DataError
-from cepo.foreign_files import (
-    LARGEST_DOWNLOAD,
-    LARGEST_IMAGE,
-    download,
-    open_image,
-    read_bytes,
-    require_few_pixels,
-    require_host,
-)
-from cepo.models.inputs import ImageInputs, ImageSource
-from cepo.models.processing import Processing
+from cepo.foreign_files import LARGEST_DOWNLOAD, LARGEST_IMAGE, download, read_bytes, require_host
 from cepo.trees import Tree
+
+if TYPE_CHECKING:
+    from cepo.config.schema import DataConfig
 
 logger = logging.getLogger(__name__)
 
+LARGEST_PIXELS = 64_000_000
+"""The largest accepted number of pixels (192 MB decoded), because a file of some kilobytes can state any size."""
 LARGEST_ASPECT_RATIO = 200
 """The largest accepted aspect ratio. Qwen's resizing refuses thinner images, which would otherwise end a run midway."""
 _BASE64 = re.compile(r"data:|(iVBORw0KGgo|/9j/|R0lGOD|UklGR)[A-Za-z0-9+/=\s]{60,}")
@@ -56,25 +50,31 @@ _TURNS = {
 def image_of(value: object, image_dir: str | None, *, hosts: Collection[str] = ()) -> Image.Image:
     """Opens an image without decoding its pixels; its size is known.
 
-    Args:
-        value: PIL image, raw bytes, path in `image_dir`, address on one of `hosts`, or a mapping with `bytes` or `path`.
-
-    Raises:
-        DataError: the image is not readable, has an unaccepted format, or has too many pixels.
+    `value` is raw bytes, base64, a path in `image_dir`, an address on one of `hosts`, or a mapping with `bytes` or
+    `path`. Raises `DataError` if the image is not readable, has an unaccepted format, or has too many pixels.
     """
     value, name = bytes_or_path(value, hosts=hosts), "the image"
     if isinstance(value, str):
         name = f"the image {value!r}"
-        file = Path(image_dir or "") / value
-        value = read_bytes(file, within=image_dir, largest=LARGEST_IMAGE)
-    if isinstance(value, bytes):
-        return open_image(value, formats=FORMATS, name=name)
-    if not isinstance(value, Image.Image):
-        raise DataError(f"the image is a {type(value).__name__}; accepted: PIL image, bytes, path, or {{bytes, path}}")
-    if value.format not in (None, "MPO", *FORMATS):
-        raise DataError(f"the image is a {value.format} file; accepted: {', '.join(FORMATS)}")
-    require_few_pixels(value)
-    return value
+        value = read_bytes(Path(image_dir or "") / value, within=image_dir, largest=LARGEST_IMAGE)
+    if not isinstance(value, bytes):
+        raise DataError(f"the image is a {type(value).__name__}; accepted: bytes, path, or {{bytes, path}}")
+    return open_image(value, name=name)
+
+
+def open_image(content: bytes, *, formats: tuple[str, ...] = FORMATS, name: str = "the image") -> Image.Image:
+    """Opens an image file, which errors call `name`, as `image_of` does.
+
+    Other formats than Pillow's `formats` are not even tried: some decoders start programs.
+    """
+    try:
+        image = Image.open(io.BytesIO(content), formats=formats)
+    except Exception as error:  # damaged bytes make decoders raise almost anything
+        raise DataError(f"{name} cannot be read ({type(error).__name__}); accepted: {', '.join(formats)}") from error
+    width, height = image.size
+    if width * height > LARGEST_PIXELS:
+        raise DataError(f"the image is {width} x {height}; accepted: at most {LARGEST_PIXELS:,} pixels")
+    return image
 
 
 def bytes_or_path(value: object, *, hosts: Collection[str] = ()) -> object:
@@ -167,24 +167,15 @@ def limited_size(size: tuple[int, int], min_pixels: int | None, max_pixels: int 
     return width, height
 
 
-def load_rgb(
-    value: object,
-    image_dir: str | None,
-    min_pixels: int | None,
-    max_pixels: int | None,
-    *,
-    hosts: Collection[str] = (),
-) -> Image.Image:
-    """Returns the decoded image in RGB (from palettes, grey and alpha too), upright and within the pixel limits."""
+def load_rgb(value: object, image_dir: str | None, *, hosts: Collection[str] = ()) -> Image.Image:
+    """Returns the decoded image in RGB (from palettes, grey and alpha too), upright."""
     image = image_of(value, image_dir, hosts=hosts)
     turn = _TURNS.get(_orientation(image))
     try:
         image = image.convert("RGB")
-        image = image if turn is None else image.transpose(turn)
+        return image if turn is None else image.transpose(turn)
     except Exception as error:  # damaged bytes make decoders raise almost anything
         raise DataError(f"the image cannot be decoded ({error})") from error
-    size = limited_size(image.size, min_pixels, max_pixels)
-    return image if size == image.size else image.resize(size, Image.Resampling.BICUBIC)
 
 
 def listed(row: Mapping[str, object], key: str) -> list[Any]:
@@ -198,47 +189,9 @@ def listed(row: Mapping[str, object], key: str) -> list[Any]:
 def decoded_images(row: Mapping[str, object], config: DataConfig, column: str | None = "") -> tuple[Image.Image, ...]:
     """Returns a row's images in RGB, within the pixel limits, from `column`: "" is `data.image_key`, None has none."""
     values = [] if column is None else listed(row, column or config.image_key)
+    images = [load_rgb(value, config.image_dir, hosts=config.image_hosts) for value in values]
+    sizes = [limited_size(image.size, config.min_pixels, config.max_pixels) for image in images]
     return tuple(
-        load_rgb(value, config.image_dir, config.min_pixels, config.max_pixels, hosts=config.image_hosts)
-        for value in values
+        image if size == image.size else image.resize(size, Image.Resampling.BICUBIC)
+        for image, size in zip(images, sizes, strict=True)
     )
-
-
-class ImageStore:
-    """Caches the images of rows, so that each is read and preprocessed once.
-
-    The images equal the trainer's bit for bit, because the same functions read the same rows.
-    """
-
-    def __init__(self, config: DataConfig, processing: Processing) -> None:
-        self._config, self._processing = config, processing
-        self._rows: dict[str, Any] = {}
-        self._images: dict[ImageSource, tuple[Image.Image, ...]] = {}
-        self._inputs: dict[ImageSource, ImageInputs] = {}
-
-    def images(self, source: ImageSource) -> tuple[Image.Image, ...]:
-        """Returns a row's decoded images for the rollout engine; raises `ConfigError` or `DataError` on failure."""
-        if source not in self._images:
-            self._images[source] = decoded_images(
-                self._data(source.data)[source.row], self._config, source.column or ""
-            )
-        return self._images[source]
-
-    def inputs(self, source: ImageSource) -> ImageInputs:
-        """Returns the images of a row as inputs of the vision tower."""
-        if source not in self._inputs:
-            inputs = self._processing.load_images(self.images(source), source)
-            assert inputs is not None, f"row {source.row} of {source.data} has no image"
-            self._inputs[source] = inputs
-        return self._inputs[source]
-
-    def forget(self) -> None:
-        """Frees all images; the data sets remain open."""
-        self._images.clear()
-        self._inputs.clear()
-
-    def _data(self, name: str) -> Any:
-        if name not in self._rows:
-            text_columns = (self._config.prompt_key, self._config.answer_key)
-            self._rows[name] = without_decoding(read_source(name, text_columns=text_columns))
-        return self._rows[name]

@@ -10,9 +10,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import datasets  # pyright: ignore[reportMissingTypeStubs]
+from PIL import Image
 
+from cepo.config.schema import DataConfig
+from cepo.data.images import decoded_images
 from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import hub_folder, open_regular, size_of
+from cepo.models.inputs import ImageInputs, ImageSource
+from cepo.models.processing import Processing
 from cepo.trees import Tree
 
 logger = logging.getLogger(__name__)
@@ -30,11 +35,8 @@ def read_source(source: str, *, text_columns: Sequence[str] = ()) -> Any:
     folder, the files of a split are those named after it (`train.parquet`, `train-00000-of-00002.parquet`) or in a
     subfolder of that name; if there are none for `train`, the split `train` is the whole folder.
 
-    Args:
-        text_columns: columns of csv files that are kept as text, such as answers, so that `0.50` does not become 0.5.
-
-    Raises:
-        ConfigError: the file or split does not exist, its format is unknown, or the hub cannot be reached.
+    `text_columns` of csv files are kept as text: `0.50` does not become 0.5. Raises `ConfigError` if the file or split
+    does not exist, its format is unknown, or the hub cannot be reached.
     """
     library: Any = datasets  # the return type of `load_dataset` depends on its arguments
     library.disable_progress_bars()
@@ -141,3 +143,43 @@ def read_row(rows: Any, number: int) -> Tree:
         return rows[number]
     except Exception as error:  # each format's reader raises its own types
         raise DataError(f"the row cannot be read ({type(error).__name__})") from error
+
+
+class ImageStore:
+    """Caches the images of rows, so that each is read and preprocessed once.
+
+    The images equal the trainer's bit for bit, because the same functions read the same rows.
+    """
+
+    def __init__(self, config: DataConfig, processing: Processing) -> None:
+        self._config, self._processing = config, processing
+        self._rows: dict[str, Any] = {}
+        self._images: dict[ImageSource, tuple[Image.Image, ...]] = {}
+        self._inputs: dict[ImageSource, ImageInputs] = {}
+
+    def images(self, source: ImageSource) -> tuple[Image.Image, ...]:
+        """Returns a row's decoded images for the rollout engine; raises `ConfigError` or `DataError` on failure."""
+        if source not in self._images:
+            self._images[source] = decoded_images(
+                self._data(source.data)[source.row], self._config, source.column or ""
+            )
+        return self._images[source]
+
+    def inputs(self, source: ImageSource) -> ImageInputs:
+        """Returns the images of a row as inputs of the vision tower."""
+        if source not in self._inputs:
+            inputs = self._processing.load_images(self.images(source), source)
+            assert inputs is not None, f"row {source.row} of {source.data} has no image"
+            self._inputs[source] = inputs
+        return self._inputs[source]
+
+    def forget(self) -> None:
+        """Frees all images; the data sets remain open."""
+        self._images.clear()
+        self._inputs.clear()
+
+    def _data(self, name: str) -> Any:
+        if name not in self._rows:
+            text_columns = (self._config.prompt_key, self._config.answer_key)
+            self._rows[name] = without_decoding(read_source(name, text_columns=text_columns))
+        return self._rows[name]

@@ -6,13 +6,13 @@ import importlib.util
 import io
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy
 from PIL import Image
 
+from cepo.config.schema import DataConfig
 from cepo.data.images import bytes_or_path, load_rgb
 from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import size_of
@@ -23,61 +23,41 @@ _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,flv,ogg,gif,as
 """FFmpeg's names of the accepted containers. Others name further files or addresses, which it would open: playlists."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FrameRules:
-    """Rules for choosing the frames of a video and their size.
-
-    Attributes:
-        fps: frames per second to sample; for a video given as frames, the rate at which they were sampled.
-        min_pixels, max_pixels: limits for a frame; None: those of qwen-vl-utils.
-        factor: the patch size times the merge size; the sides of frames are multiples of it.
-    """
-
-    fps: float
-    min_pixels: int | None
-    max_pixels: int | None
-    factor: int
-
-
-def load_video(value: object, image_dir: str | None, rules: FrameRules) -> Video:
+def load_video(value: object, config: DataConfig, *, factor: int) -> Video:
     """Returns the chosen frames of a video.
 
-    Args:
-        value: path in `image_dir`, raw bytes, a mapping with `bytes` or `path`, or a list of frames in any form accepted
-            for images.
-
-    Raises:
-        ConfigError: the libraries of the extra `video` are not installed.
-        DataError: the video is not readable, or too short for two frames.
+    `value` is a path in `data.image_dir`, raw bytes, a mapping with `bytes` or `path`, or a list of images. The sides of
+    frames are multiples of `factor`, the patch size times the merge size. Raises `ConfigError` without the libraries of
+    the extra `video`, `DataError` if the video is not readable or too short.
     """
     missing = [library for library in _LIBRARIES if importlib.util.find_spec(library) is None]
     if missing:
         raise ConfigError(f"videos need {', '.join(missing)}, not installed here: pip install 'cepo[video]'")
     if isinstance(value, list | tuple):
-        frames = [load_rgb(frame, image_dir, None, None) for frame in cast("Sequence[object]", value)]
+        frames = [load_rgb(frame, config.image_dir) for frame in cast("Sequence[object]", value)]
         if not frames:
             raise DataError("the video has no frame")
         frames += frames[-1:] * (len(frames) % 2)
-        return _of_frames(dict(enumerate(frames)), rules, fps=rules.fps, total=len(frames))
+        return _of_frames(dict(enumerate(frames)), config, factor, fps=config.video_fps, total=len(frames))
     value = bytes_or_path(value)
     if isinstance(value, bytes):
-        return _decoded(io.BytesIO(value), rules)
+        return _decoded(io.BytesIO(value), config, factor)
     if isinstance(value, str):
-        file = Path(image_dir or "") / value
-        size_of(file, within=image_dir)
-        return _decoded(str(file), rules)
+        file = Path(config.image_dir or "") / value
+        size_of(file, within=config.image_dir)
+        return _decoded(str(file), config, factor)
     raise DataError(
         f"the video is a {type(value).__name__}; accepted: path, bytes, {{bytes, path}}, or a list of frames"
     )
 
 
-def _decoded(source: object, rules: FrameRules) -> Video:
+def _decoded(source: object, config: DataConfig, factor: int) -> Video:
     with _opened(source) as (container, stream):
         total = stream.frames or sum(1 for _ in container.decode(stream))  # not every file states it
         fps = stream.average_rate or stream.guessed_rate
     if not total or not fps:
         raise DataError("the video has no frame, or does not state its frame rate")
-    wanted = _frame_numbers(total, float(fps), rules)
+    wanted = _frame_numbers(total, float(fps), config.video_fps)
     frames: dict[int, Image.Image] = {}
     if isinstance(source, io.BytesIO):
         source.seek(0)
@@ -90,12 +70,12 @@ def _decoded(source: object, rules: FrameRules) -> Video:
     lost = [number for number in wanted if number not in frames]
     if lost:
         raise DataError(f"the video announces {total} frames, but ends before frame {lost[0]}; it is damaged")
-    return _of_frames({number: frames[number] for number in wanted}, rules, fps=float(fps), total=total)
+    return _of_frames({number: frames[number] for number in wanted}, config, factor, fps=float(fps), total=total)
 
 
-def _of_frames(frames: Mapping[int, Image.Image], rules: FrameRules, *, fps: float, total: int) -> Video:
+def _of_frames(frames: Mapping[int, Image.Image], config: DataConfig, factor: int, *, fps: float, total: int) -> Video:
     chosen = list(frames.values())
-    size = frame_size(chosen[0].size, len(chosen), rules)
+    size = _frame_size(chosen[0].size, len(chosen), config, factor)
     resized = [frame if frame.size == size else frame.resize(size, Image.Resampling.BICUBIC) for frame in chosen]
     pixels = numpy.stack([numpy.asarray(frame.convert("RGB")) for frame in resized])
     return Video(frames=pixels, frame_numbers=tuple(frames), source_fps=fps, num_source_frames=total)
@@ -116,29 +96,29 @@ def _opened(source: object) -> Generator[tuple[Any, Any]]:
         raise DataError(f"the video cannot be read ({error}); accepted: {_FORMATS}") from error
 
 
-def _frame_numbers(total: int, fps: float, rules: FrameRules) -> list[int]:
+def _frame_numbers(total: int, fps: float, wanted_fps: float) -> list[int]:
     """Returns evenly spaced frame numbers from the first to the last frame of the video."""
     try:
-        count = _qwen_rules().smart_nframes({"fps": rules.fps}, total_frames=total, video_fps=fps)
+        count = _qwen_rules().smart_nframes({"fps": wanted_fps}, total_frames=total, video_fps=fps)
     except ValueError as error:
         raise DataError(f"the video has {total} frames; accepted: at least 2") from error
     return numpy.linspace(0, total - 1, int(count)).round().astype(int).tolist()
 
 
-def frame_size(size: tuple[int, int], num_frames: int, rules: FrameRules) -> tuple[int, int]:
+def _frame_size(size: tuple[int, int], num_frames: int, config: DataConfig, factor: int) -> tuple[int, int]:
     """Returns (width, height) of each frame within the pixel limits; all frames together fit the model's context."""
     qwen = _qwen_rules()
-    area = rules.factor**2
-    lowest = rules.min_pixels or qwen.VIDEO_MIN_TOKEN_NUM * area
-    if rules.min_pixels is None and rules.max_pixels is not None and rules.max_pixels < lowest:
+    area = factor**2
+    lowest = config.min_pixels or qwen.VIDEO_MIN_TOKEN_NUM * area
+    if config.min_pixels is None and config.max_pixels is not None and config.max_pixels < lowest:
         lowest = area  # a configured limit wins over a default one
     share = qwen.MODEL_SEQ_LEN * area * 0.9 / num_frames * qwen.FRAME_FACTOR
     ceiling = max(min(qwen.VIDEO_MAX_TOKEN_NUM * area, share), int(lowest * 1.05))
-    highest = min(rules.max_pixels or ceiling, ceiling)
+    highest = min(config.max_pixels or ceiling, ceiling)
     width, height = size
     try:
         height, width = qwen.smart_resize(
-            height, width, factor=rules.factor, min_pixels=lowest, max_pixels=max(lowest, highest)
+            height, width, factor=factor, min_pixels=lowest, max_pixels=max(lowest, highest)
         )
     except ValueError as error:
         raise DataError(f"the video's frames are {size[0]} x {size[1]}: {error}") from error

@@ -26,14 +26,15 @@ _MMMU_IMAGES = [f"image_{number}" for number in range(1, 8)]
 
 @dataclass(frozen=True)
 class Benchmark:
-    """The format of one benchmark, which its `columns` identify.
+    """The format of one benchmark, which its `columns` identify, the column `image` among them.
 
-    `convert` turns a row into `problem`, `images`, `answer`, and for grading `answer_kind`, `choices`, `tolerance` and
-    `cluster`; rows with the same cluster are dependent.
+    `convert` turns a row into what differs from an image, its `question` and its `answer`: `problem`, `images`, `answer`,
+    and for grading `answer_kind`, `choices`, `tolerance` and `cluster`; rows with the same cluster are dependent.
     """
 
     name: str
     columns: set[str]
+    image: str
     convert: Callable[[Fields], Tree]
     has_variants: bool = False  # rows of one cluster are variants of one question
 
@@ -47,9 +48,12 @@ def converted(rows: Any, benchmark: Benchmark) -> Any:
     """Converts a datasets table to problems without decoding images; raises `DataError` with a bad row's number."""
     rows, problems = without_decoding(rows), []
     for number in range(len(rows)):
-        usual: Tree = {"answer_kind": None, "choices": [], "tolerance": None, "cluster": str(number)}
+        usual: Tree = {"benchmark": benchmark.name, "answer_kind": None, "choices": [], "tolerance": None}
         try:
-            problems.append({"benchmark": benchmark.name} | usual | benchmark.convert(read_row(rows, number)))
+            row = read_row(rows, number)
+            usual |= {"problem": IMAGE_MARK + row["question"], "images": _images(row, benchmark.image)}
+            usual |= {"answer": row.get("answer"), "cluster": str(number)}
+            problems.append(usual | benchmark.convert(row))
         except (ValueError, SyntaxError, KeyError) as error:
             raise DataError(
                 f"{benchmark.name}, row {number}: it does not match this benchmark's format ({error})"
@@ -60,8 +64,6 @@ def converted(rows: Any, benchmark: Benchmark) -> Any:
 def _dynamath(row: Fields) -> Tree:
     kind = {"float": "numeric", "multiple choice": "choice"}.get(row["answer_type"], "text")
     return {
-        "problem": IMAGE_MARK + row["question"],
-        "images": _images(row, "decoded_image"),
         "answer": row["ground_truth"],
         "answer_kind": kind,
         "choices": options_in_text(row["question"]) if kind == "choice" else [],
@@ -75,8 +77,6 @@ def _mathvision(row: Fields) -> Tree:
     named = [] if options == list(LETTERS[: len(options)]) else options
     return {
         "problem": IMAGE_MARK + row["question"] + _listed(options),
-        "images": _images(row, "decoded_image"),
-        "answer": row["answer"],
         "answer_kind": "choice" if options else kind_of(row["answer"]),
         "choices": named or [""] * len(options),
         "tolerance": 5e-3,
@@ -90,8 +90,6 @@ def _wemath(row: Fields) -> Tree:
         raise ValueError(f"the options {row['option']!r} do not run from A")
     return {
         "problem": IMAGE_MARK + row["question"] + _listed(options),
-        "images": _images(row, "image_path"),
-        "answer": row["answer"],
         "answer_kind": "choice",
         "choices": options,
         "cluster": str(row["ID"]),
@@ -106,20 +104,13 @@ def _mmmu(row: Fields) -> Tree:
     return {
         "problem": text,
         "images": images,
-        "answer": row["answer"],
         "answer_kind": "text" if kind == "choice" and not is_choice else kind,
         "choices": [_MMMU_MARK.sub("", option) for option in options] if is_choice else [],
     }
 
 
 def _logicvista(row: Fields) -> Tree:
-    return {
-        "problem": IMAGE_MARK + row["question"],
-        "images": _images(row, "image"),
-        "answer": row["answer"],
-        "answer_kind": kind_of(row["answer"]),
-        "choices": options_in_text(row["question"]),
-    }
+    return {"answer_kind": kind_of(row["answer"]), "choices": options_in_text(row["question"])}
 
 
 def _images(row: Fields, *columns: str) -> list[Any]:
@@ -150,12 +141,13 @@ def _with_images_in_place(text: str, row: Fields) -> tuple[str, list[Any]]:
     return IMAGE_MARK * len(unmentioned) + text, _images(row, *unmentioned, *order)
 
 
+_QUESTION = {"question", "answer"}
 BENCHMARKS = (
     Benchmark(
-        "dynamath", {"question", "ground_truth", "answer_type", "decoded_image", "id"}, _dynamath, has_variants=True
+        "dynamath", {"question", "ground_truth", "answer_type", "id", "decoded_image"}, "decoded_image", _dynamath, True
     ),
-    Benchmark("mathvision", {"question", "options", "answer", "decoded_image"}, _mathvision),
-    Benchmark("wemath", {"ID", "question", "option", "answer", "image_path"}, _wemath),
-    Benchmark("mmmu", {"question", "options", "answer", "question_type", "image_1"}, _mmmu),
-    Benchmark("logicvista", {"question", "answer", "image"}, _logicvista),
+    Benchmark("mathvision", _QUESTION | {"options", "decoded_image"}, "decoded_image", _mathvision),
+    Benchmark("wemath", _QUESTION | {"ID", "option", "image_path"}, "image_path", _wemath),
+    Benchmark("mmmu", _QUESTION | {"options", "question_type", "image_1"}, "image_1", _mmmu),
+    Benchmark("logicvista", _QUESTION | {"image"}, "image", _logicvista),
 )

@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cepo.errors import DataError
-from cepo.evaluation.accuracy import macro_average
-from cepo.evaluation.results import RESULTS_FILE, compare_evaluations, results_file
+from cepo.evaluation.results import RESULTS_FILE, compare_evaluations, macro_average, results_file
 from cepo.foreign_files import damaged_as, read_json
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
 from cepo.trees import Fields, Tree
@@ -41,9 +40,14 @@ def score_table(names: Sequence[str]) -> ScoreTable:
     first: Path | None = None
     for name in names:
         if name.endswith(".json"):
-            published = list(_published(Path(name)))
-            notes += [note for row in published for note in _wrong_average(row)]
-            rows += [_averaged(row) for row in published]
+            for published in _published(Path(name)):
+                stated, found = published.cells.get(AVERAGE), average(published).mean
+                if isinstance(stated, Cell) and abs(stated.mean - found) > _ROUNDING * (1 + 1e-6):
+                    notes.append(
+                        f"{published.group}, {published.name}: the stated average {stated.mean:.2f} does not follow from "
+                        f"its cells, whose mean is {found:.2f}"
+                    )
+                rows.append(_averaged(published))
             continue
         row = _averaged(_evaluated(Path(name)))
         if first is not None:
@@ -91,15 +95,6 @@ def average(row: TableRow) -> Cell:
     if not cells:
         raise DataError(f"{row.group}, {row.name}: there is no benchmark to average; evaluate the model again")
     return _cell(macro_average([vars(cell) for cell in cells]), 1.0)
-
-
-def _wrong_average(row: TableRow) -> Iterator[str]:
-    stated, found = row.cells.get(AVERAGE), average(row).mean
-    if isinstance(stated, Cell) and abs(stated.mean - found) > _ROUNDING * (1 + 1e-6):
-        yield (
-            f"{row.group}, {row.name}: the stated average {stated.mean:.2f} does not follow from its cells, whose mean is "
-            f"{found:.2f}"
-        )
 
 
 def _benchmarks(row: TableRow) -> dict[str, Cell]:

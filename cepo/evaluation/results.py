@@ -1,22 +1,127 @@
-"""Writes the results of an evaluation, lists them as rows, and compares two evaluations problem by problem."""
+"""Computes the figures of graded responses, writes and shows them, and compares two evaluations problem by problem.
+
+Standard errors are clustered by problem.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 from cepo.errors import DataError
-from cepo.evaluation.accuracy import Estimate, Row, clustered_mean, macro_average
-from cepo.foreign_files import read_objects
+from cepo.foreign_files import damaged_as, read_json, read_objects
+from cepo.report.html import Sample, Section, Table, samples_table, write_page
+from cepo.report.score_tables import Cell
+from cepo.rewards.benchmark import KINDS
 from cepo.tracking.run_folder import write_atomically
 from cepo.trees import Fields, Tree
 
 RESULTS_FILE = "evaluation.json"
 GENERATIONS_FILE = "generations.jsonl"
+PAGE_FILE = "evaluation.html"
+Row = Fields
+"""One graded response of generations.jsonl; see `cepo.evaluation.run.graded_rows`."""
+
+
+class Estimate(TypedDict):
+    """A mean with its standard error over clusters, as in evaluation.json; the error is None for a single cluster."""
+
+    mean: float
+    error: float | None
+    num_clusters: int
+
+
+def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
+    """Returns the mean of values that may be dependent within clusters, but not across them.
+
+    For N values in C clusters, with residuals e_i = x_i - mean, `error^2 = C / (C - 1) * sum_c (sum_{i in c} e_i)^2 /
+    N^2`. This is `sd(cluster means) / sqrt(C)` for clusters of equal size, and the ordinary `sd / sqrt(N)` for clusters
+    of one value. Raises `DataError` if there are no values.
+    """
+    if not values:
+        raise DataError("nothing was graded, so there is no mean")
+    mean = statistics.fmean(values)
+    residuals: dict[Hashable, float] = defaultdict(float)
+    for value, cluster in zip(values, clusters, strict=True):
+        residuals[cluster] += value - mean
+    scale = len(residuals) / len(values)
+    spread = Cell.over([scale * residual for residual in residuals.values()])
+    return Estimate(mean=mean, error=spread.error, num_clusters=len(residuals))
+
+
+def pass_at_k(num_right: int, num_samples: int, k: int) -> float:
+    """Returns P(k of n responses, drawn without replacement, include a right one), `1 - C(n - c, k) / C(n, k)`."""
+    return 1.0 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)
+
+
+def benchmark_figures(rows: Sequence[Row], *, has_variants: bool = False) -> Tree:
+    """Returns the statistics of one benchmark's responses as plain values for JSON. Lengths are in tokens.
+
+    - `accuracy` is the mean over all responses (avg@n).
+    - `pass_at_k` is given if problems have several responses.
+    - `worst_variant`, the mean over questions of the lowest accuracy of any variant, is given if the problems of a
+      cluster are variants of one question.
+    """
+    lengths = [row["length"] for row in rows]
+    figures: Tree = {
+        "num_problems": len({row["problem_id"] for row in rows}),
+        "num_responses": len(rows),
+        "num_right": sum(row["correct"] for row in rows),
+        "accuracy": accuracy(rows),
+        "by_kind": {
+            kind: {"num_problems": len({row["problem_id"] for row in of_kind}), **accuracy(of_kind)}
+            for kind in KINDS
+            if (of_kind := [row for row in rows if row["kind"] == kind])
+        },
+        "response_length": {
+            "mean": statistics.fmean(lengths),
+            "median": statistics.median(lengths),
+            "max": max(lengths),
+        },
+        "share_cut_off": statistics.fmean(not row["finished"] for row in rows),
+        "share_without_answer": statistics.fmean(row["answer"] is None for row in rows),
+    }
+    problems: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        problems[row["problem_id"]].append(row)
+    fewest = min(map(len, problems.values()))
+    if fewest > 1:
+        powers = {2**exponent for exponent in range(fewest.bit_length())} | {fewest}
+        clusters = [of_problem[0]["cluster"] for of_problem in problems.values()]
+        right = [(sum(row["correct"] for row in of_problem), len(of_problem)) for of_problem in problems.values()]
+        figures["pass_at_k"] = {
+            str(k): clustered_mean([pass_at_k(*counts, k) for counts in right], clusters) for k in sorted(powers)
+        }
+    if has_variants:
+        worst: dict[str, float] = {}
+        for of_problem in problems.values():
+            share = statistics.fmean(row["correct"] for row in of_problem)
+            cluster = of_problem[0]["cluster"]
+            worst[cluster] = min(share, worst.get(cluster, 1.0))
+        figures["worst_variant"] = clustered_mean(list(worst.values()), list(worst))
+    return figures
+
+
+def accuracy(rows: Sequence[Row]) -> Estimate:
+    """Returns the share of correct responses, with clusters of problems and their variants."""
+    return clustered_mean([float(row["correct"]) for row in rows], [row["cluster"] for row in rows])
+
+
+def macro_average(estimates: Sequence[Fields]) -> Tree:
+    """Returns the unweighted mean of independent benchmarks, with `sqrt(sum of squared errors) / number`."""
+    errors = [estimate["error"] for estimate in estimates if estimate["error"] is not None]
+    complete = len(errors) == len(estimates)
+    return {
+        "mean": statistics.fmean(estimate["mean"] for estimate in estimates),
+        "error": math.hypot(*errors) / len(errors) if complete else None,
+        "num_benchmarks": len(estimates),
+    }
 
 
 def write_results(folder: Path, description: Fields, benchmarks: Fields) -> Tree:
@@ -136,3 +241,65 @@ def _shares(rows: Sequence[Row]) -> dict[tuple[str, str, str], float]:
     for row in rows:
         verdicts[row["problem_id"], row["ground_truth"], row["cluster"]].append(row["correct"])
     return {problem: sum(right) / len(right) for problem, right in verdicts.items()}
+
+
+def write_evaluations(folders: Sequence[Path], out: Path) -> Path:
+    """Writes the page of one evaluation, or of two, with the responses whose verdict changed first; returns its path.
+
+    Raises `DataError` if there are more than two folders, one has no finished evaluation, or their problems differ.
+    """
+    if len(folders) not in (1, 2):
+        raise DataError(f"{len(folders)} evaluations: a page shows one or two; give --out a table (.md .csv .json)")
+    graded = [read_rows(folder) for folder in folders]
+    names = [folder.resolve().name for folder in folders]
+    labels = names if len(set(names)) == len(names) else [f"{name} ({k})" for k, name in enumerate(names, 1)]
+    found = [read_json(folder / RESULTS_FILE, dict, within=folder) for folder in folders]
+    with damaged_as(folders[-1] / RESULTS_FILE, "holds no result of cepo evaluate; evaluate the model again"):
+        tables: list[Table] = []
+        for label, results in zip(labels, found, strict=True):
+            head, *rows = figure_rows(results)
+            head[0] = "benchmark"
+            tables.append(Table(head=head, rows=rows, caption=f"{label}: accuracy in %, ± standard error"))
+        lines = list(_changes(folders) if len(folders) == 2 else _results(found[0]))
+        subtitle = " against ".join(_subtitle(results) for results in found)
+    shared = [name for name in graded[0] if all(name in rows for rows in graded)]
+    sections = [Section(title="Figures", tables=tables)]
+    sections += [
+        Section(
+            title=f"Responses: {name}",
+            closed=name != shared[0],
+            tables=[
+                samples_table({label: map(_sample, rows[name]) for label, rows in zip(labels, graded, strict=True)})
+            ],
+        )
+        for name in shared
+    ]
+    return write_page(out, title=" → ".join(labels), subtitle=subtitle, results=lines, sections=sections)
+
+
+def _results(results: Fields) -> Iterator[tuple[str, str, str]]:
+    for name, figures in results["benchmarks"].items():
+        counts = f"{figures['num_responses']:,} responses to {figures['num_problems']:,} problems"
+        yield f"{percent(figures['accuracy'])} %", f"of {name} is right", counts
+
+
+def _changes(folders: Sequence[Path]) -> Iterator[tuple[str, str, str]]:
+    for each in compare_evaluations(folders[0], folders[1]):
+        change = percent(each.difference, sign="+")
+        accuracies = f"from {100 * each.first:.1f} % to {100 * each.second:.1f} %"
+        yield f"{change} points", f"on {each.benchmark}", f"{accuracies}, paired over {each.num_problems:,} problems"
+
+
+def _subtitle(results: Fields) -> str:
+    sampling = results["sampling"]
+    model = "/".join(Path(str(results["checkpoint"] or results["model"])).parts[-2:])
+    count, temperature = sampling["num_samples"], sampling["temperature"]
+    return f"{model} · {count} per problem at temperature {temperature:g} · {results['generator']}"
+
+
+def _sample(row: Row) -> Sample:
+    return (
+        f"{row['problem_id']} {row.get('sample', 0)}",
+        row["correct"],
+        {"problem": f"problem {row['problem_id']}", **row},
+    )

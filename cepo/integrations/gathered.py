@@ -12,8 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from cepo.algorithms import Estimator
 from cepo.config.schema import RewardConfig
-from cepo.data.contexts import ContextBuilder
-from cepo.data.dataset import Problem
+from cepo.data.contexts import ContextBuilder, Problem
 from cepo.errors import ConfigError, DataError
 from cepo.metrics import Metrics, fraction
 from cepo.models.processing import Processing

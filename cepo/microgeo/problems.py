@@ -134,9 +134,8 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def generate_problem(seed: int, index: int, *, stream: str = "train", family: str | None = None) -> Problem:
-    """Returns problem number `index` of a stream; families alternate unless `family` is given."""
+def generate_problem(seed: int, index: int, *, stream: str = "train") -> Problem:
+    """Returns problem number `index` of a stream; families alternate."""
     rng = random.Random(f"{stream}/{seed}/{index}")
-    name = family if family is not None else tuple(FAMILIES)[index % len(FAMILIES)]
-    kind = FAMILIES[name]
-    return Problem(name, rng.choice(kind.seen_values), kind.draw_numbers(rng), seed, stream, index)
+    family = tuple(FAMILIES.values())[index % len(FAMILIES)]
+    return Problem(family.name, rng.choice(family.seen_values), family.draw_numbers(rng), seed, stream, index)

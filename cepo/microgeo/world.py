@@ -68,13 +68,8 @@ def _draw_polygon(draw: ImageDraw.ImageDraw, rng: random.Random, count: int, ink
     centre = (32 + rng.uniform(-2, 2), 32 + rng.uniform(-2, 2))
     radius = rng.uniform(23, 26)
     turn = rng.uniform(-_MAX_TURN_RADIANS, _MAX_TURN_RADIANS) - math.pi / 2
-    corners = [
-        (
-            centre[0] + radius * math.cos(turn + 2 * math.pi * k / count),
-            centre[1] + radius * math.sin(turn + 2 * math.pi * k / count),
-        )
-        for k in range(count)
-    ]
+    angles = [turn + 2 * math.pi * k / count for k in range(count)]
+    corners = [(centre[0] + radius * math.cos(angle), centre[1] + radius * math.sin(angle)) for angle in angles]
     draw.polygon([_pixels(corner) for corner in corners], fill=fill)
     for corner in corners:
         _disc(draw, corner, 4.0, ink)
@@ -109,21 +104,14 @@ def _draw_open_fence(draw: ImageDraw.ImageDraw, rng: random.Random, seen: str, i
 
 @dataclass(frozen=True, kw_only=True)
 class WorldKind:
-    """The definition of an embedded world.
-
-    Attributes:
-        assets: folder of the shipped weights. The code beside it belongs to the world's fingerprint.
-        generate: `generate(seed, index, stream=...)` returns a problem.
-        solution: returns the correct response for the column `solution` of the data set; None without that column.
-        held_out: splits besides `train` and `validation`, each with its own distribution.
-    """
+    """The definition of an embedded world."""
 
     name: str
-    assets: Path
-    generate: Callable[..., Problem]
+    assets: Path  # the folder of the shipped weights; the code beside it belongs to the world's fingerprint
+    generate: Callable[..., Problem]  # generate(seed, index, stream=...)
     draw: Callable[[Any], Image.Image]
-    solution: Callable[[Any], str] | None = None
-    held_out: tuple[str, ...] = ()
+    solution: Callable[[Any], str] | None = None  # the correct response for the column `solution`; None without it
+    held_out: tuple[str, ...] = ()  # splits besides `train` and `validation`, each with its own distribution
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -131,8 +119,6 @@ class WorldKind:
 
 
 SHAPES = WorldKind(name="shapes", assets=Path(__file__).parent / "assets", generate=generate_problem, draw=draw_figure)
-
-
 ASSETS = SHAPES.assets
 _MANIFEST = "world.json"
 
@@ -146,14 +132,6 @@ class World:
     @property
     def model_path(self) -> Path:
         return self.folder / "model"
-
-    @property
-    def train_file(self) -> Path:
-        return self.split_file("train")
-
-    @property
-    def validation_file(self) -> Path:
-        return self.split_file("validation")
 
     def split_file(self, split: str) -> Path:
         return self.folder / f"{split}.parquet"
@@ -169,14 +147,9 @@ def build_world(
 ) -> World:
     """Builds the world in `folder`, or reuses one that was built there with the same arguments and code.
 
-    The world is built in a temporary folder and then renamed, so an interrupted build leaves no partial world.
-
-    Args:
-        folder: by default `microgeo-<fingerprint>` in `$XDG_CACHE_HOME/cepo` or `~/.cache/cepo`.
-        num_validation: number of problems of the validation split and of each held-out split.
-
-    Raises:
-        DataError: the folder holds something else, or a count is not positive.
+    The folder is by default `microgeo-<fingerprint>` in `$XDG_CACHE_HOME/cepo` or `~/.cache/cepo`. An interrupted build
+    leaves no partial world. Each held-out split has `num_validation` problems too. Raises `DataError` if the folder
+    holds something else, or a count is not positive.
     """
     if num_train < 1 or num_validation < 1:
         raise DataError(
@@ -228,19 +201,22 @@ def write_problems(file: Path, problems: Iterable[Problem], kind: WorldKind = SH
     from datasets import Dataset, Features, Image, List, Value, disable_progress_bars
 
     disable_progress_bars()  # they would disturb the caller's
-    columns: dict[str, list[Any]] = {"images": [], "problem": [], "answer": [], "id": [], "family": []}
-    types: Tree = {name: Value("string") for name in columns} | {"images": List(Image()), "id": Value("int64")}
+    types: Tree = {"images": List(Image())} | dict.fromkeys(("problem", "answer"), Value("string"))
+    types |= {"id": Value("int64"), "family": Value("string")}
     if kind.solution is not None:
-        columns["solution"], types["solution"] = [], Value("string")
-    for problem in problems:
-        columns["images"].append([{"bytes": png_bytes(kind.draw(problem)), "path": f"{problem.id}.png"}])
-        columns["problem"].append(f"<image>{problem.question}")
-        columns["answer"].append(problem.answer)
-        columns["id"].append(problem.index)
-        columns["family"].append(problem.family)
-        if kind.solution is not None:
-            columns["solution"].append(kind.solution(problem))
-    Dataset.from_dict(columns, features=Features(types)).to_parquet(str(file))
+        types["solution"] = Value("string")
+    rows = [
+        {
+            "images": [{"bytes": png_bytes(kind.draw(problem)), "path": f"{problem.id}.png"}],
+            "problem": f"<image>{problem.question}",
+            "answer": problem.answer,
+            "id": problem.index,
+            "family": problem.family,
+            **({} if kind.solution is None else {"solution": kind.solution(problem)}),
+        }
+        for problem in problems
+    ]
+    Dataset.from_list(rows, features=Features(types)).to_parquet(str(file))
 
 
 def _built_fingerprint(folder: Path) -> str | None:
@@ -272,16 +248,18 @@ def with_embedded_world(config: RunConfig) -> RunConfig:
     if not any(name.startswith("microgeo:") for name in names):
         return config
     world = build_world()
-    files = {f"microgeo:{split}": str(world.split_file(split)) for split in SHAPES.splits}
-    paths = files | {"microgeo:model": str(world.model_path)}
-    new_data = dataclasses.replace(
+    paths = {f"microgeo:{split}": str(world.split_file(split)) for split in SHAPES.splits}
+    paths["microgeo:model"] = str(world.model_path)
+
+    def with_path(section: Any) -> Any:
+        path = section.model.model_path
+        model = dataclasses.replace(section.model, model_path=paths.get(path, path))
+        return dataclasses.replace(section, model=model)
+
+    data = dataclasses.replace(
         data,
         train_files=",".join(paths.get(source, source) for source in data.train_sources),
         val_files=paths.get(data.val_files or "", data.val_files),
     )
-    new_model = dataclasses.replace(model, model_path=paths.get(model.model_path, model.model_path))
-    actor = dataclasses.replace(config.worker.actor, model=new_model)
-    critic_path = paths.get(critic.model.model_path or "", critic.model.model_path)
-    critic = dataclasses.replace(critic, model=dataclasses.replace(critic.model, model_path=critic_path))
-    worker = dataclasses.replace(config.worker, actor=actor, critic=critic)
-    return dataclasses.replace(config, data=new_data, worker=worker)
+    worker = dataclasses.replace(config.worker, actor=with_path(config.worker.actor), critic=with_path(critic))
+    return dataclasses.replace(config, data=data, worker=worker)

@@ -113,10 +113,8 @@ def chosen_letters(answer: str, choices: Sequence[str] = ()) -> frozenset[str]:
 
     Accepted are letters alone (`B`, `(B)`, `\\text{B}.`, `B, D`), a letter with its text (`B. blue`, `(B) blue`), both
     also after words such as `The answer is` or `Option`, and the text of exactly one option, compared after
-    `normalise_answer` and ignoring case. A letter takes precedence over an option whose text is that letter.
-
-    Args:
-        choices: the options' texts in the order of their letters; empty allows all letters from A to J.
+    `normalise_answer` and ignoring case. A letter takes precedence over an option whose text is that letter. `choices` are
+    the options' texts in the order of their letters; without them, all letters from A to J are allowed.
     """
     known = LETTERS[: len(choices)] or LETTERS
     plain = re.sub(r"\s+", " ", _MARKUP.sub(" ", answer)).strip()

@@ -24,23 +24,12 @@ RewardType = Literal["batch", "sequential"]
 
 _PACKAGE_ROOT = Path(cepo.__file__).resolve().parent
 
-_PACKAGES = {
-    "Levenshtein": "levenshtein",
-    "bs4": "beautifulsoup4",
-    "cv2": "opencv-python-headless",
-    "latex2sympy2": "latex2sympy2-extended",
-    "skimage": "scikit-image",
-    "sklearn": "scikit-learn",
-}
-"""Package names of libraries that are imported under another name."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedReward:
     """A reward function with its keywords bound."""
 
     function: Callable[[Any], Any]
-    name: str  # the file's REWARD_NAME; "unknown" if it has none
     reward_type: RewardType  # the file's REWARD_TYPE; "batch" if it has none
     path: Path
     function_name: str
@@ -88,14 +77,10 @@ def resolve_reward_path(spec: str) -> tuple[Path, str]:
 
 
 def load_reward(spec: str, kwargs: Fields, weights: Sequence[float] | None = None) -> LoadedReward:
-    """Loads the function that `spec` names, or the weighted sum of several, separated by commas.
+    """Loads the function that `spec` names, or the sum of several, separated by commas, weighted by 1 without `weights`.
 
-    Args:
-        kwargs: keywords of the function; for several functions, a mapping from names to keywords.
-        weights: one for each function; None means 1 each.
-
-    Raises:
-        RewardError: see `load_reward_function`; also if `kwargs` for several functions names an unknown one.
+    For several functions, `kwargs` maps their names to keywords. Raises `RewardError` as `load_reward_function`, and if
+    `kwargs` names an unknown function.
     """
     specs = spec.split(",")
     if len(specs) == 1 and weights is None:
@@ -140,7 +125,6 @@ def _combined(parts: Mapping[str, LoadedReward], weights: Sequence[float]) -> Lo
     return dataclasses.replace(
         next(iter(parts.values())),
         function=score_one if is_sequential else score_batch,
-        name="+".join(parts),
         reward_type="sequential" if is_sequential else "batch",
         needs_images=any(part.needs_images for part in parts.values()),
     )
@@ -163,8 +147,8 @@ def function_names(spec: str) -> list[str]:
 def load_reward_function(spec: str, kwargs: Fields) -> LoadedReward:
     """Runs the file that `spec` names and binds `kwargs` to its function.
 
-    Raises `RewardError` if the file is missing or fails to run, if it has no such function, if the function is not
-    callable or does not take `kwargs`, or if REWARD_TYPE is neither "batch" nor "sequential".
+    Raises `RewardError` if the file is missing, fails to run, has no such function or one that does not take `kwargs`, or
+    if REWARD_TYPE is neither "batch" nor "sequential".
     """
     path, function_name, module, function = _loaded(spec)
     reward_type = getattr(module, "REWARD_TYPE", "batch")  # optional, unlike in EasyR1
@@ -173,7 +157,6 @@ def load_reward_function(spec: str, kwargs: Fields) -> LoadedReward:
     _check_keywords(function, kwargs, f"{path.name}:{function_name}")
     return LoadedReward(
         function=functools.partial(function, **kwargs),
-        name=str(getattr(module, "REWARD_NAME", "unknown")),
         reward_type=reward_type,
         path=path,
         function_name=function_name,
@@ -227,7 +210,15 @@ def _run_file(path: Path) -> ModuleType:
         module_spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        remedy = _installation(error.name) if isinstance(error, ModuleNotFoundError) and error.name else ""
+        remedy = ""
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            library = error.name.partition(".")[0]
+            remedy = f". Install the package that provides it, as a rule: {sys.executable} -m pip install {library}."
+            if library == "mathruler":
+                remedy += (
+                    " Without it, use our EasyR1 rewards (examples/reward_function/math.py:compute_score and r1v.py) or "
+                    "the built-in cepo/rewards/math.py:compute_score."
+                )
         raise RewardError(
             f"{place_in(error, [path]) or path} fails when it is loaded: {type(error).__name__}: {error}{remedy}"
         ) from error
@@ -248,14 +239,3 @@ def _check_keywords(function: Callable[..., Any], kwargs: Fields, source: str) -
             f"{source} cannot be called with the samples and reward_function_kwargs {dict(kwargs)!r}: {error}. "
             f"After the samples it takes {keywords}."
         ) from error
-
-
-def _installation(module: str) -> str:
-    name = module.partition(".")[0]
-    remedy = f". Install it: {sys.executable} -m pip install {_PACKAGES.get(name, name)}."
-    if name == "mathruler":
-        remedy += (
-            " Without it, use our EasyR1 rewards (examples/reward_function/math.py:compute_score and r1v.py) or the "
-            "built-in cepo/rewards/math.py:compute_score."
-        )
-    return remedy

@@ -155,14 +155,8 @@ def compute_score(
     `judge_attempts`, `judge_tokens` and `judge_cost` count what a verdict took; all are 0 for one from the cache. The
     judge has no `accuracy`: add a verifier that has, or correctness follows from `overall`.
 
-    Args:
-        cache: folder of earlier verdicts; a repeated request costs nothing.
-        concurrency: requests at the same time.
-        settings: further attributes of `Judge`.
-
-    Raises:
-        ConfigError: an address without http or https, or an unknown setting.
-        RewardError: there is no verdict for a response.
+    `settings` are further attributes of `Judge`, `concurrency` the requests at the same time. Raises `ConfigError` for an
+    address without http or https and for an unknown setting, `RewardError` if there is no verdict for a response.
     """
     if not base_url.startswith(("http://", "https://")):
         raise ConfigError(f"base_url = {base_url!r}: give an address that begins with http:// or https://")

@@ -17,10 +17,8 @@ def compute_score(reward_inputs: Sequence[Fields], *, format_weight: float = 0.0
 
     `accuracy` is 1 if the extracted answer equals `ground_truth` (`cepo.rewards.answers`), else 0. `format` is 1 if the
     response has an answer, a non-empty `\boxed{}` or `<answer>`, else 0. With `worker.reward.answer_function`, the
-    answer is the one that this function found (`extracted_answer`). With `format_weight` 0 the reward is 0 or 1.
-    Samples are scored independently. The time limit is enforced by `RewardPool`.
-
-    Raises `ConfigError` if `format_weight` is outside 0..1.
+    answer is the one that this function found (`extracted_answer`). `RewardPool` enforces the time limit. Raises
+    `ConfigError` if `format_weight` is outside 0..1.
     """
     if not 0.0 <= format_weight <= 1.0:
         raise ConfigError(f"format_weight = {format_weight}: give a number from 0 to 1.")

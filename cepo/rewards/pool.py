@@ -88,9 +88,7 @@ class WorkerProcess:
     def received(self, seconds: float) -> tuple[str, Any]:
         """Returns the next message. A pause of this process and the worker's costs 1 s of the time at most.
 
-        Raises:
-            TimeoutError: it has not arrived in time.
-            EOFError, OSError: the process has ended, or something else than a message was written to the connection.
+        Raises `TimeoutError` if it is late, `EOFError` or `OSError` if the process has ended or wrote something else.
         """
         while not self._connection.poll(min(seconds, _LONGEST_LOOK_SECONDS)):
             seconds -= _LONGEST_LOOK_SECONDS
@@ -193,7 +191,7 @@ class RewardPool:
     ) -> None:
         function_names(spec)
         self.spec = spec
-        self.reward_name, self.reward_type, self.needs_images = "unknown", "batch", False
+        self.reward_type, self.needs_images = "batch", False
         self._setup = {
             "spec": spec,
             "kwargs": dict(kwargs),
@@ -371,7 +369,7 @@ class RewardPool:
             ) from error
         if status == "failed":
             raise RewardError(value)
-        self.reward_name, self.reward_type, self.needs_images = value
+        self.reward_type, self.needs_images = value
         return worker
 
 

@@ -59,7 +59,7 @@ def _serve(setup: Tree, connection: Connection) -> None:
     except (Exception, SystemExit) as error:
         connection.send(("failed", str(error)))
         return
-    connection.send(("ready", (reward.name, reward.reward_type, reward.needs_images)))
+    connection.send(("ready", (reward.reward_type, reward.needs_images)))
 
     def score(samples: list[Any], first: int) -> list[Any]:
         if extract is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cepo.data.images import ImageStore
+from cepo.data.reading import ImageStore
 from cepo.models.inputs import ImageInputs
 from cepo.rollout.generator import GenerationRequest
 

@@ -16,8 +16,7 @@ from cepo.config.data_schema import DataConfig
 from cepo.config.rollout_schema import RolloutConfig
 from cepo.config.schema import AlgorithmConfig, WorkerConfig
 from cepo.data.batch import OWN_VIEW, ScoringRow
-from cepo.data.contexts import ContextBuilder
-from cepo.data.dataset import Problem
+from cepo.data.contexts import ContextBuilder, Problem
 from cepo.errors import RewardError
 from cepo.metrics import Metric, Metrics, fraction, sum_value
 from cepo.models.inputs import EncodedPrompt

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from cepo.algorithms import Estimator
-from cepo.config import RunConfig
-from cepo.config.schema import AlgorithmConfig
+from cepo.config.data_schema import DataConfig
+from cepo.config.schema import AlgorithmConfig, WorkerConfig
+from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.batch import OWN_VIEW, RowName, ScoringRow
 from cepo.data.contexts import ContextBuilder
-from cepo.data.dataset import ProblemSet
-from cepo.data.mixing import MixedProblems
+from cepo.data.dataset import TrainingProblems
 from cepo.losses.objective import adapted_coefficient, agreement_metrics, kl_penalty
 from cepo.metrics import Metrics, mean_of, mean_value, merge_metrics, results, sum_value
 from cepo.models.processing import Processing
@@ -52,8 +52,11 @@ PROMPTS_COMPARED = 8
 class Trainer:
     """Trains one run. Steps are 0-based in the code and 1-based in all output: step k is recorded after its update."""
 
-    config: RunConfig
-    problems: ProblemSet | MixedProblems
+    data: DataConfig
+    algorithm: AlgorithmConfig
+    worker: WorkerConfig
+    settings: TrainerConfig
+    problems: TrainingProblems
     processing: Processing
     estimator: Estimator
     contexts: ContextBuilder
@@ -66,8 +69,6 @@ class Trainer:
     callbacks: Sequence[Callback] = ()
 
     def __post_init__(self) -> None:
-        self.data, self.algorithm = self.config.data, self.config.algorithm
-        self.worker, self.settings = self.config.worker, self.config.trainer
         self.clock = StageClock()
         self._asker = Asker(self.worker, self.algorithm, self.contexts, self.processing, self.rewards, self.clock)
         self._first_step = self.state.step

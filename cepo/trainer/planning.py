@@ -15,8 +15,7 @@ from cepo.algorithms.references import wrong_reference, wrong_rollouts
 from cepo.algorithms.settings import NegativeConfig
 from cepo.config.schema import AlgorithmConfig
 from cepo.data.batch import OWN_VIEW, CriticBatch, DistillationRows, OptimizerBatch, RowName, ScoringRow
-from cepo.data.contexts import ContextBuilder
-from cepo.data.hints import sanitise_reference
+from cepo.data.contexts import ContextBuilder, sanitise_reference
 from cepo.losses.objective import LossDenominators
 from cepo.metrics import Metric, Metrics, fraction, mean_of, sum_value
 from cepo.models.inputs import EncodedPrompt

@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from cepo.config import RunConfig
+from cepo.config.data_schema import DataConfig
+from cepo.config.schema import AlgorithmConfig, WorkerConfig
+from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import ProblemSet
 from cepo.metrics import Metrics, fraction, mean_of, merge_metrics, sum_value
@@ -34,21 +36,22 @@ class Validator:
     def __init__(
         self,
         problems: ProblemSet,
-        config: RunConfig,
+        data: DataConfig,
+        algorithm: AlgorithmConfig,
+        worker: WorkerConfig,
+        trainer: TrainerConfig,
         contexts: ContextBuilder,
         processing: Processing,
         rewards: RewardPool,
     ) -> None:
-        trainer, self._problems, self._contexts = config.trainer, problems, contexts
-        self._data, self._trainer = config.data, trainer
-        self._asker = Asker(config.worker, config.algorithm, contexts, processing, rewards)
-        self._settings = validation_settings(config.worker.rollout, config.data)
+        self._problems, self._data, self._trainer, self._contexts = problems, data, trainer, contexts
+        self._asker = Asker(worker, algorithm, contexts, processing, rewards)
+        self._settings = validation_settings(worker.rollout, data)
         self._greedy = dataclasses.replace(self._settings, num_samples=1, temperature=0.0)
         self._asked = list(range(len(problems)))
         if 0 < trainer.val_max_samples < len(problems):
-            self._asked = sorted(
-                random.Random(f"validation/{trainer.seed}").sample(self._asked, trainer.val_max_samples)
-            )
+            drawn = random.Random(f"validation/{trainer.seed}").sample(self._asked, trainer.val_max_samples)
+            self._asked = sorted(drawn)
         recorded = min(trainer.val_generations_to_log, len(self._asked))
         self._recorded = set(random.Random(trainer.seed).sample(range(len(self._asked)), recorded))
 

@@ -187,13 +187,14 @@ def _sampled(row: dict[str, Any], response: str) -> dict[str, Any]:
 
 
 def test_rows_of_logicvista_and_mmmu_become_problems() -> None:
+    from datasets import Dataset
+
     by_name = {benchmark.name: benchmark for benchmark in BENCHMARKS}
     logic = {"question": "Next? (A) up (B) down", "answer": "A, B", "image": {"bytes": b"1", "path": None}}
     assert recognise(list(logic)) is by_name["logicvista"]
-    assert by_name["logicvista"].convert(logic) == {
-        "problem": "<image>Next? (A) up (B) down", "images": [logic["image"]], "answer": "A, B",
-        "answer_kind": "choice", "choices": ["up", "down"],
-    }  # fmt: skip
+    (problem,) = converted(Dataset.from_list([logic]), by_name["logicvista"]).to_list()
+    assert (problem["problem"], problem["images"]) == ("<image>Next? (A) up (B) down", [logic["image"]])
+    assert (problem["answer"], problem["answer_kind"], problem["choices"]) == ("A, B", "choice", ["up", "down"])
     pictures = {f"image_{number}": None for number in range(1, 8)}
     pictures |= {"image_1": "one", "image_2": "two", "image_3": "three"}
     options = {"options": "['<image 1>', 'none']", "question_type": "multiple-choice"}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cepo.config import check_config, load_config
-from cepo.data.hints import sanitise_reference
+from cepo.data.contexts import sanitise_reference
 from cepo.errors import CheckpointError, ConfigError, DataError
 from cepo.tracking.run_folder import read_environment
 from cepo.tracking.sink import RunDescription, build_tracker

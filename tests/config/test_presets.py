@@ -286,7 +286,7 @@ def test_the_released_code_is_what_the_authors_repository_does(monkeypatch: pyte
 
 
 def test_the_released_codes_reference_precedes_the_response() -> None:
-    from cepo.data.hints import HintTemplate
+    from cepo.data.contexts import HintTemplate
 
     template = HintTemplate("assistant_prefix", str(CONFIGS / "teacher" / "released_code.jinja"))
     assert template.render(prompt="Find x.", reference="70") == " 70"

@@ -9,51 +9,45 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cepo.data.hints import TEMPLATES, HintTemplate, sanitise_reference
+from cepo.data.contexts import TEMPLATES, HintTemplate, sanitise_reference
 from cepo.errors import ConfigError
 
 SPECIALS = ["<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|vision_start|>", "<image>"]
 
 
-def write(folder: Path, source: str) -> str:
-    file = folder / "hint.jinja"
-    file.write_text(source, encoding="utf-8")
-    return str(file)
-
-
 @pytest.mark.parametrize(
-    ("source", "message"),
+    ("placement", "source", "message"),
     [
-        ("{{ prompt }}", "never uses the variable reference"),
-        ("{{ prompt }}\nThis reference is only a word", "never uses the variable reference"),
-        ("{{ prompt }}{# {{ reference }} #}", "never uses the variable reference"),
-        ("{{ prompt }} {{ reference", "does not parse"),
-        ("{{ prompt }} {{ reference }} {{ answer }}", "uses answer; accepted variables: prompt, reference"),
+        ("user_suffix", "{{ prompt }}\nThis reference is only a word", "never uses the variable reference"),
+        ("user_suffix", "{{ prompt }}{# {{ reference }} #}", "never uses the variable reference"),
+        ("user_suffix", "{{ prompt }} {{ reference", "does not parse"),
+        ("user_suffix", "{{ prompt }} {{ reference }} {{ answer }}", "uses answer; accepted variables: prompt, reference"),
+        ("user_suffix", "Sample: {{ reference }}\n{{ prompt }}", "must begin with the prompt .*use placement free"),
+        ("free", "{{ prompt }} {{ reference }} {{ prompt }}", "must contain the prompt exactly once"),
+        ("user_suffix", b"\x80 {{ reference }}", "is not text in UTF-8 .*give a Jinja file that uses prompt"),
+        ("user_suffix", None, "does not exist"),
+        *(
+            ("user_suffix", f"{{{{ prompt }}}}{{{{ reference }}}}{{{{ {expression} }}}}", "(cannot be rendered|does not parse): ")
+            for expression in ("prompt / 2", "1 / 0", "prompt[0][9]", "range(10 ** 6) | list", "prompt.__class__.__mro__")
+        ),
     ],
-)
-def test_a_template_that_cannot_give_the_hint_is_an_error(tmp_path: Path, source: str, message: str) -> None:
+)  # fmt: skip
+def test_a_template_that_cannot_give_the_hint_is_an_error(
+    tmp_path: Path, placement: str, source: str | bytes | None, message: str
+) -> None:
+    file = tmp_path / "hint.jinja"
+    if source is not None:
+        file.write_bytes(source.encode() if isinstance(source, str) else source)
     with pytest.raises(ConfigError, match=rf"teacher\.template .*hint\.jinja {message}"):
-        HintTemplate("user_suffix", write(tmp_path, source))
+        HintTemplate(placement, str(file))
 
 
-def test_templates_are_sandboxed(tmp_path: Path) -> None:
-    path = write(tmp_path, "{{ prompt.__class__.__mro__ }} {{ reference }}")
-    with pytest.raises(ConfigError, match="cannot be rendered"):
-        HintTemplate("user_suffix", path).render(prompt="p", reference="r")
-
-
-def test_a_template_file_that_is_missing_or_no_text_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"teacher\.template nowhere\.jinja does not exist"):
-        HintTemplate("user_suffix", "nowhere.jinja")
-    (tmp_path / "hint.jinja").write_bytes(b"\x80 {{ reference }}")
-    with pytest.raises(ConfigError, match=r"hint\.jinja is not text in UTF-8 .*give a Jinja file that uses prompt"):
-        HintTemplate("user_suffix", str(tmp_path / "hint.jinja"))
-
-
-@pytest.mark.parametrize("expression", ["prompt / 2", "1 / 0", "prompt[0][9]", "range(10 ** 6) | list"])
-def test_a_template_that_raises_is_named(tmp_path: Path, expression: str) -> None:
-    with pytest.raises(ConfigError, match=r"hint\.jinja (cannot be rendered|does not parse): "):
-        HintTemplate("user_suffix", write(tmp_path, "{{ prompt }}{{ reference }}{{ " + expression + " }}"))
+def test_a_free_template_may_put_the_reference_first(tmp_path: Path) -> None:
+    (tmp_path / "hint.jinja").write_text("Sample: {{ reference }}\n{{ prompt }}\n")
+    template = HintTemplate("free", str(tmp_path / "hint.jinja"))
+    assert template.render(prompt="Find x.", reference="7") == "Sample: 7\nFind x."
+    with pytest.raises(ConfigError, match="free has no built-in wording"):
+        HintTemplate("free")
 
 
 @pytest.mark.parametrize(
@@ -92,21 +86,6 @@ def test_specials_nested_100000_deep_are_removed_at_once() -> None:
 @given(st.text(alphabet=st.characters(blacklist_categories=["C", "Z"]), max_size=30))
 def test_text_without_specials_blanks_and_controls_is_left_alone(text: str) -> None:
     assert sanitise_reference(text, SPECIALS) == text or any(special in text for special in SPECIALS)
-
-
-def test_a_free_template_may_put_the_reference_first(tmp_path: Path) -> None:
-    """A user_suffix template may not."""
-    path = write(tmp_path, "Sample: {{ reference }}\n{{ prompt }}\n")
-    assert HintTemplate("free", path).render(prompt="Find x.", reference="7") == "Sample: 7\nFind x."
-    with pytest.raises(ConfigError, match=r"must begin with the prompt.*use placement free"):
-        HintTemplate("user_suffix", path)
-
-
-def test_a_free_template_must_hold_the_prompt_once(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="free has no built-in wording"):
-        HintTemplate("free")
-    with pytest.raises(ConfigError, match="exactly once"):
-        HintTemplate("free", write(tmp_path, "{{ prompt }} {{ reference }} {{ prompt }}"))
 
 
 @pytest.mark.parametrize("placement", ["user_suffix", "assistant_prefix"])

@@ -12,19 +12,17 @@ from typing import Any
 
 import pytest
 import torch
+from factories import rollouts_of
 
 from cepo.algorithms import build_estimator
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config.schema import DataConfig
-from cepo.data.contexts import ContextBuilder
-from cepo.data.dataset import Problem, ProblemSet
-from cepo.data.hints import sanitise_reference
+from cepo.data.contexts import ContextBuilder, Problem, sanitise_reference
+from cepo.data.dataset import ProblemSet
 from cepo.errors import DataError
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import MARKS, Processing
 from cepo.rewards.pool import RewardPool
-from cepo.rollout.generator import Generation
-from cepo.trainer.asking import Rollouts
 from cepo.trainer.planning import plan_views, rollout_groups
 from lab.support.hostile import hostile_text
 
@@ -64,18 +62,6 @@ def plain(processing: Processing) -> Counter[int]:
     return control_tokens(processing, processing.encode("Find x.", None))
 
 
-def rollouts_of(problem: Problem, prompt: EncodedPrompt, responses: list[str]) -> Rollouts:
-    return Rollouts(
-        step=0,
-        problems=[problem],
-        prompts=[prompt],
-        generations=[Generation(response_ids=(5, 6), log_probs=(0.0, 0.0), finished=True) for _ in responses],
-        responses=responses,
-        scores=[{"overall": float(row == 0)} for row in range(len(responses))],
-        correct=torch.tensor([row == 0 for row in range(len(responses))]),
-    )
-
-
 @pytest.mark.heavy
 @pytest.mark.parametrize("placement", ["user_suffix", "assistant_prefix"])
 def test_rows_and_answers_reach_teachers_as_plain_text(
@@ -90,7 +76,8 @@ def test_rows_and_answers_reach_teachers_as_plain_text(
         prompt = contexts.student(problem)
         assert control_tokens(tiny_processing, prompt) == expected, repr(problem.text)
         responses = [rf"{hostile_text(draw)} \boxed{{{hostile_text(draw, pieces=3)}}}" for _ in range(4)]
-        rollouts = rollouts_of(problem, prompt, responses)
+        tokens, rewards = [(5, 6)] * 4, [1.0, 0.0, 0.0, 0.0]
+        rollouts = rollouts_of(tokens, rewards, problems=[problem], prompts=[prompt], responses=responses)
         groups = rollout_groups(rollouts, pool, tiny_processing, seed=1)
         for view in plan_views(rollouts, torch.ones(4, dtype=torch.bool), groups, estimator, contexts):
             for row, scored in view.rows.items():
@@ -109,11 +96,6 @@ def test_template_code_and_markup_are_shown_as_they_are_written(tiny_processing:
     problem = Problem(prompt_id="0", text=text, images=(), ground_truth="7", solution=None, columns={})
     teacher = contexts.teacher(problem, contexts.student(problem), reference)
     assert f"{text}\nHere is a sample answer: {reference}" in tiny_processing.decode(teacher.token_ids)
-
-
-def test_a_video_mark_without_a_video_is_plain_text(tiny_processing: Processing) -> None:
-    text = "Write <video> in a page."
-    assert text in tiny_processing.decode(tiny_processing.template_ids(text))
 
 
 @pytest.mark.heavy

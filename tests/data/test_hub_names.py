@@ -24,11 +24,8 @@ MODEL, DATA = ("worker.actor.model.model_path", "org/model"), ("data.train_files
 def hub_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("HF_DATASETS_CACHE", "HTTPS_PROXY", "HTTP_PROXY", "http_proxy"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in {
-        "HF_HUB_OFFLINE": False,
-        "HF_HOME": str(tmp_path),
-        "HF_HUB_CACHE": str(tmp_path / "hub"),
-    }.items():
+    constants = {"HF_HUB_OFFLINE": False, "HF_HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path / "hub")}
+    for name, value in constants.items():
         monkeypatch.setattr(huggingface_hub.constants, name, value)
     return tmp_path
 
@@ -61,17 +58,17 @@ def test_a_hub_that_answers_is_left_to_its_own_libraries() -> None:
 
 
 @pytest.mark.usefixtures("closed_port")
-def test_a_name_that_hub_and_cache_lack_ends_in_seconds(hub_home: Path) -> None:
+def test_a_name_that_hub_and_cache_lack_ends_in_seconds(hub_home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Earlier downloads are used; local paths and the embedded world are no names."""
+    (hub_home / "model").mkdir()
+    local = [("a", str(hub_home / "model")), ("b", "microgeo:model"), ("c", None)]
+    require_hub_names(local, [("d", f"{hub_home}/model@train"), ("e", "microgeo:train")])
     start = time.monotonic()
     with pytest.raises(ConfigError) as caught:
         require_hub_names([MODEL], [DATA])
     assert time.monotonic() - start < 60  # the hub library's own retries take minutes
     parts = ("worker.actor.model.model_path=org/model", "refused", str(hub_home / "hub"), "HTTPS_PROXY")
     assert [part for part in parts if part not in str(caught.value)] == []
-
-
-@pytest.mark.usefixtures("closed_port")
-def test_earlier_downloads_are_used(hub_home: Path, caplog: pytest.LogCaptureFixture) -> None:
     (hub_home / "hub" / "models--org--model").mkdir(parents=True)
     (hub_home / "datasets" / "org___problems").mkdir(parents=True)
     require_hub_names([MODEL], [DATA])
@@ -82,13 +79,6 @@ def test_under_hf_hub_offline_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match=r"data\.train_files=org/problems: .* offline mode is enabled"):
         require_hub_names([], [DATA])
-
-
-@pytest.mark.usefixtures("closed_port")
-def test_local_paths_and_the_embedded_world_are_no_names(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    local = [("a", str(tmp_path / "model")), ("b", "microgeo:model"), ("c", None)]
-    require_hub_names(local, [("d", f"{tmp_path}/model@train"), ("e", "microgeo:train")])
 
 
 def test_reading_a_local_file_asks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

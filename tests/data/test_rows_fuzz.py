@@ -1,4 +1,4 @@
-"""Any rows of a data set are problems that can be asked, or an error of this package: no traceback, no hang."""
+"""Any rows of a data set are problems that can be asked, or an error of this package: no traceback, hang or decoder."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import datetime
 import decimal
 import io
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,9 @@ from PIL import Image
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config.schema import DataConfig
 from cepo.data.contexts import ContextBuilder
-from cepo.data.dataset import ProblemSet
+from cepo.data.dataset import ROLES, ProblemSet, read_turns
 from cepo.data.images import load_rgb, verify_image
 from cepo.data.reading import FORMATS, local_files, read_source
-from cepo.data.row_checks import ROLES, read_turns
 from cepo.errors import ConfigError, DataError
 from cepo.models.processing import IMAGE_MARK, VIDEO_MARK, Processing
 
@@ -56,19 +57,12 @@ WHOLE_FILES = st.sampled_from(list(FILES.values()))
 IMAGE_BYTES = WHOLE_FILES | damaged_files() | st.sampled_from(NO_IMAGES) | st.binary(max_size=30)
 PATHS = st.sampled_from(["", ".", "..", "/dev/null", "/dev/zero", "absent.png", "\0", "x" * 5000, "~", "a.png/b"])
 IMAGE_CELLS = st.fixed_dictionaries({"bytes": st.none() | IMAGE_BYTES, "path": st.none() | PATHS})
-MARKED = st.lists(
-    st.sampled_from([IMAGE_MARK, VIDEO_MARK, "<|image_pad|>", "<|im_end|>", "{{ x }}", "Find x. ", "\0", "7"])
-    | st.text(),
-    max_size=6,
-).map("".join)
+MARKS = st.sampled_from([IMAGE_MARK, VIDEO_MARK, "<|image_pad|>", "<|im_end|>", "{{ x }}", "Find x. ", "\0", "7"])
+MARKED = st.lists(MARKS | st.text(), max_size=6).map("".join)
 KEYS = st.sampled_from(["role", "content", "type", "text", "é", ""])
+ODD_TEXTS = st.sampled_from(["", " ", "\ufeff", "9" * 5000, IMAGE_MARK * 300])
 ODD_VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**63 - 1)
-    | st.floats()
-    | MARKED
-    | st.sampled_from(["", " ", "\ufeff", "9" * 5000, IMAGE_MARK * 300]),
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | MARKED | ODD_TEXTS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
     max_leaves=6,
 )
@@ -101,9 +95,8 @@ def odd_rows(draw: st.DrawFn) -> list[Any]:
     rows: list[Any] = draw(ROWS)
     for _ in range(draw(st.integers(0, 2))):
         row = draw(st.fixed_dictionaries(PLAIN)) | draw(ODD_COLUMNS)
-        rows.append(
-            {key: row[key] for key in draw(st.permutations(list(row)))} if draw(st.integers(0, 7)) else draw(ODD_VALUES)
-        )
+        shuffled = {key: row[key] for key in draw(st.permutations(list(row)))}
+        rows.append(shuffled if draw(st.integers(0, 7)) else draw(ODD_VALUES))
     return rows
 
 
@@ -169,6 +162,8 @@ def test_any_bytes_as_a_data_file_are_our_error(
     asked(folder / name, tiny_processing, contexts, skip_bad_rows=True)
 
 
+MESSAGE_TYPE = pyarrow.struct([("role", pyarrow.string()), ("content", pyarrow.string())])
+MESSAGE = st.fixed_dictionaries({"role": st.sampled_from(ROLES), "content": MARKED})
 TYPED_VALUES: dict[pyarrow.DataType, st.SearchStrategy[Any]] = {
     pyarrow.string(): MARKED,
     pyarrow.large_string(): MARKED,
@@ -181,12 +176,8 @@ TYPED_VALUES: dict[pyarrow.DataType, st.SearchStrategy[Any]] = {
     pyarrow.date32(): st.dates(),
     pyarrow.timestamp("us"): st.datetimes(datetime.datetime(1900, 1, 1), datetime.datetime(2100, 1, 1)),
     pyarrow.list_(pyarrow.string()): st.lists(MARKED, max_size=2),
-    pyarrow.struct([("role", pyarrow.string()), ("content", pyarrow.string())]): st.fixed_dictionaries(
-        {"role": st.sampled_from(ROLES), "content": MARKED}
-    ),
-    pyarrow.list_(pyarrow.struct([("role", pyarrow.string()), ("content", pyarrow.string())])): st.lists(
-        st.fixed_dictionaries({"role": st.sampled_from(ROLES), "content": MARKED}), max_size=3
-    ),
+    MESSAGE_TYPE: MESSAGE,
+    pyarrow.list_(MESSAGE_TYPE): st.lists(MESSAGE, max_size=3),
     pyarrow.map_(pyarrow.string(), pyarrow.int8()): st.lists(
         st.tuples(st.text(max_size=3), st.integers(0, 9)), max_size=2
     ),
@@ -194,8 +185,6 @@ TYPED_VALUES: dict[pyarrow.DataType, st.SearchStrategy[Any]] = {
         IMAGE_CELLS, max_size=2
     ),
 }
-
-
 USUAL = {
     "prompt": (pyarrow.string(), PLAIN["prompt"]),
     "answer": (pyarrow.large_string(), st.sampled_from(["7", "7.50"])),
@@ -242,12 +231,6 @@ def test_a_row_of_null_is_named(folder: Path, content: str, line: int) -> None:
         read_source(str(file))
 
 
-def test_bytes_are_no_text(folder: Path, tiny_processing: Processing) -> None:
-    rows = datasets.Dataset.from_dict({"prompt": ["Find x."], "answer": [b"7"]})
-    with pytest.raises(DataError, match="row 0: column 'answer' holds a bytes; accepted: text or a number"):
-        ProblemSet(str(folder), config_of(folder), tiny_processing, rows=rows)
-
-
 @given(content=st.lists(IMAGE_BYTES, max_size=3), marks=st.integers(0, 3))
 def test_rows_with_any_images_are_problems_or_our_error(
     folder: Path, tiny_processing: Processing, contexts: ContextBuilder, content: list[bytes], marks: int
@@ -273,7 +256,7 @@ def test_an_image_that_passes_its_check_can_be_decoded(value: Any) -> None:
     with only_our_errors():
         size = verify_image(value, None)
     if size is not None:
-        image = load_rgb(value, None, None, None)
+        image = load_rgb(value, None)
         assert image.mode == "RGB"
         assert image.size == size
 
@@ -302,9 +285,8 @@ NAMES = st.lists(
     st.sampled_from(["train", "test", "train-00000-of-00002", "retrain", "train2", "val_1", "state", "é", ".hidden"]),
     min_size=1, max_size=3, unique=True,
 )  # fmt: skip
-SPLITS = st.sampled_from(["", "train", "test", "val_1", "train[:1]", "train[1:]", "test[50%:]", "[", "a b"]) | st.text(
-    max_size=6
-)
+KNOWN_SPLITS = ["", "train", "test", "val_1", "train[:1]", "train[1:]", "test[50%:]", "[", "a b"]
+SPLITS = st.sampled_from(KNOWN_SPLITS) | st.text(max_size=6)
 
 
 @given(names=NAMES, endings=st.lists(st.sampled_from([*FORMATS, ".txt", ""]), min_size=3, max_size=3), split=SPLITS)
@@ -331,8 +313,78 @@ def test_the_guard_sees_other_errors() -> None:
     for error in (KeyError("prompt"), RecursionError("deep")):
         with pytest.raises(type(error)), only_our_errors():
             raise error
-    for ours in (ConfigError("a setting"), DataError("a row")):
-        with only_our_errors():
-            raise ours
     with pytest.raises(AssertionError, match="does not name anything"), only_our_errors():
         raise DataError(" ")
+
+
+def with_invalid_utf8(folder: Path) -> Path:
+    lines = [b'{"prompt": "1 + %d", "answer": "2"}\n' % number for number in range(4)]
+    lines[2] = b'{"prompt": "1 + \xff\xfe", "answer": "2"}\n'
+    (folder / "rows.jsonl").write_bytes(b"".join(lines))
+    return folder / "rows.jsonl"
+
+
+def parquet_with_invalid_utf8(folder: Path) -> Path:
+    validity, offsets, _ = pyarrow.array(["1 +", "2 +", "__3", "4 +"]).buffers()
+    texts = pyarrow.py_buffer(b"1 +2 +\xff\xfe34 +")
+    broken = pyarrow.Array.from_buffers(pyarrow.string(), 4, [validity, offsets, texts])
+    table = pyarrow.table({"prompt": broken, "answer": ["1", "2", "3", "4"]})
+    pyarrow.parquet.write_table(table, folder / "rows.parquet")
+    return folder / "rows.parquet"
+
+
+@pytest.mark.parametrize("write", [with_invalid_utf8, parquet_with_invalid_utf8])
+def test_a_row_that_is_not_utf8_is_a_bad_row(
+    tmp_path: Path, tiny_processing: Processing, write: Callable[[Path], Path]
+) -> None:
+    file = write(tmp_path)
+    problems = ProblemSet(str(file), config_of(file, skip_bad_rows=True), tiny_processing)
+    assert [problem.prompt_id for problem in problems] == ["0", "1", "3"]
+    with pytest.raises(DataError, match=r"row 2: the row cannot be read .*data\.skip_bad_rows=true"):
+        ProblemSet(str(file), config_of(file), tiny_processing)
+
+
+@pytest.mark.parametrize("kind", ["Pdf", "Audio", "Image", "Video", "Nifti"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_metadata_of_a_file_choose_no_decoder(
+    tmp_path: Path, tiny_processing: Processing, kind: str, *, nested: bool
+) -> None:
+    media = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    value: object = {"bytes": NO_IMAGES[2], "path": None}
+    feature: object = {"_type": kind}
+    if nested:
+        media, value, feature = pyarrow.list_(media), [value], {"feature": feature, "_type": "List"}
+    columns = {"prompt": ["1 + 1"], "answer": ["2"], "further": pyarrow.array([value], type=media)}
+    text = {"dtype": "string", "_type": "Value"}
+    features = {"prompt": text, "answer": text, "further": feature}
+    table = pyarrow.table(columns).replace_schema_metadata(
+        {"huggingface": json.dumps({"info": {"features": features}})}
+    )
+    file = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(table, file)
+    (problem,) = ProblemSet(str(file), config_of(file), tiny_processing)
+    assert problem.columns["further"] == value
+
+
+@pytest.mark.parametrize("name", ["pipe", "device", "link out of the folder"])
+def test_data_files_of_a_folder_are_regular(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    if name == "pipe":
+        os.mkfifo(folder / "train.jsonl")
+    else:
+        (tmp_path / "secret.jsonl").write_text('{"prompt": "s3cret", "answer": "1"}\n')
+        target = "/dev/zero" if name == "device" else str(tmp_path / "secret.jsonl")
+        (folder / "train.jsonl").symlink_to(target)
+    with pytest.raises((ConfigError, DataError), match=r"is not a regular file|lies outside of"):
+        read_source(str(folder))
+
+
+def test_a_snapshot_in_the_hubs_cache_is_read_through_its_links(tmp_path: Path) -> None:
+    snapshot = tmp_path / "datasets--a--b" / "snapshots" / "0123"
+    blobs = tmp_path / "datasets--a--b" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    (blobs / "4567").write_text('{"prompt": "1 + 1", "answer": "2"}\n')
+    (snapshot / "train.jsonl").symlink_to("../../blobs/4567")
+    assert len(read_source(str(snapshot))) == 1

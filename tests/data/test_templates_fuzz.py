@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cepo.config.schema import DataConfig
+from cepo.data.contexts import HintTemplate
 from cepo.data.dataset import ProblemSet
-from cepo.data.hints import HintTemplate
 from cepo.models.processing import Processing
 
 EXPRESSIONS = [
@@ -44,14 +44,12 @@ def templates(names: list[str]) -> st.SearchStrategy[str]:
     expressions = st.sampled_from(EXPRESSIONS).flatmap(filled).map(lambda text: "{{ " + text + " }}")
     usual = st.sampled_from(names[:2]).map(lambda name: "{{ " + name + " }}")
     pieces = st.sampled_from([" ", "\n", "é"]) | st.text(max_size=4) | usual | expressions
-    return st.lists(pieces, max_size=4).map("".join) | st.lists(
-        pieces | st.sampled_from(BLOCKS).flatmap(filled), max_size=6
-    ).map("".join)
+    blocks = st.sampled_from(BLOCKS).flatmap(filled)
+    return (st.lists(pieces, max_size=4) | st.lists(pieces | blocks, max_size=6)).map("".join)
 
 
-VALUES = st.sampled_from(["Find x.", "", "{{ 7 * 7 }}", "{% raw %}", "7", "a\nb", "\0", "<image>"]) | st.text(
-    max_size=9
-)
+KNOWN_VALUES = ["Find x.", "", "{{ 7 * 7 }}", "{% raw %}", "7", "a\nb", "\0", "<image>"]
+VALUES = st.sampled_from(KNOWN_VALUES) | st.text(max_size=9)
 BYTES = st.binary(max_size=30)
 
 
@@ -90,10 +88,6 @@ def test_any_wording_of_a_hint_is_used_or_our_error(
         assert b"reference" in source
         if source == b"{{ prompt }} {{ reference }}":
             assert text == f"{prompt} {reference}"
-
-
-@given(st.text(alphabet="{}%# \nab'\"", max_size=20), st.text(max_size=9))
-def test_the_built_in_wordings_hold_any_texts(prompt: str, reference: str) -> None:
     expected = {"user_suffix": f"{prompt}\nHere is a sample answer: {reference}", "assistant_prefix": f"{reference}\n"}
-    for placement, text in expected.items():
-        assert HintTemplate(placement).render(prompt=prompt, reference=reference) == text
+    for built_in, text in expected.items():
+        assert HintTemplate(built_in).render(prompt=prompt, reference=reference) == text

@@ -1,43 +1,162 @@
-"""The paper's table from its cells, and evaluations beside it in its form."""
+"""Figures of evaluations worked out by hand, evaluations in pairs, and beside the paper's table in its form."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cepo.cli import main
 from cepo.errors import DataError
 from cepo.evaluation.published import score_table
-from cepo.evaluation.results import write_results
+from cepo.evaluation.results import (
+    GENERATIONS_FILE,
+    Estimate,
+    benchmark_figures,
+    clustered_mean,
+    compare_evaluations,
+    macro_average,
+    pass_at_k,
+    write_results,
+)
 from cepo.report.score_tables import Cell, write_table
 from cepo.tracking.run_folder import encode_line
 from lab.harness import main as harness
 
+PAPER = str(Path(__file__).parents[2] / "lab" / "paper.json")
 STATED = {
     "Qwen3-VL-2B-Instruct": (39.73, 41.17, 34.96, 35.70, 40.97, 43.43),  # the fifth is stated as 40.05
     "Qwen3-VL-4B-Instruct": (58.36, 57.43, 56.23, 55.75, 58.51, 60.56),
 }
 
 
-PAPER = str(Path(__file__).parents[2] / "lab" / "paper.json")
+def graded(problem: int, correct: bool, *, cluster: str | None = None, **changed: Any) -> dict[str, Any]:
+    row = {
+        "benchmark": "dynamath", "problem_id": str(problem), "cluster": cluster or str(problem), "kind": "numeric",
+        "choices": [], "sample": 0, "ground_truth": "1", "response": rf"\boxed{{{int(correct)}}}", "answer": "5",
+        "correct": correct, "length": 10, "finished": True, "scores": {},
+    }  # fmt: skip
+    return row | changed
 
 
-def evaluation(folder: Path, right: str) -> Path:
-    """An evaluation of 4 DynaMath problems, each right or wrong as `right` says with 1 and 0."""
+def evaluation(folder: Path, right: str, **changed: Any) -> Path:
+    """An evaluation of problems that are each right or wrong as `right` says with 1 and 0."""
     folder.mkdir(parents=True)
-    rows = [
-        {
-            "benchmark": "dynamath", "problem_id": str(k), "cluster": str(k), "ground_truth": "1", "kind": "numeric",
-            "choices": [], "response": rf"\boxed{{{verdict}}}", "correct": verdict == "1",
-        }
-        for k, verdict in enumerate(right)
-    ]  # fmt: skip
-    (folder / "generations.jsonl").write_bytes(b"".join(encode_line(row) for row in rows))
-    mean = right.count("1") / 4
-    figures = {"mean": mean, "error": 0.25, "num_clusters": 4}
+    rows = [graded(number, verdict == "1", **changed) for number, verdict in enumerate(right)]
+    (folder / GENERATIONS_FILE).write_bytes(b"".join(encode_line(row) for row in rows))
+    figures = {"mean": right.count("1") / len(right), "error": 0.25, "num_clusters": len(right)}
     write_results(folder, {"model": "org/base"}, {"dynamath": {"accuracy": figures}})
     return folder
+
+
+@pytest.mark.parametrize(
+    ("values", "clusters", "mean", "error"),
+    [
+        # sd = sqrt((3 * 0.25^2 + 0.75^2) / 3) = 0.5, over sqrt(4); ten copies of each response change nothing.
+        ([1.0, 1.0, 1.0, 0.0], [1, 2, 3, 4], 0.75, 0.25),
+        ([1.0, 1.0, 1.0, 0.0] * 10, [1, 2, 3, 4] * 10, 0.75, 0.25),
+        ([1.0, 1.0, 1.0, 0.0] * 10, range(40), 0.75, math.sqrt(0.1875 / 39)),
+        # Mean 0.5; residual sums: 0.5 + 0.5 - 0.5 = 0.5 and -0.5. error^2 = 2 / 1 * (0.25 + 0.25) / 16.
+        ([1.0, 1.0, 0.0, 0.0], ["a", "a", "a", "b"], 0.5, math.sqrt(2 * 0.5 / 16)),
+        ([1.0, 0.0], ["a", "a"], 0.5, None),
+    ],
+)
+def test_an_error_is_that_of_clusters(
+    values: list[float], clusters: Sequence[Any], mean: float, error: float | None
+) -> None:
+    expected = Estimate(mean=mean, error=pytest.approx(error), num_clusters=len(set(clusters)))
+    assert clustered_mean(values, clusters) == expected
+
+
+@given(st.lists(st.lists(st.floats(0, 1), min_size=3, max_size=3), min_size=2, max_size=8))
+def test_equal_clusters_give_the_standard_error_of_their_means(groups: list[list[float]]) -> None:
+    means = [sum(group) / 3 for group in groups]
+    centre = sum(means) / len(means)
+    expected = math.sqrt(sum((mean - centre) ** 2 for mean in means) / (len(means) - 1) / len(means))
+    estimate = clustered_mean(
+        [value for group in groups for value in group], [number for number, _ in enumerate(groups) for _ in range(3)]
+    )
+    assert (estimate["mean"], estimate["error"]) == pytest.approx((centre, expected), abs=1e-12)
+    with pytest.raises(DataError, match="nothing was graded"):
+        clustered_mean([], [])
+
+
+@pytest.mark.parametrize(
+    ("right", "samples", "k", "chance"),
+    [(1, 4, 1, 0.25), (1, 4, 2, 0.5), (2, 4, 2, 5 / 6), (0, 4, 4, 0.0), (1, 4, 4, 1.0), (3, 4, 2, 1.0)],
+)
+def test_pass_at_k_is_the_chance_that_k_hold_a_right_one(right: int, samples: int, k: int, chance: float) -> None:
+    assert pass_at_k(right, samples, k) == pytest.approx(chance)
+
+
+def test_figures_of_2_problems_with_2_responses_each() -> None:
+    rows = [
+        graded(0, True, length=4),
+        graded(0, False, length=6, finished=False, answer=None),
+        graded(1, False, length=20, kind="choice"),
+        graded(1, False, length=10, kind="choice"),
+    ]
+    figures = benchmark_figures(rows)
+    assert (figures["num_problems"], figures["num_responses"], figures["num_right"]) == (2, 4, 1)
+    assert figures["accuracy"] == {"mean": 0.25, "error": pytest.approx(0.25), "num_clusters": 2}
+    assert {kind: each["mean"] for kind, each in figures["by_kind"].items()} == {"choice": 0.0, "numeric": 0.5}
+    assert figures["response_length"] == {"mean": 10.0, "median": 8.0, "max": 20}
+    assert (figures["share_cut_off"], figures["share_without_answer"]) == (0.25, 0.25)
+    assert {k: each["mean"] for k, each in figures["pass_at_k"].items()} == {"1": 0.25, "2": 0.5}
+    assert "worst_variant" not in figures
+
+
+def test_the_worst_variant_of_each_question_counts() -> None:
+    rows = [
+        graded(0, True, cluster="a"),
+        graded(1, True, cluster="a"),
+        graded(2, True, cluster="b"),
+        graded(3, False, cluster="b"),
+    ]
+    figures = benchmark_figures(rows, has_variants=True)
+    assert figures["accuracy"]["mean"] == 0.75
+    assert figures["accuracy"]["num_clusters"] == 2
+    assert figures["worst_variant"]["mean"] == 0.5
+    assert "pass_at_k" not in figures
+
+
+def test_an_average_of_two_has_half_the_root_of_squared_errors() -> None:
+    two = [Estimate(mean=0.4, error=0.03, num_clusters=9), Estimate(mean=0.6, error=0.04, num_clusters=9)]
+    assert macro_average(two) == {"mean": 0.5, "error": pytest.approx(0.025), "num_benchmarks": 2}
+    assert macro_average([*two, Estimate(mean=0.5, error=None, num_clusters=1)])["error"] is None
+
+
+def test_a_paired_difference_drops_what_both_models_share(tmp_path: Path) -> None:
+    # Differences per problem: 0, 0, 1, 0. Their mean is 0.25, their sd 0.5, the error 0.25; unpaired it would be 0.38.
+    first, second = evaluation(tmp_path / "first", "1001"), evaluation(tmp_path / "second", "1011")
+    (paired,), (back,) = compare_evaluations(first, second), compare_evaluations(second, first)
+    assert (paired.benchmark, paired.num_problems, paired.first, paired.second) == ("dynamath", 4, 0.5, 0.75)
+    assert (paired.difference["mean"], paired.difference["error"]) == (0.25, pytest.approx(0.25))
+    assert (back.difference["mean"], back.difference["error"]) == (-0.25, pytest.approx(0.25))
+
+
+@pytest.mark.parametrize(
+    ("right", "changed", "words"),
+    [
+        ("1", {}, "used different problems"),
+        ("11", {"ground_truth": "6"}, "used different problems"),
+        ("11", {"benchmark": "mmmu"}, "nothing to compare"),
+        (None, {}, "no finished evaluation"),
+    ],
+)
+def test_evaluations_of_other_problems_are_not_paired(
+    tmp_path: Path, right: str | None, changed: dict[str, Any], words: str
+) -> None:
+    first, other = evaluation(tmp_path / "first", "11"), tmp_path / "other"
+    if right is not None:
+        evaluation(other, right, **changed)
+    with pytest.raises(DataError, match=words):
+        compare_evaluations(first, other)
 
 
 def test_the_papers_averages_follow_from_its_cells_but_one() -> None:
@@ -98,14 +217,6 @@ def test_evaluations_are_graded_by_lmms_evals_rules(tmp_path: Path, capsys: pyte
         harness([str(first)])
 
 
-def test_what_is_no_table_and_no_evaluation_is_named(tmp_path: Path) -> None:
-    (tmp_path / "other.json").write_text('{"rows": [{"group": "a"}]}')
-    with pytest.raises(DataError, match=r"other\.json holds no table"):
-        score_table([str(tmp_path / "other.json")])
-    with pytest.raises(DataError, match="holds no finished evaluation"):
-        score_table([str(tmp_path)])
-
-
 DAMAGES = {
     "evaluation.json": ["", "{", "[]", "5", "{}", '{"benchmarks": 5, "model": "m"}', '{"benchmarks": {"a": 5}, "model": "m"}',
                         '{"benchmarks": {"a": {"accuracy": {"mean": "x", "error": null}}}, "model": "m"}', "[" * 100_000],
@@ -127,9 +238,11 @@ def test_a_damaged_evaluation_is_named(
 
 
 @pytest.mark.parametrize(
-    "text", ["[", "[]", '{"rows": 5}', '{"rows": ["a"]}', '{"rows": [{"a": {"mean": 1}}]}', "[" * 100_000]
+    "text", ["[", "[]", '{"rows": 5}', '{"rows": ["a"]}', '{"rows": [{"group": "a"}]}', "[" * 100_000]
 )
 def test_a_damaged_table_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "table.json").write_text(text)
     with pytest.raises(DataError, match=r"table\.json holds no table of `cepo compare --out FILE\.json`"):
         score_table([str(tmp_path / "table.json")])
+    with pytest.raises(DataError, match="holds no finished evaluation"):
+        score_table([str(tmp_path)])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import operator
 import re
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from PIL import Image
 
 from cepo.cli import main
 from cepo.microgeo.problems import FAMILIES, Problem, generate_problem, no_slip
-from cepo.microgeo.world import draw_figure, split_problems, write_problems
+from cepo.microgeo.world import build_world, draw_figure, split_problems, write_problems
 from lab.worlds.demonstrations import right_response
 
 
@@ -22,47 +24,36 @@ def make(family: str, seen: str, *numbers: int, index: int = 0) -> Problem:
 
 
 @pytest.mark.parametrize(
-    ("problem", "answer"),
+    ("problem", "answer", "misconceived"),
     [
-        (make("perimeter", "5", 7), "35"),  # a pentagon of side 7
-        (make("perimeter", "3", 12), "36"),
-        (make("angle", "3", 48, 72), "60"),  # 180 - 120
-        (make("angle", "4", 48, 72), "120"),  # (360 - 120) / 2
-        (make("angle", "5", 48, 72), "140"),  # (540 - 120) / 3
-        (make("ticks", "6", 4), "24"),
-        (make("ticks", "2", 15), "30"),
-        (make("fence", "width", 17, 12), "41"),  # one width of 17, two heights of 12
-        (make("fence", "height", 17, 12), "46"),  # two widths of 17, one height of 12
+        (make("perimeter", "5", 7), 35, 12),  # a pentagon of side 7; 5 + 7
+        (make("perimeter", "3", 12), 36, 15),
+        (make("angle", "3", 48, 72), 60, 240),  # 180 - 120; 360 - 120
+        (make("angle", "4", 48, 72), 120, 210),  # (360 - 120) / 2; (540 - 120) / 2
+        (make("angle", "5", 48, 72), 140, 200),  # (540 - 120) / 3; (720 - 120) / 3
+        (make("ticks", "6", 4), 24, 28),  # 6 * 4; 7 * 4
+        (make("ticks", "2", 15), 30, 45),
+        (make("fence", "width", 17, 12), 41, 29),  # one width of 17, two heights of 12; 17 + 12
+        (make("fence", "height", 17, 12), 46, 29),  # two widths of 17, one height of 12
     ],
 )
-def test_the_answer_is_the_one_worked_out_by_hand(problem: Problem, answer: str) -> None:
-    assert problem.answer == answer
-
-
-@pytest.mark.parametrize(
-    ("problem", "answer"),
-    [
-        (make("perimeter", "5", 7), 12),  # 5 + 7
-        (make("angle", "4", 48, 72), 210),  # (540 - 120) / 2
-        (make("ticks", "6", 4), 28),  # 7 * 4
-        (make("fence", "width", 17, 12), 29),  # 17 + 12
-    ],
-)
-def test_the_misconception_gives_the_answer_worked_out_by_hand(problem: Problem, answer: int) -> None:
+def test_answers_right_and_misconceived_are_worked_out_by_hand(
+    problem: Problem, answer: int, misconceived: int
+) -> None:
+    assert problem.answer == str(answer)
     steps = FAMILIES[problem.family].solve(problem.seen, problem.numbers, True, no_slip)
-    assert steps[-1][1] == answer
+    assert steps[-1][1] == misconceived
 
 
 def test_every_result_of_a_right_response_equals_its_left_side() -> None:
-    for index in range(400):
-        problem = generate_problem(3, index)
+    operators = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+    for problem in (generate_problem(3, index) for index in range(400)):
         response = right_response(problem)
-        computations = re.findall(r"([\d+*/-]+)=(\d+)\.", response)
+        computations = re.findall(r"(\d+)([-+*/])(\d+)=(\d+)\.", response)
         assert computations
-        for left, right in computations:
-            first, operator, second = re.fullmatch(r"(\d+)([-+*/])(\d+)", left).groups()  # type: ignore[union-attr]
-            by_hand = {"+": int(first) + int(second), "-": int(first) - int(second), "*": int(first) * int(second)}
-            assert by_hand.get(operator, int(first) / int(second)) == int(right)
+        assert all(
+            operators[sign](int(first), int(second)) == int(result) for first, sign, second, result in computations
+        )
         assert response.endswith(f"={problem.answer}. \\boxed{{{problem.answer}}}")
 
 
@@ -129,9 +120,32 @@ def test_no_validation_problem_is_a_training_problem() -> None:
     assert not seen & {(problem.question, draw_figure(problem).tobytes()) for problem in validation}
 
 
-def test_a_command_for_no_problems_ends_with_2_and_the_count(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["microgeo", "--num-train", "0"]) == 2
-    assert "0 is not in the range x>=1" in capsys.readouterr().err
+@pytest.mark.heavy
+def test_a_world_is_built_once_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    world = build_world(num_train=12, num_validation=4)
+    assert world.folder.parent == tmp_path / "cepo"
+    fingerprint = json.loads((world.folder / "world.json").read_text())["fingerprint"]
+    assert world.folder.name == f"microgeo-{fingerprint[:12]}"
+    assert (world.model_path / "model.safetensors").stat().st_size < 10_000_000
+    file = world.split_file("train")
+    stamp = file.stat().st_mtime_ns
+    assert build_world(num_train=12, num_validation=4) == world
+    assert file.stat().st_mtime_ns == stamp
+    assert build_world(world.folder, num_train=13, num_validation=4) == world
+    assert file.stat().st_mtime_ns != stamp
+    assert [path.name for path in (tmp_path / "cepo").iterdir()] == [world.folder.name]
+
+
+@pytest.mark.heavy
+def test_an_interrupted_build_leaves_no_half_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cepo.microgeo.world.shutil.copytree", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        build_world(tmp_path / "world", num_train=4, num_validation=4)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command_leaves_a_folder_that_is_no_world_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,3 +153,5 @@ def test_the_command_leaves_a_folder_that_is_no_world_alone(tmp_path: Path, caps
     assert main(["microgeo", "--out", str(tmp_path)]) == 2
     assert f"{tmp_path} exists and is not an embedded world" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert main(["microgeo", "--num-train", "0"]) == 2
+    assert "0 is not in the range x>=1" in capsys.readouterr().err

@@ -39,8 +39,6 @@ def one(sample):
         print("to standard output", flush=True)  # noqa: T201
         os.write(1, b"and past Python\n")
         assert sys.stdin.read() == ""
-    if response == "second":
-        time.sleep(1.0)
     return {"overall": float(len(response)), "bonus": 1.0}
 
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
-from decimal import Decimal
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -47,36 +44,9 @@ def _spellings(gold: str) -> list[str]:
         f"{compact}\\,\\text{{units}}", f"{compact}\\ \\mathrm{{ft}}", f"{gold} square units",
         f"\\text{{{compact}}}", f"{{{compact}}}", f"**{compact}**", f"{compact}.",
         *(re.sub(r"\\sqrt\{(\d+)\}", root, compact) for root in (r"√\1", r" sqrt(\1)")),
-        compact.replace(r"\frac", r"\dfrac").replace(r"\pi", "π"), *_equal_values(compact),
+        compact.replace(r"\frac", r"\dfrac").replace(r"\pi", "π"),
     ]  # fmt: skip
     return list(dict.fromkeys(spellings))
-
-
-def _equal_values(compact: str) -> list[str]:
-    """The number in other forms: as a fraction, a decimal, a mixed number, another root."""
-    if re.fullmatch(r"\d+", compact):
-        value = int(compact)
-        return [f"{compact}.0", f"\\frac{{{2 * value}}}{{2}}", f"{3 * value}/3", f"180 - {180 - value} = {compact}"]
-    if re.fullmatch(r"\d*\.\d+", compact):
-        value = Fraction(compact)
-        above, below = value.numerator, value.denominator
-        return [f"{compact}0", f"\\frac{{{above}}}{{{below}}}", f"{above}/{below}", *_mixed(above, below)]
-    if fraction := re.fullmatch(r"\\frac\{(\d+)\}\{(\d+)\}", compact):
-        numerator, denominator = map(int, fraction.groups())
-        forms = [f"{numerator}/{denominator}", f"\\frac{{{3 * numerator}}}{{{3 * denominator}}}"]
-        if 10**6 % Fraction(numerator, denominator).denominator == 0:
-            forms.append(f"{Decimal(numerator) / denominator}")
-        return [*forms, *_mixed(numerator, denominator)]
-    if radical := re.fullmatch(r"(\d+)\\sqrt\{(\d+)\}", compact):
-        factor, radicand = map(int, radical.groups())
-        forms = [f"\\sqrt{{{factor**2 * radicand}}}", f"{factor} \\cdot \\sqrt{{{radicand}}}"]
-        return [*forms, f"x = {compact} \\approx {factor * math.sqrt(radicand):.2f}"]
-    return []
-
-
-def _mixed(numerator: int, denominator: int) -> list[str]:
-    whole, rest = divmod(numerator, denominator)
-    return [f"{whole}\\frac{{{rest}}}{{{denominator}}}", f"{whole} {rest}/{denominator}"] if whole and rest else []
 
 
 def _accuracy(pairs: list[tuple[str, str]]) -> list[float]:

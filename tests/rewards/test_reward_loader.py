@@ -1,4 +1,4 @@
-"""Reward files are found, loaded and checked before a run needs them."""
+"""Reward files are found, loaded and checked before a run needs them; several functions with weights are one."""
 
 import os
 import sys
@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from cepo.config import load_config
 from cepo.errors import RewardError
 from cepo.rewards.contract import validate_score
-from cepo.rewards.functions import load_reward_function, resolve_reward_path
+from cepo.rewards.functions import function_names, load_reward, load_reward_function, resolve_reward_path
+from cepo.rewards.pool import RewardPool
 
 BATCH = """
-REWARD_NAME = "length"
-
 def main(samples):
     return [{"overall": 0.0} for sample in samples]
 
@@ -20,13 +20,6 @@ def by_length(samples, *, scale):
     return [{"overall": scale * sample["response_length"]} for sample in samples]
 
 NOT_A_FUNCTION = 3
-"""
-
-SEQUENTIAL = """
-REWARD_TYPE = "sequential"
-
-def main(sample):
-    return {"overall": 1.0, "extra": sample["note"]}
 """
 
 
@@ -37,35 +30,29 @@ def batch_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_batch_function_gets_its_keywords_and_its_file_s_name(batch_file: Path) -> None:
+def test_batches_and_single_samples_are_scored_with_keywords(batch_file: Path) -> None:
     reward = load_reward_function(f"{batch_file}:by_length", {"scale": 0.5})
-    assert (reward.name, reward.reward_type, reward.function_name) == ("length", "batch", "by_length")
+    assert (reward.reward_type, reward.function_name) == ("batch", "by_length")
     assert reward.score([{"response_length": 3}, {"response_length": 8}]) == [{"overall": 1.5}, {"overall": 4.0}]
-
-
-def test_a_sequential_function_is_called_once_per_sample(tmp_path: Path) -> None:
-    path = tmp_path / "one.py"
-    path.write_text(SEQUENTIAL)
-    reward = load_reward_function(f"{path}:main", {})
-    assert (reward.name, reward.reward_type) == ("unknown", "sequential")
+    batch_file.write_text(
+        "REWARD_TYPE = 'sequential'\ndef main(sample): return {'overall': 1.0, 'extra': sample['note']}"
+    )
+    reward = load_reward_function(f"{batch_file}:main", {})
+    assert reward.reward_type == "sequential"
     assert reward.score([{"note": 2}, {"note": 5}]) == [{"overall": 1.0, "extra": 2.0}, {"overall": 1.0, "extra": 5.0}]
 
 
 def test_the_built_in_reward_is_found_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of the working directory precedes it."""
     monkeypatch.chdir(tmp_path)
     path, function_name = resolve_reward_path("cepo/rewards/math.py:compute_score")
     assert path.is_file()
-    assert path.parts[-3:] == ("cepo", "rewards", "math.py")
-    assert function_name == "compute_score"
-    assert load_reward_function("cepo/rewards/math.py:compute_score", {"format_weight": 0.1}).name == "math"
-
-
-def test_a_file_of_the_working_directory_precedes_the_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (path.parts[-3:], function_name) == (("cepo", "rewards", "math.py"), "compute_score")
+    assert load_reward_function("cepo/rewards/math.py:compute_score", {"format_weight": 0.1}).path == path
     mine = tmp_path / "cepo" / "rewards" / "math.py"
     mine.parent.mkdir(parents=True)
     mine.write_text(BATCH)
-    monkeypatch.chdir(tmp_path)
-    assert load_reward_function("cepo/rewards/math.py:main", {}).name == "length"
+    assert load_reward_function("cepo/rewards/math.py:main", {}).path == mine
 
 
 @pytest.mark.parametrize(
@@ -87,21 +74,25 @@ def test_a_bad_reward_setting_is_refused_with_the_accepted_ones(
     assert [words for words in said if words not in str(caught.value)] == []
 
 
+INSTALL = f"as a rule: {sys.executable} -m pip install "
+
+
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("REWARD_TYPE = 'group'\ndef main(samples): return []", "'batch' or 'sequential'"),
-        ("import a_module_that_is_not_there", "line 1, in <module> fails when it is loaded: ModuleNotFoundError"),
-        ("def main(samples:", "SyntaxError: '(' was never closed (broken.py, line 1)"),
-        ("raise ValueError('no licence')", "no licence"),
+        ("REWARD_TYPE = 'group'\ndef main(samples): return []", ["'batch' or 'sequential'"]),
+        ("import not_there", ["line 1, in <module> fails when it is loaded: ModuleNotFoundError", f"{INSTALL}not_there."]),
+        ("\nfrom mathruler.grader import it", ["line 2", f"{INSTALL}mathruler.", "examples/reward_function/math.py"]),
+        ("def main(samples:", ["SyntaxError: '(' was never closed (broken.py, line 1)"]),
+        ("raise ValueError('no licence')", ["no licence"]),
     ],
-)
-def test_a_reward_file_that_cannot_serve_is_refused(tmp_path: Path, source: str, said: str) -> None:
+)  # fmt: skip
+def test_a_reward_file_that_cannot_serve_is_refused(tmp_path: Path, source: str, said: list[str]) -> None:
     path = tmp_path / "broken.py"
     path.write_text(source)
     with pytest.raises(RewardError, match=r"broken\.py") as caught:
         load_reward_function(f"{path}:main", {})
-    assert said in str(caught.value)
+    assert [words for words in said if words not in str(caught.value)] == []
 
 
 def test_two_files_of_one_name_stay_apart(tmp_path: Path) -> None:
@@ -135,14 +126,70 @@ def test_whole_numbers_and_booleans_become_floats() -> None:
     assert [type(value) for value in score.values()] == [float, float]
 
 
-@pytest.mark.parametrize(
-    ("source", "package"),
-    [("from mathruler.grader import grade_answer", "mathruler"), ("import bs4.no_such_part", "beautifulsoup4")],
-)
-def test_a_missing_library_is_named_with_its_package(tmp_path: Path, source: str, package: str) -> None:
-    path = tmp_path / "needs.py"
-    path.write_text(f"\n{source}\n")
-    with pytest.raises(RewardError, match=r"needs\.py, line 2") as caught:
-        load_reward_function(f"{path}:main", {})
-    assert f"Install it: {sys.executable} -m pip install {package}." in str(caught.value)
-    assert ("examples/reward_function/math.py" in str(caught.value)) == (package == "mathruler")
+ANSWERS = """
+def score(samples, *, full=1.0):
+    right = [float(sample["response"] == sample["ground_truth"]) for sample in samples]
+    return [{"overall": full * each, "accuracy": each} for each in right]
+
+def again(samples):
+    return score(samples)
+"""
+BREVITY = """
+REWARD_TYPE = "sequential"
+
+def score(sample):
+    if sample["response"] == "raise":
+        raise ValueError("not this one")
+    return {"overall": 1.0 / sample["response_length"], "accuracy": 0.25, "length": sample["response_length"]}
+"""
+SAMPLES = [
+    {"response": "5", "ground_truth": "5", "response_length": 2},
+    {"response": "6", "ground_truth": "5", "response_length": 4},
+]
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> str:
+    (tmp_path / "answers.py").write_text(ANSWERS)
+    (tmp_path / "brevity.py").write_text(BREVITY)
+    return f"{tmp_path}/answers.py:score,{tmp_path}/brevity.py:score"
+
+
+def test_weighted_rewards_add_up_with_each_part_reported(spec: str) -> None:
+    """2 * 1 + 0.5 * 0.5 = 2.25. Without weights each counts 1."""
+    reward = load_reward(spec, {}, [2.0, 0.5])
+    assert reward.reward_type == "sequential"
+    assert reward.score(SAMPLES) == [
+        {"overall": 2.25, "answers": 1.0, "accuracy": 1.0, "brevity": 0.5, "brevity.accuracy": 0.25, "length": 2.0},
+        {"overall": 0.125, "answers": 0.0, "accuracy": 0.0, "brevity": 0.25, "brevity.accuracy": 0.25, "length": 4.0},
+    ]
+    scores = load_reward(spec, {"answers": {"full": 10.0}}).score(SAMPLES)
+    assert [score["overall"] for score in scores] == [10.5, 0.25]
+    alone = spec.partition(",")[0]
+    assert [score["overall"] for score in load_reward(alone, {"full": 3.0}, [0.5]).score(SAMPLES)] == [1.5, 0.0]
+    assert load_reward(alone, {}).score(SAMPLES[:1]) == [{"overall": 1.0, "accuracy": 1.0}]
+
+
+def test_names_of_functions_are_unique_and_keywords_use_them(spec: str) -> None:
+    file = spec.partition(":")[0]
+    assert function_names(f"{file}:score, {file}:again") == ["answers.score", "answers.again"]
+    with pytest.raises(RewardError, match=r"names answers\.score twice"):
+        function_names(f"{file}:score,{file}:score")
+    for kwargs, words in (
+        ({"full": 2.0}, "give each its own section"),
+        ({"answer": {"full": 2.0}}, "Did you mean 'answers'?"),
+    ):
+        with pytest.raises(RewardError) as caught:
+            load_reward(spec, kwargs)
+        assert words in str(caught.value)
+    names = spec.split(",")
+    config = load_config(["config=configs/microgeo/base.yaml", f"worker.reward.reward_function=[{', '.join(names)}]"])
+    assert config.worker.reward.reward_functions == names
+
+
+def test_one_raising_function_costs_its_own_sample_alone(spec: str) -> None:
+    samples = [*SAMPLES, {"response": "raise", "ground_truth": "5", "response_length": 1}]
+    with RewardPool(spec, {}, weights=[2.0, 0.5], num_workers=1, timeout_seconds=10.0) as pool:
+        outcome = pool.score(samples)
+    assert [score["overall"] for score in outcome.scores] == [2.25, 0.125, 0.0]
+    assert (outcome.num_raised, outcome.num_timed_out, outcome.scores[2]["brevity"]) == (1, 0, 0.0)

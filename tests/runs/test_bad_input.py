@@ -154,12 +154,8 @@ INTERRUPTED = {
 
 @pytest.mark.parametrize("override", INTERRUPTED)
 def test_an_interrupted_run_says_how_to_resume(
-    tiny_run: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    override: str,
-) -> None:
+    tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, override: str
+) -> None:  # fmt: skip
     monkeypatch.setattr(cepo.train, "build_trainer", interrupt)
     for step in () if "save_freq" in override else (4, 5):
         checkpoint = tmp_path / f"global_step_{step}"

@@ -151,27 +151,19 @@ def test_an_answer_is_shown_whole_and_a_text_from_one_token_on(tiny_processing: 
 @pytest.mark.parametrize(
     ("text", "cap", "kept"),
     [
-        ("a 12 345", 3, "a"),
-        ("a 12 345", 4, "a 12"),
-        ("a 12 345", 7, "a 12"),
-        ("a 12 ", 4, "a 12"),
+        ("a 12 345", 3, "a"), ("a 12 345", 4, "a 12"), ("a 12 345", 7, "a 12"), ("a 12 ", 4, "a 12"),
         ("a 12 ", 5, "a 12 "),  # as many tokens as may be: left as it is
-        ("a 1,234 b", 4, "a"),
-        ("a 1.25 b", 3, "a"),
-        ("a 1.25 b", 4, "a"),
-        ("a 1.25 b", 6, "a 1.25"),
-        ("345", 2, ""),
+        ("a 1,234 b", 4, "a"), ("a 1.25 b", 3, "a"), ("a 1.25 b", 4, "a"), ("a 1.25 b", 6, "a 1.25"), ("345", 2, ""),
     ],
-)
+)  # fmt: skip
 def test_a_cap_cuts_no_number_in_two(tiny_processing: Processing, text: str, cap: int, kept: str) -> None:
     assert builder(tiny_processing)._cut(text, cap) == kept
 
 
 def test_assistant_prefix_is_between_header_and_response(tiny_processing: Processing) -> None:
     contexts = builder(tiny_processing, placement="assistant_prefix")
-    task = problem()
-    student = contexts.student(task)
-    teacher = contexts.teacher(task, student, "42")
+    student = contexts.student(problem())
+    teacher = contexts.teacher(problem(), student, "42")
     assert teacher.token_ids == (*student.token_ids, *tiny_processing.encode_text("42\n"))
     assert shown(tiny_processing, teacher).endswith("<|im_start|>assistant\n42\n")
 

@@ -1,24 +1,22 @@
-"""Every form of data that is documented, read through the one path that a run takes; and the check that is remembered."""
+"""Every form of data that is documented, read through the one path that a run takes, and the order of problems."""
 
 from __future__ import annotations
 
 import csv
-import io
 import json
-import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from generator_cases import picture
-from PIL import Image
-from training_runs import REPOSITORY, checked_config
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cepo.config import load_config
 from cepo.config.schema import DataConfig
-from cepo.data.dataset import Problem, ProblemSet, most_visuals
-from cepo.data.mixing import read_training_sets
+from cepo.data.dataset import Problem, ProblemSet, most_visuals, read_training_sets, weighted_indices
 from cepo.data.reading import read_source
 from cepo.errors import ConfigError, DataError
 from cepo.models.processing import Processing
@@ -49,10 +47,6 @@ def read(tiny_processing: Processing) -> Reader:
         return ProblemSet(str(source), DataConfig(train_files=str(source), **(SETTINGS | settings)), tiny_processing)
 
     return reader
-
-
-def as_bytes(folder: Path, name: str) -> dict[str, Any]:
-    return {"bytes": (folder / name).read_bytes(), "path": None}
 
 
 def write(folder: Path, form: str, rows: Sequence[dict[str, Any]], *, stem: str = "train") -> Path:
@@ -88,7 +82,7 @@ def sizes(problems: Sequence[Problem]) -> list[list[tuple[int, int]]]:
 def test_rows_with_0_1_and_2_images_read_alike_from_each_form(
     read: Reader, tmp_path: Path, picture_folder: Path, form: str
 ) -> None:
-    """In a row of JSON one path may stand without a list around it."""
+    """In a row of JSON one path may stand without a list around it; other forms may hold bytes."""
     rows = [*ROWS[:1], ROWS[1] | {"images": "a.png"}, *ROWS[2:]] if form.startswith("json") else ROWS
     problems = read(write(tmp_path, form, rows), image_dir=str(picture_folder))
     assert sizes(problems) == SIZES
@@ -97,33 +91,28 @@ def test_rows_with_0_1_and_2_images_read_alike_from_each_form(
     assert [problem.columns["level"] for problem in problems] == [1, 2, 3]
     assert all(image.mode == "RGB" for problem in problems for image in problem.images)
     assert problems.most_images == 2
-
-
-@pytest.mark.parametrize("form", ["parquet", "arrow"])
-def test_pictures_as_bytes_in_a_mapping_alone_or_in_lists(
-    read: Reader, tmp_path: Path, picture_folder: Path, form: str
-) -> None:
-    rows = [row | {"images": [as_bytes(picture_folder, name) for name in row["images"]]} for row in ROWS]
-    assert sizes(read(write(tmp_path / "mappings", form, rows))) == SIZES
-    raw = [row | {"images": [(picture_folder / name).read_bytes() for name in row["images"]]} for row in ROWS]
-    assert sizes(read(write(tmp_path / "raw", form, raw))) == SIZES
-    single = [{**ROWS[1], "images": (picture_folder / "a.png").read_bytes()}, {**ROWS[0], "images": None}]
-    assert sizes(read(write(tmp_path / "single", form, single))) == [[(64, 64)], []]
+    for wrapped in () if form.startswith("json") else (True, False):
+        files = {name: (picture_folder / name).read_bytes() for name in ("a.png", "b.jpg")}
+        values = {name: {"bytes": content, "path": None} if wrapped else content for name, content in files.items()}
+        given = [row | {"images": [values[name] for name in row["images"]]} for row in ROWS]
+        assert sizes(read(write(tmp_path / f"bytes{wrapped}", form, given))) == SIZES
+        single = [{**ROWS[1], "images": values["a.png"]}, {**ROWS[0], "images": None}]
+        assert sizes(read(write(tmp_path / f"single{wrapped}", form, single))) == [[(64, 64)], []]
 
 
 def test_pil_images_in_datasets_come_back_pixel_for_pixel(read: Reader, tmp_path: Path) -> None:
     from datasets import Dataset, DatasetDict, Features, List, Value
     from datasets import Image as ImageFeature
 
-    features = Features({"images": List(ImageFeature()), "problem": Value("string"), "answer": Value("string")})
+    texts = {"problem": Value("string"), "answer": Value("string")}
     images = [picture(seed) for seed in (3, 4)]
     columns = {"images": [images, []], "problem": ["<image><image>?", "?"], "answer": ["1", "2"]}
-    made = Dataset.from_dict(columns, features=features)
+    made = Dataset.from_dict(columns, features=Features({"images": List(ImageFeature()), **texts}))
     made.to_parquet(str(tmp_path / "pil.parquet"))
     DatasetDict({"train": made, "test": made.select([1])}).save_to_disk(str(tmp_path / "saved"))
-    single = Features({"images": ImageFeature(), "problem": Value("string"), "answer": Value("string")})
     alone = {"images": [images[1]], "problem": ["<image>?"], "answer": ["1"]}
-    Dataset.from_dict(alone, features=single).to_parquet(str(tmp_path / "single.parquet"))
+    single = Dataset.from_dict(alone, features=Features({"images": ImageFeature(), **texts}))
+    single.to_parquet(str(tmp_path / "single.parquet"))
     for source in ("pil.parquet", "saved", "saved@train"):
         problems = read(tmp_path / source)
         assert len(problems) == 2
@@ -148,33 +137,35 @@ def test_csv_keeps_texts_as_written_and_reads_a_path_per_row(
         read(empty, image_dir=str(picture_folder))
 
 
-@pytest.mark.parametrize("values", [(24, 3.5, -1), (24, "\\frac{1}{2}", 0.25)])
-def test_numbers_as_answers_become_the_text_a_person_would_write(
-    read: Reader, tmp_path: Path, values: tuple[Any, ...]
-) -> None:
-    problems = read(write(tmp_path, "jsonl", [{"problem": "?", "answer": value} for value in values]))
-    assert [problem.ground_truth for problem in problems] == [str(value) for value in values]
+def test_numbers_as_answers_become_the_text_a_person_would_write(read: Reader, tmp_path: Path) -> None:
+    for values in ((24, 3.5, -1), (24, "\\frac{1}{2}", 0.25)):
+        problems = read(write(tmp_path, "jsonl", [{"problem": "?", "answer": value} for value in values]))
+        assert [problem.ground_truth for problem in problems] == [str(value) for value in values]
 
 
 def test_columns_go_by_their_keys(read: Reader, tmp_path: Path, picture_folder: Path) -> None:
     rows = [{"question": "<image>?", "label": 7, "figure": "a.png", "proof": "By sight."}]
-    file = write(tmp_path, "parquet", rows)
     keys = {"prompt_key": "question", "answer_key": "label", "image_key": "figure", "solution_key": "proof"}
-    (problem,) = read(file, image_dir=str(picture_folder), **keys)
+    (problem,) = pair = read(write(tmp_path, "parquet", rows), image_dir=str(picture_folder), **keys)
     assert (problem.text, problem.ground_truth, problem.solution) == ("<image>?", "7", "By sight.")
     assert sizes([problem]) == [[(64, 64)]]
     text = read(write(tmp_path / "text", "jsonl", [{"problem": "1 + 1?", "answer": "2"}]))
-    assert text.most_images == 0
-    pair = read(write(tmp_path / "pair", "jsonl", ROWS), image_dir=str(picture_folder))
-    assert (most_visuals(text, None), most_visuals(text, pair)) == ((0, 0), (2, 0))
-    assert text[0].images == ()
-    assert text[0].solution is None
+    assert (most_visuals(text, None), most_visuals(text, pair)) == ((0, 0), (1, 0))
+    assert (text[0].images, text[0].solution) == ((), None)
 
 
-def test_a_single_message_as_prompt_is_refused_with_its_type(read: Reader, tmp_path: Path) -> None:
-    rows = [{"problem": {"role": "user", "content": "1 + 1?"}, "answer": "2"}]
-    with pytest.raises(DataError, match="row 0: column 'problem' holds a dict; accepted: text, a number, or a list"):
-        read(write(tmp_path, "jsonl", rows))
+@pytest.mark.parametrize(
+    ("form", "row", "words"),
+    [
+        ("jsonl", {"problem": {"role": "user", "content": "1 + 1?"}}, "'problem' holds a dict; accepted: text, a number, or"),
+        ("parquet", {"answer": b"7"}, "'answer' holds a bytes; accepted: text or a number"),
+    ],
+)  # fmt: skip
+def test_a_cell_of_another_type_is_refused_by_name(
+    read: Reader, tmp_path: Path, form: str, row: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(DataError, match=f"row 0: column {words}"):
+        read(write(tmp_path, form, [{"problem": "1 + 1?", "answer": "2"} | row]))
 
 
 def test_a_split_is_the_files_or_folder_named_after_it(tmp_path: Path) -> None:
@@ -203,22 +194,15 @@ def test_a_split_is_the_files_or_folder_named_after_it(tmp_path: Path) -> None:
     assert numbers(f"{by_folder}@test") == [5]
     assert numbers(str(plain)) == [0, 1, 2, 3, 4, 5]
     assert numbers(f"{plain / 'first.json'}@train[:50%]") == [0, 1]
+    write(plain, "csv", rows(0, 1), stem="third")
     for source, words in (
+        (str(plain), r"no data of a single format there; accepted: \.parquet, \.json, \.jsonl, \.csv, \.arrow"),
         (f"{hub_like}@validation", "no file there is named 'validation'.*test-00000-of-00001.parquet"),
         (f"{plain / 'first.json'}@test", "a single file has only the split train, got 'test'"),
         (f"{plain}@train[", r"the split 'train\[' is neither"),
     ):
         with pytest.raises(ConfigError, match=words):
             read_source(source)
-
-
-def test_a_folder_of_two_formats_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, "json", ROWS[:1], stem="a")
-    write(tmp_path, "csv", [{"problem": "?", "answer": "1"}], stem="b")
-    with pytest.raises(
-        ConfigError, match=r"no data of a single format there; accepted: \.parquet, \.json, \.jsonl, \.csv, \.arrow"
-    ):
-        read_source(str(tmp_path))
 
 
 def test_min_and_max_pixels_bound_images_and_lengths(read: Reader, tmp_path: Path, tiny_processing: Processing) -> None:
@@ -236,77 +220,61 @@ def test_min_and_max_pixels_bound_images_and_lengths(read: Reader, tmp_path: Pat
         assert problems._measure(dict(problems._rows[number])).length == len(prompt.token_ids)
 
 
-@pytest.fixture
-def text_file(tmp_path: Path) -> Path:
-    """Three problems without pictures."""
-    from datasets import Dataset
-
-    rows = {"problem": [f"What is {n} + 1?" for n in range(3)], "answer": [str(n + 1) for n in range(3)]}
-    Dataset.from_dict(rows).to_parquet(str(tmp_path / "text.parquet"))
-    return tmp_path / "text.parquet"
-
-
-def test_2_files_are_one_set_that_asks_each_of_11_rows_once(
-    tiny_run: list[str], tiny_processing: Processing, problem_file: Path, text_file: Path
+def test_several_files_are_one_set_or_weighted(
+    tiny_run: list[str], tiny_processing: Processing, problem_file: Path, tmp_path: Path
 ) -> None:
-    data = load_config([*tiny_run, f"data.train_files=[{problem_file}, {text_file}]"]).data
-    problems = read_training_sets(data, tiny_processing)
+    """11 rows of a list are each asked once; commas separate files too, and weights decide their shares."""
+    rows = [{"problem": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(3)]
+    text_file = write(tmp_path, "parquet", rows, stem="text")
+
+    def of(*options: str) -> Any:
+        return read_training_sets(load_config([*tiny_run, *options]).data, tiny_processing)
+
+    problems = of(f"data.train_files=[{problem_file}, {text_file}]")
     names = [problems[index].prompt_id for index in range(len(problems))]
     assert names == [f"0:{row}" for row in range(8)] + [f"1:{row}" for row in range(3)]
     assert (len(problems[0].images), len(problems[10].images), problems.most_images) == (1, 0, 1)
     asked = [index for step in range(11) for index in problems.indices(step, 1)]
     assert sorted(asked) == list(range(11)) != asked
-    probe = problems.image_probe()
-    assert probe is not None
-    assert probe.data == str(problem_file)
-
-
-def test_commas_separate_files_as_a_list_does(
-    tiny_run: list[str], tiny_processing: Processing, problem_file: Path, text_file: Path
-) -> None:
-    files = f"data.train_files={text_file},{problem_file}@train[:6]"
-    mixed = read_training_sets(load_config([*tiny_run, files, "data.train_weights=[1,3]"]).data, tiny_processing)
+    assert problems.image_probe().data == str(problem_file)
+    mixed = of(f"data.train_files={text_file},{problem_file}@train[:6]", "data.train_weights=[1,3]")
     assert len(mixed) == 9
     from_text = sum(index < 3 for step in range(250) for index in mixed.indices(step, 4)) / 1000
     assert abs(from_text - 0.25) < 4 * 0.014  # the deviation is sqrt(0.1875 / 1000)
-    alone = read_training_sets(load_config(tiny_run).data, tiny_processing)
-    assert isinstance(alone, ProblemSet)
-    assert alone[3].prompt_id == "3"
+    assert of()[3].prompt_id == "3", "a single file needs no number"
 
 
-NUM_ROWS = 48
+def asked(steps: range, **settings: object) -> list[tuple[int, int]]:
+    usual: dict[str, object] = {"shuffle": True, "seed": 1, "batch_size": 4}
+    return [each for step in steps for each in weighted_indices(step, **(usual | settings))]  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.heavy
-def test_images_become_20_to_700_tokens_and_answers_stay(
-    tiny_run: list[str], tiny_processing: Processing, tmp_path: Path
-) -> None:
-    """Rows spread over the training set, as they stand in the file."""
-    folder = Path(os.environ.get("CEPO_GEO3K", REPOSITORY.parent / "shared" / "data" / "geo3k"))
-    if not (folder / "train.parquet").is_file():
-        pytest.skip(f"Geometry3K is not here: no train.parquet in {folder}; CEPO_GEO3K names its folder")
-    from pyarrow import parquet
+def test_weights_3_and_1_take_3_of_4_problems_from_the_first_set() -> None:
+    """The share of 4,000 independent draws has a standard deviation of sqrt(0.75 * 0.25 / 4000) = 0.007."""
+    counts = Counter(part for part, _ in asked(range(1000, 2000), sizes=[7, 5], weights=[3, 1]))
+    assert abs(counts[0] / 4000 - 0.75) < 4 * 0.007
 
-    table = parquet.read_table(folder / "train.parquet")
-    table = table.take(list(range(0, len(table), len(table) // NUM_ROWS))[:NUM_ROWS])
-    parquet.write_table(table, tmp_path / "train.parquet")
-    arguments = ["config=configs/geo3k/cepo.yaml", f"data.train_files={tmp_path}/train.parquet", "data.val_files=null"]
-    model = [word for word in tiny_run if word.startswith("worker.actor.model.model_path")]
-    untrained = ["worker.rollout.name=transformers", "trainer.val_before_train=false", "trainer.val_freq=-1"]
-    data = checked_config([*arguments, *model, *untrained, "data.max_response_length=12"]).data
-    problems = ProblemSet(data.train_files, data, tiny_processing)
-    assert len(problems) == NUM_ROWS
-    assert not problems.skipped
-    modes, counts = set(), []
-    for problem, row in zip(problems, table.to_pylist(), strict=True):
-        modes.add(Image.open(io.BytesIO(row["images"][0]["bytes"])).mode)
-        assert [image.mode for image in problem.images] == ["RGB"]
-        assert problem.ground_truth == row["answer"]
-        assert problem.text.startswith(row["problem"])
-        assert problem.text.count("<image>") == 1
-        prompt = tiny_processing.encode(problem.text, tiny_processing.load_images(problem.images))
-        counts.append(prompt.token_ids.count(tiny_processing.image_token_id))
-        assert counts[-1] == tiny_processing.reader.num_tokens(problem.images[0].size)
-    assert modes - {"RGB"}, "the sample holds pictures that had to be converted"
-    assert 20 <= min(counts) <= max(counts) <= 700
-    assert any("\\" in problem.ground_truth for problem in problems)
+
+def test_each_pass_of_a_set_asks_each_problem_once() -> None:
+    both = asked(range(10), sizes=[10, 5], weights=[0.5, 0.5], batch_size=6)
+    for chosen, size in ((0, 10), (1, 5)):
+        asked_of_set = [index for part, index in both if part == chosen]
+        passes = [asked_of_set[start : start + size] for start in range(0, len(asked_of_set) - size, size)]
+        assert len(passes) >= 2
+        assert all(sorted(one) == list(range(size)) for one in passes)
+        assert passes[0] != passes[1]
+
+
+def test_without_shuffling_sets_are_asked_in_their_own_order() -> None:
+    both = asked(range(6), sizes=[4, 3], weights=[1, 1], shuffle=False)
+    for chosen, size in ((0, 4), (1, 3)):
+        indices = [index for part, index in both if part == chosen]
+        assert len(indices) > size
+        assert indices == [number % size for number in range(len(indices))]
+
+
+@given(st.integers(0, 30), st.integers(0, 5))
+def test_a_resumed_run_asks_the_same_problems(step: int, seed: int) -> None:
+    settings = {"sizes": [7, 3, 5], "weights": [1, 2, 4], "seed": seed}
+    whole = asked(range(step + 1), **settings)
+    assert asked(range(step, step + 1), **settings) == whole[-4:]

@@ -77,7 +77,7 @@ def enumerated(credit_command: list[str], tiny_model_folder: Path) -> Callable[[
     from cepo.cli import cli
     from cepo.commands.measure_credit import make_credit_plan
     from cepo.credit.session import opened
-    from cepo.data.mixing import read_training_sets
+    from cepo.data.dataset import read_training_sets
 
     options = cli.commands["credit"].make_context("credit", credit_command[1:]).params
     del options["dry_run"]

@@ -22,17 +22,15 @@ from cepo.config.schema import DataConfig
 from cepo.data import videos as reading
 from cepo.data.batch import ScoringRow
 from cepo.data.dataset import ProblemSet
-from cepo.data.videos import FrameRules, load_video
+from cepo.data.videos import load_video
 from cepo.errors import ConfigError, DataError
-from cepo.models.inputs import EncodedPrompt, ImageSource, Video, sequence_positions
+from cepo.models.inputs import EncodedPrompt, ImageSource, Video
 from cepo.models.processing import Processing
 from cepo.report.page import write_report
 from cepo.workers.actor import Actor
 
 av = pytest.importorskip("av", reason="the extra video is not installed")
-if (
-    importlib.util.find_spec("qwen_vl_utils") is None
-):  # importing it needs the repair that comes with the code under test
+if importlib.util.find_spec("qwen_vl_utils") is None:  # importing it needs a repair of the code under test
     pytest.skip("the extra video is not installed", allow_module_level=True)
 
 QUESTION = "<video>Which <video> shows <image> first?"
@@ -65,49 +63,47 @@ def video_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two(video_folder: Path) -> tuple[Video, Video]:
-    first, second = (load_video(name, str(video_folder), rules()) for name in ("a.mp4", "b.mp4"))
+    first, second = (read(name, video_folder) for name in ("a.mp4", "b.mp4"))
     return first, second
 
 
-def rules(fps: float = 2.0, least: int | None = 4096, most: int | None = None) -> FrameRules:
-    return FrameRules(fps=fps, min_pixels=least, max_pixels=most, factor=32)
+def read(
+    value: object, folder: Path | None, fps: float = 2.0, least: int | None = 4096, most: int | None = None
+) -> Video:
+    limits = {"video_fps": fps, "min_pixels": least, "max_pixels": most}
+    image_dir = None if folder is None else str(folder)
+    return load_video(value, DataConfig(train_files="rows", image_dir=image_dir, **limits), factor=32)
 
 
-@pytest.mark.parametrize(("fps", "numbers"), [(2.0, (0, 4, 7, 11)), (3.0, (0, 2, 4, 7, 9, 11)), (0.5, (0, 4, 7, 11))])
-def test_fps_chooses_frames_evenly(video_folder: Path, fps: float, numbers: tuple[int, ...]) -> None:
+def test_fps_chooses_frames_evenly_and_pixel_bounds_their_size(video_folder: Path) -> None:
     """Of 12 frames in 2 seconds it takes an even number, and at least 4."""
-    video = load_video("a.mp4", str(video_folder), rules(fps))
-    assert video.frame_numbers == numbers
-    assert (video.source_fps, video.num_source_frames, video.size) == (6.0, 12, (64, 64))
-    brightness = video.frames.reshape(len(numbers), -1).mean(axis=1)
-    assert (numpy.diff(brightness) > 0).all(), "the frames come in their order"
-    assert brightness[0] < brightness[-1] / 8
-
-
-@pytest.mark.parametrize(
-    ("least", "most", "pixels"),
-    [
-        (4096, None, (64 * 64, 64 * 64)),
+    for fps, numbers in ((2.0, (0, 4, 7, 11)), (3.0, (0, 2, 4, 7, 9, 11)), (0.5, (0, 4, 7, 11))):
+        video = read("a.mp4", video_folder, fps)
+        assert video.frame_numbers == numbers
+        assert (video.source_fps, video.num_source_frames, video.size) == (6.0, 12, (64, 64))
+        brightness = video.frames.reshape(len(numbers), -1).mean(axis=1)
+        assert (numpy.diff(brightness) > 0).all(), "the frames come in their order"
+        assert brightness[0] < brightness[-1] / 8
+    for least, most, pixels in (
         (None, 20000, (1, 20000)),
         (16384, 20000, (16384, 20000)),
         (None, None, (128 * 32 * 32, 10**9)),  # qwen-vl-utils' own 128 tokens
-    ],
-)
-def test_pixel_bounds_hold_for_a_frame(
-    video_folder: Path, least: int | None, most: int | None, pixels: tuple[int, int]
-) -> None:
-    width, height = load_video("a.mp4", str(video_folder), rules(2.0, least, most)).size
-    assert pixels[0] <= width * height <= pixels[1]
-    assert width % 32 == height % 32 == 0
+    ):
+        width, height = read("a.mp4", video_folder, 2.0, least, most).size
+        assert pixels[0] <= width * height <= pixels[1]
+        assert width % 32 == height % 32 == 0
 
 
 def test_bytes_a_mapping_and_a_path_give_the_same_frames(video_folder: Path) -> None:
     """A list of 3 frames becomes 4."""
     content = (video_folder / "a.mp4").read_bytes()
-    by_path = load_video("a.mp4", str(video_folder), rules())
+    by_path = read("a.mp4", video_folder)
     for value in (content, {"bytes": content, "path": None}, {"bytes": None, "path": str(video_folder / "a.mp4")}):
-        assert (load_video(value, None, rules()).frames == by_path.frames).all()
-    given = load_video(frames(3, seed=1), None, rules())
+        assert (read(value, None).frames == by_path.frames).all()
+    files = [io.BytesIO() for _ in range(3)]
+    for image, file in zip(frames(3, seed=1), files, strict=True):
+        image.save(file, format="PNG")
+    given = read([file.getvalue() for file in files], None)
     assert (given.frame_numbers, given.source_fps) == ((0, 1, 2, 3), 2.0)
     assert (given.frames[3] == given.frames[2]).all()
     assert given.times(2) == (0.25, 1.25)
@@ -130,10 +126,10 @@ def test_what_is_no_video_is_refused_with_the_reason(
     ]
     for value, words in cases:
         with pytest.raises(DataError, match=words):
-            load_video(value, None, rules())
+            read(value, None)
     monkeypatch.setattr(reading, "_LIBRARIES", ("no_such_library",))
     with pytest.raises(ConfigError, match=r"cepo\[video\]"):
-        load_video(whole, None, rules())
+        read(whole, None)
 
 
 PLAYLISTS = {
@@ -149,11 +145,11 @@ def test_a_playlist_opens_no_other_file(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     (folder / "link.ts").symlink_to(write_video(tmp_path / "other.ts", 12))
-    assert load_video(str(tmp_path / "other.ts"), None, rules()).num_source_frames == 12
+    assert read(str(tmp_path / "other.ts"), None).num_source_frames == 12
     (folder / name).write_text(PLAYLISTS[name].format(tmp_path), encoding="utf-8")
     for value in (name, (folder / name).read_bytes()):
         with pytest.raises(DataError, match=r"cannot be read .*; accepted: mov,mp4"):
-            load_video(value, str(folder), rules())
+            read(value, folder)
 
 
 def transformers_inputs(processing: Processing, videos: Sequence[Video], images: Sequence[Image.Image]) -> Any:
@@ -179,31 +175,6 @@ def asked(processing: Processing, videos: Sequence[Video], *images: Image.Image)
     return processing.encode(text, processing.load_images(images, videos=videos))
 
 
-def test_inputs_of_2_videos_and_an_image_are_transformers_own(
-    tiny_model_folder: Path, tiny_processing: Processing, two: tuple[Video, Video]
-) -> None:
-    image = picture(5, (64, 96))
-    prompt = asked(tiny_processing, two, image)
-    theirs = transformers_inputs(tiny_processing, two, [image])
-    assert list(prompt.token_ids) == theirs["input_ids"][0].tolist()
-    assert prompt.images is not None
-    ours = tiny_processing.family.model_inputs(prompt.images)
-    for name in ("pixel_values", "pixel_values_videos", "image_grid_thw"):
-        assert torch.equal(ours[name], theirs[name])
-    assert ours["video_grid_thw"].prod(dim=1).sum() == theirs["video_grid_thw"].prod(dim=1).sum()
-    model = reference_model(tiny_model_folder)
-    response = random_response(7, seed=1)
-    ids = torch.tensor([[*prompt.token_ids, *response]])
-    kinds = (ids == tiny_processing.image_token_id).int() + 2 * (ids == tiny_processing.video_token_id).int()
-    expected, _ = model.model.get_rope_index(
-        ids, kinds, theirs["image_grid_thw"], theirs["video_grid_thw"], attention_mask=torch.ones_like(ids)
-    )
-    context = tiny_processing.positions(prompt)
-    assert torch.equal(sequence_positions(context, 7), expected[:, 0])
-    single = tiny_processing.video_token_id
-    assert (prompt.engine_ids.count(single), prompt.engine_ids.count(tiny_processing.image_token_id)) == (2, 1)
-
-
 @torch.no_grad()
 def plain_log_probs(model: Any, processing: Processing, row: ScoringRow, visuals: dict[str, Tensor]) -> Tensor:
     ids = torch.tensor([[*row.context.token_ids, *row.response_ids]])
@@ -213,7 +184,7 @@ def plain_log_probs(model: Any, processing: Processing, row: ScoringRow, visuals
 
 
 @pytest.mark.heavy
-def test_scores_of_video_rows_are_a_plain_forwards_to_1e_5(
+def test_inputs_and_scores_of_video_rows_are_transformers_own(
     build_actor: Callable[..., Actor], tiny_model_folder: Path, tiny_processing: Processing, two: tuple[Video, Video]
 ) -> None:
     image = picture(5, (64, 96))
@@ -228,19 +199,21 @@ def test_scores_of_video_rows_are_a_plain_forwards_to_1e_5(
     model = reference_model(tiny_model_folder)
     theirs = transformers_inputs(tiny_processing, two, [image])
     names = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
-    from transformers import AutoProcessor
-
-    alone = AutoProcessor.from_pretrained(tiny_model_folder).video_processor(
+    assert list(both.token_ids) == theirs["input_ids"][0].tolist()
+    assert both.images is not None
+    ours = tiny_processing.family.model_inputs(both.images)
+    assert all(torch.equal(ours[name], theirs[name]) for name in names[:3])
+    single = tiny_processing.video_token_id
+    assert (both.engine_ids.count(single), both.engine_ids.count(tiny_processing.image_token_id)) == (2, 1)
+    alone = tiny_processing._processor.video_processor(
         videos=[two[0].frames], video_metadata=[two[0].metadata()], do_sample_frames=False, return_tensors="pt"
     )
-    visuals = {
-        id(both): {name: theirs[name] for name in names},
-        id(taught): {name: theirs[name] for name in names},
-        id(one): {name: alone[name] for name in names[2:]},
-        id(pictured): {name: theirs[name] for name in names[:2]},
-        id(text): {},
-    }
-    expected = [plain_log_probs(model, tiny_processing, row, visuals[id(row.context)]) for row in rows]
+    all_of_them = {name: theirs[name] for name in names}
+    first_video, image_alone = (
+        {name: of[name] for name in some} for of, some in ((alone, names[2:]), (theirs, names[:2]))
+    )
+    visuals = [all_of_them, first_video, all_of_them, image_alone, {}, first_video, all_of_them]
+    expected = [plain_log_probs(model, tiny_processing, row, each) for row, each in zip(rows, visuals, strict=True)]
     scores = build_actor().score(rows)
     assert largest_gap(scores, expected) < LOG_PROBS
     darker = Video(frames=two[0].frames // 2, frame_numbers=two[0].frame_numbers, source_fps=6.0, num_source_frames=12)
@@ -269,7 +242,7 @@ def test_rows_with_videos_are_measured_as_they_are_encoded(
 ) -> None:
     """And the probe for readable images is a row with images alone."""
 
-    def read(file: Path, **settings: Any) -> ProblemSet:
+    def problems_of(file: Path, **settings: Any) -> ProblemSet:
         folder = str(video_file.parent)
         usual = {"train_files": str(file), "prompt_key": "problem", "image_dir": folder, "min_pixels": 4096}
         return ProblemSet(str(file), DataConfig(**(usual | settings)), tiny_processing)
@@ -277,32 +250,28 @@ def test_rows_with_videos_are_measured_as_they_are_encoded(
     def of_row(**row: Any) -> ProblemSet:
         file = tmp_path / "row.jsonl"
         file.write_text(json.dumps(row | {"answer": "1"}) + "\n")
-        return read(file)
+        return problems_of(file)
 
-    problems = read(video_file)
+    problems = problems_of(video_file)
     assert (len(problems), problems.most_images, problems.most_videos) == (8, 1, 2)
-    lengths = []
-    for number, problem in enumerate(problems):
-        prompt = tiny_processing.encode(
-            problem.text, tiny_processing.load_images(problem.images, videos=problem.videos)
-        )
-        lengths.append(len(prompt.token_ids))
-        assert lengths[-1] == problems._measure(dict(problems._rows[number])).length
-        assert "videos" not in problem.columns
+    assert not any("videos" in problem.columns for problem in problems)
+    visuals = [tiny_processing.load_images(problem.images, videos=problem.videos) for problem in problems]
+    prompts = [tiny_processing.encode(problem.text, each) for problem, each in zip(problems, visuals, strict=True)]
+    lengths = [len(prompt.token_ids) for prompt in prompts]
+    assert lengths == [problems._measure(dict(problems._rows[number])).length for number in range(8)]
     assert lengths[1] == max(lengths)
-    shorter = read(video_file, max_prompt_length=lengths[1] - 1)
+    shorter = problems_of(video_file, max_prompt_length=lengths[1] - 1)
     assert [problem.prompt_id for problem in shorter] == ["0", "2", "3", "4", "6", "7"]
     assert shorter.skipped == {"overlong": 2}
     with pytest.raises(DataError, match="filter_overlong_prompts=true"):
-        read(video_file, max_prompt_length=lengths[1] - 1, filter_overlong_prompts=False)
-    assert max(len(problem.videos[0].frames) for problem in read(video_file, video_fps=3.0)[:1]) == 6
+        problems_of(video_file, max_prompt_length=lengths[1] - 1, filter_overlong_prompts=False)
+    assert max(len(problem.videos[0].frames) for problem in problems_of(video_file, video_fps=3.0)[:1]) == 6
     with pytest.raises(DataError, match="2 '<video>' in the text but 1 videos"):
         of_row(problem="<video>or<video>?", videos=["a.mp4"])
     assert problems.image_probe() == ImageSource(data=str(video_file), row=3)
     assert of_row(problem="<video>What?", videos=["a.mp4"], images=[]).image_probe() is None
-    assert of_row(problem="What?", videos=[], images=[]).image_probe() == ImageSource(
-        data=f"{tmp_path}/row.jsonl", row=0
-    )
+    text = of_row(problem="What?", videos=[], images=[])
+    assert text.image_probe() == ImageSource(data=f"{tmp_path}/row.jsonl", row=0)
 
 
 @pytest.mark.heavy

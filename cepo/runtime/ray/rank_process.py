@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from transformers.utils.logging import disable_progress_bar
 
-from cepo.data.images import ImageStore
+from cepo.data.reading import ImageStore
 from cepo.errors import EngineError
 from cepo.hardware import require_usable_torch
 from cepo.models.processing import load_processing
@@ -87,13 +87,13 @@ class RankProcess:
         """Joins the other ranks and builds the worker; answers with its generator's name and if it can read images."""
         self._speak_into_log()
         require_usable_torch()  # before the ranks meet, because after that the others would wait for a failed rank
-        data, settings, facts, memory, probe = pickle.loads(content)
+        facts, memory, probe = pickle.loads(content)
         _meet(meeting)
         disable_progress_bar()  # a log file ends with the last messages
-        processing = load_processing(settings.actor.model, data)
-        require_memory(memory, settings.rollout, this_device())
+        processing = load_processing(facts.worker.actor.model, facts.data)
+        require_memory(memory, facts.worker.rollout, this_device())
         self._worker = Worker(facts, processing)
-        store, reads = ImageStore(data, processing), False
+        store, reads = ImageStore(facts.data, processing), False
         try:
             reads = probe is not None and store.images(probe) is not None
         except Exception as error:  # for any reason: images are then sent

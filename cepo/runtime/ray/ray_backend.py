@@ -9,9 +9,6 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
-from cepo.config.data_schema import DataConfig
-from cepo.config.schema import WorkerConfig
-from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
 from cepo.metrics import Metrics, max_value, mean_value, merge_metrics
 from cepo.models.inputs import ImageSource
@@ -38,27 +35,19 @@ class RayBackend:
         WorkerLostError: a process died while its worker was built.
     """
 
-    def __init__(
-        self,
-        data: DataConfig,
-        worker: WorkerConfig,
-        trainer: TrainerConfig,
-        facts: WorkerFacts,
-        memory: Memory | None,
-        image_probe: ImageSource | None,
-    ) -> None:
-        connect(trainer)
-        self.ranks = Ranks(trainer)
+    def __init__(self, facts: WorkerFacts, memory: Memory | None, image_probe: ImageSource | None) -> None:
+        connect(facts.trainer)
+        self.ranks = Ranks(facts.trainer)
         number = self.ranks.number
         try:
-            answers = self.ranks.build(encode((data, worker, facts, memory, image_probe)))
+            answers = self.ranks.build(encode((facts, memory, image_probe)))
         except BaseException:
             self.ranks.end()
             raise
         self.generator_name: str = answers[0][0]
         self._senders = [Sender(by_source=reads) for _, reads in answers]
-        self._ranks_per_engine = worker.rollout.tensor_parallel_size
-        self._prompts_per_update = worker.actor.global_batch_size
+        self._ranks_per_engine = facts.worker.rollout.tensor_parallel_size
+        self._prompts_per_update = facts.worker.actor.global_batch_size
         self._begin_step()
         self._bytes, self._tokens = [0] * number, [0] * number
         machines, size = sorted({location.machine for location in self.ranks.locations}), self._ranks_per_engine
