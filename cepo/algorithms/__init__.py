@@ -2,8 +2,11 @@
 
 from cepo.algorithms import credit
 from cepo.algorithms.base import (
+    STUDENT,
     Estimator,
+    EvidenceEstimator,
     GroupRelativeEstimator,
+    WeightedEstimator,
     available_estimators,
     build_config,
     build_estimator,
@@ -15,8 +18,11 @@ from cepo.algorithms.base import (
 from cepo.algorithms.credit import group_advantages
 
 __all__ = [
+    "STUDENT",
     "Estimator",
+    "EvidenceEstimator",
     "GroupRelativeEstimator",
+    "WeightedEstimator",
     "available_estimators",
     "build_config",
     "build_estimator",

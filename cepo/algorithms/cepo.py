@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cepo.algorithms.base import register_estimator
-from cepo.algorithms.evidence import EvidenceEstimator
+from cepo.algorithms import EvidenceEstimator, register_estimator
 from cepo.algorithms.references import contrastive_sides, positive_references, wrong_reference
 from cepo.algorithms.settings import ContrastiveConfig
 from cepo.types import Reference, RolloutGroup
@@ -13,11 +12,9 @@ from cepo.types import Reference, RolloutGroup
 
 @register_estimator("cepo")
 class Cepo(EvidenceEstimator):
-    """Weights GRPO's advantage A by contrastive evidence: `A_hat_t = A (1 + lambda(k) (w_t - 1))`.
+    """Weights GRPO's advantage by `delta_t = log P_correct(y_t) - log P_wrong(y_t)`, without the student's prior.
 
-    `w_t = clip(exp(sign(A) delta_t), 1 - r, 1 + r)` with `delta_t = log P_correct(y_t) - log P_wrong(y_t)`, in which
-    the student's prior cancels. Guarantees: `sign(A_hat_t) = sign(A)` and `|A_hat_t - A| <= lambda r |A|`. Degenerate
-    cases: `P_wrong = P_student` gives RLSD exactly, equal references give GRPO exactly. Source: CEPO, eq. 5-7.
+    Degenerate cases: `P_wrong = P_student` gives RLSD exactly, equal references give GRPO exactly. Source: CEPO, eq. 5-7.
     """
 
     Config = ContrastiveConfig

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, cast
 
-from cepo.algorithms.settings import GroupAdvantageConfig
+from cepo.algorithms.settings import GroupAdvantageConfig, HindsightAdvantageConfig
 from cepo.errors import ConfigError
 from cepo.metrics import Metric, Metrics, fraction, mean_of, mean_value
 from cepo.types import TokenBatch, TokenSignal
@@ -31,7 +31,7 @@ _DEFAULTS = GroupAdvantageConfig()
 
 
 def live_rows(rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
-    """Returns True for rollouts of groups whose rewards differ: `max R - min R >= 1e-6`."""
+    """Returns which rollouts belong to groups whose rewards differ: `max R - min R >= 1e-6`."""
     group, num_groups = groups_of(group_ids)
     exact = rewards.double()
     highest = exact.new_full((num_groups,), -math.inf).scatter_reduce(0, group, exact, "amax")
@@ -124,6 +124,39 @@ def generalised_advantages(
     return advantages, (advantages + value).where(response_mask, 0.0)
 
 
+def one_sided_delta(batch: TokenBatch) -> Float[Tensor, "B T"]:
+    """Computes `delta_t = log P_correct(y_t) - log P_student(y_t)`, with 0 on padding."""
+    delta = batch.teacher_log_probs["correct"] - batch.old_log_probs
+    return delta.detach().where(batch.response_mask, 0.0)
+
+
+def hindsight_advantages(
+    batch: TokenBatch, config: HindsightAdvantageConfig
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+    """Computes `A_t = (R - V_t) / sigma`, with the share V_t of right continuations, and returns both.
+
+    `V_t = sigmoid(logit p + sum_{s<t} delta_s)` with `one_sided_delta` and the pass rate p of the other rollouts. R and
+    V_t are compared on the scale of rewards, from `reward_low` to `reward_high`. On this scale
+    `sigma = sqrt(p (1 - p) n / (n - ddof))` replaces the group's deviation, without the rollout's own reward; with
+    `scale: none` it is 1. With `lam` below 1 the numerator is GAE's `sum_l lam^l (V_{t+l+1} - V_{t+l})` with R for the
+    value after the last token, and 0 where its sign is not that of R - p. Both results are 0 on padding.
+    """
+    mask, rewards, span = batch.response_mask, batch.rewards, config.reward_high - config.reward_low
+    prior, size = pass_rate_of_others(rewards, batch.group_ids, low=config.reward_low, high=config.reward_high)
+    values = evidence_values(prior, one_sided_delta(batch))
+    expected = config.reward_low + span * values
+    advantages = rewards.double().unsqueeze(1) - expected
+    if config.lam < 1:
+        sign = (rewards.double() - config.reward_low - span * prior).sign().unsqueeze(1)
+        advantages, _ = generalised_advantages(
+            batch.token_level_rewards, expected, mask, gamma=1.0, gae_lambda=config.lam
+        )
+        advantages = sign * (sign * advantages).relu()
+    if config.scale == "std":
+        advantages = advantages / (span * (prior * (1.0 - prior) * size / (size - config.ddof)).sqrt()).unsqueeze(1)
+    return advantages.to(rewards.dtype).where(mask, 0.0), values.to(rewards.dtype).where(mask, 0.0)
+
+
 def whitened(values: Float[Tensor, "B T"], response_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """Computes `(x - mean) / sqrt(var + 1e-8)` over all response tokens (unbiased var), in float64 and 0 on padding.
 
@@ -199,6 +232,15 @@ def evidence_metrics(
         metrics[f"evidence/delta_mean_{name}"] = mean_of(delta, side)
         metrics[f"evidence/delta_std_{name}"] = _std_of(delta, side)
     return metrics
+
+
+def value_metrics(values: Float[Tensor, "B T"], batch: TokenBatch) -> Metrics:
+    """Returns the baseline's mean value over the tokens of right rollouts, and of wrong ones."""
+    right, mask = batch.correct.unsqueeze(1), batch.response_mask
+    return {
+        "evidence/value_mean_right": mean_of(values, mask & right),
+        "evidence/value_mean_wrong": mean_of(values, mask & ~right),
+    }
 
 
 def group_metrics(rewards: Float[Tensor, " B"], correct: Bool[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Metrics:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from cepo.algorithms import credit
-from cepo.algorithms.base import Estimator, register_estimator
-from cepo.algorithms.evidence import hindsight_advantages, of_others, one_sided_delta, value_metrics
+from cepo.algorithms import Estimator, credit, register_estimator
 from cepo.algorithms.references import positive_references
 from cepo.algorithms.settings import HindsightAdvantageConfig, PositiveConfig, TeacherConfig
 from cepo.sections import section
@@ -34,14 +33,14 @@ class Hindsight(Estimator):
     needs_group = True
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
-        """Returns the right answer, never from the rollout itself."""
-        return {"correct": positive_references(group, of_others(self.config.positive))}
+        """Returns the right answer, never from the rollout itself: its baseline must not know how the response ends."""
+        return {"correct": positive_references(group, replace(self.config.positive, exclude_self=True))}
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        advantages, values = hindsight_advantages(batch, self.config.advantage)
+        advantages, values = credit.hindsight_advantages(batch, self.config.advantage)
         metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
         return TokenSignal(
             advantages=advantages,
-            metrics=metrics | value_metrics(values, batch),
-            diagnostics={"delta": one_sided_delta(batch), "value": values},
+            metrics=metrics | credit.value_metrics(values, batch),
+            diagnostics={"delta": credit.one_sided_delta(batch), "value": values},
         )

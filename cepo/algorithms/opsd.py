@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cepo.algorithms import credit
-from cepo.algorithms.base import Estimator, register_estimator
+from cepo.algorithms import Estimator, credit, register_estimator
 from cepo.algorithms.references import positive_references
 from cepo.algorithms.settings import DistillationConfig, GroupConfig, PositiveConfig, TeacherConfig
 from cepo.metrics import fraction, mean_of
@@ -41,7 +40,7 @@ class Opsd(Estimator):
 
     def __init__(self, config: object) -> None:
         super().__init__(config)
-        self.needs_group = self.config.distillation.policy_weight > 0 or self.config.positive.from_peer
+        self.needs_group = self.config.distillation.policy_weight > 0 or self.config.positive.source.startswith("peer_")
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         """Returns the right answer or a right peer's response; with `positive.exclude_self` never a rollout's own."""

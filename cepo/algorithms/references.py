@@ -17,7 +17,7 @@ def positive_references(group: RolloutGroup, config: PositiveConfig) -> list[Ref
 
     Raises `ConfigError`: the source is the dataset's solution, and this problem has none.
     """
-    if not config.from_peer:
+    if not config.source.startswith("peer_"):
         return [_of_dataset(group, config)] * len(group.rollouts)
     ranked = [(peer.index, _from_peer(peer, config.source, config.num_tokens)) for peer in _right_peers(group, config)]
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from cepo.algorithms import credit
-from cepo.algorithms.base import Estimator, register_estimator
+from cepo.algorithms import Estimator, credit, register_estimator
 from cepo.sections import section
 from cepo.types import TokenBatch, TokenSignal
 

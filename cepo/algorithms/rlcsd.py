@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from cepo.algorithms.base import register_estimator
-from cepo.algorithms.evidence import EvidenceEstimator
+from cepo.algorithms import EvidenceEstimator, register_estimator
 from cepo.algorithms.references import contrastive_sides, positive_references, wrong_references
 from cepo.algorithms.settings import ContrastiveConfig
 from cepo.sections import section
@@ -22,9 +21,8 @@ if TYPE_CHECKING:
 
 @register_estimator("rlcsd")
 class Rlcsd(EvidenceEstimator):
-    """Weights GRPO's advantage A by evidence against several wrong answers: `A_hat_t = A (1 + lambda(k) (w_t - 1))`.
+    """Weights GRPO's advantage by `delta_t = log P_correct(y_t) - log (1/K) sum_k P_wrong_k(y_t)`.
 
-    `w_t = clip(exp(sign(A) delta_t), 1 - r, 1 + r)`, `delta_t = log P_correct(y_t) - log (1/K) sum_k P_wrong_k(y_t)`.
     The wrong references come from up to K other rollouts of the group, with different texts. Degenerate cases: one
     wrong reference gives CEPO exactly, none gives RLSD. Source: the evidence of RLCSD (arXiv 2606.11709), with RLSD's
     weight in place of its tanh and its two averages of the loss.

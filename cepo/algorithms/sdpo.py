@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cepo.algorithms.base import register_estimator
+from cepo.algorithms import register_estimator
 from cepo.algorithms.opsd import Opsd
 from cepo.algorithms.settings import DistillationConfig, TeacherConfig
 from cepo.sections import section

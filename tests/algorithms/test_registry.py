@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,17 @@ def test_a_second_class_of_the_same_name_is_refused() -> None:
     ("section", "message"),
     [
         ({"negative": {"selct": "random"}}, r"unknown key 'algorithm\.negative\.selct'\. Did you mean 'select'\?"),
-        ({"weight": {"clip_radius": 1.5}}, r"algorithm\.weight\.clip_radius must be at least 0 and below 1, got 1\.5"),
+        *(
+            ({"weight": {"clip_radius": value}}, rf"algorithm\.weight\.clip_radius must be .* below 1, got {value}")
+            for value in (1.0, -0.1)
+        ),
+        *(
+            ({"weight": {"lambda_init": value}}, r"algorithm\.weight\.lambda_init must")
+            for value in (1.5, -0.1, math.nan)
+        ),
+        ({"weight": {"lambda_decay_steps": 0}}, r"algorithm\.weight\.lambda_decay_steps must be at least 1"),
+        ({"weight": {"lambda_warmup_steps": -1}}, r"algorithm\.weight\.lambda_warmup_steps must be at least 0"),
+        ({"weight": {"lambda_schedule": "cosine"}}, r"algorithm\.weight\.lambda_schedule"),
         ({"teacher": {"sync_every": 0}}, r"algorithm\.teacher\.sync_every must be at least 1, got 0"),
         ({"teacher": "actor"}, r"algorithm\.teacher must be a section with keys"),
     ],
