@@ -205,7 +205,7 @@ def test_a_row_without_an_image_has_grpos_advantages_from_visual(tmp_path: Path)
     grpo = advantages_of(with_canned(trl_trainer(rows, tmp_path, method="grpo"), responses), rows)
     assert torch.equal(unseen, grpo)
     blind = Reference(blind=True)
-    kept = [seen._references._placed(blind, Row((), [], "1", None, has)) for has in (True, False)]
+    kept = [seen._credit._placed(blind, Row((), [], "1", None, has)) for has in (True, False)]
     assert kept == [blind, None], "each row of a mixed batch for itself"
 
 

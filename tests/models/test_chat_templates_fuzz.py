@@ -11,8 +11,7 @@ from fuzzing import only_our_errors
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cepo.models import chat_template
-from cepo.models.chat_template import ChatTemplate
+from cepo.models import processing as rendering
 from cepo.models.inputs import Turn
 from cepo.models.processing import IMAGE_MARK, Processing
 
@@ -90,7 +89,7 @@ def processing(tiny_model_folder: Path) -> Processing:
 @pytest.fixture(autouse=True, scope="module")
 def _short_limit() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chat_template, "SECONDS", 0.5)
+        patch.setattr(rendering, "SECONDS", 0.5)
         yield
 
 
@@ -111,7 +110,7 @@ def test_any_chat_template_gives_prompts_or_our_error(
     folder: Path, processing: Processing, source: str, question: str, roles: list[str]
 ) -> None:
     processing._processor.chat_template = source
-    processing._template = ChatTemplate(processing._processor, "the template mine.jinja")
+    processing._template = "the template mine.jinja"
     history = [Turn(role, question) for role in roles]
     with only_our_errors(naming="the template mine.jinja "):
         token_ids = processing.template_ids(question, history=history)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cepo.errors import ConfigError
-from cepo.models.families.family import EngineUse, Family, ImageFeatures, ImageReader
 from cepo.models.families.processed import Gemma3, LlavaOneVision, ProcessedFamily
 from cepo.models.families.qwen import GridFamily, Qwen3VLMoe, Qwen35
+from cepo.models.inputs import EngineUse, Family, ImageFeatures, ImageReader
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

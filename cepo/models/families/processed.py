@@ -19,8 +19,16 @@ from PIL import Image
 from torch import Tensor
 
 from cepo.errors import DataError
-from cepo.models.families.family import EncodeText, EngineUse, Family, ImageFeatures, ImageReader
-from cepo.models.inputs import ImageInputs, ImageSource, Video
+from cepo.models.inputs import (
+    EncodeText,
+    EngineUse,
+    Family,
+    ImageFeatures,
+    ImageInputs,
+    ImageReader,
+    ImageSource,
+    Video,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
