@@ -15,15 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from pydantic.dataclasses import is_pydantic_dataclass
 
-from cepo.algorithms import credit
-from cepo.algorithms.settings import (
-    EvidenceConfig,
-    NegativeConfig,
-    NoSettings,
-    SharedSettings,
-    TeacherConfig,
-    WeightedConfig,
-)
+from cepo.algorithms import credit, settings
+from cepo.algorithms.settings import EvidenceConfig, NegativeConfig, TeacherConfig, WeightedConfig
 from cepo.errors import ConfigError, did_you_mean
 from cepo.metrics import mean_value
 from cepo.sections import default_tree, fields_of, read_section, section
@@ -39,7 +32,7 @@ _plugins: dict[str, list[str]] = {}
 _EstimatorType = TypeVar("_EstimatorType", bound="type[Estimator]")
 STUDENT = "student"
 """Names the policy before the update among those that are contrasted."""
-SHARED: Mapping[str, Any] = {name: field.annotation for name, field in fields_of(SharedSettings).items()}
+SHARED: Mapping[str, Any] = {name: field.annotation for name, field in fields_of(settings.SharedSettings).items()}
 """The types of the settings and sections of `algorithm` that methods share, by name."""
 
 
@@ -65,7 +58,7 @@ class Estimator(ABC):
     """
 
     name: ClassVar[str]
-    Config: ClassVar[type[Any]] = NoSettings
+    Config: ClassVar[type[Any]] = settings.NoSettings
     views: tuple[str, ...] = ()  # of the class, or of the instance if its settings decide
     distilled_view: ClassVar[str | None] = None
     needs_group: bool = False  # likewise
@@ -75,10 +68,10 @@ class Estimator(ABC):
 
     def __init__(self, config: Any) -> None:
         self.config = config
-        settings = vars(config)
-        self.teacher: TeacherConfig = settings.get("teacher", TeacherConfig())
-        self.negative: NegativeConfig = settings.get("negative", NegativeConfig())
-        sources = [settings[side].source for side in ("positive", "negative") if side in settings]
+        given = vars(config)
+        self.teacher: TeacherConfig = given.get("teacher", TeacherConfig())
+        self.negative: NegativeConfig = given.get("negative", NegativeConfig())
+        sources = [given[side].source for side in ("positive", "negative") if side in given]
         self.needs_solutions = "solution" in sources
         self.reads_answers = "peer_answer" in sources
 
@@ -170,15 +163,14 @@ class WeightedEstimator(GroupRelativeEstimator):
 
         Diagnostics are delta, the weight before and after clipping, and the values of a hindsight baseline.
         """
-        settings, mask = self.config.weight, batch.response_mask
-        mixing, radius = self.mixing(step), settings.clip_radius
+        mask, mixing, radius = batch.response_mask, self.mixing(step), self.config.weight.clip_radius
         advantages, values = self.advantages(batch)
         metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
         if not self.needs_teacher(step=step):
             plain = credit.over_response(advantages.squeeze(1), mask)
             return TokenSignal(advantages=plain, metrics=metrics | {"evidence/lambda": mean_value(mixing)})
         counted = mask
-        if settings.mixed_groups_only:
+        if self.config.weight.mixed_groups_only:
             counted = mask & credit.live_rows(batch.correct.double(), batch.group_ids).unsqueeze(1)
         delta, sign = self.evidence(batch).detach().where(counted, 0.0), credit.advantage_sign(advantages)
         weight = credit.evidence_weight(delta, sign, clip_radius=radius)

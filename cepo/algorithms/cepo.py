@@ -29,6 +29,4 @@ class Cepo(EvidenceEstimator):
         return {"correct": positive_references(group, self.positive), "wrong": [wrong] * len(group.rollouts)}
 
     def settled(self, shown: Mapping[str, Sequence[bool]]) -> Mapping[str, Sequence[bool]]:
-        """Drops the wrong side if the right one is missing (GRPO); without a wrong one `negative.fallback` decides."""
-        correct, wrong = contrastive_sides(shown["correct"], shown["wrong"], self.config.negative)
-        return {"correct": correct, "wrong": wrong}
+        return contrastive_sides(shown, self.config.negative)

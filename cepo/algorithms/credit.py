@@ -44,14 +44,13 @@ def group_moments(
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"]]:
     """Returns for each row, in float64, the reward minus its group's mean, the group's deviation and the group's size.
 
-    Raises `ConfigError`: a group has a single rollout, so no advantage is defined.
+    Raises `ConfigError`: a group has a single rollout.
     """
-    group, num_groups = groups_of(group_ids)
+    group, sizes = _sized_groups(group_ids)
     exact = rewards.double()
-    sizes = _group_sizes(group, num_groups)
-    mean = _group_sums(exact, group, num_groups) / sizes
+    mean = _group_sums(exact, group, len(sizes)) / sizes
     centred = exact - mean[group]
-    variance = _group_sums(centred.square(), group, num_groups) / (sizes - ddof)
+    variance = _group_sums(centred.square(), group, len(sizes)) / (sizes - ddof)
     return centred, variance.sqrt()[group], sizes[group]
 
 
@@ -73,14 +72,12 @@ def pass_rate_of_others(
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
     """Returns `p_i = (sum_{j != i} r_j + 1/2) / n` for each row of a group, in float64, and the group's size n.
 
-    `r_j` is the reward mapped linearly from [`low`, `high`] to [0, 1] and clamped, so that rewards of only `low` and
-    `high` count successes. p_i is never 0 or 1, and does not contain the row's own reward. Raises `ConfigError`: a
-    group has a single rollout.
+    `r_j` is the reward mapped linearly from [`low`, `high`] to [0, 1] and clamped. p_i is never 0 or 1, and does not
+    contain the row's own reward. Raises `ConfigError`: a group has a single rollout.
     """
-    group, num_groups = groups_of(group_ids)
-    sizes = _group_sizes(group, num_groups)
+    group, sizes = _sized_groups(group_ids)
     shares = ((rewards.double() - low) / (high - low)).clamp(0.0, 1.0)
-    others = _group_sums(shares, group, num_groups)[group] - shares
+    others = _group_sums(shares, group, len(sizes))[group] - shares
     return (others + 0.5) / sizes[group], sizes[group]
 
 
@@ -160,7 +157,7 @@ def hindsight_advantages(
 def whitened(values: Float[Tensor, "B T"], response_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """Computes `(x - mean) / sqrt(var + 1e-8)` over all response tokens (unbiased var), in float64 and 0 on padding.
 
-    If all values are within 1e-6 the result is exactly 0, because rounding must not become a signal.
+    It is exactly 0 if all values are within 1e-6, because rounding must not become a signal.
     """
     exact = values.double()
     kept = exact[response_mask]
@@ -216,8 +213,8 @@ def evidence_metrics(
     """
     sign = advantage_sign(advantages).reshape(len(delta), -1)
     counted = response_mask & (sign != 0)
-    raw, accepted = sign * delta, correct.unsqueeze(1)
-    metrics = {
+    raw, right, wrong = sign * delta, counted & correct.unsqueeze(1), counted & ~correct.unsqueeze(1)
+    return {
         "evidence/lambda": mean_value(mixing),
         "evidence/positive_fraction": mean_of((delta > NEUTRAL_DELTA).float(), counted),
         "evidence/negative_fraction": mean_of((delta < -NEUTRAL_DELTA).float(), counted),
@@ -225,13 +222,13 @@ def evidence_metrics(
         "evidence/clip_high_rate": mean_of((raw > math.log1p(clip_radius)).float(), counted),
         "evidence/disagreement_rate": mean_of((raw < -NEUTRAL_DELTA).float(), counted),
         "evidence/weight_mean": mean_of(evidence_weight(delta, sign, clip_radius=clip_radius), counted),
+        "evidence/delta_mean_positive_advantage": mean_of(delta, response_mask & (sign > 0)),
+        "evidence/delta_mean_negative_advantage": mean_of(delta, response_mask & (sign < 0)),
+        "evidence/delta_mean_right": mean_of(delta, right),
+        "evidence/delta_std_right": _std_of(delta, right),
+        "evidence/delta_mean_wrong": mean_of(delta, wrong),
+        "evidence/delta_std_wrong": _std_of(delta, wrong),
     }
-    for name, side in (("positive", sign > 0), ("negative", sign < 0)):
-        metrics[f"evidence/delta_mean_{name}_advantage"] = mean_of(delta, response_mask & side)
-    for name, side in (("right", counted & accepted), ("wrong", counted & ~accepted)):
-        metrics[f"evidence/delta_mean_{name}"] = mean_of(delta, side)
-        metrics[f"evidence/delta_std_{name}"] = _std_of(delta, side)
-    return metrics
 
 
 def value_metrics(values: Float[Tensor, "B T"], batch: TokenBatch) -> Metrics:
@@ -273,11 +270,12 @@ def groups_of(group_ids: Int64[Tensor, " B"]) -> tuple[Tensor, int]:
     return group, int(group.max()) + 1
 
 
-def _group_sizes(group: Tensor, num_groups: int) -> Tensor:
+def _sized_groups(group_ids: Tensor) -> tuple[Tensor, Tensor]:
+    group, num_groups = groups_of(group_ids)
     sizes = group.bincount(minlength=num_groups).double()
     if int(sizes.min()) < 2:
         raise ConfigError("worker.rollout.n is 1 for some prompt; group-relative advantages need at least 2 rollouts")
-    return sizes
+    return group, sizes
 
 
 def _group_sums(values: Tensor, group: Tensor, num_groups: int) -> Tensor:

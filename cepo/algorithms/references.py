@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import get_args
 
 from cepo.algorithms.settings import NegativeConfig, PositiveConfig, ReferenceSource
@@ -56,17 +56,19 @@ def wrong_references(group: RolloutGroup, config: NegativeConfig, number: int) -
     return chosen
 
 
-def contrastive_sides(
-    correct: Sequence[bool], wrong: Sequence[bool], negative: NegativeConfig
-) -> tuple[list[bool], list[bool]]:
-    """Returns for each rollout whether its right and its wrong answer are shown, given which of them there are.
+def contrastive_sides(shown: Mapping[str, Sequence[bool]], negative: NegativeConfig) -> dict[str, list[bool]]:
+    """Returns by view which rollouts' answers are shown, given which can be; all views but `correct` are of wrong ones.
 
-    Without the right one neither is: there is no evidence, hence GRPO. Without the wrong one `negative.fallback`
-    decides: `student` keeps the right one alone, `neutral` gives no evidence.
+    Without the right answer none is: there is no evidence, hence GRPO. Without a wrong one `negative.fallback` decides:
+    `student` keeps the right one alone, `neutral` gives no evidence.
     """
-    neutral = negative.fallback == "neutral"
-    right = [is_right and (is_wrong or not neutral) for is_right, is_wrong in zip(correct, wrong, strict=True)]
-    return right, [is_right and is_wrong for is_right, is_wrong in zip(correct, wrong, strict=True)]
+    wrong = {view: of for view, of in shown.items() if view != "correct"}
+    suffices = [negative.fallback != "neutral" or any(each) for each in zip(*wrong.values(), strict=True)]
+    correct = [one and other for one, other in zip(shown["correct"], suffices, strict=True)]
+    sides = {
+        view: [one and other for one, other in zip(of, shown["correct"], strict=True)] for view, of in wrong.items()
+    }
+    return {"correct": correct, **sides}
 
 
 def wrong_rollouts(group: RolloutGroup) -> list[Rollout]:
@@ -103,7 +105,7 @@ def _right_peers(group: RolloutGroup, config: PositiveConfig) -> list[Rollout]:
 
 
 def _ranked(group: RolloutGroup, candidates: Sequence[Rollout], config: NegativeConfig) -> list[Rollout]:
-    """Sorts the preferred candidate first; ties go to the lowest generation index, so batch order does not matter."""
+    """Sorts the preferred candidate first; ties go to the lowest generation index."""
     if config.select == "random" and not config.strict_lowest:
         generator, left = random.Random(f"{group.seed}/{group.step}/{group.prompt_id}"), list(candidates)
         return [left.pop(left.index(generator.choice(left))) for _ in candidates]

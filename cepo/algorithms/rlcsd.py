@@ -53,13 +53,7 @@ class Rlcsd(EvidenceEstimator):
         return {"correct": positive_references(group, self.positive), **sides}
 
     def settled(self, shown: Mapping[str, Sequence[bool]]) -> Mapping[str, Sequence[bool]]:
-        """Drops wrong sides where the right one is missing (GRPO); without wrong ones `negative.fallback` decides."""
-        any_wrong = [any(each) for each in zip(*(shown[view] for view in self._wrong_views), strict=True)]
-        correct, wrong = contrastive_sides(shown["correct"], any_wrong, self.config.negative)
-        sides = {
-            view: [one and stays for one, stays in zip(shown[view], wrong, strict=True)] for view in self._wrong_views
-        }
-        return {"correct": correct, **sides}
+        return contrastive_sides(shown, self.config.negative)
 
     def evidence(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
         """Computes delta with the mean over a row's own references; the student takes their place if it has none."""

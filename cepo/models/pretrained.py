@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,12 +32,22 @@ def read_config(path: str, *, trust_remote_code: bool, section: str = "worker.ac
     """Returns the configuration of a model folder or hub name; raises `ConfigError` if none can be read."""
     import transformers
 
-    try:
+    with unreadable(section, path):
         check_model_files(path)
         return transformers.AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except Exception as error:  # damaged files make transformers raise almost anything
+
+
+@contextmanager
+def unreadable(section: str, path: str) -> Iterator[None]:
+    """Makes every error a `ConfigError`: damaged files make transformers and tokenizers raise almost anything."""
+    try:
+        yield
+    except Exception as error:
         first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ConfigError(f"{section}.model_path '{path}' cannot be read: {first_line}") from error
+        raise ConfigError(
+            f"{section}.model_path '{path}': no model can be read there ({first_line}); "
+            "give a folder with a Hugging Face checkpoint, or a hub name where a hub can be reached"
+        ) from error
 
 
 def load_model(

@@ -26,7 +26,7 @@ from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import read_text
 from cepo.models.families import ImageReader, family_of
 from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageSource, Turn, Video
-from cepo.models.pretrained import check_model_files
+from cepo.models.pretrained import read_config, unreadable
 from cepo.trees import Fields
 
 IMAGE_MARK, VIDEO_MARK = "<image>", "<video>"
@@ -55,22 +55,12 @@ class Processing:
     """
 
     def __init__(self, path: str, *, trust_remote_code: bool = False, chat_template: str | None = None) -> None:
-        from transformers import AutoConfig, AutoProcessor
+        from transformers import AutoProcessor
 
-        try:
-            check_model_files(path)
-            config: Any = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-            self.family = family_of(config, trust_remote_code=trust_remote_code)
+        config: Any = read_config(path, trust_remote_code=trust_remote_code)
+        self.family = family_of(config, trust_remote_code=trust_remote_code)
+        with unreadable("worker.actor.model", path):
             self._processor: Any = AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
-        except ConfigError:
-            raise
-        except ImportError as error:  # some processors need a further package, which the error names
-            raise ConfigError(f"worker.actor.model.model_path '{path}': {str(error).strip()}") from error
-        except Exception as error:  # damaged files make transformers and tokenizers raise almost anything
-            raise ConfigError(
-                f"worker.actor.model.model_path '{path}': no model can be read there ({error}); "
-                "give a folder with a Hugging Face checkpoint, or a hub name where a hub can be reached"
-            ) from error
         self._path = path
         self.tokenizer: Any = getattr(self._processor, "tokenizer", self._processor)  # a text model's is the tokenizer
         self._template = f"the chat template of worker.actor.model.model_path '{path}'"
