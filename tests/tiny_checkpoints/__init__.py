@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tiny_checkpoints import others, qwen
-from tiny_checkpoints.parts import Parts
 from tiny_checkpoints.published import publish
 
 _STANDARD_DEVIATION = 0.1
 
 TEXT_FAMILIES = ("qwen2", "qwen3")
-_BUILDERS: dict[str, Callable[[], Parts]] = {
-    build.__name__: build
-    for build in (
-        *(qwen.qwen2, qwen.qwen3, qwen.qwen2_vl, qwen.qwen2_5_vl, qwen.qwen3_vl, qwen.qwen3_vl_moe),
-        *(qwen.qwen3_5, qwen.qwen3_5_moe),
-        *(others.internvl, others.smolvlm, others.idefics3, others.gemma3, others.llava_onevision),
-    )
-}
+_BUILDERS = qwen.FAMILIES | others.FAMILIES
 FAMILIES = tuple(_BUILDERS)
 VISION_FAMILIES = tuple(family for family in FAMILIES if family not in TEXT_FAMILIES)
 
