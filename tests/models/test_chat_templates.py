@@ -18,23 +18,12 @@ pytestmark = pytest.mark.heavy  # templates are rendered in a process of their o
 
 
 @pytest.mark.parametrize(
-    ("template", "kind"),
-    [
-        ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
-        ("{{ 1 / 0 }}", "ZeroDivisionError"),
-        ("{% for i in range(1000000000000) %}x{% endfor %}", "OverflowError"),
-        ("{{ raise_exception('one role alone') }}", "TemplateError"),
-    ],
-)
-def test_a_failing_chat_template_is_an_error_of_ours(tiny_model_folder: Path, template: str, kind: str) -> None:
-    processing = Processing(str(tiny_model_folder), chat_template=template)
-    with pytest.raises(DataError, match=f"data.override_chat_template refuses messages of the roles user: {kind}: "):
-        processing.template_ids("What is x?")
-
-
-@pytest.mark.parametrize(
     ("template", "what"),
     [
+        ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "refuses messages of the roles user: SecurityError: "),
+        ("{{ 1 / 0 }}", "refuses messages of the roles user: ZeroDivisionError: "),
+        ("{% for i in range(1000000000000) %}x{% endfor %}", "refuses messages of the roles user: OverflowError: "),
+        ("{{ raise_exception('one role alone') }}", "refuses messages of the roles user: TemplateError: "),
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "is not done"),
         ("{{ 10 ** (10 ** 9) }}", "(takes more than 2 GiB|is not done)"),
         ("{{ 'x' | center(4000000000) }}", "takes more than 2 GiB for messages of the roles user"),
@@ -51,13 +40,15 @@ def test_a_failing_chat_template_is_an_error_of_ours(tiny_model_folder: Path, te
         ),
     ],
 )
-def test_an_unusable_chat_template_is_named(
+def test_an_unusable_or_failing_chat_template_is_named(
     tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch, template: str, what: str
 ) -> None:
     monkeypatch.setattr(rendering, "SECONDS", 0.5 if "is not done" in what else 60.0)
     processing = Processing(str(tiny_model_folder), chat_template=template)
     question = "What is <image>?" if "reverse %}" in template else "What is it? <image>"
-    with pytest.raises(ConfigError, match=f"^the chat template in data.override_chat_template {what}.*; name another"):
+    refuses = what.startswith("refuses")
+    said = f"^the chat template in data.override_chat_template {what}" + ("" if refuses else ".*; name another")
+    with pytest.raises(DataError if refuses else ConfigError, match=said):
         processing.template_ids(question)
 
 

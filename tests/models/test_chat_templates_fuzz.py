@@ -60,16 +60,7 @@ PIECES = [
     "{{ 'x' | center(99999) }}", "{{ 'x' | center(4000000000) }}",
 ]  # fmt: skip
 QUESTIONS = ["Find x.", "", "{{ 7 * 7 }}", "CEPO-TEXT-SLOT-000", "<|im_end|>", "\ud800", "{% raw %}", "a\nb", " x "]
-HISTORIES = [
-    [],
-    [],
-    ["user", "assistant"],
-    ["system"],
-    ["assistant"],
-    ["system", "user", "assistant", "user"],
-    ["tool"],
-    [""],
-]
+HISTORIES = ["", "", "user assistant", "system", "assistant", "system user assistant user", "tool"]
 
 PIECE = st.sampled_from(PIECES) | st.text(max_size=4)
 TEMPLATES = st.builds(
@@ -104,7 +95,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @given(
     source=TEMPLATES,
     question=st.lists(st.sampled_from([*QUESTIONS, IMAGE_MARK, IMAGE_MARK]), max_size=4).map("".join),
-    roles=st.sampled_from(HISTORIES),
+    roles=st.sampled_from([*map(str.split, HISTORIES), [""]]),
 )
 def test_any_chat_template_gives_prompts_or_our_error(
     folder: Path, processing: Processing, source: str, question: str, roles: list[str]

@@ -11,15 +11,8 @@ from rounding import LOG_PROBS
 
 from cepo.models.fused_decoding import FusedDecoding, fused_decoder
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-}
+SIZES: dict[str, Any] = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3}
+SIZES |= {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16}
 
 
 def text_model(**changes: Any) -> Any:
@@ -90,10 +83,14 @@ def test_an_adapter_is_in_the_fused_weights() -> None:
 def test_what_is_not_known_is_left_to_the_models_own_pass() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    assert fused_decoder(LlamaForCausalLM(LlamaConfig(**SIZES))) is None
-    assert fused_decoder(text_model().bfloat16()) is None
-    assert fused_decoder(text_model(attention_bias=True)) is None
-    assert fused_decoder(text_model(use_sliding_window=True, sliding_window=4, max_window_layers=1)) is None
+    windowed = text_model(use_sliding_window=True, sliding_window=4, max_window_layers=1)
+    for unknown in (
+        LlamaForCausalLM(LlamaConfig(**SIZES)),
+        text_model().bfloat16(),
+        text_model(attention_bias=True),
+        windowed,
+    ):
+        assert fused_decoder(unknown) is None
     assert fused_decoder(text_model()) is not None
 
 
