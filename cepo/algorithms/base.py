@@ -39,8 +39,7 @@ SHARED: Mapping[str, Any] = {name: field.annotation for name, field in fields_of
 class Estimator(ABC):
     """Defines which privileged text each teacher of a method sees, and which learning signal each token gets.
 
-    A subclass is registered by name and declares its `views`. It holds no state between steps: everything random or
-    scheduled is a function of its config and the step.
+    It holds no state between steps: everything random or scheduled is a function of its config and the step.
 
     Attributes:
         Config: the settings that the method reads. A field with the name of a section of `SharedSettings`, such as
@@ -89,10 +88,7 @@ class Estimator(ABC):
         return rewards == rewards
 
     def settled(self, shown: Mapping[str, Sequence[bool]]) -> Mapping[str, Sequence[bool]]:
-        """Returns by view which rollouts' references are kept, given by view which of them can be shown.
-
-        A reference cannot be shown if it was empty or did not fit into the context.
-        """
+        """Returns by view which references are kept, given which can be shown: not empty, and within the context."""
         return shown
 
     def learning_rows(
@@ -136,10 +132,7 @@ class WeightedEstimator(GroupRelativeEstimator):
         return log_p - log_q
 
     def mixing(self, step: int) -> float:
-        """Returns lambda at the 0-based rollout step, which rises linearly in the warm-up.
-
-        linear: `lambda_init * max(0, 1 - k / lambda_decay_steps)` with k counted from the end of the warm-up.
-        """
+        """Returns lambda: linear in the warm-up; then constant, or 0 from `lambda_decay_steps` after it on."""
         weight, after = self.config.weight, step - self.config.weight.lambda_warmup_steps
         if after < 0:
             return weight.lambda_init * (step + 1) / weight.lambda_warmup_steps
@@ -190,9 +183,9 @@ class WeightedEstimator(GroupRelativeEstimator):
 
 
 class EvidenceEstimator(WeightedEstimator):
-    """Base of methods that weight GRPO's advantage, or with `advantage.baseline: hindsight` that of `hindsight_advantages`.
+    """Base of methods that weight GRPO's advantage, or that over the hindsight baseline, by evidence from answers.
 
-    The weights are evidence from answers. With the hindsight baseline every step uses teachers, and all rollouts learn.
+    With the hindsight baseline every step uses teachers, and all rollouts learn.
     """
 
     config: EvidenceConfig  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -209,7 +202,6 @@ class EvidenceEstimator(WeightedEstimator):
         return self.in_hindsight or self.is_weighted(step)
 
     def live_rows(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
-        """Returns True for rollouts of groups whose rewards differ; for all with hindsight, which is never certain."""
         return (Estimator if self.in_hindsight else GroupRelativeEstimator).live_rows(self, rewards, group_ids)
 
     def advantages(self, batch: TokenBatch) -> tuple[Float[Tensor, "B _"], Float[Tensor, "B T"] | None]:
@@ -316,10 +308,7 @@ def section_of(name: str, algorithm: Fields) -> Tree:
 
 
 def build_config(name: str, mapping: Fields | None) -> Any:
-    """Builds the method's `Config` from a mapping of its fields, which `section_of` returns.
-
-    Raises `ConfigError`: the method or a key is unknown, or a value has the wrong type or is not allowed.
-    """
+    """Builds the method's `Config` from what `section_of` returns; `ConfigError`: a key or value is not accepted."""
     return read_section(estimator_class(name).Config, mapping or {}, path=path_of(name))
 
 

@@ -23,7 +23,6 @@ class Cepo(EvidenceEstimator):
     reads_old_log_probs = False
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
-        """Returns the right and one wrong answer, the same for all rollouts (but see `positive.exclude_self`)."""
         # Without weights only the baseline reads a teacher.
         wrong = wrong_reference(group, self.config.negative) if self.is_weighted(group.step) else None
         return {"correct": positive_references(group, self.positive), "wrong": [wrong] * len(group.rollouts)}

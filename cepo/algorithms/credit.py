@@ -130,13 +130,12 @@ def one_sided_delta(batch: TokenBatch) -> Float[Tensor, "B T"]:
 def hindsight_advantages(
     batch: TokenBatch, config: HindsightAdvantageConfig
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-    """Computes `A_t = (R - V_t) / sigma`, with the share V_t of right continuations, and returns both.
+    """Computes `A_t = (R - V_t) / sigma` with V_t of `evidence_values`, and returns both, 0 on padding.
 
-    `V_t = sigmoid(logit p + sum_{s<t} delta_s)` with `one_sided_delta` and the pass rate p of the other rollouts. R and
-    V_t are compared on the scale of rewards, from `reward_low` to `reward_high`. On this scale
-    `sigma = sqrt(p (1 - p) n / (n - ddof))` replaces the group's deviation, without the rollout's own reward; with
-    `scale: none` it is 1. With `lam` below 1 the numerator is GAE's `sum_l lam^l (V_{t+l+1} - V_{t+l})` with R for the
-    value after the last token, and 0 where its sign is not that of R - p. Both results are 0 on padding.
+    The prior p is the pass rate of the other rollouts. R and V_t are compared on the scale of rewards, from
+    `reward_low` to `reward_high`. On this scale `sigma = sqrt(p (1 - p) n / (n - ddof))`; with `scale: none` it is 1.
+    With `lam` below 1 the numerator is GAE's `sum_l lam^l (V_{t+l+1} - V_{t+l})` with R for the value after the last
+    token, and 0 where its sign is not that of R - p.
     """
     mask, rewards, span = batch.response_mask, batch.rewards, config.reward_high - config.reward_low
     prior, size = pass_rate_of_others(rewards, batch.group_ids, low=config.reward_low, high=config.reward_high)
@@ -171,8 +170,8 @@ def evidence_weight(
 ) -> Float[Tensor, "B T"]:
     """Computes `w_t = exp(clamp(sign * delta_t, log1p(-r), log1p(r))) = clip(exp(sign * delta_t), 1 - r, 1 + r)`.
 
-    Clamping before the exponential keeps it finite for every finite delta. The result is always float64, in which w - 1
-    keeps its precision. Degenerate cases: r = 0, delta = 0 and sign = 0 give exactly 1.
+    It is finite for every finite delta, and float64, in which w - 1 keeps its precision. Degenerate cases: r = 0,
+    delta = 0 and sign = 0 give exactly 1.
     """
     scaled = sign.double() * delta.double()
     return scaled.clamp(math.log1p(-clip_radius), math.log1p(clip_radius)).exp()
@@ -207,9 +206,8 @@ def evidence_metrics(
 ) -> Metrics:
     """Returns metrics of the evidence and its weights over response tokens with A != 0; A is per rollout or token.
 
-    `evidence/delta_*` are in nats. `_right` and `_wrong` follow the verifier, not the sign of A: with a reward for
-    format some wrong rollouts have A > 0. `positive_fraction` and `negative_fraction` count |delta| > 1e-3. Clip rates
-    count tokens whose raw weight is outside [1 - r, 1 + r].
+    `evidence/delta_*` are in nats. `_right` and `_wrong` follow the verifier: with a reward for format some wrong
+    rollouts have A > 0. Clip rates count tokens whose raw weight is outside [1 - r, 1 + r].
     """
     sign = advantage_sign(advantages).reshape(len(delta), -1)
     counted = response_mask & (sign != 0)

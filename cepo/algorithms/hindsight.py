@@ -14,12 +14,11 @@ from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 @register_estimator("hindsight")
 class Hindsight(Estimator):
-    """Computes `A_t = (R - V_t) / sigma` with the baseline `V_t = sigmoid(logit p + sum_{s<t} delta_s)`.
+    """Computes `A_t = (R - V_t) / sigma` of `credit.hindsight_advantages`, with `V_t = sigmoid(logit p + sum_{s<t} delta_s)`.
 
-    `delta_s = log P_correct(y_s) - log P_student(y_s)`, p is the smoothed pass rate of the other rollouts, and sigma
-    the deviation of a reward with this rate. V_t reads nothing after the prefix, so the gradient is that of the
-    expected reward, times the mean of 1 / sigma. Degenerate cases: V_t is p without a reference or with equal teachers.
-    Source: docs/hindsight.md; the ratio is from RLSD (Yang et al. 2026), the unbiasedness from Williams 1992.
+    V_t reads nothing after the prefix, so the gradient is that of the expected reward, times the mean of 1 / sigma.
+    Degenerate cases: V_t is p without a reference or with equal teachers. Source: docs/hindsight.md; the ratio is from
+    RLSD (Yang et al. 2026), the unbiasedness from Williams 1992.
     """
 
     @section

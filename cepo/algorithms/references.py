@@ -38,17 +38,14 @@ def wrong_reference(group: RolloutGroup, config: NegativeConfig) -> Reference | 
 
 
 def wrong_references(group: RolloutGroup, config: NegativeConfig, number: int) -> list[list[Reference]]:
-    """Returns for each rollout of the group up to `number` wrong references from other rollouts, the preferred first.
-
-    Answers of equal value are used once, and so are equal texts.
-    """
+    """Returns for each rollout up to `number` different wrong references from others, the preferred first."""
     if config.source == "ground_truth":
         return [[Reference(text=group.ground_truth)][:number]] * len(group.rollouts)
     ranked = _ranked(group, wrong_candidates(group, config), config)
     shown = [(peer, _from_peer(peer, config.source, config.num_tokens)) for peer in ranked]
     chosen: list[list[Reference]] = []
     for own in group.rollouts:
-        different: dict[object, Reference] = {}
+        different: dict[object, Reference] = {}  # answers of equal value count once
         for peer, reference in shown:
             if reference is not None and peer.index != own.index:
                 different.setdefault(reference.token_ids or peer.answer_value or reference.text, reference)
@@ -78,11 +75,8 @@ def wrong_rollouts(group: RolloutGroup) -> list[Rollout]:
 
 def wrong_candidates(group: RolloutGroup, config: NegativeConfig) -> list[Rollout]:
     """Returns the wrong rollouts whose answer is, by the grader, not the right one, and that have what is to be shown."""
-    return [
-        rollout
-        for rollout in wrong_rollouts(group)
-        if _has_source(rollout, config.source) and not rollout.answer_equals_ground_truth
-    ]
+    wrong = wrong_rollouts(group)
+    return [one for one in wrong if _has_source(one, config.source) and not one.answer_equals_ground_truth]
 
 
 def _of_dataset(group: RolloutGroup, config: PositiveConfig) -> Reference:
@@ -122,9 +116,8 @@ def _has_source(rollout: Rollout, source: str) -> bool:
 
 
 def _from_peer(rollout: Rollout, source: str, num_tokens: int) -> Reference | None:
-    """Returns what a peer shows; None if it does not have that, which `strict_lowest` alone lets happen."""
     if not _has_source(rollout, source):
-        return None
+        return None  # only with `strict_lowest`
     if source == "peer_answer":
         return Reference(text=rollout.answer, source_index=rollout.index)
     kept = {"peer_prefix": slice(num_tokens), "peer_suffix": slice(-num_tokens, None)}.get(source, slice(None))

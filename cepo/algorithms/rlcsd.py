@@ -43,7 +43,6 @@ class Rlcsd(EvidenceEstimator):
         self.views = ("correct", *self._wrong_views)
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
-        """Returns the right answer and for each rollout wrong answers of others; None for views beyond their number."""
         number = self.config.num_wrong if self.is_weighted(group.step) else 0
         wrong = wrong_references(group, self.config.negative, number)
         sides = {

@@ -22,5 +22,4 @@ class Rlsd(EvidenceEstimator):
     contrast = ("correct", STUDENT)
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
-        """Returns the right answer, the same for all rollouts of the group (but see `positive.exclude_self`)."""
         return {"correct": positive_references(group, self.positive)}

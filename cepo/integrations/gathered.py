@@ -162,7 +162,7 @@ class Credit:
         """Returns the conversation that a teacher reads, and the text after its assistant header.
 
         The reference is added to the last user turn's last text, or with `assistant_prefix` it is that text. None gives the
-        student's conversation. A blind teacher, and with a reference one without `with_images`, sees no images.
+        student's conversation.
         """
         teacher, template = self._estimator.teacher, self._contexts.template
         turns, prefix = [dict(turn) for turn in messages], ""
@@ -194,11 +194,9 @@ def spliced(
 ) -> list[int]:
     """Returns a teacher's prompt whose images are expanded as in `prompt`.
 
-    `student` and `teacher` are conversations with one of the `placeholders` for each image; `prompt` is the student's
-    with as many as the image has features. All up to their first difference is taken from `prompt`.
-
-    Raises:
-        DataError: an image comes after that difference, or `prompt` does not end as `student` does.
+    `student` and `teacher` have one of the `placeholders` for each image; `prompt` is the student's with as many as the
+    image has features. All up to their first difference is taken from `prompt`. Raises `DataError`: an image comes
+    after that difference, or `prompt` does not end as `student` does.
     """
     pairs = enumerate(zip(student, teacher, strict=False))
     same = next((at for at, (one, other) in pairs if one != other), min(len(student), len(teacher)))
@@ -217,7 +215,6 @@ def images_of(messages: Messages) -> list[object]:
     return [part["image"] for content in contents for part in content if part["type"] == "image"]
 
 
-def _without_images(content: object) -> Any:
-    return (
-        [part for part in content if part["type"] not in ("image", "video")] if isinstance(content, list) else content
-    )
+def _without_images(content: Any) -> Any:
+    is_text = not isinstance(content, list)
+    return content if is_text else [part for part in content if part["type"] not in ("image", "video")]

@@ -98,7 +98,7 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         return output
 
     def _signal(self, inputs: list[Tree], output: Tree) -> TokenSignal:
-        """Computes this process's advantages (B, T), from all processes' rollouts, and the metrics to be logged."""
+        """Computes this process's advantages (B, T) from all processes' rollouts, and metrics."""
         rows: list[Row] = gather_object(self._own_rows(inputs, output))
         width, first = max(len(row.response_ids) for row in rows), self.accelerator.process_index * len(inputs)
         mine = slice(first, first + len(inputs))
@@ -190,5 +190,4 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
 
 
 def _as_wide(values: Tensor, width: int) -> Tensor:
-    """Returns (B, T) as (B, width), cut or padded with 0."""
     return pad(values[:, :width], (0, max(0, width - values.shape[1])))

@@ -33,13 +33,9 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Video:
-    """The frames sampled from a video file.
+    """Frames sampled from a video file: (frames, height, width, 3) uint8, an even number in RGB.
 
-    Attributes:
-        frames: (frames, height, width, 3) uint8, an even number of frames in RGB.
-        frame_numbers: the 0-based index of each frame in the source.
-        source_fps: frames per second of the source.
-        num_source_frames: number of frames of the source.
+    `frame_numbers` are their 0-based indices in the source, which has `num_source_frames`.
     """
 
     frames: numpy.ndarray = field(repr=False)
@@ -57,7 +53,7 @@ class Video:
         return [Image.fromarray(frame) for frame in self.frames[:: -(-len(self.frames) // most)]]
 
     def metadata(self) -> Tree:
-        """Returns the metadata that the processors of transformers and vLLM need with the frames."""
+        """Returns what the processors of transformers and vLLM need with the frames."""
         width, height = self.size
         return {
             "fps": self.source_fps,
@@ -76,10 +72,8 @@ class Video:
         """
         missing = -len(self.frame_numbers) % temporal_patch_size
         seconds = [number / self.source_fps for number in (*self.frame_numbers, *self.frame_numbers[-1:] * missing)]
-        return tuple(
-            (seconds[start] + seconds[start + temporal_patch_size - 1]) / 2
-            for start in range(0, len(seconds), temporal_patch_size)
-        )
+        first, last = seconds[::temporal_patch_size], seconds[temporal_patch_size - 1 :: temporal_patch_size]
+        return tuple((one + other) / 2 for one, other in zip(first, last, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +101,8 @@ class ImageInputs:
         grid_thw: (images, 3), patches along time, height and width; None without a grid.
         frame_times: for each video the times of its temporal patches in seconds.
         source: where the images can be read again, so that it can be sent instead of pixels; None if nowhere.
-        more_tensors: the vision tower's further inputs, by the processor's names; empty with a grid.
-        expansions: for each image the token ids that replace its placeholder; empty with a grid, which determines them.
+        more_tensors: without a grid the vision tower's further inputs, by the processor's names.
+        expansions: without a grid the token ids that replace each image's placeholder.
     """
 
     pixel_values: Tensor = field(repr=False)
@@ -159,11 +153,8 @@ class ImageInputs:
 class EncodedPrompt:
     """A tokenised prompt that ends with the assistant header.
 
-    Attributes:
-        token_ids: the trained model's input, with one placeholder per image token.
-        engine_ids: the rollout engine's input, with one placeholder per image and per video.
-        images: the prompt's images and videos; None for text only.
-        teacher_images: what teachers see instead of `images`; None if they see the same.
+    `token_ids`, the trained model's input, have a placeholder per image token; `engine_ids`, the rollout engine's, one
+    per image and per video. `teacher_images` are what teachers see instead of `images`; None if they see the same.
     """
 
     token_ids: tuple[int, ...]
@@ -185,10 +176,8 @@ EncodeText = Callable[[str], list[int]]
 class ImageFeatures:
     """The vision features of one unit (`ImageInputs.num_units`), as inputs of the language model.
 
-    Attributes:
-        embeddings: (image tokens, H), replace the placeholders' embeddings. Or blocks that the model merges, whose
-            first axes together are the image tokens.
-        levels: each (image tokens, H), added after the first decoder layers; only some families have them.
+    `embeddings`, (image tokens, H) or blocks that the model merges, replace those of the placeholders. `levels`, each
+    (image tokens, H), are added after the first decoder layers; only some families have them.
     """
 
     embeddings: Tensor
@@ -197,7 +186,7 @@ class ImageFeatures:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineUse:
-    """The intended use of vLLM, for `Family.why_not_vllm`; `most_images` is the largest number of images in a prompt."""
+    """The intended use of vLLM; `most_images` is the largest number of images in a prompt."""
 
     on_gpu: bool
     dtype: str
@@ -217,8 +206,9 @@ class ImageReader(ABC):
     def __init__(self, family: Family, processor: Any, config: PreTrainedConfig, encode_text: EncodeText) -> None:
         self.image_token_id: int = config.image_token_id
         self.video_token_id: int | None = config.video_token_id if family.reads_videos else None
-        # Older folders have no video processor.
-        self._videos: Any = getattr(processor, "video_processor", None) if family.reads_videos else None
+        self._videos: Any = (
+            getattr(processor, "video_processor", None) if family.reads_videos else None
+        )  # old folders lack it
         self.placeholder_id = family.placeholder_id(config)
 
     @abstractmethod
@@ -305,7 +295,6 @@ class Family:
 
     def reader(self, processor: Any, config: PreTrainedConfig, encode_text: EncodeText) -> ImageReader | None:
         """Returns the image reader; None for text models and for folders without an image processor."""
-        # A plain tokenizer has no image processor.
         reads = self.reads_images and getattr(processor, "image_processor", None) is not None
         return self.image_reader(self, processor, config, encode_text) if reads else None
 
@@ -341,7 +330,7 @@ class Family:
         return name, weight
 
     def vision_parts(self, model: Any) -> list[nn.Module]:
-        """Returns the modules that compute image features; empty for a text model."""
+        """Returns the modules that compute image features."""
         return [model.model.get_submodule(name) for name in self.vision_modules]
 
     def vision_weights(self, model: Any) -> list[nn.Parameter]:

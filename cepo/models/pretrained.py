@@ -111,8 +111,8 @@ def load_model(
 def sharded_blocks(model: Any, *, without: Sequence[nn.Module] = ()) -> list[nn.Module]:
     """Returns the blocks that FSDP gathers one at a time: decoder layers and vision blocks, except those in `without`.
 
-    They are the elements of module lists that contain a module of `_no_split_modules`, which transformers would not
-    split over devices. In some vision towers such a module is only part of a block.
+    They are the elements of module lists that contain a module of `_no_split_modules`; in some vision towers such a
+    module is only part of a block.
     """
     names = set(model._no_split_modules or ())
     excluded = {inner for module in without for inner in module.modules()}
@@ -134,7 +134,7 @@ def freeze_vision_tower(model: Any, *, section: str = "worker.actor.model") -> N
 
 
 def frozen_vision_parts(model: Any) -> list[nn.Module]:
-    """Returns the vision tower's modules, or an empty list if anything that image features depend on is trained."""
+    """Returns the vision tower's modules; none if anything that image features depend on is trained."""
     family = family_of(model.config)
     return [] if any(weight.requires_grad for weight in family.vision_weights(model)) else family.vision_parts(model)
 
@@ -148,11 +148,9 @@ def excluded_from_adapter(lora: LoraConfig, config: Any) -> str | None:
 
 
 def share_segments(model: Any) -> str | None:
-    """Enables packed rows in the language model (`cepo.models.segments`); other calls are unchanged.
+    """Enables packed rows in the language model (`cepo.models.segments`), or returns why it does not support them.
 
-    Returns:
-        None, or the reason why the model does not support them; it is then unchanged. Packed rows need full causal
-        attention in every layer, because otherwise a token's result depends on more than the tokens that it sees.
+    They need full causal attention in every layer: otherwise a token's result depends on more than what it sees.
     """
     from transformers import AttentionInterface
 

@@ -46,12 +46,11 @@ class Processing:
     Text from datasets or models never produces special tokens: `<|im_end|>` in a problem becomes plain characters.
 
     Attributes:
-        images: the image reader; None if the model reads text only.
         image_token_id, video_token_id: the placeholder of an image's and of a video's features; None if not read.
         placeholders: of a whole image and a whole video in a prompt for the rollout engine.
 
     Raises:
-        ConfigError: no tokenizer can be loaded, or the chat template drops the text it is given.
+        ConfigError: no tokenizer can be loaded.
     """
 
     def __init__(self, path: str, *, trust_remote_code: bool = False, chat_template: str | None = None) -> None:
@@ -74,9 +73,8 @@ class Processing:
         self.placeholders = (None if reader is None else reader.placeholder_id, self.video_token_id)
         self._added_token_ids = frozenset(self.tokenizer.added_tokens_decoder)
         self.eos_token_ids = _eos_token_ids(path, config, self.tokenizer, trust_remote_code)
-        self.pad_token_id: int = (
-            self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.eos_token_ids[0]
-        )
+        pad_token_id = self.tokenizer.pad_token_id
+        self.pad_token_id: int = self.eos_token_ids[0] if pad_token_id is None else pad_token_id
 
     @property
     def special_texts(self) -> tuple[str, ...]:
@@ -134,9 +132,7 @@ class Processing:
         `<video>` is a placeholder if there are videos, else plain text. The rendered conversation is tokenised as a
         whole, as in the model's training, unless that would turn text of a turn into a special token.
 
-        Raises:
-            ConfigError: the chat template loses or repeats texts or placeholders; also see `_rendered`.
-            DataError: the chat template refuses the roles or their order.
+        Raises `ConfigError`: the chat template loses or repeats texts or placeholders; also see `_rendered`.
         """
         turns = [Turn(turn.role, _encodable(turn.text)) for turn in (*history, Turn("user", text))]
         marks = MARKS if with_videos else (IMAGE_MARK,)
@@ -157,7 +153,7 @@ class Processing:
         """Returns the conversation as text that ends with the assistant header.
 
         Raises:
-            ConfigError: there is no template, it does not parse, takes too long or too much memory, or writes too much.
+            ConfigError: there is no template, it does not parse, or exceeds a limit of time, memory or length.
             DataError: the template refuses the roles, their order, or the content.
         """
         template = self._processor.chat_template
@@ -213,7 +209,7 @@ class Processing:
         )
 
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
-        """Returns the text of each token separately, for heat maps of credit."""
+        """Returns the text of each token, for heat maps of credit."""
         return [self.decode([token], skip_special_tokens=False) for token in token_ids]
 
     def save(self, folder: Path) -> None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -33,9 +34,6 @@ from cepo.models.inputs import (
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-_SIZES_KEPT = 4096
-"""The number of image sizes whose token counts are cached; each count needs a call of the processor with an image."""
-
 
 class ProcessedReader(ImageReader):
     """Reads images by the checkpoint's processor."""
@@ -47,7 +45,10 @@ class ProcessedReader(ImageReader):
         self._processor, self._tower_inputs = processor, family.tower_inputs
         self._placeholder: str = processor.tokenizer.convert_ids_to_tokens(self.placeholder_id)
         self._between: str = processor.tokenizer.eos_token
-        self._tokens_of_size = lru_cache(maxsize=_SIZES_KEPT)(self._num_tokens)
+        # A count needs a call of the processor with an image.
+        self._tokens_of_size = lru_cache(maxsize=4096)(
+            lambda size: len(self.read([Image.new("RGB", size)]).expansions[0])
+        )
 
     def read(
         self, images: Sequence[Image.Image], source: ImageSource | None = None, videos: Sequence[Video] = ()
@@ -90,18 +91,10 @@ class ProcessedReader(ImageReader):
         images = self.read([Image.new("RGB", (32, 32))])
         return images.expansions[0], images
 
-    def _num_tokens(self, size: tuple[int, int]) -> int:
-        return len(self.read([Image.new("RGB", size)]).expansions[0])
-
     def _parted(self, token_ids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         between = self._processor.tokenizer.eos_token_id
-        parts: list[list[int]] = [[]]
-        for token in token_ids:
-            if token == between:
-                parts.append([])
-            else:
-                parts[-1].append(token)
-        return tuple(map(tuple, parts))
+        ends = [-1, *(at for at, token in enumerate(token_ids) if token == between), len(token_ids)]
+        return tuple(tuple(token_ids[start + 1 : end]) for start, end in pairwise(ends))
 
 
 @dataclass(frozen=True, kw_only=True)
