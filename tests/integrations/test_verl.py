@@ -217,8 +217,6 @@ def test_two_steps_train_and_log_the_methods_metrics(run: SimpleNamespace) -> No
     ("override", "message"),
     [
         ("method: sdpo", "a loss over the whole vocabulary and teacher.source ema, which cepo_sync lacks"),
-        ("method: gae", "a critic, which cepo_sync lacks"),
-        ("method: remax", "a greedy rollout of each prompt"),
         ("method: cpeo", "did you mean|Known"),
         ("clip: 1", "clip"),
     ],

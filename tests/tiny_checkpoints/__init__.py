@@ -19,12 +19,8 @@ VISION_FAMILIES = tuple(family for family in FAMILIES if family not in TEXT_FAMI
 def write_checkpoint(family: str, folder: Path, *, seed: int = 0) -> Path:
     """Writes configuration, weights, tokenizer, chat template, processor and generation config of a tiny model.
 
-    The folder can be read by transformers' Auto classes and by vLLM. The same seed gives the same weights, which are large
-    enough that the model's distributions are not flat and depend on the image.
-
-    Args:
-        family: one of `FAMILIES`, which are the configuration's `model_type`.
-        folder: made if it is missing.
+    The folder can be read by transformers' Auto classes and by vLLM. The weights are large enough that the model's
+    distributions are not flat and depend on the image. `family` is the configuration's `model_type`.
     """
     from transformers import GenerationConfig
 
