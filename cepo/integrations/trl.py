@@ -25,8 +25,8 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
     """TRL's GRPOTrainer whose tokens have the advantages (B, T) of a method of cepo.
 
     Every process gathers the rollouts and log-probs of all, so that groups may be spread over processes, and computes
-    the same signal. Teachers read the row's own prompt and images, with the reference in the last user turn. Tokens
-    that a tool wrote have no advantage and no evidence. `docs/trl.md` lists what TRL's settings mean here.
+    the same signal. Tokens that a tool wrote have no advantage and no evidence. `docs/trl.md` lists what TRL's settings
+    mean here.
 
     Args:
         method: a name as in `algorithm.adv_estimator`.
@@ -36,8 +36,7 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         correct_by: name of the reward function that decides whether a rollout is right; None: the weighted sum decides.
         answer_function: `file.py:function` that finds the final answer of a response, as in `worker.reward`.
 
-    Raises:
-        ConfigError: the method or a setting is unknown, or needs a loss, critic, rollout or teacher that TRL lacks.
+    Raises `ConfigError`: the method or a setting is unknown, or needs what TRL lacks.
     """
 
     # TRL sets them in its own __init__; transformers declares them wider than they are there.

@@ -65,10 +65,7 @@ class CepoTrainer(get_trainer_cls("sync")):
 
     A teacher reads the row's own prompt tokens with the reference's tokens spliced in, the row's pixel tensors, and
     positions computed anew. verl's actor workers score it as they score the student. `docs/verl.md` lists what verl's
-    settings mean here.
-
-    Raises:
-        ConfigError: the method or a setting is unknown, or needs a loss, critic, rollout or teacher that verl lacks.
+    settings mean here. Raises `ConfigError`: the method or a setting is unknown, or needs what verl lacks.
     """
 
     def __init__(self, config: DictConfig) -> None:

@@ -206,9 +206,8 @@ class ImageReader(ABC):
     def __init__(self, family: Family, processor: Any, config: PreTrainedConfig, encode_text: EncodeText) -> None:
         self.image_token_id: int = config.image_token_id
         self.video_token_id: int | None = config.video_token_id if family.reads_videos else None
-        self._videos: Any = (
-            getattr(processor, "video_processor", None) if family.reads_videos else None
-        )  # old folders lack it
+        # Older folders have no video processor.
+        self._videos: Any = getattr(processor, "video_processor", None) if family.reads_videos else None
         self.placeholder_id = family.placeholder_id(config)
 
     @abstractmethod

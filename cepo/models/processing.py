@@ -48,9 +48,6 @@ class Processing:
     Attributes:
         image_token_id, video_token_id: the placeholder of an image's and of a video's features; None if not read.
         placeholders: of a whole image and a whole video in a prompt for the rollout engine.
-
-    Raises:
-        ConfigError: no tokenizer can be loaded.
     """
 
     def __init__(self, path: str, *, trust_remote_code: bool = False, chat_template: str | None = None) -> None:
@@ -152,9 +149,8 @@ class Processing:
     def _rendered(self, messages: Sequence[Fields]) -> str:
         """Returns the conversation as text that ends with the assistant header.
 
-        Raises:
-            ConfigError: there is no template, it does not parse, or exceeds a limit of time, memory or length.
-            DataError: the template refuses the roles, their order, or the content.
+        Raises `ConfigError`: there is no template, it does not parse, or exceeds a limit of time, memory or length.
+        Raises `DataError`: the template refuses the roles, their order, or the content.
         """
         template = self._processor.chat_template
         template = template.get("default") if isinstance(template, dict) else template

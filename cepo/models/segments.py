@@ -190,10 +190,8 @@ def attend_by_blocks(
 ) -> Float[Tensor, "1 H L D"]:
     """Computes packed attention by FlexAttention, which skips blocks without visible pairs; see `attend_by_parts`.
 
-    It is compiled on a GPU. On a CPU it is a dense computation without gradient, used to test the mask.
-
-    Raises:
-        EngineError: the device's compiler cannot build the kernels of both directions.
+    It is compiled on a GPU; `EngineError`: the compiler cannot build the kernels of both directions. On a CPU it is a
+    dense computation without gradient, used to test the mask.
     """
     if query.device not in layout.block_masks:
         layout.block_masks[query.device] = block_mask(layout, query.device)

@@ -65,11 +65,10 @@ def test_a_bad_setting_is_an_error_that_begins_with_its_full_key(section: dict[s
 @both
 def test_rows_with_a_reference_weigh_2_5_and_others_0(method: str) -> None:
     signal = signal_of(method, batch_of([True, False, True, False]), distillation={"weight": 2.5})
-    assert signal.distillation is not None
-    assert signal.distillation.view == "correct"
-    assert signal.distillation.divergence == build_config(method, None).distillation.divergence
-    expected = [[2.5, 2.5, 2.5], [0.0, 0.0, 0.0], [2.5, 2.5, 0.0], [0.0, 0.0, 0.0]]
-    assert signal.distillation.token_weight.tolist() == expected
+    found = signal.distillation
+    assert found is not None
+    assert (found.view, found.divergence) == ("correct", build_config(method, None).distillation.divergence)
+    assert found.token_weight.tolist() == [[2.5, 2.5, 2.5], [0.0, 0.0, 0.0], [2.5, 2.5, 0.0], [0.0, 0.0, 0.0]]
     assert torch.count_nonzero(signal.advantages) == 0
 
 
@@ -192,13 +191,6 @@ def test_table_of_demonstrations(
 ) -> None:
     references = build_estimator("sdpo", {"positive": positive}).references(group(*rollouts))["correct"]
     assert [None if each is None else each.token_ids or each.text for each in references] == expected
-
-
-def test_rollouts_share_the_object_of_a_shared_demonstration() -> None:
-    """The context of a shared demonstration is therefore built once."""
-    config = PositiveConfig(**PEER_FULL)
-    references = positive_references(group(FIRST, SECOND, WRONG, rollout(3, 0.0, "41")), config)
-    assert references[1] is references[2] is references[3]
 
 
 def test_a_worked_solution_is_cut_to_num_tokens_or_required() -> None:
