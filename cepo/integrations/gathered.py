@@ -165,22 +165,19 @@ class Credit:
         student's conversation.
         """
         teacher, template = self._estimator.teacher, self._contexts.template
-        turns, prefix = [dict(turn) for turn in messages], ""
-        if reference is None:
-            return turns, prefix
-        if reference.blind or not teacher.with_images:
+        turns = [dict(turn) for turn in messages]
+        if reference is not None and (reference.blind or not teacher.with_images):
             turns = [turn | {"content": _without_images(turn.get("content"))} for turn in turns]
-        if reference.text is not None and teacher.placement == "assistant_prefix":
-            prefix = template.render(prompt="", reference=reference.text)
-        elif reference.text is not None:
-            turn = next(turn for turn in reversed(turns) if turn["role"] == "user")
-            if isinstance(turn["content"], str):
-                turn["content"] = template.render(prompt=turn["content"], reference=reference.text)
-            else:
-                turn["content"] = [dict(part) for part in turn["content"]]
-                part = next(part for part in reversed(turn["content"]) if part["type"] == "text")
-                part["text"] = template.render(prompt=part["text"], reference=reference.text)
-        return turns, prefix
+        if reference is None or reference.text is None:
+            return turns, ""
+        if teacher.placement == "assistant_prefix":
+            return turns, template.render(prompt="", reference=reference.text)
+        holder, key = next(turn for turn in reversed(turns) if turn["role"] == "user"), "content"
+        if not isinstance(holder[key], str):
+            holder[key] = [dict(part) for part in holder[key]]
+            holder, key = next(part for part in reversed(holder[key]) if part["type"] == "text"), "text"
+        holder[key] = template.render(prompt=holder[key], reference=reference.text)
+        return turns, ""
 
     def _placed(self, reference: Reference | None, row: Row) -> Reference | None:
         if reference is None or reference.blind:

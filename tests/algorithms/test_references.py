@@ -39,6 +39,7 @@ OTHER_NOTATION = group(RIGHT, wrong(1, 0.0, "70.0", equal=True), wrong(2, 0.1, "
 ONLY_OTHER_NOTATION = group(RIGHT, wrong(1, 0.0, "\\frac{140}{2}", equal=True))
 ONE_RIGHT = group(RIGHT)
 ONE_WRONG = group(wrong(0, 0.0, "40"))
+BONUS = group(rollout(0, 0.2, "70", correct=True), wrong(1, 0.9, "40"))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,8 @@ ONE_WRONG = group(wrong(0, 0.0, "40"))
         ),
         pytest.param(ONLY_OTHER_NOTATION, [None, None, ("\\frac{140}{2}", 1)], id="only other spellings of the truth"),
         pytest.param(ONE_RIGHT, [None, None, None], id="a single right rollout"),
-        pytest.param(ONE_WRONG, [("40", 0), ("40", 0), ("40", 0)], id="a single wrong rollout"),
+        pytest.param(ONE_WRONG, [("40", 0)] * 3, id="a single wrong rollout"),
+        pytest.param(BONUS, [("40", 1)] * 3, id="a bonus for its format does not make it right"),
     ],
 )
 def test_table_of_wrong_answers(these: RolloutGroup, expected: list[tuple[str, int] | None]) -> None:
@@ -104,11 +106,6 @@ def test_only_groups_that_show_no_answer_count_as_unextractable(
     metrics = fallback_metrics(groups, NegativeConfig(**negative))
     assert metrics["references/groups_without_wrong"] == fraction(1, 5)
     assert metrics["references/groups_wrong_unextractable"] == fraction(len(unextractable), 5)
-
-
-def test_a_format_bonus_does_not_make_a_wrong_rollout_right() -> None:
-    bonus = group(rollout(0, 0.2, "70", correct=True), wrong(1, 0.9, "40"))
-    assert pick(bonus)[1] == Reference(text="40", source_index=1)
 
 
 PEERS = group(
