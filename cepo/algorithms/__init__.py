@@ -2,7 +2,6 @@
 
 from cepo.algorithms import credit
 from cepo.algorithms.base import (
-    STUDENT,
     Estimator,
     EvidenceEstimator,
     GroupRelativeEstimator,
@@ -18,7 +17,6 @@ from cepo.algorithms.base import (
 from cepo.algorithms.credit import group_advantages
 
 __all__ = [
-    "STUDENT",
     "Estimator",
     "EvidenceEstimator",
     "GroupRelativeEstimator",

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 _registry: dict[str, type[Estimator]] = {}
 _plugins: dict[str, list[str]] = {}
 _EstimatorType = TypeVar("_EstimatorType", bound="type[Estimator]")
-STUDENT = "student"
-"""Names the policy before the update among those that are contrasted."""
 SHARED: Mapping[str, Any] = {name: field.annotation for name, field in fields_of(settings.SharedSettings).items()}
 """The types of the settings and sections of `algorithm` that methods share, by name."""
 
@@ -122,13 +120,12 @@ class WeightedEstimator(GroupRelativeEstimator):
 
     config: WeightedConfig
     contrast: ClassVar[tuple[str, str]]
-    """The policies P and Q of the evidence `delta_t = log P(y_t) - log Q(y_t)`: views, or the student."""
+    """The policies P and Q of the evidence `delta_t = log P(y_t) - log Q(y_t)`: views, or `student` before the update."""
 
     def evidence(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
         """Computes delta of the two policies of `contrast`."""
-        log_p, log_q = (
-            batch.old_log_probs if name == STUDENT else batch.teacher_log_probs[name] for name in self.contrast
-        )
+        policies = {"student": batch.old_log_probs, **batch.teacher_log_probs}
+        log_p, log_q = (policies[name] for name in self.contrast)
         return log_p - log_q
 
     def mixing(self, step: int) -> float:

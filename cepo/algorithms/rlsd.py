@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cepo.algorithms import STUDENT, EvidenceEstimator, register_estimator
+from cepo.algorithms import EvidenceEstimator, register_estimator
 from cepo.algorithms.references import positive_references
 from cepo.algorithms.settings import EvidenceConfig
 from cepo.types import Reference, RolloutGroup
@@ -19,7 +19,7 @@ class Rlsd(EvidenceEstimator):
 
     Config = EvidenceConfig
     views = ("correct",)
-    contrast = ("correct", STUDENT)
+    contrast = ("correct", "student")
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         return {"correct": positive_references(group, self.positive)}

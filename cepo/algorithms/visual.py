@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cepo.algorithms import STUDENT, WeightedEstimator, register_estimator
+from cepo.algorithms import WeightedEstimator, register_estimator
 from cepo.algorithms.settings import WeightedConfig
 from cepo.types import Reference, RolloutGroup
 
@@ -20,7 +20,7 @@ class Visual(WeightedEstimator):
 
     Config = WeightedConfig
     views = ("blind",)
-    contrast = (STUDENT, "blind")
+    contrast = ("student", "blind")
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         return {"blind": [Reference(blind=True)] * len(group.rollouts)}
