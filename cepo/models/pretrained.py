@@ -65,10 +65,8 @@ def load_model(
     `section` names the settings in errors. Without weights, parameters are on the meta device; buffers are real, because
     no checkpoint holds them. `quantization` quantises the language model's linear layers to 4 bits as they are loaded.
 
-    Raises:
-        ConfigError: nothing can be loaded from `path`, its architecture is not supported, its weights are already
-            quantised, or `override_config` names an unknown entry.
-        EngineError: the weights are missing or damaged.
+    Raises `ConfigError`: nothing can be loaded from `path`, its architecture is not supported, its weights are already
+    quantised, or `override_config` names an unknown entry; `EngineError`: the weights are missing or damaged.
     """
     import transformers
     from accelerate import init_empty_weights

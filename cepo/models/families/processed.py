@@ -45,10 +45,7 @@ class ProcessedReader(ImageReader):
         self._processor, self._tower_inputs = processor, family.tower_inputs
         self._placeholder: str = processor.tokenizer.convert_ids_to_tokens(self.placeholder_id)
         self._between: str = processor.tokenizer.eos_token
-        # A count needs a call of the processor with an image.
-        self._tokens_of_size = lru_cache(maxsize=4096)(
-            lambda size: len(self.read([Image.new("RGB", size)]).expansions[0])
-        )
+        self._tokens_of_size = lru_cache(maxsize=4096)(self._num_tokens)  # each count needs a call of the processor
 
     def read(
         self, images: Sequence[Image.Image], source: ImageSource | None = None, videos: Sequence[Video] = ()
@@ -90,6 +87,9 @@ class ProcessedReader(ImageReader):
     def smallest(self) -> tuple[tuple[int, ...], ImageInputs]:
         images = self.read([Image.new("RGB", (32, 32))])
         return images.expansions[0], images
+
+    def _num_tokens(self, size: tuple[int, int]) -> int:
+        return len(self.read([Image.new("RGB", size)]).expansions[0])
 
     def _parted(self, token_ids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         between = self._processor.tokenizer.eos_token_id
