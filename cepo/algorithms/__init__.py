@@ -1,4 +1,4 @@
-"""Implements the methods, whose modules are found automatically; they are pure functions of tensors behind `base`."""
+"""Implements the methods, one module each, found automatically; they are pure functions of tensors behind `base`."""
 
 from cepo.algorithms import credit
 from cepo.algorithms.base import (

@@ -1,4 +1,4 @@
-"""Implements OPSD and SDPO, in which the student's whole next-token distribution follows a teacher with the right answer."""
+"""Implements OPSD, in which the student's whole next-token distribution follows a teacher with the right answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cepo.algorithms.references import positive_references
 from cepo.algorithms.settings import DistillationConfig, GroupConfig, PositiveConfig, TeacherConfig
 from cepo.metrics import fraction, mean_of
 from cepo.sections import section
-from cepo.types import Distillation, DivergenceConfig, Reference, RolloutGroup, TokenBatch, TokenSignal
+from cepo.types import Distillation, Reference, RolloutGroup, TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
@@ -87,19 +87,3 @@ class Opsd(Estimator):
             diagnostics=diagnostics,
             distillation=Distillation(view="correct", divergence=config.divergence, token_weight=token_weight),
         )
-
-
-@register_estimator("sdpo")
-class Sdpo(Opsd):
-    """Distils like OPSD, with another divergence and a teacher whose weights are a moving average of the student's.
-
-    `loss_t = weight (1/2 KL(P_correct || M) + 1/2 KL(P_student || M))_t` with `M = (P_correct + P_student) / 2`.
-    Source: SDPO (2026), with the settings of the CEPO paper's comparison: decay 0.999, ground-truth answer.
-    """
-
-    @section
-    class Config(Opsd.Config):
-        distillation: DistillationConfig = DistillationConfig(divergence=DivergenceConfig(kind="jsd"))
-        teacher: TeacherConfig = TeacherConfig(source="ema")
-
-    config: Config  # pyright: ignore[reportIncompatibleVariableOverride]

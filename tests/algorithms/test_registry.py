@@ -43,7 +43,7 @@ def _registry_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_second_class_of_the_same_name_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'grpo' is already registered by cepo\.algorithms\.without_teacher"):
+    with pytest.raises(ConfigError, match=r"'grpo' is already registered by cepo\.algorithms\.grpo"):
 
         @register_estimator("grpo")
         class _Second(Estimator):

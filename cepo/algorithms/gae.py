@@ -1,0 +1,42 @@
+"""Implements GAE, whose advantages come from a critic's values and are whitened over the whole batch."""
+
+from __future__ import annotations
+
+from cepo.algorithms import Estimator, credit, register_estimator
+from cepo.metrics import mean_of
+from cepo.sections import Share, section
+from cepo.types import TokenBatch, TokenSignal
+
+
+@register_estimator("gae")
+class Gae(Estimator):
+    """Whitens `A_t = sum_l (gamma lambda)^l (r_{t+l} + gamma V_{t+l+1} - V_{t+l})`; the critic learns `A_t + V_t`.
+
+    It has a critic and no teacher. Equal advantages become 0. Source: Schulman et al. 2016, with PPO's whitening.
+    """
+
+    @section
+    class Config:
+        gamma: Share = 1.0
+        lam: Share = 1.0
+
+    config: Config
+    needs_values = True
+    reads_old_log_probs = False
+
+    def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
+        assert batch.values is not None, "needs_values: the batch must bring the critic's values"
+        mask, dtype = batch.response_mask, batch.token_level_rewards.dtype
+        advantages, returns = credit.generalised_advantages(
+            batch.token_level_rewards, batch.values, mask, gamma=self.config.gamma, gae_lambda=self.config.lam
+        )
+        return TokenSignal(
+            advantages=credit.whitened(advantages, mask).to(dtype),
+            returns=returns.to(dtype),
+            metrics={
+                **credit.group_metrics(batch.rewards, batch.correct, batch.group_ids),
+                "critic/values": mean_of(batch.values, mask),
+                "critic/returns": mean_of(returns, mask),
+                "critic/squared_error": mean_of((returns - batch.values).square(), mask),
+            },
+        )

@@ -1,0 +1,48 @@
+"""Implements GRPO for pass@k, in which only a group's best rollout learns, by its margin over the second best."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from cepo.algorithms import Estimator, credit, register_estimator
+from cepo.algorithms.settings import GroupConfig
+from cepo.types import TokenBatch, TokenSignal
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int64
+    from torch import Tensor
+
+
+@register_estimator("grpo_passk")
+class GrpoPassK(Estimator):
+    """Gives all tokens of a group's best rollout `A = (R_1 - R_2) / (std_g + 1e-6)`, others 0, without a teacher.
+
+    R_1 and R_2 are the group's two highest rewards. If two rollouts share the highest reward, A = 0 in the whole group.
+    Source: Tang et al. 2025 (arXiv 2503.19595).
+    """
+
+    Config = GroupConfig
+    config: GroupConfig
+    needs_group = True
+    reads_old_log_probs = False
+
+    def live_rows(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
+        """Returns True for the best rollouts of groups that have a single best one."""
+        return self._advantages(rewards, group_ids) != 0
+
+    def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
+        return credit.outcome_signal(batch, self._advantages(batch.rewards, batch.group_ids))
+
+    def _advantages(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Float[Tensor, " B"]:
+        group, num_groups = credit.groups_of(group_ids)
+        _, deviation, _ = credit.group_moments(rewards, group_ids, ddof=self.config.advantage.ddof)
+        exact = rewards.double()
+        lowest = exact.new_full((num_groups,), -math.inf)
+        best = exact == lowest.scatter_reduce(0, group, exact, "amax")[group]
+        second = lowest.scatter_reduce(0, group, exact.masked_fill(best, -math.inf), "amax")[group]
+        alone = group[best].bincount(minlength=num_groups)[group] == 1
+        margin = exact - second
+        if self.config.advantage.scale == "std":
+            margin = margin / (deviation + credit.DEVIATION_FLOOR)
+        return margin.where(best & alone & credit.live_rows(rewards, group_ids), 0.0).to(rewards.dtype)

@@ -1,0 +1,30 @@
+"""Implements REINFORCE++, whose advantages are discounted rewards-to-go, whitened over the whole batch."""
+
+from __future__ import annotations
+
+from cepo.algorithms import Estimator, credit, register_estimator
+from cepo.sections import Share, section
+from cepo.types import TokenBatch, TokenSignal
+
+
+@register_estimator("reinforce_plus_plus")
+class ReinforcePlusPlus(Estimator):
+    """Computes `A_t = (G_t - mean) / sqrt(var + 1e-8)` with `G_t = r_t + gamma G_{t+1}`, over all response tokens.
+
+    It has no teacher or groups: one rollout per prompt is enough. Batches of equal returns have A = 0. Source: Hu 2025.
+    """
+
+    @section
+    class Config:
+        gamma: Share = 1.0
+
+    config: Config
+    reads_old_log_probs = False
+
+    def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
+        mask = batch.response_mask
+        returns = credit.discounted_returns(batch.token_level_rewards, mask, gamma=self.config.gamma)
+        return TokenSignal(
+            advantages=credit.whitened(returns, mask).to(batch.token_level_rewards.dtype),
+            metrics=credit.group_metrics(batch.rewards, batch.correct, batch.group_ids),
+        )

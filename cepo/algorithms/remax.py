@@ -1,0 +1,24 @@
+"""Implements ReMax, which compares each rollout with the greedy response to the same prompt."""
+
+from __future__ import annotations
+
+from cepo.algorithms import Estimator, credit, register_estimator
+from cepo.metrics import mean_of
+from cepo.types import TokenBatch, TokenSignal
+
+
+@register_estimator("remax")
+class ReMax(Estimator):
+    """Gives all tokens of rollout i the advantage `A_i = R_i - R_greedy`, without a teacher.
+
+    It samples an additional greedy response per prompt; one rollout per prompt is enough. Source: Li et al. 2024.
+    """
+
+    needs_baseline = True
+    reads_old_log_probs = False
+
+    def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
+        assert batch.reward_baselines is not None, "needs_baseline: the batch must bring the greedy responses' rewards"
+        signal = credit.outcome_signal(batch, batch.rewards - batch.reward_baselines)
+        signal.metrics["baseline/greedy_reward"] = mean_of(batch.reward_baselines)
+        return signal
