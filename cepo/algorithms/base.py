@@ -65,7 +65,7 @@ class Estimator(ABC):
 
     def __init__(self, config: Any) -> None:
         self.config = config
-        given = vars(config)
+        given = cast("Mapping[str, Any]", vars(config))
         self.teacher: TeacherConfig = given.get("teacher", TeacherConfig())
         self.negative: NegativeConfig = given.get("negative", NegativeConfig())
         sources = [given[side].source for side in ("positive", "negative") if side in given]
