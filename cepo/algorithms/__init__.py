@@ -3,7 +3,9 @@
 from cepo.algorithms import credit
 from cepo.algorithms.base import (
     Estimator,
+    EvidenceEstimator,
     GroupRelativeEstimator,
+    WeightedEstimator,
     available_estimators,
     build_config,
     build_estimator,
@@ -16,7 +18,9 @@ from cepo.algorithms.credit import group_advantages
 
 __all__ = [
     "Estimator",
+    "EvidenceEstimator",
     "GroupRelativeEstimator",
+    "WeightedEstimator",
     "available_estimators",
     "build_config",
     "build_estimator",

@@ -1,7 +1,8 @@
-"""Defines the contract of methods and their registry, without torch, so that checking a config does not import it."""
+"""Defines the contract of methods, what methods of evidence share, and the registry, with torch in annotations only."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import pkgutil
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from pydantic.dataclasses import is_pydantic_dataclass
 
-from cepo.algorithms import credit
-from cepo.algorithms.settings import NegativeConfig, NoSettings, PositiveConfig, SharedSettings, TeacherConfig
+from cepo.algorithms import credit, settings
+from cepo.algorithms.settings import EvidenceConfig, NegativeConfig, TeacherConfig, WeightedConfig
 from cepo.errors import ConfigError, did_you_mean
+from cepo.metrics import mean_value
 from cepo.sections import default_tree, fields_of, read_section, section
 from cepo.trees import Fields, Tree
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
@@ -28,16 +30,14 @@ if TYPE_CHECKING:
 _registry: dict[str, type[Estimator]] = {}
 _plugins: dict[str, list[str]] = {}
 _EstimatorType = TypeVar("_EstimatorType", bound="type[Estimator]")
-_Section = TypeVar("_Section", TeacherConfig, PositiveConfig, NegativeConfig)
-SHARED: Mapping[str, Any] = {name: field.annotation for name, field in fields_of(SharedSettings).items()}
+SHARED: Mapping[str, Any] = {name: field.annotation for name, field in fields_of(settings.SharedSettings).items()}
 """The types of the settings and sections of `algorithm` that methods share, by name."""
 
 
 class Estimator(ABC):
     """Defines which privileged text each teacher of a method sees, and which learning signal each token gets.
 
-    A subclass is registered by name and declares its `views`. It holds no state between steps: everything random or
-    scheduled is a function of its config and the step.
+    It holds no state between steps: everything random or scheduled is a function of its config and the step.
 
     Attributes:
         Config: the settings that the method reads. A field with the name of a section of `SharedSettings`, such as
@@ -48,12 +48,14 @@ class Estimator(ABC):
         needs_group: the method compares the responses to a prompt, so at least two are needed.
         needs_baseline: the method reads the reward of a greedy response to each prompt.
         needs_values: the method reads a critic's values and returns its targets.
+        needs_solutions: every problem must have a worked solution.
+        reads_answers: teachers may read answers extracted from responses.
         reads_old_log_probs: the signal of a row (of a row with a reference, for a method with views) depends on
             `old_log_probs`. Otherwise rows whose update starts from the weights that sampled them need no scoring.
     """
 
     name: ClassVar[str]
-    Config: ClassVar[type[Any]] = NoSettings
+    Config: ClassVar[type[Any]] = settings.NoSettings
     views: tuple[str, ...] = ()  # of the class, or of the instance if its settings decide
     distilled_view: ClassVar[str | None] = None
     needs_group: bool = False  # likewise
@@ -63,32 +65,12 @@ class Estimator(ABC):
 
     def __init__(self, config: Any) -> None:
         self.config = config
-
-    @property
-    def teacher(self) -> TeacherConfig:
-        """The weights, placement and wording of this method's teachers."""
-        return self._declared(TeacherConfig) or TeacherConfig()
-
-    @property
-    def negative(self) -> NegativeConfig:
-        """The choice of wrong answers; the defaults if the method has no such settings."""
-        return self._declared(NegativeConfig) or NegativeConfig()
-
-    @property
-    def needs_solutions(self) -> bool:
-        """Whether every problem must have a worked solution."""
-        positive = self._declared(PositiveConfig)
-        return positive is not None and positive.source == "solution"
-
-    @property
-    def reads_answers(self) -> bool:
-        """Whether teachers may read answers extracted from responses."""
-        sides = (self._declared(PositiveConfig), self._declared(NegativeConfig))
-        return any(side is not None and side.source == "peer_answer" for side in sides)
-
-    def _declared(self, kind: type[_Section]) -> _Section | None:
-        settings = cast("Mapping[str, object]", vars(self.config))
-        return next((value for value in settings.values() if isinstance(value, kind)), None)
+        given = cast("Mapping[str, Any]", vars(config))
+        self.teacher: TeacherConfig = given.get("teacher", TeacherConfig())
+        self.negative: NegativeConfig = given.get("negative", NegativeConfig())
+        sources = [given[side].source for side in ("positive", "negative") if side in given]
+        self.needs_solutions = "solution" in sources
+        self.reads_answers = "peer_answer" in sources
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         """Returns for each view one reference per rollout; None if the teacher reads the student's own prompt."""
@@ -104,10 +86,7 @@ class Estimator(ABC):
         return rewards == rewards
 
     def settled(self, shown: Mapping[str, Sequence[bool]]) -> Mapping[str, Sequence[bool]]:
-        """Returns by view which rollouts' references are kept, given by view which of them can be shown.
-
-        A reference cannot be shown if it was empty or did not fit into the context.
-        """
+        """Returns by view which references are kept, given which can be shown: not empty, and within the context."""
         return shown
 
     def learning_rows(
@@ -129,6 +108,103 @@ class GroupRelativeEstimator(Estimator):
     def live_rows(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
         """Returns True for rollouts of groups whose rewards differ; all others have A = 0."""
         return credit.live_rows(rewards, group_ids)
+
+
+class WeightedEstimator(GroupRelativeEstimator):
+    """Base of methods that scale an advantage A, by default GRPO's, token by token: `A_hat_t = A (1 + lambda (w_t - 1))`.
+
+    `w_t = clip(exp(sign(A) delta_t), 1 - r, 1 + r)` with lambda of the step and clip radius r. Guarantees:
+    `sign(A_hat_t) = sign(A)` and `|A_hat_t - A| <= lambda r |A|`. Degenerate cases, each exactly A: lambda = 0 (no
+    teacher is used), r = 0, delta_t = 0.
+    """
+
+    config: WeightedConfig
+    contrast: ClassVar[tuple[str, str]]
+    """The policies P and Q of the evidence `delta_t = log P(y_t) - log Q(y_t)`: views, or `student` before the update."""
+
+    def evidence(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
+        """Computes delta of the two policies of `contrast`."""
+        policies = {"student": batch.old_log_probs, **batch.teacher_log_probs}
+        log_p, log_q = (policies[name] for name in self.contrast)
+        return log_p - log_q
+
+    def mixing(self, step: int) -> float:
+        """Returns lambda: linear in the warm-up; then constant, or 0 from `lambda_decay_steps` after it on."""
+        weight, after = self.config.weight, step - self.config.weight.lambda_warmup_steps
+        if after < 0:
+            return weight.lambda_init * (step + 1) / weight.lambda_warmup_steps
+        if weight.lambda_schedule == "constant":
+            return weight.lambda_init
+        return weight.lambda_init * max(0.0, 1.0 - after / weight.lambda_decay_steps)
+
+    def is_weighted(self, step: int) -> bool:
+        """Returns whether weights have any effect at this step."""
+        return self.mixing(step) > 0 and self.config.weight.clip_radius > 0
+
+    def needs_teacher(self, *, step: int) -> bool:
+        return self.is_weighted(step)
+
+    def advantages(self, batch: TokenBatch) -> tuple[Float[Tensor, "B _"], Float[Tensor, "B T"] | None]:
+        """Returns A: (B, 1) of the rollouts, or (B, T) of the tokens together with their baseline V_t."""
+        return credit.group_advantages(batch.rewards, batch.group_ids, self.config.advantage).unsqueeze(1), None
+
+    def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
+        """Computes `A_hat_t` in float64, with 0 on padding; A if no teacher is needed.
+
+        Diagnostics are delta, the weight before and after clipping, and the values of a hindsight baseline.
+        """
+        mask, mixing, radius = batch.response_mask, self.mixing(step), self.config.weight.clip_radius
+        advantages, values = self.advantages(batch)
+        metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
+        if not self.needs_teacher(step=step):
+            plain = credit.over_response(advantages.squeeze(1), mask)
+            return TokenSignal(advantages=plain, metrics=metrics | {"evidence/lambda": mean_value(mixing)})
+        counted = mask
+        if self.config.weight.mixed_groups_only:
+            counted = mask & credit.live_rows(batch.correct.double(), batch.group_ids).unsqueeze(1)
+        delta, sign = self.evidence(batch).detach().where(counted, 0.0), credit.advantage_sign(advantages)
+        weight = credit.evidence_weight(delta, sign, clip_radius=radius)
+        weighted = advantages.double() * (1.0 + mixing * (weight - 1.0))
+        metrics |= credit.evidence_metrics(delta, advantages, mask, batch.correct, mixing=mixing, clip_radius=radius)
+        diagnostics = {
+            "delta": delta,
+            "raw_weight": (sign * delta).exp().where(mask, 0.0),
+            "weight": weight.to(delta.dtype).where(mask, 0.0),
+        }
+        if values is not None:
+            metrics |= credit.value_metrics(values, batch)
+            diagnostics["value"] = values
+        return TokenSignal(
+            advantages=weighted.to(advantages.dtype).where(mask, 0.0), metrics=metrics, diagnostics=diagnostics
+        )
+
+
+class EvidenceEstimator(WeightedEstimator):
+    """Base of methods that weight GRPO's advantage, or that over the hindsight baseline, by evidence from answers.
+
+    With the hindsight baseline every step uses teachers, and all rollouts learn.
+    """
+
+    config: EvidenceConfig  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def __init__(self, config: object) -> None:
+        super().__init__(config)
+        self.in_hindsight = self.config.advantage.baseline == "hindsight"
+        self.reads_old_log_probs = self.reads_old_log_probs or self.in_hindsight
+        self.positive = self.config.positive
+        if self.in_hindsight:  # a baseline must not know how the response ends
+            self.positive = dataclasses.replace(self.positive, exclude_self=True)
+
+    def needs_teacher(self, *, step: int) -> bool:
+        return self.in_hindsight or self.is_weighted(step)
+
+    def live_rows(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
+        return (Estimator if self.in_hindsight else GroupRelativeEstimator).live_rows(self, rewards, group_ids)
+
+    def advantages(self, batch: TokenBatch) -> tuple[Float[Tensor, "B _"], Float[Tensor, "B T"] | None]:
+        if self.in_hindsight:
+            return credit.hindsight_advantages(batch, self.config.advantage)
+        return super().advantages(batch)
 
 
 def register_estimator(name: str) -> Callable[[_EstimatorType], _EstimatorType]:
@@ -229,10 +305,7 @@ def section_of(name: str, algorithm: Fields) -> Tree:
 
 
 def build_config(name: str, mapping: Fields | None) -> Any:
-    """Builds the method's `Config` from a mapping of its fields, which `section_of` returns.
-
-    Raises `ConfigError`: the method or a key is unknown, or a value has the wrong type or is not allowed.
-    """
+    """Builds the method's `Config` from what `section_of` returns; `ConfigError`: a key or value is not accepted."""
     return read_section(estimator_class(name).Config, mapping or {}, path=path_of(name))
 
 

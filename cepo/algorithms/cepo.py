@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cepo.algorithms.base import register_estimator
-from cepo.algorithms.evidence import EvidenceEstimator
+from cepo.algorithms import EvidenceEstimator, register_estimator
 from cepo.algorithms.references import contrastive_sides, positive_references, wrong_reference
 from cepo.algorithms.settings import ContrastiveConfig
 from cepo.types import Reference, RolloutGroup
@@ -13,11 +12,9 @@ from cepo.types import Reference, RolloutGroup
 
 @register_estimator("cepo")
 class Cepo(EvidenceEstimator):
-    """Weights GRPO's advantage A by contrastive evidence: `A_hat_t = A (1 + lambda(k) (w_t - 1))`.
+    """Weights GRPO's advantage by `delta_t = log P_correct(y_t) - log P_wrong(y_t)`, without the student's prior.
 
-    `w_t = clip(exp(sign(A) delta_t), 1 - r, 1 + r)` with `delta_t = log P_correct(y_t) - log P_wrong(y_t)`, in which
-    the student's prior cancels. Guarantees: `sign(A_hat_t) = sign(A)` and `|A_hat_t - A| <= lambda r |A|`. Degenerate
-    cases: `P_wrong = P_student` gives RLSD exactly, equal references give GRPO exactly. Source: CEPO, eq. 5-7.
+    Degenerate cases: `P_wrong = P_student` gives RLSD exactly, equal references give GRPO exactly. Source: CEPO, eq. 5-7.
     """
 
     Config = ContrastiveConfig
@@ -26,12 +23,9 @@ class Cepo(EvidenceEstimator):
     reads_old_log_probs = False
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
-        """Returns the right and one wrong answer, the same for all rollouts (but see `positive.exclude_self`)."""
         # Without weights only the baseline reads a teacher.
         wrong = wrong_reference(group, self.config.negative) if self.is_weighted(group.step) else None
         return {"correct": positive_references(group, self.positive), "wrong": [wrong] * len(group.rollouts)}
 
     def settled(self, shown: Mapping[str, Sequence[bool]]) -> Mapping[str, Sequence[bool]]:
-        """Drops the wrong side if the right one is missing (GRPO); without a wrong one `negative.fallback` decides."""
-        correct, wrong = contrastive_sides(shown["correct"], shown["wrong"], self.config.negative)
-        return {"correct": correct, "wrong": wrong}
+        return contrastive_sides(shown, self.config.negative)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, cast
 
-from cepo.algorithms.settings import GroupAdvantageConfig
+from cepo.algorithms.settings import GroupAdvantageConfig, HindsightAdvantageConfig
 from cepo.errors import ConfigError
 from cepo.metrics import Metric, Metrics, fraction, mean_of, mean_value
 from cepo.types import TokenBatch, TokenSignal
@@ -31,7 +31,7 @@ _DEFAULTS = GroupAdvantageConfig()
 
 
 def live_rows(rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
-    """Returns True for rollouts of groups whose rewards differ: `max R - min R >= 1e-6`."""
+    """Returns which rollouts belong to groups whose rewards differ: `max R - min R >= 1e-6`."""
     group, num_groups = groups_of(group_ids)
     exact = rewards.double()
     highest = exact.new_full((num_groups,), -math.inf).scatter_reduce(0, group, exact, "amax")
@@ -44,14 +44,13 @@ def group_moments(
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"]]:
     """Returns for each row, in float64, the reward minus its group's mean, the group's deviation and the group's size.
 
-    Raises `ConfigError`: a group has a single rollout, so no advantage is defined.
+    Raises `ConfigError`: a group has a single rollout.
     """
-    group, num_groups = groups_of(group_ids)
+    group, sizes = _sized_groups(group_ids)
     exact = rewards.double()
-    sizes = _group_sizes(group, num_groups)
-    mean = _group_sums(exact, group, num_groups) / sizes
+    mean = _group_sums(exact, group, len(sizes)) / sizes
     centred = exact - mean[group]
-    variance = _group_sums(centred.square(), group, num_groups) / (sizes - ddof)
+    variance = _group_sums(centred.square(), group, len(sizes)) / (sizes - ddof)
     return centred, variance.sqrt()[group], sizes[group]
 
 
@@ -73,14 +72,12 @@ def pass_rate_of_others(
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
     """Returns `p_i = (sum_{j != i} r_j + 1/2) / n` for each row of a group, in float64, and the group's size n.
 
-    `r_j` is the reward mapped linearly from [`low`, `high`] to [0, 1] and clamped, so that rewards of only `low` and
-    `high` count successes. p_i is never 0 or 1, and does not contain the row's own reward. Raises `ConfigError`: a
-    group has a single rollout.
+    `r_j` is the reward mapped linearly from [`low`, `high`] to [0, 1] and clamped. p_i is never 0 or 1, and does not
+    contain the row's own reward. Raises `ConfigError`: a group has a single rollout.
     """
-    group, num_groups = groups_of(group_ids)
-    sizes = _group_sizes(group, num_groups)
+    group, sizes = _sized_groups(group_ids)
     shares = ((rewards.double() - low) / (high - low)).clamp(0.0, 1.0)
-    others = _group_sums(shares, group, num_groups)[group] - shares
+    others = _group_sums(shares, group, len(sizes))[group] - shares
     return (others + 0.5) / sizes[group], sizes[group]
 
 
@@ -124,10 +121,42 @@ def generalised_advantages(
     return advantages, (advantages + value).where(response_mask, 0.0)
 
 
+def one_sided_delta(batch: TokenBatch) -> Float[Tensor, "B T"]:
+    """Computes `delta_t = log P_correct(y_t) - log P_student(y_t)`, with 0 on padding."""
+    delta = batch.teacher_log_probs["correct"] - batch.old_log_probs
+    return delta.detach().where(batch.response_mask, 0.0)
+
+
+def hindsight_advantages(
+    batch: TokenBatch, config: HindsightAdvantageConfig
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+    """Computes `A_t = (R - V_t) / sigma` with V_t of `evidence_values`, and returns both, 0 on padding.
+
+    The prior p is the pass rate of the other rollouts. R and V_t are compared on the scale of rewards, from
+    `reward_low` to `reward_high`. On this scale `sigma = sqrt(p (1 - p) n / (n - ddof))`; with `scale: none` it is 1.
+    With `lam` below 1 the numerator is GAE's `sum_l lam^l (V_{t+l+1} - V_{t+l})` with R for the value after the last
+    token, and 0 where its sign is not that of R - p.
+    """
+    mask, rewards, span = batch.response_mask, batch.rewards, config.reward_high - config.reward_low
+    prior, size = pass_rate_of_others(rewards, batch.group_ids, low=config.reward_low, high=config.reward_high)
+    values = evidence_values(prior, one_sided_delta(batch))
+    expected = config.reward_low + span * values
+    advantages = rewards.double().unsqueeze(1) - expected
+    if config.lam < 1:
+        sign = (rewards.double() - config.reward_low - span * prior).sign().unsqueeze(1)
+        advantages, _ = generalised_advantages(
+            batch.token_level_rewards, expected, mask, gamma=1.0, gae_lambda=config.lam
+        )
+        advantages = sign * (sign * advantages).relu()
+    if config.scale == "std":
+        advantages = advantages / (span * (prior * (1.0 - prior) * size / (size - config.ddof)).sqrt()).unsqueeze(1)
+    return advantages.to(rewards.dtype).where(mask, 0.0), values.to(rewards.dtype).where(mask, 0.0)
+
+
 def whitened(values: Float[Tensor, "B T"], response_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """Computes `(x - mean) / sqrt(var + 1e-8)` over all response tokens (unbiased var), in float64 and 0 on padding.
 
-    If all values are within 1e-6 the result is exactly 0, because rounding must not become a signal.
+    It is exactly 0 if all values are within 1e-6, because rounding must not become a signal.
     """
     exact = values.double()
     kept = exact[response_mask]
@@ -141,8 +170,8 @@ def evidence_weight(
 ) -> Float[Tensor, "B T"]:
     """Computes `w_t = exp(clamp(sign * delta_t, log1p(-r), log1p(r))) = clip(exp(sign * delta_t), 1 - r, 1 + r)`.
 
-    Clamping before the exponential keeps it finite for every finite delta. The result is always float64, in which w - 1
-    keeps its precision. Degenerate cases: r = 0, delta = 0 and sign = 0 give exactly 1.
+    It is finite for every finite delta, and float64, in which w - 1 keeps its precision. Degenerate cases: r = 0,
+    delta = 0 and sign = 0 give exactly 1.
     """
     scaled = sign.double() * delta.double()
     return scaled.clamp(math.log1p(-clip_radius), math.log1p(clip_radius)).exp()
@@ -177,14 +206,13 @@ def evidence_metrics(
 ) -> Metrics:
     """Returns metrics of the evidence and its weights over response tokens with A != 0; A is per rollout or token.
 
-    `evidence/delta_*` are in nats. `_right` and `_wrong` follow the verifier, not the sign of A: with a reward for
-    format some wrong rollouts have A > 0. `positive_fraction` and `negative_fraction` count |delta| > 1e-3. Clip rates
-    count tokens whose raw weight is outside [1 - r, 1 + r].
+    `evidence/delta_*` are in nats. `_right` and `_wrong` follow the verifier: with a reward for format some wrong
+    rollouts have A > 0. Clip rates count tokens whose raw weight is outside [1 - r, 1 + r].
     """
     sign = advantage_sign(advantages).reshape(len(delta), -1)
     counted = response_mask & (sign != 0)
-    raw, accepted = sign * delta, correct.unsqueeze(1)
-    metrics = {
+    raw, right, wrong = sign * delta, counted & correct.unsqueeze(1), counted & ~correct.unsqueeze(1)
+    return {
         "evidence/lambda": mean_value(mixing),
         "evidence/positive_fraction": mean_of((delta > NEUTRAL_DELTA).float(), counted),
         "evidence/negative_fraction": mean_of((delta < -NEUTRAL_DELTA).float(), counted),
@@ -192,13 +220,22 @@ def evidence_metrics(
         "evidence/clip_high_rate": mean_of((raw > math.log1p(clip_radius)).float(), counted),
         "evidence/disagreement_rate": mean_of((raw < -NEUTRAL_DELTA).float(), counted),
         "evidence/weight_mean": mean_of(evidence_weight(delta, sign, clip_radius=clip_radius), counted),
+        "evidence/delta_mean_positive_advantage": mean_of(delta, response_mask & (sign > 0)),
+        "evidence/delta_mean_negative_advantage": mean_of(delta, response_mask & (sign < 0)),
+        "evidence/delta_mean_right": mean_of(delta, right),
+        "evidence/delta_std_right": _std_of(delta, right),
+        "evidence/delta_mean_wrong": mean_of(delta, wrong),
+        "evidence/delta_std_wrong": _std_of(delta, wrong),
     }
-    for name, side in (("positive", sign > 0), ("negative", sign < 0)):
-        metrics[f"evidence/delta_mean_{name}_advantage"] = mean_of(delta, response_mask & side)
-    for name, side in (("right", counted & accepted), ("wrong", counted & ~accepted)):
-        metrics[f"evidence/delta_mean_{name}"] = mean_of(delta, side)
-        metrics[f"evidence/delta_std_{name}"] = _std_of(delta, side)
-    return metrics
+
+
+def value_metrics(values: Float[Tensor, "B T"], batch: TokenBatch) -> Metrics:
+    """Returns the baseline's mean value over the tokens of right rollouts, and of wrong ones."""
+    right, mask = batch.correct.unsqueeze(1), batch.response_mask
+    return {
+        "evidence/value_mean_right": mean_of(values, mask & right),
+        "evidence/value_mean_wrong": mean_of(values, mask & ~right),
+    }
 
 
 def group_metrics(rewards: Float[Tensor, " B"], correct: Bool[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Metrics:
@@ -231,11 +268,12 @@ def groups_of(group_ids: Int64[Tensor, " B"]) -> tuple[Tensor, int]:
     return group, int(group.max()) + 1
 
 
-def _group_sizes(group: Tensor, num_groups: int) -> Tensor:
+def _sized_groups(group_ids: Tensor) -> tuple[Tensor, Tensor]:
+    group, num_groups = groups_of(group_ids)
     sizes = group.bincount(minlength=num_groups).double()
     if int(sizes.min()) < 2:
         raise ConfigError("worker.rollout.n is 1 for some prompt; group-relative advantages need at least 2 rollouts")
-    return sizes
+    return group, sizes
 
 
 def _group_sums(values: Tensor, group: Tensor, num_groups: int) -> Tensor:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
-
-from cepo.algorithms import credit
-from cepo.algorithms.base import Estimator, register_estimator
+from cepo.algorithms import Estimator, credit, register_estimator
 from cepo.metrics import mean_of
-from cepo.sections import section
+from cepo.sections import Share, section
 from cepo.types import TokenBatch, TokenSignal
 
 
@@ -20,8 +17,8 @@ class Gae(Estimator):
 
     @section
     class Config:
-        gamma: float = Field(default=1.0, ge=0, le=1)
-        lam: float = Field(default=1.0, ge=0, le=1)
+        gamma: Share = 1.0
+        lam: Share = 1.0
 
     config: Config
     needs_values = True

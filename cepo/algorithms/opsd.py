@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cepo.algorithms import credit
-from cepo.algorithms.base import Estimator, register_estimator
+from cepo.algorithms import Estimator, credit, register_estimator
 from cepo.algorithms.references import positive_references
 from cepo.algorithms.settings import DistillationConfig, GroupConfig, PositiveConfig, TeacherConfig
 from cepo.metrics import fraction, mean_of
@@ -22,10 +21,9 @@ if TYPE_CHECKING:
 class Opsd(Estimator):
     """Distils with `loss_t = weight D(P_correct, P_student)_t` over the vocabulary, on the student's own responses.
 
-    D is `divergence`, by default `KL(P_correct || P_student)`, whose gradient in the student's logits is
-    `(P_student - P_correct) / temperature`. It does not depend on the reward. `policy_weight A`, with the group
-    advantage A, goes into an additional policy loss. Degenerate cases: rollouts without a reference are masked (zero
-    loss, attached zero gradient); `weight = 0` with `policy_weight = 1` is exactly GRPO, without a teacher.
+    D is `divergence`, by default `KL(P_correct || P_student)`, and does not depend on the reward. `policy_weight A`,
+    with the group advantage A, goes into an additional policy loss. Degenerate cases: rollouts without a reference are
+    masked (zero loss, attached zero gradient); `weight = 0` with `policy_weight = 1` is exactly GRPO, without a teacher.
     Source: OPSD (Zhao et al. 2026), with settings of the CEPO paper's comparison: live teacher, ground-truth answer.
     """
 
@@ -41,10 +39,9 @@ class Opsd(Estimator):
 
     def __init__(self, config: object) -> None:
         super().__init__(config)
-        self.needs_group = self.config.distillation.policy_weight > 0 or self.config.positive.from_peer
+        self.needs_group = self.config.distillation.policy_weight > 0 or self.config.positive.source.startswith("peer_")
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
-        """Returns the right answer or a right peer's response; with `positive.exclude_self` never a rollout's own."""
         return {"correct": positive_references(group, self.config.positive)}
 
     def needs_teacher(self, *, step: int) -> bool:
@@ -52,9 +49,8 @@ class Opsd(Estimator):
 
     def live_rows(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
         """Returns True for all rows, as any may get a reference; without distillation, where group rewards differ."""
-        if self.config.distillation.weight > 0:
-            return super().live_rows(rewards, group_ids)
-        return credit.live_rows(rewards, group_ids)
+        is_distilled = self.config.distillation.weight > 0
+        return super().live_rows(rewards, group_ids) if is_distilled else credit.live_rows(rewards, group_ids)
 
     def learning_rows(
         self, live: Bool[Tensor, " B"], has_reference: Mapping[str, Bool[Tensor, " B"]]

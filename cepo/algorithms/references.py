@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import get_args
 
 from cepo.algorithms.settings import NegativeConfig, PositiveConfig, ReferenceSource
@@ -17,7 +17,7 @@ def positive_references(group: RolloutGroup, config: PositiveConfig) -> list[Ref
 
     Raises `ConfigError`: the source is the dataset's solution, and this problem has none.
     """
-    if not config.from_peer:
+    if not config.source.startswith("peer_"):
         return [_of_dataset(group, config)] * len(group.rollouts)
     ranked = [(peer.index, _from_peer(peer, config.source, config.num_tokens)) for peer in _right_peers(group, config)]
 
@@ -38,17 +38,14 @@ def wrong_reference(group: RolloutGroup, config: NegativeConfig) -> Reference | 
 
 
 def wrong_references(group: RolloutGroup, config: NegativeConfig, number: int) -> list[list[Reference]]:
-    """Returns for each rollout of the group up to `number` wrong references from other rollouts, the preferred first.
-
-    Answers of equal value are used once, and so are equal texts.
-    """
+    """Returns for each rollout up to `number` different wrong references from others, the preferred first."""
     if config.source == "ground_truth":
         return [[Reference(text=group.ground_truth)][:number]] * len(group.rollouts)
     ranked = _ranked(group, wrong_candidates(group, config), config)
     shown = [(peer, _from_peer(peer, config.source, config.num_tokens)) for peer in ranked]
     chosen: list[list[Reference]] = []
     for own in group.rollouts:
-        different: dict[object, Reference] = {}
+        different: dict[object, Reference] = {}  # answers of equal value count once
         for peer, reference in shown:
             if reference is not None and peer.index != own.index:
                 different.setdefault(reference.token_ids or peer.answer_value or reference.text, reference)
@@ -56,17 +53,19 @@ def wrong_references(group: RolloutGroup, config: NegativeConfig, number: int) -
     return chosen
 
 
-def contrastive_sides(
-    correct: Sequence[bool], wrong: Sequence[bool], negative: NegativeConfig
-) -> tuple[list[bool], list[bool]]:
-    """Returns for each rollout whether its right and its wrong answer are shown, given which of them there are.
+def contrastive_sides(shown: Mapping[str, Sequence[bool]], negative: NegativeConfig) -> dict[str, list[bool]]:
+    """Returns by view which rollouts' answers are shown, given which can be; all views but `correct` are of wrong ones.
 
-    Without the right one neither is: there is no evidence, hence GRPO. Without the wrong one `negative.fallback`
-    decides: `student` keeps the right one alone, `neutral` gives no evidence.
+    Without the right answer none is: there is no evidence, hence GRPO. Without a wrong one `negative.fallback` decides:
+    `student` keeps the right one alone, `neutral` gives no evidence.
     """
-    neutral = negative.fallback == "neutral"
-    right = [is_right and (is_wrong or not neutral) for is_right, is_wrong in zip(correct, wrong, strict=True)]
-    return right, [is_right and is_wrong for is_right, is_wrong in zip(correct, wrong, strict=True)]
+    wrong = {view: of for view, of in shown.items() if view != "correct"}
+    suffices = [negative.fallback != "neutral" or any(each) for each in zip(*wrong.values(), strict=True)]
+    correct = [one and other for one, other in zip(shown["correct"], suffices, strict=True)]
+    sides = {
+        view: [one and other for one, other in zip(of, shown["correct"], strict=True)] for view, of in wrong.items()
+    }
+    return {"correct": correct, **sides}
 
 
 def wrong_rollouts(group: RolloutGroup) -> list[Rollout]:
@@ -76,11 +75,8 @@ def wrong_rollouts(group: RolloutGroup) -> list[Rollout]:
 
 def wrong_candidates(group: RolloutGroup, config: NegativeConfig) -> list[Rollout]:
     """Returns the wrong rollouts whose answer is, by the grader, not the right one, and that have what is to be shown."""
-    return [
-        rollout
-        for rollout in wrong_rollouts(group)
-        if _has_source(rollout, config.source) and not rollout.answer_equals_ground_truth
-    ]
+    wrong = wrong_rollouts(group)
+    return [one for one in wrong if _has_source(one, config.source) and not one.answer_equals_ground_truth]
 
 
 def _of_dataset(group: RolloutGroup, config: PositiveConfig) -> Reference:
@@ -103,7 +99,7 @@ def _right_peers(group: RolloutGroup, config: PositiveConfig) -> list[Rollout]:
 
 
 def _ranked(group: RolloutGroup, candidates: Sequence[Rollout], config: NegativeConfig) -> list[Rollout]:
-    """Sorts the preferred candidate first; ties go to the lowest generation index, so batch order does not matter."""
+    """Sorts the preferred candidate first; ties go to the lowest generation index."""
     if config.select == "random" and not config.strict_lowest:
         generator, left = random.Random(f"{group.seed}/{group.step}/{group.prompt_id}"), list(candidates)
         return [left.pop(left.index(generator.choice(left))) for _ in candidates]
@@ -120,9 +116,8 @@ def _has_source(rollout: Rollout, source: str) -> bool:
 
 
 def _from_peer(rollout: Rollout, source: str, num_tokens: int) -> Reference | None:
-    """Returns what a peer shows; None if it does not have that, which `strict_lowest` alone lets happen."""
     if not _has_source(rollout, source):
-        return None
+        return None  # only with `strict_lowest`
     if source == "peer_answer":
         return Reference(text=rollout.answer, source_index=rollout.index)
     kept = {"peer_prefix": slice(num_tokens), "peer_suffix": slice(-num_tokens, None)}.get(source, slice(None))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pydantic import Field
-
-from cepo.algorithms import credit
-from cepo.algorithms.base import Estimator, register_estimator
-from cepo.sections import section
+from cepo.algorithms import Estimator, credit, register_estimator
+from cepo.sections import Share, section
 from cepo.types import TokenBatch, TokenSignal
 
 
@@ -19,7 +16,7 @@ class ReinforcePlusPlus(Estimator):
 
     @section
     class Config:
-        gamma: float = Field(default=1.0, ge=0, le=1)
+        gamma: Share = 1.0
 
     config: Config
     reads_old_log_probs = False

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from cepo.algorithms import credit
-from cepo.algorithms.base import Estimator, register_estimator
+from cepo.algorithms import Estimator, credit, register_estimator
 from cepo.metrics import mean_of
 from cepo.types import TokenBatch, TokenSignal
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from cepo.algorithms.base import register_estimator
-from cepo.algorithms.evidence import EvidenceEstimator
+from cepo.algorithms import EvidenceEstimator, register_estimator
 from cepo.algorithms.references import contrastive_sides, positive_references, wrong_references
 from cepo.algorithms.settings import ContrastiveConfig
 from cepo.sections import section
@@ -22,9 +21,8 @@ if TYPE_CHECKING:
 
 @register_estimator("rlcsd")
 class Rlcsd(EvidenceEstimator):
-    """Weights GRPO's advantage A by evidence against several wrong answers: `A_hat_t = A (1 + lambda(k) (w_t - 1))`.
+    """Weights GRPO's advantage by `delta_t = log P_correct(y_t) - log (1/K) sum_k P_wrong_k(y_t)`.
 
-    `w_t = clip(exp(sign(A) delta_t), 1 - r, 1 + r)`, `delta_t = log P_correct(y_t) - log (1/K) sum_k P_wrong_k(y_t)`.
     The wrong references come from up to K other rollouts of the group, with different texts. Degenerate cases: one
     wrong reference gives CEPO exactly, none gives RLSD. Source: the evidence of RLCSD (arXiv 2606.11709), with RLSD's
     weight in place of its tanh and its two averages of the loss.
@@ -45,7 +43,6 @@ class Rlcsd(EvidenceEstimator):
         self.views = ("correct", *self._wrong_views)
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
-        """Returns the right answer and for each rollout wrong answers of others; None for views beyond their number."""
         number = self.config.num_wrong if self.is_weighted(group.step) else 0
         wrong = wrong_references(group, self.config.negative, number)
         sides = {
@@ -55,13 +52,7 @@ class Rlcsd(EvidenceEstimator):
         return {"correct": positive_references(group, self.positive), **sides}
 
     def settled(self, shown: Mapping[str, Sequence[bool]]) -> Mapping[str, Sequence[bool]]:
-        """Drops wrong sides where the right one is missing (GRPO); without wrong ones `negative.fallback` decides."""
-        any_wrong = [any(each) for each in zip(*(shown[view] for view in self._wrong_views), strict=True)]
-        correct, wrong = contrastive_sides(shown["correct"], any_wrong, self.config.negative)
-        sides = {
-            view: [one and stays for one, stays in zip(shown[view], wrong, strict=True)] for view in self._wrong_views
-        }
-        return {"correct": correct, **sides}
+        return contrastive_sides(shown, self.config.negative)
 
     def evidence(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
         """Computes delta with the mean over a row's own references; the student takes their place if it has none."""

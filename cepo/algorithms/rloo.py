@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from cepo.algorithms import credit
-from cepo.algorithms.base import GroupRelativeEstimator, register_estimator
+from cepo.algorithms import GroupRelativeEstimator, credit, register_estimator
 from cepo.types import TokenBatch, TokenSignal
 
 

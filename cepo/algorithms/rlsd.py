@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cepo.algorithms.base import register_estimator
-from cepo.algorithms.evidence import STUDENT, EvidenceEstimator
+from cepo.algorithms import EvidenceEstimator, register_estimator
 from cepo.algorithms.references import positive_references
 from cepo.algorithms.settings import EvidenceConfig
 from cepo.types import Reference, RolloutGroup
@@ -13,16 +12,14 @@ from cepo.types import Reference, RolloutGroup
 
 @register_estimator("rlsd")
 class Rlsd(EvidenceEstimator):
-    """Weights GRPO's advantage A by evidence for the right answer: `A_hat_t = A (1 + lambda(k) (w_t - 1))`.
+    """Weights GRPO's advantage by `delta_t = log P_correct(y_t) - log P_student(y_t)`, P_student being the old policy.
 
-    `w_t = clip(exp(sign(A) delta_t), 1 - r, 1 + r)` with `delta_t = log P_correct(y_t) - log P_student(y_t)`, where
-    P_student is the old policy. Without a reference delta is 0 (GRPO). Source: algorithm 1 of RLSD (Yang et al. 2026).
+    Without a reference delta is 0 (GRPO). Source: algorithm 1 of RLSD (Yang et al. 2026).
     """
 
     Config = EvidenceConfig
     views = ("correct",)
-    contrast = ("correct", STUDENT)
+    contrast = ("correct", "student")
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
-        """Returns the right answer, the same for all rollouts of the group (but see `positive.exclude_self`)."""
         return {"correct": positive_references(group, self.positive)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cepo.algorithms.base import register_estimator
+from cepo.algorithms import register_estimator
 from cepo.algorithms.opsd import Opsd
 from cepo.algorithms.settings import DistillationConfig, TeacherConfig
 from cepo.sections import section
@@ -14,8 +14,7 @@ class Sdpo(Opsd):
     """Distils like OPSD, with another divergence and a teacher whose weights are a moving average of the student's.
 
     `loss_t = weight (1/2 KL(P_correct || M) + 1/2 KL(P_student || M))_t` with `M = (P_correct + P_student) / 2`.
-    Rewards only choose demonstrations; rollouts without one are masked. Source: SDPO (2026), with the settings of the
-    CEPO paper's comparison: decay 0.999, ground-truth answer, full vocabulary.
+    Source: SDPO (2026), with the settings of the CEPO paper's comparison: decay 0.999, ground-truth answer.
     """
 
     @section

@@ -79,11 +79,6 @@ class PositiveConfig:
     exclude_self: bool = False
     """Never show a rollout its own response; without another it has no reference."""
 
-    @property
-    def from_peer(self) -> bool:
-        """Whether another response of the group is shown."""
-        return self.source.startswith("peer_")
-
 
 @section
 class NegativeConfig:
@@ -141,17 +136,6 @@ class WeightConfig:
     """The evidence weight stays between 1 - clip_radius and 1 + clip_radius."""
     mixed_groups_only: bool = False
     """Use evidence only in groups with both right and wrong rollouts, by the verifier."""
-
-    def lambda_at(self, step: int) -> float:
-        """Returns lambda at the 0-based rollout step.
-
-        linear: `lambda_init * max(0, 1 - k / lambda_decay_steps)` with k counted from the end of the warm-up.
-        """
-        if step < self.lambda_warmup_steps:
-            return self.lambda_init * (step + 1) / self.lambda_warmup_steps
-        if self.lambda_schedule == "constant":
-            return self.lambda_init
-        return self.lambda_init * max(0.0, 1.0 - (step - self.lambda_warmup_steps) / self.lambda_decay_steps)
 
 
 @section

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cepo.algorithms.base import register_estimator
-from cepo.algorithms.evidence import STUDENT, WeightedEstimator
+from cepo.algorithms import WeightedEstimator, register_estimator
 from cepo.algorithms.settings import WeightedConfig
 from cepo.types import Reference, RolloutGroup
 
 
 @register_estimator("visual")
 class Visual(WeightedEstimator):
-    """Weights GRPO's advantage A by evidence from the images: `A_hat_t = A (1 + lambda(k) (w_t - 1))`.
+    """Weights GRPO's advantage by `delta_t = log P_student(y_t) - log P_blind(y_t)`.
 
-    `w_t = clip(exp(sign(A) delta_t), 1 - r, 1 + r)` with `delta_t = log P_student(y_t) - log P_blind(y_t)`. `P_blind`
-    is the policy with the student's prompt without its images: no answer is shown, so none can leak. Degenerate case: a
-    problem without images has delta = 0, hence GRPO. Source: the contrast of VA-OPD (arXiv 2605.21924) and the visual
-    privilege of ViCuR (arXiv 2606.05718), with RLSD's weight.
+    `P_blind` is the policy with the student's prompt without its images: no answer is shown, so none can leak.
+    Degenerate case: a problem without images has delta = 0, hence GRPO. Source: the contrast of VA-OPD (arXiv
+    2605.21924) and the visual privilege of ViCuR (arXiv 2606.05718), with RLSD's weight.
     """
 
     Config = WeightedConfig
     views = ("blind",)
-    contrast = (STUDENT, "blind")
+    contrast = ("student", "blind")
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         return {"blind": [Reference(blind=True)] * len(group.rollouts)}

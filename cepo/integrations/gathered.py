@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
 from functools import cached_property
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from cepo.algorithms import Estimator
+from cepo.algorithms import Estimator, build_estimator
 from cepo.config.schema import RewardConfig
 from cepo.data.contexts import ContextBuilder, Problem
 from cepo.errors import ConfigError, DataError
@@ -21,7 +23,7 @@ from cepo.rollout.generator import Generation
 from cepo.trainer.asking import Rollouts
 from cepo.trainer.planning import reference_metrics, rollout_groups
 from cepo.trees import Fields, Tree
-from cepo.types import Reference, TokenBatch, TokenSignal
+from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 Messages = Sequence[Fields]
 """Turns with a `role` and a `content`, which is a text or a list of parts of the types `text` and `image`."""
@@ -37,6 +39,12 @@ class Row(NamedTuple):
     has_images: bool
 
 
+Shown = dict[str, list[Reference | None]]
+"""By view what the teacher of each row reads, None for the student's own prompt."""
+Score = Callable[[Tensor, Shown], tuple[Tensor, dict[str, Tensor]]]
+"""Returns the student's log-probs (B, T), and by view the teachers', given which rows learn and what teachers read."""
+
+
 class Texts(Processing):
     """The text functions of `Processing` for a tokenizer that is loaded already."""
 
@@ -44,8 +52,9 @@ class Texts(Processing):
         self.tokenizer, self.eos_token_ids = tokenizer, tuple(eos_token_ids)
 
 
-def require_supported(estimator: Estimator, trainer: str) -> None:
-    """Raises a `ConfigError` if a method needs a loss, critic, rollout or teacher that the other trainer lacks."""
+def supported_estimator(method: str, settings: Fields | None, trainer: str) -> Estimator:
+    """Builds a method; raises `ConfigError` if it needs a loss, critic, rollout or teacher that the other trainer lacks."""
+    estimator = build_estimator(method, settings)
     source = estimator.teacher.source
     needs = {
         "a loss over the whole vocabulary": estimator.distilled_view is not None,
@@ -54,16 +63,15 @@ def require_supported(estimator: Estimator, trainer: str) -> None:
         f"teacher.source {source}": source != "actor",
     }
     if lacking := [name for name, is_needed in needs.items() if is_needed]:
-        raise ConfigError(
-            f"method {estimator.name} needs {' and '.join(lacking)}, which {trainer} lacks and `cepo train` has"
-        )
+        raise ConfigError(f"method {method} needs {' and '.join(lacking)}, which {trainer} lacks and `cepo train` has")
+    return estimator
 
 
-class References:
-    """Chooses references, as cepo's own trainer does, and cuts and sanitises them."""
+class Credit:
+    """Chooses references and computes advantages as cepo's own trainer does."""
 
     def __init__(self, estimator: Estimator, texts: Texts, seed: int, answer_function: str | None) -> None:
-        self._estimator, self._texts, self._seed = estimator, texts, seed
+        self.texts, self._estimator, self._seed = texts, estimator, seed
         self._reward = RewardConfig(answer_function=answer_function)
         limit = texts.tokenizer.model_max_length
         self._contexts = ContextBuilder(texts, estimator.teacher, max_context_length=limit)
@@ -73,17 +81,50 @@ class References:
         """Finds and compares answers in worker processes, because a comparison may never end."""
         return RewardPool.of(self._reward)
 
-    def shown(self, rollouts: Rollouts, rows: Sequence[Row]) -> tuple[dict[str, list[Reference | None]], Metrics]:
-        """Returns by view what the teacher of each row reads, None for the student's own prompt, and metrics.
+    def signal(
+        self, rows: Sequence[Row], rewards: Tensor, correct: Tensor, sizes: Sequence[int], score: Score, *, step: int
+    ) -> TokenSignal:
+        """Computes the advantages (B, T) of all rows, and metrics.
 
-        Both are empty in a step without teachers.
+        Rows of a prompt follow each other, and `sizes` are their numbers. `rewards` and `correct` are (B,).
         """
-        estimator, shown = self._estimator, dict[str, list[Reference | None]]()
-        if not estimator.needs_teacher(step=rollouts.step):
-            return shown, {}
-        by_value = estimator.negative.select == "most_frequent"
-        groups = rollout_groups(rollouts, self._pool, self._texts, seed=self._seed, with_values=by_value)
+        estimator, rewards = self._estimator, rewards.float()
+        group_ids = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+        mask = pad_sequence([torch.tensor(row.own) for row in rows], batch_first=True)
+        shown, metrics = self._shown(rows, rewards, correct, sizes, step)
+        live = estimator.live_rows(rewards, group_ids)
+        has_reference = {view: torch.tensor([each is not None for each in of]) for view, of in shown.items()}
+        if shown:
+            live = estimator.learning_rows(live, has_reference)
+        old, teachers = score(live, shown)
+        token_rewards, last = torch.zeros(mask.shape), mask.shape[1] - 1 - mask.flip(1).int().argmax(dim=1)
+        token_rewards[range(len(rows)), last] = rewards  # at the last token that the policy wrote
+        batch = TokenBatch(
+            token_level_rewards=token_rewards,
+            response_mask=mask,
+            old_log_probs=old,
+            group_ids=group_ids,
+            teacher_log_probs=teachers,
+            correct=correct,
+            has_reference=has_reference,
+        )
+        signal = estimator.signal(batch, step=step)
+        for view, has in has_reference.items():
+            metrics[f"references/{view}_used"] = fraction(int((has & live).sum()), int(live.sum()))
+        return replace(signal, metrics=metrics | signal.metrics)
+
+    def _shown(
+        self, rows: Sequence[Row], rewards: Tensor, correct: Tensor, sizes: Sequence[int], step: int
+    ) -> tuple[Shown, Metrics]:
+        """Returns what teachers read, and metrics. Both are empty in a step without teachers."""
+        estimator, groups, first = self._estimator, list[RolloutGroup](), 0
+        if not estimator.needs_teacher(step=step):
+            return {}, {}
+        for size, equal in groupby(sizes):
+            part = slice(first, first := first + size * len(list(equal)))
+            groups += self._groups(rows[part], rewards[part], correct[part], size, step)
         chosen = [estimator.references(group) for group in groups]
+        shown: Shown = {}
         for view in estimator.views:
             every = [reference for group in chosen for reference in group[view]]
             shown[view] = [self._placed(reference, row) for reference, row in zip(every, rows, strict=True)]
@@ -92,29 +133,49 @@ class References:
             shown[view] = [each if stay else None for each, stay in zip(of, stays[view], strict=True)]
         return shown, reference_metrics(groups, estimator.negative)
 
+    def _groups(
+        self, rows: Sequence[Row], rewards: Tensor, correct: Tensor, size: int, step: int
+    ) -> list[RolloutGroup]:
+        """Returns the groups of rows of which `size` in succession share a prompt."""
+        without: Any = {"text": "", "images": (), "columns": {}}
+        rollouts = Rollouts(
+            step=step,
+            problems=[
+                Problem(prompt_id=str(number), ground_truth=row.ground_truth, solution=row.solution, **without)
+                for number, row in enumerate(rows[::size])
+            ],
+            prompts=(),
+            generations=[
+                Generation(response_ids=row.response_ids, log_probs=(0.0,) * len(row.response_ids), finished=True)
+                for row in rows
+            ],
+            responses=[self.texts.decode(row.response_ids) for row in rows],
+            scores=[{"overall": reward} for reward in rewards.tolist()],
+            correct=correct,
+        )
+        by_value = self._estimator.negative.select == "most_frequent"
+        return rollout_groups(rollouts, self._pool, self.texts, seed=self._seed, with_values=by_value)
+
     def teacher_messages(self, messages: Messages, reference: Reference | None) -> tuple[list[Tree], str]:
         """Returns the conversation that a teacher reads, and the text after its assistant header.
 
         The reference is added to the last user turn's last text, or with `assistant_prefix` it is that text. None gives the
-        student's conversation. A blind teacher, and with a reference one without `with_images`, sees no images.
+        student's conversation.
         """
         teacher, template = self._estimator.teacher, self._contexts.template
-        turns, prefix = [dict(turn) for turn in messages], ""
-        if reference is None:
-            return turns, prefix
-        if reference.blind or not teacher.with_images:
+        turns = [dict(turn) for turn in messages]
+        if reference is not None and (reference.blind or not teacher.with_images):
             turns = [turn | {"content": _without_images(turn.get("content"))} for turn in turns]
-        if reference.text is not None and teacher.placement == "assistant_prefix":
-            prefix = template.render(prompt="", reference=reference.text)
-        elif reference.text is not None:
-            turn = next(turn for turn in reversed(turns) if turn["role"] == "user")
-            if isinstance(turn["content"], str):
-                turn["content"] = template.render(prompt=turn["content"], reference=reference.text)
-            else:
-                turn["content"] = [dict(part) for part in turn["content"]]
-                part = next(part for part in reversed(turn["content"]) if part["type"] == "text")
-                part["text"] = template.render(prompt=part["text"], reference=reference.text)
-        return turns, prefix
+        if reference is None or reference.text is None:
+            return turns, ""
+        if teacher.placement == "assistant_prefix":
+            return turns, template.render(prompt="", reference=reference.text)
+        holder, key = next(turn for turn in reversed(turns) if turn["role"] == "user"), "content"
+        if not isinstance(holder[key], str):
+            holder[key] = [dict(part) for part in holder[key]]
+            holder, key = next(part for part in reversed(holder[key]) if part["type"] == "text"), "text"
+        holder[key] = template.render(prompt=holder[key], reference=reference.text)
+        return turns, ""
 
     def _placed(self, reference: Reference | None, row: Row) -> Reference | None:
         if reference is None or reference.blind:
@@ -123,83 +184,14 @@ class References:
         return Reference(text=text) if text else None
 
 
-def rollouts_of(
-    rows: Sequence[Row], rewards: Tensor, correct: Tensor, texts: Texts, *, group_size: int, step: int
-) -> Rollouts:
-    """Returns the rows, of which `group_size` in succession share a prompt, without their prompts; both tensors (B,)."""
-    return Rollouts(
-        step=step,
-        problems=[
-            Problem(
-                prompt_id=str(number),
-                text="",
-                images=(),
-                ground_truth=row.ground_truth,
-                solution=row.solution,
-                columns={},
-            )
-            for number, row in enumerate(rows[::group_size])
-        ],
-        prompts=(),
-        generations=[
-            Generation(response_ids=row.response_ids, log_probs=(0.0,) * len(row.response_ids), finished=True)
-            for row in rows
-        ],
-        responses=[texts.decode(row.response_ids) for row in rows],
-        scores=[{"overall": reward} for reward in rewards.tolist()],
-        correct=correct,
-    )
-
-
-def signal_of(
-    estimator: Estimator,
-    rows: Sequence[Row],
-    rewards: Tensor,
-    correct: Tensor,
-    group_ids: Tensor,
-    shown: Mapping[str, Sequence[Reference | None]],
-    score: Callable[[Tensor], tuple[Tensor, dict[str, Tensor]]],
-    *,
-    step: int,
-) -> TokenSignal:
-    """Computes the advantages (B, T) of all rows, and metrics.
-
-    `score` returns the student's and the teachers' log-probs, (B, T), given which rows learn. For `shown` see
-    `References.shown`.
-    """
-    mask = pad_sequence([torch.tensor(row.own) for row in rows], batch_first=True)
-    live = estimator.live_rows(rewards, group_ids)
-    has_reference = {view: torch.tensor([each is not None for each in of]) for view, of in shown.items()}
-    if shown:
-        live = estimator.learning_rows(live, has_reference)
-    old, teachers = score(live)
-    token_rewards, last = torch.zeros(mask.shape), mask.shape[1] - 1 - mask.flip(1).int().argmax(dim=1)
-    token_rewards[range(len(rows)), last] = rewards  # at the last token that the policy wrote
-    batch = TokenBatch(
-        token_level_rewards=token_rewards,
-        response_mask=mask,
-        old_log_probs=old,
-        group_ids=group_ids,
-        teacher_log_probs=teachers,
-        correct=correct,
-        has_reference=has_reference,
-    )
-    signal = estimator.signal(batch, step=step)
-    for view, has in has_reference.items():
-        signal.metrics[f"references/{view}_used"] = fraction(int((has & live).sum()), int(live.sum()))
-    return signal
-
-
 def spliced(
     prompt: Sequence[int], student: Sequence[int], teacher: Sequence[int], placeholders: Container[int]
 ) -> list[int]:
     """Returns a teacher's prompt whose images are expanded as in `prompt`.
 
-    `student` and `teacher` are conversations with one of the `placeholders` for each image; `prompt` is the student's
-    with as many as the image has features. All up to their first difference is taken from `prompt`.
-
-    Raises:
-        DataError: an image comes after that difference, or `prompt` does not end as `student` does.
+    `student` and `teacher` have one of the `placeholders` for each image; `prompt` is the student's with as many as the
+    image has features. All up to their first difference is taken from `prompt`. Raises `DataError`: an image comes
+    after that difference, or `prompt` does not end as `student` does.
     """
     pairs = enumerate(zip(student, teacher, strict=False))
     same = next((at for at, (one, other) in pairs if one != other), min(len(student), len(teacher)))
@@ -218,7 +210,6 @@ def images_of(messages: Messages) -> list[object]:
     return [part["image"] for content in contents for part in content if part["type"] == "image"]
 
 
-def _without_images(content: object) -> Any:
-    return (
-        [part for part in content if part["type"] not in ("image", "video")] if isinstance(content, list) else content
-    )
+def _without_images(content: Any) -> Any:
+    is_text = not isinstance(content, list)
+    return content if is_text else [part for part in content if part["type"] not in ("image", "video")]

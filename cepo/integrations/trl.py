@@ -13,10 +13,8 @@ from torch.nn.functional import pad
 from trl import GRPOTrainer  # pyright: ignore[reportMissingImports]
 from trl.data_utils import prepare_multimodal_messages  # pyright: ignore[reportMissingImports]
 
-from cepo.algorithms import build_estimator
 from cepo.errors import ConfigError, DataError, RewardError
-from cepo.integrations.gathered import References, Row, Texts, images_of, require_supported, rollouts_of, signal_of
-from cepo.trainer.asking import Rollouts
+from cepo.integrations.gathered import Credit, Row, Shown, Texts, images_of, supported_estimator
 from cepo.trees import Fields, Tree
 from cepo.types import Reference, TokenSignal
 
@@ -27,8 +25,8 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
     """TRL's GRPOTrainer whose tokens have the advantages (B, T) of a method of cepo.
 
     Every process gathers the rollouts and log-probs of all, so that groups may be spread over processes, and computes
-    the same signal. Teachers read the row's own prompt and images, with the reference in the last user turn. Tokens
-    that a tool wrote have no advantage and no evidence. `docs/trl.md` lists what TRL's settings mean here.
+    the same signal. Tokens that a tool wrote have no advantage and no evidence. `docs/trl.md` lists what TRL's settings
+    mean here.
 
     Args:
         method: a name as in `algorithm.adv_estimator`.
@@ -38,8 +36,7 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         correct_by: name of the reward function that decides whether a rollout is right; None: the weighted sum decides.
         answer_function: `file.py:function` that finds the final answer of a response, as in `worker.reward`.
 
-    Raises:
-        ConfigError: the method or a setting is unknown, or needs a loss, critic, rollout or teacher that TRL lacks.
+    Raises `ConfigError`: the method or a setting is unknown, or needs what TRL lacks.
     """
 
     # TRL sets them in its own __init__; transformers declares them wider than they are there.
@@ -60,14 +57,13 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         answer_function: str | None = None,
         **kwargs: Any,
     ) -> None:
-        self.estimator = build_estimator(method, settings)
-        require_supported(self.estimator, "TRL")
+        self.estimator = supported_estimator(method, settings, "TRL")
         super().__init__(*args, **kwargs)
         if correct_by not in (None, *self.reward_func_names):
             raise ConfigError(f"correct_by '{correct_by}' is not among {', '.join(self.reward_func_names)}")
         self._truth, self._solution, self._correct_by = ground_truth, solution, correct_by
-        self._texts = Texts(self._tokenizer, self.eos_token_ids)
-        self._references = References(self.estimator, self._texts, self.args.seed, answer_function)
+        texts = Texts(self._tokenizer, self.eos_token_ids)
+        self._credit = Credit(self.estimator, texts, self.args.seed, answer_function)
         self._prompts: list[Any] = []
         self._sampled: list[list[int]] = []
         self._scores = torch.zeros(0, 0)
@@ -101,18 +97,16 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         return output
 
     def _signal(self, inputs: list[Tree], output: Tree) -> TokenSignal:
-        """Computes this process's advantages (B, T), from all processes' rollouts, and the metrics to be logged."""
+        """Computes this process's advantages (B, T) from all processes' rollouts, and metrics."""
         rows: list[Row] = gather_object(self._own_rows(inputs, output))
-        rollouts, estimator = self._rollouts(rows), self.estimator
-        width, first = rollouts.response_mask.shape[1], self.accelerator.process_index * len(inputs)
+        width, first = max(len(row.response_ids) for row in rows), self.accelerator.process_index * len(inputs)
         mine = slice(first, first + len(inputs))
-        shown, metrics = self._references.shown(rollouts, rows)
 
-        def score(live: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        def score(live: Tensor, shown: Shown) -> tuple[Tensor, dict[str, Tensor]]:
             learns = live[mine] & output["completion_mask"].any(dim=1).cpu()
             old = output.get("old_per_token_logps")
             if old is None:
-                is_read = bool(shown) or estimator.reads_old_log_probs
+                is_read = bool(shown) or self.estimator.reads_old_log_probs
                 old = self._log_probs(output, [None] * len(inputs), learns & is_read)
             teachers: dict[str, Tensor] = {}
             for view, of in shown.items():
@@ -121,9 +115,10 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
                 teachers[view] = self._of_all(found.where(reads.to(found.device).unsqueeze(1), old), width)
             return self._of_all(old, width), teachers
 
-        totals, step = rollouts.rewards, rollouts.step
-        signal = signal_of(estimator, rows, totals, rollouts.correct, rollouts.group_ids, shown, score, step=step)
-        return replace(signal, advantages=signal.advantages[mine], metrics=metrics | signal.metrics)
+        rewards, correct = self._rewards()
+        sizes = [self.num_generations] * (len(rows) // self.num_generations)
+        signal = self._credit.signal(rows, rewards, correct, sizes, score, step=self.rollout_step)
+        return replace(signal, advantages=signal.advantages[mine])
 
     def _own_rows(self, inputs: list[Tree], output: Tree) -> list[Row]:
         if self._truth not in inputs[0]:
@@ -139,14 +134,14 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
             rows.append(Row(tuple(ids), own, truth, solution, bool(images_of(self._prompts[row]))))
         return rows
 
-    def _rollouts(self, rows: Sequence[Row]) -> Rollouts:
+    def _rewards(self) -> tuple[Tensor, Tensor]:
+        """Returns the reward of each rollout of all processes, and whether it is right."""
         scores = self._scores.double().cpu()
         if bool(scores.isnan().all(dim=1).any()):
             raise RewardError("every reward function returned None for a rollout, whose group then has no advantage")
         totals = (scores * self.reward_weights.double().cpu()).nansum(dim=1)
         decides = totals if self._correct_by is None else scores[:, self.reward_func_names.index(self._correct_by)]
-        size = self.num_generations
-        return rollouts_of(rows, totals, decides >= 0.5, self._texts, group_size=size, step=self.rollout_step)
+        return totals, decides >= 0.5
 
     @torch.no_grad()
     def _log_probs(self, output: Tree, references: Sequence[Reference | None], needed: Tensor) -> Tensor:
@@ -182,7 +177,7 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         """Returns the rendered prompt with its assistant header, and its images: TRL's own, but for the reference."""
         prompt = self._prompts[row]
         messages = prepare_multimodal_messages(prompt) if self._is_vlm else prompt
-        messages, prefix = self._references.teacher_messages(messages, reference)
+        messages, prefix = self._credit.teacher_messages(messages, reference)
         tools = self.tools if self.environment_factories is None else self._env_tools[self._batch_environments[row]]
         options = {"tools": tools or None, "chat_template": self.chat_template, "tokenize": False}
         options |= {"add_generation_prompt": True, **cast("Tree", self.chat_template_kwargs)}
@@ -194,5 +189,4 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
 
 
 def _as_wide(values: Tensor, width: int) -> Tensor:
-    """Returns (B, T) as (B, width), cut or padded with 0."""
     return pad(values[:, :width], (0, max(0, width - values.shape[1])))

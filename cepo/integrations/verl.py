@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
-from itertools import groupby
+from collections.abc import Sequence
+from dataclasses import field
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,10 +27,9 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer  # pyright: ignore
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict  # pyright: ignore[reportMissingImports]
 from verl.utils.tokenizer import get_processor_token_id  # pyright: ignore[reportMissingImports]
 
-from cepo.algorithms import build_estimator
 from cepo.errors import ConfigError, DataError
-from cepo.integrations.gathered import References, Row, Texts, require_supported, rollouts_of, signal_of, spliced
-from cepo.metrics import Metrics, merge_metrics, results
+from cepo.integrations.gathered import Credit, Row, Shown, Texts, spliced, supported_estimator
+from cepo.metrics import results
 from cepo.sections import read_section, section
 from cepo.trees import Fields, Tree
 from cepo.types import Reference, TokenSignal
@@ -67,27 +65,22 @@ class CepoTrainer(get_trainer_cls("sync")):
 
     A teacher reads the row's own prompt tokens with the reference's tokens spliced in, the row's pixel tensors, and
     positions computed anew. verl's actor workers score it as they score the student. `docs/verl.md` lists what verl's
-    settings mean here.
-
-    Raises:
-        ConfigError: the method or a setting is unknown, or needs a loss, critic, rollout or teacher that verl lacks.
+    settings mean here. Raises `ConfigError`: the method or a setting is unknown, or needs what verl lacks.
     """
 
     def __init__(self, config: DictConfig) -> None:
         own = config.trainer.v1.get(MODE)
         given: Any = {} if own is None else OmegaConf.to_container(own, resolve=True)
         self._settings = read_section(CepoSettings, given, path=f"trainer.v1.{MODE}")
-        self.estimator = build_estimator(self._settings.method, self._settings.settings)
-        require_supported(self.estimator, MODE)
+        self.estimator = supported_estimator(self._settings.method, self._settings.settings, MODE)
         # verl compares the mode with "sync", and its default estimator would start a critic.
         config.trainer.v1.trainer_mode, config.algorithm.adv_estimator = "sync", AdvantageEstimator.GRPO.value
         super().__init__(config)
 
     def _init_tokenizer(self) -> None:
         super()._init_tokenizer()
-        self._texts = Texts(self.tokenizer, [self.tokenizer.eos_token_id])
-        seed = self.config.data.get("seed") or 0
-        self._references = References(self.estimator, self._texts, seed, self._settings.answer_function)
+        texts, seed = Texts(self.tokenizer, [self.tokenizer.eos_token_id]), self.config.data.get("seed") or 0
+        self._credit = Credit(self.estimator, texts, seed, self._settings.answer_function)
         self._placeholders = {get_processor_token_id(self.processor, kind) for kind in ("image", "video")}
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: Tree) -> KVBatchMeta:
@@ -106,24 +99,22 @@ class CepoTrainer(get_trainer_cls("sync")):
             metrics |= results(signal.metrics)
             for row, values in zip(kept, signal.advantages, strict=True):
                 advantages[row] = values[: len(advantages[row])].float()
-        fields = {name: _nested(advantages) for name in ("advantages", "returns")}
+        nested = torch.nested.as_nested_tensor(advantages, layout=torch.jagged)
+        fields = {"advantages": nested, "returns": nested}
         tq.kv_batch_put(**where, fields=TensorDict(fields, batch_size=len(data)))
         return written
 
     def _signal(self, data: Sequence[Fields], sizes: Sequence[int]) -> TokenSignal:
         """Computes the advantages (B, T) of rows whose groups have these sizes in ascending order, and metrics."""
         rows = [self._row(each) for each in data]
-        totals = torch.stack([each["rm_scores"].sum() for each in data]).float()
-        group_ids = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-        correct, old = self._correct(data), _padded([each["old_log_probs"].float() for each in data])
-        shown, metrics = self._shown(rows, totals, correct, sizes)
+        rewards = torch.stack([each["rm_scores"].sum() for each in data])
+        old = pad_sequence([each["old_log_probs"].float() for each in data], batch_first=True)
 
-        def score(live: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        def score(live: Tensor, shown: Shown) -> tuple[Tensor, dict[str, Tensor]]:
             return old, self._teachers(data, shown, live, old)
 
         step = self.global_steps - 1
-        signal = signal_of(self.estimator, rows, totals, correct, group_ids, shown, score, step=step)
-        return replace(signal, metrics=metrics | signal.metrics)
+        return self._credit.signal(rows, rewards, self._correct(data, rewards), sizes, score, step=step)
 
     def _row(self, data: Fields) -> Row:
         try:
@@ -134,35 +125,17 @@ class CepoTrainer(get_trainer_cls("sync")):
         own = data["response_mask"].bool().tolist()
         return Row(tuple(data["responses"].tolist()), own, truth, solution, bool(_visuals(data)))
 
-    def _correct(self, data: Sequence[Fields]) -> Tensor:
+    def _correct(self, data: Sequence[Fields], rewards: Tensor) -> Tensor:
         key = self._settings.correct_key
         if key is None:
-            return torch.stack([each["rm_scores"].sum() for each in data]) >= 0.5
+            return rewards >= 0.5
         found = [(each.get("extra_fields") or {}).get("reward_extra_info") or {} for each in data]
         if lacking := [each for each in found if key not in each]:
             known = ", ".join(lacking[0]) or "none"
             raise ConfigError(f"trainer.v1.{MODE}.correct_key: the reward function returns no '{key}', but {known}")
         return torch.tensor([float(each[key]) for each in found]) >= 0.5
 
-    def _shown(
-        self, rows: Sequence[Row], totals: Tensor, correct: Tensor, sizes: Sequence[int]
-    ) -> tuple[dict[str, list[Reference | None]], Metrics]:
-        """Returns what each row's teachers read. Groups differ in size where a rollout failed."""
-        shown: dict[str, list[Reference | None]] = defaultdict(list)
-        metrics, first = list[Metrics](), 0
-        for size, equal in groupby(sizes):
-            part = slice(first, first := first + size * len(list(equal)))
-            own = rows[part], totals[part], correct[part], self._texts
-            rollouts = rollouts_of(*own, group_size=size, step=self.global_steps - 1)
-            found, counted = self._references.shown(rollouts, rows[part])
-            metrics.append(counted)
-            for view, of in found.items():
-                shown[view] += of
-        return shown, merge_metrics(metrics)
-
-    def _teachers(
-        self, data: Sequence[Fields], shown: Mapping[str, Sequence[Reference | None]], live: Tensor, old: Tensor
-    ) -> dict[str, Tensor]:
+    def _teachers(self, data: Sequence[Fields], shown: Shown, live: Tensor, old: Tensor) -> dict[str, Tensor]:
         """Scores the live rows that have a reference with the actor's workers: view -> (B, T), `old` elsewhere."""
         teachers = {view: old.clone() for view in shown}
         asked = {
@@ -193,9 +166,9 @@ class CepoTrainer(get_trainer_cls("sync")):
 
     def _teacher_row(self, data: Fields, reference: Reference) -> Tree:
         messages, responses = list(data["raw_prompt"]), data["responses"]
-        hinted, prefix = self._references.teacher_messages(messages, reference)
+        hinted, prefix = self._credit.teacher_messages(messages, reference)
         is_blind = reference.blind or not self.estimator.teacher.with_images
-        target = [*self._prompt_ids(hinted), *self._texts.encode_text(prefix)]
+        target = [*self._prompt_ids(hinted), *self._credit.texts.encode_text(prefix)]
         visuals = {} if is_blind else _visuals(data)
         if not is_blind:
             target = spliced(data["prompts"].tolist(), self._prompt_ids(messages), target, self._placeholders)
@@ -251,11 +224,3 @@ def _visuals(data: Fields) -> Tree:
     """Returns the row's inputs to the vision tower; none for a row of text."""
     found = data.get("multi_modal_inputs") or {}
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _padded(rows: Sequence[Tensor]) -> Tensor:
-    return pad_sequence(list(rows), batch_first=True)
-
-
-def _nested(rows: Sequence[Tensor]) -> Tensor:
-    return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)

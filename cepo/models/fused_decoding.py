@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import pad, rms_norm, silu
 
 KeysAndValues = Sequence[tuple[Tensor, Tensor]]
 """The keys and values of a prompt for each layer, both (1, key heads, prompt length, width)."""
@@ -73,12 +73,8 @@ def _layer(layer: Any) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     queries, keys, values = (_weight(each) for each in (attention.q_proj, attention.k_proj, attention.v_proj))
     width = attention.head_dim
-    scale = torch.cat(
-        [
-            (attention.q_norm.weight * attention.scaling).expand(queries.shape[0] // width, -1),
-            attention.k_norm.weight.expand(keys.shape[0] // width, -1),
-        ]
-    )
+    query_scale = (attention.q_norm.weight * attention.scaling).expand(queries.shape[0] // width, -1)
+    scale = torch.cat([query_scale, attention.k_norm.weight.expand(keys.shape[0] // width, -1)])
     return _Layer(
         norm=layer.input_layernorm.weight,
         queries_keys_values=torch.cat([queries, keys, values]).t(),
@@ -117,10 +113,12 @@ class FusedDecoding:
         lengths = torch.tensor([prompt[0][0].shape[2] for prompt in prompts])
         self._longest = int(lengths.max())
         device = prompts[0][0][0].device
-        self._prompts = [
-            tuple(self._padded([prompt[layer][part] for prompt in prompts]) for part in (0, 1))
-            for layer in range(len(prompts[0]))
-        ]
+
+        def padded(layer: int, part: int) -> Tensor:
+            tensors = [prompt[layer][part] for prompt in prompts]
+            return torch.cat([pad(one, (0, 0, 0, self._longest - one.shape[2])) for one in tensors])
+
+        self._prompts = [(padded(layer, 0), padded(layer, 1)) for layer in range(len(prompts[0]))]
         self._mask: Tensor | None = None
         if int(lengths.min()) < self._longest:
             beyond = torch.arange(self._longest) >= lengths[:, None]
@@ -223,7 +221,3 @@ class FusedDecoding:
         cosine, sine = self._decoder.rotary(self._own, positions.expand(axes, 1, -1) if axes else positions[None])
         half = self._decoder.width // 2
         return cosine[0, :, None], torch.cat([-sine[0, :, None, :half], sine[0, :, None, half:]], dim=2)
-
-    def _padded(self, parts: Sequence[Tensor]) -> Tensor:
-        pad = torch.nn.functional.pad
-        return torch.cat([pad(part, (0, 0, 0, self._longest - part.shape[2])) for part in parts])

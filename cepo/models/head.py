@@ -27,8 +27,8 @@ KERNEL_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e
 relative error of a GPU's exponential and logarithm is 2e-7, which is about 1e-5 for log-probs of -20."""
 
 HEAD_CHUNK_ELEMENTS, HEAD_CHUNK_ELEMENTS_ON_GPU = 2**25, 2**28
-"""The number of logits in memory at once: 128 MiB in float32, and 1 GiB on a GPU, or 1,766 tokens of Qwen3-VL's vocabulary;
-reading the weights is then no bottleneck. A chunk has this many elements / vocabulary tokens."""
+"""The number of logits in memory at once: 128 MiB in float32, and 1 GiB on a GPU, where reading the weights is then no
+bottleneck. A chunk has this many elements / vocabulary tokens."""
 
 DIVERGENCE_CHUNK_ELEMENTS, DIVERGENCE_CHUNK_ELEMENTS_ON_GPU = 9 * 2**20, 2**26
 """The same for a divergence, which holds both distributions, their mixture and their gradients at once, up to 14 tensors of
@@ -37,15 +37,13 @@ add up to a dense computation's memory."""
 
 
 class Float32LogitsHead(nn.Linear):
-    """Computes float32 logits from a weight and hidden states of any type.
+    """Computes float32 logits `z = W h + b` from a weight and hidden states of any type, accumulated in float32.
 
-    `z = W h + b` is accumulated in float32 and never rounded to 16 bits. The product of two bf16 or two fp16 numbers is
-    exact in float32, so devices differ only in the order of summation. In bf16, logits from 16 to 32 would be rounded
-    to multiples of 0.125, an error that the log-probs would inherit.
+    The product of two 16-bit numbers is exact in float32, so devices differ only in the order of summation. In bf16,
+    logits from 16 to 32 would be rounded to multiples of 0.125, an error that the log-probs would inherit.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Maps hidden states (..., H) to float32 logits (..., V)."""
         logits = float32_logits(input, self.weight)
         return logits if self.bias is None else logits + self.bias.float()
 
@@ -115,13 +113,12 @@ def target_log_probs(
 ) -> Float[Tensor, " N"]:
     """Computes the log-probabilities of `targets`: `z_n[y_n] - logsumexp(z_n)` with `z_n = head(h_n) / temperature`.
 
-    The result is float32, from logits of the head's own type. `chunk_tokens` tokens are computed at a time, and no
-    tensor of tokens x vocabulary outlives its chunk, forward or backward.
+    The result is float32, from logits of the head's own type. No tensor of tokens x vocabulary outlives its chunk of
+    `chunk_tokens`, forward or backward.
 
-    The gradient of a log-prob with respect to its hidden state is `W^T (onehot(y_n) - P_n) / temperature` times the
-    incoming gradient. Under a frozen head it is computed in the forward pass, up to that factor, so the backward pass
-    needs no product with the vocabulary. A trained head's gradient is a sum over tokens weighted by those factors.
-    Therefore each chunk's logits are recomputed and the sum is taken in float32.
+    The gradient in a hidden state is `W^T (onehot(y_n) - P_n) / temperature` times the incoming gradient. Under a
+    frozen head the forward pass computes it up to that factor, so the backward pass needs no product with the
+    vocabulary. For a trained head each chunk's logits are recomputed, and its gradient is summed in float32.
     """
     weight: Any = head.weight
     if type(head) not in (nn.Linear, Float32LogitsHead) or head.bias is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,12 +32,22 @@ def read_config(path: str, *, trust_remote_code: bool, section: str = "worker.ac
     """Returns the configuration of a model folder or hub name; raises `ConfigError` if none can be read."""
     import transformers
 
-    try:
+    with unreadable(section, path):
         check_model_files(path)
         return transformers.AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except Exception as error:  # damaged files make transformers raise almost anything
+
+
+@contextmanager
+def unreadable(section: str, path: str) -> Iterator[None]:
+    """Makes every error a `ConfigError`: damaged files make transformers and tokenizers raise almost anything."""
+    try:
+        yield
+    except Exception as error:
         first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ConfigError(f"{section}.model_path '{path}' cannot be read: {first_line}") from error
+        raise ConfigError(
+            f"{section}.model_path '{path}': no model can be read there ({first_line}); "
+            "give a folder with a Hugging Face checkpoint, or a hub name where a hub can be reached"
+        ) from error
 
 
 def load_model(
@@ -54,10 +65,8 @@ def load_model(
     `section` names the settings in errors. Without weights, parameters are on the meta device; buffers are real, because
     no checkpoint holds them. `quantization` quantises the language model's linear layers to 4 bits as they are loaded.
 
-    Raises:
-        ConfigError: nothing can be loaded from `path`, its architecture is not supported, its weights are already
-            quantised, or `override_config` names an unknown entry.
-        EngineError: the weights are missing or damaged.
+    Raises `ConfigError`: nothing can be loaded from `path`, its architecture is not supported, its weights are already
+    quantised, or `override_config` names an unknown entry; `EngineError`: the weights are missing or damaged.
     """
     import transformers
     from accelerate import init_empty_weights
@@ -100,8 +109,8 @@ def load_model(
 def sharded_blocks(model: Any, *, without: Sequence[nn.Module] = ()) -> list[nn.Module]:
     """Returns the blocks that FSDP gathers one at a time: decoder layers and vision blocks, except those in `without`.
 
-    They are the elements of module lists that contain a module of `_no_split_modules`, which transformers would not
-    split over devices. In some vision towers such a module is only part of a block.
+    They are the elements of module lists that contain a module of `_no_split_modules`; in some vision towers such a
+    module is only part of a block.
     """
     names = set(model._no_split_modules or ())
     excluded = {inner for module in without for inner in module.modules()}
@@ -123,7 +132,7 @@ def freeze_vision_tower(model: Any, *, section: str = "worker.actor.model") -> N
 
 
 def frozen_vision_parts(model: Any) -> list[nn.Module]:
-    """Returns the vision tower's modules, or an empty list if anything that image features depend on is trained."""
+    """Returns the vision tower's modules; none if anything that image features depend on is trained."""
     family = family_of(model.config)
     return [] if any(weight.requires_grad for weight in family.vision_weights(model)) else family.vision_parts(model)
 
@@ -137,11 +146,9 @@ def excluded_from_adapter(lora: LoraConfig, config: Any) -> str | None:
 
 
 def share_segments(model: Any) -> str | None:
-    """Enables packed rows in the language model (`cepo.models.segments`); other calls are unchanged.
+    """Enables packed rows in the language model (`cepo.models.segments`), or returns why it does not support them.
 
-    Returns:
-        None, or the reason why the model does not support them; it is then unchanged. Packed rows need full causal
-        attention in every layer, because otherwise a token's result depends on more than the tokens that it sees.
+    They need full causal attention in every layer: otherwise a token's result depends on more than what it sees.
     """
     from transformers import AttentionInterface
 

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +19,25 @@ from jaxtyping import Int64
 from PIL.Image import Image
 from torch import Tensor
 
+import cepo
 from cepo.config.data_schema import DataConfig
 from cepo.config.schema import ModelConfig
 from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import read_text
-from cepo.models.chat_template import ChatTemplate
 from cepo.models.families import ImageReader, family_of
 from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageSource, Turn, Video
-from cepo.models.pretrained import check_model_files
+from cepo.models.pretrained import read_config, unreadable
+from cepo.trees import Fields
 
 IMAGE_MARK, VIDEO_MARK = "<image>", "<video>"
 """The marks that stand for an image or a video in a dataset's text, as in EasyR1."""
 MARKS = (IMAGE_MARK, VIDEO_MARK)
 _TEXT_SLOT = "CEPO-TEXT-SLOT-"
+SECONDS = 10.0
+"""The processor time of one rendering, which normally takes about a millisecond."""
+MOST_OWN_CHARACTERS = 1_000_000
+"""The maximum number of characters that a template may add to the texts of a conversation."""
+_PACKAGE_PARENT = str(Path(cepo.__file__).resolve().parent.parent)
 
 
 class Processing:
@@ -33,38 +46,23 @@ class Processing:
     Text from datasets or models never produces special tokens: `<|im_end|>` in a problem becomes plain characters.
 
     Attributes:
-        images: the image reader; None if the model reads text only.
         image_token_id, video_token_id: the placeholder of an image's and of a video's features; None if not read.
         placeholders: of a whole image and a whole video in a prompt for the rollout engine.
-
-    Raises:
-        ConfigError: no tokenizer can be loaded, or the chat template drops the text it is given.
     """
 
     def __init__(self, path: str, *, trust_remote_code: bool = False, chat_template: str | None = None) -> None:
-        from transformers import AutoConfig, AutoProcessor
+        from transformers import AutoProcessor
 
-        try:
-            check_model_files(path)
-            config: Any = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-            self.family = family_of(config, trust_remote_code=trust_remote_code)
+        config: Any = read_config(path, trust_remote_code=trust_remote_code)
+        self.family = family_of(config, trust_remote_code=trust_remote_code)
+        with unreadable("worker.actor.model", path):
             self._processor: Any = AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
-        except ConfigError:
-            raise
-        except ImportError as error:  # some processors need a further package, which the error names
-            raise ConfigError(f"worker.actor.model.model_path '{path}': {str(error).strip()}") from error
-        except Exception as error:  # damaged files make transformers and tokenizers raise almost anything
-            raise ConfigError(
-                f"worker.actor.model.model_path '{path}': no model can be read there ({error}); "
-                "give a folder with a Hugging Face checkpoint, or a hub name where a hub can be reached"
-            ) from error
         self._path = path
         self.tokenizer: Any = getattr(self._processor, "tokenizer", self._processor)  # a text model's is the tokenizer
-        origin = f"the chat template of worker.actor.model.model_path '{path}'"
+        self._template = f"the chat template of worker.actor.model.model_path '{path}'"
         if chat_template is not None:
             self._processor.chat_template = self.tokenizer.chat_template = chat_template
-            origin = "the chat template in data.override_chat_template"
-        self._template = ChatTemplate(self._processor, origin)
+            self._template = "the chat template in data.override_chat_template"
         self._vocabulary_size: int = config.get_text_config().vocab_size
         self.images = reader = self.family.reader(self._processor, config, self.encode_text)
         self.image_token_id = None if reader is None else reader.image_token_id
@@ -72,9 +70,8 @@ class Processing:
         self.placeholders = (None if reader is None else reader.placeholder_id, self.video_token_id)
         self._added_token_ids = frozenset(self.tokenizer.added_tokens_decoder)
         self.eos_token_ids = _eos_token_ids(path, config, self.tokenizer, trust_remote_code)
-        self.pad_token_id: int = (
-            self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.eos_token_ids[0]
-        )
+        pad_token_id = self.tokenizer.pad_token_id
+        self.pad_token_id: int = self.eos_token_ids[0] if pad_token_id is None else pad_token_id
 
     @property
     def special_texts(self) -> tuple[str, ...]:
@@ -132,15 +129,13 @@ class Processing:
         `<video>` is a placeholder if there are videos, else plain text. The rendered conversation is tokenised as a
         whole, as in the model's training, unless that would turn text of a turn into a special token.
 
-        Raises:
-            ConfigError: the chat template loses or repeats texts or placeholders; also see `ChatTemplate.render`.
-            DataError: the chat template refuses the roles or their order.
+        Raises `ConfigError`: the chat template loses or repeats texts or placeholders; also see `_rendered`.
         """
         turns = [Turn(turn.role, _encodable(turn.text)) for turn in (*history, Turn("user", text))]
         marks = MARKS if with_videos else (IMAGE_MARK,)
         safe = self._ids_in_pieces(turns, marks)
         messages = [{"role": turn.role, "content": self._content(turn.text, marks)} for turn in turns]
-        whole = self.tokenizer(self._template.render(messages), add_special_tokens=False)["input_ids"]
+        whole = self.tokenizer(self._rendered(messages), add_special_tokens=False)["input_ids"]
         controls = [[token for token in ids if token in self._added_token_ids] for ids in (whole, safe)]
         token_ids = whole if controls[0] == controls[1] else safe
         for mark, placeholder in zip(marks, self.placeholders, strict=False):
@@ -148,21 +143,52 @@ class Processing:
                 continue
             wanted, found = sum(turn.text.count(mark) for turn in turns), token_ids.count(placeholder)
             if wanted != found:
-                raise self._template.error(f"writes {found} placeholders for {wanted} {mark} in a conversation")
+                raise self._template_error(f"writes {found} placeholders for {wanted} {mark} in a conversation")
         return token_ids
+
+    def _rendered(self, messages: Sequence[Fields]) -> str:
+        """Returns the conversation as text that ends with the assistant header.
+
+        Raises `ConfigError`: there is no template, it does not parse, or exceeds a limit of time, memory or length.
+        Raises `DataError`: the template refuses the roles, their order, or the content.
+        """
+        template = self._processor.chat_template
+        template = template.get("default") if isinstance(template, dict) else template
+        if template is None:
+            raise self._template_error("is missing")
+        roles = "messages of the roles " + ", ".join(message["role"] for message in messages)
+        request = {
+            "messages": messages,
+            "variables": {**self.tokenizer.special_tokens_map, "chat_template": template},
+            "seconds": SECONDS,
+            "most_characters": MOST_OWN_CHARACTERS + len(str(messages)),
+        }
+        kind, found = _reply(request)
+        if kind == "text":
+            return found
+        if kind == "raised":
+            raise DataError(f"{self._template} refuses {roles}: {found}")
+        if kind == "ended" and found == -signal.SIGPROF:
+            raise self._template_error(f"is not done with {roles} within {SECONDS:g} s of processor time")
+        how = {"unparsable": "does not parse: {}", "memory": "takes more than {} for " + roles}
+        how |= {"characters": "makes {:,} characters of " + roles, "ended": "ends its process with code {} at " + roles}
+        raise self._template_error(how[kind].format(found))
+
+    def _template_error(self, what: str) -> ConfigError:
+        return ConfigError(f"{self._template} {what}; name another template in data.override_chat_template")
 
     def _ids_in_pieces(self, turns: Sequence[Turn], marks: Sequence[str]) -> list[int]:
         """Tokenises the texts separately from the template, so that they cannot produce special tokens."""
         texts: list[str] = []
         messages = [{"role": turn.role, "content": self._content(turn.text, marks, texts)} for turn in turns]
-        rendered = self._template.render(messages)
+        rendered = self._rendered(messages)
         if rendered.count(_TEXT_SLOT) != len(texts):
-            raise self._template.error("drops or repeats texts of a conversation")
+            raise self._template_error("drops or repeats texts of a conversation")
         token_ids: list[int] = []
         for index, piece in enumerate(texts):
             head, slot, rendered = rendered.partition(f"{_TEXT_SLOT}{index:03d}")
             if not slot:
-                raise self._template.error("changes or reorders the texts of a conversation")
+                raise self._template_error("changes or reorders the texts of a conversation")
             token_ids += self.tokenizer(head, add_special_tokens=False)["input_ids"]
             token_ids += self.encode_text(piece)
         return token_ids + self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
@@ -179,7 +205,7 @@ class Processing:
         )
 
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
-        """Returns the text of each token separately, for heat maps of credit."""
+        """Returns the text of each token, for heat maps of credit."""
         return [self.decode([token], skip_special_tokens=False) for token in token_ids]
 
     def save(self, folder: Path) -> None:
@@ -232,3 +258,36 @@ def _eos_token_ids(path: str, config: Any, tokenizer: Any, trust_remote_code: bo
     if not ids:
         raise ConfigError(f"worker.actor.model.model_path '{path}' declares no token that ends a response")
     return tuple(ids)
+
+
+_processes: dict[int, subprocess.Popen[bytes]] = {}
+_locks: dict[int, threading.Lock] = {}
+"""The renderer of each process and its lock, because a forked process must not share its parent's."""
+
+
+def _reply(request: Fields) -> tuple[str, Any]:
+    """Returns what `cepo.models.chat_template` answers, or ("ended", the exit code) if rendering ended the process."""
+    with _locks.setdefault(os.getpid(), threading.Lock()):
+        process = _processes.pop(os.getpid(), None) or _start()  # kept only if it answers this request
+        assert process.stdin is not None and process.stdout is not None, "both are pipes"
+        line = b""
+        with suppress(BrokenPipeError):  # it ended before it read the request
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        if not line:
+            process.communicate()
+            return "ended", process.returncode
+        _processes[os.getpid()] = process
+        kind, found = json.loads(line)
+        return kind, found
+
+
+def _start() -> subprocess.Popen[bytes]:
+    python_path = [_PACKAGE_PARENT, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "cepo.models.chat_template"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(python_path), "OMP_NUM_THREADS": "1"},
+    )

@@ -44,10 +44,8 @@ def prepare_quantised(model: Any) -> None:
     """Makes 4-bit layers compute the same with and without gradient, and removes their scales from state dicts.
 
     On a CPU with AVX512-BF16, bitsandbytes would repack a weight in the first pass without gradient, for a kernel that
-    rounds activations to bf16 and has no backward pass. A layer's other tensors (scales, the code of the 4-bit type)
-    are not saved in checkpoints, because the base is quantised again when it is loaded.
+    rounds activations to bf16 and has no backward pass. Scales are not saved, because the base is quantised again.
     """
-    # Most modules have no weight of their own.
     layers = [layer for layer in model.modules() if is_quantised(getattr(layer, "weight", None))]
     for layer in layers:
         layer.support_avx512bf16_for_cpu = False
@@ -73,7 +71,7 @@ def dequantised(weight: Any) -> Tensor:
 
 
 def write_quantization(model: Any, folder: Path) -> None:
-    """Writes the base's quantisation settings to its adapter's folder; writes nothing if the base is not quantised."""
+    """Writes the base's quantisation settings, if it is quantised, to its adapter's folder."""
     settings = getattr(model.config, "quantization_config", None)  # only quantised models have it
     if settings is not None:
         text = json.dumps(settings.to_dict(), indent=2, default=str)
@@ -81,7 +79,7 @@ def write_quantization(model: Any, folder: Path) -> None:
 
 
 def read_quantization(folder: Path) -> BitsAndBytesConfig | None:
-    """Reads the settings written by `write_quantization`; returns None if there are none."""
+    """Reads what `write_quantization` has written; None if there is nothing."""
     path = folder / QUANTIZATION_CONFIG
     if not path.exists():
         return None

@@ -122,9 +122,9 @@ def attend_by_parts(
 ) -> Float[Tensor, "1 H L D"]:
     """Computes packed softmax attention on a CPU by merging flash attention over each of `layout.parts()`.
 
-    For a token, let `o_p` be the output of part p and `l_p` the log of its softmax denominator. Then
-    `l = logsumexp_p l_p` and `o = sum_p exp(l_p - l) o_p`. No key is copied and no mask is built. In the backward pass
-    each part's kernel gets the merged `o` and `l`, so it returns exactly its share of the gradient.
+    With a token's output `o_p` of part p and the log `l_p` of its softmax denominator, `l = logsumexp_p l_p` and
+    `o = sum_p exp(l_p - l) o_p`. In the backward pass each part's kernel gets the merged `o` and `l`, so it returns
+    exactly its share of the gradient.
     """
     result: Any = _AttentionByParts.apply(query, key, value, layout, scale)
     return result
@@ -190,10 +190,8 @@ def attend_by_blocks(
 ) -> Float[Tensor, "1 H L D"]:
     """Computes packed attention by FlexAttention, which skips blocks without visible pairs; see `attend_by_parts`.
 
-    It is compiled on a GPU. On a CPU it is a dense computation without gradient, used to test the mask.
-
-    Raises:
-        EngineError: the device's compiler cannot build the kernels of both directions.
+    It is compiled on a GPU; `EngineError`: the compiler cannot build the kernels of both directions. On a CPU it is a
+    dense computation without gradient, used to test the mask.
     """
     if query.device not in layout.block_masks:
         layout.block_masks[query.device] = block_mask(layout, query.device)
@@ -222,10 +220,9 @@ def compiled(backend: str | Callable[..., object]) -> Callable[[Tensor, Tensor, 
 
     The tokens are passed as blocks (1, heads, L / 128, 128, D), because for an arbitrary length the kernels would
     compare each block with the row's end. The first call compiles for its own sizes, the second one for all others.
-    `dynamic=True` would make even the scale a variable, but the kernel templates need a constant; `specialize_float`
-    keeps it constant if two models have different scales. Beyond the recompilation limit, or if compilation fails, the
-    compiler would fall back to a dense tokens x tokens computation. `fullgraph` makes that an error; the limit suffices
-    for two models, types and modes.
+    The kernel templates need a constant scale, which `dynamic=True` or two models of different scales would make a
+    variable without `specialize_float`. Beyond the recompilation limit, or if compilation fails, the compiler would
+    fall back to a dense computation; `fullgraph` makes that an error.
     """
 
     def attend_blocks(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float) -> Tensor:

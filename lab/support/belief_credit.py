@@ -9,7 +9,6 @@ from pydantic import Field
 from torch import Tensor
 
 from cepo.algorithms import Estimator, credit, register_estimator
-from cepo.algorithms.evidence import hindsight_advantages, of_others
 from cepo.algorithms.references import positive_references
 from cepo.algorithms.settings import HindsightAdvantageConfig, PositiveConfig, TeacherConfig
 from cepo.sections import section
@@ -38,11 +37,11 @@ class BeliefCritic(Estimator):
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         """Returns the right answer, never from the rollout itself."""
-        return {"correct": positive_references(group, of_others(self.config.positive))}
+        return {"correct": positive_references(group, dataclasses.replace(self.config.positive, exclude_self=True))}
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         del step
-        _, values = hindsight_advantages(batch, dataclasses.replace(self.config.advantage, scale="none"))
+        _, values = credit.hindsight_advantages(batch, dataclasses.replace(self.config.advantage, scale="none"))
         advantages, _ = credit.generalised_advantages(
             batch.token_level_rewards, values, batch.response_mask, gamma=1.0, gae_lambda=self.config.lam
         )

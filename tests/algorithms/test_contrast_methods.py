@@ -86,45 +86,24 @@ def test_sides_that_cannot_be_shown_leave_the_others() -> None:
     assert neutral["correct"] == [True, False, False]
 
 
-@pytest.mark.parametrize(("name", "view"), [("rlcsd", "wrong_1"), ("visual", "blind")])
-def test_the_weight_stays_within_its_bounds(name: str, view: str) -> None:
-    """`sign(A_hat) = sign(A)` and `|A_hat - A| <= lambda r |A|`; at step 25 lambda is 0, hence grpo bit for bit."""
-    old, *views = log_probs_like((6, 8, 5), seed=4, scale=20.0)
-    estimator = build_estimator(name)
-    assert view in estimator.views
-    batch = batch_with(old, dict(zip(estimator.views, views, strict=False)))
-    plain = build_estimator("grpo").signal(batch, step=0).advantages
-    weighted = estimator.signal(batch, step=0).advantages
-    assert torch.equal(weighted.sign(), plain.sign())
-    assert ((weighted - plain).abs() <= 0.25 * plain.abs() * (1 + 1e-6)).all()
-    assert not same_bits(weighted, plain)
-    assert not estimator.needs_teacher(step=25)
-    assert same_bits(estimator.signal(batch, step=25).advantages, plain)
-
-
 def test_visual_evidence_is_the_student_less_the_blind_policy() -> None:
     """A right rollout's token of delta log 1.2 has weight 1.2, a wrong one's 1 / 1.2; lambda is 1."""
     old, blind = torch.full((8, 5), math.log(0.6)), torch.full((8, 5), math.log(0.5))
-    signal = build_estimator("visual", {"weight": {"lambda_init": 1.0}}).signal(
-        batch_with(old, {"blind": blind}), step=0
-    )
-    assert float(signal.diagnostics["delta"][0, 0]) == pytest.approx(math.log(1.2), rel=1e-6)
-    assert float(signal.diagnostics["weight"][0, 0]) == pytest.approx(1.2, rel=1e-6)
-    assert float(signal.diagnostics["weight"][1, 0]) == pytest.approx(1 / 1.2, rel=1e-6)
-    these = group(RIGHT, wrong(1, "3"))
-    assert build_estimator("visual").references(these) == {"blind": [Reference(blind=True)] * 2}
+    estimator = build_estimator("visual", {"weight": {"lambda_init": 1.0}})
+    diagnostics = estimator.signal(batch_with(old, {"blind": blind}), step=0).diagnostics
+    assert float(diagnostics["delta"][0, 0]) == pytest.approx(math.log(1.2), rel=1e-6)
+    assert diagnostics["weight"][:2, 0].tolist() == pytest.approx([1.2, 1 / 1.2], rel=1e-6)
+    assert estimator.references(group(RIGHT, wrong(1, "3"))) == {"blind": [Reference(blind=True)] * 2}
 
 
 def test_evidence_can_be_limited_to_groups_with_both_verdicts() -> None:
     """The second group has one right rollout; under a reward for format the first has none, but differing rewards."""
     old, correct, wrong_view = log_probs_like((3, 8, 5), seed=4)
     rewards = [0.1, 0.0, 0.0, 0.1, 1.0, 0.0, 0.0, 0.1]
-    batch = token_batch(
-        rewards, IDS, lengths=[5] * 8, old=old, views={"correct": correct, "wrong": wrong_view}, dtype=torch.float64
-    )
-    plain = build_estimator("grpo").signal(batch, step=0).advantages
-    everywhere = build_estimator("cepo").signal(batch, step=0).advantages
-    limited = build_estimator("cepo", {"weight": {"mixed_groups_only": True}}).signal(batch, step=0).advantages
+    views = {"correct": correct, "wrong": wrong_view}
+    batch = token_batch(rewards, IDS, lengths=[5] * 8, old=old, views=views, dtype=torch.float64)
+    methods = (("grpo", {}), ("cepo", {}), ("cepo", {"weight": {"mixed_groups_only": True}}))
+    plain, everywhere, limited = (build_estimator(*each).signal(batch, step=0).advantages for each in methods)
     assert same_bits(limited[:4], plain[:4])
     assert not same_bits(everywhere[:4], plain[:4])
     assert same_bits(limited[4:], everywhere[4:])

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from factories import group, log_probs_like, rollout, same_bits, settled_references, token_batch
-from torch import Tensor
+from factories import group, log_probs_like, rollout, same_bits, token_batch
 
 from cepo.algorithms import build_config, build_estimator
 from cepo.algorithms.references import positive_references
@@ -20,22 +19,15 @@ from cepo.losses.divergence import chunked_divergence, distillation_losses
 from cepo.losses.objective import AGGREGATIONS, LossDenominators, token_weights
 from cepo.metrics import results
 from cepo.trees import leaves
-from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
+from cepo.types import Reference, TokenBatch, TokenSignal
 
-METHODS = ("opsd", "sdpo")
-both = pytest.mark.parametrize("method", METHODS)
-LENGTHS = [3, 1, 2, 3]
+both = pytest.mark.parametrize("method", ["opsd", "sdpo"])
 
 
 def batch_of(shown: list[bool]) -> TokenBatch:
     """Two groups of two; old log-probs are -1, the teacher's -0.5 throughout."""
-    batch = token_batch(
-        [1.0, 0.0, 0.0, 0.0],
-        [0, 0, 1, 1],
-        lengths=LENGTHS,
-        old=torch.full((4, 3), -1.0),
-        views={"correct": torch.full((4, 3), -0.5)},
-    )
+    old, views = torch.full((4, 3), -1.0), {"correct": torch.full((4, 3), -0.5)}
+    batch = token_batch([1.0, 0.0, 0.0, 0.0], [0, 0, 1, 1], lengths=[3, 1, 2, 3], old=old, views=views)
     return dataclasses.replace(batch, has_reference={"correct": torch.tensor(shown)})
 
 
@@ -73,11 +65,10 @@ def test_a_bad_setting_is_an_error_that_begins_with_its_full_key(section: dict[s
 @both
 def test_rows_with_a_reference_weigh_2_5_and_others_0(method: str) -> None:
     signal = signal_of(method, batch_of([True, False, True, False]), distillation={"weight": 2.5})
-    assert signal.distillation is not None
-    assert signal.distillation.view == "correct"
-    assert signal.distillation.divergence == build_config(method, None).distillation.divergence
-    expected = [[2.5, 2.5, 2.5], [0.0, 0.0, 0.0], [2.5, 2.5, 0.0], [0.0, 0.0, 0.0]]
-    assert signal.distillation.token_weight.tolist() == expected
+    found = signal.distillation
+    assert found is not None
+    assert (found.view, found.divergence) == ("correct", build_config(method, None).distillation.divergence)
+    assert found.token_weight.tolist() == [[2.5, 2.5, 2.5], [0.0, 0.0, 0.0], [2.5, 2.5, 0.0], [0.0, 0.0, 0.0]]
     assert torch.count_nonzero(signal.advantages) == 0
 
 
@@ -90,14 +81,13 @@ def test_a_policy_weight_blends_in_the_group_advantage(method: str) -> None:
     assert blended.distillation is not None
     assert blended.advantages[0].tolist() == pytest.approx([0.1 * math.sqrt(0.5)] * 3, rel=1e-5)
     assert blended.advantages[1].tolist() == pytest.approx([-0.1 * math.sqrt(0.5), 0.0, 0.0], rel=1e-5)
-    alone = signal_of(
-        method, dataclasses.replace(batch, teacher_log_probs={}), distillation={"weight": 0.0, "policy_weight": 1.0}
-    )
+    untaught = dataclasses.replace(batch, teacher_log_probs={})
+    alone = signal_of(method, untaught, distillation={"weight": 0.0, "policy_weight": 1.0})
     assert alone.distillation is None
-    assert same_bits(alone.advantages, build_estimator("grpo").signal(batch, step=0).advantages)
     equal = signal_of(method, batch, distillation={"weight": 1.0, "policy_weight": 1.0})
     assert equal.distillation is not None
-    assert same_bits(equal.advantages, alone.advantages)
+    for each in (alone, equal):
+        assert same_bits(each.advantages, build_estimator("grpo").signal(batch, step=0).advantages)
 
 
 @both
@@ -131,11 +121,10 @@ def test_neither_rewards_nor_teacher_log_probs_weigh_the_loss(method: str) -> No
     batch = batch_of([True, False, True, True])
     unrewarded = {"token_level_rewards": torch.zeros(4, 3), "correct": torch.zeros(4, dtype=torch.bool)}
     others = [dataclasses.replace(batch, **each) for each in (unrewarded, {"teacher_log_probs": {}})]
-    first, *further = [signal_of(method, each).distillation for each in (batch, *others)]
-    assert first is not None
-    for each in further:
-        assert each is not None
-        assert torch.equal(first.token_weight, each.token_weight)
+    found = [signal_of(method, each).distillation for each in (batch, *others)]
+    weights = [each.token_weight for each in found if each is not None]
+    assert len(weights) == 3
+    assert all(torch.equal(weights[0], each) for each in weights)
 
 
 @pytest.mark.parametrize("importance_clip", [None, 2.0])
@@ -154,79 +143,54 @@ def test_a_masked_row_has_zero_loss_and_a_zero_gradient(
     mask = batch_of([True] * 4).response_mask
     student, teacher = (torch.randn(9, 5, generator=generator) for _ in range(2))
     head, targets = torch.randn(11, 5, generator=generator), torch.randint(11, (9,), generator=generator)
-    student.requires_grad_()
-    flat_log_probs, flat = chunked_divergence(
-        student, teacher, head, head, targets, distillation.divergence, temperature=1.0, chunk_tokens=4
+    divergence, weight = distillation.divergence, distillation.token_weight
+    found = chunked_divergence(
+        student.requires_grad_(), teacher, head, head, targets, divergence, temperature=1.0, chunk_tokens=4
     )
-    weights = token_weights(mask, aggregation, LossDenominators(9, 4, 3))
-
-    def losses(rows: slice) -> Tensor:
-        divergence, log_probs = (torch.zeros(4, 3).masked_scatter(mask, each) for each in (flat, flat_log_probs))
-        every = distillation_losses(
-            divergence, log_probs, torch.full((4, 3), -1.0), distillation.token_weight, distillation.divergence
-        )
-        return (every * weights)[rows].sum()
-
-    masked = losses(slice(1, None))
+    log_probs, values = (torch.zeros(4, 3).masked_scatter(mask, each) for each in found)
+    losses = distillation_losses(values, log_probs, torch.full((4, 3), -1.0), weight, divergence)
+    losses = losses * token_weights(mask, aggregation, LossDenominators(9, 4, 3))
+    masked = losses[1:].sum()
     assert masked.item() == 0.0
     assert masked.requires_grad
-    (gradient,) = torch.autograd.grad(masked, student, retain_graph=True)
-    assert torch.count_nonzero(gradient) == 0
-    (gradient,) = torch.autograd.grad(losses(slice(None)), student)
-    assert torch.count_nonzero(gradient[:3]) == 15
-    assert torch.count_nonzero(gradient[3:]) == 0
+    for loss, numbers in ((masked, (0, 0)), (losses.sum(), (15, 0))):
+        (gradient,) = torch.autograd.grad(loss, student, retain_graph=True)
+        assert tuple(int(torch.count_nonzero(rows)) for rows in (gradient[:3], gradient[3:])) == numbers
 
 
 FIRST = rollout(0, 1.0, "70", correct=True, ids=(10, 11, 12))
 SECOND = rollout(1, 0.9, "70", correct=True, ids=(20, 21))
 WRONG = rollout(2, 0.1, "40", ids=(30,))
+ONE, TWO = FIRST.response_ids, SECOND.response_ids
 PEER_FULL: dict[str, Any] = {"source": "peer_full", "exclude_self": True}
 
 
-def shown_to(these: RolloutGroup, **positive: Any) -> list[tuple[int, ...] | str | None]:
-    """What each rollout of the group is shown."""
-    references = build_estimator("sdpo", {"positive": positive}).references(these)["correct"]
-    return [None if each is None else each.token_ids or each.text for each in references]
-
-
 @pytest.mark.parametrize(
-    ("rollouts", "expected"),
+    ("rollouts", "positive", "expected"),
     [
-        pytest.param((FIRST, SECOND, WRONG), [(20, 21), (10, 11, 12), (10, 11, 12)], id="two right, one wrong"),
-        pytest.param((WRONG, SECOND, FIRST), [(10, 11, 12), (10, 11, 12), (20, 21)], id="in another order"),
-        pytest.param((FIRST, WRONG), [None, (10, 11, 12)], id="the lone success teaches the others only"),
-        pytest.param((WRONG,), [None], id="all wrong"),
-        pytest.param((FIRST,), [None], id="a single right rollout"),
+        pytest.param((FIRST, SECOND, WRONG), PEER_FULL, [TWO, ONE, ONE], id="two right, one wrong"),
+        pytest.param((WRONG, SECOND, FIRST), PEER_FULL, [ONE, ONE, TWO], id="in another order"),
+        pytest.param((FIRST, WRONG), PEER_FULL, [None, ONE], id="the lone success teaches the others only"),
+        pytest.param((WRONG,), PEER_FULL, [None], id="all wrong"),
+        pytest.param((FIRST,), PEER_FULL, [None], id="a single right rollout"),
+        pytest.param(
+            (FIRST, SECOND, WRONG),
+            PEER_FULL | {"success_threshold": 0.95},
+            [None, ONE, ONE],
+            id="the total reward decides",
+        ),
+        pytest.param(
+            (SECOND, WRONG), PEER_FULL | {"success_threshold": 0.1}, [(30,), TWO], id="the wrong one demonstrates last"
+        ),
+        pytest.param((FIRST, WRONG), {"exclude_self": True}, ["70", "70"], id="an answer is nobody's own"),
+        pytest.param((FIRST, SECOND, WRONG), {"source": "peer_full"}, [ONE] * 3, id="the own one is not excluded"),
     ],
 )
-def test_table_of_demonstrations_that_are_never_a_rollouts_own(
-    rollouts: tuple[Any, ...], expected: list[tuple[int, ...] | None]
+def test_table_of_demonstrations(
+    rollouts: tuple[Any, ...], positive: dict[str, Any], expected: list[tuple[int, ...] | str | None]
 ) -> None:
-    assert shown_to(group(*rollouts), **PEER_FULL) == expected
-
-
-def test_a_success_threshold_replaces_the_verifiers_verdict() -> None:
-    """With a threshold of 0.95 the total reward decides."""
-    assert shown_to(group(FIRST, SECOND, WRONG), **PEER_FULL, success_threshold=0.95) == [None, *[(10, 11, 12)] * 2]
-    # At 0.1 the wrong rollout may demonstrate too, but comes last.
-    assert shown_to(group(SECOND, WRONG), **PEER_FULL, success_threshold=0.1) == [(30,), (20, 21)]
-
-
-def test_only_a_peers_response_can_be_a_rollouts_own() -> None:
-    assert shown_to(group(FIRST, WRONG), exclude_self=True) == ["70", "70"]
-    assert shown_to(group(FIRST, SECOND, WRONG), source="peer_full") == [(10, 11, 12)] * 3
-
-
-def test_rollouts_share_the_object_of_a_shared_demonstration() -> None:
-    """The context of a shared demonstration is therefore built once."""
-    config = PositiveConfig(**PEER_FULL)
-    references = positive_references(group(FIRST, SECOND, WRONG, rollout(3, 0.0, "41")), config)
-    assert references[1] is references[2] is references[3]
-
-
-def test_without_a_right_reference_there_is_no_wrong_one() -> None:
-    found = settled_references(build_estimator("cepo", {"positive": PEER_FULL}), group(FIRST, WRONG))
-    assert [[reference is not None for reference in of] for of in found.values()] == [[False, True]] * 2
+    references = build_estimator("sdpo", {"positive": positive}).references(group(*rollouts))["correct"]
+    assert [None if each is None else each.token_ids or each.text for each in references] == expected
 
 
 def test_a_worked_solution_is_cut_to_num_tokens_or_required() -> None:
@@ -234,9 +198,8 @@ def test_a_worked_solution_is_cut_to_num_tokens_or_required() -> None:
     config = PositiveConfig(source="solution", num_tokens=300)
     wanted = Reference(text="Angles sum to 180, so x = 70.", max_tokens=300)
     assert positive_references(solved, config) == [wanted, wanted]
-    with pytest.raises(
-        ConfigError, match=r"positive\.source is 'solution', but problem p has no worked solution\..*column"
-    ):
+    lacking = r"positive\.source is 'solution', but problem p has no worked solution\..*column"
+    with pytest.raises(ConfigError, match=lacking):
         positive_references(group(FIRST, WRONG), config)
     either = PositiveConfig(source="solution_or_answer", num_tokens=300)
     assert positive_references(solved, either) == [wanted, wanted]
@@ -261,17 +224,16 @@ def test_only_the_source_solution_needs_solutions() -> None:
 )
 def test_one_rollout_per_prompt_is_enough_without_peers(section: dict[str, Any], needed: bool) -> None:
     assert build_estimator("opsd", section).needs_group is needed
-    if not needed:
-        old, view = log_probs_like((2, 3, 4), 1)
-        batch = token_batch([1.0, 0.0, 1.0], [0, 1, 2], lengths=[4, 2, 3], old=old, views={"correct": view})
-        distillation = build_estimator("opsd", section).signal(batch, step=0).distillation
-        assert distillation is not None
-        assert int(distillation.token_weight.sum()) == 9
     arguments = ["worker.rollout.n=1", "algorithm.adv_estimator=opsd"]
     arguments += [f"algorithm.{key}={value}" for key, value in leaves(section) if key]
     run = load_config(["config=configs/microgeo/base.yaml", *arguments])
     if needed:
         with pytest.raises(ConfigError, match=r"worker\.rollout\.n=1 with algorithm\.adv_estimator=opsd"):
             check_config(run)
-    else:
-        assert "samples per step: 32 prompts x 1 responses = 32" in check_config(run)
+        return
+    assert "samples per step: 32 prompts x 1 responses = 32" in check_config(run)
+    old, view = log_probs_like((2, 3, 4), 1)
+    batch = token_batch([1.0, 0.0, 1.0], [0, 1, 2], lengths=[4, 2, 3], old=old, views={"correct": view})
+    distillation = build_estimator("opsd", section).signal(batch, step=0).distillation
+    assert distillation is not None
+    assert int(distillation.token_weight.sum()) == 9

@@ -11,6 +11,7 @@ import pytest
 import torch
 from factories import group, log_probs_like, rollout, same_bits, token_batch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from cepo.algorithms import build_estimator
 from cepo.errors import ConfigError
@@ -47,13 +48,8 @@ def tables(seed: int, number: int = 1) -> Tensor:
 def token_log_probs(logits: Tensor) -> Tensor:
     """(responses, 3) of each response's tokens, 0 behind its end."""
     table = logits.log_softmax(dim=-1)
-    rows = [
-        torch.stack(
-            [table[PREFIXES[one[:place]], token] for place, token in enumerate(one)] + [table.new_zeros(())] * 3
-        )
-        for one in RESPONSES
-    ]
-    return torch.stack([row[:LONGEST] for row in rows])
+    rows = [torch.stack([table[PREFIXES[one[:place]], token] for place, token in enumerate(one)]) for one in RESPONSES]
+    return pad_sequence(rows, batch_first=True)
 
 
 GROUPS = torch.tensor(list(itertools.product(range(len(RESPONSES)), repeat=SIZE)))
@@ -117,11 +113,9 @@ def test_the_expected_gradient_is_the_exact_policy_gradient(seed: int) -> None:
 def test_the_scale_multiplies_it_by_the_mean_of_1_over_sigma() -> None:
     """The others' successes are binomial; with s of 2, p = (s + 1/2) / 3 and sigma^2 = p (1 - p) 3 / 2."""
     chance = pass_rate(RIGHT)
-    factor = 0.0
-    for successes, ways in enumerate((1, 2, 1)):
-        rate = (successes + 0.5) / 3
-        likely = ways * chance**successes * (1 - chance) ** (2 - successes)
-        factor += likely / math.sqrt(rate * (1 - rate) * 3 / 2)
+    likely = [(1 - chance) ** 2, 2 * chance * (1 - chance), chance**2]
+    rates = [(successes + 0.5) / 3 for successes in range(3)]
+    factor = sum(one / math.sqrt(rate * (1 - rate) * 3 / 2) for one, rate in zip(likely, rates, strict=True))
     gradient = expected_gradient(with_teacher(RIGHT, tables(2)[0]), "hindsight", {})
     torch.testing.assert_close(gradient, factor * exact_gradient(RIGHT), **EXACT)
 
@@ -143,17 +137,16 @@ def shown_answers(owner: int) -> Tensor:
 
 def test_a_peers_answer_leaves_it_unbiased_and_the_own_does_not() -> None:
     """The own answer, the response's last token, tells the baseline what comes after the prefix."""
-    gradients = [
-        expected_gradient(
-            lambda old, owner=owner: batch_of_groups(RIGHT, old, shown_answers(owner)),
-            "hindsight",
-            {"advantage": {"scale": "none"}},
+
+    def gradient(owner: int) -> Tensor:
+        shown = shown_answers(owner)
+        return expected_gradient(
+            lambda old: batch_of_groups(RIGHT, old, shown), "hindsight", {"advantage": {"scale": "none"}}
         )
-        for owner in (0, 1)
-    ]
+
     exact = exact_gradient(RIGHT)
-    torch.testing.assert_close(gradients[1], exact, **EXACT)
-    assert float((gradients[0] - exact).norm() / exact.norm()) > 0.05
+    torch.testing.assert_close(gradient(owner=1), exact, **EXACT)
+    assert float((gradient(owner=0) - exact).norm() / exact.norm()) > 0.05
 
 
 def test_equal_teachers_leave_one_out_bit_for_bit() -> None:
@@ -227,9 +220,8 @@ def test_extreme_evidence_keeps_values_between_0_and_1() -> None:
 
 @pytest.mark.parametrize("name", ["hindsight", "cepo", "rlsd"])
 def test_no_rollouts_own_response_is_its_right_reference(name: str) -> None:
-    these = group(
-        rollout(0, 1.0, "70", correct=True), rollout(1, 1.0, "70.0", correct=True), rollout(2, 0.0, "3"),
-    )  # fmt: skip
+    right = [rollout(index, 1.0, answer, correct=True) for index, answer in enumerate(("70", "70.0"))]
+    these = group(*right, rollout(2, 0.0, "3"))
     settings = {} if name == "hindsight" else {"advantage": {"baseline": "hindsight"}}
     for source in ("peer_answer", "peer_full"):
         estimator = build_estimator(name, {"positive": {"source": source}, **settings})
@@ -292,10 +284,7 @@ def test_every_rollout_learns_since_no_reward_is_certain(name: str) -> None:
     ("settings", "said"),
     [
         ({"advantage": {"reward_low": 1.0}}, "reward_high 1.0 is not above reward_low 1.0"),
-        (
-            {"advantage": {"baseline": "hindsight"}, "negative": {"fallback": "neutral"}},
-            "accepted with that baseline: student",
-        ),
+        ({"advantage": {"baseline": "hindsight"}, "negative": {"fallback": "neutral"}}, "with that baseline: student"),
     ],
 )
 def test_settings_that_leave_no_baseline_are_refused(settings: dict[str, object], said: str) -> None:

@@ -34,10 +34,20 @@ def advantages_of(name: str, rewards: list[float], group_ids: list[int], **confi
     return signal_of(name, batch_of(rewards, group_ids), **config).advantages[:, 0].tolist()
 
 
-def test_rloo_subtracts_the_mean_of_the_others() -> None:
-    """The rewards 1, 0, 0.5 give 1 - 0.25, 0 - 0.75 and 0.5 - 0.5."""
-    assert advantages_of("rloo", [1.0, 0.0, 0.5], [0, 0, 0]) == pytest.approx([0.75, -0.75, 0.0])
-    assert advantages_of("rloo", [1.0, 0.0, 0.0, 0.0], [3, 8, 3, 8]) == pytest.approx([1.0, 0.0, -1.0, 0.0])
+@pytest.mark.parametrize(
+    ("name", "rewards", "ids", "settings", "expected"),
+    [
+        ("rloo", [1.0, 0.0, 0.5], [0, 0, 0], {}, [1 - 0.25, 0 - 0.75, 0.5 - 0.5]),
+        ("rloo", [1.0, 0.0, 0.0, 0.0], [3, 8, 3, 8], {}, [1.0, 0.0, -1.0, 0.0]),
+        # The first group's deviation and margin are 0.5; the second has two best rollouts.
+        ("grpo_passk", [1.0, 0.5, 0.0, 0.9, 0.9, 0.1], [0, 0, 0, 1, 1, 1], {}, [0.5 / (0.5 + 1e-6), *[0.0] * 5]),
+        ("grpo_passk", [1.0, 0.5, 0.0], [0, 0, 0], {"advantage": {"scale": "none"}}, [0.5, 0.0, 0.0]),
+    ],
+)
+def test_advantages_of_groups_are_those_worked_out_by_hand(
+    name: str, rewards: list[float], ids: list[int], settings: dict[str, Any], expected: list[float]
+) -> None:
+    assert advantages_of(name, rewards, ids, **settings) == pytest.approx(expected)
 
 
 @given(rewards=st.lists(st.floats(-2, 2, width=32), min_size=2, max_size=8))
@@ -48,26 +58,17 @@ def test_rloo_is_n_over_n_minus_1_times_the_centred_reward(rewards: list[float])
     torch.testing.assert_close(found, plain * size / (size - 1), rtol=1e-6, atol=1e-6)
 
 
-def test_passk_gives_the_best_rollout_its_margin_over_the_second() -> None:
-    # Rewards 1, 0.5, 0: deviation 0.5, margin 0.5. The second group has two best rollouts.
-    found = advantages_of("grpo_passk", [1.0, 0.5, 0.0, 0.9, 0.9, 0.1], [0, 0, 0, 1, 1, 1])
-    assert found == pytest.approx([0.5 / (0.5 + 1e-6), 0.0, 0.0, 0.0, 0.0, 0.0])
-    assert advantages_of("grpo_passk", [1.0, 0.5, 0.0], [0, 0, 0], advantage={"scale": "none"}) == pytest.approx(
-        [0.5, 0.0, 0.0]
-    )
-
-
 def test_passk_keeps_only_single_best_rows_alive() -> None:
     rewards, groups = torch.tensor([0.0, 1.0, 0.9, 0.9, 0.5, 0.5]), torch.tensor([0, 0, 1, 1, 2, 2])
     assert build_estimator("grpo_passk").live_rows(rewards, groups).tolist() == [False, True] + [False] * 4
 
 
-@pytest.mark.parametrize("name", ["rloo", "grpo_passk"])
+@pytest.mark.parametrize("name", ["grpo", "rloo", "grpo_passk"])
 def test_equal_rewards_teach_nothing_and_one_rollout_is_refused(name: str) -> None:
     for reward, size in itertools.product((0.0, 0.1, 0.7, 0.9, 1.0), range(2, 33)):
         assert advantages_of(name, [reward] * size, [0] * size) == [0.0] * size
     assert build_estimator(name).needs_group
-    with pytest.raises(ConfigError, match=r"worker\.rollout\.n is 1"):
+    with pytest.raises(ConfigError, match=r"worker\.rollout\.n is 1 .* at least 2"):
         advantages_of(name, [1.0, 0.0, 1.0], [0, 0, 1])
 
 
@@ -85,12 +86,9 @@ def test_reinforce_plus_plus_whitens_returns_over_the_batch() -> None:
     assert signal.advantages[0].tolist() == pytest.approx([high, high, 0.0])
     assert signal.advantages[1].tolist() == pytest.approx([low, low, low])
     assert signal.returns is None
-
-
-def test_reinforce_plus_plus_with_gamma_0_credits_the_last_token() -> None:
-    # Returns 0, 1 and 0: mean 1/3, unbiased variance 1/3.
-    signal = signal_of("reinforce_plus_plus", batch_of([1.0, 0.0], [0, 1], [2, 1]), gamma=0.0)
-    assert signal.advantages[0].tolist() == pytest.approx([-1 / 3 * math.sqrt(3), 2 / 3 * math.sqrt(3)], rel=1e-6)
+    # With gamma 0 the returns are 0, 1 and 0: mean 1/3, unbiased variance 1/3.
+    last = signal_of("reinforce_plus_plus", batch_of([1.0, 0.0], [0, 1], [2, 1]), gamma=0.0)
+    assert last.advantages[0].tolist() == pytest.approx([-1 / 3 * math.sqrt(3), 2 / 3 * math.sqrt(3)], rel=1e-6)
 
 
 def test_equal_returns_whiten_to_exactly_0() -> None:
@@ -116,11 +114,6 @@ def test_remax_is_the_reward_above_the_greedy_one_on_every_token() -> None:
         estimator.signal(dataclasses.replace(batch, reward_baselines=None), step=0)
 
 
-VALUES = torch.tensor([[0.5, 0.25, 0.75, 9.0]])
-MASK = response_mask([3], 4)
-REWARD = torch.tensor([[0.0, 0.0, 1.0, 9.0]])
-
-
 @pytest.mark.parametrize(
     ("gamma", "gae_lambda", "expected"),
     [
@@ -133,7 +126,10 @@ REWARD = torch.tensor([[0.0, 0.0, 1.0, 9.0]])
     ],
 )
 def test_gae_of_three_tokens_is_that_worked_out_by_hand(gamma: float, gae_lambda: float, expected: list[float]) -> None:
-    advantages, returns = generalised_advantages(REWARD, VALUES, MASK, gamma=gamma, gae_lambda=gae_lambda)
+    rewards, values = torch.tensor([[0.0, 0.0, 1.0, 9.0]]), torch.tensor([[0.5, 0.25, 0.75, 9.0]])
+    advantages, returns = generalised_advantages(
+        rewards, values, response_mask([3], 4), gamma=gamma, gae_lambda=gae_lambda
+    )
     assert advantages[0].tolist() == [*expected, 0.0]
     assert returns[0].tolist() == [*(a + v for a, v in zip(expected, [0.5, 0.25, 0.75], strict=True)), 0.0]
 

@@ -9,7 +9,7 @@ import pytest
 from factories import group, rollout, settled_references
 
 from cepo.algorithms import build_estimator
-from cepo.algorithms.references import positive_references, wrong_candidates, wrong_rollouts
+from cepo.algorithms.references import positive_references
 from cepo.algorithms.settings import NegativeConfig, PositiveConfig
 from cepo.metrics import fraction
 from cepo.trainer.planning import reference_metrics
@@ -17,8 +17,6 @@ from cepo.types import Reference, RolloutGroup
 
 TRUTH = Reference(text="70")
 RIGHT = rollout(0, 1.0, "70", correct=True)
-
-
 wrong = rollout
 
 
@@ -41,37 +39,37 @@ OTHER_NOTATION = group(RIGHT, wrong(1, 0.0, "70.0", equal=True), wrong(2, 0.1, "
 ONLY_OTHER_NOTATION = group(RIGHT, wrong(1, 0.0, "\\frac{140}{2}", equal=True))
 ONE_RIGHT = group(RIGHT)
 ONE_WRONG = group(wrong(0, 0.0, "40"))
+BONUS = group(rollout(0, 0.2, "70", correct=True), wrong(1, 0.9, "40"))
 
 
 @pytest.mark.parametrize(
-    ("these", "lowest_reward", "most_frequent", "strict_lowest"),
+    ("these", "expected"),
     [
-        pytest.param(MIXED, ("50", 2), ("40", 1), ("50", 2), id="mixed: reward 0 is rollout 2, answer 40 stands twice"),
-        pytest.param(TIED, ("41", 1), ("41", 1), ("41", 1), id="three tied: the lowest index"),
-        pytest.param(UNBOXED_LOWEST, ("40", 1), ("40", 1), None, id="the lowest reward has no answer"),
-        pytest.param(ALL_RIGHT, None, None, None, id="all right"),
-        pytest.param(ALL_WRONG, ("50", 1), ("40", 0), ("50", 1), id="all wrong: 50 is lowest, 40 comes first"),
-        pytest.param(NOTHING_EXTRACTABLE, None, None, None, id="nothing extractable"),
-        pytest.param(OTHER_NOTATION, ("35", 2), ("35", 2), ("70.0", 1), id="70.0 equals 70, so 35 is the wrong answer"),
-        pytest.param(ONLY_OTHER_NOTATION, None, None, ("\\frac{140}{2}", 1), id="only other spellings of the truth"),
-        pytest.param(ONE_RIGHT, None, None, None, id="a single right rollout"),
-        pytest.param(ONE_WRONG, ("40", 0), ("40", 0), ("40", 0), id="a single wrong rollout"),
+        pytest.param(
+            MIXED, [("50", 2), ("40", 1), ("50", 2)], id="mixed: reward 0 is rollout 2, answer 40 stands twice"
+        ),
+        pytest.param(TIED, [("41", 1), ("41", 1), ("41", 1)], id="three tied: the lowest index"),
+        pytest.param(UNBOXED_LOWEST, [("40", 1), ("40", 1), None], id="the lowest reward has no answer"),
+        pytest.param(ALL_RIGHT, [None, None, None], id="all right"),
+        pytest.param(ALL_WRONG, [("50", 1), ("40", 0), ("50", 1)], id="all wrong: 50 is lowest, 40 comes first"),
+        pytest.param(NOTHING_EXTRACTABLE, [None, None, None], id="nothing extractable"),
+        pytest.param(
+            OTHER_NOTATION, [("35", 2), ("35", 2), ("70.0", 1)], id="70.0 equals 70, so 35 is the wrong answer"
+        ),
+        pytest.param(ONLY_OTHER_NOTATION, [None, None, ("\\frac{140}{2}", 1)], id="only other spellings of the truth"),
+        pytest.param(ONE_RIGHT, [None, None, None], id="a single right rollout"),
+        pytest.param(ONE_WRONG, [("40", 0)] * 3, id="a single wrong rollout"),
+        pytest.param(BONUS, [("40", 1)] * 3, id="a bonus for its format does not make it right"),
     ],
 )
-def test_table_of_wrong_answers(
-    these: RolloutGroup,
-    lowest_reward: tuple[str, int] | None,
-    most_frequent: tuple[str, int] | None,
-    strict_lowest: tuple[str, int] | None,
-) -> None:
-    rules = {"lowest_reward": {}, "most_frequent": {"select": "most_frequent"}, "strict": {"strict_lowest": True}}
-    expected = {"lowest_reward": lowest_reward, "most_frequent": most_frequent, "strict": strict_lowest}
-    for rule, options in rules.items():
-        entry = expected[rule]
+def test_table_of_wrong_answers(these: RolloutGroup, expected: list[tuple[str, int] | None]) -> None:
+    """By the lowest reward, by the most frequent answer, and by the lowest reward whatever it says."""
+    rules = ({}, {"select": "most_frequent"}, {"strict_lowest": True})
+    for rule, entry in zip(rules, expected, strict=True):
         reference = None if entry is None else Reference(text=entry[0], source_index=entry[1])
-        assert pick(these, **options) == (TRUTH, reference), rule
+        assert pick(these, **rule) == (TRUTH, reference), rule
         neutral = (None, None) if reference is None else (TRUTH, reference)
-        assert pick(these, fallback="neutral", **options) == neutral, f"{rule}, neutral fallback"
+        assert pick(these, fallback="neutral", **rule) == neutral, f"{rule}, neutral fallback"
 
 
 def test_random_references_are_uniform_and_repeatable() -> None:
@@ -87,12 +85,6 @@ def test_random_references_are_uniform_and_repeatable() -> None:
     assert all(70 <= count <= 130 for count in counts.values())
     assert drawn != [draw(2, step, "p") for step in range(300)]
     assert drawn != [draw(1, step, "q") for step in range(300)]
-
-
-def test_groups_without_wrong_and_with_unextractable_ones_differ() -> None:
-    groups, config = (ALL_RIGHT, NOTHING_EXTRACTABLE, OTHER_NOTATION), NegativeConfig()
-    found = [(len(wrong_rollouts(these)), [one.index for one in wrong_candidates(these, config)]) for these in groups]
-    assert found == [(0, []), (2, []), (2, [2])]
 
 
 @pytest.mark.parametrize(
@@ -116,11 +108,6 @@ def test_only_groups_that_show_no_answer_count_as_unextractable(
     answers = [each.answer for these in groups for each in these.rollouts]
     assert metrics["references/responses_without_answer"] == fraction(answers.count(None), len(answers))
     assert metrics["references/groups_wrong_unextractable"] == fraction(len(unextractable), 5)
-
-
-def test_a_format_bonus_does_not_make_a_wrong_rollout_right() -> None:
-    bonus = group(rollout(0, 0.2, "70", correct=True), wrong(1, 0.9, "40"))
-    assert pick(bonus)[1] == Reference(text="40", source_index=1)
 
 
 PEERS = group(
@@ -160,9 +147,9 @@ def test_sources_of_both_sides_are_independent() -> None:
         assert against == Reference(token_ids=tokens, source_index=5)
 
 
-@pytest.mark.parametrize("source", ["peer_answer", "peer_full", "peer_prefix", "peer_suffix"])
-def test_without_a_right_peer_neither_side_has_evidence(source: str) -> None:
-    assert pick(ALL_WRONG, {"source": source}) == (None, None)
+def test_without_a_right_peer_neither_side_has_evidence() -> None:
+    for source in ("peer_answer", "peer_full", "peer_prefix", "peer_suffix"):
+        assert pick(ALL_WRONG, {"source": source}) == (None, None)
 
 
 def test_a_right_peer_without_an_answer_gives_its_text_only() -> None:

@@ -263,7 +263,7 @@ def test_the_snapshot_ablation_is_refreshed_when_lambda_is_0() -> None:
     """The paper's own settings: the update of the 1-based step 25 is the first after which the snapshot differs."""
     method: Any = build_estimator("cepo", loaded("geo3k/ablations/teacher_snapshot_25.yaml").methods["cepo"])
     assert method.config.teacher.sync_every == 25
-    assert [method.config.weight.lambda_at(step) for step in (24, 25)] == [pytest.approx(0.02), 0.0]
+    assert [method.mixing(step) for step in (24, 25)] == [pytest.approx(0.02), 0.0]
 
 
 def test_contexts_of_peer_ablations_hold_question_and_reference() -> None:

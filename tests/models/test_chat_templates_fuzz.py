@@ -11,8 +11,7 @@ from fuzzing import only_our_errors
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cepo.models import chat_template
-from cepo.models.chat_template import ChatTemplate
+from cepo.models import processing as rendering
 from cepo.models.inputs import Turn
 from cepo.models.processing import IMAGE_MARK, Processing
 
@@ -61,16 +60,7 @@ PIECES = [
     "{{ 'x' | center(99999) }}", "{{ 'x' | center(4000000000) }}",
 ]  # fmt: skip
 QUESTIONS = ["Find x.", "", "{{ 7 * 7 }}", "CEPO-TEXT-SLOT-000", "<|im_end|>", "\ud800", "{% raw %}", "a\nb", " x "]
-HISTORIES = [
-    [],
-    [],
-    ["user", "assistant"],
-    ["system"],
-    ["assistant"],
-    ["system", "user", "assistant", "user"],
-    ["tool"],
-    [""],
-]
+HISTORIES = ["", "", "user assistant", "system", "assistant", "system user assistant user", "tool"]
 
 PIECE = st.sampled_from(PIECES) | st.text(max_size=4)
 TEMPLATES = st.builds(
@@ -90,7 +80,7 @@ def processing(tiny_model_folder: Path) -> Processing:
 @pytest.fixture(autouse=True, scope="module")
 def _short_limit() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chat_template, "SECONDS", 0.5)
+        patch.setattr(rendering, "SECONDS", 0.5)
         yield
 
 
@@ -105,13 +95,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @given(
     source=TEMPLATES,
     question=st.lists(st.sampled_from([*QUESTIONS, IMAGE_MARK, IMAGE_MARK]), max_size=4).map("".join),
-    roles=st.sampled_from(HISTORIES),
+    roles=st.sampled_from([*map(str.split, HISTORIES), [""]]),
 )
 def test_any_chat_template_gives_prompts_or_our_error(
     folder: Path, processing: Processing, source: str, question: str, roles: list[str]
 ) -> None:
     processing._processor.chat_template = source
-    processing._template = ChatTemplate(processing._processor, "the template mine.jinja")
+    processing._template = "the template mine.jinja"
     history = [Turn(role, question) for role in roles]
     with only_our_errors(naming="the template mine.jinja "):
         token_ids = processing.template_ids(question, history=history)

@@ -43,20 +43,16 @@ def results(layer: Any, dtype: torch.dtype = torch.float32) -> list[Tensor]:
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_output_and_gradients_are_those_of_pefts_layer(bias: bool) -> None:
-    for found, expected in zip(
-        results(build(fused=True, bias=bias)), results(build(fused=False, bias=bias)), strict=True
-    ):
+    of_both = (results(build(fused=fused, bias=bias)) for fused in (True, False))
+    for found, expected in zip(*of_both, strict=True):
         assert found.shape == expected.shape
         assert float((found - expected).detach().norm() / expected.detach().norm()) < 1e-6
 
 
 def test_in_bfloat16_the_result_is_nearer_to_float64_than_pefts() -> None:
     exact = results(build(torch.float64, fused=False), torch.float64)[0].detach()
-    errors = [
-        float((results(build(torch.bfloat16, fused=fused), torch.bfloat16)[0].double() - exact).detach().norm())
-        for fused in (True, False)
-    ]
-    assert errors[0] < errors[1]
+    rounded = [results(build(torch.bfloat16, fused=fused), torch.bfloat16)[0].double() for fused in (True, False)]
+    assert float((rounded[0] - exact).detach().norm()) < float((rounded[1] - exact).detach().norm())
 
 
 def test_adapters_of_another_state_or_type_are_left_to_peft() -> None:

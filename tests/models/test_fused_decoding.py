@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,15 +10,8 @@ from rounding import LOG_PROBS
 
 from cepo.models.fused_decoding import FusedDecoding, fused_decoder
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-}
+SIZES: dict[str, Any] = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3}
+SIZES |= {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16}
 
 
 def text_model(**changes: Any) -> Any:
@@ -90,28 +82,12 @@ def test_an_adapter_is_in_the_fused_weights() -> None:
 def test_what_is_not_known_is_left_to_the_models_own_pass() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    assert fused_decoder(LlamaForCausalLM(LlamaConfig(**SIZES))) is None
-    assert fused_decoder(text_model().bfloat16()) is None
-    assert fused_decoder(text_model(attention_bias=True)) is None
-    assert fused_decoder(text_model(use_sliding_window=True, sliding_window=4, max_window_layers=1)) is None
+    windowed = text_model(use_sliding_window=True, sliding_window=4, max_window_layers=1)
+    for unknown in (
+        LlamaForCausalLM(LlamaConfig(**SIZES)),
+        text_model().bfloat16(),
+        text_model(attention_bias=True),
+        windowed,
+    ):
+        assert fused_decoder(unknown) is None
     assert fused_decoder(text_model()) is not None
-
-
-@torch.no_grad()
-def test_the_rotation_gets_positions_with_the_models_axes(tiny_model_folder: Path) -> None:
-    """transformers 5.18 takes no others, and 5.19 takes (1, B) too."""
-    from generator_cases import reference_model
-
-    model = reference_model(tiny_model_folder)
-    seen: list[torch.Size] = []
-    model.model.language_model.rotary_emb.register_forward_pre_hook(
-        lambda _, arguments: seen.append(arguments[1].shape)
-    )
-    ids = torch.arange(6)[None]
-    positions = ids.expand(3, 1, -1)
-    cache = model(input_ids=ids, position_ids=positions, use_cache=True).past_key_values
-    decoder = fused_decoder(model)
-    assert decoder is not None
-    prompt = [(layer.keys, layer.values) for layer in cache.layers]
-    FusedDecoding(decoder, [prompt], [0, 0]).logits(torch.tensor([7, 8]), torch.tensor([6, 6]))
-    assert seen == [(3, 1, 6), (3, 1, 2)]

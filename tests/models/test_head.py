@@ -36,18 +36,15 @@ NEEDS_TRITON = pytest.mark.skipif(
 
 def build_head(*, trained: bool, bias: bool = False, dtype: torch.dtype = torch.float32) -> nn.Linear:
     head = nn.Linear(HIDDEN, VOCABULARY, bias=bias, dtype=dtype).requires_grad_(trained)
-    with torch.no_grad():
-        head.weight.copy_(torch.randn(VOCABULARY, HIDDEN, generator=torch.Generator().manual_seed(1)))
+    head.weight.data.copy_(torch.randn(VOCABULARY, HIDDEN, generator=torch.Generator().manual_seed(1)))
     return head
 
 
 def realistic_head(*, trained: bool, bias: bool = False) -> Float32LogitsHead:
     """In bf16, with a largest logit of about 24 for the hidden states of `draw`."""
-    plain = build_head(trained=trained, bias=bias, dtype=torch.bfloat16)
     model = nn.Module()
-    model.lm_head = plain
-    with torch.no_grad():
-        plain.weight.mul_(2)
+    model.lm_head = plain = build_head(trained=trained, bias=bias, dtype=torch.bfloat16)
+    plain.weight.data.mul_(2)
     use_float32_logits(model)
     head = model.lm_head
     assert isinstance(head, Float32LogitsHead)
@@ -110,14 +107,13 @@ def test_head_log_probs_and_gradients_are_the_dense_ones(
 @pytest.mark.parametrize(("trained", "forward", "backward"), [(False, 2, 0), (True, 1, 3)])
 def test_under_a_frozen_head_backward_skips_the_vocabulary(trained: bool, forward: int, backward: int) -> None:
     head, (hidden, targets, factors) = build_head(trained=trained), draw()
-    product = 2 * TOKENS * HIDDEN * VOCABULARY
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False) as there:
         found = target_log_probs(hidden, head, targets, temperature=1.0, chunk_tokens=8)
-    assert counter.get_total_flops() == forward * product
     loss = (factors * found).sum()
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False) as back:
         loss.backward()
-    assert counter.get_total_flops() == backward * product
+    product = 2 * TOKENS * HIDDEN * VOCABULARY
+    assert (there.get_total_flops(), back.get_total_flops()) == (forward * product, backward * product)
 
 
 def test_a_trained_bf16_head_sums_its_chunks_in_float32() -> None:
@@ -203,11 +199,9 @@ for dtype, limit in ((torch.float32, 1e-5), (torch.bfloat16, 2**-8)):
             found = log_probs_in_place(logits, targets, 0.7, with_direction=with_direction)
             expected = _log_probs_by_torch(other, targets, 0.7, with_direction=with_direction)
             assert found.shape == expected.shape == (rows,)
-            gap = float((found - expected).abs().sum())
-            assert gap < 1e-4, (dtype, rows, vocabulary, gap)
+            assert float((found - expected).abs().sum()) < 1e-4, (dtype, rows, vocabulary)
             if with_direction and rows:
-                gap = float((logits - other).abs().max())
-                assert gap <= limit, (dtype, rows, vocabulary, gap)
+                assert float((logits - other).abs().max()) <= limit, (dtype, rows, vocabulary)
 try:
     log_probs_in_place(torch.zeros(4, 6).t(), torch.zeros(6, dtype=torch.long), 1.0, with_direction=False)
 except ValueError as error:
@@ -219,9 +213,8 @@ except ValueError as error:
 @pytest.mark.heavy
 def test_the_kernel_computes_what_torch_computes() -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", INTERPRETED]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("refused: the kernel needs contiguous logits in each row, but their stride is 6")
 
@@ -261,10 +254,8 @@ def test_the_kernel_compiles_for_the_cards_that_it_is_meant_for(
     assert f".target sm_{capability}" in ptx
     assert ".local" not in ptx, "registers are spilled to memory"
 
-    unconditional = re.finditer(
-        r"^\s*ld\.global", ptx, re.MULTILINE
-    )  # entries of a block are read where inside the row
-    reads_of_target = [found.start() for found in unconditional]
+    # Entries of a block are read on a condition: where they are inside the row.
+    reads_of_target = [found.start() for found in re.finditer(r"^\s*ld\.global", ptx, re.MULTILINE)]
     assert len(reads_of_target) == 2
     assert max(reads_of_target) < ptx.index("bar.sync") < ptx.index("st.global")
 

@@ -25,9 +25,7 @@ def text(name: str, content: str) -> Change:
 
 
 def changed(name: str, change: Callable[[Any], Any]) -> Change:
-    return lambda folder: text(name, json.dumps(change(json.loads((folder / name).read_text(encoding="utf-8")))))(
-        folder
-    )
+    return lambda folder: (folder / name).write_text(json.dumps(change(json.loads((folder / name).read_text("utf-8")))))
 
 
 def sizes(section: str, **entries: Any) -> Change:
@@ -55,15 +53,11 @@ def index(content: str) -> Change:
     return apply
 
 
-def without_added_tokens(tree: Any) -> Any:
-    return {key: tree[key] for key in tree if key != "added_tokens"}
-
-
 HOSTILE: dict[str, Change] = {
     "a deep config": text("config.json", "[" * 100_000),
     "a config that is a list": text("config.json", "[]"),
     "a number of 10,000 digits": text("config.json", '{"vocab_size": ' + "9" * 10_000 + "}"),
-    "a tokenizer without added_tokens": changed("tokenizer.json", without_added_tokens),
+    "a tokenizer without added_tokens": changed("tokenizer.json", lambda tree: tree.pop("added_tokens") and tree),
     "an empty tokenizer": text("tokenizer.json", "{}"),
     "a deep tokenizer": text("tokenizer.json", "[" * 100_000),
     "a negative vocabulary": sizes("text_config", vocab_size=-1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -22,10 +23,8 @@ def random_layout(seed: int, *, num_segments: int, longest: int) -> SegmentLayou
         path = path[: draw.randint(0, len(path))]
         parents.append(path[-1] if path else -1)
         path = [*path, index]
-    starts = [0]
-    for _ in parents:
-        starts.append(starts[-1] + draw.randint(1, longest))
-    ends = [starts[index + 1] for index in range(num_segments)]
+    starts = [0, *itertools.accumulate(draw.randint(1, longest) for _ in parents)]
+    ends = starts[1:]
     for index in range(num_segments - 1, 0, -1):
         if parents[index] >= 0:
             ends[parents[index]] = max(ends[parents[index]], ends[index])
@@ -34,18 +33,11 @@ def random_layout(seed: int, *, num_segments: int, longest: int) -> SegmentLayou
 
 def whole_mask(layout: SegmentLayout) -> Tensor:
     """(L, L), from the definition alone: a token sees itself and what stands before it in its own or an ancestor's segment."""
-    owner = [
-        index for index in range(len(layout.parents)) for _ in range(layout.starts[index], layout.starts[index + 1])
-    ]
-    ancestors: list[set[int]] = []
+    sizes, ancestors = torch.tensor(layout.starts).diff(), torch.eye(len(layout.parents), dtype=torch.bool)
     for index, parent in enumerate(layout.parents):
-        ancestors.append({index} | (ancestors[parent] if parent >= 0 else set()))
-    return torch.tensor(
-        [
-            [key <= query and owner[key] in ancestors[owner[query]] for key in range(len(owner))]
-            for query in range(len(owner))
-        ]
-    )
+        if parent >= 0:
+            ancestors[index] |= ancestors[parent]
+    return ancestors.repeat_interleave(sizes, 0).repeat_interleave(sizes, 1).tril()
 
 
 def tensors(layout: SegmentLayout, dtype: torch.dtype) -> list[Tensor]:
@@ -99,15 +91,13 @@ def blocks_of(mask: Tensor, counts: Tensor, indices: Tensor) -> Tensor:
 def seen_by_blocks(layout: SegmentLayout) -> tuple[Tensor, Tensor]:
     """(Q, K): whether any pair, and whether every pair of two blocks' tokens is visible, from the whole mask."""
     length = -(-layout.num_tokens // 128) * 128
-    some, every = torch.zeros(length, length, dtype=torch.bool), torch.ones(length, length, dtype=torch.bool)
-    some[: layout.num_tokens, : layout.num_tokens] = whole_mask(layout)
-    every[: layout.num_tokens, : layout.num_tokens] = whole_mask(layout)
-    number = length // 128
+    beyond, number = (0, length - layout.num_tokens) * 2, length // 128
+    some, every = (torch.nn.functional.pad(whole_mask(layout), beyond, value=filled) for filled in (False, True))
     return some.view(number, 128, number, 128).any(3).any(1), every.view(number, 128, number, 128).all(3).all(1)
 
 
 @pytest.mark.parametrize(
-    "starts_parents_ends",
+    ("starts", "parents", "ends"),
     [
         # A branch that ends one token into a block, with a block's first token, right before it, and in its middle.
         ((0, 1, 129, 300), (-1, 0, 0), (300, 129, 300)),
@@ -118,9 +108,8 @@ def seen_by_blocks(layout: SegmentLayout) -> tuple[Tensor, Tensor]:
     ],
 )
 def test_the_block_table_at_odd_starts_lists_visible_blocks(
-    starts_parents_ends: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]],
+    starts: tuple[int, ...], parents: tuple[int, ...], ends: tuple[int, ...]
 ) -> None:
-    starts, parents, ends = starts_parents_ends
     layout = SegmentLayout(starts=starts, parents=parents, branch_ends=ends)
     mask = block_mask(layout, torch.device("cpu"))
     some, every = seen_by_blocks(layout)
@@ -166,9 +155,8 @@ def test_compiled_attention_is_compiled_twice_for_6_layouts() -> None:
             attended = attend(query, key, value, block_mask(layout, torch.device("cpu")), 0.3)
             assert float((attended - dense(query, key, value, layout)).abs().max()) < 1e-5
         assert len(graphs) == 2
-        length = (
-            next(node for node in graphs[1].graph.nodes if node.target is FLEX).args[0].meta["example_value"].shape[2]
-        )
+        flex = next(node for node in graphs[1].graph.nodes if node.target is FLEX)
+        length = flex.args[0].meta["example_value"].shape[2]
         assert isinstance(length, torch.SymInt), "any number of blocks"
         assert statically_known_true(length % 128 == 0), "the kernels need no masks at a row's end"
         # Another model in the same process: half the heads, another width and scale.

@@ -38,10 +38,10 @@ def test_a_text_prompt_is_its_template_with_padded_ids_banned(text_model: Path) 
 def test_a_picture_for_a_text_model_is_refused_with_its_row(text_model: Path, tmp_path: Path) -> None:
     from PIL import Image
 
-    Image.new("RGB", (64, 64)).save(tmp_path / "a.png")
-    rows = [{"problem": "1 + 1?", "images": [], "answer": "2"}]
-    rows.append({"problem": "<image>How long?", "images": [str(tmp_path / "a.png")], "answer": "2"})  # type: ignore[dict-item]
-    file = tmp_path / "rows.jsonl"
+    image, file = tmp_path / "a.png", tmp_path / "rows.jsonl"
+    Image.new("RGB", (64, 64)).save(image)
+    questions: dict[str, list[str]] = {"1 + 1?": [], "<image>How long?": [str(image)]}
+    rows = [{"problem": text, "images": images, "answer": "2"} for text, images in questions.items()]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(DataError, match=r"row 1: the row has images, but the model's folder has no image processor"):
         ProblemSet(str(file), DataConfig(train_files=str(file), prompt_key="problem"), Processing(str(text_model)))

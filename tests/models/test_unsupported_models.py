@@ -15,23 +15,16 @@ from cepo.models.families import family_of, plain_head_gap
 from cepo.models.processing import Processing
 from cepo.sizing import shape_of
 
-SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "vocab_size": 128,
-}
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "vocab_size": 128}
+SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 2}
 
 
 def test_an_unsupported_vision_model_is_refused_by_name(tmp_path: Path) -> None:
     from transformers import PaliGemmaConfig
 
     PaliGemmaConfig().save_pretrained(tmp_path)
-    with pytest.raises(
-        ConfigError, match=r"model_type 'paligemma' .* not supported: its images are not read here"
-    ) as caught:
+    reason = r"model_type 'paligemma' .* not supported: its images are not read here"
+    with pytest.raises(ConfigError, match=reason) as caught:
         Processing(str(tmp_path))
     assert "Qwen2.5-VL" in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -31,41 +31,34 @@ from cepo.workers.merged_model import BaseModel, merge_checkpoint
 from cepo.workers.scoring_model import collate
 
 BuildActor = Callable[..., Actor]
+Checkpoint = Callable[[str], Path]
 Record = Callable[[str, object], None]
 """pytest's `record_property`: the figures of docs/models.md are in the report that `--junitxml` writes."""
 
 
-ALTERNATING = '''
-def alternating(samples):
-    """Every second response is right, so that each group has both."""
-    return [{"overall": number % 2, "accuracy": number % 2} for number in range(len(samples))]
-'''
-
-
 LogProbRounding = Callable[[str], float]
+
+ALTERNATING = """
+def alternating(samples):  # each group has right and wrong responses
+    return [{"overall": number % 2, "accuracy": number % 2} for number in range(len(samples))]
+"""
 
 
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     """The folder of a family's tiny checkpoint, written once."""
     return functools.cache(lambda family: write_checkpoint(family, tmp_path_factory.mktemp(family)))
 
 
 @pytest.fixture(scope="session")
-def log_prob_rounding(checkpoint: Callable[[str], Path]) -> LogProbRounding:
+def log_prob_rounding(checkpoint: Checkpoint) -> LogProbRounding:
     """Nats that two orders of summation may lie apart in a family's log-probs: measured once, on plain transformers' model."""
 
     @functools.cache
     def measured(family: str) -> float:
         folder = checkpoint(family)
-        model = plain_model(folder, family)
-        inputs = [plain_inputs(folder, text, images) for text, images in prompts_of(family)]
-        responses = [random_response(length, seed=length) for length in (5, 9)]
-
-        @torch.no_grad()
-        def log_probs() -> list[Tensor]:
-            return [plain_log_probs(model, each, response) for each in inputs for response in responses]
-
+        model, rows = plain_model(folder, family), rows_of(family, Processing(str(folder)))
+        log_probs = torch.no_grad()(functools.partial(expected_log_probs, model, folder, family, rows))
         return ORDERS * moved_by_one_unit(log_probs, model.parameters())
 
     return measured
@@ -100,13 +93,8 @@ def plain_inputs(folder: Path, text: str, images: list[Image.Image]) -> dict[str
     content: Any = [{"type": "image", "image": image} for image in images] + [{"type": "text", "text": text}]
     if not hasattr(processor, "image_processor"):
         content = text
-    return processor.apply_chat_template(
-        [{"role": "user", "content": content}],
-        tokenize=True,
-        add_generation_prompt=True,
-        return_dict=True,
-        return_tensors="pt",
-    )
+    options = {"tokenize": True, "add_generation_prompt": True, "return_dict": True, "return_tensors": "pt"}
+    return processor.apply_chat_template([{"role": "user", "content": content}], **options)
 
 
 def plain_model(folder: Path, family: str) -> Any:
@@ -121,10 +109,9 @@ def plain_log_probs(model: Any, inputs: dict[str, Tensor], response: tuple[int, 
     inputs = dict(inputs)
     start = inputs["input_ids"].shape[1]
     inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([response])], dim=1)
-    for name in ("attention_mask", "mm_token_type_ids", "token_type_ids"):
-        if name in inputs:
-            filled = torch.full((1, len(response)), int(name == "attention_mask"))
-            inputs[name] = torch.cat([inputs[name], filled], dim=1)
+    for name in {"attention_mask", "mm_token_type_ids", "token_type_ids"} & set(inputs):
+        filled = torch.full((1, len(response)), int(name == "attention_mask"))
+        inputs[name] = torch.cat([inputs[name], filled], dim=1)
     logits = model(**inputs).logits[0, start - 1 : -1]
     return logits.log_softmax(dim=1).gather(1, torch.tensor(response)[:, None])[:, 0]
 
@@ -159,7 +146,7 @@ def test_each_model_type_has_a_tiny_checkpoint_or_shares_one() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_log_probs_and_gradients_are_those_of_plain_transformers(
     family: str,
-    checkpoint: Callable[[str], Path],
+    checkpoint: Checkpoint,
     build_actor: BuildActor,
     log_prob_rounding: LogProbRounding,
     record_property: Record,
@@ -173,16 +160,14 @@ def test_log_probs_and_gradients_are_those_of_plain_transformers(
     scores = actor.score(rows)
     assert actor.passes.packed == processing.family.packs
     assert actor.passes.packed or actor.module.why_padded == processing.family.why_padded
-    gap = largest_gap(scores, [each.detach() for each in expected])
-    record_property("log_probs", gap)
-    assert gap < log_prob_rounding(family)
     weights = [0.3 * (-1) ** number for number in range(len(rows))]
     sum(weight * each.sum() for weight, each in zip(weights, expected, strict=True)).backward()
     batch = collate(rows, processing=processing, device=torch.device("cpu"))
     log_probs = actor.module(batch)[0].split([len(row.response_ids) for row in rows])
-    packed_gap = largest_gap(scores, [each.detach() for each in log_probs])
-    record_property("packed", packed_gap)
-    assert packed_gap < log_prob_rounding(family)
+    for name, found in (("log_probs", expected), ("packed", log_probs)):
+        gap = largest_gap(scores, [each.detach() for each in found])
+        record_property(name, gap)
+        assert gap < log_prob_rounding(family)
     sum(weight * each.sum() for weight, each in zip(weights, log_probs, strict=True)).backward()
     known = dict(model.named_parameters())
     squares, length, tower_is_reached = 0.0, 0.0, False
@@ -201,7 +186,7 @@ def test_log_probs_and_gradients_are_those_of_plain_transformers(
 @pytest.mark.heavy
 @pytest.mark.parametrize("family", ONE_OF_A_KIND)
 def test_on_a_4_bit_base_log_probs_are_those_of_engine_weights(
-    family: str, checkpoint: Callable[[str], Path], build_actor: BuildActor, log_prob_rounding: LogProbRounding
+    family: str, checkpoint: Checkpoint, build_actor: BuildActor, log_prob_rounding: LogProbRounding
 ) -> None:
     folder = checkpoint(family)
     processing = Processing(str(folder))
@@ -240,19 +225,14 @@ REFUSED = {
 """What vLLM's CPU build cannot sample, or samples otherwise than transformers computes."""
 
 EVERY_DAY = {
-    "vllm": {
-        ("qwen3_vl_moe", "grpo, full"), ("qwen3_5", "cepo, LoRA"), ("qwen2_5_vl", "cepo, LoRA"), ("qwen3", "cepo, LoRA"),
-    },
-    "transformers": {("gemma3", "cepo, full"), ("qwen3_5_moe", "grpo, LoRA"), ("qwen3", "cepo, full")},
-}  # fmt: skip
+    *((family, "vllm", "cepo, LoRA") for family in ("qwen3_5", "qwen2_5_vl", "qwen3")),
+    *((family, "transformers", "cepo, full") for family in ("gemma3", "qwen3")),
+    *(("qwen3_vl_moe", "vllm", "grpo, full"), ("qwen3_5_moe", "transformers", "grpo, LoRA")),
+}
 """Experts, linear attention, another vision tower, and text alone; most runs of these tests train Qwen3-VL with either engine."""
+ONE_MORE = pytest.mark.nightly("each is one more engine and run of seconds")
 RUNS = [
-    pytest.param(
-        *each,
-        marks=()
-        if each in REFUSED or (each[0], each[2]) in EVERY_DAY[each[1]]
-        else pytest.mark.nightly("each is one more engine and run of seconds"),
-    )
+    pytest.param(*each, marks=() if each in {*REFUSED, *EVERY_DAY} else ONE_MORE)
     for family in FAMILIES
     for each in (
         (family, "vllm", "cepo, LoRA"),
@@ -271,7 +251,7 @@ def test_two_steps_train_and_the_engine_gets_the_weights(
     family: str,
     engine: str,
     setting: str,
-    checkpoint: Callable[[str], Path],
+    checkpoint: Checkpoint,
     train: Train,
     tmp_path: Path,
     record_property: Record,
@@ -326,7 +306,7 @@ def test_two_steps_train_and_the_engine_gets_the_weights(
 @pytest.mark.heavy
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_merged_folder_has_the_checkpoints_names_and_shapes(
-    family: str, checkpoint: Callable[[str], Path], build_actor: BuildActor, tmp_path: Path
+    family: str, checkpoint: Checkpoint, build_actor: BuildActor, tmp_path: Path
 ) -> None:
     folder = checkpoint(family)
     actor = build_actor(folder=folder)

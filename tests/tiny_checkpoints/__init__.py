@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tiny_checkpoints import others, qwen
-from tiny_checkpoints.parts import Parts
 from tiny_checkpoints.published import publish
 
 _STANDARD_DEVIATION = 0.1
 
 TEXT_FAMILIES = ("qwen2", "qwen3")
-_BUILDERS: dict[str, Callable[[], Parts]] = {
-    build.__name__: build
-    for build in (
-        *(qwen.qwen2, qwen.qwen3, qwen.qwen2_vl, qwen.qwen2_5_vl, qwen.qwen3_vl, qwen.qwen3_vl_moe),
-        *(qwen.qwen3_5, qwen.qwen3_5_moe),
-        *(others.internvl, others.smolvlm, others.idefics3, others.gemma3, others.llava_onevision),
-    )
-}
+_BUILDERS = qwen.FAMILIES | others.FAMILIES
 FAMILIES = tuple(_BUILDERS)
 VISION_FAMILIES = tuple(family for family in FAMILIES if family not in TEXT_FAMILIES)
 
@@ -28,12 +19,8 @@ VISION_FAMILIES = tuple(family for family in FAMILIES if family not in TEXT_FAMI
 def write_checkpoint(family: str, folder: Path, *, seed: int = 0) -> Path:
     """Writes configuration, weights, tokenizer, chat template, processor and generation config of a tiny model.
 
-    The folder can be read by transformers' Auto classes and by vLLM. The same seed gives the same weights, which are large
-    enough that the model's distributions are not flat and depend on the image.
-
-    Args:
-        family: one of `FAMILIES`, which are the configuration's `model_type`.
-        folder: made if it is missing.
+    The folder can be read by transformers' Auto classes and by vLLM. The weights are large enough that the model's
+    distributions are not flat and depend on the image. `family` is the configuration's `model_type`.
     """
     from transformers import GenerationConfig
 

@@ -55,3 +55,28 @@ def text_sizes(tokenizer: Any, **others: Any) -> dict[str, Any]:
         "pad_token_id": tokenizer.pad_token_id,
         "dtype": "float32",
     } | others
+
+
+def assemble(
+    name: str,
+    tokenizer: Any,
+    *,
+    config: dict[str, Any],
+    processor: str | None = None,
+    images: tuple[str, dict[str, Any]] | None = None,
+    videos: tuple[str, dict[str, Any]] | None = None,
+    options: dict[str, Any] | None = None,
+    **parts: Any,
+) -> Parts:
+    """Builds configuration and processor from transformers' classes, each given by its name's start and its arguments."""
+    import transformers
+
+    made = getattr(transformers, f"{name}Config")(**config)
+    if images is None:
+        return Parts(config=made, processor=tokenizer)
+    of_kinds = {"image_processor": ("ImageProcessor", images), "video_processor": ("VideoProcessor", videos)}
+    readers = {
+        kind: getattr(transformers, given[0] + end)(**given[1]) for kind, (end, given) in of_kinds.items() if given
+    }
+    whole: Any = getattr(transformers, f"{processor or name}Processor")
+    return Parts(config=made, processor=whole(tokenizer=tokenizer, **readers, **options or {}), **parts)

@@ -30,12 +30,9 @@ def byte_level_tokenizer(
     kind: str = "Qwen2Tokenizer",
     named: dict[str, str] | None = None,
 ) -> Any:
-    """The embedded world's byte-level BPE with `special_tokens` behind its pieces.
+    """The embedded world's byte-level BPE with all `special_tokens` behind its pieces.
 
-    Args:
-        special_tokens: texts of all special tokens, `end`, `pad`, `unknown` and `begin` among them.
-        kind: the class of transformers that the family's real checkpoints name.
-        named: attributes of the tokenizer that hold one special token each, such as `image_token`.
+    `kind` is the class that the family's real checkpoints name; `named` are the tokenizer's attributes for one token each.
     """
     import transformers
 

@@ -100,7 +100,7 @@ def test_the_right_side_is_shown_by_right_rollouts(group: RolloutGroup, config: 
             and (each.answer is not None if config.source == "peer_answer" else bool(each.response_ids))
             and not (config.exclude_self and each.index == own.index)
         ]
-        if not config.from_peer:
+        if not config.source.startswith("peer_"):
             assert reference is not None
             check_content(reference, group, config.source, config.num_tokens)
         elif reference is not None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cepo.errors import ConfigError
-from cepo.models.families.family import EngineUse, Family, ImageFeatures, ImageReader
 from cepo.models.families.processed import Gemma3, LlavaOneVision, ProcessedFamily
 from cepo.models.families.qwen import GridFamily, Qwen3VLMoe, Qwen35
+from cepo.models.inputs import EngineUse, Family, ImageFeatures, ImageReader
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -64,12 +64,7 @@ def family_of(
 ) -> Family:
     """Returns the family of a transformers configuration. An unlisted text model is tested once per process.
 
-    Args:
-        section: the settings that the error names.
-        trust_remote_code: whether Python code from the checkpoint may run.
-
-    Raises:
-        ConfigError: the architecture is not supported; the message names those that are.
+    Raises `ConfigError`, which names `section`: the architecture is not supported.
     """
     family = _BY_TYPE.get(config.model_type)
     has_tower = getattr(config, "vision_config", None) is not None  # text models' configurations lack the entry
@@ -102,22 +97,17 @@ def family_of(
 LARGEST_GAP = 1e-5
 """The largest accepted gap in nats between the model's own float32 log-probs and those of a plain head."""
 
-_LAYERS, _VOCABULARY, _TOKENS = 2, 1024, 8
-
 
 def plain_head_gap(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> float:
     """Returns the largest gap between the log-probs of a plain head and those of the model's own forward pass.
 
     The model has two layers, a small vocabulary and random weights. A gap reveals scaled or capped logits, or a last
-    layer that is not the head.
-
-    Raises:
-        ConfigError: such a model cannot be built or run.
+    layer that is not the head. Raises `ConfigError`: such a model cannot be built or run.
     """
     from transformers import AutoModelForCausalLM
 
     small = copy.deepcopy(config)
-    small.num_hidden_layers, small.vocab_size = min(_LAYERS, small.num_hidden_layers), _VOCABULARY
+    small.num_hidden_layers, small.vocab_size = min(2, small.num_hidden_layers), 1024
     small.pad_token_id = small.bos_token_id = small.eos_token_id = None
     if getattr(small, "layer_types", None):  # only some configurations list their layers
         small.layer_types = small.layer_types[: small.num_hidden_layers]
@@ -127,7 +117,7 @@ def plain_head_gap(config: PreTrainedConfig, *, trust_remote_code: bool = False)
             model: Any = AutoModelForCausalLM.from_config(
                 small, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=trust_remote_code
             ).eval()
-            inputs = {"input_ids": torch.arange(_TOKENS)[None], "position_ids": torch.arange(_TOKENS)[None]}
+            inputs = {"input_ids": torch.arange(8)[None], "position_ids": torch.arange(8)[None]}
             own = model(**inputs, use_cache=False).logits.log_softmax(-1)
             plain = model.lm_head(model.model(**inputs, use_cache=False).last_hidden_state).log_softmax(-1)
     except (AttributeError, TypeError, ValueError, RuntimeError, KeyError, IndexError, ImportError) as error:

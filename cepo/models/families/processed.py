@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,14 +20,19 @@ from PIL import Image
 from torch import Tensor
 
 from cepo.errors import DataError
-from cepo.models.families.family import EncodeText, EngineUse, Family, ImageFeatures, ImageReader
-from cepo.models.inputs import ImageInputs, ImageSource, Video
+from cepo.models.inputs import (
+    EncodeText,
+    EngineUse,
+    Family,
+    ImageFeatures,
+    ImageInputs,
+    ImageReader,
+    ImageSource,
+    Video,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
-
-_SIZES_KEPT = 4096
-"""The number of image sizes whose token counts are cached; each count needs a call of the processor with an image."""
 
 
 class ProcessedReader(ImageReader):
@@ -39,7 +45,7 @@ class ProcessedReader(ImageReader):
         self._processor, self._tower_inputs = processor, family.tower_inputs
         self._placeholder: str = processor.tokenizer.convert_ids_to_tokens(self.placeholder_id)
         self._between: str = processor.tokenizer.eos_token
-        self._tokens_of_size = lru_cache(maxsize=_SIZES_KEPT)(self._num_tokens)
+        self._tokens_of_size = lru_cache(maxsize=4096)(self._num_tokens)  # each count needs a call of the processor
 
     def read(
         self, images: Sequence[Image.Image], source: ImageSource | None = None, videos: Sequence[Video] = ()
@@ -87,13 +93,8 @@ class ProcessedReader(ImageReader):
 
     def _parted(self, token_ids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         between = self._processor.tokenizer.eos_token_id
-        parts: list[list[int]] = [[]]
-        for token in token_ids:
-            if token == between:
-                parts.append([])
-            else:
-                parts[-1].append(token)
-        return tuple(map(tuple, parts))
+        ends = [-1, *(at for at, token in enumerate(token_ids) if token == between), len(token_ids)]
+        return tuple(tuple(token_ids[start + 1 : end]) for start, end in pairwise(ends))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,16 @@ from jaxtyping import Int64
 from PIL.Image import Image
 from torch import Tensor
 
-from cepo.models.families.family import EncodeText, EngineUse, Family, ImageFeatures, ImageReader
-from cepo.models.inputs import ImageInputs, ImageSource, Video
+from cepo.models.inputs import (
+    EncodeText,
+    EngineUse,
+    Family,
+    ImageFeatures,
+    ImageInputs,
+    ImageReader,
+    ImageSource,
+    Video,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
