@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator
 
 from cepo.config.paths import File, located_data
 from cepo.sections import NOT_DECISIVE, Count, CountOrOff, Natural, Positive, section
@@ -51,11 +51,9 @@ class DataConfig:
     teacher_image_key: str | None = None
     """Column with the images that teachers see instead of the row's, as many as those: crops, for example, or annotated
     figures. A row without any shows its own; null: all rows do."""
-    image_hosts: list[str] = Field(
-        default_factory=list[str],
-        description="Hosts (`name` or `name:port`, by https; `http://name` allows http) from which images given as "
-        "addresses are downloaded. Empty: an address is an error.",
-    )
+    image_hosts: list[str] = []
+    """Hosts (`name` or `name:port`, by https; `http://name` allows http) from which images given as addresses are
+    downloaded. Empty: an address is an error."""
     video_key: str = "videos"
     """Column with the list of videos; a row may have none. Needs the extra `video`."""
     video_fps: Positive = 2.0

@@ -77,3 +77,34 @@ def test_python_3_6_reads_the_first_file_and_3_10_is_refused(tmp_path: Path) -> 
 def test_a_commands_own_argument_has_two_spellings(words: list[str]) -> None:
     options = cli.commands["evaluate"].make_context("evaluate", [*words, "a.b=1"]).params
     assert (options["out"], options["dry_run"], options["settings"]) == ("a", True, ("a.b=1",))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("tr", ["plain,train"]),
+        ("report _", ["file,_"]),
+        ("merge --ou", ["plain,--out"]),
+        ("completion f", ["plain,fish"]),
+    ],
+)
+def test_a_shells_completion_is_told_commands_and_options(
+    words: str, expected: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the script of `cepo completion bash` asks for it."""
+    variables = {
+        "_CEPO_COMPLETE": "bash_complete",
+        "COMP_WORDS": f"cepo {words}",
+        "COMP_CWORD": f"{len(words.split())}",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        main([])
+    assert capsys.readouterr().out.splitlines() == expected
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_completion_script_asks_the_program(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    assert f"_CEPO_COMPLETE={shell}_complete" in capsys.readouterr().out

@@ -284,9 +284,10 @@ def messages() -> dict[str, str]:
 
 
 def as_on_the_page(text: str, folder: Path, model: str) -> str:
-    for part, name in ((str(folder), "DIR"), (model, "MODEL"), (f"{REPOSITORY}", "cepo"), ("<", "&lt;"), ("|", "\\|")):
+    names = {str(folder): "DIR", model: "MODEL", sys.executable: "python", str(REPOSITORY): "cepo", "<": "&lt;"}
+    for part, name in names.items():
         text = text.replace(part, name)
-    return " ".join(text.split())
+    return " ".join(text.replace("|", "\\|").split())
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=[mistake.name for mistake in MISTAKES])
@@ -316,7 +317,7 @@ def test_a_mistake_ends_soon_with_the_remedy_on_the_page(
     output = shown.out + shown.err + caplog.text
     mistake.require(code, output, world)
     (model,) = (word.partition("=")[2] for word in run if "model_path" in word)
-    assert messages[mistake.name].removesuffix("...") in as_on_the_page(output, world, model)
+    assert messages[mistake.name].removesuffix("...").strip() in as_on_the_page(output, world, model)
     if not mistake.loads_model:
         assert not (world / "run").exists()
 

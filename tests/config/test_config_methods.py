@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 from config_arguments import REQUIRED, load, message_of
 
-from cepo.algorithms import Estimator, base, build_estimator, register_estimator
-from cepo.algorithms.base import section_of
+from cepo.algorithms import Estimator, base, register_estimator
 from cepo.config import record_tree
-from cepo.config.moved_keys import with_present_keys
 from cepo.errors import ConfigError
 from cepo.types import TokenBatch, TokenSignal
 
@@ -61,15 +59,6 @@ def test_a_record_has_only_the_settings_that_the_method_reads() -> None:
     recorded = record_tree(load("algorithm.adv_estimator=grpo", "algorithm.teacher.source=ema"))["algorithm"]
     assert recorded["advantage"] == {"ddof": 1, "scale": "std"}
     assert not {"teacher", "weight", "gamma"} & set(recorded)
-
-
-def test_a_record_of_0_3_is_read_with_the_present_keys() -> None:
-    old = {"algorithm": {"adv_estimator": "cepo", "cepo": {"clip_radius": 0.2, "teacher": {"source": "ema"}}}}
-    found = with_present_keys(old)["algorithm"]
-    assert (found["weight"], found["teacher"]) == ({"clip_radius": 0.2}, {"source": "ema"})
-    assert build_estimator("cepo", section_of("cepo", found)).teacher.source == "ema"
-    present = {"algorithm": {"adv_estimator": "rlcsd", "weight": {"clip_radius": 0.2}, "rlcsd": {"num_wrong": 2}}}
-    assert with_present_keys(present) == present
 
 
 def test_a_plugins_field_cannot_be_named_as_a_shared_section(monkeypatch: pytest.MonkeyPatch) -> None:
