@@ -24,15 +24,11 @@ Joined = Annotated[str, BeforeValidator(_joined, json_schema_input_type=str | li
 """Text with one or more names, separated by commas or as a list."""
 
 
-def _located_sources(text: str) -> str:
-    return ",".join(map(located_data, parts_of(text)))
-
-
 @section
 class DataConfig:
     """`data.*`: the sources of the problems and how prompts are made from them."""
 
-    train_files: Annotated[Joined, AfterValidator(_located_sources)]
+    train_files: Annotated[Joined, AfterValidator(lambda text: ",".join(map(located_data, parts_of(text))))]
     """Training set: hub name `org/name@split`, local file or folder, or `microgeo:train`. Give several as a list, or
     separated by commas."""
     train_weights: list[Positive] | None = None

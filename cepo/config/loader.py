@@ -62,7 +62,10 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
 
 
 def _read_run(tree: Tree, origins: Origins) -> RunConfig:
-    tree["algorithm"] = algorithm = with_texts(tree["algorithm"], _located)
+    algorithm = with_texts(
+        tree["algorithm"], lambda text: located(text) if text.startswith(("configs/", "examples/")) else text
+    )
+    tree["algorithm"] = algorithm
     written: Tree = {name: algorithm.pop(name) for name in available_estimators() if name in algorithm}
     for name, section in written.items():
         _require_own_keys(name, section or {}, origins)
@@ -199,10 +202,6 @@ def _method(merged: Tree, origins: Origins) -> str:
         return estimator_class(chosen).name
     except ConfigError as error:
         raise origins.error(key, str(error)) from None
-
-
-def _located(text: str) -> str:
-    return located(text) if text.startswith(("configs/", "examples/")) else text
 
 
 def _escaped(value: object) -> Any:
