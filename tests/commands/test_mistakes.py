@@ -50,6 +50,16 @@ MISTAKES = {
     "a missing response": "show a b config={base} --response nope",
     "an evaluation without config=": "evaluate",
     "an evaluation of a missing checkpoint": "evaluate checkpoint={folder}/no",
+    "a misspelt option": "evaluate chekpoint=x",
+    "dashes before an unknown option": "evaluate --m=4",
+    "an evaluation on a missing file": "evaluate config={base} data=no/such.parquet",
+    "an evaluation on nothing": "evaluate config={base} data.val_files=null",
+    "several greedy responses": "evaluate config={base} n=4 temperature=0",
+    "no response per problem": "evaluate config={base} n=0",
+    "an unknown protocol": "evaluate protocol=papers",
+    "an unclear dry run": "evaluate config={base} dry_run=ture",
+    "a comparison of one evaluation": "evaluate compare=one",
+    "a comparison of folders without evaluations": "evaluate compare=one,two",
     "TRL's name of a setting": "train {run} --num_generations 8",
     "verl's name of a setting": "train {run} actor_rollout_ref.rollout.n=8",
     "an older EasyR1's reward type": "train {run} worker.reward.reward_type=sequential",
@@ -251,7 +261,7 @@ def test_a_mistake_ends_soon_with_the_message_on_the_page(
     require_message(messages[name], shown.out + shown.err + caplog.text, world)
     assert code == 2
     if name not in SHOWN_AT_WORK:
-        assert not (world / "run").exists()
+        assert not [each for each in ("run", "evaluations") if (world / each).exists()]
 
 
 @pytest.mark.parametrize("name", AS_COMMANDS)
