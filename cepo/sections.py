@@ -127,10 +127,6 @@ class Fault(NamedTuple):
     key: str
     message: str
 
-    @property
-    def in_value(self) -> bool:
-        return self.rank == 1
-
 
 class SectionError(ConfigError):
     """A section cannot be read; the message has one line for each fault."""

@@ -55,7 +55,7 @@ class Origins:
         try:
             return read_section(kind, tree, path=path, texts=self.arguments, elsewhere=elsewhere)
         except SectionError as error:
-            faults = [each for each in error.faults if not each.in_value or each.key.split("[")[0] in self.places]
+            faults = [each for each in error.faults if each.rank != 1 or each.key.split("[")[0] in self.places]
             messages = [str(self.error(fault.key, fault.message)) for fault in faults or error.faults]
             raise ConfigError("\n".join(messages)) from None
 

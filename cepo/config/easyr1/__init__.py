@@ -85,20 +85,15 @@ def engine_key_of(key: str) -> WithoutEffect | None:
     return next((ENGINE_KEYS[name] for name in around if name in ENGINE_KEYS), None)
 
 
-def refuse_names_elsewhere(key: str, origins: Origins) -> None:
-    """Raises `ConfigError` for a name of verl or TRL, with our name of the setting."""
-    for name, own in TABLE.elsewhere.items():
-        if f"{key}.".startswith(f"{name}."):
-            ours = own + key.removeprefix(name)
-            raise origins.error(key, f"unknown key '{key}'. This is another program's name; here it is {ours}.")
-
-
 def without_engine_keys(tree: Tree, origins: Origins) -> tuple[Tree, list[str]]:
     """Returns the resolved tree without keys that have no effect or no value, and the dotted keys without effect."""
     kept: Tree = {}
     without_effect: list[str] = []
     for key, value in leaves(tree, whole=EASYR1_KEYS):
-        refuse_names_elsewhere(key, origins)
+        for name, own in TABLE.elsewhere.items():  # of verl and TRL
+            if f"{key}.".startswith(f"{name}."):
+                ours = own + key.removeprefix(name)
+                raise origins.error(key, f"unknown key '{key}'. This is another program's name; here it is {ours}.")
         reason, entry = TABLE.unavailable.get(key, {}).get(str(value)), engine_key_of(key)
         if reason is not None:
             raise origins.error(key, f"{key}={value}: {reason}")
