@@ -271,7 +271,7 @@ def test_training_on_a_gpu_of_40_mb_ends_with_code_2(tmp_path: Path) -> None:
 
 
 def test_in_the_documents_table_a_larger_card_never_trains_less() -> None:
-    """Longer responses never train more. That the table is the code's is held by tests/repository/test_docs.py."""
+    """Longer responses never train more. That the table is the code's is held by tests/repository/test_repository.py."""
     page = (REPOSITORY / "docs" / "memory.md").read_text(encoding="utf-8")
     table = page.partition("<!-- memory: begin, generated -->\n")[2].partition("\n<!-- memory: end -->")[0]
     cells = [[cell.strip() for cell in line.strip("|").split("|")][3:] for line in table.splitlines()[2:]]
