@@ -330,8 +330,9 @@ def test_a_benchmark_named_in_markup_is_compared(tmp_path: Path) -> None:
     assert main(["evaluate", f"compare={tmp_path / 'first'},{tmp_path / 'second'}"]) == 0
 
 
-EVALUATED = irregular("config.yaml", "global_step_2/actor/lora_adapter/adapter_config.json") | {
-    "aliases of aliases": text("config.yaml", BOMB)
+EVALUATED = irregular("config.yaml") | {
+    "aliases of aliases": text("config.yaml", BOMB),
+    "a pipe for the adapter's settings": pipe("global_step_2/actor/lora_adapter/adapter_config.json"),
 }
 
 
@@ -352,8 +353,9 @@ def test_a_hostile_checkpoint_is_refused(
 
 
 ADAPTERS: dict[str, Attack] = {
-    **irregular(*(f"lora_adapter/{name}" for name in ("adapter_config.json", "adapter_model.safetensors"))),
-    **irregular("lora_adapter/quantization_config.json"),
+    **irregular("lora_adapter/adapter_model.safetensors", "lora_adapter/quantization_config.json"),
+    "settings from elsewhere": link("lora_adapter/adapter_config.json", "victim/secret.txt"),
+    "huge settings": huge("lora_adapter/adapter_config.json"),
     "settings in a list": text("lora_adapter/adapter_config.json", "[]"),
     "deep settings": text("lora_adapter/adapter_config.json", "[" * 100_000),
     "a rank of text": text("lora_adapter/adapter_config.json", '{"r": "many"}'),
