@@ -147,15 +147,9 @@ def read_section(
     """Reads the section `kind` from a mapping. Missing keys keep their defaults, also inside nested sections.
 
     Text that spells a number or a boolean is converted, as are 0 and 1 for a boolean. Where text is expected, a number
-    is replaced by its entry in `texts`. No other value changes its type.
-
-    Args:
-        path: the dotted key of the section itself.
-        texts: by dotted key, the original text of values that YAML read as numbers.
-        elsewhere: dotted keys outside the schema that may be suggested in place of an unknown one.
-
-    Raises:
-        SectionError: unknown key, wrong type, value out of bounds, or a required setting is missing.
+    is replaced by its entry in `texts`, the original text of values that YAML read as numbers, by dotted key. No other value
+    changes its type. `path` is the dotted key of the section itself; the dotted keys `elsewhere` may be suggested in place
+    of an unknown one. Raises `SectionError` for an unknown key, a wrong type, a value out of bounds, or a missing setting.
     """
     adapter = TypeAdapter(kind)
     given = merged_trees(default_tree(kind), cast("Tree", tree)) if isinstance(tree, Mapping) else tree

@@ -43,16 +43,11 @@ _INTERPOLATION = re.compile(r"(?<!\\)(?:\\\\)*\$\{")
 
 
 def recorded_for_evaluation(file: Path, given: Collection[str], *, also: Collection[str] = ()) -> Source:
-    """Returns data, model, sampling and verdict settings of a run, which an evaluation's own arguments override.
+    """Returns data, model, sampling and verdict settings of a run's `config.yaml`, without the keys `given` elsewhere.
 
-    Args:
-        file: the run's `config.yaml`.
-        given: keys that the command line sets, for which the file's values are ignored.
-        also: further sections to read, which must not name files.
-
-    Raises:
-        ConfigError: a needed setting names a reward file that is not part of cepo, a chat template or a format prompt
-            outside the run folder, or is a reference, which may read the environment.
+    `also` are further sections to read, which must not name files. Raises `ConfigError` if a needed setting names a reward
+    file that is not part of cepo, a chat template or a format prompt outside the run folder, or is a reference, which may
+    read the environment.
     """
     kept, places = _kept(file, (*_EVALUATED, *also), given)
     for key in _FUNCTIONS:

@@ -91,8 +91,7 @@ def read_files(path: str) -> list[Source]:
 def read_file(path: Path, *, within: Path | None = None) -> tuple[Source, Path | None]:
     """Reads one YAML file; returns it without its `base` key, and the base file named there.
 
-    Raises:
-        ConfigError: the file breaks the policy of `cepo.foreign_files` (`within` as there), or is not a YAML mapping.
+    Raises `ConfigError` if it breaks the policy of `cepo.foreign_files` (`within` as there), or is not a YAML mapping.
     """
     try:
         text = read_text(path, within=within)
