@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -23,13 +21,6 @@ pytestmark = pytest.mark.heavy
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BASE = REPOSITORY / "configs" / "microgeo" / "base.yaml"
-AS_COMMANDS = (
-    "a YAML file without config=",
-    "a missing library of the reward",
-    pytest.param("a wrong image column", marks=pytest.mark.nightly("imports torch in a process of its own")),
-)
-
-
 MISTAKES = {
     "a misspelt command": "trian config=x.yaml",
     "a missing command": "base.yaml",
@@ -262,16 +253,3 @@ def test_a_mistake_ends_soon_with_the_message_on_the_page(
     assert code == 2
     if name not in SHOWN_AT_WORK:
         assert not [each for each in ("run", "evaluations") if (world / each).exists()]
-
-
-@pytest.mark.parametrize("name", AS_COMMANDS)
-def test_some_mistakes_as_commands_of_their_own_end_alike(
-    name: str, run: list[str], world: Path, messages: dict[str, str]
-) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(world)}
-    words = [sys.executable, "-m", "cepo", *typed(name, run, world)]
-    done = subprocess.run(
-        words, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    require_message(messages[name], done.stdout + done.stderr, world)
-    assert done.returncode == 2
