@@ -124,12 +124,7 @@ def push(checkpoint: Path | str, name: str, *, private: bool = True) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The results of an evaluation.
-
-    Attributes:
-        folder: where they were written.
-        results: the content of `evaluation.json`.
-    """
+    """The results of an evaluation: the `folder` they were written to, and the content of `evaluation.json`."""
 
     folder: Path
     results: Fields

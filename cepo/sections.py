@@ -127,10 +127,6 @@ class Fault(NamedTuple):
     key: str
     message: str
 
-    @property
-    def in_value(self) -> bool:
-        return self.rank == 1
-
 
 class SectionError(ConfigError):
     """A section cannot be read; the message has one line for each fault."""
@@ -151,15 +147,9 @@ def read_section(
     """Reads the section `kind` from a mapping. Missing keys keep their defaults, also inside nested sections.
 
     Text that spells a number or a boolean is converted, as are 0 and 1 for a boolean. Where text is expected, a number
-    is replaced by its entry in `texts`. No other value changes its type.
-
-    Args:
-        path: the dotted key of the section itself.
-        texts: by dotted key, the original text of values that YAML read as numbers.
-        elsewhere: dotted keys outside the schema that may be suggested in place of an unknown one.
-
-    Raises:
-        SectionError: unknown key, wrong type, value out of bounds, or a required setting is missing.
+    is replaced by its entry in `texts`, the original text of values that YAML read as numbers, by dotted key. No other value
+    changes its type. `path` is the dotted key of the section itself; the dotted keys `elsewhere` may be suggested in place
+    of an unknown one. Raises `SectionError` for an unknown key, a wrong type, a value out of bounds, or a missing setting.
     """
     adapter = TypeAdapter(kind)
     given = merged_trees(default_tree(kind), cast("Tree", tree)) if isinstance(tree, Mapping) else tree

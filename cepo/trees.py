@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, TypeGuard
 
 Tree = dict[str, Any]
@@ -50,10 +50,10 @@ def put(tree: Tree, key: str, value: object) -> None:
     tree[name] = value
 
 
-def leaves(tree: object, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the dotted keys of nested mappings with their values; an empty mapping is a value."""
-    if is_mapping(tree) and tree:
+def leaves(tree: object, path: str = "", *, whole: Container[str] = ()) -> Iterator[tuple[str, Any]]:
+    """Yields the dotted keys of nested mappings with their values; empty mappings, and those at `whole` keys, are values."""
+    if is_mapping(tree) and tree and path not in whole:
         for key, value in tree.items():
-            yield from leaves(value, f"{path}.{key}" if path else str(key))
+            yield from leaves(value, f"{path}.{key}" if path else str(key), whole=whole)
     else:
         yield path, tree

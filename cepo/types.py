@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from cepo.metrics import Metric, Metrics
-from cepo.sections import section
+from cepo.sections import Count, Positive, section
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
@@ -30,27 +30,23 @@ class DivergenceConfig:
     M = b P_T + (1-b) P_S. The family is not continuous at its ends: `jsd` / b tends to forward KL as b tends to 0.
     """
 
-    kind: Literal["forward_kl", "reverse_kl", "jsd"] = Field(
-        default="forward_kl",
-        description="forward_kl: KL(teacher || student); reverse_kl: KL(student || teacher); jsd: Jensen-Shannon.",
-    )
-    jsd_weight: float = Field(default=0.5, gt=0, lt=1, description="Weight of the teacher in the mixture of jsd.")
-    support: Literal["full", "topk", "sampled"] = Field(
-        default="full",
-        description="Vocabulary entries that are compared. full: all; topk: the most probable, with one bucket for "
-        "the rest; sampled: the sampled token only (policy-gradient form, reverse_kl only).",
-    )
-    topk: int = Field(default=100, ge=1, description="Number of entries with support=topk.")
-    topk_from: Literal["student", "teacher"] = Field(
-        default="student", description="Whose most probable entries support=topk takes."
-    )
-    clip: float | None = Field(default=None, gt=0, description="Upper bound, applied as clip_mode says; null: none.")
-    clip_mode: Literal["token", "vocab_entry"] = Field(
-        default="token", description="What clip bounds: a token's divergence, or each vocabulary entry's part of it."
-    )
-    importance_clip: float | None = Field(
-        default=None, gt=0, description="Weight each token by P_S / P_old, at most this; null: no importance weight."
-    )
+    kind: Literal["forward_kl", "reverse_kl", "jsd"] = "forward_kl"
+    """forward_kl: KL(teacher || student); reverse_kl: KL(student || teacher); jsd: Jensen-Shannon."""
+    jsd_weight: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Weight of the teacher in the mixture of jsd."""
+    support: Literal["full", "topk", "sampled"] = "full"
+    """Vocabulary entries that are compared. full: all; topk: the most probable, with one bucket for the rest; sampled:
+    the sampled token only (policy-gradient form, reverse_kl only)."""
+    topk: Count = 100
+    """Number of entries with support=topk."""
+    topk_from: Literal["student", "teacher"] = "student"
+    """Whose most probable entries support=topk takes."""
+    clip: Positive | None = None
+    """Upper bound, applied as clip_mode says; null: none."""
+    clip_mode: Literal["token", "vocab_entry"] = "token"
+    """What clip bounds: a token's divergence, or each vocabulary entry's part of it."""
+    importance_clip: Positive | None = None
+    """Weight each token by P_S / P_old, at most this; null: no importance weight."""
 
     @model_validator(mode="after")
     def _sampled_is_reverse(self) -> Self:

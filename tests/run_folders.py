@@ -25,7 +25,7 @@ def write_run(
     folder: Path,
     rows: Sequence[tuple[int, Mapping[str, float]]],
     *,
-    config: str = "algorithm:\n  adv_estimator: cepo\n  cepo:\n    clip_radius: 0.5\n",
+    config: str = "algorithm:\n  adv_estimator: cepo\n  weight:\n    clip_radius: 0.5\n",
     groups: Sequence[GroupRecord] = (),
     generations: Mapping[int, Sequence[Mapping[str, object]]] | None = None,
 ) -> Path:

@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("cepo.commands.evaluate")
 
 _SAMPLING = ("n", "temperature", "top_p", "top_k", "presence_penalty")
-_PROTOCOLS = {
-    "paper": {"n": "1", "temperature": "1", "top_p": "1", "top_k": "40", "presence_penalty": "2", "tokens": "32000"}
-}
-"""The sampling settings of published figures; the paper's are in its section on experiments."""
+_PAPERS = {"n": "1", "temperature": "1", "top_p": "1", "top_k": "40", "presence_penalty": "2", "tokens": "32000"}
+"""The sampling settings of `protocol=paper`, from the paper's section on experiments."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +101,7 @@ def make_plan(options: Mapping[str, str], settings: Sequence[str]) -> Plan:
 
 def _with_sampling(options: Mapping[str, str], settings: Sequence[str]) -> list[str]:
     """Returns the settings with those of the protocol and of the options for sampling, which come first."""
-    sampling = {**_PROTOCOLS.get(options.get("protocol", ""), {}), **options}
+    sampling = {**(_PAPERS if "protocol" in options else {}), **options}
     tokens = [f"data.max_response_length={sampling['tokens']}"] if "tokens" in sampling else []
     chosen = [f"worker.rollout.val_override_config.{key}={sampling[key]}" for key in _SAMPLING if key in sampling]
     return [*tokens, *settings, *chosen]

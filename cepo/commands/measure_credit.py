@@ -63,7 +63,7 @@ def make_credit_plan(
 
 def measure(plan: CreditPlan, *, dry_run: bool = False) -> list[str]:
     """Measures as planned and writes the results, or only counts the work; returns the last lines to print."""
-    from cepo.credit.measurement import CreditMeasurement
+    from cepo.credit.measurement import measured
     from cepo.credit.session import opened
     from cepo.credit.tables import PAGE_FILE, credit_tables, write_credit_page
     from cepo.hardware import require_usable_torch
@@ -73,10 +73,11 @@ def measure(plan: CreditPlan, *, dry_run: bool = False) -> list[str]:
     log_to_stderr()
     require_usable_torch()
     with opened(with_embedded_world(plan.config), plan.actor) as session:
-        measurement = CreditMeasurement(plan.out, session, plan.methods, checkpoint=plan.checkpoint, **plan.numbers)
+        work, results = measured(
+            plan.out, session, plan.methods, checkpoint=plan.checkpoint, dry_run=dry_run, **plan.numbers
+        )
         if dry_run:
-            return measurement.lines()
-        results = measurement.run()
+            return [work]
         tables = credit_tables(results)
         write_atomically(plan.out / "credit.md", "\n".join(table.markdown() for table in tables))
         page = write_credit_page(results, plan.out / PAGE_FILE)

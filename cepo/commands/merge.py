@@ -47,8 +47,11 @@ def merge_and_upload(
     written = merge_checkpoint(actor, out, model, dtype=dtype)
     print_plain(f"written: {out} ({str(written).removeprefix('torch.')})")
     if upload is not None:
-        write_card_of(actor, out, base=model.path, adapter=None)
         import huggingface_hub
+
+        from cepo.commands.model_card import write_card
+
+        write_card(actor, out, base_model=model.path, adapter=None)
 
         with _hub_errors(f"{out} is whole; once the cause is gone, publish it with `hf upload {upload} {out}`"):
             commit = huggingface_hub.upload_folder(repo_id=upload, folder_path=out, commit_message="Merged by cepo")
@@ -76,23 +79,11 @@ def prepare_repository(name: str, *, private: bool) -> None:
         huggingface_hub.create_repo(name, private=private, exist_ok=True)
 
 
-def write_card_of(actor: Path, folder: Path, *, base: str | None, adapter: str | None) -> None:
-    """Writes the card of an actor's run into a folder; does nothing without the run's metrics."""
-    from cepo.commands.model_card import write_card
-    from cepo.tracking.run_folder import METRICS_FILE
-
-    checkpoint = actor.resolve().parent
-    step = checkpoint.name.removeprefix("global_step_")
-    if (checkpoint.parent / METRICS_FILE).is_file():
-        write_card(
-            checkpoint.parent, folder, base_model=base, step=int(step) if step.isdecimal() else None, adapter=adapter
-        )
-
-
 def publish_checkpoint(checkpoint: Path, name: str, *, private: bool) -> str:
     """Implements `cepo.push`. The run's record has no secrets, but it has paths of this machine."""
     import huggingface_hub
 
+    from cepo.commands.model_card import write_card
     from cepo.workers.merged_model import ADAPTER, actor_folder, adapter_base
 
     actor = actor_folder(checkpoint).resolve()
@@ -106,7 +97,7 @@ def publish_checkpoint(checkpoint: Path, name: str, *, private: bool) -> str:
     if (record := whole.parent / CONFIG_FILE).is_file():
         files[CONFIG_FILE] = record
     with tempfile.TemporaryDirectory() as made:
-        write_card_of(actor, Path(made), base=adapter_base(actor), adapter="." if adapter.is_dir() else None)
+        write_card(actor, Path(made), base_model=adapter_base(actor), adapter="." if adapter.is_dir() else None)
         files |= {path.name: path for path in Path(made).iterdir()}
         additions = [huggingface_hub.CommitOperationAdd(target, path) for target, path in files.items()]
         with _hub_errors(f"{checkpoint} remains as it is"):

@@ -10,7 +10,7 @@ import cepo
 from cepo.config.paths import find_path
 from cepo.report.page import result_lines, save_curves, summary_rows
 from cepo.report.recorded_run import RunData, load_run
-from cepo.tracking.run_folder import read_environment
+from cepo.tracking.run_folder import METRICS_FILE, read_environment
 
 CARD_FILE = "README.md"
 CURVES_FILE = "curves.png"
@@ -23,20 +23,21 @@ _SHOWN = """
 _VERSIONS = ("cepo", "torch", "transformers", "peft", "vllm")
 
 
-def write_card(
-    run_folder: Path, folder: Path, *, base_model: str | None, step: int | None, adapter: str | None
-) -> None:
-    """Writes `README.md` and `curves.png` of the run that made the weights into `folder`, which is to be published.
+def write_card(actor: Path, folder: Path, *, base_model: str | None, adapter: str | None) -> None:
+    """Writes `README.md` and `curves.png` of an actor's run into `folder`, which is to be published.
 
-    Figures are those at the checkpoint's `step`, if it is known; the image shows the whole run. `adapter` is the adapter's
-    folder within `folder`, None for whole weights. Paths of this machine are shortened to names. Raises `DataError` if the
-    run's metrics are missing or damaged.
+    Figures are those at the checkpoint's step, if it is known; the image shows the whole run. `adapter` is the adapter's
+    folder within `folder`, None for whole weights. Paths of this machine are shortened to names. Without the run's metrics
+    nothing is written; raises `DataError` if they are damaged.
     """
-    run = load_run(run_folder)
-    if step is not None:
-        run = replace(run, rows=[row for row in run.rows if row.step <= step])
+    checkpoint = actor.resolve().parent
+    if not (checkpoint.parent / METRICS_FILE).is_file():
+        return
+    run, step = load_run(checkpoint.parent), checkpoint.name.removeprefix("global_step_")
+    if step.isdecimal():
+        run = replace(run, rows=[row for row in run.rows if row.step <= int(step)])
     weights = "Weights" if adapter is None else "A LoRA adapter"
-    after = "" if step is None else f", after step {step}"
+    after = f", after step {step}" if step.isdecimal() else ""
     parts = [
         _front_matter(run, base_model, adapter),
         f"# {run.name}",
@@ -51,7 +52,7 @@ def write_card(
         _section("Versions", _versions(run)),
     ]
     if run.rows:
-        save_curves(run_folder, folder / CURVES_FILE)
+        save_curves(run.folder, folder / CURVES_FILE)
     (folder / CARD_FILE).write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
 
 

@@ -3,7 +3,6 @@
 from cepo.config.checks import check_config
 from cepo.config.loader import dump_config, dump_for_record, load_config, record_tree
 from cepo.config.paths import find_path, split_function
-from cepo.config.plan import plan_lines
 from cepo.config.schema import RunConfig
 
 __all__ = [
@@ -13,7 +12,6 @@ __all__ = [
     "dump_for_record",
     "find_path",
     "load_config",
-    "plan_lines",
     "record_tree",
     "split_function",
 ]

@@ -27,8 +27,7 @@ _DATA_ENDINGS = (".parquet", ".json", ".jsonl", ".csv", ".arrow")
 def check_config(config: RunConfig) -> list[str]:
     """Checks all settings of a run together and returns its plan for the log, one fact per line.
 
-    Raises:
-        ConfigError: a value or a method's section is invalid, two settings are in conflict, or a file is missing.
+    Raises `ConfigError` if a value or a method's section is invalid, two settings are in conflict, or a file is missing.
     """
     _check_batches(config)
     _check_lengths(config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator
 
 from cepo.config.paths import File, located_data
 from cepo.sections import NOT_DECISIVE, Count, CountOrOff, Natural, Positive, section
@@ -24,15 +24,11 @@ Joined = Annotated[str, BeforeValidator(_joined, json_schema_input_type=str | li
 """Text with one or more names, separated by commas or as a list."""
 
 
-def _located_sources(text: str) -> str:
-    return ",".join(map(located_data, parts_of(text)))
-
-
 @section
 class DataConfig:
     """`data.*`: the sources of the problems and how prompts are made from them."""
 
-    train_files: Annotated[Joined, AfterValidator(_located_sources)]
+    train_files: Annotated[Joined, AfterValidator(lambda text: ",".join(map(located_data, parts_of(text))))]
     """Training set: hub name `org/name@split`, local file or folder, or `microgeo:train`. Give several as a list, or
     separated by commas."""
     train_weights: list[Positive] | None = None
@@ -51,11 +47,9 @@ class DataConfig:
     teacher_image_key: str | None = None
     """Column with the images that teachers see instead of the row's, as many as those: crops, for example, or annotated
     figures. A row without any shows its own; null: all rows do."""
-    image_hosts: list[str] = Field(
-        default_factory=list[str],
-        description="Hosts (`name` or `name:port`, by https; `http://name` allows http) from which images given as "
-        "addresses are downloaded. Empty: an address is an error.",
-    )
+    image_hosts: list[str] = []
+    """Hosts (`name` or `name:port`, by https; `http://name` allows http) from which images given as addresses are
+    downloaded. Empty: an address is an error."""
     video_key: str = "videos"
     """Column with the list of videos; a row may have none. Needs the extra `video`."""
     video_fps: Positive = 2.0

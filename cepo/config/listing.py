@@ -23,19 +23,12 @@ REQUIRED = object()
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One dotted key of the configuration.
-
-    Attributes:
-        default: its default value, or `REQUIRED`.
-        accepted: its type and bounds, in words.
-        choices: its accepted values; empty if they are too many to list.
-        help: its meaning.
-    """
+    """One dotted key of the configuration."""
 
     key: str
-    default: object
-    accepted: str
-    choices: tuple[str, ...]
+    default: object  # or `REQUIRED`
+    accepted: str  # type and bounds, in words
+    choices: tuple[str, ...]  # the accepted values; empty if they are too many to list
     help: str
 
     @property

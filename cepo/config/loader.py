@@ -13,8 +13,8 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from cepo import interrupts
 from cepo.algorithms import available_estimators, estimator_class, load_plugin, section_of
 from cepo.algorithms.base import SHARED, own_fields, path_of, presets_of
+from cepo.algorithms.settings import SharedSettings
 from cepo.config.easyr1 import EASYR1_KEYS, refuse_fork_keys, report_engine_keys, without_engine_keys
-from cepo.config.moved_keys import SHARED_KEYS, present_key
 from cepo.config.paths import located
 from cepo.config.private import digest, environment_references, with_references, without_secrets
 from cepo.config.schema import RunConfig, RunSettings
@@ -27,6 +27,7 @@ from cepo.trees import Fields, Tree, is_dict, is_mapping, leaves, texts_of, with
 logger = logging.getLogger(__name__)
 
 _KEYWORDS = "worker.reward.reward_function_kwargs"
+_SHARED_KEYS = [key for key, _ in leaves(default_tree(SharedSettings))]
 # Runs with another trainer.seed alone would otherwise see the same rows and, at first, the same responses.
 _ONE_SEED: Tree = {"data": {"seed": "${trainer.seed}"}, "worker": {"rollout": {"seed": "${trainer.seed}"}}}
 
@@ -61,7 +62,10 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
 
 
 def _read_run(tree: Tree, origins: Origins) -> RunConfig:
-    tree["algorithm"] = algorithm = with_texts(tree["algorithm"], _located)
+    algorithm = with_texts(
+        tree["algorithm"], lambda text: located(text) if text.startswith(("configs/", "examples/")) else text
+    )
+    tree["algorithm"] = algorithm
     written: Tree = {name: algorithm.pop(name) for name in available_estimators() if name in algorithm}
     for name, section in written.items():
         _require_own_keys(name, section or {}, origins)
@@ -83,8 +87,10 @@ def _require_own_keys(name: str, section: object, origins: Origins) -> None:
         raise origins.error(path, f"{path} must be a section with keys, got {section!r}.")
     for key, _ in leaves(section):
         if key and key.partition(".")[0] not in own:
-            new = present_key(key)
-            near = did_you_mean(key, [*own, *SHARED_KEYS]) if new is None else f" Did you mean 'algorithm.{new}'?"
+            name_now = {"gae_lambda": "lam"}.get(key, key)
+            moved = [each for each in _SHARED_KEYS if f".{each}".endswith(f".{name_now}")]
+            near = did_you_mean(key, [*own, *_SHARED_KEYS])
+            near = f" Did you mean 'algorithm.{min(moved, key=len)}'?" if moved else near
             raise origins.error(f"{path}.{key}", f"unknown key '{path}.{key}'.{near}")
 
 
@@ -196,10 +202,6 @@ def _method(merged: Tree, origins: Origins) -> str:
         return estimator_class(chosen).name
     except ConfigError as error:
         raise origins.error(key, str(error)) from None
-
-
-def _located(text: str) -> str:
-    return located(text) if text.startswith(("configs/", "examples/")) else text
 
 
 def _escaped(value: object) -> Any:

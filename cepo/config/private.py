@@ -36,12 +36,11 @@ def environment_references(tree: Mapping[str, object]) -> dict[Path, object]:
     leaves = dict(_leaves(tree, ()))
     found = {path: value for path, value in leaves.items() if any(map(_ENVIRONMENT.search, texts_of(value)))}
     while True:
-        more = {
-            path: value
-            for path, value in leaves.items()
-            if path not in found
-            and any(_reaches(name, found) for text in texts_of(value) for name in _REFERENCE.findall(text))
-        }
+        more: dict[Path, object] = {}
+        for path, value in leaves.items():
+            named = [tuple(name.split(".")) for text in texts_of(value) for name in _REFERENCE.findall(text)]
+            if path not in found and any(at[: len(to)] == to[: len(at)] for to in named for at in found):
+                more[path] = value
         if not more:
             return found
         found.update(more)
@@ -94,8 +93,3 @@ def _leaves(tree: Mapping[str, object], path: Path) -> Iterator[tuple[Path, obje
             yield from _leaves(value, below)
         else:
             yield below, value
-
-
-def _reaches(name: str, found: Mapping[Path, object]) -> bool:
-    parts = tuple(name.split("."))
-    return any(path[: len(parts)] == parts or parts[: len(path)] == path for path in found)

@@ -43,25 +43,22 @@ _INTERPOLATION = re.compile(r"(?<!\\)(?:\\\\)*\$\{")
 
 
 def recorded_for_evaluation(file: Path, given: Collection[str], *, also: Collection[str] = ()) -> Source:
-    """Returns data, model, sampling and verdict settings of a run, which an evaluation's own arguments override.
+    """Returns data, model, sampling and verdict settings of a run's `config.yaml`, without the keys `given` elsewhere.
 
-    Args:
-        file: the run's `config.yaml`.
-        given: keys that the command line sets, for which the file's values are ignored.
-        also: further sections to read, which must not name files.
-
-    Raises:
-        ConfigError: a needed setting names a reward file that is not part of cepo, a chat template or a format prompt
-            outside the run folder, or is a reference, which may read the environment.
+    `also` are further sections to read, which must not name files. Raises `ConfigError` if a needed setting names a reward
+    file that is not part of cepo, a chat template or a format prompt outside the run folder, or is a reference, which may
+    read the environment.
     """
     kept, places = _kept(file, (*_EVALUATED, *also), given)
-    named = [(key, name) for key in _FUNCTIONS if kept.get(key) is not None for name in _function_names(kept[key])]
-    for key, name in named:
-        if not _is_shipped(split_function(name)[0]):
-            raise ConfigError(
-                f"{places.get(key, file)}: the run was rewarded by {name}, a file that is not part of cepo and would run "
-                f"here. If you trust it, give {key}={name}, or config={file} for the whole configuration"
-            )
+    for key in _FUNCTIONS:
+        value = kept.get(key)
+        names = [] if value is None else value if is_list(value) else parts_of(str(value))
+        for name in map(str, names):
+            if not _is_shipped(split_function(name)[0]):
+                raise ConfigError(
+                    f"{places.get(key, file)}: the run was rewarded by {name}, a file that is not part of cepo and would run "
+                    f"here. If you trust it, give {key}={name}, or config={file} for the whole configuration"
+                )
     for key in (CHAT_TEMPLATE, FORMAT_PROMPT):
         _require_own_file(kept, key, file, f"{key}=")
     return Source(_tree(kept), Origins(places))
@@ -136,11 +133,6 @@ def _leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 def _below(key: str, sections: Collection[str]) -> bool:
     return any(key == section or key.startswith(f"{section}.") for section in sections)
-
-
-def _function_names(value: object) -> list[str]:
-    names = value if is_list(value) else parts_of(str(value))
-    return [str(name) for name in names]
 
 
 def _is_shipped(file: str) -> bool:

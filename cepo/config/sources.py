@@ -55,7 +55,7 @@ class Origins:
         try:
             return read_section(kind, tree, path=path, texts=self.arguments, elsewhere=elsewhere)
         except SectionError as error:
-            faults = [each for each in error.faults if not each.in_value or each.key.split("[")[0] in self.places]
+            faults = [each for each in error.faults if each.rank != 1 or each.key.split("[")[0] in self.places]
             messages = [str(self.error(fault.key, fault.message)) for fault in faults or error.faults]
             raise ConfigError("\n".join(messages)) from None
 
@@ -91,8 +91,7 @@ def read_files(path: str) -> list[Source]:
 def read_file(path: Path, *, within: Path | None = None) -> tuple[Source, Path | None]:
     """Reads one YAML file; returns it without its `base` key, and the base file named there.
 
-    Raises:
-        ConfigError: the file breaks the policy of `cepo.foreign_files` (`within` as there), or is not a YAML mapping.
+    Raises `ConfigError` if it breaks the policy of `cepo.foreign_files` (`within` as there), or is not a YAML mapping.
     """
     try:
         text = read_text(path, within=within)

@@ -15,80 +15,66 @@ from cepo.credit import agreement
 from cepo.credit.session import Session
 from cepo.credit.signals import Arm, MethodSignal, credit_arms, signals_of, value_arms
 from cepo.credit.stored import Continuations, claim_folder, kept_rollouts
-from cepo.credit.truth import Prefix, Truth, assemble, chosen_tokens, needed_prefixes
+from cepo.credit.truth import Truth, assemble, chosen_tokens, needed_prefixes
 from cepo.models.processing import Processing
 from cepo.tracking.run_folder import encode_line, finite_or_none, png_bytes, write_atomically
 from cepo.trainer.asking import Rollouts
 from cepo.trees import Tree
 
-RESULTS_FILE = "credit.json"
 
+def measured(
+    folder: Path,
+    session: Session,
+    methods: Mapping[str, Estimator],
+    *,
+    checkpoint: str | None,
+    responses: int,
+    tokens: int,
+    continuations: int,
+    dry_run: bool,
+) -> tuple[str, Tree]:
+    """Measures at most so many `responses` and `tokens` of each, resumed from the samples in `folder`.
 
-class CreditMeasurement:
-    """A measurement of at most so many `responses` and `tokens` of each, resumed from the samples in `folder`.
-
-    `continuations` is M, the number per prefix; with 0 only the teachers' knowledge is measured. Raises a `CepoError` if
-    the folder holds a measurement with other settings, or if sampling, grading or reading fails.
+    `continuations` is M, the number per prefix; with 0 only the teachers' knowledge is measured. Returns a line on the work
+    and the results, which are also written; a dry run samples no continuations and has none. Raises a `CepoError` if the
+    folder holds a measurement with other settings, or if sampling, grading or reading fails.
     """
-
-    def __init__(
-        self,
-        folder: Path,
-        session: Session,
-        methods: Mapping[str, Estimator],
-        *,
-        checkpoint: str | None,
-        responses: int,
-        tokens: int,
-        continuations: int,
-    ) -> None:
-        effort = {"num_responses": responses, "num_tokens": tokens, "num_continuations": continuations}
-        claim_folder(folder, {"measures": "credit", "checkpoint": checkpoint, **effort}, session.config)
-        self._folder, self._session, self._methods = folder, session, methods
-        self._checkpoint = checkpoint
-        self.seed = session.config.worker.rollout.seed
-        self.rollouts: Rollouts = kept_rollouts(folder, session)
-        self.chosen = chosen_tokens(self.rollouts, num_responses=responses, num_tokens=tokens, seed=self.seed)
-        self.number = continuations
-        self.prefixes: list[Prefix] = needed_prefixes(self.rollouts, self.chosen) if self.number else []
-        self.continuations = Continuations(folder, session, self.rollouts, number=self.number)
-
-    def lines(self) -> list[str]:
-        """Describes the work: what is measured, and how many continuations are left."""
-        number, left = len(self.prefixes), len(self.continuations.missing(self.prefixes))
-        return [
-            f"{len(self.chosen)} responses, {sum(map(len, self.chosen.values())):,} tokens; {number * self.number:,} "
-            f"continuations ({number:,} prefixes, {self.number} each), {left * self.number:,} of them are left"
-        ]
-
-    def run(self) -> Tree:
-        """Samples the missing continuations, then writes and returns the results."""
-        self.continuations.sample(self.prefixes)
-        signals = signals_of(self.rollouts, self._methods, self._session)
-        results: Tree = {
-            "description": self._session.description(self._checkpoint),
-            "knowledge": agreement.knowledge(signals, self.rollouts, seed=self.seed),
-        }
-        if self.number:
-            truth = assemble(self.rollouts, self.chosen, self.continuations.done)
-            results["counts"] = self._counts(truth)
-            results |= compared(truth, self.rollouts, signals, seed=self.seed)
-            _write_traces(self._folder, self.rollouts, truth, signals, self._session.processing)
-        write_atomically(self._folder / RESULTS_FILE, json.dumps(results, indent=1) + "\n")
-        return results
-
-    def _counts(self, truth: Truth) -> Tree:
-        done = [self.continuations.done[prefix.name] for prefix in self.prefixes]
-        return {
+    effort = {"num_responses": responses, "num_tokens": tokens, "num_continuations": continuations}
+    claim_folder(folder, {"measures": "credit", "checkpoint": checkpoint, **effort}, session.config)
+    seed = session.config.worker.rollout.seed
+    rollouts = kept_rollouts(folder, session)
+    chosen = chosen_tokens(rollouts, num_responses=responses, num_tokens=tokens, seed=seed)
+    prefixes = needed_prefixes(rollouts, chosen) if continuations else []
+    continued = Continuations(folder, session, rollouts, number=continuations)
+    number, left = len(prefixes), len(continued.missing(prefixes))
+    work = (
+        f"{len(chosen)} responses, {sum(map(len, chosen.values())):,} tokens; {number * continuations:,} continuations "
+        f"({number:,} prefixes, {continuations} each), {left * continuations:,} of them are left"
+    )
+    if dry_run:
+        return work, {}
+    continued.sample(prefixes)
+    signals = signals_of(rollouts, methods, session)
+    results: Tree = {
+        "description": session.description(checkpoint),
+        "knowledge": agreement.knowledge(signals, rollouts, seed=seed),
+    }
+    if continuations:
+        truth = assemble(rollouts, chosen, continued.done)
+        results["counts"] = {
             "problems": len(set(truth.problem.tolist())),
-            "responses": len(self.chosen),
+            "responses": len(chosen),
             "tokens": len(truth.token),
             "decisive_tokens": int((abs(truth.credit) > agreement.DECISIVE).sum()),
-            "prefixes": len(self.prefixes),
-            "continuations": len(self.prefixes) * self.number,
-            "tokens_sampled": sum(each.num_tokens for each in done),
-            "share_right": float(self.rollouts.correct.double().mean()),
+            "prefixes": number,
+            "continuations": number * continuations,
+            "tokens_sampled": sum(continued.done[prefix.name].num_tokens for prefix in prefixes),
+            "share_right": float(rollouts.correct.double().mean()),
         }
+        results |= compared(truth, rollouts, signals, seed=seed)
+        _write_traces(folder, rollouts, truth, signals, session.processing)
+    write_atomically(folder / "credit.json", json.dumps(results, indent=1) + "\n")
+    return work, results
 
 
 def compared(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal], *, seed: int) -> Tree:

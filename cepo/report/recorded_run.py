@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from cepo.config.listing import written
-from cepo.config.moved_keys import with_present_keys
 from cepo.config.paths import checkpoint_folders
 from cepo.config.recorded import without_interpolation
 from cepo.config.sources import read_file
@@ -140,4 +139,4 @@ def _read_config(path: Path) -> Tree:
         source, _ = read_file(path, within=path.parent)
     except ConfigError as error:
         raise DataError(str(error)) from error
-    return with_present_keys({str(key): value for key, value in without_interpolation(source.tree).items()})
+    return {str(key): value for key, value in without_interpolation(source.tree).items()}

@@ -1,4 +1,4 @@
-"""The chain world's problems, images, demonstrations and files, against a solver and a reader of images of their own."""
+"""The chain world against a solver and a reader of images of their own, and the oracle's values against arithmetic by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from cepo.microgeo.world import split_problems, write_problems
-from cepo.rewards.answers import answers_equal, extract_answer
+from cepo.rewards.answers import extract_answer
+from lab.support.chain_values import Chances, steps_of, token_advantages, values_along
 from lab.worlds.chain import (
     NUM_NAMINGS,
     WARM_START,
@@ -134,19 +135,14 @@ def test_demonstrations_are_as_noisy_as_the_rates_say() -> None:
 
 
 @pytest.mark.parametrize("stream", STREAMS)
-def test_another_solver_finds_each_answer(stream: str) -> None:
-    for index in range(200):
-        problem = generate_chain_problem(1, index, stream=stream)
-        assert solved(problem.question, problem.seen) == problem.answer
-
-
-@pytest.mark.parametrize("stream", ["train", "longer"])
-def test_each_image_shows_all_that_the_question_leaves_out(stream: str) -> None:
+def test_another_solver_finds_each_answer_in_the_image(stream: str) -> None:
+    """Each image shows all that the question leaves out."""
     for index in range(150):
-        problem = generate_chain_problem(2, index, stream=stream)
+        problem = generate_chain_problem(1, index, stream=stream)
         image = draw_chain(problem)
         assert image.size == (96, 128)
-        assert solved(problem.question, figures_in(image)) == problem.answer, (problem.seen, figures_in(image))
+        seen = figures_in(image) if stream in ("train", "longer") else problem.seen
+        assert solved(problem.question, seen) == problem.answer, (problem.seen, seen)
 
 
 def test_every_computation_of_a_right_response_holds() -> None:
@@ -215,12 +211,6 @@ def test_the_tokenizer_covers_all_texts_of_the_chain_world() -> None:
     assert np.mean([80 <= length <= 200 for length in lengths]) >= 0.95
 
 
-def test_the_reward_tells_right_places_from_others() -> None:
-    assert answers_equal("(14, 12, 17)", "(14,12,17)")
-    for wrong in ("(14,12,18)", "(12,14,17)", "(14,12)", "(14,12,17,17)", "17", ""):
-        assert not answers_equal(wrong, "(14,12,17)")
-
-
 def test_the_chains_files_have_geo3ks_columns_and_the_solution(tmp_path: Path) -> None:
     problems = split_problems(0, 40, 6, CHAIN)
     assert [len(split) for split in problems] == [40, 6, 6, 6, 6, 6]
@@ -231,3 +221,72 @@ def test_the_chains_files_have_geo3ks_columns_and_the_solution(tmp_path: Path) -
     assert table.column_names == ["images", "problem", "answer", "id", "family", "solution"]
     for row, problem in zip(table.to_pylist(), problems[3], strict=True):
         assert row["answer"] == problem.answer == extract_answer(row["solution"])
+
+
+SOLUTION = "A triangle 10+5=15. B diamond back to 10. Row 1 10. \\boxed{(10)}"
+CHANCES = {"triangle": 0.6, "diamond": 0.5, "row": 1.0, "box": 1.0, "again": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("response", "values"),
+    [
+        # After a right diamond 1, after a wrong one 0.2; so before it 0.5 + 0.5 * 0.2 = 0.6. After a wrong triangle
+        # 0.2 * 0.6 + 0.8 * 0.5 = 0.52, for the diamond repairs the place; before it 0.6 * 0.6 + 0.4 * 0.52 = 0.568.
+        (SOLUTION, [0.568, 0.6, 1, 1, 1]),
+        ("So A triangle 10+5=14. B diamond back to 10. Row 1 10. \\boxed{(10)}", [0.568, 0.52, 1, 1, 1]),
+        ("A triangle 10+5=15. B diamond back to 0. Row 1 0. \\boxed{(0)}", [0.568, 0.6, 0.2, 0, 0]),
+        (
+            "A triangle 10+5=15. B diamond back to 0. No, B diamond back to 10. Row 1 10. \\boxed{(10)}",
+            [0.568, 0.6, 0.2, 1, 1, 1],
+        ),
+        ("A triangle 10+5=15. Row 1 15. \\boxed{(15)}", [0.568, 0.6, 0, 0]),
+    ],
+)
+def test_the_worth_of_each_state_is_the_one_by_hand(response: str, values: list[float]) -> None:
+    assert values_along(steps_of(response), steps_of(SOLUTION), CHANCES).values == pytest.approx(values)
+
+
+def test_credit_is_on_what_decides_and_sums_to_reward_less_value() -> None:
+    response = "So A triangle 10+5=15. Now B diamond back to 0. Row 1 0. \\boxed{(0)}"
+    steps = steps_of(response)
+    walk = values_along(steps, steps_of(SOLUTION), CHANCES)
+    credits = token_advantages(steps, walk, list(response), 0.0)
+    assert len(credits) == len(response) + 1  # the end token
+    assert credits[response.index("10+")] == pytest.approx(0.6 - 0.568)
+    assert credits[response.index("0. Row")] == pytest.approx(0.2 - 0.6)
+    for start, end in (("So", " 10+"), (" Now", "0. Row")):
+        assert not any(credits[response.index(start) : response.index(end)])
+    # The step was wrong, and "No" instead of "Row" would have begun a correction.
+    assert credits[response.index(" Row")] == pytest.approx(0 - 0.2)
+    assert credits[-1] == 0.0
+    changes = [credits[step.end - 1] for step in steps]
+    assert sum(changes) == pytest.approx(0.0 - walk.values[0])
+
+
+def test_a_misread_figure_has_its_credit_from_the_name_on() -> None:
+    response = "A square 10-5=5. B diamond back to 10. Row 1 10. \\boxed{(10)}"
+    steps = steps_of(response)
+    credits = token_advantages(steps, values_along(steps, steps_of(SOLUTION), CHANCES), list(response), 1.0)
+    assert credits[0] == 0.0
+    assert credits[response.index("square")] == pytest.approx(0.52 - 0.568)
+
+
+def test_values_counted_from_walks_are_calibrated_on_others() -> None:
+    """In bins of predicted value, the share of right walks lies within 0.08 of the mean prediction."""
+    chances, predicted, right = Chances(), [], []
+    for index in range(1800):
+        problem = generate_chain_problem(1, index)
+        one = demonstrate_chain(problem, seed=0, rates=ChainNoise(hinted=0))
+        walk = values_along(steps_of(one.response), steps_of(chain_solution(problem)), chances)
+        is_right = one.response.endswith(f"{problem.answer}}}")
+        assert walk.values[-1] == is_right
+        if index < 600:
+            chances.add(walk.outcomes, decay=1.0)
+        else:
+            predicted += walk.values
+            right += [is_right] * len(walk.values)
+    bins = np.digitize(predicted, [0.2, 0.4, 0.6, 0.8])
+    for place in range(5):
+        where = bins == place
+        assert where.sum() > 100
+        assert np.mean(np.array(right)[where]) == pytest.approx(np.mean(np.array(predicted)[where]), abs=0.08)

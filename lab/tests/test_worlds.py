@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ import pytest
 from cepo.config.checks import MICROGEO_DATA
 from cepo.microgeo.problems import generate_problem
 from cepo.microgeo.world import SHAPES
-from lab.worlds.demonstrations import NoiseRates, demonstrate
+from lab.doses.demonstrations import _SHARES, demonstrate_worked
+from lab.worlds.chain import chain_solution, generate_chain_problem
+from lab.worlds.demonstrations import Demonstration, NoiseRates, demonstrate
 from lab.worlds.prompts import FORMAT_PROMPT, TEACHER_PROMPT, user_text
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -41,3 +44,30 @@ def test_the_lab_teaches_the_wording_of_the_template_files() -> None:
 def test_the_hinted_user_text_is_the_students_with_one_more_line() -> None:
     assert user_text("How long?") == "How long? Answer in \\boxed{}."
     assert user_text("How long?", "12") == "How long? Answer in \\boxed{}.\nHere is a sample answer: 12"
+
+
+NUMBER = 300
+
+
+@pytest.fixture(scope="module")
+def shown() -> list[Demonstration]:
+    return [demonstrate_worked(generate_chain_problem(5, number, stream="test"), seed=3) for number in range(NUMBER)]
+
+
+def ends_of(text: str) -> str:
+    return text.rpartition("\\boxed")[2]
+
+
+def test_the_same_arguments_give_the_same_walk(shown: list[Demonstration]) -> None:
+    assert demonstrate_worked(shown[7].problem, seed=3) == shown[7]
+    assert demonstrate_worked(shown[7].problem, seed=4) != shown[7]
+
+
+def test_walks_end_as_the_solution_in_view_does(shown: list[Demonstration]) -> None:
+    """Of 20 steps a walk leaves one; a walk without a solution in view would be right in less than half."""
+    right = [each for each in shown if ends_of(each.hint) == ends_of(chain_solution(each.problem))]
+    assert len(right) / NUMBER == pytest.approx(_SHARES[0], abs=0.1)
+    assert statistics.fmean(each.response.endswith(ends_of(each.hint)) for each in right) > 0.6
+    others = [each for each in shown if each not in right]
+    followed = statistics.fmean(ends_of(each.response) == ends_of(each.hint) for each in others)
+    assert 0.1 < followed < 0.6, "wrong solutions of the problem are followed, those of other problems are not"

@@ -1,8 +1,12 @@
-"""The command line itself: versions, help, and what is said where no command was given."""
+"""The command line itself: versions, help, completion, and `cepo doctor` with whole configurations."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +17,7 @@ import cepo
 import cepo.train
 from cepo.cli import cli, main
 from cepo.config.listing import settings_of
+from cepo.microgeo.world import build_world
 
 REPOSITORY = Path(cepo.__file__).resolve().parents[1]
 
@@ -77,3 +82,76 @@ def test_python_3_6_reads_the_first_file_and_3_10_is_refused(tmp_path: Path) -> 
 def test_a_commands_own_argument_has_two_spellings(words: list[str]) -> None:
     options = cli.commands["evaluate"].make_context("evaluate", [*words, "a.b=1"]).params
     assert (options["out"], options["dry_run"], options["settings"]) == ("a", True, ("a.b=1",))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("tr", ["plain,train"]),
+        ("report _", ["file,_"]),
+        ("merge --ou", ["plain,--out"]),
+        ("completion f", ["plain,fish"]),
+    ],
+)
+def test_a_shells_completion_is_told_commands_and_options(
+    words: str, expected: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the script of `cepo completion bash` asks for it."""
+    variables = {
+        "_CEPO_COMPLETE": "bash_complete",
+        "COMP_WORDS": f"cepo {words}",
+        "COMP_CWORD": f"{len(words.split())}",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        main([])
+    assert capsys.readouterr().out.splitlines() == expected
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_completion_script_asks_the_program(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    assert f"_CEPO_COMPLETE={shell}_complete" in capsys.readouterr().out
+
+
+def examined(*arguments: str) -> tuple[int, str]:
+    """The exit code and the report as one line."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
+        patch.setenv("COLUMNS", "400")
+        code = main(["doctor", *arguments])
+    return code, " ".join(printed.getvalue().split())
+
+
+@pytest.mark.heavy
+def test_the_embedded_worlds_config_could_start_here() -> None:
+    """Nothing of its data is read."""
+    code, report = examined("config=configs/microgeo/base.yaml")
+    assert code == 0, report
+    assert "1,315,392 parameters" in report
+    assert "device │ ok │ CPU (" in report
+    assert "Training can start." in report
+
+
+@pytest.mark.heavy
+def test_a_model_of_9_trillion_parameters_exits_1_and_names_lora(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(build_world().model_path, model)
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    config["text_config"] |= {"hidden_size": 65536, "intermediate_size": 2**18, "num_hidden_layers": 128}
+    config["text_config"] |= {"num_attention_heads": 512, "num_key_value_heads": 512, "head_dim": 128}
+    config["vision_config"]["out_hidden_size"] = 65536
+    (model / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    code, report = examined("config=configs/microgeo/base.yaml", f"worker.actor.model.model_path={model}")
+    assert code == 1
+    assert "Training cannot start" in report
+    assert "fits each worker │ fail" in report
+    assert "-> what helps: LoRA (worker.actor.model.lora.rank=16)" in report
+    assert "checkpoints │ fail" in report
+    assert report.count("│ fail │") == 2
+
+
+def test_an_unknown_key_exits_2_without_looking_at_anything(capsys: pytest.CaptureFixture[str]) -> None:
+    code, report = examined("config=configs/microgeo/base.yaml", "trainer.max_step=3")
+    assert (code, report) == (2, "")
+    assert "Did you mean 'max_steps'?" in capsys.readouterr().err

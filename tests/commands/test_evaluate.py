@@ -206,30 +206,6 @@ def test_rows_of_logicvista_and_mmmu_become_problems() -> None:
     assert by_name["mmmu"].convert(open_row)["answer_kind"] == "text"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["chekpoint=x"], "Did you mean 'checkpoint'?"),
-        (["--m=4"], "argument '--m=4'"),
-        (["config=configs/microgeo/base.yaml", "data=no/such.parquet"], "data=no/such.parquet: there is no such file"),
-        (["config=configs/microgeo/base.yaml", "data.val_files=null"], "nothing to evaluate on"),
-        (["config=configs/microgeo/base.yaml", "n=4", "temperature=0"], "set n=1"),
-        (["config=configs/microgeo/base.yaml", "n=0"], "val_override_config.n must be at least 1"),
-        (["protocol=papers"], "'papers' is not 'paper'"),
-        (["compare=one"], "give two folders"),
-        (["compare=one,two"], "no finished evaluation"),
-    ],
-)
-def test_a_mistake_is_named_before_anything_is_loaded(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert main(["evaluate", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert "Traceback" not in error
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_dry_run_prints_the_plan_and_leaves_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     command = ("config=configs/geo3k/base.yaml", "data=hiyouga/geometry3k@test,my/other", "n=8", "top_p=0.9")
     assert main(["evaluate", *command, "dry_run=true"]) == 0
@@ -242,13 +218,6 @@ def test_a_dry_run_prints_the_plan_and_leaves_nothing(capsys: pytest.CaptureFixt
     )
     assert shown[-1] == "folder: evaluations/Qwen-Qwen3-VL-2B-Instruct"
     assert not list(tmp_path.iterdir())
-
-
-def test_an_unclear_dry_run_is_refused_and_not_a_real_one(capsys: pytest.CaptureFixture[str]) -> None:
-    command = ("evaluate", "config=configs/geo3k/base.yaml", "data=my/other")
-    assert main([*command, "dry_run=ture"]) == 2
-    assert "'ture' is not a valid boolean" in capsys.readouterr().err
-    assert main([*command, "dry_run=Yes"]) == 0
 
 
 def test_the_papers_protocol_is_one_word_and_can_be_changed(capsys: pytest.CaptureFixture[str]) -> None:

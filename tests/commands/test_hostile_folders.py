@@ -78,6 +78,19 @@ def huge(name: str) -> Attack:
     return apply
 
 
+FORMS: dict[str, Callable[[str], Attack]] = {
+    "a pipe": pipe,
+    "a device": lambda name: link(name, "/dev/zero"),
+    "a file from elsewhere": lambda name: link(name, "victim/secret.txt"),
+    "a huge file": huge,
+}
+
+
+def irregular(*names: str) -> dict[str, Attack]:
+    """Each file in each form that is no file of a run."""
+    return {f"{form} for {name}": attack(name) for name in names for form, attack in FORMS.items()}
+
+
 def trace(change: Callable[[Any], Any]) -> Attack:
     return lambda folder: pyarrow.parquet.write_table(
         change(pyarrow.parquet.read_table(folder / TRACE)), folder / TRACE
@@ -126,20 +139,10 @@ BOMB = "a0: &a0 {x: 1, y: 2}\n" + "\n".join(
 )
 
 REPORTED: dict[str, Attack] = {
-    "a pipe for metrics": pipe("metrics.jsonl"),
-    "a device for metrics": link("metrics.jsonl", "/dev/zero"),
-    "metrics from elsewhere": link("metrics.jsonl", "victim/secret.txt"),
-    "metrics that are huge": huge("metrics.jsonl"),
-    "a pipe for the configuration": pipe("config.yaml"),
-    "a configuration from elsewhere": link("config.yaml", "victim/secret.txt"),
-    "a huge configuration": huge("config.yaml"),
+    **irregular("metrics.jsonl", "config.yaml", "generations.jsonl", "rollouts/step_00000002.parquet"),
     "aliases of aliases": text("config.yaml", BOMB),
-    "a pipe for samples": pipe("generations.jsonl"),
-    "samples from elsewhere": link("generations.jsonl", "victim/secret.txt"),
     "samples beyond numbers": text("generations.jsonl", '{"step": 0, "prompt_id": "1", "accuracy": 1e308}\n'),
     "samples of many digits": text("generations.jsonl", '{"step": 0, "prompt_id": "1", "accuracy": %s}\n' % ("9" * 999)),
-    "a pipe for a step": pipe("rollouts/step_00000002.parquet"),
-    "a huge step": huge("rollouts/step_00000002.parquet"),
     "steps from elsewhere": link("rollouts", "victim/rollouts"),
     "images from elsewhere": link("images", "victim"),
     "text that is not UTF-8": trace(not_utf8),
@@ -264,7 +267,7 @@ def test_a_comparison_shows_numbers_beyond_sums(folder: Path, tmp_path: Path, va
     assert main(["compare", str(folder), str(other)]) == 0
 
 
-@pytest.mark.parametrize("attack", [pipe, huge, lambda name: link(name, "/dev/zero")])
+@pytest.mark.parametrize("attack", FORMS.values(), ids=FORMS)
 def test_a_comparison_never_waits_for_a_checkpoints_state(folder: Path, attack: Callable[[str], Attack]) -> None:
     """It reads the training data's checksum there, which may be absent."""
     attack("global_step_2/trainer_state.json")(folder)
@@ -301,14 +304,11 @@ def evaluated(folder: Path) -> Path:
 
 
 COMPARED: dict[str, Attack] = {
-    "a pipe for samples": pipe("generations.jsonl"),
-    "samples from elsewhere": link("generations.jsonl", "victim/secret.txt"),
-    "results from elsewhere": link("evaluation.json", "victim/secret.txt"),
+    **irregular("generations.jsonl", "evaluation.json"),
     "deep results": text("evaluation.json", "[" * 100_000),
     "results with no number": text("evaluation.json", json.dumps(RESULTS).replace("0.5", '"x"')),
     "no benchmark": text("evaluation.json", json.dumps(RESULTS | {"benchmarks": {}})),
     "a mean beyond numbers": text("evaluation.json", json.dumps(RESULTS).replace("0.5", "1" + "0" * 400)),
-    "huge samples": huge("generations.jsonl"),
     "a mean whose sum overflows": text("evaluation.json", json.dumps(RESULTS).replace("0.5", "1e308")),
     "a mean that is no number": text("evaluation.json", json.dumps(RESULTS).replace("0.5", "NaN")),
     "a negative error": text("evaluation.json", json.dumps(RESULTS).replace("0.1", "-1")),
@@ -330,10 +330,7 @@ def test_a_benchmark_named_in_markup_is_compared(tmp_path: Path) -> None:
     assert main(["evaluate", f"compare={tmp_path / 'first'},{tmp_path / 'second'}"]) == 0
 
 
-EVALUATED: dict[str, Attack] = {
-    "a pipe for the configuration": pipe("config.yaml"),
-    "a configuration from elsewhere": link("config.yaml", "victim/secret.txt"),
-    "a huge configuration": huge("config.yaml"),
+EVALUATED = irregular("config.yaml") | {
     "aliases of aliases": text("config.yaml", BOMB),
     "a pipe for the adapter's settings": pipe("global_step_2/actor/lora_adapter/adapter_config.json"),
 }
@@ -356,17 +353,24 @@ def test_a_hostile_checkpoint_is_refused(
 
 
 ADAPTERS: dict[str, Attack] = {
+    **irregular("lora_adapter/adapter_model.safetensors", "lora_adapter/quantization_config.json"),
     "settings from elsewhere": link("lora_adapter/adapter_config.json", "victim/secret.txt"),
+    "huge settings": huge("lora_adapter/adapter_config.json"),
     "settings in a list": text("lora_adapter/adapter_config.json", "[]"),
     "deep settings": text("lora_adapter/adapter_config.json", "[" * 100_000),
     "a rank of text": text("lora_adapter/adapter_config.json", '{"r": "many"}'),
     "no rank": text("lora_adapter/adapter_config.json", "{}"),
-    "a pipe for weights": pipe("lora_adapter/adapter_model.safetensors"),
-    "weights from elsewhere": link("lora_adapter/adapter_model.safetensors", "victim/secret.txt"),
     "weights of text": text("lora_adapter/adapter_model.safetensors", "x" * 100),
-    "a pipe for the settings of a base": pipe("lora_adapter/quantization_config.json"),
-    "settings of a base from elsewhere": link("lora_adapter/quantization_config.json", "victim/secret.txt"),
 }
+
+
+def refused_adapter(actor: Path, out: Path, words: str = "") -> None:
+    """Neither an evaluation nor a merge takes the adapter."""
+    for reading in (lambda: adapter_of(actor), lambda: merge_checkpoint(actor, out, BaseModel(path=str(ASSETS)))):
+        with pytest.raises(CheckpointError, match=words) as caught:
+            reading()
+        assert SECRET.split()[0] not in str(caught.value)
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
@@ -374,13 +378,7 @@ def test_a_hostile_adapter_is_refused(tmp_path: Path, victim: Path, name: str) -
     actor = write_checkpoint(tmp_path / "run") / "actor"
     (tmp_path / "run" / "global_step_2" / "victim").symlink_to(victim)
     ADAPTERS[name](actor)
-    with pytest.raises(CheckpointError) as caught:
-        adapter_of(actor)
-    assert SECRET.split()[0] not in str(caught.value)
-    with pytest.raises(CheckpointError) as caught:
-        merge_checkpoint(actor, tmp_path / "out", BaseModel(path=str(ASSETS)))
-    assert SECRET.split()[0] not in str(caught.value)
-    assert not (tmp_path / "out").exists()
+    refused_adapter(actor, tmp_path / "out")
 
 
 def adapter(actor: Path, weights: Mapping[str, torch.Tensor], **settings: Any) -> None:
@@ -416,10 +414,7 @@ def test_an_adapter_that_means_something_else_is_refused(tmp_path: Path, name: s
     settings, value, words = MISLEADING[name]
     actor = write_checkpoint(tmp_path / "run") / "actor"
     adapter(actor, {f"{LAYER}.lora_A.weight": torch.full((4, 64), value)}, **settings)
-    with pytest.raises(CheckpointError, match=words):
-        adapter_of(actor)
-    with pytest.raises(CheckpointError, match=words):
-        merge_checkpoint(actor, tmp_path / "out", BaseModel(path=str(ASSETS)))
+    refused_adapter(actor, tmp_path / "out", words)
 
 
 def test_an_adapter_with_a_pattern_has_the_layers_of_its_tensors(tmp_path: Path) -> None:
@@ -444,9 +439,9 @@ def test_a_merge_writes_no_weights_that_are_not_finite(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+RECORDS = ("metrics.jsonl", "config.yaml")
 RESUMED: dict[str, Attack] = {
-    "a pipe for metrics": pipe("metrics.jsonl"),
-    "metrics from elsewhere": link("metrics.jsonl", "victim/secret.txt"),
+    **{f"{form} for {name}": FORMS[form](name) for form in ("a pipe", "a file from elsewhere") for name in RECORDS},
     "metrics that do not exist elsewhere": link("metrics.jsonl", "victim/new.txt"),
     "empty metrics elsewhere": link("metrics.jsonl", "victim/empty.txt"),
     "samples from elsewhere": link("generations.jsonl", "victim/metrics.jsonl"),
@@ -460,8 +455,6 @@ RESUMED: dict[str, Attack] = {
     "the log of a worker": link("logs/rank_0.log", "victim/secret.txt"),
     "a database in a folder": link("mlflow/mlflow.db", "victim/secret.txt"),
     "folders of a tracker": link("wandb", "victim"),
-    "a pipe for the configuration": pipe("config.yaml"),
-    "a configuration from elsewhere": link("config.yaml", "victim/secret.txt"),
 }
 
 
@@ -533,9 +526,7 @@ def test_a_hostile_measurement_is_not_resumed(tmp_path: Path, victim: Path, atta
     assert victim.is_dir()
 
 
-@pytest.mark.parametrize(
-    "attack", [pipe("answer.txt"), link("answer.txt", "/dev/zero"), huge("answer.txt"), text("answer.txt", b"\xff")]
-)
+@pytest.mark.parametrize("attack", [*irregular("answer.txt").values(), text("answer.txt", b"\xff")])
 def test_a_given_response_is_a_regular_text(
     tmp_path: Path, victim: Path, capsys: pytest.CaptureFixture[str], attack: Attack
 ) -> None:

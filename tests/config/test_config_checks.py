@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from cepo.cli import main
-from cepo.config import check_config, find_path, load_config, split_function
+from cepo.config import RunConfig, check_config, find_path, load_config, split_function
 from cepo.errors import ConfigError
 
 BASE = "config=configs/microgeo/base.yaml"
@@ -23,74 +23,56 @@ def fault(*arguments: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "parts"),
-    [
-        (["data.rollout_batch_size=12", "worker.actor.global_batch_size=8"], ["=12", "=8", "1, 2, 3, 4, 6, 12"]),
-        (
-            ["trainer.n_gpus_per_node=4", "worker.actor.fsdp.fsdp_size=3"],
-            ["worker.actor.fsdp.fsdp_size=3", "4 devices", "a divisor"],
-        ),
-        (["worker.rollout.max_model_len=319"], ["max_model_len=319", "256 + 64 = 320", "at least 320"]),
-        (["worker.rollout.max_num_batched_tokens=100"], ["max_num_batched_tokens=100", "320"]),
-        (
-            ["worker.actor.model.override_config.text_config.max_position_embeddings=300"],
-            ["positions for 300 tokens", "length 320 (", "256 + 64", "Lower data.max_response_length to at most 44"],
-        ),
-        (
-            ["data.rollout_batch_size=1", "worker.actor.global_batch_size=1", "trainer.n_gpus_per_node=9"],
-            ["1 prompts x worker.rollout.n=8 are 8 responses", "the 9 devices", "Raise global_batch_size"],
-        ),
-        (
-            ["algorithm.online_filtering=true", "algorithm.filter_low=0.5", "algorithm.filter_high=0.5"],
-            ["filter_low=0.5 is not below", "filter_high=0.5", "keep nothing"],
-        ),
-        (
-            ["algorithm.kl_type=adaptive", "algorithm.use_kl_loss=true", "algorithm.disable_kl=false"],
-            ["algorithm.kl_type=adaptive", "use_kl_loss=false", "kl_type=fixed"],
-        ),
-        (["data.min_pixels=10", "data.max_pixels=9"], ["data.min_pixels=10", "data.max_pixels=9"]),
-        (["trainer.n_gpus_per_node=2", "trainer.launcher=local"], ["2 devices", "drives one", "both numbers to 1"]),
-        (["trainer.n_gpus_per_node=4", "worker.rollout.tensor_parallel_size=3"], ["=3 does not divide", "=4"]),
-        (
-            ["trainer.n_gpus_per_node=2", "worker.rollout.tensor_parallel_size=2", "worker.rollout.name=transformers"],
-            ["tensor_parallel_size=2", "on one device", "Set it to 1"],
-        ),
-        (["data.val_files=null"], ["trainer.val_before_train=true", "Set data.val_files"]),
-        (["data.val_files=null", "trainer.val_before_train=false", "trainer.val_freq=5"], ["trainer.val_freq=5"]),
-        (["data.val_files=null", "trainer.val_before_train=false", "trainer.val_only=true"], ["trainer.val_only=true"]),
-        (["data.override_chat_template=no.jinja"], ["data.override_chat_template=no.jinja"]),
-        (["data.override_chat_template=/usr/bin/env"], ["override_chat_template=/usr/bin/env", "text in UTF-8"]),
-        (["data.image_dir=no/such"], ["data.image_dir=no/such: there is no such folder"]),
-        (["data.train_files=../nowhere-at-all"], ["no such file or folder", "org/name@split"]),
-        (["data.train_files=org/name@a@b"], ["one '@'"]),
-        (["data.train_files=[org/name, data/train.parquet]"], ["data.train_files=data/train.parquet", "no such file"]),
-        (["worker.reward.reward_function=[cepo/rewards/math.py, no.py:f]"], ["reward_function=no.py", "no such file"]),
-        (["worker.reward.reward_weights=[1,2]"], ["reward_weights=[1.0, 2.0] has 2 entries", "names 1 functions"]),
-        (["data.train_files='org/name,,org/other'"], ["separated by single commas"]),
-        (["data.train_files=org/a,org/b", "data.train_weights=[1]"], ["has 1 entries", "names 2 training sets"]),
-        (["data.train_files=org/name@"], ["one '@'"]),
-        (["data.val_files=microgeo:validatoin"], ["Did you mean 'microgeo:validation'?", "microgeo:train"]),
-        (["worker.actor.model.model_path=microgeo:modle"], ["Known: microgeo:model"]),
-        (["worker.actor.model.model_path=./nowhere"], ["model_path=./nowhere", "no such folder"]),
-        (["worker.actor.model.model_path=configs/microgeo/base.yaml"], ["is a file"]),
-        (["worker.reward.reward_function=rewards"], ["worker.reward.reward_function=", "path/file.py:function"]),
-        (["worker.reward.answer_function=no.py:find"], ["answer_function=no.py: there is no such file"]),
-        (["worker.actor.model.lora.exclude_modules='(('"], ["exclude_modules", "not a regular expression"]),
-        (
-            ["worker.actor.model.lora.rank=0", "worker.actor.model.lora.use_dora=true"],
-            ["use_dora=true needs an adapter", "lora.rank, such as 16"],
-        ),
-        (
-            ["worker.actor.model.lora.rank=0", "worker.actor.model.lora.quantization=nf4"],
-            ["quantization=nf4 needs an adapter", "lora.rank, such as 16"],
-        ),
-        (["worker.actor.model.lora.target_modules='q_proj,,'"], ["target_modules", "separated by commas"]),
-        (["algorithm.adv_estimator=cepo", "algorithm.teacher.template=no.jinja"], ["algorithm.teacher.template=no.jinja"]),
-    ],
-)  # fmt: skip
-def test_a_fault_between_settings_names_them_and_the_way_out(arguments: list[str], parts: list[str]) -> None:
-    message = fault(*arguments)
+FAULTS = [
+    ("data.rollout_batch_size=12 worker.actor.global_batch_size=8", "=12", "=8", "1, 2, 3, 4, 6, 12"),
+    ("trainer.n_gpus_per_node=4 worker.actor.fsdp.fsdp_size=3", "worker.actor.fsdp.fsdp_size=3", "4 devices", "a divisor"),
+    ("worker.rollout.max_model_len=319", "max_model_len=319", "256 + 64 = 320", "at least 320"),
+    ("worker.rollout.max_num_batched_tokens=100", "max_num_batched_tokens=100", "320"),
+    ("worker.actor.model.override_config.text_config.max_position_embeddings=300",
+     "positions for 300 tokens", "length 320 (", "256 + 64", "Lower data.max_response_length to at most 44"),
+    ("data.rollout_batch_size=1 worker.actor.global_batch_size=1 trainer.n_gpus_per_node=9",
+     "1 prompts x worker.rollout.n=8 are 8 responses", "the 9 devices", "Raise global_batch_size"),
+    ("algorithm.online_filtering=true algorithm.filter_low=0.5 algorithm.filter_high=0.5",
+     "filter_low=0.5 is not below", "filter_high=0.5", "keep nothing"),
+    ("algorithm.kl_type=adaptive algorithm.use_kl_loss=true algorithm.disable_kl=false",
+     "algorithm.kl_type=adaptive", "use_kl_loss=false", "kl_type=fixed"),
+    ("data.min_pixels=10 data.max_pixels=9", "data.min_pixels=10", "data.max_pixels=9"),
+    ("trainer.n_gpus_per_node=2 trainer.launcher=local", "2 devices", "drives one", "both numbers to 1"),
+    ("trainer.n_gpus_per_node=4 worker.rollout.tensor_parallel_size=3", "=3 does not divide", "=4"),
+    ("trainer.n_gpus_per_node=2 worker.rollout.tensor_parallel_size=2 worker.rollout.name=transformers",
+     "tensor_parallel_size=2", "on one device", "Set it to 1"),
+    ("data.val_files=null", "trainer.val_before_train=true", "Set data.val_files"),
+    ("data.val_files=null trainer.val_before_train=false trainer.val_freq=5", "trainer.val_freq=5"),
+    ("data.val_files=null trainer.val_before_train=false trainer.val_only=true", "trainer.val_only=true"),
+    ("data.override_chat_template=no.jinja", "data.override_chat_template=no.jinja"),
+    ("data.override_chat_template=/usr/bin/env", "override_chat_template=/usr/bin/env", "text in UTF-8"),
+    ("data.image_dir=no/such", "data.image_dir=no/such: there is no such folder"),
+    ("data.train_files=../nowhere-at-all", "no such file or folder", "org/name@split"),
+    ("data.train_files=org/name@a@b", "one '@'"),
+    ("data.train_files=[org/name,data/train.parquet]", "data.train_files=data/train.parquet", "no such file"),
+    ("worker.reward.reward_function=[cepo/rewards/math.py,no.py:f]", "reward_function=no.py", "no such file"),
+    ("worker.reward.reward_weights=[1,2]", "reward_weights=[1.0, 2.0] has 2 entries", "names 1 functions"),
+    ("data.train_files='org/name,,org/other'", "separated by single commas"),
+    ("data.train_files=org/a,org/b data.train_weights=[1]", "has 1 entries", "names 2 training sets"),
+    ("data.train_files=org/name@", "one '@'"),
+    ("data.val_files=microgeo:validatoin", "Did you mean 'microgeo:validation'?", "microgeo:train"),
+    ("worker.actor.model.model_path=microgeo:modle", "Known: microgeo:model"),
+    ("worker.actor.model.model_path=configs/microgeo/base.yaml", "is a file"),
+    ("worker.reward.reward_function=rewards", "worker.reward.reward_function=", "path/file.py:function"),
+    ("worker.reward.answer_function=no.py:find", "answer_function=no.py: there is no such file"),
+    ("worker.actor.model.lora.exclude_modules='(('", "exclude_modules", "not a regular expression"),
+    ("worker.actor.model.lora.rank=0 worker.actor.model.lora.use_dora=true",
+     "use_dora=true needs an adapter", "lora.rank, such as 16"),
+    ("worker.actor.model.lora.rank=0 worker.actor.model.lora.quantization=nf4",
+     "quantization=nf4 needs an adapter", "lora.rank, such as 16"),
+    ("worker.actor.model.lora.target_modules='q_proj,,'", "target_modules", "separated by commas"),
+    ("algorithm.adv_estimator=cepo algorithm.teacher.template=no.jinja", "algorithm.teacher.template=no.jinja"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "parts"), [(each, parts) for each, *parts in FAULTS])
+def test_a_fault_between_settings_names_them_and_the_way_out(arguments: str, parts: list[str]) -> None:
+    message = fault(*arguments.split())
     for part in parts:
         assert part in message, message
 
@@ -195,3 +177,51 @@ def test_a_discount_without_effect_is_noted_in_the_plan() -> None:
     assert not [line for line in check_config(config) if line.startswith("note: algorithm")]
     plain = load_config([BASE, with_discount, "algorithm.adv_estimator=reinforce_plus_plus"])
     assert plain.methods["reinforce_plus_plus"] == {"gamma": 0.5}
+
+
+def with_critic(*arguments: str) -> RunConfig:
+    return load_config([BASE, "algorithm.adv_estimator=gae", *arguments])
+
+
+def test_nulls_of_the_critic_are_the_actors_settings() -> None:
+    """They are path and batch size; that other defaults are EasyR1's is held by tests/config/test_easyr1_keys.py."""
+    alone = ["data.train_files=microgeo:train", "worker.actor.model.model_path=microgeo:model"]
+    critic = load_config(alone).worker.critic
+    assert (critic.model.model_path, critic.global_batch_size) == (None, None)
+    assert critic.cliprange_value == 0.5
+    resolved = with_critic("worker.actor.global_batch_size=16").worker.resolved_critic
+    assert (resolved.model.model_path, resolved.global_batch_size) == ("microgeo:model", 16)
+
+
+def test_the_critic_inherits_the_actors_overrides_and_trust() -> None:
+    """They come with the actor's path, and the critic's own entries take precedence."""
+    arguments = [
+        "worker.actor.model.trust_remote_code=true",
+        "worker.actor.model.override_config={initializer_range: 1, image_token_id: 2}",
+        "worker.critic.model.override_config={image_token_id: 3}",
+    ]
+    model = with_critic(*arguments).worker.resolved_critic.model
+    assert (model.trust_remote_code, model.override_config) == (True, {"initializer_range": 1, "image_token_id": 3})
+    own = with_critic(*arguments, "worker.critic.model.model_path=org/critic").worker.resolved_critic.model
+    assert (own.model_path, own.trust_remote_code, own.override_config) == ("org/critic", False, {"image_token_id": 3})
+
+
+def test_the_plan_names_the_critic_where_one_is_needed() -> None:
+    line = "critic: all weights of microgeo:model, 4 optimizer updates per step, learning rate 1e-05"
+    settings = ["worker.critic.global_batch_size=16", "worker.critic.ppo_epochs=2", "worker.critic.optim.lr=1e-5"]
+    assert line in check_config(with_critic(*settings))
+    assert not any("critic" in part for part in check_config(load_config([BASE, *settings])))
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("worker.critic.global_batch_size=20", r"optimizer steps of worker\.critic\.global_batch_size=20 prompts"),
+        ("worker.critic.model.model_path=no/such/folder", r"worker\.critic\.model\.model_path=no/such/folder"),
+        ("worker.critic.model.model_path=microgeo:train", r"worker\.critic\.model\.model_path=microgeo:train"),
+    ],
+)
+def test_a_fault_in_the_critics_section_matters_where_needed(argument: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_config(with_critic(argument))
+    check_config(load_config([BASE, argument]))

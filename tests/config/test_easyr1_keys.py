@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from config_arguments import REQUIRED, load, message_of, write
 from easyr1_yaml import LORA_SCRIPT, easyr1s_file, file_with
 from jinja2 import StrictUndefined
 from jinja2.sandbox import SandboxedEnvironment
@@ -17,7 +18,6 @@ from cepo.config.easyr1 import EASYR1_KEYS, ENGINE_KEYS, TABLE, engine_key_of
 from cepo.config.listing import settings_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-NAMES_DATA_AND_MODEL = ["data.train_files=microgeo:train", "worker.actor.model.model_path=microgeo:model"]
 OURS = {setting.key: setting.default for setting in settings_of()}
 HONOURED = [key for key in EASYR1_KEYS if engine_key_of(key) is None]
 
@@ -52,7 +52,7 @@ def test_each_honoured_key_has_at_most_one_remark() -> None:
 def test_a_yaml_with_every_default_resolves_with_one_notice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     defaults = {key: entry.default for key, entry in EASYR1_KEYS.items()}
     with caplog.at_level(logging.WARNING, logger="cepo.config"):
-        run = load_config([file_with(tmp_path, defaults), *NAMES_DATA_AND_MODEL])
+        run = load_config([file_with(tmp_path, defaults), *REQUIRED])
     without_effect = [key for key in EASYR1_KEYS if engine_key_of(key)]
     (notice,) = [record.getMessage() for record in caplog.records]
     assert notice.startswith(f"{len(without_effect)} EasyR1 keys without effect here:")
@@ -65,7 +65,7 @@ def test_a_yaml_with_every_default_resolves_with_one_notice(tmp_path: Path, capl
         value: Any = run
         for part in key.split("."):
             value = getattr(value, part)
-        if f"{key}=" not in "".join(NAMES_DATA_AND_MODEL):
+        if f"{key}=" not in "".join(REQUIRED):
             expected = OURS[key] if key in TABLE.none_given else defaults[key]
             assert value == expected, key
 
@@ -116,3 +116,45 @@ def test_easyr1s_geo3k_lora_overrides_resolve_over_its_file(tmp_path: Path) -> N
 def test_overrides_of_easyr1s_other_scripts_resolve(name: str, tmp_path: Path) -> None:
     run = load_config([easyr1s_file(tmp_path), *LORA_SCRIPT, *OTHER_SCRIPTS[name].split()])
     assert run.worker.actor.model.lora.rank == 64
+
+
+@pytest.mark.parametrize(
+    ("argument", "part"),
+    [
+        ("worker.hybrid_engine=true", "share the device"),
+        ("worker.actor.strategy=fsdp", "FSDP2"),
+        ("worker.actor.fsdp.use_orig_params=false", "FSDP2"),
+        ("worker.actor.ulysses_size=1", "Ulysses"),
+        ("worker.rollout.disable_log_stats=true", "statistics"),
+        ("worker.ref.fsdp.enable_cpu_offload=true", "this release builds no"),
+        ("worker.critic.model.lora.rank=8", "trains all its weights"),
+    ],
+)
+def test_a_key_of_easyr1s_engine_is_accepted_with_a_notice(
+    argument: str, part: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="cepo.config"):
+        assert load(argument) == load()
+    notices = [record.getMessage() for record in caplog.records]
+    assert len(notices) == 1
+    assert notices[0].startswith("1 EasyR1 key without effect here:")
+    assert f"{argument.partition('=')[0]} (argument '{argument}')" in notices[0]
+    assert part in notices[0]
+
+
+def test_engine_keys_share_one_notice_with_their_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The file has 3 keys of EasyR1's engine."""
+    text = "worker:\n  ref:\n    strategy: fsdp\n    offload: {offload_params: true}\n  actor:\n    strategy: fsdp\n"
+    with caplog.at_level(logging.WARNING, logger="cepo.config"):
+        load(write(tmp_path, "run.yaml", text))
+    (notice,) = [record.getMessage() for record in caplog.records]
+    assert notice.startswith("3 EasyR1 keys without effect here:")
+    for key, line in (("ref.strategy", 3), ("ref.offload.offload_params", 4), ("actor.strategy", 6)):
+        assert f"worker.{key} ({tmp_path / 'run.yaml'}, line {line})" in notice
+    assert notice.count("no separate reference model") == 1
+
+
+def test_a_faulty_config_gives_its_error_without_the_notices(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="cepo.config"):
+        message_of([*REQUIRED, "worker.actor.strategy=fsdp", "data.seed=x"])
+    assert not caplog.records

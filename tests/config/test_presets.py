@@ -1,188 +1,139 @@
-"""Every preset file resolves to the values of the table that it stands for. The tables are written out here."""
+"""The shipped YAML files: each keeps the schema, and resolves to the values of its table, written out here."""
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from cepo.algorithms import build_estimator
+from cepo.cli import main
 from cepo.config import RunConfig, check_config, load_config
 from cepo.config.loader import plain_tree
+from cepo.data.contexts import HintTemplate
 from cepo.trees import leaves
 
 REPOSITORY = Path(__file__).parents[2]
 CONFIGS = REPOSITORY / "configs"
 FILES = sorted(CONFIGS.rglob("*.yaml"))
+EVERY_YAML = [*FILES, *sorted((REPOSITORY / "examples").rglob("*.yaml"))]
 METHODS = ("grpo", "rlsd", "cepo", "opsd", "sdpo")
-PLACEHOLDER = object()
+WORLDS = {"geo3k": METHODS, "microgeo": (*METHODS, "hindsight", "rlcsd", "visual")}
 
-GROUP = {"advantage.ddof": 1, "advantage.scale": "std"}
-LIVE_TEACHER = {
-    "teacher.source": "actor",
-    "teacher.sync_every": 1,
-    "teacher.ema_decay": 0.999,
-    "teacher.placement": "user_suffix",
-    "teacher.template": None,
-    "teacher.with_images": True,
-    "teacher.max_reference_tokens": 64,
-}
-GROUND_TRUTH = {
-    "positive.source": "ground_truth",
-    "positive.num_tokens": 512,
-    "positive.success_threshold": None,
-    "positive.exclude_self": False,
-}
-EVIDENCE = {
-    **GROUP,
-    "advantage.reward_low": 0.0,
-    "advantage.reward_high": 1.0,
-    "advantage.lam": 1.0,
-    "advantage.baseline": "group",
-    "weight.lambda_init": 0.5,
-    "weight.lambda_schedule": "linear",
-    "weight.lambda_decay_steps": 25,
-    "weight.lambda_warmup_steps": 0,
-    "weight.clip_radius": 0.5,
-    "weight.mixed_groups_only": False,
-    **GROUND_TRUTH,
-    **LIVE_TEACHER,
-}
-DISTILLATION = {
-    **GROUP,
-    "distillation.weight": 1.0,
-    "distillation.policy_weight": 0.0,
-    "distillation.divergence.kind": "forward_kl",
-    "distillation.divergence.jsd_weight": 0.5,
-    "distillation.divergence.support": "full",
-    "distillation.divergence.topk": 100,
-    "distillation.divergence.topk_from": "student",
-    "distillation.divergence.clip": None,
-    "distillation.divergence.clip_mode": "token",
-    "distillation.divergence.importance_clip": None,
-    **GROUND_TRUTH,
-    **LIVE_TEACHER,
-}
+
+def table(text: str) -> dict[str, Any]:
+    """Settings by their dotted keys."""
+    return dict(leaves(yaml.safe_load(text)))
+
+
+GROUP = table("advantage: {ddof: 1, scale: std}")
+SHOWN = table("""
+    positive: {source: ground_truth, num_tokens: 512, success_threshold: null, exclude_self: false}
+    teacher: {source: actor, sync_every: 1, ema_decay: 0.999, placement: user_suffix, template: null, with_images: true,
+              max_reference_tokens: 64}
+""")
+EVIDENCE = {**GROUP, **SHOWN} | table("""
+    advantage: {reward_low: 0.0, reward_high: 1.0, lam: 1.0, baseline: group}
+    weight: {lambda_init: 0.5, lambda_schedule: linear, lambda_decay_steps: 25, lambda_warmup_steps: 0, clip_radius: 0.5,
+             mixed_groups_only: false}
+""")
+DISTILLATION = {**GROUP, **SHOWN} | table("""
+    distillation:
+      weight: 1.0
+      policy_weight: 0.0
+      divergence: {kind: forward_kl, jsd_weight: 0.5, support: full, topk: 100, topk_from: student, clip: null,
+                   clip_mode: token, importance_clip: null}
+""")
+NEGATIVE = table("""
+    negative: {source: peer_answer, num_tokens: 512, select: lowest_reward, strict_lowest: false, fallback: student}
+""")
 PAPER: dict[str, dict[str, Any]] = {
     "grpo": GROUP,
     "rlsd": EVIDENCE,
-    "cepo": EVIDENCE
-    | {
-        "negative.source": "peer_answer",
-        "negative.num_tokens": 512,
-        "negative.select": "lowest_reward",
-        "negative.strict_lowest": False,
-        "negative.fallback": "student",
-    },
+    "cepo": EVIDENCE | NEGATIVE,
     "opsd": DISTILLATION,
     "sdpo": DISTILLATION | {"distillation.divergence.kind": "jsd", "teacher.source": "ema"},
 }
 """The paper's comparison: all settings that each method reads."""
 
-PAPERS_SETTING: dict[str, Any] = {
-    "data.train_files": "hiyouga/geometry3k@train",
-    "data.rollout_batch_size": 32,
-    "data.max_response_length": 2048,
-    "algorithm.disable_kl": True,
-    "worker.rollout.n": 8,
-    "worker.rollout.temperature": 1.0,
-    "worker.rollout.top_p": 1.0,
-    "worker.rollout.top_k": -1,
-    "worker.actor.global_batch_size": 32,
-    "worker.actor.ppo_epochs": 1,
-    "worker.actor.clip_ratio_low": 0.2,
-    "worker.actor.clip_ratio_high": 0.28,
-    "worker.actor.clip_ratio_dual": 3.0,
-    "worker.actor.loss_avg_mode": "seq",
-    "worker.actor.model.model_path": "Qwen/Qwen3-VL-2B-Instruct",
-    "worker.actor.model.lora.rank": 16,
-    "worker.actor.model.lora.alpha": 32,
-    "worker.actor.model.lora.exclude_modules": ".*visual.*",
-    "worker.actor.optim.strategy": "adamw",
-    "worker.actor.optim.lr_scheduler_type": "cosine",
-    "worker.actor.optim.lr_warmup_steps": 5,
-    "worker.reward.reward_function_kwargs": {},
-    "trainer.max_steps": 50,
-}
+PAPERS_SETTING = table("""
+    data: {train_files: hiyouga/geometry3k@train, rollout_batch_size: 32, max_response_length: 2048}
+    algorithm: {disable_kl: true}
+    trainer: {max_steps: 50}
+    worker:
+      rollout: {n: 8, temperature: 1.0, top_p: 1.0, top_k: -1}
+      reward: {reward_function_kwargs: {}}
+      actor:
+        global_batch_size: 32
+        ppo_epochs: 1
+        clip_ratio_low: 0.2
+        clip_ratio_high: 0.28
+        clip_ratio_dual: 3.0
+        loss_avg_mode: seq
+        model: {model_path: Qwen/Qwen3-VL-2B-Instruct, lora: {rank: 16, alpha: 32, exclude_modules: .*visual.*}}
+        optim: {strategy: adamw, lr_scheduler_type: cosine, lr_warmup_steps: 5}
+""")
 """SPEC of the paper's run, the same for all five; cepo's learning rate alone differs."""
 
 OWN_PAPER: dict[str, dict[str, Any]] = {
-    "rlsd": {
-        "weight.clip_radius": 0.2,
-        "weight.lambda_decay_steps": 50,
-        "teacher.source": "snapshot",
-        "teacher.sync_every": 10,
-    },
-    "opsd": {
-        "distillation.divergence.clip": 0.05,
-        "distillation.divergence.clip_mode": "vocab_entry",
-        "positive.source": "solution_or_answer",
-        "positive.num_tokens": 2048,
-        "teacher.source": "reference",
-    },
-    "sdpo": {
-        "distillation.divergence.support": "topk",
-        "distillation.divergence.importance_clip": 2.0,
-        "positive.source": "peer_full",
-        "positive.exclude_self": True,
-        "teacher.ema_decay": 0.95,
-    },
+    "rlsd": table("{weight: {clip_radius: 0.2, lambda_decay_steps: 50}, teacher: {source: snapshot, sync_every: 10}}"),
+    "opsd": table("""
+        distillation: {divergence: {clip: 0.05, clip_mode: vocab_entry}}
+        positive: {source: solution_or_answer, num_tokens: 2048}
+        teacher: {source: reference}
+    """),
+    "sdpo": table("""
+        distillation: {divergence: {support: topk, importance_clip: 2.0}}
+        positive: {source: peer_full, exclude_self: true}
+        teacher: {ema_decay: 0.95}
+    """),
 }
 """Differences of each method's own paper from the paper's comparison."""
 
 WHOLE_RESPONSE = {"data.max_prompt_length": 3136}
-SLICE = {"data.max_prompt_length": 1600}
-
-
-def sources(positive: str, negative: str) -> dict[str, Any]:
-    chosen = {"algorithm.positive.source": positive, "algorithm.negative.source": negative}
-    defaults = {"algorithm.positive.source": "ground_truth", "algorithm.negative.source": "peer_answer"}
-    return {key: value for key, value in chosen.items() if value != defaults[key]}
-
-
-ABLATIONS: dict[str, dict[str, Any]] = {
-    "teacher_reference": {"algorithm.teacher.source": "reference"},
-    "teacher_snapshot_25": {"algorithm.teacher.source": "snapshot", "algorithm.teacher.sync_every": 25},
-    "teacher_actor": {},
-    "feedback_peer_prefix": sources("peer_prefix", "peer_prefix") | SLICE,
-    "feedback_peer_suffix": sources("peer_suffix", "peer_suffix") | SLICE,
-    "feedback_peer_full": sources("peer_full", "peer_full") | WHOLE_RESPONSE,
-    "feedback_ground_truth_peer_full": sources("ground_truth", "peer_full") | WHOLE_RESPONSE,
-    "feedback_ground_truth_peer_answer": {},
-    "lambda_constant_0.5": {"algorithm.weight.lambda_schedule": "constant"},
-    "lambda_constant_1.0": {"algorithm.weight.lambda_schedule": "constant", "algorithm.weight.lambda_init": 1.0},
-    "lambda_linear_1.0_over_10": {"algorithm.weight.lambda_init": 1.0, "algorithm.weight.lambda_decay_steps": 10},
-    "lambda_linear_1.0_over_25": {"algorithm.weight.lambda_init": 1.0},
-    "lambda_linear_1.0_over_50": {"algorithm.weight.lambda_init": 1.0, "algorithm.weight.lambda_decay_steps": 50},
-    "clip_radius_0.1": {"algorithm.weight.clip_radius": 0.1},
-    "clip_radius_0.2": {"algorithm.weight.clip_radius": 0.2},
-    "clip_radius_0.3": {"algorithm.weight.clip_radius": 0.3},
-    "clip_radius_0.4": {"algorithm.weight.clip_radius": 0.4},
-    "clip_radius_0.5": {},
-    "clip_radius_0.6": {"algorithm.weight.clip_radius": 0.6},
-    "clip_radius_0.8": {"algorithm.weight.clip_radius": 0.8},
-    "group_size_16": {"worker.rollout.n": 16},
-}
+ABLATIONS = yaml.safe_load("""
+teacher_reference: {algorithm: {teacher: {source: reference}}}
+teacher_snapshot_25: {algorithm: {teacher: {source: snapshot, sync_every: 25}}}
+teacher_actor: {}
+feedback_peer_prefix: {algorithm: {positive: &prefix {source: peer_prefix}, negative: *prefix}, data: {max_prompt_length: 1600}}
+feedback_peer_suffix: {algorithm: {positive: &suffix {source: peer_suffix}, negative: *suffix}, data: {max_prompt_length: 1600}}
+feedback_peer_full: {algorithm: {positive: &full {source: peer_full}, negative: *full}, data: {max_prompt_length: 3136}}
+feedback_ground_truth_peer_full: {algorithm: {negative: {source: peer_full}}, data: {max_prompt_length: 3136}}
+feedback_ground_truth_peer_answer: {}
+lambda_constant_0.5: {algorithm: {weight: {lambda_schedule: constant}}}
+lambda_constant_1.0: {algorithm: {weight: {lambda_schedule: constant, lambda_init: 1.0}}}
+lambda_linear_1.0_over_10: {algorithm: {weight: {lambda_init: 1.0, lambda_decay_steps: 10}}}
+lambda_linear_1.0_over_25: {algorithm: {weight: {lambda_init: 1.0}}}
+lambda_linear_1.0_over_50: {algorithm: {weight: {lambda_init: 1.0, lambda_decay_steps: 50}}}
+clip_radius_0.1: {algorithm: {weight: {clip_radius: 0.1}}}
+clip_radius_0.2: {algorithm: {weight: {clip_radius: 0.2}}}
+clip_radius_0.3: {algorithm: {weight: {clip_radius: 0.3}}}
+clip_radius_0.4: {algorithm: {weight: {clip_radius: 0.4}}}
+clip_radius_0.5: {}
+clip_radius_0.6: {algorithm: {weight: {clip_radius: 0.6}}}
+clip_radius_0.8: {algorithm: {weight: {clip_radius: 0.8}}}
+group_size_16: {worker: {rollout: {n: 16}}}
+""")
 """Differences of each ablation from cepo's own file; none for the row that is the main setting."""
 
-RELEASED_CODE: dict[str, Any] = {
-    "data.max_prompt_length": 768,
-    "data.min_pixels": 262144,
-    "data.max_pixels": 4194304,
-    "algorithm.weight.clip_radius": 0.2,
-    "algorithm.negative.strict_lowest": True,
-    "algorithm.teacher.placement": "assistant_prefix",
-    "algorithm.teacher.template": "configs/teacher/released_code.jinja",
-    "algorithm.teacher.with_images": False,
-    "worker.actor.global_batch_size": 16,
-    "worker.actor.loss_avg_mode": "token",
-    "worker.actor.model.lora.alpha": 64,
-    "worker.actor.optim.lr_scheduler_type": "constant",
-    "worker.actor.optim.lr_warmup_steps": 0,
-    "worker.reward.reward_function_kwargs.format_weight": 0.1,
-}
+RELEASED_CODE = table("""
+    data: {max_prompt_length: 768, min_pixels: 262144, max_pixels: 4194304}
+    algorithm:
+      weight: {clip_radius: 0.2}
+      negative: {strict_lowest: true}
+      teacher: {placement: assistant_prefix, template: configs/teacher/released_code.jinja, with_images: false}
+    worker:
+      reward: {reward_function_kwargs: {format_weight: 0.1}}
+      actor:
+        global_batch_size: 16
+        loss_avg_mode: token
+        model: {lora: {alpha: 64}}
+        optim: {lr_scheduler_type: constant, lr_warmup_steps: 0}
+""")
 
 
 @cache
@@ -204,16 +155,12 @@ def section(method: str, file: str, *overrides: str) -> dict[str, Any]:
 def difference(file: str, base: str) -> dict[str, Any]:
     """What `file` sets differently from `base`, the run's name left out."""
     run, before = resolved(file), resolved(base)
-    keys = {key for key in run if run[key] != before.get(key, PLACEHOLDER)} - {"trainer.experiment_name"}
+    keys = {key for key in run if key not in before or run[key] != before[key]} - {"trainer.experiment_name"}
     return {key: run[key] for key in keys}
 
 
-def ids(file: Path) -> str:
-    return str(file.relative_to(CONFIGS).with_suffix(""))
-
-
 @pytest.mark.heavy
-@pytest.mark.parametrize("file", FILES, ids=ids)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(CONFIGS).with_suffix("")))
 def test_every_shipped_file_passes_the_checks(file: Path) -> None:
     responses = 16 if file.stem == "group_size_16" else 8
     assert f"samples per step: 32 prompts x {responses} responses = {32 * responses}" in check_config(loaded(file))
@@ -227,7 +174,6 @@ def test_50_runs_are_shipped_and_no_two_share_a_folder() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_methods_file_or_its_name_alone_gives_the_papers_table(method: str) -> None:
-    """Whatever else a file may set is held by tests/config/test_config_files.py."""
     for world in ("microgeo", "geo3k"):
         assert section(method, f"{world}/{method}.yaml") == PAPER[method]
     assert section(method, "geo3k/base.yaml", f"algorithm.adv_estimator={method}") == PAPER[method]
@@ -256,7 +202,7 @@ def test_equal_lr_files_change_the_learning_rate_alone(rate: str, method: str) -
 def test_each_of_21_ablations_changes_what_its_row_says_alone() -> None:
     files = (CONFIGS / "geo3k" / "ablations").glob("*.yaml")
     found = {file.stem: difference(str(file.relative_to(CONFIGS)), "geo3k/cepo.yaml") for file in files}
-    assert found == ABLATIONS
+    assert found == {name: dict(leaves(changes)) if changes else {} for name, changes in ABLATIONS.items()}
 
 
 def test_the_snapshot_ablation_is_refreshed_when_lambda_is_0() -> None:
@@ -286,8 +232,6 @@ def test_the_released_code_is_what_the_authors_repository_does(monkeypatch: pyte
 
 
 def test_the_released_codes_reference_precedes_the_response() -> None:
-    from cepo.data.contexts import HintTemplate
-
     template = HintTemplate("assistant_prefix", str(CONFIGS / "teacher" / "released_code.jinja"))
     assert template.render(prompt="Find x.", reference="70") == " 70"
 
@@ -298,3 +242,62 @@ def test_the_readme_names_every_file_or_its_folder() -> None:
     for file in FILES:
         name = file.parent.name if file.parent.name in grouped else f"{file.parent.name}/{file.name}"
         assert name in text, name
+
+
+@pytest.mark.parametrize(("world", "method"), [(world, name) for world, names in WORLDS.items() for name in names])
+def test_a_method_file_differs_only_under_algorithm(world: str, method: str) -> None:
+    changed = difference(f"{world}/{method}.yaml", f"{world}/base.yaml")
+    learning_rate = {"worker.actor.optim.lr"} if (world, method) == ("geo3k", "cepo") else set()
+    assert {key for key in changed if not key.startswith("algorithm.")} == learning_rate
+    written = leaves(yaml.safe_load((CONFIGS / world / f"{method}.yaml").read_text()))
+    assert {key for key, _ in written} == {"base", "algorithm.adv_estimator"} | learning_rate
+
+
+def test_microgeo_trains_all_weights_in_float32() -> None:
+    run = loaded("microgeo/cepo.yaml")
+    actor = run.worker.actor
+    assert (actor.model.lora.rank, actor.optim.lr, actor.optim.betas) == (0, 1e-4, [0.9, 0.99])
+    assert (actor.fsdp.mp_param_dtype, run.worker.rollout.dtype, actor.fsdp.torch_dtype) == ("fp32", "fp32", None)
+    assert loaded("microgeo/lora.yaml").worker.actor.model.lora.rank == 16
+
+
+def schema_faults(tree: Any) -> list[str]:
+    """What an editor would mark in a file."""
+    jsonschema = pytest.importorskip(
+        "jsonschema", reason="an editor's check needs jsonschema, which Ray and vLLM bring"
+    )
+    schema = json.loads((CONFIGS / "schema.json").read_text(encoding="utf-8"))
+    return [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(tree)]
+
+
+def test_the_committed_schema_is_what_cepo_config_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "--schema"]) == 0
+    assert capsys.readouterr().out == (CONFIGS / "schema.json").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("file", EVERY_YAML, ids=lambda file: f"{file.parent.name}-{file.stem}")
+def test_the_first_line_of_every_yaml_names_a_schema_it_keeps(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    mark, _, path = text.splitlines()[0].partition("=")
+    assert mark == "# yaml-language-server: $schema"
+    assert (file.parent / path).resolve() == CONFIGS / "schema.json"
+    assert schema_faults(yaml.safe_load(text)) == []
+
+
+@pytest.mark.parametrize(
+    ("tree", "marked"),
+    [
+        ({"data": {"max_promt_length": 3}}, True),
+        ({"worker": {"rollout": {"n": 0}}}, True),
+        ({"worker": {"rollout": {"n": "${data.seed}"}}}, False),
+        ({"worker": {"rollout": {"top_k": -1, "val_override_config": {"temperature": 0}}}}, False),
+        ({"worker": {"rollout": {"val_override_config": {"temprature": 0}}}}, True),
+        ({"algorithm": {"adv_estimator": "cepo", "weight": {"clip_radius": 1.0}}}, True),
+        ({"algorithm": {"negative": {"select": "random"}, "rlcsd": {"num_wrong": 2}}}, False),
+        ({"algorithm": {"my_method": {"anything": 1}}}, False),
+        ({"algorithm": {"gama": 1.0}}, True),
+        ({"base": "base.yaml", "trainer": {"max_steps": None}}, False),
+    ],
+)
+def test_the_schema_marks_what_the_reader_refuses(tree: Any, marked: bool) -> None:
+    assert bool(schema_faults(tree)) == marked

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from config_arguments import REQUIRED, load, message_of, write
 from easyr1_yaml import easyr1s_file
 
 from cepo.config import RunConfig, check_config, load_config
 from cepo.config.easyr1 import TABLE
 from cepo.errors import ConfigError
 
-DATA_AND_MODEL = ["data.train_files=microgeo:train", "worker.actor.model.model_path=microgeo:model"]
 FORK_SCRIPT = [
     "algorithm.adv_estimator=grpo",
     "algorithm.cepo_use_cot_teacher=False",
@@ -26,24 +26,14 @@ FORK_SCRIPT = [
 ]
 
 
-def message_of(arguments: list[str]) -> str:
-    with pytest.raises(ConfigError) as caught:
-        load_config([*DATA_AND_MODEL, *arguments])
-    return str(caught.value)
-
-
 def pasted(message: str, folder: Path) -> tuple[RunConfig, RunConfig]:
     """The runs of the message's YAML lines and of its arguments."""
     _, lines, _, arguments = message.split("\n\n")[:4]
-    (folder / "pasted.yaml").write_text(lines, encoding="utf-8")
-    return (
-        load_config([*DATA_AND_MODEL, f"config={folder / 'pasted.yaml'}"]),
-        load_config([*DATA_AND_MODEL, *arguments.split("\n")[0].split()]),
-    )
+    return load(write(folder, "pasted.yaml", lines)), load(*arguments.split("\n")[0].split())
 
 
 def test_the_forks_script_gets_its_values_in_lines_that_resolve(tmp_path: Path) -> None:
-    message = message_of(FORK_SCRIPT)
+    message = message_of([*REQUIRED, *FORK_SCRIPT])
     for argument in FORK_SCRIPT[1:]:
         assert f"{argument.partition('=')[0]} (argument '{argument}')" in message
     for run in pasted(message, tmp_path):
@@ -56,8 +46,7 @@ def test_the_forks_script_gets_its_values_in_lines_that_resolve(tmp_path: Path) 
 
 def test_forks_keys_in_a_file_are_answered_in_its_form(tmp_path: Path) -> None:
     text = "algorithm:\n  adv_estimator: rlsd\n  rlsd_lambda_init: 0.3\n  rlsd_epsilon_w: 0.1\n  rlsd_teacher_sync_freq: 10\n"
-    (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
-    message = message_of([f"config={tmp_path / 'run.yaml'}"])
+    message = message_of([*REQUIRED, write(tmp_path, "run.yaml", text)])
     assert f"algorithm.rlsd_epsilon_w ({tmp_path / 'run.yaml'}, line 4)" in message
     assert "\n\nalgorithm:\n  weight:\n    lambda_init: 0.3\n    clip_radius: 0.1\n  teacher:\n" in message
     for run in pasted(message, tmp_path):
@@ -74,7 +63,7 @@ def test_forks_keys_in_a_file_are_answered_in_its_form(tmp_path: Path) -> None:
 def test_a_switch_that_is_on_is_answered_by_what_it_turned_on(
     argument: str, key: str, value: str, tmp_path: Path
 ) -> None:
-    for run in pasted(message_of([argument]), tmp_path):
+    for run in pasted(message_of([*REQUIRED, argument]), tmp_path):
         setting: Any = run.algorithm
         for part in key.split("."):
             setting = getattr(setting, part)
@@ -82,10 +71,10 @@ def test_a_switch_that_is_on_is_answered_by_what_it_turned_on(
 
 
 def test_keys_that_said_nothing_are_to_be_removed() -> None:
-    message = message_of(["algorithm.use_cepo=false", "algorithm.cepo_histogram_freq=5"])
+    message = message_of([*REQUIRED, "algorithm.use_cepo=false", "algorithm.cepo_histogram_freq=5"])
     assert "they need no replacement" in message
     assert "algorithm.cepo_histogram_freq (argument" in message
-    message = message_of(["algorithm.use_cepo=true", "algorithm.cepo_histogram_freq=5"])
+    message = message_of([*REQUIRED, "algorithm.use_cepo=true", "algorithm.cepo_histogram_freq=5"])
     assert "These have no replacement: algorithm.cepo_histogram_freq." in message
 
 
@@ -93,7 +82,7 @@ def test_12_keys_are_replaced_and_none_is_a_setting_here() -> None:
     assert len(TABLE.fork) == 12
     for key in TABLE.fork:
         with pytest.raises(ConfigError, match="authors' fork"):
-            load_config([*DATA_AND_MODEL, f"{key}=1"])
+            load(f"{key}=1")
 
 
 FORK_SCRIPT_WITHOUT_ITS_KEYS = [
@@ -115,9 +104,7 @@ FORK_SCRIPT_WITHOUT_ITS_KEYS = [
 
 def test_the_authors_script_runs_with_the_pasted_lines(tmp_path: Path) -> None:
     script = [easyr1s_file(tmp_path), *FORK_SCRIPT_WITHOUT_ITS_KEYS, "trainer.n_gpus_per_node=1"]
-    with pytest.raises(ConfigError) as caught:
-        load_config([*script, *FORK_SCRIPT])
-    arguments = str(caught.value).split("On the command line:\n\n")[1].split()
+    arguments = message_of([*script, *FORK_SCRIPT]).split("On the command line:\n\n")[1].split()
     config = load_config([*script, *arguments])
     plan = check_config(config)
     assert "method: cepo, teacher views: correct, wrong" in plan

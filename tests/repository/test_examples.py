@@ -1,4 +1,4 @@
-"""Each example under examples/ runs, from a folder that is not the repository's."""
+"""Each example and notebook under examples/ runs, from a folder that is not the repository's."""
 
 from __future__ import annotations
 
@@ -14,17 +14,22 @@ from typing import Any
 import pytest
 import torch
 from factories import group, rollout, same_bits, token_batch
+from isolation import restored_process
+from PIL import Image
 from torch import Tensor
 
 from cepo.algorithms import build_estimator, load_plugin
 from cepo.config import check_config, load_config
 from cepo.errors import ConfigError
+from cepo.microgeo.problems import generate_problem
+from cepo.microgeo.world import ASSETS, draw_figure, split_problems, write_problems
 from cepo.rewards.functions import load_reward_function
 from cepo.tracking.trace import read_rollouts
 from cepo.train import train
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / "examples"
+NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 METHOD_FILE = EXAMPLES / "custom_method" / "my_method.py"
 METHOD_FILES = {"my_method": METHOD_FILE, "visible": EXAMPLES / "visible_method" / "visible.py"}
 TRAINED = (
@@ -45,8 +50,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def trained(example: str, folder: Path, *overrides: str) -> list[dict[str, Any]]:
     """The metrics of a step of 4 prompts x 4 responses with the embedded model."""
-    from cepo.microgeo.world import ASSETS, split_problems, write_problems
-
     arguments = [
         f"config=examples/{example}",
         f"worker.actor.model.model_path={ASSETS}",
@@ -295,11 +298,6 @@ def test_the_rounded_reward_reads_the_prompt_and_a_column(
 
 
 def test_the_example_datasets_20_rows_are_embedded_problems() -> None:
-    from PIL import Image
-
-    from cepo.microgeo.problems import generate_problem
-    from cepo.microgeo.world import draw_figure
-
     folder = EXAMPLES / "custom_dataset"
     seen = 0
     for name, count in (("train", 16), ("held_out", 4)):
@@ -313,3 +311,48 @@ def test_the_example_datasets_20_rows_are_embedded_problems() -> None:
             assert Image.open(folder / picture).convert("RGB").tobytes() == draw_figure(problem).tobytes()
             seen += 1
     assert seen == 20
+
+
+def cells(notebook: Path) -> list[dict[str, Any]]:
+    return json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+
+
+def executed(notebook: Path) -> dict[str, Any]:
+    """The names that the cells define; plain Python, without magic commands, so that no kernel is needed."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    with restored_process():
+        for number, cell in enumerate(each for each in cells(notebook) if each["cell_type"] == "code"):
+            exec(compile("".join(cell["source"]), f"{notebook.name}, code cell {number + 1}", "exec"), names)
+    return names
+
+
+def test_there_are_two_notebooks_without_outputs() -> None:
+    """Outputs would change with each run, and grow the repository."""
+    assert [notebook.name for notebook in NOTEBOOKS] == ["first_run.ipynb", "own_parts.ipynb"]
+    for notebook in NOTEBOOKS:
+        assert notebook.stat().st_size < 12_000
+        assert [cell["outputs"] for cell in cells(notebook) if cell.get("outputs")] == []
+
+
+@pytest.mark.heavy
+def test_the_first_run_shows_the_credit_of_tokens(elsewhere: Path) -> None:
+    names = executed(NOTEBOOKS[0])
+    assert list(names["correct"].shares) == list(names["run"].metrics["reward/correct"])
+    assert len(names["correct"].shares) == 4
+    credit = names["credit"]
+    assert len(credit) > 0
+    assert list(credit) == ["tokens", "delta", "weight", "token_advantages"]
+    assert (elsewhere / "first_run" / "report.html").is_file()
+
+
+@pytest.mark.heavy
+def test_own_data_reward_and_method_train(elsewhere: Path) -> None:
+    """The advantage of each response grows from its first token to its last."""
+    names = executed(NOTEBOOKS[1])
+    rollouts = names["run"].rollouts
+    learning = [
+        advantages for advantages in rollouts["token_advantages"] if len(advantages) > 1 and advantages[-1] != 0
+    ]
+    assert learning, "all groups had equal rewards"
+    assert all(abs(each[0]) < abs(each[-1]) for each in learning)
+    assert (elsewhere / "own_parts_model" / "config.json").is_file()

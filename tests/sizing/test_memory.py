@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from cepo.config.rollout_schema import RolloutConfig
 from cepo.config.schema import LoraConfig
 from cepo.errors import ConfigError
 from cepo.sizing import ASLEEP_BYTES, Memory, Stack, bytes_in_4_bits, estimate_memory, fit, require_memory, shape_of
+from lab.support.published_models import PUBLISHED_SIZES
 from lab.worlds.model import model_config
 from lab.worlds.tokenizer import build_tokenizer
 
@@ -245,3 +247,16 @@ def test_a_worker_warns_or_ends_before_it_loads_a_model(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (33 * GIB, 40 * GIB))
     with pytest.raises(ConfigError, match=r"does not fit on this GPU .* what helps: LoRA"):
         require_memory(NEEDS, AWAKE, device)
+
+
+def test_in_the_documents_table_a_larger_card_never_trains_less() -> None:
+    """Longer responses never train more. That the table is the code's is held by tests/repository/test_repository.py."""
+    page = (Path(__file__).parents[2] / "docs" / "memory.md").read_text(encoding="utf-8")
+    table = page.partition("<!-- memory: begin, generated -->\n")[2].partition("\n<!-- memory: end -->")[0]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")][3:] for line in table.splitlines()[2:]]
+    rows = [[0 if cell == "no" else int(cell.split()[-1]) for cell in row] for row in cells]
+    assert len(rows) == len(PUBLISHED_SIZES) * 3 * 3
+    assert all(row == sorted(row) for row in rows)
+    for first in range(0, len(rows), 3):
+        for shorter, longer in zip(rows[first : first + 2], rows[first + 1 : first + 3], strict=True):
+            assert all(short >= long for short, long in zip(shorter, longer, strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from cepo.config.listing import written
 from cepo.config.sources import Origins
 from cepo.errors import ConfigError
 from cepo.sections import read_section, section
-from cepo.trees import Tree, is_dict, put
+from cepo.trees import Tree, leaves, put
 
 logger = logging.getLogger(__name__)
 
@@ -85,20 +85,15 @@ def engine_key_of(key: str) -> WithoutEffect | None:
     return next((ENGINE_KEYS[name] for name in around if name in ENGINE_KEYS), None)
 
 
-def refuse_names_elsewhere(key: str, origins: Origins) -> None:
-    """Raises `ConfigError` for a name of verl or TRL, with our name of the setting."""
-    for name, own in TABLE.elsewhere.items():
-        if f"{key}.".startswith(f"{name}."):
-            ours = own + key.removeprefix(name)
-            raise origins.error(key, f"unknown key '{key}'. This is another program's name; here it is {ours}.")
-
-
 def without_engine_keys(tree: Tree, origins: Origins) -> tuple[Tree, list[str]]:
     """Returns the resolved tree without keys that have no effect or no value, and the dotted keys without effect."""
     kept: Tree = {}
     without_effect: list[str] = []
-    for key, value in _leaves(tree):
-        refuse_names_elsewhere(key, origins)
+    for key, value in leaves(tree, whole=EASYR1_KEYS):
+        for name, own in TABLE.elsewhere.items():  # of verl and TRL
+            if f"{key}.".startswith(f"{name}."):
+                ours = own + key.removeprefix(name)
+                raise origins.error(key, f"unknown key '{key}'. This is another program's name; here it is {ours}.")
         reason, entry = TABLE.unavailable.get(key, {}).get(str(value)), engine_key_of(key)
         if reason is not None:
             raise origins.error(key, f"{key}={value}: {reason}")
@@ -129,7 +124,7 @@ def refuse_fork_keys(tree: Tree, origins: Origins) -> None:
     families, methods = tuple(TABLE.fork_families), {f"algorithm.{name}" for name in available_estimators()}
     found = {
         key: value
-        for key, value in _leaves(tree)
+        for key, value in leaves(tree, whole=EASYR1_KEYS)
         if key in TABLE.fork or (key.startswith(families) and ".".join(key.split(".")[:2]) not in methods)
     }
     if not found:
@@ -151,13 +146,3 @@ def refuse_fork_keys(tree: Tree, origins: Origins) -> None:
     )
     without = [key for key in found if key not in TABLE.fork]
     raise ConfigError(f"{message}\nThese have no replacement: {', '.join(without)}." if without else message)
-
-
-def _leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, object]]:
-    """Yields dotted keys and values. A mapping is a value if EasyR1 has a key of its name, or if it is empty."""
-    for name, value in tree.items():
-        key = f"{path}{name}"
-        if is_dict(value) and value and key not in EASYR1_KEYS:
-            yield from _leaves(value, f"{key}.")
-        else:
-            yield key, value
