@@ -1,5 +1,3 @@
-"""A few problems with pictures, rewards that depend on the response alone, and the command line of a tiny run."""
-
 from __future__ import annotations
 
 import os
@@ -16,13 +14,6 @@ from cepo.config import load_config
 from cepo.models.processing import Processing
 from cepo.workers.actor import Actor
 from cepo.workers.worker import objective_settings
-
-REWARD = '''
-def parity(samples):
-    """Right where the character codes add up to an even number: half of whatever an untrained model writes."""
-    verdicts = [float(sum(map(ord, sample["response"])) % 2 == 0) for sample in samples]
-    return [{"overall": verdict, "accuracy": verdict} for verdict in verdicts]
-'''
 
 
 @pytest.fixture(autouse=True)
@@ -50,10 +41,8 @@ def problem_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def parity_reward(tmp_path_factory: pytest.TempPathFactory) -> str:
-    file = tmp_path_factory.mktemp("reward") / "parity.py"
-    file.write_text(REWARD, encoding="utf-8")
-    return f"{file}:parity"
+def parity_reward() -> str:
+    return f"{Path(__file__).parents[1] / 'parity.py'}:parity"
 
 
 @pytest.fixture(scope="session")

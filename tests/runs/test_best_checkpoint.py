@@ -1,9 +1,7 @@
-"""Which checkpoints stay, and what the tracker file says of them."""
-
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,36 +36,31 @@ def scoring(*scores: float) -> Callable[[Trainer], None]:
     return prepare
 
 
-def steps(folder: Path) -> Sequence[str]:
-    return sorted(path.name.removeprefix("global_step_") for path in folder.glob("global_step_*"))
-
-
 def tracker(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "checkpoint_tracker.json").read_text())
 
 
-def test_of_5_checkpoints_a_limit_of_3_keeps_the_best_and_last(validated: Train) -> None:
-    options = ["trainer.max_steps=5", "trainer.save_limit=3"]
-    folder = validated(*options, prepare=scoring(0.2, 0.71239, 0.4, 0.71239, 0.3)).folder
-    assert steps(folder) == ["2", "4", "5"]
-    assert tracker(folder) == {
-        "best_global_step": 2,
-        "best_val_reward_score": 0.7124,
-        "last_global_step": 5,
-        "last_actor_path": str(folder / "global_step_5" / "actor"),
-    }
-
-
-def test_a_limit_of_1_keeps_the_best_beside_the_last(validated: Train) -> None:
-    kept: dict[int, Sequence[str]] = {}
-    for last, scores in ((3, [0.8, 0.1, 0.2]), (4, [0.3]), (5, [0.9])):
-        done = validated("trainer.save_limit=1", f"trainer.max_steps={last}", prepare=scoring(*scores))
+@pytest.mark.parametrize(
+    ("limit", "runs"),
+    [
+        (3, [(5, [0.2, 0.71239, 0.4, 0.71239, 0.3], "245", (2, 0.7124))]),
+        (1, [(3, [0.8, 0.1, 0.2], "13", (1, 0.8)), (4, [0.3], "14", (1, 0.8)), (5, [0.9], "5", (5, 0.9))]),
+    ],
+)
+def test_the_best_checkpoint_stays_beside_the_last(
+    validated: Train, limit: int, runs: list[tuple[int, list[float], str, tuple[int, float]]]
+) -> None:
+    """Each run goes on to the given step, with the given scores; the first of equal ones is the best."""
+    for last, scores, kept, best in runs:
+        done = validated(f"trainer.save_limit={limit}", f"trainer.max_steps={last}", prepare=scoring(*scores))
         assert done.first_step == last - len(scores)
-        kept[last] = steps(done.folder)
-        best = 5 if last == 5 else 1
-        found = tracker(done.folder)
-        assert (found["best_global_step"], found["best_val_reward_score"]) == (best, {1: 0.8, 5: 0.9}[best])
-    assert kept == {3: ["1", "3"], 4: ["1", "4"], 5: ["5"]}
+        assert sorted(path.name[-1] for path in done.folder.glob("global_step_*")) == list(kept)
+        assert tracker(done.folder) == {
+            "best_global_step": best[0],
+            "best_val_reward_score": best[1],
+            "last_global_step": last,
+            "last_actor_path": str(done.folder / f"global_step_{last}" / "actor"),
+        }
 
 
 def test_a_score_counts_for_the_weights_it_was_measured_on_only(validated: Train) -> None:

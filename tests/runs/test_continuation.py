@@ -46,18 +46,23 @@ def going_on(train: Train, own_data: Path, folder: Path) -> Train:
     return partial(train, f"data.train_files={own_data}", "trainer.max_steps=2")
 
 
+def not_reached(*_: Any) -> Any:
+    raise AssertionError("models were loaded")
+
+
 @pytest.fixture
 def without_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    def not_reached(*_: Any) -> Any:
-        raise AssertionError("models were loaded")
-
     monkeypatch.setattr("cepo.train.build_backend", not_reached)
 
 
-@pytest.mark.usefixtures("without_engines")
-def test_changed_settings_need_a_word_of_consent(going_on: Train, folder: Path) -> None:
-    with pytest.raises(CheckpointError) as refused:
-        going_on(*CHANGED)
+def test_changed_settings_need_a_word_and_the_record_keeps_both(
+    going_on: Train, tiny_run: list[str], own_data: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settings that decide nothing, and another path of the same files, need none."""
+    with monkeypatch.context() as patch:
+        patch.setattr("cepo.train.build_backend", not_reached)
+        with pytest.raises(CheckpointError) as refused:
+            going_on(*CHANGED)
     assert str(refused.value).splitlines() == [
         f"settings that decide what is trained have changed since {folder}/global_step_1:",
         "  data.rollout_batch_size: was 4, is 2",
@@ -65,9 +70,6 @@ def test_changed_settings_need_a_word_of_consent(going_on: Train, folder: Path) 
         "trainer.accept_changes=true continues with them; trainer.experiment_name=<another> or "
         "trainer.find_last_checkpoint=false starts a new run",
     ]
-
-
-def test_with_consent_the_record_keeps_both(going_on: Train, folder: Path) -> None:
     done = going_on(*CHANGED, "trainer.accept_changes=true")
     rates = {
         name: yaml.safe_load((folder / name).read_text())["worker"]["actor"]["optim"]["lr"]
@@ -75,8 +77,12 @@ def test_with_consent_the_record_keeps_both(going_on: Train, folder: Path) -> No
     }
     assert rates == {"config_until_step_1.yaml": 1e-3, "config.yaml": 5e-4}
     assert [row["actor/lr"] for row in done.metrics] == [1e-3, 5e-4]
+    monkeypatch.chdir(own_data.parent)
+    (reward,) = [word for word in tiny_run if word.startswith("worker.reward.reward_function=")]
+    path = os.path.relpath(reward.partition("=")[2], own_data.parent)
+    same = [f"data.train_files={own_data.name}", f"worker.reward.reward_function={path}"]
     free = ["worker.actor.micro_batch_size_per_device_for_update=4", "trainer.rollouts_to_log=0", "trainer.max_steps=3"]
-    assert going_on(*CHANGED, *free).first_step == 2
+    assert going_on(*CHANGED, *same, *free).first_step == 2
 
 
 @pytest.mark.usefixtures("without_engines")
@@ -89,15 +95,6 @@ def test_other_rows_under_the_same_name_are_noticed(going_on: Train, own_data: P
             going_on()
     finally:
         own_data.write_bytes(before)
-
-
-def test_another_path_of_the_same_files_is_no_change(
-    going_on: Train, tiny_run: list[str], own_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(own_data.parent)
-    (reward,) = [word for word in tiny_run if word.startswith("worker.reward.reward_function=")]
-    path = os.path.relpath(reward.partition("=")[2], own_data.parent)
-    assert going_on(f"data.train_files={own_data.name}", f"worker.reward.reward_function={path}").first_step == 1
 
 
 @pytest.mark.usefixtures("without_engines")

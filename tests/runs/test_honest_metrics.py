@@ -45,8 +45,10 @@ def test_a_problem_asked_again_within_a_step_gets_other_noise(
     seen: list[GenerationRequest] = []
     settings = ["algorithm.online_filtering=true", f"trainer.max_try_make_batch={limit}", never_right]
     note = noting("backend.generate", lambda requests, *_: seen.extend(requests))
-    [row] = one_step(*settings, prepare=note).steps
+    finished = one_step(*settings, prepare=note)
+    [row] = finished.steps
     assert (row["filter/rounds"], row["filter/filled_groups"]) == (rounds, 4)
+    assert finished.trainer.state.rounds == rounds
     assert f"online filtering kept 0 of {4 * rounds} groups in {rounds} rounds" in caplog.text
     assert len({request.prompt_ids for request in seen}) <= 8
     assert len({request.seed for request in seen}) == len(seen) == 4 * rounds
