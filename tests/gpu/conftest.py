@@ -57,10 +57,10 @@ def _no_trace_in_the_users_cache(tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture
 def figure(record_property: Any) -> Any:
-    """Records a measured number under a name in the test's report: `figure("peak GiB", 3.2)`."""
+    """Records what was measured under a name in the test's report: `figure("peak GiB", 3.2)`."""
 
-    def record(name: str, value: float) -> None:
+    def record(name: str, value: object) -> None:
         record_property(name, value)
-        sys.stdout.write(f"{name}: {value:.6g}\n")
+        sys.stdout.write(f"{name}: {value}\n")
 
     return record

@@ -16,6 +16,7 @@ from cepo.config import load_config
 from cepo.data.batch import ScoringRow
 from cepo.models.processing import Processing
 from cepo.workers.actor import Actor
+from cepo.workers.distributed import whole_tensor
 from cepo.workers.worker import objective_settings
 from lab.support.rows import build_rows, optimizer_batch
 from lab.support.shapes import MICRO, QWEN3_VL_2B, SMALL, Shape, write_checkpoint
@@ -37,26 +38,20 @@ sign, however small the gradient."""
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A device and the sizes that tests have there.
-
-    Attributes:
-        whole: the model of whole training runs.
-        part: the model of tests of parts, which build several actors.
-        samples: responses per prompt.
-        response: most tokens of a sampled response.
-        min_pixels: to which pictures are enlarged; 1,024 pixels are a token.
-        memory_grid: vocabularies and numbers of tokens of the memory test.
-        head_elements: logits that the head may hold at once there, few enough that the grid has many chunks.
-    """
+    """A device and the sizes that tests have there: `whole` training runs, and `part`s, which build several actors."""
 
     device: str
     whole: Shape
     part: Shape
     samples: int
     response: int
+    """Most tokens of a sampled response."""
     min_pixels: int
+    """To which pictures are enlarged; 1,024 pixels are a token."""
     memory_grid: tuple[tuple[int, int], tuple[int, int]]
+    """Vocabularies and numbers of tokens of the memory test."""
     head_elements: int
+    """Logits that the head may hold at once there, few enough that the grid has many chunks."""
 
     def checkpoint(self, shape: Shape, folder: Path, dtype: str = "bf16") -> Path:
         """A checkpoint folder of random weights, drawn on the device."""
@@ -117,18 +112,14 @@ def draw_adapter(actor: Actor) -> None:
         for name, weight in actor.module.named_parameters():
             if "lora_B" in name:
                 local: Any = getattr(weight, "_local_tensor", weight)
-                local.copy_(torch.randn(local.shape, generator=generator) * 0.02)
+                local.copy_(0.02 * torch.randn(local.shape, generator=generator))
 
 
 def rows_for(shape: Shape, folder: Path, *, groups: int = 2, contexts: int = 3) -> list[ScoringRow]:
     """Responses of skewed lengths behind each of the contexts of each group, in a shuffled order."""
+    size = shape.group_size
     views = build_rows(
-        shape,
-        Processing(str(folder)),
-        groups=groups,
-        group_size=shape.group_size,
-        contexts=contexts,
-        prompt=shape.prompt_tokens,
+        shape, Processing(str(folder)), groups=groups, group_size=size, contexts=contexts, prompt=shape.prompt_tokens
     )
     rows = [row for view in views for row in view]
     random.Random(3).shuffle(rows)
@@ -136,18 +127,14 @@ def rows_for(shape: Shape, folder: Path, *, groups: int = 2, contexts: int = 3) 
 
 
 def gradient_of(actor: Actor, rows: list[ScoringRow]) -> Tensor:
-    """The adapter's gradient of one optimizer step that moves nothing, as one vector on the CPU."""
-    for group in actor.optimizer.param_groups:
-        group["lr"] = 0.0
-    actor._optimizer_step(optimizer_batch(rows))
-    gradients = [whole(weight.grad) for weight in actor.module.parameters() if weight.grad is not None]
-    return torch.cat([gradient.flatten().double().cpu() for gradient in gradients])
+    """The adapter's gradient as one vector on the CPU."""
+    return torch.cat([gradient.flatten().double() for gradient in actor.gradients(optimizer_batch(rows))])
 
 
 def weights_of(actor: Actor) -> dict[str, Tensor]:
     """Copies of the trained weights on the CPU."""
     return {
-        name: whole(parameter.detach()).cpu().clone()
+        name: whole_tensor(parameter.detach()).cpu().clone()
         for name, parameter in actor.module.named_parameters()
         if parameter.requires_grad
     }
@@ -164,15 +151,21 @@ def distance(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], start:
     return apart / travelled
 
 
-def whole(tensor: Any) -> Tensor:
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
 def gaps(left: Sequence[Tensor], right: Sequence[Tensor]) -> tuple[float, float, float]:
     """Mean, 99th percentile and largest of the differences of two lists of log-probs, in nats."""
     assert left, "nothing was compared"
     found = (torch.cat(list(left)).double() - torch.cat(list(right)).double()).abs()
     return float(found.mean()), float(found.quantile(0.99)), float(found.max())
+
+
+def trained(actor: Actor, rows: list[ScoringRow], *, steps: int, first: int = 0) -> dict[str, Tensor]:
+    """The adapter after updates on the rows, before each of which the actor rests as it does during sampling."""
+    for step in range(first, first + steps):
+        actor.rest()
+        actor.score(rows)
+        actor.update([optimizer_batch(rows)], step=step)
+        actor.finish_step(step)
+    return weights_of(actor)
 
 
 def within(found: Sequence[float], limits: Sequence[float]) -> bool:

@@ -77,114 +77,89 @@ PROBLEMS = (
         (said("", "4", right=True), said("", "4", right=True)),
     ),
 )
-SIZE = 4
 
 
-@dataclass(frozen=True)
-class Case:
-    """The same run in both trainers' words."""
-
-    settings: Settings
-    overrides: Sequence[str] = ()
-
-
-def _evidence(method: str, **settings: Any) -> Settings:
-    return Settings(method=method, mixing=0.7, mixing_steps=4, radius=0.4, **settings)
-
-
-MIXING = [f"algorithm.weight.{setting}" for setting in ("lambda_init=0.7", "lambda_decay_steps=4", "clip_radius=0.4")]
-
-
-def _kl(penalty: str, coefficient: float, *, in_loss: bool) -> list[str]:
-    return [
-        "algorithm.disable_kl=false",
-        f"algorithm.kl_penalty={penalty}",
-        f"algorithm.kl_coef={coefficient}",
-        f"algorithm.use_kl_loss={str(in_loss).lower()}",
-    ]
+IN_CEPOS_WORDS = {
+    "loss": "worker.actor.loss_type",
+    "aggregation": "worker.actor.loss_avg_mode",
+    "gamma": "algorithm.gamma",
+    "gae_lambda": "algorithm.lam",
+    "mixing": "algorithm.weight.lambda_init",
+    "mixing_steps": "algorithm.weight.lambda_decay_steps",
+    "radius": "algorithm.weight.clip_radius",
+    "baseline": "algorithm.advantage.baseline",
+    "num_wrong": "algorithm.rlcsd.num_wrong",
+    "right_source": "algorithm.positive.source",
+    "wrong_source": "algorithm.negative.source",
+    "exclude_self": "algorithm.positive.exclude_self",
+    "teacher": "algorithm.teacher.source",
+    "policy_weight": "algorithm.distillation.policy_weight",
+}
 
 
-LORA = ["worker.actor.model.lora.rank=4", "worker.actor.model.lora.alpha=8"]
+def overrides_of(settings: Settings) -> list[str]:
+    """What a case sets beside the defaults, in the configuration's words."""
+    usual = Settings(method=settings.method)
+    found = {
+        key: getattr(settings, name)
+        for name, key in IN_CEPOS_WORDS.items()
+        if getattr(settings, name) != getattr(usual, name)
+    }
+    if settings.teacher == "ema":
+        found["algorithm.teacher.ema_decay"] = settings.ema_decay
+    if settings.lora is not None:
+        found["worker.actor.model.lora.rank"], found["worker.actor.model.lora.alpha"] = settings.lora
+    if settings.kl is not None:
+        penalty, coefficient, place = settings.kl
+        found |= {"algorithm.disable_kl": "false", "algorithm.use_kl_loss": place == "loss"}
+        found |= {"algorithm.kl_penalty": penalty, "algorithm.kl_coef": coefficient}
+    if settings.adaptive is not None:
+        found["algorithm.kl_type"] = "adaptive"
+        found["algorithm.kl_target"], found["algorithm.kl_horizon"] = settings.adaptive
+    if settings.divergence is not None and settings.divergence.top is not None:
+        section = "algorithm.distillation.divergence"
+        found |= {f"{section}.support": "topk", f"{section}.topk": settings.divergence.top}
+        found[f"{section}.importance_clip"] = settings.divergence.importance_clip
+    return [f"{key}={value}" for key, value in found.items()]
+
+
+_evidence = functools.partial(Settings, mixing=0.7, mixing_steps=4, radius=0.4)
+_OF_PEERS: dict[str, Any] = {"right_source": "peer_full", "wrong_source": "peer_full"}
 CASES = {
-    "grpo, KL in the loss": Case(
-        Settings(method="grpo", kl=("low_var_kl", 0.5, "loss")), _kl("low_var_kl", 0.5, in_loss=True)
+    "grpo, KL in the loss": Settings(method="grpo", kl=("low_var_kl", 0.5, "loss")),
+    "grpo, LoRA, means of sequences": Settings(method="grpo", lora=(4, 8), aggregation="seq"),
+    "rlsd": _evidence(method="rlsd"),
+    "rlsd, averaged teacher, LoRA, one epoch": _evidence(method="rlsd", teacher="ema", lora=(4, 8), epochs=1),
+    "cepo": _evidence(method="cepo"),
+    "cepo, one epoch": _evidence(method="cepo", epochs=1),
+    "cepo, LoRA, whole responses, initial teacher, KL in the reward": _evidence(
+        method="cepo", lora=(4, 8), teacher="reference", kl=("kl", 0.2, "reward"), **_OF_PEERS
     ),
-    "grpo, LoRA, means of sequences": Case(
-        Settings(method="grpo", lora=(4, 8), aggregation="seq"), [*LORA, "worker.actor.loss_avg_mode=seq"]
+    "cepo, baseline of evidence, one epoch": _evidence(method="cepo", baseline="hindsight", epochs=1),
+    "hindsight, from a peer": Settings(method="hindsight", right_source="peer_answer", exclude_self=True),
+    "rlcsd, two wrong references": _evidence(method="rlcsd", num_wrong=2),
+    "visual": _evidence(method="visual"),
+    "opsd": Settings(method="opsd", divergence=Divergence(kind="forward_kl")),
+    "sdpo, top 20 from a peer, beside the reward": Settings(
+        method="sdpo",
+        divergence=Divergence(kind="jsd", top=20, importance_clip=1.1),
+        right_source="peer_full",
+        exclude_self=True,
+        teacher="ema",
+        policy_weight=0.5,
     ),
-    "rlsd": Case(_evidence("rlsd"), MIXING),
-    "rlsd, averaged teacher, LoRA, one epoch": Case(
-        _evidence("rlsd", teacher="ema", lora=(4, 8), epochs=1),
-        [
-            *MIXING, *LORA, "worker.actor.ppo_epochs=1",
-            "algorithm.teacher.source=ema", "algorithm.teacher.ema_decay=0.9",
-        ],
+    "rloo, ratios of sequences, constant length": Settings(method="rloo", loss="gspo", aggregation="constant"),
+    "remax, cispo": Settings(method="remax", loss="cispo"),
+    "reinforce_plus_plus, moving KL in the reward": Settings(
+        method="reinforce_plus_plus", gamma=0.9, kl=("low_var_kl", 0.3, "reward"), adaptive=(0.1, 64.0)
     ),
-    "cepo": Case(_evidence("cepo"), MIXING),
-    "cepo, one epoch": Case(_evidence("cepo", epochs=1), [*MIXING, "worker.actor.ppo_epochs=1"]),
-    "cepo, LoRA, whole responses, initial teacher, KL in the reward": Case(
-        _evidence(
-            "cepo", lora=(4, 8), teacher="reference", right_source="peer_full", wrong_source="peer_full",
-            kl=("kl", 0.2, "reward"),
-        ),
-        [
-            *MIXING, *LORA, *_kl("kl", 0.2, in_loss=False), "algorithm.teacher.source=reference",
-            "algorithm.positive.source=peer_full", "algorithm.negative.source=peer_full",
-        ],
-    ),
-    "cepo, baseline of evidence, one epoch": Case(
-        _evidence("cepo", baseline="hindsight", epochs=1),
-        [*MIXING, "algorithm.advantage.baseline=hindsight", "worker.actor.ppo_epochs=1"],
-    ),
-    "hindsight, from a peer": Case(
-        Settings(method="hindsight", right_source="peer_answer", exclude_self=True),
-        ["algorithm.positive.source=peer_answer"],
-    ),
-    "rlcsd, two wrong references": Case(
-        _evidence("rlcsd", num_wrong=2), [*MIXING, "algorithm.rlcsd.num_wrong=2"]
-    ),
-    "visual": Case(_evidence("visual"), MIXING),
-    "opsd": Case(Settings(method="opsd", divergence=Divergence(kind="forward_kl"))),
-    "sdpo, top 20 from a peer, beside the reward": Case(
-        Settings(
-            method="sdpo", divergence=Divergence(kind="jsd", top=20, importance_clip=1.1), right_source="peer_full",
-            exclude_self=True, teacher="ema", policy_weight=0.5,
-        ),
-        [
-            "algorithm.distillation.divergence.support=topk", "algorithm.distillation.divergence.topk=20",
-            "algorithm.distillation.divergence.importance_clip=1.1", "algorithm.positive.source=peer_full",
-            "algorithm.positive.exclude_self=true", "algorithm.teacher.ema_decay=0.9",
-            "algorithm.distillation.policy_weight=0.5",
-        ],
-    ),
-    "rloo, ratios of sequences, constant length": Case(
-        Settings(method="rloo", loss="gspo", aggregation="constant"),
-        ["worker.actor.loss_type=gspo", "worker.actor.loss_avg_mode=constant"],
-    ),
-    "remax, cispo": Case(Settings(method="remax", loss="cispo"), ["worker.actor.loss_type=cispo"]),
-    "reinforce_plus_plus, moving KL in the reward": Case(
-        Settings(method="reinforce_plus_plus", gamma=0.9, kl=("low_var_kl", 0.3, "reward"), adaptive=(0.1, 64.0)),
-        [
-            *_kl("low_var_kl", 0.3, in_loss=False), "algorithm.kl_type=adaptive", "algorithm.kl_horizon=64",
-            "algorithm.gamma=0.9",
-        ],
-    ),
-    "gae": Case(
-        Settings(method="gae", gamma=0.95, gae_lambda=0.9),
-        [
-            "algorithm.gamma=0.95", "algorithm.lam=0.9", "worker.critic.optim.lr=1e-3",
-            "worker.critic.optim.betas=[0.9,0.99]", "worker.critic.micro_batch_size_per_device_for_update=8",
-        ],
-    ),
-    "grpo_passk, sapo, sums of sequences": Case(
-        Settings(method="grpo_passk", loss="sapo", aggregation="seq_sum"),
-        ["worker.actor.loss_type=sapo", "worker.actor.loss_avg_mode=seq_sum"],
-    ),
-}  # fmt: skip
+    "gae": Settings(method="gae", gamma=0.95, gae_lambda=0.9),
+    "grpo_passk, sapo, sums of sequences": Settings(method="grpo_passk", loss="sapo", aggregation="seq_sum"),
+}
 
 
 def test_every_registered_method_is_held_to_the_second_trainer() -> None:
-    assert {case.settings.method for case in CASES.values()} == set(METHODS)
+    assert {settings.method for settings in CASES.values()} == set(METHODS)
 
 
 @pytest.fixture(scope="module")
@@ -203,8 +178,7 @@ def recorded_problems(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def arguments(case: Case, problems: Path, model: Path, folder: Path) -> list[str]:
-    settings = case.settings
+def arguments(settings: Settings, problems: Path, model: Path, folder: Path) -> list[str]:
     clip = zip(("low", "high", "dual"), settings.clip, strict=True)
     return [
         "config=configs/microgeo/base.yaml",
@@ -223,8 +197,11 @@ def arguments(case: Case, problems: Path, model: Path, folder: Path) -> list[str
         *(f"worker.actor.clip_ratio_{name}={value}" for name, value in clip),
         f"worker.actor.optim.lr={settings.learning_rate}",
         "worker.actor.optim.lr_scheduler_type=cosine",
+        f"worker.critic.optim.lr={settings.critic_learning_rate}",
+        f"worker.critic.optim.betas={list(settings.betas)}",
+        "worker.critic.micro_batch_size_per_device_for_update=8",
         "worker.rollout.name=transformers",
-        f"worker.rollout.n={SIZE}",
+        "worker.rollout.n=4",
         f"worker.rollout.temperature={settings.temperature}",
         "worker.reward.reward_function_kwargs.format_weight=0.1",
         "trainer.val_before_train=false",
@@ -232,7 +209,7 @@ def arguments(case: Case, problems: Path, model: Path, folder: Path) -> list[str
         f"trainer.max_steps={settings.horizon}",
         f"trainer.rollouts_to_log={len(PROBLEMS)}",
         f"trainer.save_checkpoint_path={folder}",
-        *case.overrides,
+        *overrides_of(settings),
     ]
 
 
@@ -276,26 +253,25 @@ def adapter_of(trainer: Trainer) -> dict[str, Tensor]:
     return {name.removeprefix("base_model.model."): tensor.clone() for name, tensor in weights.tensors.items()}
 
 
-def trained_by_cepo(case: Case, problems: Path, model: Path, folder: Path) -> Trained:
+def trained_by_cepo(settings: Settings, problems: Path, model: Path, folder: Path) -> Trained:
     with ExitStack() as stack:
-        trainer = trainer_of(checked_config(arguments(case, problems, model, folder)), stack)
+        trainer = trainer_of(checked_config(arguments(settings, problems, model, folder)), stack)
         assert isinstance(trainer.backend, Worker)
         around("backend.generate", replay)(trainer)
-        has_adapter = case.settings.lora is not None
 
         def weights() -> dict[str, Tensor]:
-            if has_adapter:
+            if settings.lora is not None:
                 return adapter_of(trainer)
             return {name.removeprefix("model."): value for name, value in parameters_of(actor_of(trainer)).items()}
 
         initial, critic = weights(), trainer.backend.critic
         before = None if critic is None else parameters_of(critic)
-        for step in range(case.settings.steps):
+        for step in range(settings.steps):
             trainer.train_step(step)
         return Trained(
             initial=initial,
             final=weights(),
-            adapter=initial if has_adapter else None,
+            adapter=None if settings.lora is None else initial,
             critic_head=None if before is None else (before["head.weight"], before["head.bias"]),
             critic=None if critic is None else parameters_of(critic),
             rollouts=recorded_groups(folder),
@@ -318,9 +294,12 @@ def trained(
 def relative_error(found: dict[str, Tensor], expected: dict[str, Tensor], initial: dict[str, Tensor]) -> float:
     """The length of the difference of two updates, as a share of the expected update's."""
     assert found.keys() == expected.keys() == initial.keys()
-    update = sum(float((expected[name] - initial[name]).double().square().sum()) for name in initial) ** 0.5
+    update, error = (
+        sum(float((expected[name] - other[name]).double().square().sum()) for name in initial) ** 0.5
+        for other in (initial, found)
+    )
     assert update > 0.01, "nothing was trained"
-    return sum(float((found[name] - expected[name]).double().square().sum()) for name in initial) ** 0.5 / update
+    return error / update
 
 
 MORE_OF_THE_SAME = (
@@ -342,14 +321,14 @@ MORE_OF_THE_SAME = (
 def test_two_steps_end_with_the_weights_of_the_second_trainer(
     name: str, trained: Callable[[str], Trained], tiny_model_folder: Path
 ) -> None:
-    case, found = CASES[name], trained(name)
-    for step in range(case.settings.steps):
+    settings, found = CASES[name], trained(name)
+    for step in range(settings.steps):
         groups = [group for group in found.rollouts if group["step"] == step + 1]
         rewards = {group["prompt_id"]: [rollout["reward"] for rollout in group["rollouts"]] for group in groups}
         for number, problem in enumerate(PROBLEMS):
             assert rewards[str(number)] == pytest.approx([response.reward for response in problem.responses[step]])
     second = ReferenceTrainer(
-        tiny_model_folder, case.settings, PROBLEMS, adapter=found.adapter, critic_head=found.critic_head
+        tiny_model_folder, settings, PROBLEMS, adapter=found.adapter, critic_head=found.critic_head
     )
     error = relative_error(found.final, second.train(), found.initial)
     assert error < 2e-3
