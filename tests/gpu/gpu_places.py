@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import actors
 import torch
 from torch import Tensor
 
-from cepo.algorithms.settings import TeacherConfig
-from cepo.config import load_config
 from cepo.data.batch import ScoringRow
 from cepo.models.processing import Processing
 from cepo.workers.actor import Actor
-from cepo.workers.distributed import whole_tensor
-from cepo.workers.worker import objective_settings
 from lab.support.rows import build_rows, optimizer_batch
 from lab.support.shapes import MICRO, QWEN3_VL_2B, SMALL, Shape, write_checkpoint
 
@@ -80,29 +77,17 @@ CUDA = Place(
 )
 
 
-def build_actor(folder: Path, *, dtype: str = "bf16", teacher: TeacherConfig | None = None, **settings: Any) -> Actor:
-    """A policy with an adapter of rank 16 and gradient checkpointing; keywords are settings of `worker.actor`, dots as `__`."""
-    tree: dict[str, Any] = {
-        "model.model_path": folder,
-        "model.lora.rank": 16,
-        "model.lora.exclude_modules": ".*visual.*",
-        "model.enable_gradient_checkpointing": "true",
-        "fsdp.mp_param_dtype": dtype,
-        "optim.lr": 1e-3,
+def build_actor(folder: Path, *, dtype: str = "bf16", **settings: Any) -> Actor:
+    """A policy with an adapter of rank 16 and gradient checkpointing."""
+    usual: dict[str, Any] = {
+        "model__lora__rank": 16,
+        "model__lora__exclude_modules": ".*visual.*",
+        "model__enable_gradient_checkpointing": "true",
+        "fsdp__mp_param_dtype": dtype,
+        "optim__lr": 1e-3,
         "max_grad_norm": 1e9,
-    } | {name.replace("__", "."): value for name, value in settings.items()}
-    arguments = [f"worker.actor.{name}={value}" for name, value in tree.items()]
-    config = load_config([f"config={REPOSITORY}/configs/microgeo/base.yaml", *arguments])
-    return Actor(
-        config.worker.actor,
-        Processing(str(folder)),
-        temperature=1.0,
-        teacher=teacher or TeacherConfig(),
-        objective_settings=objective_settings(config.worker.actor, config.algorithm),
-        with_reference=False,
-        total_steps=10,
-        seed=1,
-    )
+    }
+    return actors.build_actor(folder, **(usual | settings))
 
 
 def draw_adapter(actor: Actor) -> None:
@@ -133,22 +118,7 @@ def gradient_of(actor: Actor, rows: list[ScoringRow]) -> Tensor:
 
 def weights_of(actor: Actor) -> dict[str, Tensor]:
     """Copies of the trained weights on the CPU."""
-    return {
-        name: whole_tensor(parameter.detach()).cpu().clone()
-        for name, parameter in actor.module.named_parameters()
-        if parameter.requires_grad
-    }
-
-
-def distance(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> float:
-    """How far apart two trained sets of weights are, by how far the expected one went from the start."""
-    assert found.keys() == expected.keys() == start.keys()
-    apart, travelled = (
-        sum(float((expected[name] - other[name]).double().square().sum()) for name in expected) ** 0.5
-        for other in (found, start)
-    )
-    assert travelled > 0, "nothing was trained"
-    return apart / travelled
+    return {name: weight.cpu() for name, weight in actors.parameters_of(actor).items()}
 
 
 def gaps(left: Sequence[Tensor], right: Sequence[Tensor]) -> tuple[float, float, float]:

@@ -1,23 +1,11 @@
-"""A checkpoint written from a device and read back to it."""
-
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_places import (
-    LOG_PROB_LIMITS,
-    SAME_TRAINING,
-    Place,
-    build_actor,
-    distance,
-    gaps,
-    rows_for,
-    trained,
-    weights_of,
-    within,
-)
+from actors import distance
+from gpu_places import LOG_PROB_LIMITS, SAME_TRAINING, Place, build_actor, gaps, rows_for, trained, weights_of, within
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.workers.actor import Actor

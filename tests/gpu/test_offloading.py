@@ -1,5 +1,3 @@
-"""Weights and optimizer that leave the device between phases, or live in host memory: less is held, and training goes on."""
-
 from __future__ import annotations
 
 import gc
@@ -7,18 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_places import (
-    LOG_PROB_LIMITS,
-    SAME_TRAINING,
-    Place,
-    build_actor,
-    distance,
-    gaps,
-    rows_for,
-    trained,
-    weights_of,
-    within,
-)
+from actors import distance
+from gpu_places import LOG_PROB_LIMITS, SAME_TRAINING, Place, build_actor, gaps, rows_for, trained, weights_of, within
 
 from cepo.workers.actor import Actor
 

@@ -1,5 +1,3 @@
-"""Packed rows against padded ones in both types: FlexAttention's kernels against SDPA's on a GPU."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""What a scoring pass holds does not grow with vocabulary x tokens."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -3,17 +3,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
+import actors
 import pytest
 from isolation import own_caches
 from training_runs import FinishedRun, Prepare, Train, run
 
-from cepo.algorithms.settings import TeacherConfig
-from cepo.config import load_config
-from cepo.models.processing import Processing
 from cepo.workers.actor import Actor
-from cepo.workers.worker import objective_settings
 
 
 @pytest.fixture(autouse=True)
@@ -81,26 +77,5 @@ def train(tiny_run: list[str], tmp_path: Path) -> Train:
 
 @pytest.fixture
 def build_actor(tiny_model_folder: Path) -> Callable[..., Actor]:
-    """Makes an actor on the tiny checkpoint in float32; keywords are settings of `worker.actor`, dots as `__`."""
-
-    def build(
-        *, folder: Path | None = None, teacher: TeacherConfig | None = None, temperature: float = 1.0, **settings: Any
-    ) -> Actor:
-        path = str(folder or tiny_model_folder)
-        tree: dict[str, Any] = {"model.model_path": path, "fsdp.mp_param_dtype": "fp32"} | {
-            name.replace("__", "."): value for name, value in settings.items()
-        }
-        arguments = [f"worker.actor.{name}={value}" for name, value in tree.items()]
-        config = load_config(["config=configs/microgeo/base.yaml", *arguments])
-        return Actor(
-            config.worker.actor,
-            Processing(path),
-            temperature=temperature,
-            teacher=teacher or TeacherConfig(),
-            objective_settings=objective_settings(config.worker.actor, config.algorithm),
-            with_reference=not config.algorithm.disable_kl,
-            total_steps=10,
-            seed=1,
-        )
-
-    return build
+    """Makes an actor on the tiny checkpoint, or on that of `folder`."""
+    return lambda *, folder=tiny_model_folder, **settings: actors.build_actor(folder, **settings)

@@ -1,5 +1,3 @@
-"""Numbers that are not finite and collapse are named, counted, and met as `trainer.on_fault` says; each is planted here."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,3 @@
-"""Checkpoints and merged models on the hub, by the hub's own client, against a server of our own with the hub's form."""
-
 from __future__ import annotations
 
 import base64

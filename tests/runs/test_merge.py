@@ -1,5 +1,3 @@
-"""`cepo merge` writes the trained model: the same logits, the same words, the same end tokens."""
-
 from __future__ import annotations
 
 import functools
@@ -14,23 +12,12 @@ from generator_cases import picture, reference_model
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from training_runs import (
-    FinishedRun,
-    Train,
-    checked_config,
-    differing,
-    encoded,
-    random_response,
-    reference_logits,
-    run,
-    whole,
-)
+from training_runs import FinishedRun, Train, differing, encoded, random_response, reference_logits, run, whole
 
 from cepo.cli import main
 from cepo.data.batch import ScoringRow
 from cepo.errors import CheckpointError
 from cepo.models.processing import Processing
-from cepo.train import run_policy
 from cepo.trainer.checkpoints import FILES_FILE, written_files
 from cepo.workers.distributed import reshard
 from cepo.workers.merged_model import adapter_base
@@ -92,6 +79,7 @@ def test_a_merged_folder_has_the_trained_models_logits(
     checkpoint = finished.folder / "global_step_2"
     assert adapter_base(checkpoint / "actor") == (str(tiny_model_folder) if options == LORA else None)
     assert merge("--checkpoint", checkpoint, "--out", tmp_path / "merged") == 0
+    assert types_of(tmp_path / "merged") == {"float32"}
     logits = folder_logits(tmp_path / "merged", row)
     assert_close(logits, trained_logits(finished, row))
     assert (logits - folder_logits(tiny_model_folder, row)).abs().max() > 0.1
@@ -130,6 +118,15 @@ def test_pefts_adapter_alone_merges_into_its_or_a_given_base(
     assert (expected - folder_logits(tiny_model_folder, row)).abs().max() > 0.1
 
 
+def types_of(folder: Path) -> set[str]:
+    """Of the weights, and those that the configuration states."""
+    config = json.loads((folder / "config.json").read_text())
+    stated = {each["dtype"] for each in (config, config["text_config"], config["vision_config"])}
+    return stated | {
+        str(each.dtype).removeprefix("torch.") for each in load_file(folder / "model.safetensors").values()
+    }
+
+
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     capsys.readouterr()
     assert merge(*arguments) == 2
@@ -156,11 +153,12 @@ def test_an_impossible_upload_is_refused_before_the_merge(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_end_tokens_template_and_image_settings_are_kept(
+def test_bf16_end_tokens_template_and_image_settings_are_kept(
     far: Far, tiny_model_folder: Path, tiny_processing: Processing, tmp_path: Path
 ) -> None:
     checkpoint = far(*FROZEN_TOWER).folder / "global_step_2"
-    assert merge("--checkpoint", checkpoint, "--out", tmp_path / "merged") == 0
+    assert merge("--checkpoint", checkpoint, "--out", tmp_path / "merged", "--dtype", "bf16") == 0
+    assert types_of(tmp_path / "merged") == {"bfloat16"}
     kept = (tmp_path / "merged" / "generation_config.json").read_bytes()
     assert kept == (tiny_model_folder / "generation_config.json").read_bytes()
     assert len(json.loads(kept)["eos_token_id"]) == 2
@@ -187,7 +185,7 @@ def test_a_run_with_its_own_chat_template_hands_it_on(train: Train, tmp_path: Pa
     assert merged.decode(merged.template_ids("2 + 2?")) == "Q: 2 + 2? A:"
 
 
-def test_weights_alone_merge_and_are_refused_by_a_resume(train: Train, tiny_run: list[str], tmp_path: Path) -> None:
+def test_weights_alone_merge_and_are_refused_by_a_resume(train: Train, tmp_path: Path) -> None:
     options = [*FULL, "worker.actor.fsdp.mp_param_dtype=fp32", "trainer.save_model_only=true"]
     finished, out = train(*options), tmp_path / "merged"
     checkpoint = finished.folder / "global_step_2"
@@ -200,20 +198,7 @@ def test_weights_alone_merge_and_are_refused_by_a_resume(train: Train, tiny_run:
     assert differing(merged, {name.removeprefix("model."): each for name, each in finished.parameters.items()}) == []
     with pytest.raises(CheckpointError, match=r"global_step_2 holds only weights \(trainer.save_model_only\)"):
         train(*FULL)
-    policy = run_policy(checked_config([*tiny_run, *options, f"trainer.save_checkpoint_path={finished.folder}"]))
-    policy.begin()
-    assert policy.checkpoint_to_load() is None, "a restart begins again"
-
-
-def test_weights_have_the_bases_type_or_bfloat16(far: Far, tmp_path: Path) -> None:
-    """They are bfloat16 where that is asked for."""
-    checkpoint = far(*FROZEN_TOWER).folder / "global_step_2"
-    for name, options, dtype in [("own", (), "float32"), ("short", ("--dtype", "bf16"), "bfloat16")]:
-        assert merge("--checkpoint", checkpoint, "--out", tmp_path / name, *options) == 0
-        with safe_open(tmp_path / name / "model.safetensors", "pt") as tensors:
-            assert {tensors.get_tensor(key).dtype for key in tensors.keys()} == {getattr(torch, dtype)}  # noqa: SIM118
-        config = json.loads((tmp_path / name / "config.json").read_text())
-        assert [config["dtype"], config["text_config"]["dtype"], config["vision_config"]["dtype"]] == [dtype] * 3
+    assert train(*options, "trainer.max_steps=1").first_step == 0, "a restart begins again"
 
 
 def test_what_cannot_be_merged_ends_with_one_message(
@@ -260,7 +245,7 @@ def test_an_adapter_of_other_weights_is_refused(far: Far, tmp_path: Path, capsys
 
 
 def test_shards_without_data_are_refused_by_every_command(
-    far: Far, tiny_run: list[str], train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    far: Far, problem_file: Path, parity_reward: str, train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each tensor states one row more than it has, sealed again: a merge would write the untrained base."""
     shutil.copytree(far(*FROZEN_TOWER).folder, tmp_path / "copy")
@@ -275,10 +260,8 @@ def test_shards_without_data_are_refused_by_every_command(
     words = "does not have every row of '"
     assert words in refusal(capsys, "--checkpoint", checkpoint, "--out", tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
-    (reward,) = (text for text in tiny_run if text.startswith("worker.reward.reward_function="))
-    (rows,) = (text.partition("=")[2] for text in tiny_run if text.startswith("data.train_files="))
-    own = [reward, f"data={rows}", "n=1", f"out={tmp_path / 'results'}"]
-    assert main(["evaluate", f"checkpoint={checkpoint}", *own]) == 2
+    own = [f"data={problem_file}", f"worker.reward.reward_function={parity_reward}", f"out={tmp_path / 'results'}"]
+    assert main(["evaluate", f"checkpoint={checkpoint}", "n=1", *own]) == 2
     assert words in capsys.readouterr().err
     with pytest.raises(CheckpointError, match=words):
         train(*FAR, *FROZEN_TOWER, "trainer.max_steps=3", f"trainer.load_checkpoint_path={checkpoint}")

@@ -1,5 +1,3 @@
-"""What KL, filtering, distillation and the leak probe do in the training loop; `test_golden_weights` trains every method."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -9,16 +7,7 @@ from typing import Any
 import pytest
 import torch
 from generator_cases import picture, reference_model
-from training_runs import (
-    Train,
-    actor_of,
-    batch_of,
-    differing,
-    encoded,
-    parameters_of,
-    reference_logits,
-    rows_of,
-)
+from training_runs import Train, actor_of, batch_of, differing, encoded, parameters_of, reference_logits, rows_of
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.data.batch import OWN_VIEW

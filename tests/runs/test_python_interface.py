@@ -1,5 +1,3 @@
-"""The package as a library: what `import cepo` costs and offers, a run as values, callbacks, evaluation and merge."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Whose weights teach: against closed forms, and never at the student's cost."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

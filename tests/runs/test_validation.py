@@ -1,5 +1,3 @@
-"""When validation runs, how it samples, what of it is recorded, and the leak probe against plain transformers, with its sign."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
