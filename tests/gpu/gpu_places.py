@@ -38,6 +38,8 @@ class Place:
     """A device and the sizes that tests have there: `whole` training runs, and `part`s, which build several actors."""
 
     device: str
+    folder: Path = Path()
+    """Where the checkpoints of random weights are kept for all tests."""
     whole: Shape
     part: Shape
     samples: int
@@ -50,9 +52,9 @@ class Place:
     head_elements: int
     """Logits that the head may hold at once there, few enough that the grid has many chunks."""
 
-    def checkpoint(self, shape: Shape, folder: Path, dtype: str = "bf16") -> Path:
+    def checkpoint(self, shape: Shape, dtype: str = "bf16") -> Path:
         """A checkpoint folder of random weights, drawn on the device."""
-        return write_checkpoint(shape, folder / f"{shape.name}-{dtype}", device=self.device, dtype=DTYPES[dtype])
+        return write_checkpoint(shape, self.folder / f"{shape.name}-{dtype}", device=self.device, dtype=DTYPES[dtype])
 
 
 CPU = Place(

@@ -21,10 +21,8 @@ def moments_of(actor: Actor) -> list[torch.Tensor]:
     return [whole_tensor(state[name]).cpu() for state in states for name in ("exp_avg", "exp_avg_sq", "step")]
 
 
-def test_a_resumed_actor_has_every_bit_of_the_saved_one(
-    place: Place, checkpoints: Path, tmp_path: Path, figure: Any
-) -> None:
-    folder = place.checkpoint(place.part, checkpoints)
+def test_a_resumed_actor_has_every_bit_of_the_saved_one(place: Place, tmp_path: Path, figure: Any) -> None:
+    folder = place.checkpoint(place.part)
     rows = rows_for(place.part, folder, groups=1, contexts=1)
     saved = build_actor(folder, teacher=EMA)
     before = trained(saved, rows, steps=2)

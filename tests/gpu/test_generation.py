@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,10 +18,8 @@ from lab.support.rows import generation_requests
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_sampled_log_probs_under_an_adapter_are_the_trainers(
-    place: Place, checkpoints: Path, dtype: str, figure: Any
-) -> None:
-    folder = place.checkpoint(place.part, checkpoints, dtype)
+def test_sampled_log_probs_under_an_adapter_are_the_trainers(place: Place, dtype: str, figure: Any) -> None:
+    folder = place.checkpoint(place.part, dtype)
     processing = Processing(str(folder))
     actor = build_actor(folder, dtype=dtype)
     draw_adapter(actor)

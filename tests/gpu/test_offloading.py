@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gc
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,8 +19,8 @@ def bytes_of_weights(actor: Actor) -> int:
     return sum(weight.numel() * weight.element_size() for weight in actor.module.parameters())
 
 
-def test_offloading_between_phases_changes_no_update(place: Place, checkpoints: Path, figure: Any) -> None:
-    folder = place.checkpoint(place.part, checkpoints)
+def test_offloading_between_phases_changes_no_update(place: Place, figure: Any) -> None:
+    folder = place.checkpoint(place.part)
     rows = rows_for(place.part, folder, groups=1, contexts=1)
     plain = build_actor(folder)
     start = weights_of(plain)
@@ -48,8 +47,8 @@ def test_offloading_between_phases_changes_no_update(place: Place, checkpoints: 
     assert within(gaps(scores, actor.score(rows)), LOG_PROB_LIMITS["bf16"])
 
 
-def test_weights_in_host_memory_score_and_train_alike(place: Place, checkpoints: Path, figure: Any) -> None:
-    folder = place.checkpoint(place.part, checkpoints)
+def test_weights_in_host_memory_score_and_train_alike(place: Place, figure: Any) -> None:
+    folder = place.checkpoint(place.part)
     rows = rows_for(place.part, folder, groups=1, contexts=1)
     plain = build_actor(folder)
     expected = plain.score(rows)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,13 +20,11 @@ from cepo.models.segments import SegmentLayout, attend_by_blocks, attend_by_part
 
 
 @pytest.mark.parametrize(("size", "dtype"), [("part", "fp32"), ("part", "bf16"), ("whole", "bf16")])
-def test_packed_log_probs_and_gradients_are_the_padded_ones(
-    place: Place, checkpoints: Path, size: str, dtype: str, figure: Any
-) -> None:
+def test_packed_log_probs_and_gradients_are_the_padded_ones(place: Place, size: str, dtype: str, figure: Any) -> None:
     shape = getattr(place, size)
     if size == "whole" and shape is place.part:
         pytest.skip("the trained size is that of parts")
-    folder = place.checkpoint(shape, checkpoints, dtype)
+    folder = place.checkpoint(shape, dtype)
     packed, padded = (build_actor(folder, dtype=dtype, padding_free=flag) for flag in ("true", "false"))
     for actor in (packed, padded):
         draw_adapter(actor)

@@ -35,7 +35,7 @@ def settings(place: Place, model: Path, folder: Path) -> list[str]:
         "worker.actor.global_batch_size=4",
         "worker.rollout.name=transformers",
         f"worker.rollout.n={place.samples}",
-        f"worker.reward.reward_function={REPOSITORY}/tests/parity.py:parity",
+        f"worker.reward.reward_function={REPOSITORY}/tests/reward_functions.py:parity",
         "algorithm.negative.source=peer_full",
         "trainer.max_steps=2",
         "trainer.val_before_train=false",
@@ -47,10 +47,10 @@ def settings(place: Place, model: Path, folder: Path) -> list[str]:
 
 
 def test_two_steps_of_geo3k_with_two_teachers_move_the_adapter(
-    place: Place, checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Any
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Any
 ) -> None:
     monkeypatch.chdir(REPOSITORY)  # the configuration names its prompt template from there
-    config = load_config(settings(place, place.checkpoint(place.whole, checkpoints), tmp_path))
+    config = load_config(settings(place, place.checkpoint(place.whole), tmp_path))
     check_config(config)
     assert config.worker.actor.model.enable_gradient_checkpointing
     assert config.worker.actor.fsdp.mp_param_dtype == config.worker.rollout.dtype == "bf16"

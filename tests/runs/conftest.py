@@ -7,7 +7,7 @@ from pathlib import Path
 import actors
 import pytest
 from isolation import own_caches
-from training_runs import FinishedRun, Prepare, Train, run
+from training_runs import REWARD_FUNCTIONS, FinishedRun, Prepare, Train, run
 
 from cepo.workers.actor import Actor
 
@@ -38,7 +38,7 @@ def problem_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def parity_reward() -> str:
-    return f"{Path(__file__).parents[1] / 'parity.py'}:parity"
+    return f"{REWARD_FUNCTIONS}:parity"
 
 
 @pytest.fixture(scope="session")

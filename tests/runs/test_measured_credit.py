@@ -17,7 +17,7 @@ from generator_cases import reference_model
 from isolation import restored_process
 from training_runs import (
     EVERY_WRONG_ROLLOUT_TEACHES,
-    REPOSITORY,
+    REWARD_FUNCTIONS,
     Train,
     checked_config,
     json_lines,
@@ -174,7 +174,7 @@ def test_tables_have_controls_the_page_bars_and_quarters_add_up(
     [
         ("continuations=47", "holds a measurement with other settings: num_continuations"),
         ("worker.rollout.top_k=3", "holds a measurement with other settings: worker.rollout.top_k"),
-        ("worker.reward.reward_function={reward}", "have equal rewards"),
+        (f"worker.reward.reward_function={REWARD_FUNCTIONS}:never", "have equal rewards"),
         ("out={tmp_path}", "does not hold a measurement"),
         ("responses=0", "'--responses': 0 is not in the range x>=1"),
         ("worker.rollout.n=1", "groups of at least 2"),
@@ -190,9 +190,8 @@ def test_a_measurement_that_cannot_be_made_is_refused(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    reward = tmp_path / "one.py"
-    reward.write_text("def one(samples):\n    return [{'overall': 1.0} for sample in samples]\n", encoding="utf-8")
-    change = change.format(reward=f"{reward}:one", tmp_path=tmp_path)
+    change = change.format(tmp_path=tmp_path)
+    (tmp_path / "notes.txt").touch()
     out = tmp_path / "new" if "reward" in change or "size" in change else measured
     assert main([*credit_command, f"out={out}", change]) == 2
     assert message in capsys.readouterr().err.replace("\n", " ")
@@ -204,7 +203,7 @@ def test_a_given_text_is_scored_beside_sampled_ones(tmp_path: Path, capsys: pyte
     data, response, out = tmp_path / "data.jsonl", tmp_path / "response.txt", tmp_path / "out"
     data.write_text("".join(json.dumps(row) + "\n" for row in problems), encoding="utf-8")
     response.write_text("It is \\boxed{1}\n", encoding="utf-8")
-    arguments = ["microgeo:model", str(data), f"config={REPOSITORY / 'configs' / 'microgeo' / 'base.yaml'}"]
+    arguments = ["microgeo:model", str(data), "config=configs/microgeo/base.yaml"]
     settings = ["algorithm.adv_estimator=cepo", EVERY_WRONG_ROLLOUT_TEACHES, "worker.rollout.name=transformers"]
     settings += ["worker.rollout.n=4", "data.max_response_length=16"]
     options = ["--response", str(response), "--problems", "2", "--out", str(out)]

@@ -8,16 +8,27 @@ from pathlib import Path
 
 import pytest
 import torch
-from generator_cases import picture, reference_model
+from generator_cases import picture, random_adapter, reference_model
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from training_runs import FinishedRun, Train, differing, encoded, random_response, reference_logits, run, whole
+from training_runs import (
+    FinishedRun,
+    Train,
+    checked_config,
+    differing,
+    encoded,
+    random_response,
+    reference_logits,
+    run,
+    whole,
+)
 
 from cepo.cli import main
 from cepo.data.batch import ScoringRow
 from cepo.errors import CheckpointError
 from cepo.models.processing import Processing
+from cepo.train import run_policy
 from cepo.trainer.checkpoints import FILES_FILE, written_files
 from cepo.workers.distributed import reshard
 from cepo.workers.merged_model import adapter_base
@@ -89,18 +100,7 @@ def test_pefts_adapter_alone_merges_into_its_or_a_given_base(
     tiny_model_folder: Path, tmp_path: Path, row: ScoringRow
 ) -> None:
     """The adapter is written as EasyR1 writes it, in EasyR1's layout, and the logits agree to 1e-5."""
-    from peft import LoraConfig, TaskType, get_peft_model
-
-    settings = LoraConfig(
-        task_type=TaskType.CAUSAL_LM, r=4, lora_alpha=8, target_modules="all-linear", exclude_modules=".*visual.*"
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(3)  # PEFT draws A, and how large it comes decides how much merging rounds
-        model = get_peft_model(reference_model(tiny_model_folder), settings)
-    generator = torch.Generator().manual_seed(3)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            parameter.data = 0.05 * torch.randn(parameter.shape, generator=generator)
+    model, _ = random_adapter(tiny_model_folder, seed=3)
     actor = tmp_path / "global_step_5" / "actor"
     model.save_pretrained(str(actor / "lora_adapter"))
     (actor / "huggingface").mkdir()
@@ -112,7 +112,7 @@ def test_pefts_adapter_alone_merges_into_its_or_a_given_base(
     assert settings_of_file["base_model_name_or_path"] == str(tiny_model_folder)
     file.write_text(json.dumps(settings_of_file | {"base_model_name_or_path": "gone/away"}))
     assert merge("--checkpoint", actor, "--out", tmp_path / "given", "--base", tiny_model_folder) == 0
-    expected = reference_logits(model.eval(), row, model.config.image_token_id).detach()
+    expected = reference_logits(model, row, model.config.image_token_id).detach()
     for name in ("named", "given"):
         assert_close(folder_logits(tmp_path / name, row), expected)
     assert (expected - folder_logits(tiny_model_folder, row)).abs().max() > 0.1
@@ -185,7 +185,7 @@ def test_a_run_with_its_own_chat_template_hands_it_on(train: Train, tmp_path: Pa
     assert merged.decode(merged.template_ids("2 + 2?")) == "Q: 2 + 2? A:"
 
 
-def test_weights_alone_merge_and_are_refused_by_a_resume(train: Train, tmp_path: Path) -> None:
+def test_weights_alone_merge_and_are_refused_by_a_resume(train: Train, tiny_run: list[str], tmp_path: Path) -> None:
     options = [*FULL, "worker.actor.fsdp.mp_param_dtype=fp32", "trainer.save_model_only=true"]
     finished, out = train(*options), tmp_path / "merged"
     checkpoint = finished.folder / "global_step_2"
@@ -198,7 +198,9 @@ def test_weights_alone_merge_and_are_refused_by_a_resume(train: Train, tmp_path:
     assert differing(merged, {name.removeprefix("model."): each for name, each in finished.parameters.items()}) == []
     with pytest.raises(CheckpointError, match=r"global_step_2 holds only weights \(trainer.save_model_only\)"):
         train(*FULL)
-    assert train(*options, "trainer.max_steps=1").first_step == 0, "a restart begins again"
+    policy = run_policy(checked_config([*tiny_run, *options, f"trainer.save_checkpoint_path={finished.folder}"]))
+    policy.begin()
+    assert policy.checkpoint_to_load() is None, "a restart begins again"
 
 
 def test_what_cannot_be_merged_ends_with_one_message(

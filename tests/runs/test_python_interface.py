@@ -30,10 +30,11 @@ class Witness(cepo.Callback):
         self.calls.append(call)
 
 
+Trained = tuple[cepo.Run, list[Witness]]
+
+
 @pytest.fixture(scope="module")
-def trained(
-    tiny_run: list[str], problem_file: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[cepo.Run, list[Witness]]:
+def trained(tiny_run: list[str], problem_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """Two steps, validated before and after, with two callbacks."""
     folder = tmp_path_factory.mktemp("library") / "run"
     settings: dict[str, object] = dict(argument.split("=", 1) for argument in tiny_run)
@@ -70,7 +71,7 @@ def test_train_is_callable_whoever_imported_the_module_first() -> None:
 
 
 @pytest.mark.heavy
-def test_callbacks_get_the_values_of_each_verb_of_the_loop(trained: tuple[cepo.Run, list[Witness]]) -> None:
+def test_callbacks_get_the_values_of_each_verb_of_the_loop(trained: Trained) -> None:
     _, witnesses = trained
     step = ["ask", "plan", "score", "estimate", "update", "record"]
     for witness in witnesses:
@@ -85,9 +86,7 @@ def test_callbacks_get_the_values_of_each_verb_of_the_loop(trained: tuple[cepo.R
 
 
 @pytest.mark.heavy
-def test_a_runs_records_are_data_frames_beside_its_page(
-    trained: tuple[cepo.Run, list[Witness]], tmp_path: Path
-) -> None:
+def test_a_runs_records_are_data_frames_beside_its_page(trained: Trained, tmp_path: Path) -> None:
     """Two steps of 4 groups of 4; the advantages have one entry per token."""
     run, (witness, _) = trained
     lines = json_lines(run.folder / "metrics.jsonl")
@@ -108,11 +107,7 @@ def test_a_runs_records_are_data_frames_beside_its_page(
 
 @pytest.mark.heavy
 def test_evaluation_and_merge_return_values(
-    trained: tuple[cepo.Run, list[Witness]],
-    tiny_model_folder: Path,
-    problem_file: Path,
-    parity_reward: str,
-    tmp_path: Path,
+    trained: Trained, tiny_model_folder: Path, problem_file: Path, parity_reward: str, tmp_path: Path
 ) -> None:
     """Eight problems with two responses each; a checkpoint answers as its merged folder does, and not as its base."""
     run, _ = trained
@@ -127,7 +122,7 @@ def test_evaluation_and_merge_return_values(
         "num_samples": 2, "max_response_length": 10, "temperature": 1.0, "top_p": 1.0, "top_k": -1,
         "presence_penalty": 0.0, "ignore_eos": False,
     }  # fmt: skip
-    assert "parity.py" in results["benchmarks"]["train"]["reward_function"]
+    assert "reward_functions.py:parity" in results["benchmarks"]["train"]["reward_function"]
     merged, config = cepo.merge(run.checkpoints[2], tmp_path / "merged"), run.folder / "config.yaml"
     again, base = (
         cepo.evaluate(folder, str(problem_file), n=2, config=config, out=tmp_path / name)

@@ -33,6 +33,7 @@ from cepo.workers.distributed import whole_tensor as whole
 from cepo.workers.worker import Worker
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+REWARD_FUNCTIONS = REPOSITORY / "tests" / "reward_functions.py"
 EVERY_WRONG_ROLLOUT_TEACHES = "algorithm.negative.source=peer_full"
 """An untrained model boxes no answer; whole responses serve as references without one."""
 WRONG_ROLLOUTS_TEACH = {name: [EVERY_WRONG_ROLLOUT_TEACHES] for name in ("cepo", "rlcsd")}
