@@ -26,7 +26,7 @@ def test_the_package_ships_2_rewards_and_the_examples_4() -> None:
     assert SHIPPED[:2] == [f"cepo/rewards/{name}.py:compute_score" for name in ("benchmark", "math")]
 
 
-def test_a_shipped_reward_tells_right_from_wrong_sample_by_sample(shipped: LoadedReward) -> None:
+def test_a_shipped_reward_tells_right_from_wrong_by_the_sample(shipped: LoadedReward) -> None:
     before = [dict(sample) for sample in SAMPLES]
     scores = shipped.score(SAMPLES)
     assert len(scores) == len(SAMPLES) == 6

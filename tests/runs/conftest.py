@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import actors
 import pytest
 from isolation import own_caches
-from training_runs import REWARD_FUNCTIONS, FinishedRun, Prepare, Train, run
-
-from cepo.workers.actor import Actor
+from training_runs import REWARD_FUNCTIONS, BuildActor, FinishedRun, Prepare, Train, run
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +74,6 @@ def train(tiny_run: list[str], tmp_path: Path) -> Train:
 
 
 @pytest.fixture
-def build_actor(tiny_model_folder: Path) -> Callable[..., Actor]:
+def build_actor(tiny_model_folder: Path) -> BuildActor:
     """Makes an actor on the tiny checkpoint, or on that of `folder`."""
     return lambda *, folder=tiny_model_folder, **settings: actors.build_actor(folder, **settings)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from generator_cases import picture, reference_model
 from rounding import LOG_PROBS
 from safetensors.torch import load_file
 from torch import Tensor
-from training_runs import FinishedRun, encoded, largest_gap, reference_log_probs, rows_of, run, whole
+from training_runs import BuildActor, FinishedRun, encoded, largest_gap, reference_log_probs, rows_of, run, whole
 from transformers import BitsAndBytesConfig, Qwen3VLForConditionalGeneration
 
 from cepo.cli import main
@@ -24,7 +23,6 @@ from cepo.models.processing import Processing
 from cepo.models.quantization import dequantised, quantised_weights
 from cepo.rollout.generator import FullWeights
 from cepo.sizing import bytes_in_4_bits
-from cepo.workers.actor import Actor
 from cepo.workers.passes import RankPass
 
 pytestmark = pytest.mark.heavy
@@ -40,7 +38,6 @@ ADAPTER = [
     "algorithm.disable_kl=false",
 ]
 KINDS = {"qlora": "worker.actor.model.lora.quantization=nf4", "dora": "worker.actor.model.lora.use_dora=true"}
-BuildActor = Callable[..., Actor]
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -4,7 +4,6 @@ CEPO's delta, a difference of two log-probs, with float32 logits and with rounde
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 import torch
 from generator_cases import open_generator, picture, request
 from torch import Tensor
-from training_runs import encoded, whole
+from training_runs import BuildActor, encoded, whole
 from transformers import AttentionInterface
 
 from cepo.data.batch import ScoringRow
@@ -30,7 +29,6 @@ QUESTION = "Find the area of the triangle."
 HINTS = ("", "\nHere is a sample answer: 12", "\nHere is a sample answer: 47")
 SEEDS = (1, 2)
 """Of the images."""
-BuildActor = Callable[..., Actor]
 
 
 @pytest.fixture(scope="module")

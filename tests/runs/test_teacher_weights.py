@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ from generator_cases import picture
 from rounding import LOG_PROBS
 from test_actor import own_batch
 from torch import Tensor
-from training_runs import differing, encoded, largest_gap, parameters_of, rows_of, whole
+from training_runs import BuildActor, differing, encoded, largest_gap, parameters_of, rows_of, whole
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.data.batch import ScoringRow
@@ -17,7 +16,6 @@ from cepo.models.processing import Processing
 from cepo.workers.actor import Actor
 
 pytestmark = pytest.mark.heavy
-BuildActor = Callable[..., Actor]
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -8,7 +7,7 @@ from typing import Any, cast
 import pytest
 import torch
 from generator_cases import picture, reference_model
-from training_runs import Train, json_lines, noting, random_response, recorded_groups, reference_log_probs
+from training_runs import BuildActor, Train, json_lines, noting, random_response, recorded_groups, reference_log_probs
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.data.batch import ScoringRow
@@ -19,7 +18,6 @@ from cepo.models.processing import Processing
 from cepo.rollout.generator import Generation
 from cepo.trainer.asking import Rollouts
 from cepo.trainer.validation import leak_metrics
-from cepo.workers.actor import Actor
 
 pytestmark = pytest.mark.heavy
 
@@ -94,7 +92,7 @@ def test_batches_and_greedy_accuracy_leave_the_sampled_one(validated: Train) -> 
 
 
 def test_leak_gaps_are_log_probs_with_less_without_the_answer(
-    build_actor: Callable[..., Actor], tiny_model_folder: Path, tiny_processing: Processing
+    build_actor: BuildActor, tiny_model_folder: Path, tiny_processing: Processing
 ) -> None:
     problem = Problem(
         prompt_id="0", text="<image>Find x.", images=(picture(1),), ground_truth="4", solution=None, columns={}

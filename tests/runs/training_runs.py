@@ -78,6 +78,8 @@ class FinishedRun:
         return sum(row[name] for row in self.metrics)
 
 
+BuildActor = Callable[..., Actor]
+"""The fixture `build_actor`: an actor on the tiny checkpoint; keywords are settings of `worker.actor`, dots as `__`."""
 Train = Callable[..., FinishedRun]
 """The fixture `train`: a run of the tiny model with overrides, in the test's own folder."""
 Prepare = Callable[[Trainer], None]
