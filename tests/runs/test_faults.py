@@ -138,24 +138,25 @@ def test_a_fault_that_ends_the_run_leaves_the_checkpoint_before(
     assert [row["step"] for row in json_lines(tmp_path / "run" / "metrics.jsonl")] == [1, 2]
 
 
-def test_collapsed_responses_are_named_after_some_steps(train: Train, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("kind", "words"), [("repeated", "repeat one token"), ("empty", "are empty")])
+def test_collapsed_responses_are_named_after_some_steps(
+    train: Train, caplog: pytest.LogCaptureFixture, kind: str, words: str
+) -> None:
     """Every response is one token many times, or nothing but its end."""
-    for kind, words in (("repeated", "repeat one token"), ("empty", "are empty")):
 
-        def collapsed(trainer: Trainer, generate: Any, requests: Any, settings: Any, _: Any = None) -> Any:
-            ids = (65,) * 10 if kind == "repeated" else (trainer.processing.eos_token_ids[0],)  # noqa: B023
-            own = Generation(response_ids=ids, log_probs=(-1.0,) * len(ids), finished=len(ids) == 1)
-            return [[own for _ in group] for group in generate(requests, settings)]
+    def collapsed(trainer: Trainer, generate: Any, requests: Any, settings: Any, _: Any = None) -> Any:
+        ids = (65,) * 10 if kind == "repeated" else (trainer.processing.eos_token_ids[0],)
+        own = Generation(response_ids=ids, log_probs=(-1.0,) * len(ids), finished=kind == "empty")
+        return [[own for _ in group] for group in generate(requests, settings)]
 
-        caplog.clear()
-        options = ["trainer.max_steps=3", "trainer.collapse_steps=2"]
-        finished = train(*options, name=kind, prepare=around("backend.generate", collapsed))
-        assert [row[f"health/{kind}_fraction"] for row in finished.metrics] == [1, 1, 1]
-        assert [row["health/equal_reward_steps"] for row in finished.metrics] == [1, 2, 3]
-        told = [record.getMessage() for record in caplog.records if "in a row" in record.getMessage()]
-        assert sorted(text[:7] for text in told) == ["step 2:", "step 2:"]
-        assert any(f"at least half of the responses of 2 steps in a row {words}" in text for text in told)
-        assert any("all responses of 2 steps in a row got the same reward" in text for text in told)
+    options = ["trainer.max_steps=3", "trainer.collapse_steps=2"]
+    finished = train(*options, prepare=around("backend.generate", collapsed))
+    assert [row[f"health/{kind}_fraction"] for row in finished.metrics] == [1, 1, 1]
+    assert [row["health/equal_reward_steps"] for row in finished.metrics] == [1, 2, 3]
+    told = [record.getMessage() for record in caplog.records if "in a row" in record.getMessage()]
+    assert sorted(text[:7] for text in told) == ["step 2:", "step 2:"]
+    assert any(f"at least half of the responses of 2 steps in a row {words}" in text for text in told)
+    assert any("all responses of 2 steps in a row got the same reward" in text for text in told)
 
 
 def test_a_last_step_that_trained_nothing_is_no_checkpoint(train: Train, tmp_path: Path) -> None:
