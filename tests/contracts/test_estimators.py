@@ -28,9 +28,9 @@ class OnlyDeclared(UserDict[str, Tensor]):
         super().__init__(views)
         self.read: set[str] = set()
 
-    def __getitem__(self, name: str) -> Tensor:
-        self.read.add(name)
-        return super().__getitem__(name)
+    def __getitem__(self, key: str) -> Tensor:
+        self.read.add(key)
+        return super().__getitem__(key)
 
 
 def make_batch(name: str, *, scale: float = 3.0, seed: int = 4) -> TokenBatch:

@@ -68,7 +68,7 @@ def rows(tiny_processing: Processing) -> list[ScoringRow]:
 
 def plain_base(folder: Path, **settings: Any) -> Any:
     """transformers with bitsandbytes, as the checkpoint's reader would load it."""
-    usual = {"load_in_4bit": True, "llm_int8_skip_modules": ["lm_head", "model.visual"]}
+    usual: dict[str, Any] = {"load_in_4bit": True, "llm_int8_skip_modules": ["lm_head", "model.visual"]}
     model = Qwen3VLForConditionalGeneration.from_pretrained(
         folder, dtype=torch.float32, quantization_config=BitsAndBytesConfig(**(usual | settings))
     ).eval()
