@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,14 +38,6 @@ from cepo.trainer.run_policy import RunFinishedError, RunPolicy
 PACKAGE = Path(cepo.__file__).parent
 
 
-def a_batch_that_does_not_divide(_: Path) -> None:
-    check_config(load("data.rollout_batch_size=4", "worker.actor.global_batch_size=3", "worker.rollout.n=2"))
-
-
-def a_negative_seed(_: Path) -> None:
-    read_section(DataConfig, {"train_files": "rows.jsonl", "seed": -1}, path="data")
-
-
 def a_prompt_that_is_too_long(_: Path) -> None:
     config = DataConfig(train_files="rows.jsonl", filter_overlong_prompts=False)
     check_rows([{}], source="rows.jsonl", config=config, measure=lambda _: RowMeasure(length=999, num_images=0))
@@ -54,18 +46,6 @@ def a_prompt_that_is_too_long(_: Path) -> None:
 def a_link_out_of_the_folder(folder: Path) -> None:
     (folder / "config.yaml").symlink_to("/etc/hostname")
     read_text(folder / "config.yaml", within=folder)
-
-
-def a_reward_file_that_is_not_there(_: Path) -> None:
-    resolve_reward_path("nowhere.py:score")
-
-
-def a_score_that_is_no_number(_: Path) -> None:
-    validate_score({"overall": float("nan")}, sample=3, source="rewards.py:score")
-
-
-def a_score_too_few(_: Path) -> None:
-    validate_scores([{"overall": 1.0}], 2, source="rewards.py:score")
 
 
 def a_checkpoint_of_another_run(folder: Path) -> None:
@@ -104,15 +84,20 @@ def a_run_whose_steps_are_all_done(folder: Path) -> None:
     policy.check_continuation(folder, total_steps=3)
 
 
-CASES: dict[type[CepoError], tuple[Callable[[Path], None], str, str, str]] = {
+CASES: dict[type[CepoError], tuple[Callable[[Path], object], str, str, str]] = {
     CepoError: (records_without_room, "the run's records", "No space left on device", "Free disk space"),
     ConfigError: (
-        a_batch_that_does_not_divide,
+        lambda _: check_config(load("data.rollout_batch_size=4", "worker.actor.global_batch_size=3")),
         "worker.actor.global_batch_size",
         "=3",
         "Set global_batch_size to a divisor of 4: 1, 2, 4",
     ),
-    SectionError: (a_negative_seed, "data.seed", "got -1", "must be at least 0"),
+    SectionError: (
+        lambda _: read_section(DataConfig, {"train_files": "rows.jsonl", "seed": -1}, path="data"),
+        "data.seed",
+        "got -1",
+        "must be at least 0",
+    ),
     DataError: (
         a_prompt_that_is_too_long,
         "data.max_prompt_length is 512",
@@ -121,13 +106,23 @@ CASES: dict[type[CepoError], tuple[Callable[[Path], None], str, str, str]] = {
     ),
     ForeignFileError: (a_link_out_of_the_folder, "config.yaml", "lies outside of", "copy the file there"),
     RewardError: (
-        a_reward_file_that_is_not_there,
+        lambda _: resolve_reward_path("nowhere.py:score"),
         "reward function",
         "'nowhere.py:score'",
         "Give path/to/file.py:function",
     ),
-    ContractError: (a_score_that_is_no_number, "sample 3 'overall'", "nan", "Return a number from -1e+18 to 1e+18"),
-    BatchContractError: (a_score_too_few, "rewards.py:score", "1 scores for 2 samples", "Return one per sample"),
+    ContractError: (
+        lambda _: validate_score({"overall": float("nan")}, sample=3, source="rewards.py:score"),
+        "sample 3 'overall'",
+        "nan",
+        "Return a number from -1e+18 to 1e+18",
+    ),
+    BatchContractError: (
+        lambda _: validate_scores([{"overall": 1.0}], 2, source="rewards.py:score"),
+        "rewards.py:score",
+        "1 scores for 2 samples",
+        "Return one per sample",
+    ),
     CheckpointError: (
         a_checkpoint_of_another_run,
         "adv_estimator=grpo",
@@ -155,13 +150,12 @@ def classes_in_the_code() -> set[type[BaseException]]:
     """Every class of the package that derives, directly or not, from an exception."""
     found: set[type[BaseException]] = set()
     for file in sorted(PACKAGE.rglob("*.py")):
-        classes = [node for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, ast.ClassDef)]
-        names, bases = [node.name for node in classes], [ast.unparse(base) for node in classes for base in node.bases]
-        if not any(base.endswith(("Error", "Exception", "Interrupt")) for base in bases):
-            continue
-        module = importlib.import_module(".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts))
-        members = [getattr(module, name) for name in names if hasattr(module, name)]
-        found |= {each for each in members if isinstance(each, type) and issubclass(each, BaseException)}
+        if re.search(r"^class \w+\(.*(Error|Exception|Interrupt)\b", file.read_text("utf-8"), re.MULTILINE):
+            module = importlib.import_module(".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts))
+            own = [
+                each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__
+            ]
+            found |= {each for each in own if issubclass(each, BaseException)}
     return found
 
 

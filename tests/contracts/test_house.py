@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -16,6 +16,7 @@ import pytest
 
 import cepo
 from cepo.algorithms import available_estimators
+from cepo.models.families import FAMILIES
 
 PACKAGE = Path(cepo.__file__).resolve().parent
 REPOSITORY = PACKAGE.parent
@@ -58,6 +59,15 @@ def level_of(unit: str, file: Path) -> int:
     return LEVELS.get(unit, TOP)
 
 
+def lines_that_match(pattern: re.Pattern[str], files: Sequence[Path]) -> list[str]:
+    return [
+        f"{place(file, number)}: {line.strip()}"
+        for file in files
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1)
+        if pattern.search(line)
+    ]
+
+
 @cache
 def nodes_of(file: Path) -> Sequence[ast.AST]:
     """All nodes of the file's syntax tree."""
@@ -81,14 +91,17 @@ def place(file: Path, line: int) -> str:
     return f"{file.relative_to(REPOSITORY)}:{line}"
 
 
+def imports_where(wrong: Callable[[Path, str], bool]) -> str:
+    """The imports of the package for which `wrong(file, name of the imported module)` holds, a line for each."""
+    found = [(file, name, line) for file in MODULES for name, line in imports_of(file) if wrong(file, name)]
+    return "\n".join(f"{place(file, line)} imports {name}" for file, name, line in found)
+
+
 def test_imports_point_down_the_table_only() -> None:
-    upward = [
-        f"{place(file, line)} imports {name}"
-        for file in MODULES
-        for name, line in imports_of(file)
-        if name.startswith("cepo.") and level_of(name.split(".")[1], file) > level_of(unit_of(file), file)
-    ]
-    assert not upward, "\n".join(upward)
+    def upward(file: Path, name: str) -> bool:
+        return name.startswith("cepo.") and level_of(name.split(".")[1], file) > level_of(unit_of(file), file)
+
+    assert not imports_where(upward)
 
 
 def modules_named(file: Path, known: Mapping[str, Path]) -> Iterator[str]:
@@ -125,24 +138,14 @@ def test_no_file_name_stands_in_two_rooms() -> None:
 
 def test_pure_packages_import_torch_jaxtyping_and_pydantic_alone() -> None:
     allowed = PURE_LIBRARIES | set(sys.stdlib_module_names) | {"cepo"}
-    foreign = [
-        f"{place(file, line)} imports {name}"
-        for file in MODULES
-        if unit_of(file) in PURE
-        for name, line in imports_of(file)
-        if name.split(".")[0] not in allowed
-    ]
-    assert not foreign, "\n".join(foreign)
+    assert not imports_where(lambda file, name: unit_of(file) in PURE and name.split(".")[0] not in allowed)
 
 
 def test_each_engine_is_imported_in_its_own_folder_only() -> None:
-    abroad = [
-        f"{place(file, line)} imports {name}"
-        for file in MODULES
-        for name, line in imports_of(file)
-        if (library := name.split(".")[0]) in HOMES and unit_of(file) not in HOMES[library]
-    ]
-    assert not abroad, "\n".join(abroad)
+    def abroad(file: Path, name: str) -> bool:
+        return unit_of(file) not in HOMES.get(name.split(".")[0], {unit_of(file)})
+
+    assert not imports_where(abroad)
 
 
 def dotted(file: Path) -> str:
@@ -176,23 +179,18 @@ def test_reading_a_config_or_the_trainer_loads_no_engine() -> None:
     assert not by_all & set(HEAVY)
 
 
+ELSEWHERE = [file for file in MODULES if unit_of(file) != "algorithms"]
+
+
 def test_no_module_outside_algorithms_knows_a_methods_name() -> None:
     names = set(available_estimators()) - set(OTHER_MEANINGS)
     word = re.compile(rf"\b({'|'.join(sorted(names))})\b")
-    found = [
-        f"{place(file, number)}: {line.strip()}"
-        for file in MODULES
-        if unit_of(file) != "algorithms"
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1)
-        if word.search(line)
-    ]
+    found = lines_that_match(word, ELSEWHERE)
     for folder in ("scripts", "lab"):
         programs = [path for path in sorted((REPOSITORY / folder).rglob("*")) if path.suffix in (".py", ".sh")]
         programs = [path for path in programs if path.parent.name != "tests"]
         assert programs, f"{folder} holds no program"
-        found += [
-            str(path.relative_to(REPOSITORY)) for path in programs if word.search(path.read_text(encoding="utf-8"))
-        ]
+        found += lines_that_match(word, programs)
     assert not found, "\n".join(found)
 
 
@@ -200,30 +198,17 @@ OTHER_MEANINGS = ("cepo", "visual")
 """Methods whose name is the package's too, or that of a part of models."""
 
 
-def decisions_on_own_name(source: str) -> Iterator[int]:
-    """Lines where a name with another meaning is compared, looked up or matched as a method's name."""
-    about_methods = re.compile("estimator|method|algorithm")
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Match):
-            about, below = node.subject, [each for case in node.cases for each in ast.walk(case.pattern)]
-        elif isinstance(node, ast.Compare | ast.Subscript | ast.Call):
-            # Two levels reach the entries of a tuple that something is compared with.
-            about, direct = node, list(ast.iter_child_nodes(node))
-            below = direct + [each for child in direct for each in ast.iter_child_nodes(child)]
-        else:
-            continue
-        own_name = any(isinstance(each, ast.Constant) and each.value in OTHER_MEANINGS for each in below)
-        if own_name and about_methods.search(ast.unparse(about)):
-            yield node.lineno
+ABOUT_METHODS = r"\w*(?:estimator|method|algorithm)\w*"
+OWN_NAME = rf"""["'](?:{"|".join(OTHER_MEANINGS)})["']"""
+DECISION = re.compile(
+    rf"{ABOUT_METHODS}\)?(?: [=!]= | (?:not )?in |\[|\().*{OWN_NAME}"
+    rf"|{OWN_NAME} (?:[=!]=|(?:not )?in) .*{ABOUT_METHODS}|\bcase .*{OWN_NAME}"
+)
+"""A line that compares, looks up or matches such a name as a method's."""
 
 
 def test_no_module_outside_algorithms_decides_by_such_a_name() -> None:
-    found = [
-        place(file, line)
-        for file in MODULES
-        if unit_of(file) != "algorithms"
-        for line in decisions_on_own_name(file.read_text(encoding="utf-8"))
-    ]
+    found = lines_that_match(DECISION, ELSEWHERE)
     assert not found, "\n".join(found)
 
 
@@ -234,10 +219,10 @@ def test_the_search_for_decisions_on_a_name_sees_5_of_5() -> None:
         "if method in ('other', 'cepo'): pass",
         "section = config.methods['cepo']",
         "build_estimator('cepo')",
-        "match adv_estimator:\n    case 'other' | 'cepo': pass",
+        "    case 'other' | 'cepo': pass",
     ]
     passing = ["logger = getLogger('cepo')", "inside = path.parts[0] == 'cepo'", "versions = {'cepo': version}"]
-    assert [source for source in deciding + passing if list(decisions_on_own_name(source))] == deciding
+    assert [source for source in deciding + passing if DECISION.search(source)] == deciding
 
 
 SIZED = [file for folder in ("cepo", "scripts", "lab", "examples") for file in (REPOSITORY / folder).rglob("*.py")]
@@ -280,5 +265,29 @@ def test_names_of_tests_have_at_most_60_characters() -> None:
     assert not long, "\n".join(long)
 
 
+OWN_MODEL = {"microgeo"}
+"""The embedded world builds a tiny model of one family, with that family's classes."""
+SPOKEN_OF = {"fused_decoding.py"}
+"""Names the decoder classes whose layers it computes; whether it is asked at all is the family's word."""
+
+
+def test_only_families_know_model_types_and_architectures() -> None:
+    types = {re.escape(model_type) for family in FAMILIES for model_type in family.model_types}
+    named = re.compile(
+        rf"""["']({"|".join(sorted(types))})["']"""
+        r"|\b(Qwen\w*VL\w*|InternVL\w*|SmolVLM\w*|Idefics3\w*|Gemma3\w*|Llava\w*)(Model|For|Config|Processor)\w*"
+    )
+    known = {"families", *OWN_MODEL, *SPOKEN_OF}
+    found = lines_that_match(named, [file for file in MODULES if not known & set(file.relative_to(PACKAGE).parts)])
+    assert not found, "\n".join(found)
+
+
+def test_families_are_registered_and_no_model_type_stands_twice() -> None:
+    pages = {file.stem for file in (PACKAGE / "models" / "families").glob("*.py")}
+    assert {type(family).__module__.rsplit(".", 1)[1] for family in FAMILIES} == pages - {"__init__"}
+    types = [model_type for family in FAMILIES for model_type in family.model_types]
+    assert len(types) == len(set(types)) >= 18
+
+
 def test_nothing_in_the_package_imports_the_lab() -> None:
-    assert [(file, line) for file in MODULES for name, line in imports_of(file) if name.split(".")[0] == "lab"] == []
+    assert not imports_where(lambda _, name: name.split(".")[0] == "lab")

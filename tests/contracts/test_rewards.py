@@ -1,5 +1,3 @@
-"""The contract over each reward function that the package ships, the examples among them."""
-
 from fractions import Fraction
 
 import pytest
@@ -28,25 +26,18 @@ def test_the_package_ships_2_rewards_and_the_examples_4() -> None:
     assert SHIPPED[:2] == [f"cepo/rewards/{name}.py:compute_score" for name in ("benchmark", "math")]
 
 
-def test_a_shipped_reward_gives_one_finite_score_per_sample(shipped: LoadedReward) -> None:
+def test_a_shipped_reward_tells_right_from_wrong_by_the_sample(shipped: LoadedReward) -> None:
+    before = [dict(sample) for sample in SAMPLES]
     scores = shipped.score(SAMPLES)
     assert len(scores) == len(SAMPLES) == 6
     (fields,) = {frozenset(score) for score in scores}
     assert fields >= {"overall", "accuracy"}
-    assert scores == shipped.score([sample | {"id": 8, "family": "angle"} for sample in SAMPLES])
-
-
-def test_a_shipped_reward_tells_right_from_wrong(shipped: LoadedReward) -> None:
-    accuracies = [score["accuracy"] >= 0.5 for score in shipped.score(SAMPLES)]
     boxed_counts = shipped.path.name != "r1v.py"
-    assert accuracies == [boxed_counts, False, False, False, False, True]
-
-
-def test_a_shipped_reward_scores_each_sample_by_itself(shipped: LoadedReward) -> None:
-    before = [dict(sample) for sample in SAMPLES]
-    assert [shipped.score([sample])[0] for sample in SAMPLES] == shipped.score(SAMPLES)
-    assert before == SAMPLES
+    assert [score["accuracy"] >= 0.5 for score in scores] == [boxed_counts, False, False, False, False, True]
+    assert scores == shipped.score([sample | {"id": 8, "family": "angle"} for sample in SAMPLES])
+    assert scores == [shipped.score([sample])[0] for sample in SAMPLES]
     assert shipped.score([]) == []
+    assert before == SAMPLES
 
 
 @pytest.mark.parametrize("spec", SHIPPED)

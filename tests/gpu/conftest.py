@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ AT_NIGHT = pytest.mark.nightly("what a CPU can show has tests of its own; this o
         pytest.param(CUDA, id="cuda", marks=pytest.mark.gpu),
     ],
 )
-def place(request: pytest.FixtureRequest) -> Place:
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Place:
     wanted: Place = request.param
     on_gpu = wanted.device == "cuda"
     if on_gpu and not torch.cuda.is_available():
@@ -31,13 +31,7 @@ def place(request: pytest.FixtureRequest) -> Place:
         pytest.skip(f"no CUDA device is visible to torch ({built})")
     if not on_gpu and torch.cuda.is_available():
         pytest.skip("the trainer takes the GPU of this machine, where the same test runs with larger shapes")
-    return wanted
-
-
-@pytest.fixture(scope="session")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where checkpoints of random weights are kept for all tests."""
-    return tmp_path_factory.mktemp("checkpoints")
+    return replace(wanted, folder=tmp_path_factory.mktemp("checkpoints"))
 
 
 @pytest.fixture(autouse=True)
@@ -57,10 +51,10 @@ def _no_trace_in_the_users_cache(tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture
 def figure(record_property: Any) -> Any:
-    """Records a measured number under a name in the test's report: `figure("peak GiB", 3.2)`."""
+    """Records what was measured under a name in the test's report: `figure("peak GiB", 3.2)`."""
 
-    def record(name: str, value: float) -> None:
+    def record(name: str, value: object) -> None:
         record_property(name, value)
-        sys.stdout.write(f"{name}: {value:.6g}\n")
+        sys.stdout.write(f"{name}: {value}\n")
 
     return record

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import actors
 import torch
 from torch import Tensor
 
-from cepo.algorithms.settings import TeacherConfig
-from cepo.config import load_config
 from cepo.data.batch import ScoringRow
 from cepo.models.processing import Processing
 from cepo.workers.actor import Actor
-from cepo.workers.worker import objective_settings
 from lab.support.rows import build_rows, optimizer_batch
 from lab.support.shapes import MICRO, QWEN3_VL_2B, SMALL, Shape, write_checkpoint
 
@@ -37,30 +35,26 @@ sign, however small the gradient."""
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A device and the sizes that tests have there.
-
-    Attributes:
-        whole: the model of whole training runs.
-        part: the model of tests of parts, which build several actors.
-        samples: responses per prompt.
-        response: most tokens of a sampled response.
-        min_pixels: to which pictures are enlarged; 1,024 pixels are a token.
-        memory_grid: vocabularies and numbers of tokens of the memory test.
-        head_elements: logits that the head may hold at once there, few enough that the grid has many chunks.
-    """
+    """A device and the sizes that tests have there: `whole` training runs, and `part`s, which build several actors."""
 
     device: str
+    folder: Path = Path()
+    """Where the checkpoints of random weights are kept for all tests."""
     whole: Shape
     part: Shape
     samples: int
     response: int
+    """Most tokens of a sampled response."""
     min_pixels: int
+    """To which pictures are enlarged; 1,024 pixels are a token."""
     memory_grid: tuple[tuple[int, int], tuple[int, int]]
+    """Vocabularies and numbers of tokens of the memory test."""
     head_elements: int
+    """Logits that the head may hold at once there, few enough that the grid has many chunks."""
 
-    def checkpoint(self, shape: Shape, folder: Path, dtype: str = "bf16") -> Path:
+    def checkpoint(self, shape: Shape, dtype: str = "bf16") -> Path:
         """A checkpoint folder of random weights, drawn on the device."""
-        return write_checkpoint(shape, folder / f"{shape.name}-{dtype}", device=self.device, dtype=DTYPES[dtype])
+        return write_checkpoint(shape, self.folder / f"{shape.name}-{dtype}", device=self.device, dtype=DTYPES[dtype])
 
 
 CPU = Place(
@@ -85,29 +79,17 @@ CUDA = Place(
 )
 
 
-def build_actor(folder: Path, *, dtype: str = "bf16", teacher: TeacherConfig | None = None, **settings: Any) -> Actor:
-    """A policy with an adapter of rank 16 and gradient checkpointing; keywords are settings of `worker.actor`, dots as `__`."""
-    tree: dict[str, Any] = {
-        "model.model_path": folder,
-        "model.lora.rank": 16,
-        "model.lora.exclude_modules": ".*visual.*",
-        "model.enable_gradient_checkpointing": "true",
-        "fsdp.mp_param_dtype": dtype,
-        "optim.lr": 1e-3,
+def build_actor(folder: Path, *, dtype: str = "bf16", **settings: Any) -> Actor:
+    """A policy with an adapter of rank 16 and gradient checkpointing."""
+    usual: dict[str, Any] = {
+        "model__lora__rank": 16,
+        "model__lora__exclude_modules": ".*visual.*",
+        "model__enable_gradient_checkpointing": "true",
+        "fsdp__mp_param_dtype": dtype,
+        "optim__lr": 1e-3,
         "max_grad_norm": 1e9,
-    } | {name.replace("__", "."): value for name, value in settings.items()}
-    arguments = [f"worker.actor.{name}={value}" for name, value in tree.items()]
-    config = load_config([f"config={REPOSITORY}/configs/microgeo/base.yaml", *arguments])
-    return Actor(
-        config.worker.actor,
-        Processing(str(folder)),
-        temperature=1.0,
-        teacher=teacher or TeacherConfig(),
-        objective_settings=objective_settings(config.worker.actor, config.algorithm),
-        with_reference=False,
-        total_steps=10,
-        seed=1,
-    )
+    }
+    return actors.build_actor(folder, **(usual | settings))
 
 
 def draw_adapter(actor: Actor) -> None:
@@ -117,18 +99,14 @@ def draw_adapter(actor: Actor) -> None:
         for name, weight in actor.module.named_parameters():
             if "lora_B" in name:
                 local: Any = getattr(weight, "_local_tensor", weight)
-                local.copy_(torch.randn(local.shape, generator=generator) * 0.02)
+                local.copy_(0.02 * torch.randn(local.shape, generator=generator))
 
 
 def rows_for(shape: Shape, folder: Path, *, groups: int = 2, contexts: int = 3) -> list[ScoringRow]:
     """Responses of skewed lengths behind each of the contexts of each group, in a shuffled order."""
+    size = shape.group_size
     views = build_rows(
-        shape,
-        Processing(str(folder)),
-        groups=groups,
-        group_size=shape.group_size,
-        contexts=contexts,
-        prompt=shape.prompt_tokens,
+        shape, Processing(str(folder)), groups=groups, group_size=size, contexts=contexts, prompt=shape.prompt_tokens
     )
     rows = [row for view in views for row in view]
     random.Random(3).shuffle(rows)
@@ -136,36 +114,13 @@ def rows_for(shape: Shape, folder: Path, *, groups: int = 2, contexts: int = 3) 
 
 
 def gradient_of(actor: Actor, rows: list[ScoringRow]) -> Tensor:
-    """The adapter's gradient of one optimizer step that moves nothing, as one vector on the CPU."""
-    for group in actor.optimizer.param_groups:
-        group["lr"] = 0.0
-    actor._optimizer_step(optimizer_batch(rows))
-    gradients = [whole(weight.grad) for weight in actor.module.parameters() if weight.grad is not None]
-    return torch.cat([gradient.flatten().double().cpu() for gradient in gradients])
+    """The adapter's gradient as one vector on the CPU."""
+    return torch.cat([gradient.flatten().double() for gradient in actor.gradients(optimizer_batch(rows))])
 
 
 def weights_of(actor: Actor) -> dict[str, Tensor]:
     """Copies of the trained weights on the CPU."""
-    return {
-        name: whole(parameter.detach()).cpu().clone()
-        for name, parameter in actor.module.named_parameters()
-        if parameter.requires_grad
-    }
-
-
-def distance(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> float:
-    """How far apart two trained sets of weights are, by how far the expected one went from the start."""
-    assert found.keys() == expected.keys() == start.keys()
-    apart, travelled = (
-        sum(float((expected[name] - other[name]).double().square().sum()) for name in expected) ** 0.5
-        for other in (found, start)
-    )
-    assert travelled > 0, "nothing was trained"
-    return apart / travelled
-
-
-def whole(tensor: Any) -> Tensor:
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return {name: weight.cpu() for name, weight in actors.parameters_of(actor).items()}
 
 
 def gaps(left: Sequence[Tensor], right: Sequence[Tensor]) -> tuple[float, float, float]:
@@ -173,6 +128,16 @@ def gaps(left: Sequence[Tensor], right: Sequence[Tensor]) -> tuple[float, float,
     assert left, "nothing was compared"
     found = (torch.cat(list(left)).double() - torch.cat(list(right)).double()).abs()
     return float(found.mean()), float(found.quantile(0.99)), float(found.max())
+
+
+def trained(actor: Actor, rows: list[ScoringRow], *, steps: int, first: int = 0) -> dict[str, Tensor]:
+    """The adapter after updates on the rows, before each of which the actor rests as it does during sampling."""
+    for step in range(first, first + steps):
+        actor.rest()
+        actor.score(rows)
+        actor.update([optimizer_batch(rows)], step=step)
+        actor.finish_step(step)
+    return weights_of(actor)
 
 
 def within(found: Sequence[float], limits: Sequence[float]) -> bool:

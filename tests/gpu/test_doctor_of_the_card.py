@@ -1,5 +1,3 @@
-"""`cepo doctor` on the machine that trains."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,26 +1,13 @@
-"""Weights and optimizer that leave the device between phases, or live in host memory: less is held, and training goes on."""
-
 from __future__ import annotations
 
 import gc
-from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_places import (
-    LOG_PROB_LIMITS,
-    SAME_TRAINING,
-    Place,
-    build_actor,
-    distance,
-    gaps,
-    rows_for,
-    weights_of,
-    within,
-)
+from actors import distance
+from gpu_places import LOG_PROB_LIMITS, SAME_TRAINING, Place, build_actor, gaps, rows_for, trained, weights_of, within
 
 from cepo.workers.actor import Actor
-from lab.support.rows import optimizer_batch
 
 
 def held() -> int:
@@ -28,18 +15,12 @@ def held() -> int:
     return torch.cuda.memory_allocated()
 
 
-def trained(actor: Actor, rows: list[Any], *, steps: int) -> dict[str, torch.Tensor]:
-    """The adapter after updates between which the actor rests, as it does while responses are sampled."""
-    for step in range(steps):
-        actor.rest()
-        actor.score(rows)
-        actor.update([optimizer_batch(rows)], step=step)
-        actor.finish_step(step)
-    return weights_of(actor)
+def bytes_of_weights(actor: Actor) -> int:
+    return sum(weight.numel() * weight.element_size() for weight in actor.module.parameters())
 
 
-def test_offloading_between_phases_changes_no_update(place: Place, checkpoints: Path, figure: Any) -> None:
-    folder = place.checkpoint(place.part, checkpoints)
+def test_offloading_between_phases_changes_no_update(place: Place, figure: Any) -> None:
+    folder = place.checkpoint(place.part)
     rows = rows_for(place.part, folder, groups=1, contexts=1)
     plain = build_actor(folder)
     start = weights_of(plain)
@@ -55,11 +36,10 @@ def test_offloading_between_phases_changes_no_update(place: Place, checkpoints: 
     before = held()
     actor.rest()
     after = held()
-    bytes_of_weights = sum(weight.numel() * weight.element_size() for weight in actor.module.parameters())
     figure("bytes held before rest", before)
     figure("bytes held after rest", after)
     assert {weight.device.type for weight in actor.module.parameters()} == {"cpu"}
-    assert before - after > 0.95 * bytes_of_weights
+    assert before - after > 0.95 * bytes_of_weights(actor)
     state = [value for entry in actor.optimizer.state.values() for value in entry.values() if value.dim() > 0]
     assert {value.device.type for value in state} == {"cpu"}
     scores = actor.score(rows)
@@ -67,8 +47,8 @@ def test_offloading_between_phases_changes_no_update(place: Place, checkpoints: 
     assert within(gaps(scores, actor.score(rows)), LOG_PROB_LIMITS["bf16"])
 
 
-def test_weights_in_host_memory_score_and_train_alike(place: Place, checkpoints: Path, figure: Any) -> None:
-    folder = place.checkpoint(place.part, checkpoints)
+def test_weights_in_host_memory_score_and_train_alike(place: Place, figure: Any) -> None:
+    folder = place.checkpoint(place.part)
     rows = rows_for(place.part, folder, groups=1, contexts=1)
     plain = build_actor(folder)
     expected = plain.score(rows)
@@ -87,7 +67,6 @@ def test_weights_in_host_memory_score_and_train_alike(place: Place, checkpoints:
     figure("distance of the weights after 2 steps", apart)
     assert apart <= SAME_TRAINING[place.device]
     if place.device == "cuda":
-        bytes_of_weights = sum(weight.numel() * weight.element_size() for weight in actor.module.parameters())
         figure("bytes held beside the weights", held() - before)
         assert {weight.device.type for weight in actor.module.parameters()} == {"cpu"}
-        assert held() - before < 0.7 * bytes_of_weights
+        assert held() - before < 0.7 * bytes_of_weights(actor)

@@ -1,10 +1,7 @@
-"""What a scoring pass holds does not grow with vocabulary x tokens."""
-
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,7 +35,7 @@ def peak_bytes(device: str, work: Callable[[], object]) -> int:
 
 
 def test_the_peak_of_scoring_holds_no_tensor_of_logits(
-    place: Place, checkpoints: Path, monkeypatch: pytest.MonkeyPatch, figure: Any
+    place: Place, monkeypatch: pytest.MonkeyPatch, figure: Any
 ) -> None:
     """It grows by less than 1 byte per vocabulary entry and token, of which logits take 4."""
     for name in ("HEAD_CHUNK_ELEMENTS", "HEAD_CHUNK_ELEMENTS_ON_GPU"):
@@ -47,7 +44,7 @@ def test_the_peak_of_scoring_holds_no_tensor_of_logits(
     peaks: dict[tuple[int, int], int] = {}
     for vocabulary in vocabularies:
         shape = dataclasses.replace(MICRO, name=f"vocabulary-{vocabulary}", vocabulary=vocabulary)
-        actor = build_actor(place.checkpoint(shape, checkpoints, "fp32"), dtype="fp32")
+        actor = build_actor(place.checkpoint(shape, "fp32"), dtype="fp32")
         for tokens in lengths:
             context = EncodedPrompt(token_ids=(1, 2, 3), engine_ids=(1, 2, 3), images=None)
             row = ScoringRow(context=context, response_ids=(5,) * tokens)

@@ -17,12 +17,6 @@ from cepo.microgeo.world import split_problems, write_problems
 from cepo.train import build_trainer
 from cepo.workers.worker import Worker
 
-REWARD = '''
-def parity(samples):
-    """Right where the character codes add up to an even number: half of whatever an untrained model writes."""
-    verdicts = [float(sum(map(ord, sample["response"])) % 2 == 0) for sample in samples]
-    return [{"overall": verdict, "accuracy": verdict} for verdict in verdicts]
-'''
 FINITE = ("actor/pg_loss", "actor/grad_norm", "actor/lr", "reward/mean", "response_length/mean", "timing_s/step")
 
 
@@ -30,7 +24,6 @@ def settings(place: Place, model: Path, folder: Path) -> list[str]:
     """configs/geo3k/cepo.yaml with fewer and shorter responses, and what an untrained model and no network need."""
     train, _ = split_problems(0, 8, 1)
     write_problems(folder / "train.parquet", train)
-    (folder / "parity.py").write_text(REWARD, encoding="utf-8")
     return [
         f"config={REPOSITORY}/configs/geo3k/cepo.yaml",
         f"data.train_files={folder / 'train.parquet'}",
@@ -42,7 +35,7 @@ def settings(place: Place, model: Path, folder: Path) -> list[str]:
         "worker.actor.global_batch_size=4",
         "worker.rollout.name=transformers",
         f"worker.rollout.n={place.samples}",
-        f"worker.reward.reward_function={folder / 'parity.py'}:parity",
+        f"worker.reward.reward_function={REPOSITORY}/tests/reward_functions.py:parity",
         "algorithm.negative.source=peer_full",
         "trainer.max_steps=2",
         "trainer.val_before_train=false",
@@ -54,10 +47,10 @@ def settings(place: Place, model: Path, folder: Path) -> list[str]:
 
 
 def test_two_steps_of_geo3k_with_two_teachers_move_the_adapter(
-    place: Place, checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Any
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Any
 ) -> None:
     monkeypatch.chdir(REPOSITORY)  # the configuration names its prompt template from there
-    config = load_config(settings(place, place.checkpoint(place.whole, checkpoints), tmp_path))
+    config = load_config(settings(place, place.checkpoint(place.whole), tmp_path))
     check_config(config)
     assert config.worker.actor.model.enable_gradient_checkpointing
     assert config.worker.actor.fsdp.mp_param_dtype == config.worker.rollout.dtype == "bf16"

@@ -1,28 +1,13 @@
-"""A few problems with pictures, rewards that depend on the response alone, and the command line of a tiny run."""
-
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import actors
 import pytest
 from isolation import own_caches
-from training_runs import FinishedRun, Prepare, Train, run
-
-from cepo.algorithms.settings import TeacherConfig
-from cepo.config import load_config
-from cepo.models.processing import Processing
-from cepo.workers.actor import Actor
-from cepo.workers.worker import objective_settings
-
-REWARD = '''
-def parity(samples):
-    """Right where the character codes add up to an even number: half of whatever an untrained model writes."""
-    verdicts = [float(sum(map(ord, sample["response"])) % 2 == 0) for sample in samples]
-    return [{"overall": verdict, "accuracy": verdict} for verdict in verdicts]
-'''
+from training_runs import REWARD_FUNCTIONS, BuildActor, FinishedRun, Prepare, Train, run
 
 
 @pytest.fixture(autouse=True)
@@ -50,10 +35,8 @@ def problem_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def parity_reward(tmp_path_factory: pytest.TempPathFactory) -> str:
-    file = tmp_path_factory.mktemp("reward") / "parity.py"
-    file.write_text(REWARD, encoding="utf-8")
-    return f"{file}:parity"
+def parity_reward() -> str:
+    return f"{REWARD_FUNCTIONS}:parity"
 
 
 @pytest.fixture(scope="session")
@@ -91,27 +74,6 @@ def train(tiny_run: list[str], tmp_path: Path) -> Train:
 
 
 @pytest.fixture
-def build_actor(tiny_model_folder: Path) -> Callable[..., Actor]:
-    """Makes an actor on the tiny checkpoint in float32; keywords are settings of `worker.actor`, dots as `__`."""
-
-    def build(
-        *, folder: Path | None = None, teacher: TeacherConfig | None = None, temperature: float = 1.0, **settings: Any
-    ) -> Actor:
-        path = str(folder or tiny_model_folder)
-        tree: dict[str, Any] = {"model.model_path": path, "fsdp.mp_param_dtype": "fp32"} | {
-            name.replace("__", "."): value for name, value in settings.items()
-        }
-        arguments = [f"worker.actor.{name}={value}" for name, value in tree.items()]
-        config = load_config(["config=configs/microgeo/base.yaml", *arguments])
-        return Actor(
-            config.worker.actor,
-            Processing(path),
-            temperature=temperature,
-            teacher=teacher or TeacherConfig(),
-            objective_settings=objective_settings(config.worker.actor, config.algorithm),
-            with_reference=not config.algorithm.disable_kl,
-            total_steps=10,
-            seed=1,
-        )
-
-    return build
+def build_actor(tiny_model_folder: Path) -> BuildActor:
+    """Makes an actor on the tiny checkpoint, or on that of `folder`."""
+    return lambda *, folder=tiny_model_folder, **settings: actors.build_actor(folder, **settings)

@@ -1,5 +1,3 @@
-"""Prompts as chat messages: with a system message, earlier turns, and images in any of them."""
-
 from __future__ import annotations
 
 import json
@@ -47,14 +45,9 @@ def read(tiny_processing: Processing, tmp_path: Path) -> Reader:
     return reader
 
 
-def rendered(processing: Processing, problem: Any) -> str:
-    encoded = processing.encode(problem.text, processing.load_images(problem.images), history=problem.history)
-    return processing.tokenizer.decode(encoded.engine_ids)
-
-
 def test_messages_are_templated_in_their_order(read: Reader, tiny_processing: Processing) -> None:
     problems = read([TURNS, [{"role": "user", "content": "What is 2 + 3?"}]], [2, 0])
-    first, second = problems[0], problems[1]
+    first, second = problems
     assert first.text == "And this? <image>"
     assert first.history == (
         Turn("system", "You are brief."),
@@ -62,7 +55,8 @@ def test_messages_are_templated_in_their_order(read: Reader, tiny_processing: Pr
         Turn("assistant", "A square <|im_end|>."),
     )
     image = "<|vision_start|><|image_pad|><|vision_end|>"
-    assert rendered(tiny_processing, first) == (
+    prompt = tiny_processing.encode(first.text, tiny_processing.load_images(first.images), history=first.history)
+    assert tiny_processing.tokenizer.decode(prompt.engine_ids) == (
         "<|im_start|>system\nYou are brief.<|im_end|>\n"
         f"<|im_start|>user\n{image}What is this?<|im_end|>\n"
         "<|im_start|>assistant\nA square <|im_end|>.<|im_end|>\n"

@@ -1,39 +1,49 @@
-"""EasyR1's own configuration file and its LoRA script train here as they are; data, model and sizes alone are ours."""
-
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from easyr1_yaml import LORA_SCRIPT, easyr1s_file
 from tiny_checkpoints import VISION_FAMILIES, write_checkpoint
-from training_runs import json_lines, run
+from training_runs import FinishedRun, json_lines, run
 
 from cepo.workers.trained import CompensatedAdamW
 
-OURS = [
-    "data.max_response_length=8",
-    "data.rollout_batch_size=2",
-    "worker.actor.global_batch_size=2",
-    "worker.rollout.name=transformers",
-    "worker.rollout.disable_tqdm=true",
-    "trainer.logger=[file]",
-    "trainer.n_gpus_per_node=1",
-    "trainer.max_steps=1",
-]
+pytestmark = pytest.mark.heavy
+
+Run = Callable[..., FinishedRun]
 
 
-@pytest.mark.heavy
-def test_easyr1s_config_with_its_lora_overrides_trains_a_step(
-    tmp_path: Path, tiny_model_folder: Path, problem_file: Path, parity_reward: str
-) -> None:
+@pytest.fixture
+def run_of(tmp_path: Path, problem_file: Path, parity_reward: str) -> Run:
+    """Trains with EasyR1's configuration and overrides, on data, a model and sizes of ours."""
+
+    def run_of(model: Path, theirs: list[str], *further: str, data: Path = problem_file) -> FinishedRun:
+        ours = [
+            "data.max_response_length=8",
+            "data.rollout_batch_size=2",
+            f"data.train_files={data}",
+            f"data.val_files={data}",
+            f"worker.actor.model.model_path={model}",
+            "worker.actor.global_batch_size=2",
+            f"worker.reward.reward_function={parity_reward}",
+            "worker.rollout.name=transformers",
+            "worker.rollout.disable_tqdm=true",
+            "trainer.logger=[file]",
+            "trainer.n_gpus_per_node=1",
+            "trainer.max_steps=1",
+        ]
+        return run([easyr1s_file(tmp_path), *theirs, *ours, *further], folder=tmp_path / "run")
+
+    return run_of
+
+
+def test_easyr1s_config_with_its_lora_overrides_trains_a_step(tiny_model_folder: Path, run_of: Run) -> None:
     """The step has 10 responses."""
-    theirs = [easyr1s_file(tmp_path), *LORA_SCRIPT]
-    data = [f"data.train_files={problem_file}", f"data.val_files={problem_file}"]
-    model = [f"worker.actor.model.model_path={tiny_model_folder}", f"worker.reward.reward_function={parity_reward}"]
-    done = run([*theirs, *OURS, *data, *model], folder=tmp_path / "run")
+    done = run_of(tiny_model_folder, LORA_SCRIPT)
     trained = [line for line in done.metrics if "actor/lr" in line]
     assert [line["actor/lr"] for line in trained] == [1e-5]
     assert trained[0]["actor/kl_loss"] >= 0
@@ -61,34 +71,19 @@ SCRIPTS = [
 From examples/ of hiyouga/EasyR1 (Apache-2.0), read on 2026-11-22."""
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize(("family", "overrides"), SCRIPTS)
 def test_easyr1s_script_trains_two_steps_with_its_family(
-    family: str, overrides: list[str], tmp_path: Path, problem_file: Path, parity_reward: str
+    family: str, overrides: list[str], run_of: Run, tmp_path: Path, problem_file: Path
 ) -> None:
-    model = write_checkpoint(family, tmp_path / "model")
     data = problem_file
     if family not in VISION_FAMILIES:  # the columns of EasyR1's math data
         data = tmp_path / "math.jsonl"
         rows = [{"problem": f"What is {number} + 3?", "answer": str(number + 3)} for number in range(4)]
         data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    arguments = [
-        easyr1s_file(tmp_path),
-        *overrides,
-        *OURS,
-        f"data.train_files={data}",
-        f"data.val_files={data}",
-        f"worker.actor.model.model_path={model}",
-        f"worker.reward.reward_function={parity_reward}",
-        "data.max_prompt_length=1024",
-        "data.max_response_length=4",
-        "worker.rollout.n=2",
-        "worker.rollout.tensor_parallel_size=1",
-        "trainer.val_before_train=false",
-        "trainer.val_freq=-1",
-        "trainer.max_steps=2",
-    ]
-    done = run(arguments, folder=tmp_path / "run")
+    further = ["data.max_prompt_length=1024", "data.max_response_length=4", "worker.rollout.n=2"]
+    further += ["worker.rollout.tensor_parallel_size=1", "trainer.val_before_train=false", "trainer.val_freq=-1"]
+    model = write_checkpoint(family, tmp_path / "model")
+    done = run_of(model, overrides, *further, "trainer.max_steps=2", data=data)
     assert len(done.steps) == 2
     assert all(line["actor/kl_loss"] >= 0 for line in done.steps)
     if overrides == IN_BF16:

@@ -1,5 +1,3 @@
-"""Numbers that are not finite and collapse are named, counted, and met as `trainer.on_fault` says; each is planted here."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -52,18 +50,15 @@ def nan_advantages(signal: TokenSignal) -> TokenSignal:
 
 
 PLANTED = {
-    "log_probs": ("score", nan_teacher, 1),
-    "rewards": ("score", infinite_reward, 1),
-    "advantages": ("estimate", nan_advantages, None),
+    2: ("estimate", nan_advantages, "advantages", None),
+    3: ("score", infinite_reward, "rewards", 1),
+    4: ("score", nan_teacher, "log_probs", 1),
 }
+"""By step; advantages come first, because the others leave some that are not finite, and nothing is said twice."""
 
 
-@pytest.mark.parametrize("name", PLANTED)
-def test_a_step_with_broken_numbers_is_left_out_if_asked(
-    train: Train, caplog: pytest.LogCaptureFixture, name: str
-) -> None:
-    """Step 2 of 3 is planted with it, and the weights after it are those before it."""
-    method, change, count = PLANTED[name]
+def test_a_step_with_broken_numbers_is_left_out_if_asked(train: Train, caplog: pytest.LogCaptureFixture) -> None:
+    """Steps 2 to 4 of 5 are planted with them, and the weights after these steps are those before."""
     seen: dict[int, Any] = {}
 
     def look(trainer: Trainer, record: Any, *arguments: Any) -> None:
@@ -71,17 +66,21 @@ def test_a_step_with_broken_numbers_is_left_out_if_asked(
         record(*arguments)
 
     def prepare(trainer: Trainer) -> None:
-        in_steps(2, 2, method, change)(trainer)
+        for step, (method, change, *_) in PLANTED.items():
+            in_steps(step, step, method, change)(trainer)
         around("record", look)(trainer)
 
-    finished = train(*TWO_TEACHERS, "trainer.max_steps=3", "trainer.on_fault=skip", prepare=prepare)
-    rows = [row[f"health/nonfinite_{name}"] for row in finished.metrics]
-    assert (rows[0], rows[2]) == (0, 0)
-    assert rows[1] == count if count else rows[1] > 100
-    assert [row["actor/skipped_updates"] for row in finished.metrics] == [0, 1, 0]
-    assert differing(seen[1], seen[2]) == []
-    assert differing(seen[2], seen[3]) != []
-    assert f"step 2: {rows[1]:g} {name.replace('_', '-')} are not finite (trainer.on_fault=skip)" in caplog.text
+    options = ["trainer.max_steps=5", "trainer.on_fault=skip", "trainer.max_skipped_steps=-1"]
+    finished = train(*TWO_TEACHERS, *options, prepare=prepare)
+    assert [row["actor/skipped_updates"] for row in finished.metrics] == [0, 1, 1, 1, 0]
+    for planted, (_, _, name, count) in PLANTED.items():
+        found = {row["step"]: row[f"health/nonfinite_{name}"] for row in finished.metrics}
+        assert (found[1], found[5]) == (0, 0)
+        assert found[planted] == count if count else found[planted] > 100
+        said = f"step {planted}: {found[planted]:g} {name.replace('_', '-')} are not finite (trainer.on_fault=skip)"
+        assert said in caplog.text
+        assert differing(seen[1], seen[planted]) == []
+    assert differing(seen[4], seen[5]) != []
 
 
 def drifting(trainer: Trainer, generate: Any, requests: Any, settings: Any, _: Any = None) -> list[list[Generation]]:
@@ -139,26 +138,25 @@ def test_a_fault_that_ends_the_run_leaves_the_checkpoint_before(
     assert [row["step"] for row in json_lines(tmp_path / "run" / "metrics.jsonl")] == [1, 2]
 
 
-def test_collapsed_responses_are_named_after_some_steps(train: Train, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("kind", "words"), [("repeated", "repeat one token"), ("empty", "are empty")])
+def test_collapsed_responses_are_named_after_some_steps(
+    train: Train, caplog: pytest.LogCaptureFixture, kind: str, words: str
+) -> None:
     """Every response is one token many times, or nothing but its end."""
-    for kind, words in (("repeated", "repeat one token"), ("empty", "are empty")):
 
-        def collapsed(
-            trainer: Trainer, generate: Any, requests: Any, settings: Any, _: Any = None, *, kind: str = kind
-        ) -> list[list[Generation]]:
-            ids = (65,) * 10 if kind == "repeated" else (trainer.processing.eos_token_ids[0],)
-            own = Generation(response_ids=ids, log_probs=(-1.0,) * len(ids), finished=kind == "empty")
-            return [[own for _ in group] for group in generate(requests, settings)]
+    def collapsed(trainer: Trainer, generate: Any, requests: Any, settings: Any, _: Any = None) -> Any:
+        ids = (65,) * 10 if kind == "repeated" else (trainer.processing.eos_token_ids[0],)
+        own = Generation(response_ids=ids, log_probs=(-1.0,) * len(ids), finished=kind == "empty")
+        return [[own for _ in group] for group in generate(requests, settings)]
 
-        caplog.clear()
-        options = ["trainer.max_steps=3", "trainer.collapse_steps=2"]
-        finished = train(*options, name=kind, prepare=around("backend.generate", collapsed))
-        assert [row[f"health/{kind}_fraction"] for row in finished.metrics] == [1, 1, 1]
-        assert [row["health/equal_reward_steps"] for row in finished.metrics] == [1, 2, 3]
-        told = [record.getMessage() for record in caplog.records if "in a row" in record.getMessage()]
-        assert sorted(text[:7] for text in told) == ["step 2:", "step 2:"]
-        assert any(f"at least half of the responses of 2 steps in a row {words}" in text for text in told)
-        assert any("all responses of 2 steps in a row got the same reward" in text for text in told)
+    options = ["trainer.max_steps=3", "trainer.collapse_steps=2"]
+    finished = train(*options, prepare=around("backend.generate", collapsed))
+    assert [row[f"health/{kind}_fraction"] for row in finished.metrics] == [1, 1, 1]
+    assert [row["health/equal_reward_steps"] for row in finished.metrics] == [1, 2, 3]
+    told = [record.getMessage() for record in caplog.records if "in a row" in record.getMessage()]
+    assert sorted(text[:7] for text in told) == ["step 2:", "step 2:"]
+    assert any(f"at least half of the responses of 2 steps in a row {words}" in text for text in told)
+    assert any("all responses of 2 steps in a row got the same reward" in text for text in told)
 
 
 def test_a_last_step_that_trained_nothing_is_no_checkpoint(train: Train, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from training_runs import EVERY_WRONG_ROLLOUT_TEACHES, REPOSITORY, run
+from training_runs import REPOSITORY, TWO_TEACHERS, Train, around
 
 from cepo.trainer.loop import Trainer
 
@@ -20,35 +20,30 @@ pytestmark = pytest.mark.heavy
 
 LIMIT = 41
 """The number found (60 before this test was written); it may fall, not rise."""
-PACKAGE = str(REPOSITORY / "cepo")
 
 
-def watch(trainer: Trainer, files: set[str]) -> None:
-    """Collects the files in whose functions the step's stages before its record run."""
+def test_a_prompt_passes_few_files(train: Train) -> None:
+    files: set[str] = set()
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
-        name = frame.f_code.co_filename
-        if event == "call" and frame.f_code.co_name != "<module>" and name.startswith(PACKAGE):
-            files.add(name.removeprefix(PACKAGE + "/"))
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and frame.f_code.co_name != "<module>" and path.is_relative_to(REPOSITORY / "cepo"):
+            files.add(str(path.relative_to(REPOSITORY / "cepo")))
 
-    ask, update = trainer.ask, trainer.update
-
-    def first(step: int) -> Any:
+    def first(_: Trainer, ask: Any, step: int) -> Any:
         sys.setprofile(note)
         return ask(step)
 
-    def last(*arguments: Any) -> Any:
+    def last(_: Trainer, update: Any, *arguments: Any) -> Any:
         try:
             return update(*arguments)
         finally:
             sys.setprofile(None)
 
-    trainer.ask, trainer.update = first, last  # type: ignore[method-assign]
+    def prepare(trainer: Trainer) -> None:
+        around("ask", first)(trainer)
+        around("update", last)(trainer)
 
-
-def test_a_prompt_passes_few_files(tiny_run: list[str], tmp_path: Path) -> None:
-    files: set[str] = set()
-    overrides = ["algorithm.adv_estimator=cepo", EVERY_WRONG_ROLLOUT_TEACHES, "trainer.max_steps=1"]
-    run(tiny_run, *overrides, folder=tmp_path / "run", prepare=lambda trainer: watch(trainer, files))
+    train(*TWO_TEACHERS, "trainer.max_steps=1", prepare=prepare)
     assert {"data/dataset.py", "trainer/loop.py", "losses/objective.py"} <= files
     assert len(files) <= LIMIT, f"{len(files)} files: {', '.join(sorted(files))}"

@@ -1,5 +1,3 @@
-"""Metrics that count what they say: the same rows under each method, no work of a validation, no reference that nobody read."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -8,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_runs import TWO_TEACHERS, Train, around, noting, run
+from training_runs import REWARD_FUNCTIONS, TWO_TEACHERS, Train, around, noting, run
 
 from cepo.data.batch import OptimizerBatch
 from cepo.rollout.generator import GenerationRequest
@@ -17,6 +15,7 @@ from cepo.trainer.loop import Trainer
 pytestmark = pytest.mark.heavy
 
 ONE_STEP = "trainer.max_steps=1"
+NEVER_RIGHT = f"worker.reward.reward_function={REWARD_FUNCTIONS}:never"
 WITH_PEERS = ["algorithm.adv_estimator=sdpo", "algorithm.positive.source=peer_full"]
 
 
@@ -26,27 +25,22 @@ def one_step(train: Train) -> Train:
 
 
 @pytest.fixture(scope="module")
-def never_right(tmp_path_factory: pytest.TempPathFactory) -> str:
-    file = tmp_path_factory.mktemp("reward") / "never.py"
-    file.write_text("def compute_score(samples):\n    return [{'overall': 0.0, 'accuracy': 0.0} for _ in samples]\n")
-    return f"worker.reward.reward_function={file}:compute_score"
-
-
-@pytest.fixture(scope="module")
 def plain(tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run(tiny_run, ONE_STEP, folder=tmp_path_factory.mktemp("plain")).metrics[0]
 
 
 @pytest.mark.parametrize(("limit", "rounds"), [(3, 3), (0, 6)])
 def test_a_problem_asked_again_within_a_step_gets_other_noise(
-    one_step: Train, never_right: str, caplog: pytest.LogCaptureFixture, limit: int, rounds: int
+    one_step: Train, caplog: pytest.LogCaptureFixture, limit: int, rounds: int
 ) -> None:
     """4 of the 8 problems a round, and no round more where no problem is mixed after 6."""
     seen: list[GenerationRequest] = []
-    settings = ["algorithm.online_filtering=true", f"trainer.max_try_make_batch={limit}", never_right]
+    settings = ["algorithm.online_filtering=true", f"trainer.max_try_make_batch={limit}", NEVER_RIGHT]
     note = noting("backend.generate", lambda requests, *_: seen.extend(requests))
-    [row] = one_step(*settings, prepare=note).steps
+    finished = one_step(*settings, prepare=note)
+    [row] = finished.steps
     assert (row["filter/rounds"], row["filter/filled_groups"]) == (rounds, 4)
+    assert finished.trainer.state.rounds == rounds
     assert f"online filtering kept 0 of {4 * rounds} groups in {rounds} rounds" in caplog.text
     assert len({request.prompt_ids for request in seen}) <= 8
     assert len({request.seed for request in seen}) == len(seen) == 4 * rounds
@@ -78,10 +72,10 @@ def test_engines_are_compared_at_another_temperature_too(train: Train) -> None:
     assert 0 < max(gaps) < 1e-4
 
 
-def test_rows_that_no_reference_is_found_for_get_no_update_pass(one_step: Train, never_right: str) -> None:
+def test_rows_that_no_reference_is_found_for_get_no_update_pass(one_step: Train) -> None:
     updates: list[OptimizerBatch] = []
     note = noting("backend.update", lambda batches, step: updates.extend(batches))
-    [row] = one_step(*WITH_PEERS, never_right, prepare=note).steps
+    [row] = one_step(*WITH_PEERS, NEVER_RIGHT, prepare=note).steps
     assert [len(batch.rows) for batch in updates] == [0, 0]
     assert sum(batch.denominators.num_sequences for batch in updates) == 16
     assert row["distillation/demonstrated_rollouts"] == row["work/live_fraction"] == row["actor/distillation_loss"] == 0
@@ -137,16 +131,10 @@ def test_an_emptied_wrong_side_is_as_if_there_were_none(one_step: Train, fallbac
     assert right["evidence/positive_fraction"] == right["evidence/negative_fraction"] == 0.0
 
 
-def test_the_users_answers_are_what_teachers_read(one_step: Train, tmp_path: Path) -> None:
+def test_the_users_answers_are_what_teachers_read(one_step: Train) -> None:
     """A random model writes no box: without the user's function no response has an answer."""
-    file, reward = tmp_path / "lengths.py", tmp_path / "even.py"
-    file.write_text("def by_length(response):\n    return f'{len(response)} characters'\n")
-    reward.write_text(
-        "def compute_score(samples):\n"
-        "    return [{'overall': float(i % 2), 'read': float('extracted_answer' in one)} for i, one in enumerate(samples)]\n"
-    )
-    settings = ["algorithm.adv_estimator=cepo", f"worker.reward.reward_function={reward}:compute_score"]
-    finished = one_step(*settings, f"worker.reward.answer_function={file}:by_length")
+    settings = ["algorithm.adv_estimator=cepo", f"worker.reward.reward_function={REWARD_FUNCTIONS}:every_second"]
+    finished = one_step(*settings, f"worker.reward.answer_function={REWARD_FUNCTIONS}:by_length")
     [row] = finished.steps
     assert row["references/responses_without_answer"] == 0
     assert row["reward/read"] == 1

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy
 import pytest
+import torch
 from generator_cases import reference_model
 from isolation import restored_process
-from training_runs import Train, json_lines, reference_logits
+from training_runs import (
+    EVERY_WRONG_ROLLOUT_TEACHES,
+    REWARD_FUNCTIONS,
+    Train,
+    checked_config,
+    json_lines,
+    recorded_groups,
+    reference_logits,
+)
 
 from cepo.cli import main
 from cepo.credit import stored
 from cepo.credit.agreement import QUARTERS
+from cepo.credit.session import opened
 from cepo.data.batch import ScoringRow
-from cepo.models.inputs import EncodedPrompt
-from cepo.models.processing import Processing
+from cepo.data.dataset import read_training_sets
 
 pytestmark = pytest.mark.heavy
 
@@ -30,16 +39,12 @@ METHODS = "methods=grpo, rlsd(scale=std), cepo(lambda_init=1), my_method"
 SETTINGS = ["data.max_response_length=4", "worker.rollout.top_k=2", "worker.rollout.n=6"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _without_the_plugin_afterwards() -> Iterator[None]:
-    with restored_process():
-        yield
-
-
 @pytest.fixture(scope="module")
-def credit_command(tiny_run: list[str]) -> list[str]:
+def credit_command(tiny_run: list[str]) -> Iterator[list[str]]:
+    """Afterwards no test finds the plugin."""
     own = ["responses=9", f"continuations={NUMBER}", METHODS]
-    return ["credit", *tiny_run, *SETTINGS, "trainer.plugins=[examples/custom_method/my_method.py]", *own]
+    with restored_process():
+        yield ["credit", *tiny_run, *SETTINGS, "trainer.plugins=[examples/custom_method/my_method.py]", *own]
 
 
 @pytest.fixture(scope="module")
@@ -49,60 +54,43 @@ def measured(credit_command: list[str], tmp_path_factory: pytest.TempPathFactory
     return folder
 
 
-class Enumeration:
-    """The chance that a response after some tokens is right, over all of its ends."""
-
-    def __init__(self, model: Any, processing: Processing, prompt: EncodedPrompt) -> None:
-        self._model, self._processing, self._prompt = model, processing, prompt
-        self._known: dict[tuple[int, ...], float] = {}
-
-    def value(self, tokens: tuple[int, ...]) -> float:
-        if len(tokens) == 4 or (tokens and tokens[-1] in self._processing.eos_token_ids):
-            text = self._processing.decode(tokens)
-            return float(sum(map(ord, text)) % 2 == 0)
-        if tokens not in self._known:
-            row = ScoringRow(context=self._prompt, response_ids=(*tokens, 0))
-            assert self._processing.image_token_id is not None
-            logits = reference_logits(self._model, row, self._processing.image_token_id)[-1]
-            logits[list(self._processing.banned_token_ids)] = float("-inf")
-            best = logits.double().topk(2)
-            chances = best.values.softmax(dim=0).tolist()
-            values = [self.value((*tokens, token)) for token in best.indices.tolist()]
-            self._known[tokens] = sum(chance * value for chance, value in zip(chances, values, strict=True))
-        return self._known[tokens]
-
-
 @pytest.fixture(scope="module")
-def enumerated(credit_command: list[str], tiny_model_folder: Path) -> Callable[[str], Enumeration]:
-    from cepo.cli import cli
-    from cepo.commands.measure_credit import make_credit_plan
-    from cepo.credit.session import opened
-    from cepo.data.dataset import read_training_sets
-
-    options = cli.commands["credit"].make_context("credit", credit_command[1:]).params
-    del options["dry_run"]
-    config = make_credit_plan(**options).config
-    model = reference_model(tiny_model_folder)
+def chance(tiny_run: list[str], tiny_model_folder: Path) -> Callable[[str, tuple[int, ...]], float]:
+    """The chance that a response to a problem is right after some tokens, over all of its ends."""
+    config = checked_config([*tiny_run, *SETTINGS])
     with opened(config, None) as session:
-        problems = read_training_sets(config.data, session.processing)
-        by_name = {problem.prompt_id: session.contexts.student(problem) for problem in problems}
-        processing = session.processing
-    return lambda prompt_id: Enumeration(model, processing, by_name[prompt_id])
+        processing, model = session.processing, reference_model(tiny_model_folder)
+        problems = read_training_sets(config.data, processing)
+        contexts = {problem.prompt_id: session.contexts.student(problem) for problem in problems}
+    image_token = processing.image_token_id
+    assert image_token is not None
+
+    @functools.cache
+    def chance(problem: str, tokens: tuple[int, ...]) -> float:
+        if len(tokens) == 4 or (tokens and tokens[-1] in processing.eos_token_ids):
+            return float(sum(map(ord, processing.decode(tokens))) % 2 == 0)
+        row = ScoringRow(context=contexts[problem], response_ids=(*tokens, 0))
+        logits = reference_logits(model, row, image_token)[-1]
+        logits[list(processing.banned_token_ids)] = float("-inf")
+        best = logits.double().topk(2)
+        values = [chance(problem, (*tokens, token)) for token in best.indices.tolist()]
+        return float(best.values.softmax(dim=0) @ torch.tensor(values, dtype=torch.float64))
+
+    return chance
 
 
-def test_values_are_the_enumerated_chances(measured: Path, enumerated: Callable[[str], Enumeration]) -> None:
+def test_values_are_the_enumerated_chances(measured: Path, chance: Callable[[str, tuple[int, ...]], float]) -> None:
     """A mean of 48 verdicts lies within 4.5 standard errors of the chance that enumeration gives, for every prefix."""
     traces = json_lines(measured / "traces.jsonl")
     assert len(traces) == 9
     errors: list[float] = []
     for trace in traces:
-        exact = enumerated(trace["prompt_id"])
         for length, value in enumerate(trace["values"]):
-            chance = exact.value(tuple(trace["token_ids"][:length]))
-            error = math.sqrt(max(chance * (1 - chance), 0.0) / NUMBER)
-            assert abs(value - chance) <= 4.5 * error + 1e-9, (trace["prompt_id"], length, value, chance)
-            if 0.1 < chance < 0.9:
-                errors.append((value - chance) / error)
+            exact = chance(trace["prompt_id"], tuple(trace["token_ids"][:length]))
+            error = math.sqrt(max(exact * (1 - exact), 0.0) / NUMBER)
+            assert abs(value - exact) <= 4.5 * error + 1e-9, (trace["prompt_id"], length, value, exact)
+            if 0.1 < exact < 0.9:
+                errors.append((value - exact) / error)
     assert len(errors) > 10
     assert numpy.std(errors) > 0.5, "values that are exact are not sampled"
 
@@ -158,7 +146,10 @@ def test_an_ended_measurement_goes_on_to_the_same_results(
         assert (tmp_path / name).read_bytes() == (measured / name).read_bytes(), name
 
 
-def test_the_table_has_controls_and_the_page_its_bars(measured: Path) -> None:
+def test_tables_have_controls_the_page_bars_and_quarters_add_up(
+    measured: Path, credit_command: list[str], tmp_path: Path
+) -> None:
+    """A teacher's knowledge is listed once, and 0 continuations leave the other tables out."""
     results = json.loads((measured / "credit.json").read_text(encoding="utf-8"))
     rows = {row["name"]: row for row in results["credit"]}
     assert rows["grpo"]["pearson"]["value"] == pytest.approx(rows["uniform"]["pearson"]["value"])
@@ -168,23 +159,13 @@ def test_the_table_has_controls_and_the_page_its_bars(measured: Path) -> None:
     page = (measured / "credit.html").read_text(encoding="utf-8")
     assert page.count('class="bar"') > 50
     assert "cepo(lambda_init=1), permuted (baseline)" in page
-
-
-def test_knowledge_is_measured_with_and_without_continuations(
-    measured: Path, credit_command: list[str], tmp_path: Path
-) -> None:
-    """The quarters add up, a teacher's figures are listed once, and 0 continuations leave the other tables out."""
-    found = json.loads((measured / "credit.json").read_text())["knowledge"]
-    assert [row["name"] for row in found] == ["rlsd(scale=std): correct"], (
-        "no response has an answer that cepo could show"
-    )
-    for row in found:
-        parts = [row[quarter]["value"] for quarter in QUARTERS]
-        assert sum(parts) == pytest.approx(row["nats"]["value"])
-        assert row["limit"]["value"] > 0
+    [row] = results["knowledge"]
+    assert row["name"] == "rlsd(scale=std): correct", "no response has an answer that cepo could show"
+    assert sum(row[quarter]["value"] for quarter in QUARTERS) == pytest.approx(row["nats"]["value"])
+    assert row["limit"]["value"] > 0
     assert main([*credit_command, "continuations=0", f"out={tmp_path / 'only'}"]) == 0
     alone = json.loads((tmp_path / "only" / "credit.json").read_text())
-    assert (alone["knowledge"], "credit" in alone) == (found, False)
+    assert (alone["knowledge"], "credit" in alone) == ([row], False)
     assert "limit, -log p" in (tmp_path / "only" / "credit.md").read_text()
 
 
@@ -193,7 +174,7 @@ def test_knowledge_is_measured_with_and_without_continuations(
     [
         ("continuations=47", "holds a measurement with other settings: num_continuations"),
         ("worker.rollout.top_k=3", "holds a measurement with other settings: worker.rollout.top_k"),
-        ("worker.reward.reward_function={reward}", "have equal rewards"),
+        (f"worker.reward.reward_function={REWARD_FUNCTIONS}:never", "have equal rewards"),
         ("out={tmp_path}", "does not hold a measurement"),
         ("responses=0", "'--responses': 0 is not in the range x>=1"),
         ("worker.rollout.n=1", "groups of at least 2"),
@@ -209,9 +190,37 @@ def test_a_measurement_that_cannot_be_made_is_refused(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    reward = tmp_path / "one.py"
-    reward.write_text("def one(samples):\n    return [{'overall': 1.0} for sample in samples]\n", encoding="utf-8")
-    change = change.format(reward=f"{reward}:one", tmp_path=tmp_path)
+    change = change.format(tmp_path=tmp_path)
+    (tmp_path / "notes.txt").touch()
     out = tmp_path / "new" if "reward" in change or "size" in change else measured
     assert main([*credit_command, f"out={out}", change]) == 2
     assert message in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_given_text_is_scored_beside_sampled_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of two problems the first gets it as its first response; its answer is right, and every response is scored."""
+    problems = [{"problem": f"{k} + 1?", "answer": str(k + 1)} for k in range(3)]
+    data, response, out = tmp_path / "data.jsonl", tmp_path / "response.txt", tmp_path / "out"
+    data.write_text("".join(json.dumps(row) + "\n" for row in problems), encoding="utf-8")
+    response.write_text("It is \\boxed{1}\n", encoding="utf-8")
+    arguments = ["microgeo:model", str(data), "config=configs/microgeo/base.yaml"]
+    settings = ["algorithm.adv_estimator=cepo", EVERY_WRONG_ROLLOUT_TEACHES, "worker.rollout.name=transformers"]
+    settings += ["worker.rollout.n=4", "data.max_response_length=16"]
+    options = ["--response", str(response), "--problems", "2", "--out", str(out)]
+    assert main(["show", *arguments, *settings, *options]) == 0
+    assert capsys.readouterr().out.endswith(f"page: {out / 'report.html'}\n")
+    first, second = recorded_groups(out)
+    assert [len(first["rollouts"]), len(second["rollouts"])] == [4, 4]
+    given = first["rollouts"][0]
+    assert given["response"].startswith("It is \\boxed{1}")
+    assert given["accuracy"] == 1
+    assert all(rollout["is_scored"] for group in (first, second) for rollout in group["rollouts"])
+    assert all(value < 0 for value in given["log_probs"]["student"])
+    assert len(given["log_probs"]["correct"]) == len(given["tokens"])
+    assert given["references"]["correct"] == "1"
+    assert not list(out.glob("global_step_*"))
+
+
+def test_show_without_a_config_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "microgeo:model", "microgeo:validation"]) == 2
+    assert "give config=FILE" in capsys.readouterr().err

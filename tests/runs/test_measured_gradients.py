@@ -1,5 +1,3 @@
-"""`python3 -m lab.gradient`: what is known of the gradients' ratios comes out; test_actor.py holds the gradients to autograd."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""`cepo merge` writes the trained model: the same logits, the same words, the same end tokens."""
-
 from __future__ import annotations
 
 import functools
@@ -10,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from generator_cases import picture, reference_model
+from generator_cases import picture, random_adapter, reference_model
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -92,6 +90,7 @@ def test_a_merged_folder_has_the_trained_models_logits(
     checkpoint = finished.folder / "global_step_2"
     assert adapter_base(checkpoint / "actor") == (str(tiny_model_folder) if options == LORA else None)
     assert merge("--checkpoint", checkpoint, "--out", tmp_path / "merged") == 0
+    assert types_of(tmp_path / "merged") == {"float32"}
     logits = folder_logits(tmp_path / "merged", row)
     assert_close(logits, trained_logits(finished, row))
     assert (logits - folder_logits(tiny_model_folder, row)).abs().max() > 0.1
@@ -101,18 +100,7 @@ def test_pefts_adapter_alone_merges_into_its_or_a_given_base(
     tiny_model_folder: Path, tmp_path: Path, row: ScoringRow
 ) -> None:
     """The adapter is written as EasyR1 writes it, in EasyR1's layout, and the logits agree to 1e-5."""
-    from peft import LoraConfig, TaskType, get_peft_model
-
-    settings = LoraConfig(
-        task_type=TaskType.CAUSAL_LM, r=4, lora_alpha=8, target_modules="all-linear", exclude_modules=".*visual.*"
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(3)  # PEFT draws A, and how large it comes decides how much merging rounds
-        model = get_peft_model(reference_model(tiny_model_folder), settings)
-    generator = torch.Generator().manual_seed(3)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            parameter.data = 0.05 * torch.randn(parameter.shape, generator=generator)
+    model, _ = random_adapter(tiny_model_folder, seed=3)
     actor = tmp_path / "global_step_5" / "actor"
     model.save_pretrained(str(actor / "lora_adapter"))
     (actor / "huggingface").mkdir()
@@ -124,10 +112,19 @@ def test_pefts_adapter_alone_merges_into_its_or_a_given_base(
     assert settings_of_file["base_model_name_or_path"] == str(tiny_model_folder)
     file.write_text(json.dumps(settings_of_file | {"base_model_name_or_path": "gone/away"}))
     assert merge("--checkpoint", actor, "--out", tmp_path / "given", "--base", tiny_model_folder) == 0
-    expected = reference_logits(model.eval(), row, model.config.image_token_id).detach()
+    expected = reference_logits(model, row, model.config.image_token_id).detach()
     for name in ("named", "given"):
         assert_close(folder_logits(tmp_path / name, row), expected)
     assert (expected - folder_logits(tiny_model_folder, row)).abs().max() > 0.1
+
+
+def types_of(folder: Path) -> set[str]:
+    """Of the weights, and those that the configuration states."""
+    config = json.loads((folder / "config.json").read_text())
+    stated = {each["dtype"] for each in (config, config["text_config"], config["vision_config"])}
+    return stated | {
+        str(each.dtype).removeprefix("torch.") for each in load_file(folder / "model.safetensors").values()
+    }
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -156,11 +153,12 @@ def test_an_impossible_upload_is_refused_before_the_merge(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_end_tokens_template_and_image_settings_are_kept(
+def test_bf16_end_tokens_template_and_image_settings_are_kept(
     far: Far, tiny_model_folder: Path, tiny_processing: Processing, tmp_path: Path
 ) -> None:
     checkpoint = far(*FROZEN_TOWER).folder / "global_step_2"
-    assert merge("--checkpoint", checkpoint, "--out", tmp_path / "merged") == 0
+    assert merge("--checkpoint", checkpoint, "--out", tmp_path / "merged", "--dtype", "bf16") == 0
+    assert types_of(tmp_path / "merged") == {"bfloat16"}
     kept = (tmp_path / "merged" / "generation_config.json").read_bytes()
     assert kept == (tiny_model_folder / "generation_config.json").read_bytes()
     assert len(json.loads(kept)["eos_token_id"]) == 2
@@ -203,17 +201,6 @@ def test_weights_alone_merge_and_are_refused_by_a_resume(train: Train, tiny_run:
     policy = run_policy(checked_config([*tiny_run, *options, f"trainer.save_checkpoint_path={finished.folder}"]))
     policy.begin()
     assert policy.checkpoint_to_load() is None, "a restart begins again"
-
-
-def test_weights_have_the_bases_type_or_bfloat16(far: Far, tmp_path: Path) -> None:
-    """They are bfloat16 where that is asked for."""
-    checkpoint = far(*FROZEN_TOWER).folder / "global_step_2"
-    for name, options, dtype in [("own", (), "float32"), ("short", ("--dtype", "bf16"), "bfloat16")]:
-        assert merge("--checkpoint", checkpoint, "--out", tmp_path / name, *options) == 0
-        with safe_open(tmp_path / name / "model.safetensors", "pt") as tensors:
-            assert {tensors.get_tensor(key).dtype for key in tensors.keys()} == {getattr(torch, dtype)}  # noqa: SIM118
-        config = json.loads((tmp_path / name / "config.json").read_text())
-        assert [config["dtype"], config["text_config"]["dtype"], config["vision_config"]["dtype"]] == [dtype] * 3
 
 
 def test_what_cannot_be_merged_ends_with_one_message(
@@ -260,7 +247,7 @@ def test_an_adapter_of_other_weights_is_refused(far: Far, tmp_path: Path, capsys
 
 
 def test_shards_without_data_are_refused_by_every_command(
-    far: Far, tiny_run: list[str], train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    far: Far, problem_file: Path, parity_reward: str, train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each tensor states one row more than it has, sealed again: a merge would write the untrained base."""
     shutil.copytree(far(*FROZEN_TOWER).folder, tmp_path / "copy")
@@ -275,10 +262,8 @@ def test_shards_without_data_are_refused_by_every_command(
     words = "does not have every row of '"
     assert words in refusal(capsys, "--checkpoint", checkpoint, "--out", tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
-    (reward,) = (text for text in tiny_run if text.startswith("worker.reward.reward_function="))
-    (rows,) = (text.partition("=")[2] for text in tiny_run if text.startswith("data.train_files="))
-    own = [reward, f"data={rows}", "n=1", f"out={tmp_path / 'results'}"]
-    assert main(["evaluate", f"checkpoint={checkpoint}", *own]) == 2
+    own = [f"data={problem_file}", f"worker.reward.reward_function={parity_reward}", f"out={tmp_path / 'results'}"]
+    assert main(["evaluate", f"checkpoint={checkpoint}", "n=1", *own]) == 2
     assert words in capsys.readouterr().err
     with pytest.raises(CheckpointError, match=words):
         train(*FAR, *FROZEN_TOWER, "trainer.max_steps=3", f"trainer.load_checkpoint_path={checkpoint}")

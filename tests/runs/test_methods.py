@@ -1,8 +1,5 @@
-"""What KL, filtering, distillation and the leak probe do in the training loop; `test_golden_weights` trains every method."""
-
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,21 +7,10 @@ from typing import Any
 import pytest
 import torch
 from generator_cases import picture, reference_model
-from training_runs import (
-    TWO_TEACHERS,
-    Train,
-    actor_of,
-    batch_of,
-    differing,
-    encoded,
-    noting,
-    parameters_of,
-    reference_logits,
-    rows_of,
-)
+from training_runs import Train, actor_of, batch_of, differing, encoded, parameters_of, reference_logits, rows_of
 
-from cepo.algorithms.settings import DivergenceConfig, TeacherConfig
-from cepo.data.batch import OWN_VIEW, DistillationRows
+from cepo.algorithms.settings import TeacherConfig
+from cepo.data.batch import OWN_VIEW
 from cepo.models.processing import Processing
 from cepo.trainer.loop import Trainer
 from cepo.workers.actor import Actor, TeacherWeights
@@ -44,18 +30,6 @@ def test_a_fifth_of_the_tokens_learns_by_entropy(train: Train) -> None:
     assert other["work/live_fraction"] < row["work/live_fraction"]
 
 
-def test_rows_without_a_teacher_have_zero_distillation_gradient(
-    build_actor: Callable[..., Actor], tiny_processing: Processing
-) -> None:
-    actor = build_actor()
-    rows = rows_of([encoded(tiny_processing, "Find x.")], [6])
-    actor.score([*rows, dataclasses.replace(rows[0], row=1, view="hinted")], as_teacher=True, keep_states="hinted")
-    divergence = DivergenceConfig(kind="jsd")
-    unread = DistillationRows(divergence=divergence, token_weight=torch.zeros(1, 6), view="hinted")
-    metrics = actor.update([batch_of(rows, [0.0], [torch.zeros(6)], distillation=unread)], step=0)
-    assert metrics["actor/grad_norm"].result == metrics["actor/distillation_loss"].result == 0.0
-
-
 def test_an_adaptive_coefficient_moves_and_survives_a_resume(train: Train) -> None:
     settings = [
         f"algorithm.{each}" for each in ("disable_kl=false", "kl_type=adaptive", "kl_coef=0.1", "kl_horizon=160")
@@ -65,15 +39,6 @@ def test_an_adaptive_coefficient_moves_and_survives_a_resume(train: Train) -> No
     coefficients = [row["critic/kl_coef"] for row in resumed.steps]
     # The KL of the first step is 0, so the error is cut at -0.2; 16 sequences of a horizon of 160 make that -2 %.
     assert coefficients == pytest.approx([0.1, 0.1 * (1 - 0.2 * 16 / 160)])
-
-
-def test_online_filtering_keeps_mixed_groups_alone(train: Train) -> None:
-    settings = ["algorithm.online_filtering=true", "data.mini_rollout_batch_size=2", ONE_STEP]
-    finished = train(*settings, "algorithm.disable_kl=true")
-    [row] = finished.metrics
-    assert row["filter/rounds"] >= 2
-    assert row["groups/mixed"] == 1.0
-    assert finished.trainer.state.rounds == row["filter/rounds"]
 
 
 def test_the_critic_alone_is_trained_during_its_warm_up(train: Train) -> None:
@@ -87,16 +52,6 @@ def test_the_critic_alone_is_trained_during_its_warm_up(train: Train) -> None:
     assert differing(before, finished.parameters) == []
     assert finished.actor.module.encoder._known == {}, "features of a step's images are freed at its end"
     assert all("critic/vf_loss" in row for row in finished.steps)
-
-
-def test_two_epochs_over_a_batch_consult_the_teachers_once(train: Train) -> None:
-    signals: list[torch.Tensor] = []
-    note = noting("backend.update", lambda batches, step: signals.extend(batch.advantages for batch in batches))
-    [row] = train(*TWO_TEACHERS, ONE_STEP, "worker.actor.ppo_epochs=2", prepare=note).metrics
-    assert len(signals) == 4
-    assert torch.equal(signals[0], signals[2])
-    assert torch.equal(signals[1], signals[3])
-    assert row["work/teacher_rows"] <= 2 * 16
 
 
 def test_the_full_kl_is_that_of_plain_transformers(

@@ -1,13 +1,11 @@
-"""CEPO in one file against the package: the same rollouts give the same advantages and the same gradient; and it learns."""
-
 from __future__ import annotations
 
-import importlib.util
+import importlib
+import re
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,55 +15,28 @@ from training_runs import REPOSITORY, actor_of, checked_config, differing, param
 
 from cepo.microgeo.world import ASSETS
 from cepo.train import build_trainer
-from cepo.trainer.asking import Rollouts
 from cepo.trainer.planning import actor_batches
 
 pytestmark = pytest.mark.heavy
 FILE = REPOSITORY / "examples" / "cepo_in_one_file.py"
 
 
-@pytest.fixture(scope="module")
-def one_file() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("cepo_in_one_file", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
-def loaded(one_file: ModuleType) -> tuple[Any, Any]:
-    """The shipped model of the embedded world, and its processor."""
-    return one_file.load(str(ASSETS))
+def one_file(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(FILE.parent)
+    return importlib.import_module(FILE.stem)
 
 
 def test_it_has_300_lines_and_needs_no_further_library() -> None:
     source = FILE.read_text(encoding="utf-8")
     assert len(source.splitlines()) <= 300
-    imported = [
-        line.split()[1].partition(".")[0] for line in source.splitlines() if line.startswith(("import", "from"))
-    ]
-    own = set(imported) - set(sys.stdlib_module_names)
-    assert own == {"torch", "transformers"}
-    inner = [line.strip() for line in source.splitlines() if line.startswith(" ") and " import " in line]
+    imported = re.findall(r"^(?:import|from) (\w+)", source, re.MULTILINE)
+    assert set(imported) - set(sys.stdlib_module_names) == {"torch", "transformers"}
+    inner = re.findall(r"^ +(.* import .*)", source, re.MULTILINE)
     assert inner == ["from cepo.microgeo.world import SHAPES"], "the package gives the data alone"
 
 
-def in_its_words(one_file: ModuleType, rollouts: Rollouts) -> tuple[list[Any], list[list[int]]]:
-    """The problems and responses of a step of the package, as the file has them."""
-    problems = [
-        one_file.Problem(
-            each.images[0], each.text.removeprefix("<image>").removesuffix(" Answer in \\boxed{}."), each.ground_truth
-        )
-        for each in rollouts.problems
-    ]
-    return problems, [list(generation.response_ids) for generation in rollouts.generations]
-
-
-def test_the_same_rollouts_give_the_packages_gradient(
-    one_file: ModuleType, loaded: tuple[Any, Any], tiny_run: list[str], tmp_path: Path
-) -> None:
+def test_the_same_rollouts_give_the_packages_gradient(one_file: Any, tiny_run: list[str], tmp_path: Path) -> None:
     arguments = [
         *tiny_run,
         "algorithm.adv_estimator=cepo",
@@ -88,9 +59,14 @@ def test_the_same_rollouts_give_the_packages_gradient(
     taught = plan.live & plan.views[1].has_reference
     assert taught.any(), "some group must be mixed, and have a wrong answer"
 
-    model, processor = loaded
+    model, processor = one_file.load(str(ASSETS))
     settings = replace(one_file.Settings(), group_size=4)
-    problems, responses = in_its_words(one_file, rollouts)
+    questions = [each.text.removeprefix("<image>").removesuffix(" Answer in \\boxed{}.") for each in rollouts.problems]
+    problems = [
+        one_file.Problem(each.images[0], question, each.ground_truth)
+        for each, question in zip(rollouts.problems, questions, strict=True)
+    ]
+    responses = [list(generation.response_ids) for generation in rollouts.generations]
     credit = one_file.credit_of(model, processor, problems, responses, settings, step=0)
     torch.testing.assert_close(credit.rewards, rollouts.rewards, rtol=0, atol=0)
     assert torch.equal(credit.mask, rollouts.response_mask)
@@ -104,15 +80,15 @@ def test_the_same_rollouts_give_the_packages_gradient(
     assert relative_gap(*flat) <= max(1e-5, GRADIENTS)
 
 
-def test_the_wrong_answer_is_the_first_of_a_wrong_rollout(one_file: ModuleType) -> None:
+def test_the_wrong_answer_is_the_first_of_a_wrong_rollout(one_file: Any) -> None:
     assert one_file.wrong_answer(["12", "7", None, "9"], [1.0, 0.0, 0.0, 0.0]) == "7"
     assert one_file.wrong_answer(["12", None], [1.0, 0.0]) is None
 
 
 @pytest.mark.nightly("12 steps take half a minute")
-def test_it_learns(one_file: ModuleType, loaded: tuple[Any, Any]) -> None:
+def test_it_learns(one_file: Any) -> None:
     """Eight problems again and again: the share of right responses rises far above what chance explains."""
-    model, processor = loaded
+    model, processor = one_file.load(str(ASSETS))
     torch.manual_seed(0)
     _, problems = one_file.embedded_world(8)
     settings = replace(one_file.Settings(), prompts=8, learning_rate=3e-4)

@@ -1,63 +1,40 @@
-"""The package as a library: what `import cepo` costs and offers, a run as values, callbacks, evaluation and merge."""
-
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
+from training_runs import json_lines
 
 import cepo
-from cepo.trainer.asking import Rollouts
-from cepo.trainer.planning import ScoredBatch, ScoringPlan
-from cepo.types import TokenSignal
+from cepo.errors import DataError
 
 NAMES = ("Callback", "Evaluation", "Run", "RunConfig", "evaluate", "load_config", "merge", "open_run", "push", "train")
 
 
 class Witness(cepo.Callback):
-    """Notes the order of the calls, and checks that each comes with the values of its stage."""
+    """Notes the name and the values of every call."""
 
     def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.recorded: dict[int, Mapping[str, float]] = {}
+        self.calls: list[tuple[Any, ...]] = []
+        for name in vars(cepo.Callback):
+            if name.startswith("after_"):
+                setattr(self, name, partial(self.note, name.removeprefix("after_")))
 
-    def after_ask(self, rollouts: Rollouts) -> None:
-        assert len(rollouts.responses) == 16
-        self.calls.append(f"ask {rollouts.step}")
+    def note(self, *call: Any) -> None:
+        self.calls.append(call)
 
-    def after_plan(self, plan: ScoringPlan) -> None:
-        self.calls.append("plan")
 
-    def after_score(self, batch: ScoredBatch) -> None:
-        assert batch.old_log_probs.shape == batch.rollouts.response_mask.shape
-        self.calls.append("score")
-
-    def after_estimate(self, batch: ScoredBatch, signal: TokenSignal) -> None:
-        assert signal.advantages.shape == batch.old_log_probs.shape
-        self.calls.append("estimate")
-
-    def after_update(self, batch: ScoredBatch, signal: TokenSignal) -> None:
-        self.calls.append("update")
-
-    def after_record(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.calls.append("record")
-        self.recorded[step] = metrics
-
-    def after_validate(self, step: int, metrics: Mapping[str, float]) -> None:
-        assert 0 <= metrics["val/accuracy"] <= 1
-        self.calls.append(f"validate {step}")
+Trained = tuple[cepo.Run, list[Witness]]
 
 
 @pytest.fixture(scope="module")
-def trained(
-    tiny_run: list[str], problem_file: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[cepo.Run, list[Witness]]:
+def trained(tiny_run: list[str], problem_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """Two steps, validated before and after, with two callbacks."""
     folder = tmp_path_factory.mktemp("library") / "run"
     settings: dict[str, object] = dict(argument.split("=", 1) for argument in tiny_run)
@@ -77,15 +54,11 @@ def test_import_cepo_imports_one_module_of_its_own() -> None:
 
 
 def test_all_names_are_there_and_others_are_an_error() -> None:
+    """Type checkers read `cepo/__init__.pyi`, which repeats the names of `cepo/__init__.py`."""
     assert set(NAMES) <= set(dir(cepo))
-    for name in NAMES:
-        assert callable(getattr(cepo, name)), name
+    assert all(callable(getattr(cepo, name)) for name in NAMES)
     with pytest.raises(AttributeError, match="module 'cepo' has no attribute 'trian'"):
         _ = cepo.trian  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def test_the_stub_names_what_the_package_offers() -> None:
-    """Type checkers read `cepo/__init__.pyi`, which repeats the names of `cepo/__init__.py`."""
     stub = Path(cepo.__file__).with_suffix(".pyi").read_text(encoding="utf-8")
     assert {line.split(" as ")[-1] for line in stub.splitlines() if " as " in line} == set(NAMES)
 
@@ -98,52 +71,42 @@ def test_train_is_callable_whoever_imported_the_module_first() -> None:
 
 
 @pytest.mark.heavy
-def test_callbacks_are_called_at_the_verbs_of_the_loop(trained: tuple[cepo.Run, list[Witness]]) -> None:
-    _, (first, second) = trained
-    step = ["plan", "score", "estimate", "update", "record"]
-    assert first.calls == ["validate 0", "ask 0", *step, "ask 1", *step, "validate 2"]
-    assert second.calls == first.calls
+def test_callbacks_get_the_values_of_each_verb_of_the_loop(trained: Trained) -> None:
+    _, witnesses = trained
+    step = ["ask", "plan", "score", "estimate", "update", "record"]
+    for witness in witnesses:
+        assert [name for name, *_ in witness.calls] == ["validate", *step, *step, "validate"]
+        (_, start, metrics), (_, asked), (_, plan), (_, batch), (_, _, signal), *_ = witness.calls
+        assert (start, witness.calls[-1][1]) == (0, 2)
+        assert 0 <= metrics["val/accuracy"] <= 1
+        assert [call[1].step for call in witness.calls if call[0] == "ask"] == [0, 1]
+        assert len(asked.responses) == len(plan.live) == 16
+        assert signal.advantages.shape == batch.old_log_probs.shape == batch.rollouts.response_mask.shape
 
 
 @pytest.mark.heavy
-def test_metrics_are_a_data_frame_of_what_was_recorded(trained: tuple[cepo.Run, list[Witness]]) -> None:
+def test_a_runs_records_are_data_frames_beside_its_page(trained: Trained, tmp_path: Path) -> None:
+    """Two steps of 4 groups of 4; the advantages have one entry per token."""
     run, (witness, _) = trained
-    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = json_lines(run.folder / "metrics.jsonl")
+    recorded = {step: metrics for name, step, metrics in (call for call in witness.calls if call[0] == "record")}
     assert list(run.metrics.index) == [0, 1, 2]
-    assert run.metrics.loc[2, "reward/mean"] == witness.recorded[2]["reward/mean"] == lines[2]["reward/mean"]
+    assert run.metrics.loc[2, "reward/mean"] == recorded[2]["reward/mean"] == lines[2]["reward/mean"]
     assert numpy.isnan(run.metrics.loc[0, "reward/mean"])
     assert run.config["trainer"]["max_steps"] == 2
     assert run.estimator == "grpo"
-
-
-@pytest.mark.heavy
-def test_rollouts_are_a_data_frame_with_a_row_each(trained: tuple[cepo.Run, list[Witness]]) -> None:
-    """Two steps of 4 groups of 4; the advantages have one entry per token."""
-    run, _ = trained
     rollouts = cepo.open_run(run.folder).rollouts
     assert len(rollouts) == 32
     assert sorted(rollouts["step"].unique()) == [1, 2]
     assert list(map(len, rollouts["tokens"])) == list(map(len, rollouts["token_advantages"]))
     assert set(run.validation_samples["step"]) == {0, 2}
-
-
-@pytest.mark.heavy
-def test_a_run_names_its_checkpoints_and_writes_its_page(
-    trained: tuple[cepo.Run, list[Witness]], tmp_path: Path
-) -> None:
-    run, _ = trained
     assert run.checkpoints == {2: run.folder / "global_step_2"}
-    page = run.page(tmp_path / "page.html")
-    assert run.name in page.read_text(encoding="utf-8")
+    assert run.name in run.page(tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.heavy
 def test_evaluation_and_merge_return_values(
-    trained: tuple[cepo.Run, list[Witness]],
-    tiny_model_folder: Path,
-    problem_file: Path,
-    parity_reward: str,
-    tmp_path: Path,
+    trained: Trained, tiny_model_folder: Path, problem_file: Path, parity_reward: str, tmp_path: Path
 ) -> None:
     """Eight problems with two responses each; a checkpoint answers as its merged folder does, and not as its base."""
     run, _ = trained
@@ -158,7 +121,7 @@ def test_evaluation_and_merge_return_values(
         "num_samples": 2, "max_response_length": 10, "temperature": 1.0, "top_p": 1.0, "top_k": -1,
         "presence_penalty": 0.0, "ignore_eos": False,
     }  # fmt: skip
-    assert "parity.py" in results["benchmarks"]["train"]["reward_function"]
+    assert "reward_functions.py:parity" in results["benchmarks"]["train"]["reward_function"]
     merged, config = cepo.merge(run.checkpoints[2], tmp_path / "merged"), run.folder / "config.yaml"
     again, base = (
         cepo.evaluate(folder, str(problem_file), n=2, config=config, out=tmp_path / name)
@@ -168,7 +131,5 @@ def test_evaluation_and_merge_return_values(
 
 
 def test_open_run_refuses_a_folder_without_records(tmp_path: Path) -> None:
-    from cepo.errors import DataError
-
     with pytest.raises(DataError, match=r"metrics\.jsonl does not exist"):
         cepo.open_run(tmp_path)

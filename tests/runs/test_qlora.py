@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from generator_cases import picture, reference_model
 from rounding import LOG_PROBS
 from safetensors.torch import load_file
 from torch import Tensor
-from training_runs import FinishedRun, encoded, largest_gap, reference_log_probs, rows_of, run, whole
+from training_runs import BuildActor, FinishedRun, encoded, largest_gap, reference_log_probs, rows_of, run, whole
 from transformers import BitsAndBytesConfig, Qwen3VLForConditionalGeneration
 
 from cepo.cli import main
@@ -25,7 +23,6 @@ from cepo.models.processing import Processing
 from cepo.models.quantization import dequantised, quantised_weights
 from cepo.rollout.generator import FullWeights
 from cepo.sizing import bytes_in_4_bits
-from cepo.workers.actor import Actor
 from cepo.workers.passes import RankPass, forest_of
 
 pytestmark = pytest.mark.heavy
@@ -41,45 +38,25 @@ ADAPTER = [
     "algorithm.disable_kl=false",
 ]
 KINDS = {"qlora": "worker.actor.model.lora.quantization=nf4", "dora": "worker.actor.model.lora.use_dora=true"}
-NOT_QUANTISED = ["lm_head", "model.visual"]
-BuildActor = Callable[..., Actor]
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A run of two steps, and what plain libraries load of its base and of its last checkpoint."""
-
-    kind: str
-    run: FinishedRun
-    base: Callable[[], Any]
-
-    @property
-    def adapter(self) -> Path:
-        return self.run.folder / "global_step_2" / "actor" / "lora_adapter"
-
-    def merged(self, folder: Path) -> Path:
-        checkpoint = str(self.run.folder / "global_step_2")
-        assert main(["merge", "--checkpoint", checkpoint, "--out", str(folder), "--dtype", "fp32"]) == 0
-        return folder
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def trained(
-    request: pytest.FixtureRequest,
-    tiny_run: list[str],
-    tiny_model_folder: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Trained:
-    """With the engine that `auto` chooses: vLLM, where it is installed."""
-    done = run(tiny_run, *ADAPTER, KINDS[request.param], folder=tmp_path_factory.mktemp(request.param))
+    request: pytest.FixtureRequest, tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, FinishedRun]:
+    """The kind, and a run of two steps with the engine that `auto` chooses: vLLM, where it is installed."""
+    folder = tmp_path_factory.mktemp(request.param)
+    return request.param, run(tiny_run, *ADAPTER, KINDS[request.param], folder=folder)
 
-    def base() -> Any:
-        file = done.folder / "global_step_2" / "actor" / "lora_adapter" / "quantization_config.json"
-        if request.param == "dora":
-            return reference_model(tiny_model_folder)
-        return plain_base(tiny_model_folder, BitsAndBytesConfig(**json.loads(file.read_text())))
 
-    return Trained(request.param, done, base)
+def adapter_of(done: FinishedRun) -> Path:
+    return done.folder / "global_step_2" / "actor" / "lora_adapter"
+
+
+def merged(done: FinishedRun, folder: Path) -> Path:
+    checkpoint = str(done.folder / "global_step_2")
+    assert main(["merge", "--checkpoint", checkpoint, "--out", str(folder), "--dtype", "fp32"]) == 0
+    return folder
 
 
 @pytest.fixture
@@ -89,10 +66,11 @@ def rows(tiny_processing: Processing) -> list[ScoringRow]:
     return rows_of(contexts, (12, 5, 9, 3))
 
 
-def plain_base(folder: Path, settings: BitsAndBytesConfig) -> Any:
+def plain_base(folder: Path, **settings: Any) -> Any:
     """transformers with bitsandbytes, as the checkpoint's reader would load it."""
+    usual: dict[str, Any] = {"load_in_4bit": True, "llm_int8_skip_modules": ["lm_head", "model.visual"]}
     model = Qwen3VLForConditionalGeneration.from_pretrained(
-        folder, dtype=torch.float32, quantization_config=settings
+        folder, dtype=torch.float32, quantization_config=BitsAndBytesConfig(**(usual | settings))
     ).eval()
     for layer in model.modules():
         if hasattr(layer, "support_avx512bf16_for_cpu"):
@@ -104,25 +82,31 @@ def expected(model: Any, rows: list[ScoringRow]) -> list[Tensor]:
     return [reference_log_probs(model, row, model.config.image_token_id) for row in rows]
 
 
-def test_an_adapters_checkpoint_scores_as_plain_peft_does(trained: Trained, rows: list[ScoringRow]) -> None:
+def test_an_adapters_checkpoint_scores_as_plain_peft_does(
+    trained: tuple[str, FinishedRun], tiny_model_folder: Path, rows: list[ScoringRow]
+) -> None:
     from peft import PeftModel
 
-    base = trained.base()
+    kind, done = trained
+    if kind == "qlora":
+        base = plain_base(tiny_model_folder, **json.loads((adapter_of(done) / "quantization_config.json").read_text()))
+    else:
+        base = reference_model(tiny_model_folder)
     without = expected(base, rows)
-    assert largest_gap(trained.run.actor.score(rows, as_reference=True), without) < LOG_PROBS
-    with_adapter = expected(PeftModel.from_pretrained(base, trained.adapter).eval(), rows)
-    assert largest_gap(trained.run.actor.score(rows), with_adapter) < LOG_PROBS
+    assert largest_gap(done.actor.score(rows, as_reference=True), without) < LOG_PROBS
+    with_adapter = expected(PeftModel.from_pretrained(base, adapter_of(done)).eval(), rows)
+    assert largest_gap(done.actor.score(rows), with_adapter) < LOG_PROBS
     assert largest_gap(without, with_adapter) > 0.01
 
 
-def test_only_the_adapter_is_trained_and_the_engine_follows(trained: Trained) -> None:
+def test_only_the_adapter_is_trained_and_the_engine_follows(trained: tuple[str, FinishedRun]) -> None:
     """4 layers have 7 linear ones, each with A and B and, under DoRA, a magnitude that began as the norm of each row."""
-    done = trained.run
+    kind, done = trained
     packed = quantised_weights(done.actor.module)
-    assert len(packed) == (28 if trained.kind == "qlora" else 0)
+    assert len(packed) == (28 if kind == "qlora" else 0)
     assert all(".language_model.layers." in name and weight.dtype is torch.uint8 for name, weight in packed.items())
     assert all(".lora_" in name for name in done.parameters)
-    assert len(done.parameters) == (2 if trained.kind == "qlora" else 3) * 28
+    assert len(done.parameters) == (2 if kind == "qlora" else 3) * 28
     base = done.actor.module.state_dict()
     for name, weight in done.parameters.items():
         layer, is_magnitude, _ = name.partition("lora_magnitude_vector")
@@ -131,8 +115,32 @@ def test_only_the_adapter_is_trained_and_the_engine_follows(trained: Trained) ->
     assert [row["rollout/log_prob_gap_max"] < 1e-4 for row in done.metrics] == [True, True]
 
 
-def test_a_pass_with_gradient_scores_as_one_without(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
-    actor = build_actor(model__lora__rank=4, model__lora__quantization="nf4")
+@pytest.mark.parametrize("double", [True, False])
+def test_packed_weights_take_the_bytes_that_are_estimated(tiny_model_folder: Path, double: bool) -> None:
+    base = plain_base(tiny_model_folder, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=double)
+    packed: list[Any] = list(quantised_weights(base).values())
+    held = [weight.data for weight in packed] + [weight.quant_state.absmax for weight in packed]
+    held += [weight.quant_state.state2.absmax for weight in packed if double]
+    counted = bytes_in_4_bits(double_quantization=double) * sum(weight.quant_state.shape.numel() for weight in packed)
+    assert sum(tensor.nbytes for tensor in held) == pytest.approx(counted, rel=1e-3)
+
+
+@pytest.mark.parametrize("dora", ["false", "true"])
+def test_an_fp4_base_is_served_whole_and_only_its_adapter_learns(
+    build_actor: BuildActor, tiny_model_folder: Path, rows: list[ScoringRow], dora: str
+) -> None:
+    """An untrained engine gets the dequantised weights, and a pass with gradient scores as one without."""
+    lora = {"rank": 4, "quantization": "fp4", "double_quantization": "false", "use_dora": dora}
+    actor = build_actor(**{f"model__lora__{name}": value for name, value in lora.items()})
+    base = plain_base(tiny_model_folder, bnb_4bit_quant_type="fp4")
+    plain = {name: tensor for name, tensor in base.named_parameters() if name not in quantised_weights(base)}
+    plain |= {name: dequantised(weight) for name, weight in quantised_weights(base).items()}
+    weights = actor.rollout_weights()
+    assert isinstance(weights, FullWeights)
+    assert set(weights.tensors) - {"lm_head.weight"} == set(plain)
+    assert set(plain) == set(load_file(tiny_model_folder / "model.safetensors"))
+    for name, tensor in plain.items():
+        torch.testing.assert_close(weights.tensors[name], tensor.detach(), rtol=0, atol=1e-6)
     scores = torch.cat(actor.score(rows))
     whole = RankPass(indices=[*range(len(rows))], rows=rows, forest=forest_of(rows, actor._processing))
     log_probs, _ = actor.module.train()(actor.collate(whole))
@@ -142,67 +150,31 @@ def test_a_pass_with_gradient_scores_as_one_without(build_actor: BuildActor, row
     assert gradients == {name for name, _ in actor.module.named_parameters() if ".lora_" in name}
 
 
-@pytest.mark.parametrize("double", [True, False])
-def test_packed_weights_take_the_bytes_that_are_estimated(tiny_model_folder: Path, double: bool) -> None:
-    settings = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=double,
-        llm_int8_skip_modules=NOT_QUANTISED,
-    )
-    packed: list[Any] = list(quantised_weights(plain_base(tiny_model_folder, settings)).values())
-    held = [weight.data for weight in packed] + [weight.quant_state.absmax for weight in packed]
-    held += [weight.quant_state.state2.absmax for weight in packed if double]
-    counted = bytes_in_4_bits(double_quantization=double) * sum(weight.quant_state.shape.numel() for weight in packed)
-    assert sum(tensor.nbytes for tensor in held) == pytest.approx(counted, rel=1e-3)
-
-
-@pytest.mark.parametrize("dora", ["false", "true"])
-def test_an_untrained_engine_gets_the_dequantised_weights(
-    build_actor: BuildActor, tiny_model_folder: Path, dora: str
-) -> None:
-    lora = {"rank": 4, "quantization": "fp4", "double_quantization": "false", "use_dora": dora}
-    actor = build_actor(**{f"model__lora__{name}": value for name, value in lora.items()})
-    settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="fp4", llm_int8_skip_modules=NOT_QUANTISED)
-    base = plain_base(tiny_model_folder, settings)
-    plain = {name: tensor for name, tensor in base.named_parameters() if name not in quantised_weights(base)}
-    plain |= {name: dequantised(weight) for name, weight in quantised_weights(base).items()}
-    weights = actor.rollout_weights()
-    assert isinstance(weights, FullWeights)
-    assert (
-        set(weights.tensors) - {"lm_head.weight"}
-        == set(plain)
-        == set(load_file(tiny_model_folder / "model.safetensors"))
-    )
-    for name, tensor in plain.items():
-        torch.testing.assert_close(weights.tensors[name], tensor.detach(), rtol=0, atol=1e-6)
-
-
 def test_a_merged_adapters_folder_computes_what_was_trained(
-    trained: Trained, tiny_model_folder: Path, rows: list[ScoringRow], tmp_path: Path
+    trained: tuple[str, FinishedRun], tiny_model_folder: Path, rows: list[ScoringRow], tmp_path: Path
 ) -> None:
-    merged = trained.merged(tmp_path / "merged")
-    assert "quantization_config" not in json.loads((merged / "config.json").read_text())
-    scores = trained.run.actor.score(rows)
-    assert largest_gap(scores, expected(reference_model(merged), rows)) < LOG_PROBS
-    written, base = (load_file(folder / "model.safetensors") for folder in (merged, tiny_model_folder))
-    weights = trained.run.actor.rollout_weights()
+    kind, done = trained
+    out = merged(done, tmp_path / "merged")
+    assert "quantization_config" not in json.loads((out / "config.json").read_text())
+    scores = done.actor.score(rows)
+    assert largest_gap(scores, expected(reference_model(out), rows)) < LOG_PROBS
+    written, base = (load_file(folder / "model.safetensors") for folder in (out, tiny_model_folder))
+    weights = done.actor.rollout_weights()
     assert isinstance(weights, FullWeights)
     assert set(written) == set(weights.tensors) - {"lm_head.weight"}
     for name, tensor in written.items():
         torch.testing.assert_close(weights.tensors[name], tensor, rtol=0, atol=1e-6)
     assert sum(not torch.equal(written[name], base[name]) for name in base) == 28
-    if trained.kind == "qlora":
-        settings = trained.adapter / "quantization_config.json"
+    if kind == "qlora":
+        settings = adapter_of(done) / "quantization_config.json"
         settings.rename(tmp_path / "aside.json")
-        other = trained.merged(tmp_path / "other")
+        other = merged(done, tmp_path / "other")
         (tmp_path / "aside.json").rename(settings)
         assert largest_gap(scores, expected(reference_model(other), rows)) > 0.01
 
 
 def test_a_checkpoint_that_is_quantised_already_is_refused(tiny_model_folder: Path, tmp_path: Path) -> None:
-    settings = BitsAndBytesConfig(load_in_4bit=True, llm_int8_skip_modules=NOT_QUANTISED)
-    plain_base(tiny_model_folder, settings).save_pretrained(tmp_path / "packed")
+    plain_base(tiny_model_folder).save_pretrained(tmp_path / "packed")
     with pytest.raises(ConfigError, match="holds quantised weights, which cannot be trained"):
         pretrained.load_model(
             str(tmp_path / "packed"), dtype=torch.float32, trust_remote_code=False, override_config={}

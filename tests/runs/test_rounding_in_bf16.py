@@ -4,7 +4,6 @@ CEPO's delta, a difference of two log-probs, with float32 logits and with rounde
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,12 @@ import pytest
 import torch
 from generator_cases import open_generator, picture, request
 from torch import Tensor
-from training_runs import encoded, whole
+from training_runs import BuildActor, encoded, whole
 from transformers import AttentionInterface
 
 from cepo.data.batch import ScoringRow
 from cepo.models.processing import Processing
-from cepo.models.segments import ATTENTION_NAME, SegmentLayout, segment_attention
+from cepo.models.segments import ATTENTION_NAME, segment_attention
 from cepo.rollout.generator import SamplingSettings
 from cepo.workers.actor import Actor
 from cepo.workers.passes import forest_of
@@ -30,7 +29,6 @@ QUESTION = "Find the area of the triangle."
 HINTS = ("", "\nHere is a sample answer: 12", "\nHere is a sample answer: 47")
 SEEDS = (1, 2)
 """Of the images."""
-BuildActor = Callable[..., Actor]
 
 
 @pytest.fixture(scope="module")
@@ -49,37 +47,6 @@ def views(realistic_folder: Path, tiny_processing: Processing) -> list[list[Scor
     return [behind(hint) for hint in HINTS]
 
 
-def changed_layout(layout: SegmentLayout, branch_ends: dict[int, int]) -> SegmentLayout:
-    ends = tuple(branch_ends.get(index, end) for index, end in enumerate(layout.branch_ends))
-    return SegmentLayout(starts=layout.starts, parents=layout.parents, branch_ends=ends)
-
-
-def first_leaf(layout: SegmentLayout) -> int:
-    """The first segment without descendants that has another one behind it under the same parent."""
-    for index, parent in enumerate(layout.parents[:-1]):
-        if layout.branch_ends[index] == layout.starts[index + 1] and parent == layout.parents[index + 1]:
-            return index
-    raise AssertionError("no two responses stand side by side")
-
-
-def branch_that_ends_too_late(batch: CollatedRows) -> CollatedRows:
-    """A response is seen by the one behind it."""
-    layout = batch.segments
-    assert layout is not None
-    leaf = first_leaf(layout)
-    return replace(batch, segments=changed_layout(layout, {leaf: layout.branch_ends[leaf + 1]}))
-
-
-def branch_that_ends_too_early(batch: CollatedRows) -> CollatedRows:
-    """A context is not seen by its last response."""
-    layout = batch.segments
-    assert layout is not None
-    context = layout.parents[first_leaf(layout)]
-    last = max(index for index, parent in enumerate(layout.parents) if parent == context)
-    ends = {context: layout.starts[last]}
-    return replace(batch, segments=changed_layout(layout, ends))
-
-
 def position_that_is_one_too_high(batch: CollatedRows) -> CollatedRows:
     """Every response stands one position behind its place."""
     layout = batch.segments
@@ -89,9 +56,6 @@ def position_that_is_one_too_high(batch: CollatedRows) -> CollatedRows:
         if layout.branch_ends[index] == layout.starts[index + 1]:
             positions[:, :, start : layout.starts[index + 1]] += 1
     return replace(batch, position_ids=positions)
-
-
-FAULTS = (branch_that_ends_too_late, branch_that_ends_too_early, position_that_is_one_too_high)
 
 
 def by_formula(
@@ -131,7 +95,7 @@ def padded_and_noise(actor: Actor, rows: list[ScoringRow], processing: Processin
 
 
 @pytest.mark.parametrize("fp32_logits", ["true", "false"])
-def test_packed_rows_differ_by_rounding_and_faults_by_more(
+def test_packed_rows_differ_by_rounding_and_a_fault_by_more(
     build_actor: BuildActor,
     realistic_folder: Path,
     tiny_processing: Processing,
@@ -145,9 +109,8 @@ def test_packed_rows_differ_by_rounding_and_faults_by_more(
     batch = collate_packed(rows, forest_of(rows, tiny_processing), processing=tiny_processing, device=actor.device)
     with torch.no_grad():
         assert (size(actor.module(batch)[0] - whole) <= 3 * noise + 1e-3).all()
-        for fault in FAULTS if fp32_logits == "true" else ():
-            found = size(actor.module(fault(batch))[0] - whole)
-            assert (found > 3 * noise + 1e-3).any() or float(found[0]) > 0.2, fault.__name__
+        found = size(actor.module(position_that_is_one_too_high(batch))[0] - whole)
+        assert (found > 3 * noise + 1e-3).any()
 
 
 def scored(actor: Actor, rows: list[ScoringRow]) -> tuple[Tensor, Tensor, Tensor]:

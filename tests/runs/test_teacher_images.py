@@ -1,8 +1,7 @@
-"""Teachers that see other images than the student: what changes, what stays, and which rows are refused."""
-
 from __future__ import annotations
 
 from contextlib import ExitStack
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -10,43 +9,37 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
+from PIL import Image
 from rounding import LOG_PROBS
-from training_runs import checked_config
+from training_runs import checked_config, trainer_of
 
 from cepo.data.dataset import ProblemSet
 from cepo.errors import ConfigError, DataError
-from cepo.train import build_trainer
 from cepo.trainer.planning import ScoredBatch
 
 
 @pytest.fixture
 def rows(problem_file: Path) -> list[dict[str, Any]]:
     """The problems with two further columns: `same` has the row's own images, `crop` the left half of it."""
-    from io import BytesIO
-
-    from PIL import Image
-
     rows = pyarrow.parquet.read_table(problem_file).to_pylist()
     for row in rows:
-        image = Image.open(BytesIO(row["images"][0]["bytes"]))
-        buffer = BytesIO()
+        image, buffer = Image.open(BytesIO(row["images"][0]["bytes"])), BytesIO()
         image.crop((0, 0, image.width // 2, image.height)).save(buffer, format="PNG")
         row["same"], row["crop"] = row["images"], [{"bytes": buffer.getvalue(), "path": None}]
     return rows
 
 
-def written(rows: list[dict[str, Any]], folder: Path) -> Path:
+def written(rows: list[dict[str, Any]], folder: Path) -> str:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "rows.parquet")
-    return folder / "rows.parquet"
+    return str(folder / "rows.parquet")
 
 
-def scored(tiny_run: list[str], file: Path, folder: Path, column: str) -> ScoredBatch:
+def scored(tiny_run: list[str], file: str, folder: Path, column: str) -> ScoredBatch:
     """The first step's batch of `rlsd`, whose teacher reads the answer."""
     arguments = [f"data.train_files={file}", "algorithm.adv_estimator=rlsd", f"data.teacher_image_key={column}"]
     with ExitStack() as stack:
-        trainer = build_trainer(
-            checked_config([*tiny_run, *arguments, f"trainer.save_checkpoint_path={folder}"]), stack
-        )
+        config = checked_config([*tiny_run, *arguments, f"trainer.save_checkpoint_path={folder}"])
+        trainer = trainer_of(config, stack)
         return trainer.score(trainer.plan(trainer.ask(0)))
 
 
@@ -75,12 +68,10 @@ def test_images_of_another_number_or_no_column_are_refused(
     rows[2]["crop"] = rows[2]["crop"] * 2
     settings = checked_config([*tiny_run, "data.teacher_image_key=crop"]).data
     with pytest.raises(DataError, match=r"row 2: column 'crop' has 2 images for the teacher, and the row has 1"):
-        ProblemSet(str(written(rows, tmp_path)), settings, tiny_processing)
-    problems = ProblemSet(
-        str(written([{k: v for k, v in row.items() if k != "crop"} for row in rows], tmp_path)),
-        settings,
-        tiny_processing,
-    )
+        ProblemSet(written(rows, tmp_path), settings, tiny_processing)
+    for row in rows:
+        del row["crop"]
+    problems = ProblemSet(written(rows, tmp_path), settings, tiny_processing)
     assert problems[0].teacher_images == ()
     with pytest.raises(ConfigError, match=r"data.teacher_image_key is 'crop', which .* does not have"):
         problems.require_teacher_images()

@@ -1,8 +1,5 @@
-"""Whose weights teach: against closed forms, and never at the student's cost."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +8,7 @@ from generator_cases import picture
 from rounding import LOG_PROBS
 from test_actor import own_batch
 from torch import Tensor
-from training_runs import differing, encoded, largest_gap, parameters_of, rows_of, whole
+from training_runs import BuildActor, differing, encoded, largest_gap, parameters_of, rows_of, whole
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.data.batch import ScoringRow
@@ -19,7 +16,6 @@ from cepo.models.processing import Processing
 from cepo.workers.actor import Actor
 
 pytestmark = pytest.mark.heavy
-BuildActor = Callable[..., Actor]
 
 
 @pytest.fixture
@@ -41,12 +37,8 @@ def test_the_reference_teacher_scores_as_at_step_0(
     build_actor: BuildActor, rows: list[ScoringRow], rank: int, full_shard: bool
 ) -> None:
     """It does so after 3 updates."""
-    actor = build_actor(
-        teacher=TeacherConfig(source="reference"),
-        model__lora__rank=rank,
-        optim__lr="1e-3",
-        fsdp__enable_full_shard=full_shard,
-    )
+    settings = {"model__lora__rank": rank, "optim__lr": "1e-3", "fsdp__enable_full_shard": full_shard}
+    actor = build_actor(teacher=TeacherConfig(source="reference"), **settings)
     first = actor.score(rows)
     for step in range(3):
         train(actor, rows, step=step)
@@ -58,16 +50,15 @@ def test_the_reference_teacher_scores_as_at_step_0(
     if not rank:
         return
     # An adapter trains after a pass without it as if there had been none.
-    plain = build_actor(model__lora__rank=rank, optim__lr="1e-3", fsdp__enable_full_shard=full_shard)
+    plain = build_actor(**settings)
     for step in range(3):
         train(plain, rows, step=step)
     assert differing(parameters_of(plain), parameters_of(actor)) == []
 
 
 def test_a_snapshot_every_2_steps_is_the_actor_at_2_and_4(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
-    actor = build_actor(
-        teacher=TeacherConfig(source="snapshot", sync_every=2), optim__lr="1e-3", fsdp__enable_full_shard=False
-    )
+    teacher = TeacherConfig(source="snapshot", sync_every=2)
+    actor = build_actor(teacher=teacher, optim__lr="1e-3", fsdp__enable_full_shard=False)
     kept = actor.score(rows)
     for step in range(4):
         train(actor, rows, step=step)
@@ -99,9 +90,7 @@ def test_the_average_decays_geometrically_from_the_start(
 
 
 def test_a_pass_of_the_average_restores_the_students_bits(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
-    actor = build_actor(
-        teacher=TeacherConfig(source="ema", ema_decay=0.5), optim__lr="1e-3", fsdp__enable_full_shard=True
-    )
+    actor = build_actor(teacher=TeacherConfig(source="ema", ema_decay=0.5), optim__lr="1e-3")
     train(actor, rows, step=0)
     live, student = parameters_of(actor), actor.score(rows)
     taught = actor.score(rows, as_teacher=True)

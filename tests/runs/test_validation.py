@@ -1,9 +1,5 @@
-"""When validation runs, how it samples, what of it is recorded, and the leak probe against plain transformers, with its sign."""
-
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +7,7 @@ from typing import Any, cast
 import pytest
 import torch
 from generator_cases import picture, reference_model
-from training_runs import Train, json_lines, noting, random_response, recorded_groups, reference_log_probs
+from training_runs import BuildActor, Train, json_lines, noting, random_response, recorded_groups, reference_log_probs
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.data.batch import ScoringRow
@@ -22,7 +18,6 @@ from cepo.models.processing import Processing
 from cepo.rollout.generator import Generation
 from cepo.trainer.asking import Rollouts
 from cepo.trainer.validation import leak_metrics
-from cepo.workers.actor import Actor
 
 pytestmark = pytest.mark.heavy
 
@@ -42,52 +37,50 @@ def validated(train: Train, problem_file: Path) -> Train:
     )
 
 
-def test_validation_asks_2_greedy_samples_of_5_problems(validated: Train) -> None:
-    """It runs before training and at each step. 2 problems are recorded, also after a resume."""
-    greedy = [f"{OVERRIDE}.n=2", f"{OVERRIDE}.temperature=0"]
-    validated(*greedy, "trainer.max_steps=1")
-    resumed = validated(*greedy)
-    assert resumed.first_step == 1
-    found = [row for row in resumed.metrics if "val/reward" in row]
-    assert [row["step"] for row in found] == [0, 1, 2]
-    assert {row["val/num_samples"] for row in found} == {10}
-    assert all(0.1 < row["perf/cpu_memory_used_gb"] < 100 for row in resumed.steps)
-    recorded = json_lines(resumed.folder / "generations.jsonl")
-    asked = Counter((row["step"], row["prompt_id"]) for row in recorded)
-    problems = {prompt for _, prompt in asked}
-    assert len(problems) == 2
-    assert asked == {(step, prompt): 2 for step in (0, 1, 2) for prompt in problems}  # nothing lost at the resume
-    for key in asked:
-        pair = [row["response"] for row in recorded if (row["step"], row["prompt_id"]) == key]
-        assert pair[0] == pair[1], "greedy samples of one prompt are equal"
-    assert {row["step"] for row in recorded_groups(resumed.folder)} == {1, 2}
-
-
-def test_a_capped_validation_asks_the_same_problems_each_time(validated: Train) -> None:
+def test_validation_asks_2_greedy_samples_of_3_of_5_problems(validated: Train) -> None:
+    """It runs before training and at each step, of the same problems. 2 are recorded, also after a resume."""
     asked: list[tuple[int, ...]] = []
 
     def note(requests: Any, *_: Any) -> None:
         if len(requests) != 4:  # those of a training step
             asked.append(tuple(request.seed for request in requests))
 
-    finished = validated("trainer.val_max_samples=3", prepare=noting("backend.generate", note))
-    found = [row for row in finished.metrics if "val/num_samples" in row]
-    assert [row["step"] for row in found] == [0, 1, 2]
+    greedy = [f"{OVERRIDE}.n=2", f"{OVERRIDE}.temperature=0", "trainer.val_max_samples=3"]
+    validated(*greedy, "trainer.max_steps=1", prepare=noting("backend.generate", note))
+    resumed = validated(*greedy, prepare=noting("backend.generate", note))
+    assert resumed.first_step == 1
+    assert [len(seeds) for seeds in asked] == [3] * 3
     assert len(set(asked)) == 1
-    assert [len(seeds) for seeds in asked] == [3, 3, 3]
-    assert len({row["val/num_samples"] for row in found}) == 1
+    found = [row for row in resumed.metrics if "val/reward" in row]
+    assert [row["step"] for row in found] == [0, 1, 2]
+    assert {row["val/num_samples"] for row in found} == {6}
+    assert all(0.1 < row["perf/cpu_memory_used_gb"] < 100 for row in resumed.steps)
+    recorded = json_lines(resumed.folder / "generations.jsonl")
+    responses: dict[tuple[int, str], list[str]] = {}
+    for row in recorded:
+        responses.setdefault((row["step"], row["prompt_id"]), []).append(row["response"])
+    problems = {prompt for _, prompt in responses}
+    assert len(problems) == 2
+    assert responses.keys() == {(step, prompt) for step in (0, 1, 2) for prompt in problems}  # none lost at the resume
+    assert all(len(pair) == 2 and pair[0] == pair[1] for pair in responses.values()), "greedy samples are equal"
+    assert {row["step"] for row in recorded_groups(resumed.folder)} == {1, 2}
 
 
 def test_batches_and_greedy_accuracy_leave_the_sampled_one(validated: Train) -> None:
-    """Batches of 2 find what one batch does; greedy accuracy is what one at temperature 0 finds, one response each."""
-    only = ["trainer.val_only=true", "trainer.val_generations_to_log=5"]
-    sampled = [*only, f"{OVERRIDE}.n=3"]
+    """Batches of 2 find what one batch does; greedy accuracy is what one at temperature 0 finds, one response each.
+
+    Validation alone trains nothing and saves nothing.
+    """
+    only = ["trainer.val_only=true", "trainer.val_before_train=false", "trainer.val_generations_to_log=5"]
+    sampled = [*only, f"{OVERRIDE}.n=3", "trainer.save_freq=1"]
     plain = validated(*sampled, name="plain")
     parts = validated(*sampled, "data.val_batch_size=2", name="parts")
     both = validated(*sampled, "trainer.val_greedy=true", name="both")
     [one], [other], [beside] = plain.metrics, parts.metrics, both.metrics
     kept = [name for name in one if name.startswith("val/")]
-    assert one["val/num_samples"] == 15
+    assert (one["step"], one["val/num_samples"]) == (0, 15)
+    assert not any(name.startswith(("actor/", "reward/")) for name in one)
+    assert (list(plain.folder.glob("global_step_*")), plain.rollouts) == ([], [])
     assert {name: one[name] for name in kept} == pytest.approx({name: other[name] for name in kept}, abs=1e-6)
     assert json_lines(plain.folder / "generations.jsonl") == json_lines(parts.folder / "generations.jsonl")
     [greedy] = validated(*only, f"{OVERRIDE}.temperature=0", f"{OVERRIDE}.n=1", name="greedy").metrics
@@ -98,30 +91,20 @@ def test_batches_and_greedy_accuracy_leave_the_sampled_one(validated: Train) -> 
     assert "val/greedy_accuracy" not in one
 
 
-def test_validation_alone_trains_nothing(validated: Train) -> None:
-    finished = validated("trainer.val_only=true", "trainer.val_before_train=false", "trainer.save_freq=1")
-    assert [row["step"] for row in finished.metrics] == [0]
-    assert not {name for name in finished.metrics[0] if name.startswith(("actor/", "reward/"))}
-    assert list(finished.folder.glob("global_step_*")) == []
-    assert finished.rollouts == []
-
-
 def test_leak_gaps_are_log_probs_with_less_without_the_answer(
-    build_actor: Callable[..., Actor], tiny_model_folder: Path, tiny_processing: Processing
+    build_actor: BuildActor, tiny_model_folder: Path, tiny_processing: Processing
 ) -> None:
     problem = Problem(
         prompt_id="0", text="<image>Find x.", images=(picture(1),), ground_truth="4", solution=None, columns={}
     )
     contexts = ContextBuilder(tiny_processing, TeacherConfig(), max_context_length=512)
     plain = contexts.student(problem)
-    hinted = contexts.teacher(problem, plain, "4")
     responses = [random_response(length, length) for length in (5, 3, 9)]
-    model = reference_model(tiny_model_folder)
-    image_token = tiny_processing.image_token_id
+    model, image_token = reference_model(tiny_model_folder), tiny_processing.image_token_id
     assert image_token is not None
     with_answer, without = (
         [reference_log_probs(model, ScoringRow(context=context, response_ids=ids), image_token) for ids in responses]
-        for context in (hinted, plain)
+        for context in (contexts.teacher(problem, plain, "4"), plain)
     )
     gaps = [one - other for one, other in zip(with_answer, without, strict=True)]
     rollouts = Rollouts(

@@ -14,6 +14,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from actors import parameters_of
 from PIL import Image
 from torch import Tensor
 
@@ -28,9 +29,11 @@ from cepo.tracking.trace import read_rollouts
 from cepo.train import build_trainer
 from cepo.trainer.loop import Trainer
 from cepo.workers.actor import Actor
+from cepo.workers.distributed import whole_tensor as whole
 from cepo.workers.worker import Worker
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+REWARD_FUNCTIONS = REPOSITORY / "tests" / "reward_functions.py"
 EVERY_WRONG_ROLLOUT_TEACHES = "algorithm.negative.source=peer_full"
 """An untrained model boxes no answer; whole responses serve as references without one."""
 WRONG_ROLLOUTS_TEACH = {name: [EVERY_WRONG_ROLLOUT_TEACHES] for name in ("cepo", "rlcsd")}
@@ -75,6 +78,8 @@ class FinishedRun:
         return sum(row[name] for row in self.metrics)
 
 
+BuildActor = Callable[..., Actor]
+"""The fixture `build_actor`: an actor on the tiny checkpoint; keywords are settings of `worker.actor`, dots as `__`."""
 Train = Callable[..., FinishedRun]
 """The fixture `train`: a run of the tiny model with overrides, in the test's own folder."""
 Prepare = Callable[[Trainer], None]
@@ -148,19 +153,6 @@ def run(arguments: Sequence[str], *overrides: str, folder: Path, prepare: Prepar
 def actor_of(trainer: Trainer) -> Actor:
     assert isinstance(trainer.backend, Worker)
     return trainer.backend.actor
-
-
-def parameters_of(worker: Any) -> dict[str, Tensor]:
-    """Copies of an actor's or a critic's trained weights by name."""
-    return {
-        name: whole(parameter.detach()).clone()
-        for name, parameter in worker.module.named_parameters()
-        if parameter.requires_grad
-    }
-
-
-def whole(tensor: Any) -> Tensor:
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def differing(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> list[str]:

@@ -1,0 +1,56 @@
+"""Actors of tests on a checkpoint folder, and copies of what they train, and how far these are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from cepo.algorithms.settings import TeacherConfig
+from cepo.config import load_config
+from cepo.models.processing import Processing
+from cepo.workers.actor import Actor
+from cepo.workers.distributed import whole_tensor
+from cepo.workers.worker import objective_settings
+
+
+def build_actor(
+    folder: Path, *, teacher: TeacherConfig | None = None, temperature: float = 1.0, **settings: Any
+) -> Actor:
+    """In float32 unless the settings say otherwise; keywords are settings of `worker.actor`, dots as `__`."""
+    tree = {"model.model_path": folder, "fsdp.mp_param_dtype": "fp32"}
+    tree |= {name.replace("__", "."): value for name, value in settings.items()}
+    arguments = [f"worker.actor.{name}={value}" for name, value in tree.items()]
+    config = load_config(["config=configs/microgeo/base.yaml", *arguments])
+    return Actor(
+        config.worker.actor,
+        Processing(str(folder)),
+        temperature=temperature,
+        teacher=teacher or TeacherConfig(),
+        objective_settings=objective_settings(config.worker.actor, config.algorithm),
+        with_reference=not config.algorithm.disable_kl,
+        total_steps=10,
+        seed=1,
+    )
+
+
+def parameters_of(worker: Any) -> dict[str, Tensor]:
+    """Copies of an actor's or a critic's trained weights by name."""
+    return {
+        name: whole_tensor(parameter.detach()).clone()
+        for name, parameter in worker.module.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def distance(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> float:
+    """How far apart two trained sets of weights are, by how far the expected one went from the start."""
+    assert found.keys() == expected.keys() == start.keys()
+    apart, travelled = (
+        sum(float((expected[name] - other[name]).double().square().sum()) for name in expected) ** 0.5
+        for other in (found, start)
+    )
+    assert travelled > 0.01, "nothing was trained"
+    return apart / travelled

@@ -1,0 +1,30 @@
+"""Reward functions of tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Scores = list[dict[str, float]]
+
+
+def parity(samples: list[dict[str, Any]]) -> Scores:
+    """Right where the character codes add up to an even number: half of whatever an untrained model writes."""
+    verdicts = [float(sum(map(ord, sample["response"])) % 2 == 0) for sample in samples]
+    return [{"overall": verdict, "accuracy": verdict} for verdict in verdicts]
+
+
+def never(samples: list[dict[str, Any]]) -> Scores:
+    return [{"overall": 0.0, "accuracy": 0.0} for _ in samples]
+
+
+def every_second(samples: list[dict[str, Any]]) -> Scores:
+    """Says too whether the reward was told the answer that was found in the response."""
+    return [
+        {"overall": float(number % 2), "read": float("extracted_answer" in sample)}
+        for number, sample in enumerate(samples)
+    ]
+
+
+def by_length(response: str) -> str:
+    """An answer of every response."""
+    return f"{len(response)} characters"
