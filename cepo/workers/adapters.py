@@ -108,7 +108,9 @@ class FusedLoraLinear(Linear):
         if name is None or args or kwargs:
             return super().forward(x, *args, **kwargs)
         flat = x.reshape(-1, x.shape[-1])
-        base, down, up = self.base_layer, self.lora_A[name], self.lora_B[name]
+        base: Any = self.base_layer
+        down: Any = self.lora_A[name]
+        up: Any = self.lora_B[name]
         # The in-place sum needs a tensor that is not a view, because autograd would copy the gradient of a view.
         result: Tensor = base(flat)
         result.addmm_(linear(flat, down.weight), up.weight.t(), alpha=self.scaling[name])
