@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from peft import LoraConfig as PeftLoraConfig
@@ -108,7 +108,9 @@ class FusedLoraLinear(Linear):
         if name is None or args or kwargs:
             return super().forward(x, *args, **kwargs)
         flat = x.reshape(-1, x.shape[-1])
-        base, down, up = cast(Any, (self.base_layer, self.lora_A[name], self.lora_B[name]))
+        base: Any = self.base_layer
+        down: Any = self.lora_A[name]
+        up: Any = self.lora_B[name]
         # The in-place sum needs a tensor that is not a view, because autograd would copy the gradient of a view.
         result: Tensor = base(flat)
         result.addmm_(linear(flat, down.weight), up.weight.t(), alpha=self.scaling[name])
