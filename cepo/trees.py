@@ -46,7 +46,9 @@ def put(tree: Tree, key: str, value: object) -> None:
     """Sets the dotted `key` of a tree, with the sections around it."""
     *sections, name = key.split(".")
     for each in sections:
-        tree = tree.setdefault(each, {})
+        if not is_dict(tree.get(each)):  # a key that itself has a dot can name a value as a section
+            tree[each] = {}
+        tree = tree[each]
     tree[name] = value
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from config_arguments import REQUIRED
 from fuzzing import only_our_errors
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cepo.config import check_config, dump_config, load_config
@@ -61,6 +61,7 @@ def test_any_content_of_a_file_gives_a_run_or_our_error(
 
 
 @given(pairs=st.lists(st.tuples(st.sampled_from(KEYS), VALUES), max_size=4))
+@example(pairs=[("data.train_weights", {"": None, ".": None})])  # a dotted key leads into a value
 def test_any_values_of_known_keys_give_a_run_or_our_error(
     tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, object]]
 ) -> None:
