@@ -21,10 +21,6 @@ Head = Tensor | Callable[[Tensor], Tensor]
 """An LM head: a function from hidden states to logits, or the weight (V, H) of a head without bias."""
 
 
-def bounded_ratio(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
-
-
 def token_divergence(
     student_logits: Float[Tensor, "n V"],
     teacher_logits: Float[Tensor, "n V"],
@@ -106,7 +102,8 @@ def distillation_losses(
     losses = divergence * token_weight
     if settings.importance_clip is None:
         return losses
-    return losses * bounded_ratio((log_probs - old_log_probs).detach()).clamp(max=settings.importance_clip)
+    log_ratio = (log_probs - old_log_probs).detach().clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    return losses * log_ratio.exp().clamp(max=settings.importance_clip)
 
 
 @torch.no_grad()

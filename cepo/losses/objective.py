@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from cepo.losses.divergence import LOG_RATIO_BOUND, bounded_ratio, distillation_losses, distillation_metrics
+from cepo.losses.divergence import LOG_RATIO_BOUND, distillation_losses, distillation_metrics
 from cepo.metrics import Metric, Metrics, max_value, mean_of, observations, share_of_mean
 from cepo.types import DivergenceConfig
 
@@ -183,6 +183,10 @@ def clip_metrics(loss_type: str, clip: ClipRange) -> tuple[str, ...]:
     if loss_type == "sapo":
         return ()
     return (HIGHER,) if loss_type == "cispo" or clip.dual is None else (HIGHER, LOWER)
+
+
+def bounded_ratio(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
 
 
 def _sequence_log_ratio(log_probs: Tensor, old_log_probs: Tensor, response_mask: Tensor) -> Tensor:
