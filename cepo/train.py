@@ -19,6 +19,7 @@ from cepo.runtime.reach import prepare_own_cluster
 
 if TYPE_CHECKING:
     from cepo.config.data_schema import DataConfig
+    from cepo.config.trainer_schema import TrainerConfig
     from cepo.data.dataset import ProblemSet, TrainingProblems
     from cepo.models.inputs import ImageSource
     from cepo.models.processing import Processing
@@ -147,7 +148,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
     rewards = stack.enter_context(RewardPool.of(worker.reward))
     with interrupts.loading(), phase("loading libraries and the tokenizer"):
         from cepo.data.contexts import ContextBuilder
-        from cepo.data.dataset import most_visuals, steps_per_epoch
+        from cepo.data.dataset import most_visuals
         from cepo.models.processing import load_processing
         from cepo.rollout.factory import settings_of_run
         from cepo.trainer.loop import Trainer
@@ -161,10 +162,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
     contexts = ContextBuilder(processing, estimator.teacher, max_context_length=data.max_prompt_length)
     with phase("reading and checking the problems"):
         problems, held_out = _problem_sets(data, processing, with_solutions=estimator.needs_solutions)
-    per_epoch = steps_per_epoch(len(problems), data.rollout_batch_size)
-    total_steps = per_epoch * settings.total_epochs if settings.max_steps is None else settings.max_steps
-    plan = "plan: %d problems make %d steps per epoch; %d steps in total"
-    logger.info(plan, len(problems), per_epoch, total_steps)
+    total_steps = _total_steps(len(problems), data, settings)
     policy.choose_start(data=problems.content(), total_steps=total_steps, kl_coefficient=algorithm.kl_coef)
     preflight.check_before_loading(worker.actor, rewards, problems)
     policy.lock.acquire()  # last of the checks: a refused run leaves no folder
@@ -210,6 +208,15 @@ def _problem_sets(
     if with_solutions:
         problems.require_solutions("algorithm.positive.source=solution")
     return problems, held_out
+
+
+def _total_steps(num_problems: int, data: DataConfig, settings: TrainerConfig) -> int:
+    from cepo.data.dataset import steps_per_epoch
+
+    per_epoch = steps_per_epoch(num_problems, data.rollout_batch_size)
+    total_steps = per_epoch * settings.total_epochs if settings.max_steps is None else settings.max_steps
+    logger.info("plan: %d problems make %d steps per epoch; %d steps in total", num_problems, per_epoch, total_steps)
+    return total_steps
 
 
 def build_backend(
