@@ -71,6 +71,8 @@ class Shards:
     """
 
     def __init__(self, folder: Path) -> None:
+        if (folder / ".metadata").exists():
+            raise CheckpointError(f"{folder} has the format of cepo 0.4.0; merge it with the version that wrote it")
         self._folder = folder
         self._stored: dict[str, list[_Rows]] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}

@@ -124,6 +124,7 @@ GAMES: dict[str, Callable[[Path], object]] = {
         (folder / FILE).rename(folder.parent / "elsewhere"),
         (folder / FILE).symlink_to(folder.parent / "elsewhere"),
     ),
+    "the format of 0.4.0": lambda folder: (folder / ".metadata").touch(),
     "sparse": lambda folder: os.truncate(folder / FILE, 1 << 40),
 }
 
