@@ -364,7 +364,7 @@ ADAPTERS: dict[str, Attack] = {
 }
 
 
-def refused_adapter(actor: Path, out: Path, words: str = "") -> None:
+def refused_adapter(actor: Path, out: Path, words: str | None = None) -> None:
     """Neither an evaluation nor a merge takes the adapter."""
     for reading in (lambda: adapter_of(actor), lambda: merge_checkpoint(actor, out, BaseModel(path=str(ASSETS)))):
         with pytest.raises(CheckpointError, match=words) as caught:
