@@ -117,7 +117,7 @@ def test_quick_files_with_tests_of_the_line_come_first(recorded: Reach) -> None:
     first = ["tests/b.py::one", "tests/b.py::two[a - b]", "tests/a.py::one"]
     assert recorded.stages(planted, 20, without=()) == [first, ["tests/c.py::one"]]
     assert recorded.stages(planted, 10, without=["tests/b.py::one"]) == [first[1:]]
-    (default,) = (mutant for mutant in objective_mutants() if mutant.before == "0.2")
+    default = next(mutant for mutant in objective_mutants() if mutant.before == "0.2")  # of the clip range
     assert "tests/d.py::one" in recorded.stages(default, 20, without=())[0]
     assert recorded.test_in("FAILED tests/b.py::two[a - b] - AssertionError: 1 - 2") == "tests/b.py::two[a - b]"
 
