@@ -23,6 +23,11 @@ from cepo.trees import Fields
 RewardType = Literal["batch", "sequential"]
 
 _PACKAGE_ROOT = Path(cepo.__file__).resolve().parent
+_PACKAGES = {
+    "Levenshtein": "levenshtein", "bs4": "beautifulsoup4", "cv2": "opencv-python-headless",
+    "latex2sympy2": "latex2sympy2-extended", "skimage": "scikit-image", "sklearn": "scikit-learn",
+}  # fmt: skip
+"""Package names of libraries that are imported under another name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +218,7 @@ def _run_file(path: Path) -> ModuleType:
         remedy = ""
         if isinstance(error, ModuleNotFoundError) and error.name:
             library = error.name.partition(".")[0]
-            remedy = f". Install the package that provides it, as a rule: {sys.executable} -m pip install {library}."
+            remedy = f". Install it: {sys.executable} -m pip install {_PACKAGES.get(library, library)}."
             if library == "mathruler":
                 remedy += (
                     " Without it, use our EasyR1 rewards (examples/reward_function/math.py:compute_score and r1v.py) or "

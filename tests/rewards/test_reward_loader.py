@@ -74,7 +74,7 @@ def test_a_bad_reward_setting_is_refused_with_the_accepted_ones(
     assert [words for words in said if words not in str(caught.value)] == []
 
 
-INSTALL = f"as a rule: {sys.executable} -m pip install "
+INSTALL = f"Install it: {sys.executable} -m pip install "
 
 
 @pytest.mark.parametrize(
@@ -83,6 +83,7 @@ INSTALL = f"as a rule: {sys.executable} -m pip install "
         ("REWARD_TYPE = 'group'\ndef main(samples): return []", ["'batch' or 'sequential'"]),
         ("import not_there", ["line 1, in <module> fails when it is loaded: ModuleNotFoundError", f"{INSTALL}not_there."]),
         ("\nfrom mathruler.grader import it", ["line 2", f"{INSTALL}mathruler.", "examples/reward_function/math.py"]),
+        ("import latex2sympy2", [f"{INSTALL}latex2sympy2-extended."]),
         ("def main(samples:", ["SyntaxError: '(' was never closed (broken.py, line 1)"]),
         ("raise ValueError('no licence')", ["no licence"]),
     ],
