@@ -17,68 +17,43 @@ from cepo.train import main
 from cepo.trainer.run_policy import LOCK_FILE, RunLock, RunPolicy
 
 HOLD = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from cepo.trainer.run_policy import RunLock
-lock = RunLock(Path(sys.argv[1]))
-lock.acquire()
-print("held", flush=True)
-sys.stdin.readline()
-lock.release()
+RunLock(Path(sys.argv[1])).acquire()
+if os.fork():
+    print("held", flush=True)
+time.sleep(60)
 """
 
 
-def holder(folder: Path, program: str = HOLD) -> subprocess.Popen[str]:
-    """Another process, in a session of its own, that holds the folder until its input ends."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    return process
-
-
-def test_a_second_run_is_refused_by_the_holders_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_holder_is_named_and_if_killed_its_lock_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its child goes on without holding the folder."""
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-    process = holder(tmp_path)
-    before = sorted(path.name for path in tmp_path.iterdir())
-    who = f"in use by process {process.pid} on {socket.gethostname()}, since 20"
-    with pytest.raises(CheckpointError, match=who):
-        RunLock(tmp_path).acquire()
-    settings = ["config=configs/microgeo/quickstart.yaml", f"trainer.save_checkpoint_path={tmp_path}"]
-    assert main([*settings, "trainer.find_last_checkpoint=false"]) == 2
-    assert who in caplog.text
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
-    process.communicate("\n", timeout=30)
-    RunLock(tmp_path).acquire()
-
-
-def test_a_killed_processs_lock_is_taken_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    process = holder(tmp_path)
-    process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=30)
-    assert (tmp_path / LOCK_FILE).is_file()
-    lock = RunLock(tmp_path)
-    lock.acquire()
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+            before = sorted(path.name for path in tmp_path.iterdir())
+            who = f"in use by process {process.pid} on {socket.gethostname()}, since 20"
+            with pytest.raises(CheckpointError, match=who):
+                RunLock(tmp_path).acquire()
+            settings = ["config=configs/microgeo/quickstart.yaml", f"trainer.save_checkpoint_path={tmp_path}"]
+            assert main([*settings, "trainer.find_last_checkpoint=false"]) == 2
+            assert who in caplog.text
+            assert sorted(path.name for path in tmp_path.iterdir()) == before
+            process.kill()
+            process.wait(timeout=30)
+            lock = RunLock(tmp_path)
+            lock.acquire()
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
     assert f"was left by process {process.pid}" in caplog.text
     assert f"process {os.getpid()} on" in (tmp_path / LOCK_FILE).read_text()
     lock.acquire()  # once more changes nothing
     lock.release()
     assert (tmp_path / LOCK_FILE).read_bytes() == b""
-
-
-def test_a_child_of_a_killed_run_does_not_hold_its_folder(tmp_path: Path) -> None:
-    forking = HOLD.replace(
-        'print("held", flush=True)', "import os\nif os.fork(): print('held', flush=True)\nelse: time.sleep(60)"
-    )
-    process = holder(tmp_path, forking)
-    try:
-        process.kill()
-        process.wait(timeout=30)
-        RunLock(tmp_path).acquire()
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("left", [b"no holder", b"\xff\xfe"])
