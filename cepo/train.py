@@ -150,7 +150,6 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
         from cepo.data.contexts import ContextBuilder
         from cepo.data.dataset import most_visuals
         from cepo.models.processing import load_processing
-        from cepo.rollout.factory import settings_of_run
         from cepo.trainer.loop import Trainer
         from cepo.trainer.validation import Validator
         from cepo.workers.worker import WorkerFacts
@@ -166,13 +165,12 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
     policy.choose_start(data=problems.content(), total_steps=total_steps, kl_coefficient=algorithm.kl_coef)
     preflight.check_before_loading(worker.actor, rewards, problems)
     policy.lock.acquire()  # last of the checks: a refused run leaves no folder
-    visuals = most_visuals(problems, held_out)
     facts = WorkerFacts(
         *sections,
         teacher=estimator.teacher,
         needs_values=estimator.needs_values,
         total_steps=total_steps,
-        generator=settings_of_run(data, worker, num_devices=settings.num_devices, most_visuals=visuals),
+        most_visuals=most_visuals(problems, held_out),
     )
     backend = build_backend(config, processing, facts, problems.image_probe())
     stack.callback(backend.close)

@@ -13,7 +13,6 @@ from cepo.data.contexts import ContextBuilder, Problem
 from cepo.data.dataset import TrainingProblems, most_visuals, read_training_sets
 from cepo.models.processing import Processing, load_processing
 from cepo.rewards.pool import RewardPool
-from cepo.rollout.factory import settings_of_run
 from cepo.tracking.environment import describe_software
 from cepo.trainer.asking import Asker, Rollouts, training_settings
 from cepo.trees import Tree
@@ -63,7 +62,6 @@ def opened(config: RunConfig, actor: Path | None) -> Iterator[Session]:
     processing = load_processing(config.worker.actor.model, config.data)
     problems = read_training_sets(config.data, processing)
     contexts = ContextBuilder(processing, TeacherConfig(), max_context_length=config.data.max_prompt_length)
-    visuals, num_devices = most_visuals(problems), config.trainer.num_devices
     facts = WorkerFacts(
         config.data,
         config.algorithm,
@@ -72,7 +70,7 @@ def opened(config: RunConfig, actor: Path | None) -> Iterator[Session]:
         teacher=TeacherConfig(),
         needs_values=False,
         total_steps=1,
-        generator=settings_of_run(config.data, config.worker, num_devices=num_devices, most_visuals=visuals),
+        most_visuals=most_visuals(problems),
     )
     with contextlib.ExitStack() as stack:
         rewards = stack.enter_context(RewardPool.of(config.worker.reward))

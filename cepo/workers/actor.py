@@ -31,7 +31,7 @@ from cepo.workers.distributed import (
 from cepo.workers.loading import build_scoring_model
 from cepo.workers.passes import RankPass
 from cepo.workers.scoring_model import ScoringModel, TeacherStates
-from cepo.workers.trained import Trained
+from cepo.workers.trained import Trained, weights_of
 
 FULL_KL = DivergenceConfig(kind="reverse_kl")
 """The settings of KL(P_student || P_reference) over the whole vocabulary."""
@@ -125,8 +125,7 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
         """Returns the unsharded gradient of the batch's loss for each trained weight, on the CPU; updates nothing."""
         self.to_device()
         self._accumulate(batch)
-        trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        found = [whole_tensor(parameter.grad).float().cpu().clone() for parameter in trained]
+        found = [whole_tensor(weight.grad).float().cpu().clone() for weight in weights_of(self.optimizer)]
         self.forget_gradients()
         return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, ClassVar, Generic, TypeVar, cast
@@ -30,7 +31,7 @@ Model = TypeVar("Model", ScoringModel, ValueModel)
 Batch = TypeVar("Batch", OptimizerBatch, CriticBatch)
 
 
-class Trained(Generic[Config, Model, Batch]):
+class Trained(ABC, Generic[Config, Model, Batch]):
     """A model that is trained under FSDP2, also with one process.
 
     Each rank has one. All ranks call the same methods in the same order, each with its own rows or none. Within a step,
@@ -138,7 +139,7 @@ class Trained(Generic[Config, Model, Batch]):
         directly after a resume, when no gradients exist yet.
         """
         self.module.train()
-        for weight in _weights(self.optimizer):
+        for weight in weights_of(self.optimizer):
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
             else:
@@ -148,8 +149,9 @@ class Trained(Generic[Config, Model, Batch]):
         activity = f"updating the {self.name}"
         return [self._accumulate_gradient(batch, weights, part) for part in shown(passes, activity)]
 
+    @abstractmethod
     def _accumulate_gradient(self, batch: Batch, weights: Tensor, part: RankPass) -> Metrics:
-        raise NotImplementedError
+        """Adds the gradient of a pass's share of the loss, with the token `weights` (B, T), to the weights' `grad`."""
 
     def _optimizer_step(self, batch: Batch) -> Metrics:
         """Clips the gradient and steps the optimizer; a step with a non-finite gradient is skipped.
@@ -158,20 +160,20 @@ class Trained(Generic[Config, Model, Batch]):
         `skipped_updates` and, unless skipped, `grad_norm` (before clipping), its maximum, and `weight_norm` (after).
         """
         parts = self._accumulate(batch)
-        norm = torch.nn.utils.clip_grad_norm_(_weights(self.optimizer), self._config.max_grad_norm)
+        norm = torch.nn.utils.clip_grad_norm_(weights_of(self.optimizer), self._config.max_grad_norm)
         grad_norm = float(whole_tensor(norm))
         is_finite = math.isfinite(grad_norm)
         found: Metrics = {f"{self.name}/skipped_updates": sum_value(float(not is_finite))}
         if is_finite:
             self.optimizer.step()
-            weight_norm = float(whole_tensor(torch.nn.utils.get_total_norm(_weights(self.optimizer))))
+            weight_norm = float(whole_tensor(torch.nn.utils.get_total_norm(weights_of(self.optimizer))))
             found[f"{self.name}/weight_norm"] = mean_value(weight_norm)
             found[f"{self.name}/grad_norm"] = mean_value(grad_norm)
             found[f"{self.name}/grad_norm_max"] = max_value(grad_norm)
         return merge_metrics([*parts, on_first_rank(found)])
 
 
-def _weights(optimizer: Optimizer) -> list[nn.Parameter]:
+def weights_of(optimizer: Optimizer) -> list[nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 

@@ -22,7 +22,7 @@ from cepo.losses.objective import ClipRange, ObjectiveSettings, PolicyLossSettin
 from cepo.metrics import Metrics, max_value, merge_metrics
 from cepo.models.processing import Processing
 from cepo.progress import phase
-from cepo.rollout.factory import build_generator
+from cepo.rollout.factory import build_generator, settings_of_run
 from cepo.rollout.generator import Generation, GenerationRequest, GeneratorSettings, OnFinished, SamplingSettings
 from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import load_state, save_state
@@ -32,7 +32,11 @@ from cepo.workers.distributed import this_device
 
 @dataclass(frozen=True)
 class WorkerFacts:
-    """The inputs of a worker; `needs_values` tells whether the method uses a critic."""
+    """The inputs of a worker.
+
+    `needs_values` tells whether the method uses a critic; `most_visuals` are the maximum numbers of images and of videos
+    in a prompt.
+    """
 
     data: DataConfig
     algorithm: AlgorithmConfig
@@ -41,7 +45,13 @@ class WorkerFacts:
     teacher: TeacherConfig
     needs_values: bool
     total_steps: int
-    generator: GeneratorSettings
+    most_visuals: tuple[int, int]
+
+    @property
+    def generator(self) -> GeneratorSettings:
+        """The settings of the rollout engine."""
+        num_devices = self.trainer.num_devices
+        return settings_of_run(self.data, self.worker, num_devices=num_devices, most_visuals=self.most_visuals)
 
 
 class Worker:
