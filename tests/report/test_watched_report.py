@@ -41,10 +41,12 @@ def test_the_page_follows_the_run_until_ctrl_c(tmp_path: Path) -> None:
         with (run / "metrics.jsonl").open("ab") as file:
             file.write(encode_line({"step": 2, "reward/mean": 0.8125}) + b'{"step": 3, "rewa')
         wait_for(run / "report.html", 'data-value="0.8125"')
+        assert watch.stdout is not None
+        # The page is there before its line is printed, which Ctrl-C must not precede.
+        assert any(line == f"page after step 2: {run / 'report.html'}\n" for line in watch.stdout)
         watch.send_signal(signal.SIGINT)
-        shown, _ = watch.communicate(timeout=30)
+        watch.communicate(timeout=30)
     finally:
         watch.kill()
         watch.wait()
     assert watch.returncode == 0
-    assert f"page after step 2: {run / 'report.html'}" in shown
