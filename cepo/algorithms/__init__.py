@@ -1,5 +1,8 @@
 """Implements the methods, one module each, found automatically; they are pure functions of tensors behind `base`."""
 
+import importlib
+import pkgutil
+
 from cepo.algorithms import credit
 from cepo.algorithms.base import (
     Estimator,
@@ -31,3 +34,6 @@ __all__ = [
     "register_estimator",
     "section_of",
 ]
+
+for _module in pkgutil.iter_modules(__path__, f"{__name__}."):  # each method registers itself
+    importlib.import_module(_module.name)

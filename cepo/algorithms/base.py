@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import importlib.util
-import pkgutil
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
@@ -255,21 +252,13 @@ def load_plugin(path: str | Path) -> list[str]:
 
 def available_estimators() -> list[str]:
     """Returns the names of all methods: those of the modules in `cepo/algorithms/` and of loaded plugins."""
-    _import_own_methods()
     return sorted(_registry)
-
-
-@cache
-def _import_own_methods() -> None:
-    package = importlib.import_module("cepo.algorithms")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"cepo.algorithms.{module.name}")
 
 
 def estimator_class(name: str) -> type[Estimator]:
     """Returns the class registered under `name`; raises a `ConfigError` that lists the known methods."""
-    known = available_estimators()
     if name not in _registry:
+        known = available_estimators()
         raise ConfigError(
             f"algorithm.adv_estimator '{name}' is unknown.{did_you_mean(name, known)} Known: {', '.join(known)}"
         )

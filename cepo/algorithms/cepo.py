@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cepo.algorithms import EvidenceEstimator, register_estimator
-from cepo.algorithms.references import contrastive_sides, positive_references, wrong_reference
+from cepo.algorithms.references import positive_references, wrong_reference
 from cepo.algorithms.settings import ContrastiveConfig
 from cepo.types import Reference, RolloutGroup
 
@@ -28,4 +28,15 @@ class Cepo(EvidenceEstimator):
         return {"correct": positive_references(group, self.positive), "wrong": [wrong] * len(group.rollouts)}
 
     def settled(self, shown: Mapping[str, Sequence[bool]]) -> Mapping[str, Sequence[bool]]:
-        return contrastive_sides(shown, self.config.negative)
+        """Shows no wrong answer without the right one: then there is no evidence, hence GRPO.
+
+        If none of a rollout's wrong answers can be shown, `negative.fallback` decides: `student` keeps the right one
+        alone, `neutral` gives no evidence.
+        """
+        wrong = {view: rows for view, rows in shown.items() if view != "correct"}
+        suffices = [self.negative.fallback != "neutral" or any(each) for each in zip(*wrong.values(), strict=True)]
+        correct = [one and other for one, other in zip(shown["correct"], suffices, strict=True)]
+        return {"correct": correct} | {
+            view: [one and other for one, other in zip(rows, shown["correct"], strict=True)]
+            for view, rows in wrong.items()
+        }

@@ -93,13 +93,6 @@ def evidence_values(prior: Float[Tensor, " B"], delta: Float[Tensor, "B T"]) -> 
     return odds / (odds + (1.0 - odds) * (-before).clamp(-_LARGEST_LOG_ODDS, _LARGEST_LOG_ODDS).exp())
 
 
-def discounted_returns(
-    token_rewards: Float[Tensor, "B T"], response_mask: Bool[Tensor, "B T"], *, gamma: float
-) -> Float[Tensor, "B T"]:
-    """Computes the returns `G_t = r_t + gamma G_{t+1}` in float64, with 0 after the last response token."""
-    return _backward_sums((token_rewards * response_mask).double(), gamma).where(response_mask, 0.0)
-
-
 def generalised_advantages(
     token_rewards: Float[Tensor, "B T"],
     values: Float[Tensor, "B T"],
@@ -111,13 +104,18 @@ def generalised_advantages(
     """Computes GAE's `A_t = sum_l (gamma lambda)^l d_{t+l}` and the critic's targets `A_t + V_t`.
 
     `d_t = r_t + gamma V_{t+1} - V_t`, with V = 0 after the last response token. Both are float64, 0 on padding. Targets
-    with lambda = 1 are the discounted returns; A with lambda = 0 is the one-step error. Source: Schulman et al. 2016.
+    with lambda = 1 are the discounted returns `G_t = r_t + gamma G_{t+1}`, and so is A if V = 0 everywhere; A with
+    lambda = 0 is the one-step error. Source: Schulman et al. 2016.
     """
     value = values.double().where(response_mask, 0.0)
     following = value.new_zeros(value.shape)
     following[:, :-1] = value[:, 1:]
     errors = (token_rewards.double() + gamma * following - value).where(response_mask, 0.0)
-    advantages = _backward_sums(errors, gamma * gae_lambda).where(response_mask, 0.0)
+    sums, running = errors.new_empty(errors.shape), errors.new_zeros(len(errors))
+    for token in range(errors.shape[1] - 1, -1, -1):
+        running = errors[:, token] + gamma * gae_lambda * running
+        sums[:, token] = running
+    advantages = sums.where(response_mask, 0.0)
     return advantages, (advantages + value).where(response_mask, 0.0)
 
 
@@ -250,15 +248,6 @@ def group_metrics(rewards: Float[Tensor, " B"], correct: Bool[Tensor, " B"], gro
         "groups/mixed": fraction(num_groups - all_right - all_wrong, num_groups),
         "groups/flat_rollouts": mean_of((~live_rows(rewards, group_ids)).float()),
     }
-
-
-def _backward_sums(values: Tensor, factor: float) -> Tensor:
-    """Computes `S_t = values_t + factor S_{t+1}`."""
-    sums, running = values.new_empty(values.shape), values.new_zeros(len(values))
-    for token in range(values.shape[1] - 1, -1, -1):
-        running = values[:, token] + factor * running
-        sums[:, token] = running
-    return sums
 
 
 def groups_of(group_ids: Int64[Tensor, " B"]) -> tuple[Tensor, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import get_args
 
 from cepo.algorithms.settings import NegativeConfig, PositiveConfig, ReferenceSource
@@ -51,21 +51,6 @@ def wrong_references(group: RolloutGroup, config: NegativeConfig, number: int) -
                 different.setdefault(reference.token_ids or peer.answer_value or reference.text, reference)
         chosen.append(list(different.values())[:number])
     return chosen
-
-
-def contrastive_sides(shown: Mapping[str, Sequence[bool]], negative: NegativeConfig) -> dict[str, list[bool]]:
-    """Returns by view which rollouts' answers are shown, given which can be; all views but `correct` are of wrong ones.
-
-    Without the right answer none is: there is no evidence, hence GRPO. Without a wrong one `negative.fallback` decides:
-    `student` keeps the right one alone, `neutral` gives no evidence.
-    """
-    wrong = {view: of for view, of in shown.items() if view != "correct"}
-    suffices = [negative.fallback != "neutral" or any(each) for each in zip(*wrong.values(), strict=True)]
-    correct = [one and other for one, other in zip(shown["correct"], suffices, strict=True)]
-    sides = {
-        view: [one and other for one, other in zip(of, shown["correct"], strict=True)] for view, of in wrong.items()
-    }
-    return {"correct": correct, **sides}
 
 
 def wrong_rollouts(group: RolloutGroup) -> list[Rollout]:

@@ -22,9 +22,10 @@ class ReinforcePlusPlus(Estimator):
     reads_old_log_probs = False
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        mask = batch.response_mask
-        returns = credit.discounted_returns(batch.token_level_rewards, mask, gamma=self.config.gamma)
+        mask, rewards = batch.response_mask, batch.token_level_rewards
+        no_values = rewards.new_zeros(rewards.shape)
+        returns, _ = credit.generalised_advantages(rewards, no_values, mask, gamma=self.config.gamma, gae_lambda=1.0)
         return TokenSignal(
-            advantages=credit.whitened(returns, mask).to(batch.token_level_rewards.dtype),
+            advantages=credit.whitened(returns, mask).to(rewards.dtype),
             metrics=credit.group_metrics(batch.rewards, batch.correct, batch.group_ids),
         )

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from cepo.algorithms import EvidenceEstimator, register_estimator
-from cepo.algorithms.references import contrastive_sides, positive_references, wrong_references
+from cepo.algorithms import register_estimator
+from cepo.algorithms.cepo import Cepo
+from cepo.algorithms.references import positive_references, wrong_references
 from cepo.algorithms.settings import ContrastiveConfig
 from cepo.sections import section
 from cepo.types import Reference, RolloutGroup, TokenBatch
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @register_estimator("rlcsd")
-class Rlcsd(EvidenceEstimator):
+class Rlcsd(Cepo):
     """Weights GRPO's advantage by `delta_t = log P_correct(y_t) - log (1/K) sum_k P_wrong_k(y_t)`.
 
     The wrong references come from up to K other rollouts of the group, with different texts. Degenerate cases: one
@@ -35,7 +36,6 @@ class Rlcsd(EvidenceEstimator):
         )
 
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
-    reads_old_log_probs = False
 
     def __init__(self, config: object) -> None:
         super().__init__(config)
@@ -50,9 +50,6 @@ class Rlcsd(EvidenceEstimator):
             for index, view in enumerate(self._wrong_views)
         }
         return {"correct": positive_references(group, self.positive), **sides}
-
-    def settled(self, shown: Mapping[str, Sequence[bool]]) -> Mapping[str, Sequence[bool]]:
-        return contrastive_sides(shown, self.config.negative)
 
     def evidence(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
         """Computes delta with the mean over a row's own references; the student takes their place if it has none."""

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cepo.algorithms import build_estimator
-from cepo.algorithms.credit import discounted_returns, generalised_advantages, whitened
+from cepo.algorithms.credit import generalised_advantages, whitened
 from cepo.errors import ConfigError
 from cepo.metrics import results
 from cepo.types import TokenBatch, TokenSignal
@@ -74,8 +74,8 @@ def test_equal_rewards_teach_nothing_and_one_rollout_is_refused(name: str) -> No
 
 def test_returns_with_gamma_one_half_halve_at_each_step() -> None:
     rewards = torch.tensor([[0.0, 0.0, 1.0, 9.0], [0.5, 1.0, 9.0, 9.0]])
-    found = discounted_returns(rewards, response_mask([3, 2], 4), gamma=0.5)
-    assert found.tolist() == [[0.25, 0.5, 1.0, 0.0], [1.0, 1.0, 0.0, 0.0]]
+    found = generalised_advantages(rewards, torch.zeros(2, 4), response_mask([3, 2], 4), gamma=0.5, gae_lambda=1.0)
+    assert found[0].tolist() == [[0.25, 0.5, 1.0, 0.0], [1.0, 1.0, 0.0, 0.0]]
 
 
 def test_reinforce_plus_plus_whitens_returns_over_the_batch() -> None:
@@ -138,8 +138,9 @@ def test_gae_of_three_tokens_is_that_worked_out_by_hand(gamma: float, gae_lambda
 def test_with_lambda_1_critic_targets_are_discounted_returns(seed: int, gamma: float) -> None:
     rewards, values = log_probs_like((2, 3, 5), seed)
     mask = response_mask([5, 2, 3])
-    _, returns = generalised_advantages(rewards, values, mask, gamma=gamma, gae_lambda=1.0)
-    torch.testing.assert_close(returns, discounted_returns(rewards, mask, gamma=gamma), rtol=1e-10, atol=1e-10)
+    _, targets = generalised_advantages(rewards, values, mask, gamma=gamma, gae_lambda=1.0)
+    returns, _ = generalised_advantages(rewards, torch.zeros_like(values), mask, gamma=gamma, gae_lambda=1.0)
+    torch.testing.assert_close(targets, returns, rtol=1e-10, atol=1e-10)
 
 
 def test_gae_whitens_advantages_and_not_the_critics_targets() -> None:
