@@ -201,17 +201,12 @@ def _problem_sets(
 ) -> tuple[TrainingProblems, ProblemSet | None]:
     from cepo.data.dataset import ProblemSet, read_training_sets
 
-    problems = read_training_sets(data, processing)
-    held_out = None if data.val_files is None else ProblemSet(data.val_files, data, processing)
-    if with_solutions:
-        problems.require_solutions("algorithm.positive.source=solution")
-    return problems, held_out
+    problems = read_training_sets(data, processing, with_solutions=with_solutions)
+    return problems, None if data.val_files is None else ProblemSet(data.val_files, data, processing)
 
 
 def _total_steps(num_problems: int, data: DataConfig, settings: TrainerConfig) -> int:
-    from cepo.data.dataset import steps_per_epoch
-
-    per_epoch = steps_per_epoch(num_problems, data.rollout_batch_size)
+    per_epoch = num_problems // data.rollout_batch_size  # an incomplete last batch is dropped
     total_steps = per_epoch * settings.total_epochs if settings.max_steps is None else settings.max_steps
     logger.info("plan: %d problems make %d steps per epoch; %d steps in total", num_problems, per_epoch, total_steps)
     return total_steps

@@ -17,7 +17,7 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import SandboxedEnvironment
 
 from cepo.algorithms.settings import TeacherConfig
-from cepo.errors import ConfigError, DataError, ForeignFileError
+from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import read_text
 from cepo.models.inputs import EncodedPrompt, ImageSource, Turn, Video
 from cepo.models.processing import MARKS, Processing
@@ -58,30 +58,31 @@ class Problem:
     image_source: ImageSource | None = None  # where `images` can be read again; None with videos or without a source
     teacher_images: tuple[Image, ...] = field(
         default=(), repr=False
-    )  # instead of `images`, as many; empty for the same
+    )  # as many, instead of `images`; empty for the same
     teacher_image_source: ImageSource | None = None
     videos: tuple[Video, ...] = field(default=(), repr=False)
     history: tuple[Turn, ...] = ()  # the turns before `text` if the prompt is a conversation
 
 
-def template_text(path: str, origin: str, accepted: str) -> str:
-    try:
-        return read_text(Path(path))
-    except ForeignFileError as error:
-        raise ConfigError(f"{origin} {error.fault}; give a Jinja file {accepted}") from error
-
-
 class UserTemplate:
-    """Parses and renders a template. `origin` names it in errors; `variables` are those that it uses."""
+    """Parses and renders a template in a sandbox. It must use the variable `needed`, and may use those in `others`.
 
-    def __init__(self, source: str, origin: str, *, keep_trailing_newline: bool = False) -> None:
-        environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=keep_trailing_newline)
+    `origin` names it in errors, which are all `ConfigError`.
+    """
+
+    def __init__(self, source: str, origin: str, needed: str, *others: str) -> None:
+        environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
         self._origin = origin
         try:
             self._template = environment.from_string(source)
-            self.variables = find_undeclared_variables(environment.parse(source))
+            used = find_undeclared_variables(environment.parse(source))
         except Exception as error:  # Jinja also raises the errors of expressions that it evaluates in advance
             raise ConfigError(f"{origin} does not parse: {error}") from error
+        if needed not in used or used - {needed, *others}:
+            raise ConfigError(
+                f"{origin} uses the variables {', '.join(sorted(used)) or '(none)'}; needed: {needed}, further accepted: "
+                f"{', '.join(others) or '(none)'}"
+            )
 
     def render(self, **values: str) -> str:
         """Returns the text with the values, which are not treated as templates themselves."""
@@ -92,27 +93,22 @@ class UserTemplate:
 
 
 class HintTemplate(UserTemplate):
-    """Renders a sandboxed Jinja template with the variables `prompt` (the student's user text) and `reference`.
+    """Renders a template with the variables `prompt` (the student's user text) and `reference`.
 
     The placement determines what the template produces. `user_suffix`: the user text, which begins with the prompt, so
     that student and teacher contexts share their tokens up to the reference. `free`: any user text that contains the
-    prompt exactly once. `assistant_prefix`: the text right before the response. Raises `ConfigError` for anything else.
+    prompt exactly once. `assistant_prefix`: the text right before the response.
     """
 
     def __init__(self, placement: str, path: str | None = None) -> None:
-        source, origin = TEMPLATES.get(placement, ""), f"the built-in wording of {placement}"
-        if path is None and not source:
+        source, origin = TEMPLATES.get(placement), f"the built-in wording of {placement}"
+        if path is not None:
+            source, origin = read_text(Path(path)).removesuffix("\n"), f"teacher.template {path}"
+        if source is None:
             raise ConfigError(
                 f"teacher.placement {placement} has no built-in wording; name a Jinja file in teacher.template"
             )
-        if path is not None:
-            origin = f"teacher.template {path}"
-            source = template_text(path, origin, "that uses prompt and reference").removesuffix("\n")
-        super().__init__(source, origin, keep_trailing_newline=True)
-        if "reference" not in self.variables:
-            raise ConfigError(f"{origin} never uses the variable reference, so teachers would see no hint")
-        if unknown := sorted(self.variables - {"prompt", "reference"}):
-            raise ConfigError(f"{origin} uses {', '.join(unknown)}; accepted variables: prompt, reference")
+        super().__init__(source, origin, "reference", "prompt")
         text = self.render(prompt=_PROBE, reference="1")
         if placement == "user_suffix" and not text.startswith(_PROBE):
             raise ConfigError(

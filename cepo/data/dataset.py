@@ -10,17 +10,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, Protocol, cast
+from pathlib import Path
+from typing import Any, cast
 
 import numpy
 
 from cepo.config.schema import DataConfig
-from cepo.data.contexts import Problem, UserTemplate, template_text
+from cepo.data.contexts import Problem, UserTemplate
 from cepo.data.images import decoded_images, limited_size, listed, verify_image
 from cepo.data.reading import read_source, without_decoding
 from cepo.data.row_checks import RowMeasure, check_rows
 from cepo.data.videos import load_video
 from cepo.errors import ConfigError, DataError
+from cepo.foreign_files import read_text
 from cepo.models.inputs import ImageSource, Turn, Video
 from cepo.models.processing import IMAGE_MARK, VIDEO_MARK, Processing
 from cepo.trees import Fields, is_mapping
@@ -41,19 +43,23 @@ class ProblemSet(Sequence[Problem]):
     def __init__(self, source: str, config: DataConfig, processing: Processing, *, rows: Any = None) -> None:
         self._source, self._config, self._processing = source, config, processing
         self._rows_are_given = rows is not None
-        self._template = _format_template(config.format_prompt)
+        self._template = None
+        if config.format_prompt is not None:
+            text, origin = read_text(Path(config.format_prompt)).strip(), f"data.format_prompt '{config.format_prompt}'"
+            self._template = UserTemplate(text, origin, "content")
         read = read_source(source, text_columns=(config.prompt_key, config.answer_key)) if rows is None else rows
         self._rows = without_decoding(read)
         for name in ("prompt_key", "answer_key"):
-            self._require_column(name)
+            self.require_column(name)
         usable, self.skipped = check_rows(self._rows, source=source, config=config, measure=self._measure)
         self._usable = list(usable)
-        self.most_images = max(measured.num_images for measured in usable.values())
-        self.most_videos = max(measured.num_videos for measured in usable.values())
+        images, videos = zip(*((each.num_images, each.num_videos) for each in usable.values()), strict=True)
+        self.most_visuals: tuple[int, int] = max(images), max(videos)
         if self.skipped:
             logger.warning("%s: %d rows are used, left out: %s", source, len(self._usable), dict(self.skipped))
 
-    def _require_column(self, name: str) -> None:
+    def require_column(self, name: str) -> None:
+        """Raises `ConfigError` if the source lacks the column that the setting `data.<name>` names."""
         key = getattr(self._config, name)
         if key not in self._rows.column_names:
             raise ConfigError(
@@ -99,8 +105,8 @@ class ProblemSet(Sequence[Problem]):
             total = zlib.crc32(repr(tuple(row.values())).encode("utf-8", "surrogatepass"), total)
         return f"{len(self)} rows, CRC-32 {total:08x}"
 
-    def require_solutions(self, setting: str) -> None:
-        """Raises `ConfigError` if a usable row has no worked solution, because `setting` shows it."""
+    def require_solutions(self) -> None:
+        """Raises `ConfigError` if a usable row has no worked solution."""
         key, names = self._config.solution_key, self._rows.column_names
         missing: Sequence[int] = self._usable
         if key in names:
@@ -108,30 +114,21 @@ class ProblemSet(Sequence[Problem]):
             missing = [row for row in self._usable if _solution(solutions[row][key]) is None]
         if missing:
             raise ConfigError(
-                f"{setting} shows worked solutions, but {len(missing)} of {len(self)} rows of {self._source} have none "
-                f"({'' if key in names else 'no '}column '{key}'), the first of them row {missing[0]}; name the column in "
-                f"data.solution_key (there are {', '.join(names)}), or choose solution_or_answer or another source"
+                f"algorithm.positive.source=solution shows worked solutions, but {len(missing)} of {len(self)} rows of "
+                f"{self._source} have none ({'' if key in names else 'no '}column '{key}'), the first of them row "
+                f"{missing[0]}; name the column in data.solution_key (there are "
+                f"{', '.join(names)}), or choose solution_or_answer or another source"
             )
-
-    def require_teacher_images(self) -> None:
-        """Raises `ConfigError` if `data.teacher_image_key` names a column that the source lacks."""
-        if self._config.teacher_image_key is not None:
-            self._require_column("teacher_image_key")
 
     def image_probe(self) -> ImageSource | None:
-        """Returns a row with which other nodes test whether they can read images, or None.
+        """Returns a row with images, with which other nodes test whether they can read them; None if there is none.
 
-        The row has images if any usable row has. Nothing is decoded. Rows with videos are skipped, because their
-        content is sent by value.
+        Nothing is decoded. Rows with videos are skipped, because their content is sent by value.
         """
-        if self._rows_are_given:
-            return None
-        for number in self._usable if self.most_images else self._usable[:1]:
+        most_images, _ = self.most_visuals
+        for number in self._usable if most_images and not self._rows_are_given else ():
             row = self._rows[number]
-            has_images, has_videos = (
-                bool(listed(row, key)) for key in (self._config.image_key, self._config.video_key)
-            )
-            if has_images >= bool(self.most_images) and not has_videos:
+            if listed(row, self._config.image_key) and not listed(row, self._config.video_key):
                 return ImageSource(data=self._source, row=number)
         return None
 
@@ -168,7 +165,7 @@ class ProblemSet(Sequence[Problem]):
                 f"{len(images)}; they must agree"
             )
         if IMAGE_MARK in text and config.image_key not in row:
-            self._require_column("image_key")
+            self.require_column("image_key")
         for mark, values, name in ((IMAGE_MARK, images, "images"), (VIDEO_MARK, videos, "videos")):
             if text.count(mark) != len(values) and (values or mark == IMAGE_MARK):  # without videos it is plain text
                 raise DataError(f"{text.count(mark)} '{mark}' in the text but {len(values)} {name}; they must agree")
@@ -198,8 +195,7 @@ class TrainingProblems:
         self._parts, self._config = parts, config
         self._ends = list(accumulate(len(part) for part in parts))
         self._begins = [0, *self._ends]
-        self.most_images = max(part.most_images for part in parts)
-        self.most_videos = max(part.most_videos for part in parts)
+        self.most_visuals = most_visuals(*parts)
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -223,7 +219,7 @@ class TrainingProblems:
                 step, sizes=sizes, weights=weights, batch_size=batch_size, shuffle=shuffle, seed=seed
             )
             return [self._begins[part] + index for part, index in chosen]
-        per_epoch = steps_per_epoch(len(self), batch_size)
+        per_epoch = len(self) // batch_size  # an incomplete last batch is dropped, as in EasyR1
         assert per_epoch > 0, "a batch must not be larger than the problem set; checked when the run is put together"
         epoch, number = divmod(step, per_epoch)
         order = shuffled(len(self), f"{seed}/{epoch}") if shuffle else range(len(self))
@@ -232,23 +228,25 @@ class TrainingProblems:
     def content(self) -> str:
         return "; ".join(part.content() for part in self._parts)
 
-    def require_solutions(self, setting: str) -> None:
-        for part in self._parts:
-            part.require_solutions(setting)
-
     def image_probe(self) -> ImageSource | None:
-        """Returns the first probe that is not None, from sources with images first; see `ProblemSet.image_probe`."""
-        parts = sorted(self._parts, key=lambda part: not part.most_images)
-        return next((probe for probe in (part.image_probe() for part in parts) if probe is not None), None)
+        """Returns the first source's probe that is not None."""
+        return next(filter(None, (part.image_probe() for part in self._parts)), None)
 
 
-def read_training_sets(config: DataConfig, processing: Processing) -> TrainingProblems:
-    """Reads all of `data.train_files` and checks every row; raises as `ProblemSet`, and for fewer problems than a step needs."""
+def read_training_sets(config: DataConfig, processing: Processing, *, with_solutions: bool = False) -> TrainingProblems:
+    """Reads all of `data.train_files` and checks every row.
+
+    Raises as `ProblemSet`, for fewer problems than a step needs, and `with_solutions` for a problem that has none.
+    """
     parts: list[ProblemSet] = []
     for source in config.train_sources:
         logger.info("reading and checking %s", source)
-        parts.append(ProblemSet(source, config, processing))
-        parts[-1].require_teacher_images()
+        part = ProblemSet(source, config, processing)
+        if config.teacher_image_key is not None:
+            part.require_column("teacher_image_key")
+        if with_solutions:
+            part.require_solutions()
+        parts.append(part)
     sizes = [len(part) for part in parts]
     if sum(sizes) < config.rollout_batch_size:
         raise ConfigError(
@@ -259,11 +257,6 @@ def read_training_sets(config: DataConfig, processing: Processing) -> TrainingPr
     for source, size, weight in zip(config.train_sources, sizes, weights, strict=True) if len(parts) > 1 else ():
         logger.info("plan: %.1f %% of the prompts from %s (%d problems)", 100 * weight / sum(weights), source, size)
     return TrainingProblems(parts, config)
-
-
-def steps_per_epoch(num_problems: int, batch_size: int) -> int:
-    """Returns the number of full batches in one pass; an incomplete last batch is dropped, as in EasyR1."""
-    return num_problems // batch_size
 
 
 @lru_cache(maxsize=16)
@@ -294,28 +287,10 @@ def weighted_indices(
     return chosen
 
 
-class _WithVisuals(Protocol):
-    most_images: int
-    most_videos: int
-
-
-def most_visuals(*problem_sets: _WithVisuals | None) -> tuple[int, int]:
+def most_visuals(*problem_sets: ProblemSet | TrainingProblems | None) -> tuple[int, int]:
     """Returns the largest numbers of images and videos in a prompt, which the engine must accept; ignores None."""
-    present = [problems for problems in problem_sets if problems is not None]
-    return max(each.most_images for each in present), max(each.most_videos for each in present)
-
-
-def _format_template(path: str | None) -> UserTemplate | None:
-    if path is None:
-        return None
-    origin = f"data.format_prompt '{path}'"
-    template = UserTemplate(template_text(path, origin, "with the variable content, or null").strip(), origin)
-    if template.variables != {"content"}:
-        raise ConfigError(
-            f"{origin} uses the variables {', '.join(sorted(template.variables)) or '(none)'}; accepted: content, "
-            "which stands for the question"
-        )
-    return template
+    images, videos = zip(*(problems.most_visuals for problems in problem_sets if problems is not None), strict=True)
+    return max(images), max(videos)
 
 
 def plain_text(value: object) -> str:

@@ -25,8 +25,8 @@ class RowMeasure:
     visual_tokens: int = 0
 
     def __str__(self) -> str:
-        visual = f" ({self.visual_tokens} of them of images and videos)" if self.visual_tokens else ""
-        return f"{self.length} tokens{visual}"
+        visual = f" ({self.visual_tokens} of them of images and videos, which data.min_pixels and max_pixels bound)"
+        return f"{self.length} tokens{visual if self.visual_tokens else ''}"
 
 
 def check_rows(
@@ -64,22 +64,15 @@ def check_rows(
             )
     num_bad = len(rows) - len(usable) - len(overlong)
     if not usable:
-        raise DataError(f"{source}{_why_none_is_usable(num_bad, overlong, config)}")
+        raise DataError(f"{source}{_why_none_is_usable(num_bad, overlong, limit)}")
     return usable, +Counter(bad=num_bad, overlong=len(overlong))
 
 
-def _why_none_is_usable(num_bad: int, overlong: Sequence[RowMeasure], config: DataConfig) -> str:
+def _why_none_is_usable(num_bad: int, overlong: Sequence[RowMeasure], limit: int) -> str:
     if not overlong:
         return " has no row that can be used; the warnings above name each bad one" if num_bad else " has no row"
     shortest, longest = (choose(overlong, key=lambda measured: measured.length) for choose in (min, max))
-    bad = f" ({num_bad} more rows are bad)" if num_bad else ""
-    text = (
-        f": all of its {len(overlong)} prompts{bad} are overlong: they have {shortest.length} to {longest}, and "
-        f"data.max_prompt_length={config.max_prompt_length}. Raise it to {longest.length} for all of them"
+    return (
+        f": all of its {len(overlong)} prompts are overlong: they have {shortest.length} to {longest}, and "
+        f"data.max_prompt_length={limit}. Raise it to {longest.length} for all of them"
     )
-    if shortest.visual_tokens and config.min_pixels is not None:
-        text += (
-            f". Images of fewer pixels than data.min_pixels={config.min_pixels} are enlarged to that many; "
-            "data.min_pixels=null leaves them as they are"
-        )
-    return text

@@ -18,14 +18,12 @@ SPECIALS = ["<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|vision_start|>", "
 @pytest.mark.parametrize(
     ("placement", "source", "message"),
     [
-        ("user_suffix", "{{ prompt }}\nThis reference is only a word", "never uses the variable reference"),
-        ("user_suffix", "{{ prompt }}{# {{ reference }} #}", "never uses the variable reference"),
+        ("user_suffix", "{{ prompt }}\nThis reference is only a word", "uses the variables prompt; needed: reference"),
+        ("user_suffix", "{{ prompt }}{# {{ reference }} #}", "uses the variables prompt; needed: reference"),
         ("user_suffix", "{{ prompt }} {{ reference", "does not parse"),
-        ("user_suffix", "{{ prompt }} {{ reference }} {{ answer }}", "uses answer; accepted variables: prompt, reference"),
+        ("user_suffix", "{{ prompt }} {{ reference }} {{ answer }}", "uses .*answer.*; needed: reference, further"),
         ("user_suffix", "Sample: {{ reference }}\n{{ prompt }}", "must begin with the prompt .*use placement free"),
         ("free", "{{ prompt }} {{ reference }} {{ prompt }}", "must contain the prompt exactly once"),
-        ("user_suffix", b"\x80 {{ reference }}", "is not text in UTF-8 .*give a Jinja file that uses prompt"),
-        ("user_suffix", None, "does not exist"),
         *(
             ("user_suffix", f"{{{{ prompt }}}}{{{{ reference }}}}{{{{ {expression} }}}}", "(cannot be rendered|does not parse): ")
             for expression in ("prompt / 2", "1 / 0", "prompt[0][9]", "range(10 ** 6) | list", "prompt.__class__.__mro__")
@@ -33,11 +31,10 @@ SPECIALS = ["<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|vision_start|>", "
     ],
 )  # fmt: skip
 def test_a_template_that_cannot_give_the_hint_is_an_error(
-    tmp_path: Path, placement: str, source: str | bytes | None, message: str
+    tmp_path: Path, placement: str, source: str, message: str
 ) -> None:
     file = tmp_path / "hint.jinja"
-    if source is not None:
-        file.write_bytes(source.encode() if isinstance(source, str) else source)
+    file.write_text(source)
     with pytest.raises(ConfigError, match=rf"teacher\.template .*hint\.jinja {message}"):
         HintTemplate(placement, str(file))
 

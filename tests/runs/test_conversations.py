@@ -65,7 +65,7 @@ def test_messages_are_templated_in_their_order(read: Reader, tiny_processing: Pr
     ids = tiny_processing.template_ids(first.text, history=first.history)
     end = tiny_processing.tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert ids.count(end) == 4  # the one in the assistant's text is eight characters
-    assert (second.text, second.history, problems.most_images) == ("What is 2 + 3?", (), 2)
+    assert (second.text, second.history, problems.most_visuals) == ("What is 2 + 3?", (), (2, 0))
 
 
 def test_one_user_message_gives_the_tokens_of_the_same_text(read: Reader, tiny_processing: Processing) -> None:

@@ -90,7 +90,7 @@ def test_rows_with_0_1_and_2_images_read_alike_from_each_form(
     assert [problem.ground_truth for problem in problems] == ["2", "24", "3.5"]
     assert [problem.columns["level"] for problem in problems] == [1, 2, 3]
     assert all(image.mode == "RGB" for problem in problems for image in problem.images)
-    assert problems.most_images == 2
+    assert problems.most_visuals == (2, 0)
     for wrapped in () if form.startswith("json") else (True, False):
         files = {name: (picture_folder / name).read_bytes() for name in ("a.png", "b.jpg")}
         values = {name: {"bytes": content, "path": None} if wrapped else content for name, content in files.items()}
@@ -233,7 +233,7 @@ def test_several_files_are_one_set_or_weighted(
     problems = of(f"data.train_files=[{problem_file}, {text_file}]")
     names = [problems[index].prompt_id for index in range(len(problems))]
     assert names == [f"0:{row}" for row in range(8)] + [f"1:{row}" for row in range(3)]
-    assert (len(problems[0].images), len(problems[10].images), problems.most_images) == (1, 0, 1)
+    assert (len(problems[0].images), len(problems[10].images), problems.most_visuals) == (1, 0, (1, 0))
     asked = [index for step in range(11) for index in problems.indices(step, 1)]
     assert sorted(asked) == list(range(11)) != asked
     assert problems.image_probe().data == str(problem_file)

@@ -74,4 +74,4 @@ def test_images_of_another_number_or_no_column_are_refused(
     problems = ProblemSet(written(rows, tmp_path), settings, tiny_processing)
     assert problems[0].teacher_images == ()
     with pytest.raises(ConfigError, match=r"data.teacher_image_key is 'crop', which .* does not have"):
-        problems.require_teacher_images()
+        problems.require_column("teacher_image_key")
