@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cepo.algorithms import available_estimators, base
+from cepo.algorithms import base
 
 
 @contextmanager
@@ -77,12 +77,7 @@ def _restored_environment() -> Iterator[None]:
 @contextmanager
 def _restored_methods() -> Iterator[None]:
     """The registry of methods; plugins that were loaded meanwhile are loaded anew by the next who names them."""
-    available_estimators()  # they register themselves when they are first asked for, which is no change
-    registry, methods, modules = base._registry, dict(base._registry), set(sys.modules)
+    before = base._registry, base._plugins
+    base._registry, base._plugins = dict(base._registry), dict(base._plugins)
     yield
-    base._registry = registry
-    registry.clear()
-    registry.update(methods)
-    for name in sys.modules.keys() - modules:
-        if name.startswith("cepo_plugin_"):
-            del sys.modules[name]
+    base._registry, base._plugins = before

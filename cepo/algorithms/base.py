@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _registry: dict[str, type[Estimator]] = {}
-_plugins: dict[str, list[str]] = {}
+_plugins: dict[Path, list[str]] = {}
 _EstimatorType = TypeVar("_EstimatorType", bound="type[Estimator]")
 SHARED: Mapping[str, Any] = {name: field.annotation for name, field in fields_of(settings.SharedSettings).items()}
 """The types of the settings and sections of `algorithm` that methods share, by name."""
@@ -232,22 +232,17 @@ def register_estimator(name: str) -> Callable[[_EstimatorType], _EstimatorType]:
 def load_plugin(path: str | Path) -> list[str]:
     """Imports a user's Python file (`trainer.plugins`) once, and returns the names of the methods that it registers."""
     file = Path(path).expanduser().resolve()
-    module_name = f"cepo_plugin_{file.stem}_{abs(hash(str(file))):x}"
-    if module_name in sys.modules:
-        return _plugins[module_name]
+    if file in _plugins:
+        return _plugins[file]
     if not file.is_file():
         raise ConfigError(f"trainer.plugins: {path} is not a file; give the path of a Python file")
-    spec = importlib.util.spec_from_file_location(module_name, file)
+    spec = importlib.util.spec_from_file_location(f"cepo_plugin_{file.stem}_{abs(hash(str(file))):x}", file)
     assert spec is not None and spec.loader is not None
     module, before = importlib.util.module_from_spec(spec), set(_registry)
-    sys.modules[module_name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[module_name]  # otherwise a second call would consider the half-imported file loaded
-        raise
-    _plugins[module_name] = [name for name in _registry if name not in before]
-    return _plugins[module_name]
+    sys.modules[spec.name] = module  # where the types of its settings are looked up
+    spec.loader.exec_module(module)
+    _plugins[file] = [name for name in _registry if name not in before]
+    return _plugins[file]
 
 
 def available_estimators() -> list[str]:

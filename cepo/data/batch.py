@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict, TypeVar
+from typing import Literal, Self, TypedDict
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -55,7 +55,22 @@ class ScoringRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillationRows:
+class _OfRows:
+    def at(self, indices: Sequence[int]) -> Self:
+        """Returns the rows at `indices`, with unchanged totals."""
+        changed: Tree = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                changed[name] = value[list(indices)]
+            elif isinstance(value, _OfRows):
+                changed[name] = value.at(indices)
+            elif name == "rows":
+                changed[name] = [value[index] for index in indices]
+        return dataclasses.replace(self, **changed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationRows(_OfRows):
     """The distillation data of an optimizer batch."""
 
     divergence: DivergenceConfig
@@ -64,7 +79,7 @@ class DistillationRows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerBatch:
+class OptimizerBatch(_OfRows):
     """The rows of one optimizer step that have a gradient, with totals over all rows of the step.
 
     If `on_policy`, the weights at the start of this optimizer step sampled the rows and no earlier pass scored them. The
@@ -81,13 +96,9 @@ class OptimizerBatch:
     reference_log_probs: Float[Tensor, "R T"] | None = None  # under the initial weights; None without a KL in the loss
     distillation: DistillationRows | None = None  # None for methods whose only loss is the policy loss
 
-    def at(self, indices: Sequence[int]) -> OptimizerBatch:
-        """Returns the rows at `indices`, with unchanged totals."""
-        return _at(self, indices)
-
 
 @dataclass(frozen=True, kw_only=True)
-class CriticBatch:
+class CriticBatch(_OfRows):
     """The rows of one optimizer step of the critic."""
 
     rows: Sequence[ScoringRow]
@@ -95,21 +106,3 @@ class CriticBatch:
     returns: Float[Tensor, "R T"]  # the targets of the values
     response_mask: Bool[Tensor, "R T"]
     denominators: LossDenominators  # over every row of the step on all ranks
-
-    def at(self, indices: Sequence[int]) -> CriticBatch:
-        return _at(self, indices)
-
-
-_Batch = TypeVar("_Batch", OptimizerBatch, CriticBatch, DistillationRows)
-
-
-def _at(batch: _Batch, indices: Sequence[int]) -> _Batch:
-    changed: Tree = {}
-    for name, value in ((field.name, getattr(batch, field.name)) for field in dataclasses.fields(batch)):
-        if isinstance(value, Tensor):
-            changed[name] = value[list(indices)]
-        elif isinstance(value, DistillationRows):
-            changed[name] = _at(value, indices)
-        elif name == "rows":
-            changed[name] = [value[index] for index in indices]
-    return dataclasses.replace(batch, **changed)

@@ -11,7 +11,6 @@ import pytest
 from cepo.algorithms import (
     Estimator,
     available_estimators,
-    base,
     build_config,
     build_estimator,
     load_plugin,
@@ -34,12 +33,6 @@ class PluginMethod(Estimator):
     def signal(self, batch, *, step):
         return TokenSignal(advantages=self.config.strength * batch.response_mask.float())
 """
-
-
-@pytest.fixture(autouse=True)
-def _registry_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    available_estimators()
-    monkeypatch.setattr(base, "_registry", dict(base._registry))
 
 
 def test_a_second_class_of_the_same_name_is_refused() -> None:
