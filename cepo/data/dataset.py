@@ -6,8 +6,9 @@ import logging
 import random
 import zlib
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -18,19 +19,33 @@ import numpy
 from cepo.config.schema import DataConfig
 from cepo.data.contexts import Problem, UserTemplate
 from cepo.data.images import decoded_images, limited_size, listed, verify_image
-from cepo.data.reading import read_source, without_decoding
-from cepo.data.row_checks import RowMeasure, check_rows
+from cepo.data.reading import read_row, read_source, without_decoding
 from cepo.data.videos import load_video
 from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import read_text
 from cepo.models.inputs import ImageSource, Turn, Video
 from cepo.models.processing import IMAGE_MARK, VIDEO_MARK, Processing
+from cepo.progress import shown
 from cepo.trees import Fields, is_mapping
 
 logger = logging.getLogger(__name__)
 
 ROLES = ("system", "user", "assistant")
 _ACCEPTED = "accepted: a list of messages {role, content}, of which the last is the user's"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowMeasure:
+    """The number of tokens of a row's prompt, including `visual_tokens` of images and videos, and their numbers."""
+
+    length: int
+    num_images: int
+    num_videos: int
+    visual_tokens: int
+
+    def __str__(self) -> str:
+        visual = f" ({self.visual_tokens} of them of images and videos, which data.min_pixels and max_pixels bound)"
+        return f"{self.length} tokens{visual if self.visual_tokens else ''}"
 
 
 class ProblemSet(Sequence[Problem]):
@@ -51,7 +66,7 @@ class ProblemSet(Sequence[Problem]):
         self._rows = without_decoding(read)
         for name in ("prompt_key", "answer_key"):
             self.require_column(name)
-        usable, self.skipped = check_rows(self._rows, source=source, config=config, measure=self._measure)
+        usable = self._usable_rows()
         self._usable = list(usable)
         images, videos = zip(*((each.num_images, each.num_videos) for each in usable.values()), strict=True)
         self.most_visuals: tuple[int, int] = max(images), max(videos)
@@ -141,6 +156,44 @@ class ProblemSet(Sequence[Problem]):
 
     def _video(self, value: object) -> Video:
         return load_video(value, self._config, factor=self._processing.reader.video_factor)
+
+    def _usable_rows(self) -> dict[int, RowMeasure]:
+        """Returns the measures of the rows that can be used by number, and counts in `skipped` those left out.
+
+        A row takes about 1 ms with an image.
+        """
+        config, limit = self._config, self._config.max_prompt_length
+        usable: dict[int, RowMeasure] = {}
+        overlong: list[RowMeasure] = []
+        for number in shown(range(len(self._rows)), f"checking {self._source}", len(self._rows)):
+            where = f"{self._source}, row {number}"
+            try:
+                measured = self._measure(read_row(self._rows, number))
+            except DataError as error:
+                if not config.skip_bad_rows:
+                    raise DataError(f"{where}: {error}. data.skip_bad_rows=true leaves such rows out") from error
+                logger.warning("%s is left out: %s", where, error)
+                continue
+            if measured.length <= limit:
+                usable[number] = measured
+            elif config.filter_overlong_prompts:
+                overlong.append(measured)
+            else:
+                raise DataError(
+                    f"{where}: the prompt has {measured}; data.max_prompt_length is {limit}. "
+                    "data.filter_overlong_prompts=true leaves such rows out"
+                )
+        self.skipped = +Counter(bad=len(self._rows) - len(usable) - len(overlong), overlong=len(overlong))
+        if overlong and not usable:
+            shortest, longest = (choose(overlong, key=lambda measured: measured.length) for choose in (min, max))
+            raise DataError(
+                f"{self._source}: all of its {len(overlong)} prompts are overlong: they have {shortest.length} to "
+                f"{longest}, and data.max_prompt_length={limit}. Raise it to {longest.length} for all of them"
+            )
+        if not usable:
+            why = " that can be used; the warnings above name each bad one" if self.skipped else ""
+            raise DataError(f"{self._source} has no row{why}")
+        return usable
 
     def _measure(self, row: Fields) -> RowMeasure:
         """Measures the prompt and its images. Videos are decoded completely, the only way to find damaged ones."""

@@ -7,15 +7,18 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from config_arguments import load
+from datasets import Dataset
 
 import cepo
 from cepo.config import check_config
 from cepo.config.schema import DataConfig
 from cepo.config.trainer_schema import TrainerConfig
-from cepo.data.row_checks import RowMeasure, check_rows
+from cepo.data.dataset import ProblemSet
 from cepo.errors import (
     CepoError,
     CheckpointError,
@@ -40,7 +43,8 @@ PACKAGE = Path(cepo.__file__).parent
 
 def a_prompt_that_is_too_long(_: Path) -> None:
     config = DataConfig(train_files="rows.jsonl", filter_overlong_prompts=False)
-    check_rows([{}], source="rows.jsonl", config=config, measure=lambda _: RowMeasure(length=999, num_images=0))
+    processing: Any = SimpleNamespace(template_ids=lambda *_, **__: range(999))
+    ProblemSet("rows.jsonl", config, processing, rows=Dataset.from_dict({"prompt": ["Find x."], "answer": ["7"]}))
 
 
 def a_link_out_of_the_folder(folder: Path) -> None:
