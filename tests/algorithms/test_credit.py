@@ -43,11 +43,6 @@ def test_the_floor_is_added_to_a_deviation() -> None:
     assert found.tolist() == pytest.approx([1 - math.sqrt(2), math.sqrt(2) - 1], rel=1e-6)
 
 
-def test_groups_are_told_apart_by_id_whatever_the_order_of_rows() -> None:
-    mixed = advantages([1.0, 10.0, 0.0, 30.0], ids=[7, 3, 7, 3], scale="none")
-    assert mixed.tolist() == [0.5, -10.0, -0.5, 10.0]
-
-
 @given(st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0]), min_size=2, max_size=16), st.floats(0.25, 4), st.floats(-3, 3))
 def test_scaling_or_shifting_rewards_changes_no_advantage(rewards: list[float], factor: float, offset: float) -> None:
     moved = advantages([factor * reward + offset for reward in rewards])

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from cepo.algorithms import build_estimator
-from cepo.errors import ConfigError
 from cepo.types import TokenBatch, TokenSignal
 
 WIDTH, LONGEST, SIZE = 3, 3, 3
@@ -278,15 +277,3 @@ def test_every_rollout_learns_since_no_reward_is_certain(name: str) -> None:
     cases = [(name, {}), (name, {"advantage": {"baseline": "hindsight"}}), ("hindsight", {})]
     live = [build_estimator(each, settings).live_rows(rewards, ids).tolist() for each, settings in cases]
     assert live == [[False] * 4, [True] * 4, [True] * 4]
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"advantage": {"reward_low": 1.0}}, "reward_high 1.0 is not above reward_low 1.0"),
-        ({"advantage": {"baseline": "hindsight"}, "negative": {"fallback": "neutral"}}, "with that baseline: student"),
-    ],
-)
-def test_settings_that_leave_no_baseline_are_refused(settings: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        build_estimator("cepo", settings)

@@ -161,12 +161,3 @@ def test_gae_whitens_advantages_and_not_the_critics_targets() -> None:
     assert found["critic/squared_error"] == pytest.approx((0.25 + 0.5625 + 0.0625 + 0.25 + 0.25) / 5)
     with pytest.raises(AssertionError, match="needs_values"):
         signal_of("gae", dataclasses.replace(batch, values=None))
-
-
-@pytest.mark.parametrize(
-    ("name", "key", "value"),
-    [("reinforce_plus_plus", "gamma", 1.1), ("gae", "gamma", 1.1), ("gae", "gamma", -0.1), ("gae", "lam", 2)],
-)
-def test_a_bad_setting_is_an_error_with_its_full_key(name: str, key: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=rf"^algorithm\.{key} must be at least 0 and at most 1, got {value}"):
-        build_estimator(name, {key: value})
