@@ -173,8 +173,8 @@ def test_missing_solutions_are_noticed_before_a_model_is_loaded(refused: Command
     file = write_rows(tmp_path, rows)
     files = [f"data.train_files={file}", f"data.image_dir={tmp_path}", "data.prompt_key=problem"]
     message = refused(*shown, *files)
-    for words in ("algorithm.positive.source=solution", "no column 'solution'", "problem", "data.solution_key"):
-        assert words in message
+    words = ("algorithm.positive.source=solution", "no column 'solution'", "problem", "data.solution_key")
+    assert [word for word in words if word not in message] == []
     solved = [{**row, "solution": text} for row, text in zip(rows, ["x = 4.", None, " ", "so 4"], strict=True)]
     message = refused(*shown, f"data.train_files={write_rows(tmp_path, solved)}", *files[1:])
     assert "2 of 4 rows" in message
