@@ -146,10 +146,7 @@ class WeightedEstimator(GroupRelativeEstimator):
         return credit.group_advantages(batch.rewards, batch.group_ids, self.config.advantage).unsqueeze(1), None
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """Computes `A_hat_t` in float64, with 0 on padding; A if no teacher is needed.
-
-        Diagnostics are delta, the weight before and after clipping, and the values of a hindsight baseline.
-        """
+        """Computes `A_hat_t` in float64, with 0 on padding; A if no teacher is needed."""
         mask, mixing, radius = batch.response_mask, self.mixing(step), self.config.weight.clip_radius
         advantages, values = self.advantages(batch)
         metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
@@ -163,17 +160,13 @@ class WeightedEstimator(GroupRelativeEstimator):
         weight = credit.evidence_weight(delta, sign, clip_radius=radius)
         weighted = advantages.double() * (1.0 + mixing * (weight - 1.0))
         metrics |= credit.evidence_metrics(delta, advantages, mask, batch.correct, mixing=mixing, clip_radius=radius)
-        diagnostics = {
-            "delta": delta,
-            "raw_weight": (sign * delta).exp().where(mask, 0.0),
-            "weight": weight.to(delta.dtype).where(mask, 0.0),
-        }
+        raw, clipped = (sign * delta).exp().where(mask, 0.0), weight.to(delta.dtype).where(mask, 0.0)
+        diagnostics = {"delta": delta, "raw_weight": raw, "weight": clipped}
         if values is not None:
             metrics |= credit.value_metrics(values, batch)
             diagnostics["value"] = values
-        return TokenSignal(
-            advantages=weighted.to(advantages.dtype).where(mask, 0.0), metrics=metrics, diagnostics=diagnostics
-        )
+        scaled = weighted.to(advantages.dtype).where(mask, 0.0)
+        return TokenSignal(advantages=scaled, metrics=metrics, diagnostics=diagnostics)
 
 
 class EvidenceEstimator(WeightedEstimator):

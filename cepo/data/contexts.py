@@ -146,7 +146,7 @@ def sanitise_reference(text: str, special_texts: Iterable[str]) -> str:
 
 
 class ContextBuilder:
-    """Builds student and teacher contexts of at most `max_context_length` tokens.
+    """Builds contexts of at most `max_context_length` tokens.
 
     The teacher sees the student's images, those of `data.teacher_image_key`, or none (`teacher.with_images`).
     """
@@ -185,10 +185,9 @@ class ContextBuilder:
 
     def whole_text(self, reference: Reference) -> str:
         """Returns the sanitised reference without a maximum length."""
-        if reference.token_ids is not None:
-            return sanitise_reference(self._processing.decode(reference.token_ids), self._special_texts)
-        assert reference.text is not None
-        return sanitise_reference(reference.text, self._special_texts)
+        text = reference.text if reference.token_ids is None else self._processing.decode(reference.token_ids)
+        assert text is not None, "a blind teacher reads no reference"
+        return sanitise_reference(text, self._special_texts)
 
     def teacher(self, problem: Problem, student: EncodedPrompt, reference_text: str) -> EncodedPrompt:
         """Encodes the student's user turn with `reference_text` and, if configured, images, without a length limit."""
@@ -209,16 +208,15 @@ class ContextBuilder:
         A long text is cut at its end. An answer is dropped instead, because the beginning of an answer is a different
         answer. Images are never cut.
         """
-        context = self.teacher(problem, student, reference_text)
-        excess = len(context.token_ids) - self._max_context_length
-        while excess > 0:
+        while True:
+            context = self.teacher(problem, student, reference_text)
+            excess = len(context.token_ids) - self._max_context_length
+            if excess <= 0:
+                return context, reference_text
             kept = len(self._processing.encode_text(reference_text)) - excess
             reference_text = "" if is_answer or kept <= 0 else self._cut(reference_text, kept)
             if not reference_text:
                 return None
-            context = self.teacher(problem, student, reference_text)
-            excess = len(context.token_ids) - self._max_context_length
-        return context, reference_text
 
     def blind(self, problem: Problem) -> EncodedPrompt:
         """Encodes the student's prompt without its images and videos."""

@@ -63,10 +63,7 @@ def image_of(value: object, image_dir: str | None, *, hosts: Collection[str] = (
 
 
 def open_image(content: bytes, *, formats: tuple[str, ...] = FORMATS, name: str = "the image") -> Image.Image:
-    """Opens an image file, which errors call `name`, as `image_of` does.
-
-    Other formats than Pillow's `formats` are not even tried: some decoders start programs.
-    """
+    """Opens an image file, which errors call `name`; formats other than `formats` are not even tried, as `FORMATS` says."""
     try:
         image = Image.open(io.BytesIO(content), formats=formats)
     except Exception as error:  # damaged bytes make decoders raise almost anything

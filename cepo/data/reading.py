@@ -146,10 +146,7 @@ def read_row(rows: Any, number: int) -> Tree:
 
 
 class ImageStore:
-    """Caches the images of rows, so that each is read and preprocessed once.
-
-    The images equal the trainer's bit for bit, because the same functions read the same rows.
-    """
+    """Reads the images of rows as the trainer does, each once."""
 
     def __init__(self, config: DataConfig, processing: Processing) -> None:
         self._config, self._processing = config, processing
@@ -160,9 +157,8 @@ class ImageStore:
     def images(self, source: ImageSource) -> tuple[Image.Image, ...]:
         """Returns a row's decoded images for the rollout engine; raises `ConfigError` or `DataError` on failure."""
         if source not in self._images:
-            self._images[source] = decoded_images(
-                self._data(source.data)[source.row], self._config, source.column or ""
-            )
+            row = self._data(source.data)[source.row]
+            self._images[source] = decoded_images(row, self._config, source.column or "")
         return self._images[source]
 
     def inputs(self, source: ImageSource) -> ImageInputs:

@@ -24,11 +24,10 @@ _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,flv,ogg,gif,as
 
 
 def load_video(value: object, config: DataConfig, *, factor: int) -> Video:
-    """Returns the chosen frames of a video.
+    """Returns the chosen frames of a video: a path in `data.image_dir`, bytes, a mapping with either, or a list of images.
 
-    `value` is a path in `data.image_dir`, raw bytes, a mapping with `bytes` or `path`, or a list of images. The sides of
-    frames are multiples of `factor`, the patch size times the merge size. Raises `ConfigError` without the libraries of
-    the extra `video`, `DataError` if the video is not readable or too short.
+    The sides of frames are multiples of `factor`, the patch size times the merge size. Raises `ConfigError` without the
+    libraries of the extra `video`, `DataError` if the video is not readable or too short.
     """
     missing = [library for library in _LIBRARIES if importlib.util.find_spec(library) is None]
     if missing:
