@@ -22,26 +22,25 @@ pytestmark = pytest.mark.heavy
 HEAVIER = ("accelerate", "datasets", "matplotlib", "omegaconf", "peft", "ray", "transformers", "vllm")
 
 
-def python(code: str, *, packages: Path, folder: Path) -> str:
-    """What a process prints that finds cepo in `packages` and works in `folder`."""
-    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+def ran(*command: str, folder: Path, **variables: str) -> str:
+    """What a command prints in `folder`, with these environment variables beside the others."""
     done = subprocess.run(
-        [sys.executable, "-P", "-c", code], cwd=folder, env=variables | {"PYTHONPATH": str(packages)},
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        command, cwd=folder, env=os.environ | variables, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def python(code: str, *, packages: Path, folder: Path) -> str:
+    """What a process prints that finds cepo in `packages` and works in `folder`."""
+    return ran(sys.executable, "-P", "-c", code, folder=folder, PYTHONPATH=str(packages))
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("hatchling", reason="hatchling is not installed: pip install 'cepo[dev]'")
     folder = tmp_path_factory.mktemp("dist")
-    done = subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)],
-        cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    ran(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), folder=REPOSITORY)
     (file,) = folder.glob("*.whl")
     return file
 
@@ -90,13 +89,9 @@ def test_shipped_configurations_are_found_by_name_in_a_wheel(unpacked: Path, tmp
 def test_init_copies_what_a_launcher_needs(unpacked: Path, tmp_path: Path) -> None:
     init = "from cepo.cli import main; import sys; sys.exit(main(['init', 'mine']))"
     assert "configs, examples" in python(init, packages=unpacked, folder=tmp_path)
-    done = subprocess.run(
-        ["bash", "mine/scripts/geo3k/rlsd.sh", "4b", "trainer.seed=3"], cwd=tmp_path,
-        env=os.environ | {"CEPO_PYTHON": sys.executable, "DRY_RUN": "1", "PYTHONPATH": str(unpacked)},
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    settings = yaml.safe_load(done.stdout)
+    launcher = ("bash", "mine/scripts/geo3k/rlsd.sh", "4b", "trainer.seed=3")
+    variables = {"CEPO_PYTHON": sys.executable, "DRY_RUN": "1", "PYTHONPATH": str(unpacked)}
+    settings = yaml.safe_load(ran(*launcher, folder=tmp_path, **variables))
     assert (settings["algorithm"]["adv_estimator"], settings["trainer"]["seed"]) == ("rlsd", 3)
     twice = "from cepo.cli import main; print(main(['init', 'mine']))"
     assert python(twice, packages=unpacked, folder=tmp_path).strip() == "2"

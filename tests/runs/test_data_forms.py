@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -247,12 +246,6 @@ def test_several_files_are_one_set_or_weighted(
 def asked(steps: range, **settings: object) -> list[tuple[int, int]]:
     usual: dict[str, object] = {"shuffle": True, "seed": 1, "batch_size": 4}
     return [each for step in steps for each in weighted_indices(step, **(usual | settings))]  # pyright: ignore[reportArgumentType]
-
-
-def test_weights_3_and_1_take_3_of_4_problems_from_the_first_set() -> None:
-    """The share of 4,000 independent draws has a standard deviation of sqrt(0.75 * 0.25 / 4000) = 0.007."""
-    counts = Counter(part for part, _ in asked(range(1000, 2000), sizes=[7, 5], weights=[3, 1]))
-    assert abs(counts[0] / 4000 - 0.75) < 4 * 0.007
 
 
 def test_each_pass_of_a_set_asks_each_problem_once() -> None:
