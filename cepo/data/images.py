@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from PIL import Image
+from PIL import ExifTags, Image
 
 from cepo.errors import DataError
 from cepo.foreign_files import LARGEST_DOWNLOAD, LARGEST_IMAGE, download, read_bytes, require_host
@@ -31,7 +31,6 @@ LARGEST_ASPECT_RATIO = 200
 """The largest accepted aspect ratio. Qwen's resizing refuses thinner images, which would otherwise end a run midway."""
 _BASE64 = re.compile(r"data:|(iVBORw0KGgo|/9j/|R0lGOD|UklGR)[A-Za-z0-9+/=\s]{60,}")
 """A data URL, or the beginning of a PNG, JPEG, GIF or WEBP file in base64."""
-_ORIENTATION_TAG = 0x0112
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """The accepted image formats; JPEG files may turn out to be MPO. Pillow's other formats start programs (EPS:
 Ghostscript) or do not occur in datasets."""
@@ -145,7 +144,7 @@ def _orientation(image: Image.Image) -> int:
             exif.load(image.info.get("exif") or b"")
         else:
             exif = image.getexif()
-        found = exif.get(_ORIENTATION_TAG)
+        found = exif.get(ExifTags.Base.Orientation)
     except Exception as error:
         logger.debug("an image's EXIF data cannot be read and is taken for none: %s", error)
         return 1

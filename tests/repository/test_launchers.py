@@ -120,7 +120,6 @@ MISTAKES = [
     (EVALUATE, "", {}, "bash scripts/evaluate.sh CHECKPOINT"),
     (EVALUATE, "no/such/folder", {}, "checkpoint=no/such/folder: there is no such folder"),
     (EVALUATE, "org/name m=4", {}, "argument 'm=4'"),
-    (EVALUATE, "org/name", {"DRY_RUN": "yes"}, "DRY_RUN is 'yes'; accepted: 1 and 0"),
 ]  # fmt: skip
 
 
