@@ -238,6 +238,7 @@ class ContextBuilder:
 def _without_marks(problem: Problem) -> tuple[str, Sequence[Turn]]:
     """Returns the problem's text and the turns before it without placeholders of images and videos."""
     texts = [problem.text, *(turn.text for turn in problem.history)]
-    for mark in MARKS:
-        texts = [text.replace(mark, "") for text in texts]
+    while any(mark in text for mark in MARKS for text in texts):  # removing one can join the halves of another
+        for mark in MARKS:
+            texts = [text.replace(mark, "") for text in texts]
     return texts[0], [Turn(turn.role, text) for turn, text in zip(problem.history, texts[1:], strict=True)]

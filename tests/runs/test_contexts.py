@@ -134,7 +134,7 @@ def test_a_blind_teacher_has_no_image_token(
     with caplog.at_level("WARNING", logger="cepo"):
         contexts = builder(tiny_processing, placement=placement, with_images=False)
     assert "teacher.with_images is false" in caplog.text
-    before = (Turn("user", "<image>What?"), Turn("assistant", "A square."))
+    before = (Turn("user", "<im<image>age>What?"), Turn("assistant", "A square."))
     task = dataclasses.replace(problem("Find x<image>.", images=2), history=before)
     student = contexts.student(task)
     teacher = contexts.teacher(task, student, "42")
