@@ -6,8 +6,12 @@ from pathlib import Path
 
 import actors
 import pytest
+from generator_cases import picture
 from isolation import own_caches
-from training_runs import REWARD_FUNCTIONS, BuildActor, FinishedRun, Prepare, Train, run
+from training_runs import REWARD_FUNCTIONS, BuildActor, FinishedRun, Prepare, Train, encoded, rows_of, run
+
+from cepo.data.batch import ScoringRow
+from cepo.models.processing import Processing
 
 
 @pytest.fixture(autouse=True)
@@ -77,3 +81,14 @@ def train(tiny_run: list[str], tmp_path: Path) -> Train:
 def build_actor(tiny_model_folder: Path) -> BuildActor:
     """Makes an actor on the tiny checkpoint, or on that of `folder`."""
     return lambda *, folder=tiny_model_folder, **settings: actors.build_actor(folder, **settings)
+
+
+@pytest.fixture
+def rows(tiny_processing: Processing) -> list[ScoringRow]:
+    """Two responses each behind no picture, one, and two of other sizes."""
+    contexts = [
+        encoded(tiny_processing, "What is 2 + 3?"),
+        encoded(tiny_processing, "Find x of this figure, please.", picture(1)),
+        encoded(tiny_processing, "Which is larger?", picture(2, (96, 64)), picture(3, (128, 96))),
+    ]
+    return rows_of(contexts, (9, 3, 17, 1, 6, 12))

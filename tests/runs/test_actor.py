@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from generator_cases import picture, reference_model
+from generator_cases import reference_model
 from rounding import GRADIENTS, LOG_PROBS, ORDERS, moved_by_one_unit, one_unit_off
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from training_runs import (
+    BuildActor,
+    assert_cuts_change_nothing,
     batch_of,
     denominators_of,
     differing,
@@ -23,6 +25,7 @@ from training_runs import (
     gradient_of,
     largest_gap,
     mask_of,
+    own_batch,
     parameters_of,
     reference_log_probs,
     reference_logits,
@@ -34,40 +37,19 @@ from training_runs import (
 from cepo.config.schema import OptimConfig
 from cepo.data.batch import OptimizerBatch, ScoringRow
 from cepo.models.processing import Processing
-from cepo.workers.actor import Actor
 from cepo.workers.distributed import process_group_backend
 from cepo.workers.trained import learning_rate_factor, move_state
 
 pytestmark = pytest.mark.heavy
-BuildActor = Callable[..., Actor]
-ADVANTAGES = (1.0, -0.7, 0.4, -1.2, 0.9, -0.3)
-
-
-@pytest.fixture
-def rows(tiny_processing: Processing) -> list[ScoringRow]:
-    """Two responses each behind no picture, one, and two of other sizes."""
-    contexts = [
-        encoded(tiny_processing, "What is 2 + 3?"),
-        encoded(tiny_processing, "Find x of this figure, please.", picture(1)),
-        encoded(tiny_processing, "Which is larger?", picture(2, (96, 64)), picture(3, (128, 96))),
-    ]
-    return rows_of(contexts, (9, 3, 17, 1, 6, 12))
-
-
-def own_batch(actor: Actor, rows: list[ScoringRow]) -> OptimizerBatch:
-    """On the policy's own log-probs."""
-    return batch_of(rows, ADVANTAGES, actor.score(rows))
 
 
 @pytest.mark.nightly("measures what the tests take as given")
 def test_the_bounds_on_rounding_are_what_is_measured_here(
-    build_actor: BuildActor, tiny_model_folder: Path, tiny_processing: Processing, rows: list[ScoringRow]
+    build_actor: BuildActor, tiny_model_folder: Path, rows: list[ScoringRow]
 ) -> None:
     """`LOG_PROBS` and `GRADIENTS` of tests/rounding.py, within a factor: neither a processor's luck nor a loose guess."""
-    model, image_token = reference_model(tiny_model_folder), tiny_processing.image_token_id
-    moved = moved_by_one_unit(
-        lambda: [reference_log_probs(model, row, image_token) for row in rows], model.parameters()
-    )
+    model = reference_model(tiny_model_folder)
+    moved = moved_by_one_unit(lambda: reference_log_probs(model, rows), model.parameters())
     assert LOG_PROBS / 4 < ORDERS * moved < 2 * LOG_PROBS
     actor = build_actor()
     batch = own_batch(actor, rows)
@@ -77,25 +59,22 @@ def test_the_bounds_on_rounding_are_what_is_measured_here(
 
 
 def test_log_probs_and_entropies_are_plain_transformers(
-    build_actor: BuildActor, tiny_model_folder: Path, tiny_processing: Processing, rows: list[ScoringRow]
+    build_actor: BuildActor, tiny_model_folder: Path, rows: list[ScoringRow]
 ) -> None:
     """One micro-batch has rows with 0, 1 and 2 images; the temperature is 0.7."""
     model, actor = reference_model(tiny_model_folder), build_actor(temperature=0.7)
-    logits = [reference_logits(model, row, tiny_processing.image_token_id) / 0.7 for row in rows]
-    whole = [each.log_softmax(dim=1) for each in logits]
-    expected = [
-        each.gather(1, torch.tensor(row.response_ids)[:, None])[:, 0] for each, row in zip(whole, rows, strict=True)
-    ]
+    expected = reference_log_probs(model, rows, temperature=0.7)
     scores = actor.score(rows)
     assert [len(score) for score in scores] == [9, 3, 17, 1, 6, 12]
     assert largest_gap(scores, expected) < LOG_PROBS
     assert float(torch.cat(expected).std()) > 0.5  # no flat distribution would tell apart right from wrong
+    whole = [(reference_logits(model, row) / 0.7).log_softmax(dim=1) for row in rows]
     entropies = [-(each.exp() * each).sum(dim=1) for each in whole]
     assert largest_gap(actor.score(rows, result="entropy"), entropies) < LOG_PROBS
 
 
 def test_gradients_are_those_of_plain_autograd(
-    build_actor: BuildActor, tiny_model_folder: Path, tiny_processing: Processing, rows: list[ScoringRow]
+    build_actor: BuildActor, tiny_model_folder: Path, rows: list[ScoringRow]
 ) -> None:
     """`-sum_t A_t log P_t / tokens`, with an advantage for each token; the weights stay as they are."""
     mask = mask_of(rows)
@@ -109,8 +88,7 @@ def test_gradients_are_those_of_plain_autograd(
     found = dict(zip(before, actor.gradients(batch), strict=True))
     assert differing(before, parameters_of(actor)) == []
     model.requires_grad_(True)
-    for row, of_row in zip(rows, advantages, strict=True):
-        log_probs = reference_log_probs(model, row, tiny_processing.image_token_id)
+    for log_probs, of_row in zip(reference_log_probs(model, rows), advantages, strict=True):
         (-(of_row[: len(log_probs)] * log_probs).sum() / mask.sum()).backward()
     expected = {f"model.{name}": parameter.grad for name, parameter in model.named_parameters()}
     flat = [torch.cat([each[name].flatten() for name in found]) for each in (found, expected)]
@@ -136,19 +114,9 @@ def test_truncated_weights_scale_the_gradient(build_actor: BuildActor, rows: lis
 def test_gradient_and_update_do_not_depend_on_micro_batches(
     build_actor: BuildActor, rows: list[ScoringRow], loss_avg_mode: str
 ) -> None:
-    found, weights = [], []
-    for size in (6, 1, 4):
-        actor = build_actor(micro_batch_size_per_device_for_update=size, loss_avg_mode=loss_avg_mode)
-        batch = own_batch(actor, rows)
-        found.append(gradient_of(actor, batch))
-        actor.update([batch], step=0)
-        weights.append(parameters_of(actor))
-    assert float(found[0].norm()) > 1e-3
-    for other in (1, 2):
-        assert relative_gap(found[other], found[0]) < GRADIENTS
-        # Adam divides tiny gradients by their own size, so a few entries may turn; the learning rate is 1e-4.
-        moved = torch.cat([(weights[0][name] - weights[other][name]).abs().flatten() for name in weights[0]])
-        assert float(moved.mean()) < 1e-3 * 1e-4  # a thousandth of a step
+    """Weights come within a thousandth of a step, which is at a learning rate of 1e-4."""
+    build = partial(build_actor, loss_avg_mode=loss_avg_mode)
+    assert_cuts_change_nothing(build, lambda actor: own_batch(actor, rows), moved_apart=1e-3 * 1e-4)
 
 
 def test_gradient_checkpointing_changes_no_gradient(build_actor: BuildActor, rows: list[ScoringRow]) -> None:

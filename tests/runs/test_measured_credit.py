@@ -62,15 +62,13 @@ def chance(tiny_run: list[str], tiny_model_folder: Path) -> Callable[[str, tuple
         processing, model = session.processing, reference_model(tiny_model_folder)
         problems = read_training_sets(config.data, processing)
         contexts = {problem.prompt_id: session.contexts.student(problem) for problem in problems}
-    image_token = processing.image_token_id
-    assert image_token is not None
 
     @functools.cache
     def chance(problem: str, tokens: tuple[int, ...]) -> float:
         if len(tokens) == 4 or (tokens and tokens[-1] in processing.eos_token_ids):
             return float(sum(map(ord, processing.decode(tokens))) % 2 == 0)
         row = ScoringRow(context=contexts[problem], response_ids=(*tokens, 0))
-        logits = reference_logits(model, row, image_token)[-1]
+        logits = reference_logits(model, row)[-1]
         logits[list(processing.banned_token_ids)] = float("-inf")
         best = logits.double().topk(2)
         values = [chance(problem, (*tokens, token)) for token in best.indices.tolist()]

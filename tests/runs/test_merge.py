@@ -77,8 +77,7 @@ def assert_close(logits: Tensor, expected: Tensor) -> None:
 
 def folder_logits(folder: Path, row: ScoringRow) -> Tensor:
     """(response length, V) of a plain transformers model."""
-    model = reference_model(folder)
-    return reference_logits(model, row, model.config.image_token_id).detach()
+    return reference_logits(reference_model(folder), row).detach()
 
 
 @pytest.mark.parametrize("options", [LORA, FROZEN_TOWER], ids=["lora", "frozen-tower"])
@@ -112,7 +111,7 @@ def test_pefts_adapter_alone_merges_into_its_or_a_given_base(
     assert settings_of_file["base_model_name_or_path"] == str(tiny_model_folder)
     file.write_text(json.dumps(settings_of_file | {"base_model_name_or_path": "gone/away"}))
     assert merge("--checkpoint", actor, "--out", tmp_path / "given", "--base", tiny_model_folder) == 0
-    expected = reference_logits(model, row, model.config.image_token_id).detach()
+    expected = reference_logits(model, row).detach()
     for name in ("named", "given"):
         assert_close(folder_logits(tmp_path / name, row), expected)
     assert (expected - folder_logits(tiny_model_folder, row)).abs().max() > 0.1

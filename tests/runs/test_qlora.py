@@ -8,18 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from generator_cases import picture, reference_model
+from generator_cases import reference_model
 from rounding import LOG_PROBS
 from safetensors.torch import load_file
-from torch import Tensor
-from training_runs import BuildActor, FinishedRun, encoded, largest_gap, reference_log_probs, rows_of, run, whole
+from training_runs import BuildActor, FinishedRun, largest_gap, reference_log_probs, run, whole
 from transformers import BitsAndBytesConfig, Qwen3VLForConditionalGeneration
 
 from cepo.cli import main
 from cepo.data.batch import ScoringRow
 from cepo.errors import ConfigError
 from cepo.models import pretrained
-from cepo.models.processing import Processing
 from cepo.models.quantization import dequantised, quantised_weights
 from cepo.rollout.generator import FullWeights
 from cepo.sizing import bytes_in_4_bits
@@ -59,13 +57,6 @@ def merged(done: FinishedRun, folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def rows(tiny_processing: Processing) -> list[ScoringRow]:
-    """Two responses each behind a picture and behind text alone."""
-    contexts = [encoded(tiny_processing, "What is the angle?", picture(3)), encoded(tiny_processing, "What is 2 + 3?")]
-    return rows_of(contexts, (12, 5, 9, 3))
-
-
 def plain_base(folder: Path, **settings: Any) -> Any:
     """transformers with bitsandbytes, as the checkpoint's reader would load it."""
     usual: dict[str, Any] = {"load_in_4bit": True, "llm_int8_skip_modules": ["lm_head", "model.visual"]}
@@ -78,10 +69,6 @@ def plain_base(folder: Path, **settings: Any) -> Any:
     return model
 
 
-def expected(model: Any, rows: list[ScoringRow]) -> list[Tensor]:
-    return [reference_log_probs(model, row, model.config.image_token_id) for row in rows]
-
-
 def test_an_adapters_checkpoint_scores_as_plain_peft_does(
     trained: tuple[str, FinishedRun], tiny_model_folder: Path, rows: list[ScoringRow]
 ) -> None:
@@ -92,9 +79,9 @@ def test_an_adapters_checkpoint_scores_as_plain_peft_does(
         base = plain_base(tiny_model_folder, **json.loads((adapter_of(done) / "quantization_config.json").read_text()))
     else:
         base = reference_model(tiny_model_folder)
-    without = expected(base, rows)
+    without = reference_log_probs(base, rows)
     assert largest_gap(done.actor.score(rows, as_reference=True), without) < LOG_PROBS
-    with_adapter = expected(PeftModel.from_pretrained(base, adapter_of(done)).eval(), rows)
+    with_adapter = reference_log_probs(PeftModel.from_pretrained(base, adapter_of(done)).eval(), rows)
     assert largest_gap(done.actor.score(rows), with_adapter) < LOG_PROBS
     assert largest_gap(without, with_adapter) > 0.01
 
@@ -157,7 +144,7 @@ def test_a_merged_adapters_folder_computes_what_was_trained(
     out = merged(done, tmp_path / "merged")
     assert "quantization_config" not in json.loads((out / "config.json").read_text())
     scores = done.actor.score(rows)
-    assert largest_gap(scores, expected(reference_model(out), rows)) < LOG_PROBS
+    assert largest_gap(scores, reference_log_probs(reference_model(out), rows)) < LOG_PROBS
     written, base = (load_file(folder / "model.safetensors") for folder in (out, tiny_model_folder))
     weights = done.actor.rollout_weights()
     assert isinstance(weights, FullWeights)
@@ -170,7 +157,7 @@ def test_a_merged_adapters_folder_computes_what_was_trained(
         settings.rename(tmp_path / "aside.json")
         other = merged(done, tmp_path / "other")
         (tmp_path / "aside.json").rename(settings)
-        assert largest_gap(scores, expected(reference_model(other), rows)) > 0.01
+        assert largest_gap(scores, reference_log_probs(reference_model(other), rows)) > 0.01
 
 
 def test_a_checkpoint_that_is_quantised_already_is_refused(tiny_model_folder: Path, tmp_path: Path) -> None:

@@ -4,23 +4,15 @@ from typing import Any
 
 import pytest
 import torch
-from generator_cases import picture
 from rounding import LOG_PROBS
-from test_actor import own_batch
 from torch import Tensor
-from training_runs import BuildActor, differing, encoded, largest_gap, parameters_of, rows_of, whole
+from training_runs import BuildActor, differing, largest_gap, own_batch, parameters_of, whole
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.data.batch import ScoringRow
-from cepo.models.processing import Processing
 from cepo.workers.actor import Actor
 
 pytestmark = pytest.mark.heavy
-
-
-@pytest.fixture
-def rows(tiny_processing: Processing) -> list[ScoringRow]:
-    return rows_of([encoded(tiny_processing, "Find x of this figure.", picture(1))], [8] * 6)
 
 
 def train(actor: Actor, rows: list[ScoringRow], *, step: int) -> None:
