@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,6 +68,12 @@ def tiny_run(tiny_model_folder: Path, problem_file: Path, parity_reward: str) ->
     ]
 
 
+@pytest.fixture(scope="session")
+def once(tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory) -> Train:
+    """The tiny run with overrides, trained once for all tests that read it: nothing in its folder may be changed."""
+    return functools.cache(lambda *overrides: run(tiny_run, *overrides, folder=tmp_path_factory.mktemp("once")))
+
+
 @pytest.fixture
 def train(tiny_run: list[str], tmp_path: Path) -> Train:
     """Runs the tiny run with overrides, in the folder `name` of the test's own."""
@@ -75,6 +82,16 @@ def train(tiny_run: list[str], tmp_path: Path) -> Train:
         return run(tiny_run, *overrides, folder=tmp_path / name, prepare=prepare)
 
     return train
+
+
+@pytest.fixture
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test refuses must be refused before a model is loaded."""
+
+    def loaded(*_: object) -> None:
+        raise AssertionError("a model was about to be loaded")
+
+    monkeypatch.setattr("cepo.train.build_backend", loaded)
 
 
 @pytest.fixture

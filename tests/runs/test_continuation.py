@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from training_runs import Train, run
+from training_runs import Train, actor_of, run, whole
 
 from cepo.errors import CheckpointError
 from cepo.metrics import mean_value
@@ -22,7 +22,7 @@ from cepo.trainer.run_policy import RunFinishedError
 
 pytestmark = pytest.mark.heavy
 
-CHANGED = ["worker.actor.optim.lr=5e-4", "data.rollout_batch_size=2"]
+CHANGED = [f"worker.actor.optim.{each}" for each in ("lr=5e-4", "weight_decay=0.25", "betas=[0.8,0.95]")]
 
 
 @pytest.fixture(scope="module")
@@ -49,31 +49,33 @@ def going_on(train: Train, own_data: Path, folder: Path) -> Train:
     return partial(train, f"data.train_files={own_data}", "trainer.max_steps=2")
 
 
-def not_reached(*_: Any) -> Any:
-    raise AssertionError("models were loaded")
-
-
-@pytest.fixture
-def without_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cepo.train.build_backend", not_reached)
-
-
 def test_changed_settings_need_a_word_and_the_record_keeps_both(
     going_on: Train, tiny_run: list[str], own_data: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Settings that decide nothing, and another path of the same files, need none."""
+    """The optimizer has its old moments and the new settings. Those that decide nothing, and other paths, need none."""
     with monkeypatch.context() as patch:
-        patch.setattr("cepo.train.build_backend", not_reached)
+        patch.setattr("cepo.train.build_backend", None)  # no model is loaded
         with pytest.raises(CheckpointError) as refused:
             going_on(*CHANGED)
     assert str(refused.value).splitlines() == [
         f"settings that decide what is trained have changed since {folder}/global_step_1:",
-        "  data.rollout_batch_size: was 4, is 2",
         "  worker.actor.optim.lr: was 0.001, is 0.0005",
+        "  worker.actor.optim.betas: was [0.9, 0.99], is [0.8, 0.95]",
+        "  worker.actor.optim.weight_decay: was 0.01, is 0.25",
         "trainer.accept_changes=true continues with them; trainer.experiment_name=<another> or "
         "trainer.find_last_checkpoint=false starts a new run",
     ]
-    done = going_on(*CHANGED, "trainer.accept_changes=true")
+    seen: dict[str, Any] = {}
+
+    def look(trainer: Trainer) -> None:
+        optimizer = actor_of(trainer).optimizer
+        seen["groups"] = [(group["weight_decay"], tuple(group["betas"])) for group in optimizer.param_groups]
+        seen["steps"] = {float(whole(state["step"])) for state in optimizer.state.values()}
+        seen["moments"] = sum(float(whole(state["exp_avg_sq"]).sum()) for state in optimizer.state.values())
+
+    done = going_on(*CHANGED, "trainer.accept_changes=true", prepare=look)
+    assert seen.pop("moments") > 0
+    assert seen == {"groups": [(0.25, (0.8, 0.95))], "steps": {2.0}}  # two optimizer steps per training step
     rates = {
         name: yaml.safe_load((folder / name).read_text())["worker"]["actor"]["optim"]["lr"]
         for name in ("config_until_step_1.yaml", "config.yaml")
@@ -88,7 +90,7 @@ def test_changed_settings_need_a_word_and_the_record_keeps_both(
     assert going_on(*CHANGED, *same, *free).first_step == 2
 
 
-@pytest.mark.usefixtures("without_engines")
+@pytest.mark.usefixtures("no_model")
 def test_other_rows_under_the_same_name_are_noticed(going_on: Train, own_data: Path) -> None:
     before = own_data.read_bytes()
     other = r"\n  data: was \"8 rows, CRC-32 \w{8}\", is \"8 rows, CRC-32 \w{8}\"\n"
@@ -100,7 +102,7 @@ def test_other_rows_under_the_same_name_are_noticed(going_on: Train, own_data: P
         own_data.write_bytes(before)
 
 
-@pytest.mark.usefixtures("without_engines")
+@pytest.mark.usefixtures("no_model")
 def test_a_finished_run_says_so_before_any_engine_starts(
     going_on: Train, tiny_run: list[str], own_data: Path, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -119,13 +121,6 @@ def test_a_finished_run_says_so_before_any_engine_starts(
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
-@pytest.fixture
-def validated(train: Train, problem_file: Path) -> Train:
-    """Runs with an adapter that save and validate after each step."""
-    settings = [f"data.val_files={problem_file}", "worker.actor.model.lora.rank=2"]
-    return partial(train, *settings, "trainer.save_freq=1", "trainer.val_freq=1")
-
-
 def scoring(*scores: float) -> Callable[[Trainer], None]:
     """Validations with these mean rewards, in their order."""
     remaining = iter(scores)
@@ -139,40 +134,34 @@ def scoring(*scores: float) -> Callable[[Trainer], None]:
     return prepare
 
 
-def tracker(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "checkpoint_tracker.json").read_text())
-
-
 @pytest.mark.parametrize(
-    ("limit", "runs"),
+    ("options", "runs"),
     [
-        (3, [(5, [0.2, 0.71239, 0.4, 0.71239, 0.3], "245", (2, 0.7124))]),
-        (1, [(3, [0.8, 0.1, 0.2], "13", (1, 0.8)), (4, [0.3], "14", (1, 0.8)), (5, [0.9], "5", (5, 0.9))]),
+        (["trainer.save_limit=3"], [(5, [0.2, 0.71239, 0.4, 0.71239, 0.3], "245", (2, 0.7124))]),
+        (
+            ["trainer.save_limit=1"],
+            [(3, [0.8, 0.1, 0.2], "13", (1, 0.8)), (4, [0.3], "14", (1, 0.8)), (5, [0.9], "5", (5, 0.9))],
+        ),
+        (["trainer.val_freq=2"], [(3, [0.9, 0.1], "23", (2, 0.9))]),
+        (["trainer.val_freq=-1"], [(2, [], "2", (None, None))]),
     ],
+    ids=["one of equals", "across runs", "every second step", "no validation"],
 )
 def test_the_best_checkpoint_stays_beside_the_last(
-    validated: Train, limit: int, runs: list[tuple[int, list[float], str, tuple[int, float]]]
+    train: Train, problem_file: Path, options: list[str], runs: list[tuple[int, list[float], str, tuple[Any, Any]]]
 ) -> None:
-    """Each run goes on to the given step, with the given scores; the first of equal ones is the best."""
+    """Each run goes on to the given step. A score counts for the weights it was measured on only."""
+    settings = [f"data.val_files={problem_file}", "worker.actor.model.lora.rank=2", "trainer.save_freq=1"]
+    first = 0
     for last, scores, kept, best in runs:
-        done = validated(f"trainer.save_limit={limit}", f"trainer.max_steps={last}", prepare=scoring(*scores))
-        assert done.first_step == last - len(scores)
+        overrides = ["trainer.val_freq=1", "trainer.save_limit=1", *options, f"trainer.max_steps={last}"]
+        done = train(*settings, *overrides, prepare=scoring(*scores))
+        assert done.first_step == first
         assert sorted(path.name[-1] for path in done.folder.glob("global_step_*")) == list(kept)
-        assert tracker(done.folder) == {
+        assert json.loads((done.folder / "checkpoint_tracker.json").read_text()) == {
             "best_global_step": best[0],
             "best_val_reward_score": best[1],
             "last_global_step": last,
             "last_actor_path": str(done.folder / f"global_step_{last}" / "actor"),
         }
-
-
-def test_a_score_counts_for_the_weights_it_was_measured_on_only(validated: Train) -> None:
-    """That of a checkpoint is the `val/reward` of its step; without one, no checkpoint is the best."""
-    found = validated("trainer.val_freq=2", "trainer.max_steps=3", name="some")
-    rewards = {row["step"]: row["val/reward"] for row in found.metrics if "val/reward" in row}
-    best = max(sorted(rewards), key=lambda step: rewards[step])
-    assert sorted(rewards) == [2, 3]
-    assert tracker(found.folder)["best_global_step"] == best
-    assert tracker(found.folder)["best_val_reward_score"] == pytest.approx(rewards[best], abs=5e-5)
-    none = tracker(validated("trainer.val_freq=-1", "trainer.max_steps=2", name="none").folder)
-    assert (none["best_global_step"], none["last_global_step"]) == (None, 2)
+        first = last

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import resource
@@ -19,17 +18,15 @@ from training_runs import (
     TWO_TEACHERS,
     FinishedRun,
     Train,
-    actor_of,
     around,
     checked_config,
     differing,
     run,
     shared_pool,
-    whole,
 )
 
 from cepo.config import load_config
-from cepo.errors import CheckpointError
+from cepo.errors import CepoError, CheckpointError
 from cepo.rewards.pool import RewardPool
 from cepo.train import build_trainer, main
 from cepo.trainer.checkpoints import STATE_FILE
@@ -51,17 +48,6 @@ FOUR_STEPS = [
 LORA = ["worker.actor.model.lora.rank=4", "worker.actor.model.lora.alpha=8"]
 AVERAGE = ["algorithm.teacher.source=ema", "algorithm.teacher.ema_decay=0.7"]
 SNAPSHOT = ["algorithm.teacher.source=snapshot", "algorithm.teacher.sync_every=3"]
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., FinishedRun]:
-    """Runs of four steps, each trained once."""
-
-    @functools.cache
-    def trained(*options: str) -> FinishedRun:
-        return run(tiny_run, *FOUR_STEPS, *options, folder=tmp_path_factory.mktemp("whole"))
-
-    return trained
 
 
 def stopped_and_resumed(train: Train, *overrides: str, step: int) -> FinishedRun:
@@ -94,31 +80,25 @@ def assert_same_run(one: FinishedRun, other: FinishedRun) -> None:
 
 
 @pytest.mark.parametrize("options", [AVERAGE, [*LORA, *SNAPSHOT]], ids=["full, ema", "lora, snapshot"])
-def test_a_stopped_and_resumed_run_ends_with_the_same_bits(
-    uninterrupted: Callable[..., FinishedRun], train: Train, options: list[str]
-) -> None:
-    assert_same_run(uninterrupted(*options), stopped_and_resumed(train, *options, step=3))
+def test_a_stopped_and_resumed_run_ends_with_the_same_bits(once: Train, train: Train, options: list[str]) -> None:
+    assert_same_run(once(*FOUR_STEPS, *options), stopped_and_resumed(train, *options, step=3))
 
 
-@pytest.mark.parametrize(
-    "batches",
-    ["text alone", pytest.param("pictures, then text", marks=pytest.mark.nightly("two runs of four steps more"))],
-)
+@pytest.mark.parametrize("num_pictures", [0, pytest.param(4, marks=pytest.mark.nightly("two runs of four steps more"))])
 def test_resuming_before_an_imageless_batch_gives_the_same_bits(
-    uninterrupted: Callable[..., FinishedRun], train: Train, tmp_path: Path, batches: str
+    once: Train, train: Train, tmp_path: Path, num_pictures: int
 ) -> None:
     from datasets import Dataset, Features, Image, List, Value
 
-    illustrated = [batches != "text alone"] * 4 + [False] * 4
     columns = {
-        "images": [[picture(number)] if with_picture else [] for number, with_picture in enumerate(illustrated)],
-        "problem": ["<image>" * with_picture + f"What is {n}?" for n, with_picture in enumerate(illustrated)],
+        "images": [[picture(number)] if number < num_pictures else [] for number in range(8)],
+        "problem": ["<image>" * (number < num_pictures) + f"What is {number}?" for number in range(8)],
         "answer": [str(number) for number in range(8)],
     }
     features = Features({"images": List(Image()), "problem": Value("string"), "answer": Value("string")})
     Dataset.from_dict(columns, features=features).to_parquet(str(tmp_path / "mixed.parquet"))
     options = [f"data.train_files={tmp_path / 'mixed.parquet'}", "data.shuffle=false"]
-    assert_same_run(uninterrupted(*options), stopped_and_resumed(train, *options, step=2))
+    assert_same_run(once(*FOUR_STEPS, *options), stopped_and_resumed(train, *options, step=2))
 
 
 def interrupted_in(
@@ -138,11 +118,7 @@ def interrupted_in(
 
 
 def test_a_signal_saves_the_finished_step_to_go_on_from(
-    uninterrupted: Callable[..., FinishedRun],
-    tiny_run: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    once: Train, tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Although checkpoints are written only at the end, no step is lost and no bit changes."""
     arguments = [*tiny_run, *FOUR_STEPS, *AVERAGE, "trainer.save_freq=-1"]
@@ -151,7 +127,7 @@ def test_a_signal_saves_the_finished_step_to_go_on_from(
     assert f"{tmp_path}/global_step_2; the same command resumes from it" in caplog.text
     resumed = run(arguments, folder=tmp_path)
     assert resumed.first_step == 2
-    assert_same_run(uninterrupted(*AVERAGE), resumed)
+    assert_same_run(once(*FOUR_STEPS, *AVERAGE), resumed)
 
 
 @pytest.mark.parametrize(
@@ -180,14 +156,8 @@ def test_a_run_interrupted_in_its_last_step_validates_if_asked(
 TWO_STEPS = ["trainer.max_steps=2", "trainer.save_freq=1"]
 
 
-@pytest.fixture(scope="module")
-def two_steps(tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    """A run that saved after each of its two steps. Read only."""
-    return run(tiny_run, *TWO_STEPS, folder=tmp_path_factory.mktemp("two_steps"))
-
-
 def damage(folder: Path) -> str:
-    """Flips a bit of the last checkpoint, and returns what a message says of it."""
+    """Flips a bit of the last checkpoint; returns what the log says of it."""
     shard = next((folder / "global_step_2" / "actor" / "distributed").glob("*.safetensors"))
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
@@ -204,12 +174,26 @@ def leave_behind(folder: Path) -> str:
     return ""
 
 
-@pytest.mark.parametrize("spoil", [leave_behind, damage])
-def test_a_spoilt_checkpoint_is_passed_over_for_the_last_good(
-    train: Train, two_steps: FinishedRun, tmp_path: Path, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], str]
+@pytest.mark.parametrize(
+    ("spoil", "refusal"),
+    [
+        (leave_behind, "is not a complete checkpoint: it has no trainer_state.json"),
+        (damage, r"is damaged \(.*bytes|is damaged \(.*were written"),
+    ],
+)
+def test_a_spoilt_checkpoint_is_passed_over_or_refused_by_name(
+    once: Train,
+    train: Train,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    spoil: Callable[[Path], str],
+    refusal: str,
 ) -> None:
+    two_steps = once(*TWO_STEPS)
     shutil.copytree(two_steps.folder, tmp_path / "run")
     said = spoil(tmp_path / "run")
+    with pytest.raises(CepoError, match=refusal):
+        train(*TWO_STEPS, f"trainer.load_checkpoint_path={tmp_path}/run/global_step_2", name="other")
     second = train(*TWO_STEPS)
     assert second.first_step == 1
     assert differing(two_steps.parameters, second.parameters) == []
@@ -217,21 +201,14 @@ def test_a_spoilt_checkpoint_is_passed_over_for_the_last_good(
     assert said in caplog.text
 
 
-def test_a_damaged_checkpoint_that_is_named_is_refused(train: Train, two_steps: FinishedRun, tmp_path: Path) -> None:
-    shutil.copytree(two_steps.folder, tmp_path / "copy")
-    damage(tmp_path / "copy")
-    with pytest.raises(CheckpointError, match=r"is damaged \(.*bytes|is damaged \(.*were written"):
-        train(*TWO_STEPS, f"trainer.load_checkpoint_path={tmp_path}/copy/global_step_2")
-
-
 def test_a_new_start_never_resumes_from_an_older_run(train: Train, tmp_path: Path) -> None:
     options = ["trainer.save_freq=1", "trainer.save_limit=1"]
-    train(*options, "trainer.max_steps=3")
+    train(*options, "trainer.max_steps=2")
     train(*options, "trainer.max_steps=1", "trainer.find_last_checkpoint=false")
     resumed = train(*options, "trainer.max_steps=2")
     assert resumed.first_step == 1
     assert [row["step"] for row in resumed.metrics] == [1, 2]
-    old = tmp_path / "run" / "earlier_run_1" / "global_step_3" / STATE_FILE
+    old = tmp_path / "run" / "earlier_run_1" / "global_step_2" / STATE_FILE
     assert old.is_file()  # nothing of the user's is deleted
 
 
@@ -248,40 +225,14 @@ def test_a_new_start_never_resumes_from_an_older_run(train: Train, tmp_path: Pat
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused_early(
-    tiny_run: list[str], two_steps: FinishedRun, monkeypatch: pytest.MonkeyPatch, override: str, words: str
+    tiny_run: list[str], once: Train, no_model: None, monkeypatch: pytest.MonkeyPatch, override: str, words: str
 ) -> None:
-    def not_reached(*_: Any) -> Any:
-        raise AssertionError("models were loaded")
-
-    monkeypatch.setattr("cepo.train.build_backend", not_reached)
+    folder = once(*TWO_STEPS).folder
     monkeypatch.setattr(RewardPool, "of", shared_pool)
     config = checked_config if "global_step_9" not in override else load_config  # the check itself would refuse it
-    settings = [*tiny_run, f"trainer.save_checkpoint_path={two_steps.folder}", "trainer.max_steps=3"]
+    settings = [*tiny_run, f"trainer.save_checkpoint_path={folder}", "trainer.max_steps=3"]
     with ExitStack() as stack, pytest.raises(CheckpointError, match=words):
-        build_trainer(config([*settings, *override.format(folder=two_steps.folder).split()]), stack)
-
-
-def test_a_resumed_run_takes_moments_but_its_own_settings(train: Train) -> None:
-    train("trainer.max_steps=1")
-    changed = ["worker.actor.optim.weight_decay=0.25", "worker.actor.optim.betas=[0.8,0.95]"]
-    seen: dict[str, Any] = {}
-
-    def look(trainer: Trainer) -> None:
-        optimizer = actor_of(trainer).optimizer
-        seen["groups"] = [(group["weight_decay"], tuple(group["betas"])) for group in optimizer.param_groups]
-        seen["steps"] = {float(whole(state["step"])) for state in optimizer.state.values()}
-        seen["moments"] = sum(float(whole(state["exp_avg_sq"]).sum()) for state in optimizer.state.values())
-
-    resumed = train("trainer.max_steps=2", *changed, "trainer.accept_changes=true", prepare=look)
-    assert resumed.first_step == 1
-    assert seen.pop("moments") > 0
-    assert seen == {"groups": [(0.25, (0.8, 0.95))], "steps": {2.0}}  # two optimizer steps per training step
-
-
-def test_a_checkpoint_by_path_starts_a_run_in_another_folder(train: Train, two_steps: FinishedRun) -> None:
-    second = train(*TWO_STEPS, f"trainer.load_checkpoint_path={two_steps.folder / 'global_step_1'}")
-    assert second.first_step == 1
-    assert differing(two_steps.parameters, second.parameters) == []
+        build_trainer(config([*settings, *override.format(folder=folder).split()]), stack)
 
 
 @contextmanager
@@ -299,17 +250,14 @@ def full_disk_in(*steps: int) -> Iterator[Callable[[Trainer], None]]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_checkpoint_without_room_is_tried_again(train: Train, caplog: pytest.LogCaptureFixture) -> None:
-    with full_disk_in(2) as prepare:
-        finished = train("trainer.max_steps=4", "trainer.save_freq=2", prepare=prepare)
+def test_a_checkpoint_without_room_is_tried_again_or_ends_it(train: Train, caplog: pytest.LogCaptureFixture) -> None:
+    """Of step 2 it is written a step later; the last one's ends the run, which resumes from the one before."""
+    options, last = ["trainer.max_steps=4", "trainer.save_freq=2"], "the checkpoint of step 4 cannot be written"
+    with full_disk_in(2, 4) as prepare, pytest.raises(CheckpointError, match=last):
+        train(*options, prepare=prepare)
     assert "the checkpoint of step 2 cannot be written" in caplog.text
     assert "is the disk full?" in caplog.text
-    assert sorted(path.name for path in finished.folder.glob("*global_step_*")) == ["global_step_3", "global_step_4"]
-    assert [row["step"] for row in finished.metrics] == [1, 2, 3, 4]
-
-
-def test_a_last_checkpoint_without_room_ends_the_run(train: Train) -> None:
-    train("trainer.max_steps=1")
-    with full_disk_in(2) as prepare, pytest.raises(CheckpointError, match="the checkpoint of step 2 cannot be written"):
-        train("trainer.max_steps=2", prepare=prepare)
-    assert train("trainer.max_steps=2").first_step == 1
+    resumed = train(*options)
+    assert resumed.first_step == 3
+    assert sorted(path.name for path in resumed.folder.glob("*global_step_*")) == ["global_step_3", "global_step_4"]
+    assert [row["step"] for row in resumed.metrics] == [1, 2, 3, 4]
