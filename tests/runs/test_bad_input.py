@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,55 +12,27 @@ import pytest
 import torch
 from generator_cases import picture
 from safetensors.torch import load_file
-from training_runs import Train, checked_config, json_lines, shared_pool
+from training_runs import Train, checked_config, json_lines
 
 import cepo.train
 from cepo.data.dataset import ProblemSet
+from cepo.errors import ConfigError, DataError
 from cepo.models.processing import Processing
-from cepo.rewards.pool import RewardPool
 from cepo.trainer.checkpoints import written_files
 
-Command = Callable[..., str]
 pytestmark = pytest.mark.heavy  # each mistake is a run of its own
 
 GOOD = {"images": ["good.png"], "problem": "<image>Find x.", "answer": "4"}
 
 
-@pytest.fixture
-def refused(
-    tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> Command:
-    """Runs the command with overrides that must end it before a model is loaded; gives the one message."""
-
-    def no_model(*_: object) -> None:
-        raise AssertionError("a model was about to be loaded")
-
-    def command(*overrides: str, arguments: Sequence[str] = tiny_run) -> str:
-        monkeypatch.setattr(cepo.train, "build_backend", no_model)
-        monkeypatch.setattr(RewardPool, "of", shared_pool)
-        caplog.clear()
-        code = cepo.train.main([*arguments, f"trainer.save_checkpoint_path={tmp_path / 'run'}", *overrides])
-        ours = [record for record in caplog.records if record.name.startswith("cepo")]
-        errors = [record.getMessage() for record in ours if record.levelname == "ERROR"]
-        assert code == 2
-        assert len(errors) == 1, errors
-        assert not (tmp_path / "run").exists()
-        return errors[0]
-
-    return command
-
-
-def write_rows(folder: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    """A data file of these rows beside pictures that are whole, cut short, thin and no pictures at all."""
+def write_rows(folder: Path, *changes: dict[str, Any]) -> Path:
+    """A data file of good rows with these changes, beside pictures that are whole, cut short, thin and no pictures at all."""
     picture(1).save(folder / "good.png")
     picture(2, (400, 2)).resize((800, 2)).save(folder / "thin.png")
     (folder / "text.png").write_text("this is no picture")
-    for name, image_format in (("cut.png", "PNG"), ("cut.jpg", "JPEG")):
-        buffer = io.BytesIO()
-        picture(3, (256, 256)).save(buffer, format=image_format)
-        (folder / name).write_bytes(buffer.getvalue()[: len(buffer.getvalue()) // 2])
+    (folder / "cut.png").write_bytes((folder / "good.png").read_bytes()[:6000])
     file = folder / "problems.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file.write_text("".join(json.dumps(GOOD | change) + "\n" for change in changes))
     return file
 
 
@@ -77,17 +47,35 @@ def write_rows(folder: Path, rows: Sequence[dict[str, Any]]) -> Path:
         ({"problem": ""}, ["'problem' is empty"]),
     ],
 )
-def test_a_bad_row_ends_the_run_or_is_left_out(
-    refused: Command, tmp_path: Path, tiny_run: list[str], change: dict[str, Any], words: list[str]
+def test_a_bad_row_is_named_or_left_out(
+    tiny_run: list[str], tiny_processing: Processing, tmp_path: Path, change: dict[str, Any], words: list[str]
 ) -> None:
-    file = write_rows(tmp_path, [GOOD, GOOD, GOOD | change, GOOD])
-    options = [f"data.train_files={file}", f"data.image_dir={tmp_path}"]
-    message = refused(*options)
-    assert [word for word in [*words, str(file), "row 2", "data.skip_bad_rows=true"] if word not in message] == []
-    config = checked_config([*tiny_run, *options, "data.skip_bad_rows=true"])
-    problems = ProblemSet(str(file), config.data, Processing(config.worker.actor.model.model_path))
+    file = write_rows(tmp_path, {}, {}, change, {})
+    options = [*tiny_run, f"data.train_files={file}", f"data.image_dir={tmp_path}"]
+    with pytest.raises(DataError) as refused:
+        ProblemSet(str(file), checked_config(options).data, tiny_processing)
+    for each in [*words, str(file), "row 2", "data.skip_bad_rows=true"]:
+        assert each in str(refused.value)
+    problems = ProblemSet(str(file), checked_config([*options, "data.skip_bad_rows=true"]).data, tiny_processing)
     assert problems.skipped == Counter(bad=1)
     assert [problem.prompt_id for problem in problems] == ["0", "1", "3"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ([{}] * 4, ["algorithm.positive.source=solution", "no column 'solution'", "problem", "data.solution_key"]),
+        ([{"solution": text} for text in ("x = 4.", None, " ", "so 4")], ["2 of 4 rows", "row 1;"]),
+    ],
+)
+def test_missing_solutions_are_noticed_before_a_model_is_loaded(
+    train: Train, no_model: None, tmp_path: Path, changes: list[dict[str, Any]], words: list[str]
+) -> None:
+    shown = ["algorithm.adv_estimator=opsd", "algorithm.positive.source=solution", "data.prompt_key=problem"]
+    with pytest.raises(ConfigError) as refused:
+        train(*shown, f"data.train_files={write_rows(tmp_path, *changes)}", f"data.image_dir={tmp_path}")
+    assert [word for word in words if word not in str(refused.value)] == []
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
@@ -165,17 +153,3 @@ def test_an_interrupted_run_says_how_to_resume(
     assert cepo.train.main([*tiny_run, f"trainer.save_checkpoint_path={tmp_path}", override]) == 130
     message = caplog.records[-1].getMessage()
     assert [word for word in INTERRUPTED[override] if word.format(folder=tmp_path) not in message] == [], message
-
-
-def test_missing_solutions_are_noticed_before_a_model_is_loaded(refused: Command, tmp_path: Path) -> None:
-    rows = [{**GOOD, "problem": f"<image>Find x{number}."} for number in range(4)]
-    shown = ["algorithm.adv_estimator=opsd", "algorithm.positive.source=solution", "data.shuffle=false"]
-    file = write_rows(tmp_path, rows)
-    files = [f"data.train_files={file}", f"data.image_dir={tmp_path}", "data.prompt_key=problem"]
-    message = refused(*shown, *files)
-    for words in ("algorithm.positive.source=solution", "no column 'solution'", "problem", "data.solution_key"):
-        assert words in message
-    solved = [{**row, "solution": text} for row, text in zip(rows, ["x = 4.", None, " ", "so 4"], strict=True)]
-    message = refused(*shown, f"data.train_files={write_rows(tmp_path, solved)}", *files[1:])
-    assert "2 of 4 rows" in message
-    assert "row 1;" in message

@@ -170,14 +170,11 @@ def test_tables_have_controls_the_page_bars_and_quarters_add_up(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("continuations=47", "holds a measurement with other settings: num_continuations"),
         ("worker.rollout.top_k=3", "holds a measurement with other settings: worker.rollout.top_k"),
         (f"worker.reward.reward_function={REWARD_FUNCTIONS}:never", "have equal rewards"),
         ("out={tmp_path}", "does not hold a measurement"),
-        ("responses=0", "'--responses': 0 is not in the range x>=1"),
         ("worker.rollout.n=1", "groups of at least 2"),
         ("data.rollout_batch_size=9", "train.parquet has 8 usable problems"),
-        ("continuation=4", "continuations"),
     ],
 )
 def test_a_measurement_that_cannot_be_made_is_refused(

@@ -3,7 +3,6 @@ from __future__ import annotations
 import functools
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from training_runs import (
     encoded,
     random_response,
     reference_logits,
-    run,
     whole,
 )
 
@@ -41,13 +39,12 @@ FAR = ("worker.actor.fsdp.mp_param_dtype=fp32", "worker.actor.optim.lr=1e-2")
 LORA = ("worker.actor.model.lora.rank=4", "worker.actor.model.lora.alpha=8")
 FULL = ("worker.actor.model.lora.rank=0",)
 FROZEN_TOWER = (*FULL, "worker.actor.model.freeze_vision_tower=true")
-Far = Callable[..., FinishedRun]
 
 
-@pytest.fixture(scope="module")
-def far(tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory) -> Far:
-    """Runs of 2 steps, each trained once."""
-    return functools.cache(lambda *options: run(tiny_run, *FAR, *options, folder=tmp_path_factory.mktemp("run")))
+@pytest.fixture
+def far(once: Train) -> Train:
+    """Runs of 2 steps."""
+    return functools.partial(once, *FAR)
 
 
 @pytest.fixture
@@ -82,7 +79,7 @@ def folder_logits(folder: Path, row: ScoringRow) -> Tensor:
 
 @pytest.mark.parametrize("options", [LORA, FROZEN_TOWER], ids=["lora", "frozen-tower"])
 def test_a_merged_folder_has_the_trained_models_logits(
-    far: Far, tiny_model_folder: Path, tmp_path: Path, row: ScoringRow, options: tuple[str, ...]
+    far: Train, tiny_model_folder: Path, tmp_path: Path, row: ScoringRow, options: tuple[str, ...]
 ) -> None:
     """They agree to 1e-5, and differ by 0.1 from the base's."""
     finished = far(*options)
@@ -133,7 +130,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 
 def test_an_impossible_upload_is_refused_before_the_merge(
-    far: Far, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    far: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = ["--checkpoint", far(*LORA).folder / "global_step_2", "--out", tmp_path / "merged"]
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no_token"))
@@ -153,7 +150,7 @@ def test_an_impossible_upload_is_refused_before_the_merge(
 
 
 def test_bf16_end_tokens_template_and_image_settings_are_kept(
-    far: Far, tiny_model_folder: Path, tiny_processing: Processing, tmp_path: Path
+    far: Train, tiny_model_folder: Path, tiny_processing: Processing, tmp_path: Path
 ) -> None:
     checkpoint = far(*FROZEN_TOWER).folder / "global_step_2"
     assert merge("--checkpoint", checkpoint, "--out", tmp_path / "merged", "--dtype", "bf16") == 0
@@ -203,7 +200,7 @@ def test_weights_alone_merge_and_are_refused_by_a_resume(train: Train, tiny_run:
 
 
 def test_what_cannot_be_merged_ends_with_one_message(
-    far: Far, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    far: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, out = far(*LORA).folder, tmp_path / "merged"
     critic = far(*FULL, "algorithm.adv_estimator=gae", "trainer.max_steps=1").folder / "global_step_1" / "critic"
@@ -227,7 +224,7 @@ def test_what_cannot_be_merged_ends_with_one_message(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "full", "ranks"]
 
 
-def test_an_adapter_of_other_weights_is_refused(far: Far, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_adapter_of_other_weights_is_refused(far: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It has 1 weight too few, 1 too many or one of another shape; none is left out."""
     actor = tmp_path / "actor"
     shutil.copytree(far(*LORA).folder / "global_step_2" / "actor", actor)
@@ -246,7 +243,7 @@ def test_an_adapter_of_other_weights_is_refused(far: Far, tmp_path: Path, capsys
 
 
 def test_shards_without_data_are_refused_by_every_command(
-    far: Far, problem_file: Path, parity_reward: str, train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    far: Train, problem_file: Path, parity_reward: str, train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each tensor states one row more than it has, sealed again: a merge would write the untrained base."""
     shutil.copytree(far(*FROZEN_TOWER).folder, tmp_path / "copy")

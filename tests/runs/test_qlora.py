@@ -11,7 +11,7 @@ import torch
 from generator_cases import reference_model
 from rounding import LOG_PROBS
 from safetensors.torch import load_file
-from training_runs import BuildActor, FinishedRun, largest_gap, reference_log_probs, run, whole
+from training_runs import BuildActor, FinishedRun, Train, largest_gap, reference_log_probs, whole
 from transformers import BitsAndBytesConfig, Qwen3VLForConditionalGeneration
 
 from cepo.cli import main
@@ -38,13 +38,10 @@ ADAPTER = [
 KINDS = {"qlora": "worker.actor.model.lora.quantization=nf4", "dora": "worker.actor.model.lora.use_dora=true"}
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def trained(
-    request: pytest.FixtureRequest, tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, FinishedRun]:
+@pytest.fixture(params=KINDS)
+def trained(request: pytest.FixtureRequest, once: Train) -> tuple[str, FinishedRun]:
     """The kind, and a run of two steps with the engine that `auto` chooses: vLLM, where it is installed."""
-    folder = tmp_path_factory.mktemp(request.param)
-    return request.param, run(tiny_run, *ADAPTER, KINDS[request.param], folder=folder)
+    return request.param, once(*ADAPTER, KINDS[request.param])
 
 
 def adapter_of(done: FinishedRun) -> Path:
