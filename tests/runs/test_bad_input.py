@@ -12,13 +12,12 @@ import pytest
 import torch
 from generator_cases import picture
 from safetensors.torch import load_file
-from training_runs import Train, checked_config, json_lines
+from training_runs import Train, checked_config
 
 import cepo.train
 from cepo.data.dataset import ProblemSet
 from cepo.errors import ConfigError, DataError
 from cepo.models.processing import Processing
-from cepo.trainer.checkpoints import written_files
 
 pytestmark = pytest.mark.heavy  # each mistake is a run of its own
 
@@ -115,41 +114,3 @@ def test_a_reward_that_raises_or_hangs_costs_its_own_samples(train: Train, tmp_p
     assert metrics["reward/mean"] == 0.5
     rewards = {group["prompt_id"]: [each["reward"] for each in group["rollouts"]] for group in finished.rollouts}
     assert rewards == {"0": [0, 0], "1": [0, 0], "2": [1, 1], "3": [1, 1]}
-
-
-def interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
-def test_ctrl_c_during_a_checkpoint_interrupts_the_run(
-    tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cepo.workers.checkpoint.write_shards", interrupt)
-    arguments = [*tiny_run, f"trainer.save_checkpoint_path={tmp_path}", "trainer.max_steps=2", "trainer.save_freq=1"]
-    assert cepo.train.main(arguments) == 130
-    assert [row["step"] for row in json_lines(tmp_path / "metrics.jsonl")] == [1]
-    assert not list(tmp_path.glob("global_step_*"))
-
-
-INTERRUPTED = {
-    "trainer.save_freq=-1": [
-        "no checkpoint was written yet", "starts from the beginning", "trainer.save_freq is -1"
-    ],
-    "trainer.find_last_checkpoint=true": ["global_step_5; the same command resumes from it"],
-    "trainer.find_last_checkpoint=false": ["trainer.load_checkpoint_path={folder}/global_step_5"],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("override", INTERRUPTED)
-def test_an_interrupted_run_says_how_to_resume(
-    tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, override: str
-) -> None:  # fmt: skip
-    monkeypatch.setattr(cepo.train, "build_trainer", interrupt)
-    for step in () if "save_freq" in override else (4, 5):
-        checkpoint = tmp_path / f"global_step_{step}"
-        checkpoint.mkdir()
-        (checkpoint / "trainer_state.json").write_text("{}")
-        (checkpoint / "files.json").write_text(json.dumps(written_files(checkpoint)))
-    assert cepo.train.main([*tiny_run, f"trainer.save_checkpoint_path={tmp_path}", override]) == 130
-    message = caplog.records[-1].getMessage()
-    assert [word for word in INTERRUPTED[override] if word.format(folder=tmp_path) not in message] == [], message

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from training_runs import Train, actor_of, run, whole
+from training_runs import Train, actor_of, whole
 
 from cepo.errors import CheckpointError
 from cepo.metrics import mean_value
@@ -25,22 +25,15 @@ pytestmark = pytest.mark.heavy
 CHANGED = [f"worker.actor.optim.{each}" for each in ("lr=5e-4", "weight_decay=0.25", "betas=[0.8,0.95]")]
 
 
-@pytest.fixture(scope="module")
-def own_data(problem_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(shutil.copy(problem_file, tmp_path_factory.mktemp("data")))
-
-
-@pytest.fixture(scope="module")
-def one_step(tiny_run: list[str], own_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("one")
-    run(tiny_run, f"data.train_files={own_data}", "trainer.max_steps=1", folder=folder)
-    return folder
+@pytest.fixture
+def own_data(problem_file: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(problem_file, tmp_path))
 
 
 @pytest.fixture
-def folder(one_step: Path, tmp_path: Path) -> Path:
+def folder(once: Train, tmp_path: Path) -> Path:
     """A copy of a run folder after 1 step."""
-    return Path(shutil.copytree(one_step, tmp_path / "run"))
+    return Path(shutil.copytree(once("trainer.max_steps=1").folder, tmp_path / "run"))
 
 
 @pytest.fixture
@@ -92,22 +85,18 @@ def test_changed_settings_need_a_word_and_the_record_keeps_both(
 
 @pytest.mark.usefixtures("no_model")
 def test_other_rows_under_the_same_name_are_noticed(going_on: Train, own_data: Path) -> None:
-    before = own_data.read_bytes()
+    write_problems(own_data, split_problems(5, 8, 1)[0])
     other = r"\n  data: was \"8 rows, CRC-32 \w{8}\", is \"8 rows, CRC-32 \w{8}\"\n"
-    try:
-        write_problems(own_data, split_problems(5, 8, 1)[0])
-        with pytest.raises(CheckpointError, match=other):
-            going_on()
-    finally:
-        own_data.write_bytes(before)
+    with pytest.raises(CheckpointError, match=other):
+        going_on()
 
 
 @pytest.mark.usefixtures("no_model")
 def test_a_finished_run_says_so_before_any_engine_starts(
-    going_on: Train, tiny_run: list[str], own_data: Path, folder: Path, caplog: pytest.LogCaptureFixture
+    going_on: Train, tiny_run: list[str], folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With the same settings it ends well; with others it is an error, and the record of the settings stays."""
-    own = [f"data.train_files={own_data}", "trainer.max_steps=1", f"trainer.save_checkpoint_path={folder}"]
+    own = ["trainer.max_steps=1", f"trainer.save_checkpoint_path={folder}"]
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert main([*tiny_run, *own]) == 0
     assert f"{folder}/global_step_1: all 1 steps of this run are done" in caplog.text

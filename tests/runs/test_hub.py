@@ -26,7 +26,7 @@ class Hub:
         self.created: list[dict[str, Any]] = []
         self.keys: set[str | None] = set()
 
-    def answer(self, path: str, body: bytes) -> dict[str, Any]:
+    def reply(self, path: str, body: bytes) -> dict[str, Any]:
         if path == "/api/repos/create":
             self.created.append(json.loads(body))
             return {"url": "https://huggingface.co/someone/model", "name": "someone/model", "id": "1"}
@@ -41,6 +41,18 @@ class Hub:
             if line["key"] == "file":
                 self.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
         return {"commitUrl": "https://huggingface.co/someone/model/commit/1", "commitOid": "1", "success": True}
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        reply: dict[str, Any] = {"type": "user", "name": "someone", "id": "someone/model", "sha": "1"}
+        if request.command == "POST":
+            self.keys.add(request.headers.get("Authorization"))
+            reply = self.reply(request.path, body_of(request))
+        content = json.dumps(reply).encode()
+        request.send_response(200)
+        request.send_header("Content-Type", "application/json")
+        request.send_header("Content-Length", str(len(content)))
+        request.end_headers()
+        request.wfile.write(content)
 
 
 def body_of(request: BaseHTTPRequestHandler) -> bytes:
@@ -57,20 +69,7 @@ def body_of(request: BaseHTTPRequestHandler) -> bytes:
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     found = Hub()
-
-    def answer(request: BaseHTTPRequestHandler) -> None:
-        reply: dict[str, Any] = {"type": "user", "name": "someone", "id": "someone/model", "sha": "1"}
-        if request.command == "POST":
-            found.keys.add(request.headers.get("Authorization"))
-            reply = found.answer(request.path, body_of(request))
-        content = json.dumps(reply).encode()
-        request.send_response(200)
-        request.send_header("Content-Type", "application/json")
-        request.send_header("Content-Length", str(len(content)))
-        request.end_headers()
-        request.wfile.write(content)
-
-    with local_server(answer) as address:
+    with local_server(found.answer) as address:
         monkeypatch.setenv("HF_TOKEN", "hf_of_a_test")
         monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", f"http://{address}")
         yield found

@@ -21,6 +21,7 @@ from training_runs import (
     around,
     checked_config,
     differing,
+    json_lines,
     run,
     shared_pool,
 )
@@ -47,6 +48,7 @@ FOUR_STEPS = [
 ]
 LORA = ["worker.actor.model.lora.rank=4", "worker.actor.model.lora.alpha=8"]
 AVERAGE = ["algorithm.teacher.source=ema", "algorithm.teacher.ema_decay=0.7"]
+TWO_STEPS = ["trainer.max_steps=2", "trainer.save_freq=1"]
 SNAPSHOT = ["algorithm.teacher.source=snapshot", "algorithm.teacher.sync_every=3"]
 
 
@@ -130,15 +132,45 @@ def test_a_signal_saves_the_finished_step_to_go_on_from(
     assert_same_run(once(*FOUR_STEPS, *AVERAGE), resumed)
 
 
+NONE_YET = ["no checkpoint was written yet", "starts from the beginning"]
+
+
 @pytest.mark.parametrize(
-    ("signals", "option"),
-    [([signal.SIGTERM] * 2, "trainer.save_freq=-1"), ([signal.SIGTERM], "trainer.save_on_interrupt=false")],
-    ids=["a second signal", "not wanted"],
-)
-def test_nothing_is_saved_at_a_second_signal_or_if_not_wanted(
-    tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signals: list[signal.Signals], option: str
+    ("times", "option", "words", "saved"),
+    [
+        (2, "trainer.save_freq=-1", [*NONE_YET, "trainer.save_freq is -1"], []),
+        (1, "trainer.save_on_interrupt=false", NONE_YET, []),
+        (1, "trainer.find_last_checkpoint=false", ["trainer.load_checkpoint_path={folder}/global_step_2"], ["global_step_2"]),
+    ],
+    ids=["a second signal", "not wanted", "not looked for"],
+)  # fmt: skip
+def test_an_interrupted_run_says_whether_and_how_to_resume(
+    tiny_run: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    times: int,
+    option: str,
+    words: list[str],
+    saved: list[str],
 ) -> None:
-    assert interrupted_in(monkeypatch, [*tiny_run, option], *signals, step=2, folder=tmp_path) == 143
+    """Nothing is saved at a second signal, or if that is not wanted."""
+    heard = [signal.SIGTERM] * times
+    assert interrupted_in(monkeypatch, [*tiny_run, option], *heard, step=2, folder=tmp_path) == 143
+    assert [path.name for path in tmp_path.glob("global_step_*")] == saved
+    message = caplog.records[-1].getMessage()
+    assert [word for word in words if word.format(folder=tmp_path) not in message] == [], message
+
+
+def test_ctrl_c_during_a_checkpoint_interrupts_the_run(
+    tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cepo.workers.checkpoint.write_shards", interrupt)
+    assert main([*tiny_run, *TWO_STEPS, f"trainer.save_checkpoint_path={tmp_path}"]) == 130
+    assert [row["step"] for row in json_lines(tmp_path / "metrics.jsonl")] == [1]
     assert not list(tmp_path.glob("global_step_*"))
 
 
@@ -151,9 +183,6 @@ def test_a_run_interrupted_in_its_last_step_validates_if_asked(
         run(arguments, folder=tmp_path)
     again = run(arguments, "trainer.val_only=true", folder=tmp_path)
     assert [row["step"] for row in again.metrics if "val/reward" in row] == [2]
-
-
-TWO_STEPS = ["trainer.max_steps=2", "trainer.save_freq=1"]
 
 
 def damage(folder: Path) -> str:
