@@ -18,6 +18,7 @@ from training_runs import (
     gradient_of,
     largest_gap,
     mask_of,
+    padded,
     parameters_of,
     plain_inputs,
     whole,
@@ -58,8 +59,7 @@ def critic_batch(
 ) -> CriticBatch:
     """Rows whose returns and old values are functions of what the critic says now."""
     mask = mask_of(rows)
-    filled = torch.zeros(mask.shape)
-    filled[mask] = torch.cat(list(values))
+    filled = padded(values, mask)
     return CriticBatch(
         rows=rows,
         old_values=old_values(filled).where(mask, 0.0),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from training_runs import TWO_TEACHERS, Train, actor_of, around, differing, json_lines, parameters_of
+from training_runs import TWO_TEACHERS, Prepare, Train, actor_of, around, differing, json_lines, parameters_of
 
 from cepo.errors import EngineError
 from cepo.rollout.generator import Generation
@@ -18,12 +18,14 @@ from cepo.types import TokenSignal
 pytestmark = pytest.mark.heavy
 
 
-def in_steps(first: int, last: int, name: str, change: Callable[[Any], Any]) -> Callable[[Trainer], None]:
-    """Changes what the trainer's method `name` returns in these 1-based steps."""
+def in_steps(first: int, last: int, name: str, spoil: Callable[[Any], None]) -> Prepare:
+    """Spoils what the trainer's method `name` returns in these 1-based steps."""
 
     def planted(trainer: Trainer, plain: Any, *arguments: Any) -> Any:
         result = plain(*arguments)
-        return change(result) if first <= trainer.state.step + 1 <= last else result
+        if first <= trainer.state.step + 1 <= last:
+            spoil(result)
+        return result
 
     return around(name, planted)
 
@@ -32,21 +34,17 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("*_step_*"))
 
 
-def nan_teacher(batch: ScoredBatch) -> ScoredBatch:
-    broken = {view: values.clone() for view, values in batch.teacher_log_probs.items()}
-    for values in broken.values():
+def nan_teacher(batch: ScoredBatch) -> None:
+    for values in batch.teacher_log_probs.values():
         values[1, 0] = torch.nan
-    return dataclasses.replace(batch, teacher_log_probs=broken)
 
 
-def infinite_reward(batch: ScoredBatch) -> ScoredBatch:
-    rewards = batch.token_level_rewards.clone()
-    rewards[0, 0] = torch.inf
-    return dataclasses.replace(batch, token_level_rewards=rewards)
+def infinite_reward(batch: ScoredBatch) -> None:
+    batch.token_level_rewards[0, 0] = torch.inf
 
 
-def nan_advantages(signal: TokenSignal) -> TokenSignal:
-    return dataclasses.replace(signal, advantages=torch.full_like(signal.advantages, torch.nan))
+def nan_advantages(signal: TokenSignal) -> None:
+    signal.advantages.fill_(torch.nan)
 
 
 PLANTED = {
@@ -66,8 +64,8 @@ def test_a_step_with_broken_numbers_is_left_out_if_asked(train: Train, caplog: p
         record(*arguments)
 
     def prepare(trainer: Trainer) -> None:
-        for step, (method, change, *_) in PLANTED.items():
-            in_steps(step, step, method, change)(trainer)
+        for step, (method, spoil, *_) in PLANTED.items():
+            in_steps(step, step, method, spoil)(trainer)
         around("record", look)(trainer)
 
     options = ["trainer.max_steps=5", "trainer.on_fault=skip", "trainer.max_skipped_steps=-1"]
@@ -105,7 +103,7 @@ def broken_weights(actor: Any) -> None:
             parameter.mul_(1e30)
 
 
-def before_update(plant: Callable[[Any], None]) -> Callable[[Trainer], None]:
+def before_update(plant: Callable[[Any], None]) -> Prepare:
     def planted(trainer: Trainer, update: Any, *arguments: Any) -> Any:
         if trainer.state.step == 1:
             plant(actor_of(trainer))
@@ -128,7 +126,7 @@ BROKEN = "not finite, so the model is broken.*optim\\.lr"
     ],
 )
 def test_a_fault_that_ends_the_run_leaves_the_checkpoint_before(
-    train: Train, tmp_path: Path, policy: str, prepare: Callable[[Trainer], None], said: str
+    train: Train, tmp_path: Path, policy: str, prepare: Prepare, said: str
 ) -> None:
     """At the run's last step too."""
     options = ["trainer.max_steps=2", "trainer.save_freq=1", f"trainer.on_fault={policy}"]

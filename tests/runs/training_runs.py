@@ -224,6 +224,11 @@ def mask_of(rows: Sequence[ScoringRow]) -> Tensor:
     return torch.arange(int(lengths.max())).unsqueeze(0) < lengths.unsqueeze(1)
 
 
+def padded(values: Sequence[Tensor], mask: Tensor) -> Tensor:
+    """(B, T): a row's values on its response tokens, and 0 behind them."""
+    return torch.zeros(mask.shape).masked_scatter(mask, torch.cat(list(values)))
+
+
 def denominators_of(mask: Tensor) -> LossDenominators:
     return LossDenominators(num_tokens=int(mask.sum()), num_sequences=len(mask), max_response_length=40)
 
@@ -233,11 +238,9 @@ def batch_of(
 ) -> OptimizerBatch:
     """Rows with one advantage and the old log-probs of each."""
     mask = mask_of(rows)
-    old_log_probs = torch.zeros(mask.shape)
-    old_log_probs[mask] = torch.cat(list(old))
     return OptimizerBatch(
         rows=rows,
-        old_log_probs=old_log_probs,
+        old_log_probs=padded(old, mask),
         advantages=torch.tensor(advantages).unsqueeze(1).expand(mask.shape).where(mask, 0.0),
         response_mask=mask,
         denominators=denominators_of(mask),
