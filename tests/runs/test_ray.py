@@ -166,7 +166,7 @@ def test_a_hanging_rank_is_found_by_the_time_limit(train_on_ray: TrainOnRay, mon
         os.kill(stopped[0], 0)
 
 
-@pytest.mark.nightly("one more cluster; test_bad_input ends with the same folder in this process")
+@pytest.mark.nightly("one more cluster; test_faults ends with the same folder in this process")
 def test_a_model_that_a_worker_cannot_load_ends_the_run(
     train_on_ray: TrainOnRay, tiny_model_folder: Path, tmp_path: Path
 ) -> None:
