@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import actors
 import pytest
+from generator_cases import picture
 from isolation import own_caches
-from training_runs import REWARD_FUNCTIONS, BuildActor, FinishedRun, Prepare, Train, run
+from training_runs import REWARD_FUNCTIONS, BuildActor, FinishedRun, Prepare, Train, encoded, rows_of, run
+
+from cepo.data.batch import ScoringRow
+from cepo.models.processing import Processing
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +68,12 @@ def tiny_run(tiny_model_folder: Path, problem_file: Path, parity_reward: str) ->
     ]
 
 
+@pytest.fixture(scope="session")
+def once(tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory) -> Train:
+    """The tiny run with overrides, trained once for all tests that read it: nothing in its folder may be changed."""
+    return functools.cache(lambda *overrides: run(tiny_run, *overrides, folder=tmp_path_factory.mktemp("once")))
+
+
 @pytest.fixture
 def train(tiny_run: list[str], tmp_path: Path) -> Train:
     """Runs the tiny run with overrides, in the folder `name` of the test's own."""
@@ -74,6 +85,27 @@ def train(tiny_run: list[str], tmp_path: Path) -> Train:
 
 
 @pytest.fixture
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test refuses must be refused before a model is loaded."""
+
+    def loaded(*_: object) -> None:
+        raise AssertionError("a model was about to be loaded")
+
+    monkeypatch.setattr("cepo.train.build_backend", loaded)
+
+
+@pytest.fixture
 def build_actor(tiny_model_folder: Path) -> BuildActor:
     """Makes an actor on the tiny checkpoint, or on that of `folder`."""
     return lambda *, folder=tiny_model_folder, **settings: actors.build_actor(folder, **settings)
+
+
+@pytest.fixture
+def rows(tiny_processing: Processing) -> list[ScoringRow]:
+    """Two responses each behind no picture, one, and two of other sizes."""
+    contexts = [
+        encoded(tiny_processing, "What is 2 + 3?"),
+        encoded(tiny_processing, "Find x of this figure, please.", picture(1)),
+        encoded(tiny_processing, "Which is larger?", picture(2, (96, 64)), picture(3, (128, 96))),
+    ]
+    return rows_of(contexts, (9, 3, 17, 1, 6, 12))

@@ -31,6 +31,7 @@ from cepo.credit.agreement import QUARTERS
 from cepo.credit.session import opened
 from cepo.data.batch import ScoringRow
 from cepo.data.dataset import read_training_sets
+from lab.gradient.__main__ import main as measure_gradients
 
 pytestmark = pytest.mark.heavy
 
@@ -62,15 +63,13 @@ def chance(tiny_run: list[str], tiny_model_folder: Path) -> Callable[[str, tuple
         processing, model = session.processing, reference_model(tiny_model_folder)
         problems = read_training_sets(config.data, processing)
         contexts = {problem.prompt_id: session.contexts.student(problem) for problem in problems}
-    image_token = processing.image_token_id
-    assert image_token is not None
 
     @functools.cache
     def chance(problem: str, tokens: tuple[int, ...]) -> float:
         if len(tokens) == 4 or (tokens and tokens[-1] in processing.eos_token_ids):
             return float(sum(map(ord, processing.decode(tokens))) % 2 == 0)
         row = ScoringRow(context=contexts[problem], response_ids=(*tokens, 0))
-        logits = reference_logits(model, row, image_token)[-1]
+        logits = reference_logits(model, row)[-1]
         logits[list(processing.banned_token_ids)] = float("-inf")
         best = logits.double().topk(2)
         values = [chance(problem, (*tokens, token)) for token in best.indices.tolist()]
@@ -172,14 +171,11 @@ def test_tables_have_controls_the_page_bars_and_quarters_add_up(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("continuations=47", "holds a measurement with other settings: num_continuations"),
         ("worker.rollout.top_k=3", "holds a measurement with other settings: worker.rollout.top_k"),
         (f"worker.reward.reward_function={REWARD_FUNCTIONS}:never", "have equal rewards"),
         ("out={tmp_path}", "does not hold a measurement"),
-        ("responses=0", "'--responses': 0 is not in the range x>=1"),
         ("worker.rollout.n=1", "groups of at least 2"),
         ("data.rollout_batch_size=9", "train.parquet has 8 usable problems"),
-        ("continuation=4", "continuations"),
     ],
 )
 def test_a_measurement_that_cannot_be_made_is_refused(
@@ -224,3 +220,23 @@ def test_a_given_text_is_scored_beside_sampled_ones(tmp_path: Path, capsys: pyte
 def test_show_without_a_config_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "microgeo:model", "microgeo:validation"]) == 2
     assert "give config=FILE" in capsys.readouterr().err
+
+
+GRADIENT_METHODS = "methods=grpo, rlsd(lambda_init=1)"
+
+
+@pytest.mark.nightly("a program of the lab")
+def test_a_group_mean_differs_from_leave_one_out_in_length_alone(tiny_run: list[str], tmp_path: Path) -> None:
+    """`R - mean_g` of 4 rollouts is 3/4 of `R - mean of the others`: the same ratio and direction."""
+    folder = tmp_path / "measured"
+    assert (
+        measure_gradients([*tiny_run, "data.rollout_batch_size=2", "batches=3", GRADIENT_METHODS, f"out={folder}"]) == 0
+    )
+    assert not (folder / "gradients").exists(), "vectors are of no use once their products are known"
+    results = json.loads((folder / "gradient.json").read_text(encoding="utf-8"))
+    uniform, group, other = results["gradient"]
+    assert (uniform["name"], group["name"]) == ("uniform", "grpo")
+    assert group["ratio"]["value"] == pytest.approx(1.0, abs=1e-4)
+    assert group["length"]["value"] == pytest.approx(0.75, abs=1e-4)
+    assert abs(other["ratio"]["value"] - 1.0) > 1e-3, "a method that weighs its tokens is another estimator"
+    assert results["counts"]["largest_length_error"] < 1e-5

@@ -1,38 +1,33 @@
 from __future__ import annotations
 
+import base64
 import functools
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
 from generator_cases import picture, random_adapter, reference_model
+from local_server import local_server
+from rounding import LOG_PROBS
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from training_runs import (
-    FinishedRun,
-    Train,
-    checked_config,
-    differing,
-    encoded,
-    random_response,
-    reference_logits,
-    run,
-    whole,
-)
+from training_runs import Train, checked_config, differing, encoded, largest_gap, reference_log_probs, run
 
+import cepo
 from cepo.cli import main
 from cepo.data.batch import ScoringRow
 from cepo.errors import CheckpointError
 from cepo.models.processing import Processing
 from cepo.train import run_policy
 from cepo.trainer.checkpoints import FILES_FILE, written_files
-from cepo.workers.distributed import reshard
 from cepo.workers.merged_model import adapter_base
-from cepo.workers.passes import RankPass
 
 pytestmark = pytest.mark.heavy
 
@@ -41,65 +36,41 @@ FAR = ("worker.actor.fsdp.mp_param_dtype=fp32", "worker.actor.optim.lr=1e-2")
 LORA = ("worker.actor.model.lora.rank=4", "worker.actor.model.lora.alpha=8")
 FULL = ("worker.actor.model.lora.rank=0",)
 FROZEN_TOWER = (*FULL, "worker.actor.model.freeze_vision_tower=true")
-Far = Callable[..., FinishedRun]
-
-
-@pytest.fixture(scope="module")
-def far(tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory) -> Far:
-    """Runs of 2 steps, each trained once."""
-    return functools.cache(lambda *options: run(tiny_run, *FAR, *options, folder=tmp_path_factory.mktemp("run")))
 
 
 @pytest.fixture
-def row(tiny_processing: Processing) -> ScoringRow:
-    """12 response tokens behind a picture."""
-    context = encoded(tiny_processing, "What is the angle?", picture(3))
-    return ScoringRow(context=context, response_ids=random_response(12, seed=4))
+def far(once: Train) -> Train:
+    """Runs of 2 steps."""
+    return functools.partial(once, *FAR)
 
 
 def merge(*arguments: object) -> int:
     return main(["merge", *map(str, arguments)])
 
 
-@torch.no_grad()
-def trained_logits(finished: FinishedRun, row: ScoringRow) -> Tensor:
-    """(response length, V) of the run's own worker, adapter apart and shards gathered as they were in training."""
-    module = finished.actor.module.eval()
-    _, (states,) = module(finished.actor.collate(RankPass(indices=[0], rows=[row])))
-    reshard(module)
-    return states.float() @ whole(module.base.lm_head.weight).float().T
-
-
-def assert_close(logits: Tensor, expected: Tensor) -> None:
-    """To 1e-5 of the largest logit: two float32 passes differ by rounding of that scale, and by how much is the processor's."""
-    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
-
-
-def folder_logits(folder: Path, row: ScoringRow) -> Tensor:
-    """(response length, V) of a plain transformers model."""
-    model = reference_model(folder)
-    return reference_logits(model, row, model.config.image_token_id).detach()
+def folder_log_probs(folder: Path, rows: list[ScoringRow]) -> list[Tensor]:
+    """Of a plain transformers model."""
+    return reference_log_probs(reference_model(folder), rows)
 
 
 @pytest.mark.parametrize("options", [LORA, FROZEN_TOWER], ids=["lora", "frozen-tower"])
-def test_a_merged_folder_has_the_trained_models_logits(
-    far: Far, tiny_model_folder: Path, tmp_path: Path, row: ScoringRow, options: tuple[str, ...]
+def test_a_merged_folder_scores_as_the_trained_model(
+    far: Train, tiny_model_folder: Path, tmp_path: Path, rows: list[ScoringRow], options: tuple[str, ...]
 ) -> None:
-    """They agree to 1e-5, and differ by 0.1 from the base's."""
     finished = far(*options)
     checkpoint = finished.folder / "global_step_2"
     assert adapter_base(checkpoint / "actor") == (str(tiny_model_folder) if options == LORA else None)
     assert merge("--checkpoint", checkpoint, "--out", tmp_path / "merged") == 0
     assert types_of(tmp_path / "merged") == {"float32"}
-    logits = folder_logits(tmp_path / "merged", row)
-    assert_close(logits, trained_logits(finished, row))
-    assert (logits - folder_logits(tiny_model_folder, row)).abs().max() > 0.1
+    merged = folder_log_probs(tmp_path / "merged", rows)
+    assert largest_gap(merged, finished.actor.score(rows)) < LOG_PROBS
+    assert largest_gap(merged, folder_log_probs(tiny_model_folder, rows)) > 0.1
 
 
 def test_pefts_adapter_alone_merges_into_its_or_a_given_base(
-    tiny_model_folder: Path, tmp_path: Path, row: ScoringRow
+    tiny_model_folder: Path, tmp_path: Path, rows: list[ScoringRow]
 ) -> None:
-    """The adapter is written as EasyR1 writes it, in EasyR1's layout, and the logits agree to 1e-5."""
+    """The adapter is written as EasyR1 writes it, in EasyR1's layout."""
     model, _ = random_adapter(tiny_model_folder, seed=3)
     actor = tmp_path / "global_step_5" / "actor"
     model.save_pretrained(str(actor / "lora_adapter"))
@@ -112,10 +83,10 @@ def test_pefts_adapter_alone_merges_into_its_or_a_given_base(
     assert settings_of_file["base_model_name_or_path"] == str(tiny_model_folder)
     file.write_text(json.dumps(settings_of_file | {"base_model_name_or_path": "gone/away"}))
     assert merge("--checkpoint", actor, "--out", tmp_path / "given", "--base", tiny_model_folder) == 0
-    expected = reference_logits(model, row, model.config.image_token_id).detach()
+    expected = [each.detach() for each in reference_log_probs(model, rows)]
     for name in ("named", "given"):
-        assert_close(folder_logits(tmp_path / name, row), expected)
-    assert (expected - folder_logits(tiny_model_folder, row)).abs().max() > 0.1
+        assert largest_gap(folder_log_probs(tmp_path / name, rows), expected) < LOG_PROBS
+    assert largest_gap(expected, folder_log_probs(tiny_model_folder, rows)) > 0.1
 
 
 def types_of(folder: Path) -> set[str]:
@@ -134,7 +105,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 
 def test_an_impossible_upload_is_refused_before_the_merge(
-    far: Far, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    far: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = ["--checkpoint", far(*LORA).folder / "global_step_2", "--out", tmp_path / "merged"]
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no_token"))
@@ -154,7 +125,7 @@ def test_an_impossible_upload_is_refused_before_the_merge(
 
 
 def test_bf16_end_tokens_template_and_image_settings_are_kept(
-    far: Far, tiny_model_folder: Path, tiny_processing: Processing, tmp_path: Path
+    far: Train, tiny_model_folder: Path, tiny_processing: Processing, tmp_path: Path
 ) -> None:
     checkpoint = far(*FROZEN_TOWER).folder / "global_step_2"
     assert merge("--checkpoint", checkpoint, "--out", tmp_path / "merged", "--dtype", "bf16") == 0
@@ -204,7 +175,7 @@ def test_weights_alone_merge_and_are_refused_by_a_resume(train: Train, tiny_run:
 
 
 def test_what_cannot_be_merged_ends_with_one_message(
-    far: Far, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    far: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, out = far(*LORA).folder, tmp_path / "merged"
     critic = far(*FULL, "algorithm.adv_estimator=gae", "trainer.max_steps=1").folder / "global_step_1" / "critic"
@@ -228,7 +199,7 @@ def test_what_cannot_be_merged_ends_with_one_message(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "full", "ranks"]
 
 
-def test_an_adapter_of_other_weights_is_refused(far: Far, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_adapter_of_other_weights_is_refused(far: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It has 1 weight too few, 1 too many or one of another shape; none is left out."""
     actor = tmp_path / "actor"
     shutil.copytree(far(*LORA).folder / "global_step_2" / "actor", actor)
@@ -247,7 +218,7 @@ def test_an_adapter_of_other_weights_is_refused(far: Far, tmp_path: Path, capsys
 
 
 def test_shards_without_data_are_refused_by_every_command(
-    far: Far, problem_file: Path, parity_reward: str, train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    far: Train, problem_file: Path, parity_reward: str, train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each tensor states one row more than it has, sealed again: a merge would write the untrained base."""
     shutil.copytree(far(*FROZEN_TOWER).folder, tmp_path / "copy")
@@ -267,3 +238,100 @@ def test_shards_without_data_are_refused_by_every_command(
     assert words in capsys.readouterr().err
     with pytest.raises(CheckpointError, match=words):
         train(*FAR, *FROZEN_TOWER, "trainer.max_steps=3", f"trainer.load_checkpoint_path={checkpoint}")
+
+
+SAVED_LORA = ["worker.actor.model.lora.rank=4", "trainer.save_freq=1", "trainer.save_limit=-1"]
+
+
+class Hub:
+    """What was published: the files of each repository, and whether it was created as private."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.created: list[dict[str, Any]] = []
+        self.keys: set[str | None] = set()
+
+    def reply(self, path: str, body: bytes) -> dict[str, Any]:
+        if path == "/api/repos/create":
+            self.created.append(json.loads(body))
+            return {"url": "https://huggingface.co/someone/model", "name": "someone/model", "id": "1"}
+        if "/preupload/" in path:
+            names = [file["path"] for file in json.loads(body)["files"]]
+            return {"files": [{"path": name, "uploadMode": "regular", "shouldIgnore": False} for name in names]}
+        if path == "/api/validate-yaml":
+            assert yaml.safe_load(json.loads(body)["content"].split("---\n")[1])["library_name"]
+            return {}
+        assert "/commit/" in path, path
+        for line in map(json.loads, body.splitlines()):
+            if line["key"] == "file":
+                self.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+        return {"commitUrl": "https://huggingface.co/someone/model/commit/1", "commitOid": "1", "success": True}
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        reply: dict[str, Any] = {"type": "user", "name": "someone", "id": "someone/model", "sha": "1"}
+        if request.command == "POST":
+            self.keys.add(request.headers.get("Authorization"))
+            reply = self.reply(request.path, body_of(request))
+        content = json.dumps(reply).encode()
+        request.send_response(200)
+        request.send_header("Content-Type", "application/json")
+        request.send_header("Content-Length", str(len(content)))
+        request.end_headers()
+        request.wfile.write(content)
+
+
+def body_of(request: BaseHTTPRequestHandler) -> bytes:
+    if request.headers.get("Transfer-Encoding") != "chunked":
+        return request.rfile.read(int(request.headers.get("Content-Length", 0)))
+    parts = []
+    while size := int(request.rfile.readline(), 16):
+        parts.append(request.rfile.read(size))
+        request.rfile.readline()
+    request.rfile.readline()
+    return b"".join(parts)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    found = Hub()
+    with local_server(found.answer) as address:
+        monkeypatch.setenv("HF_TOKEN", "hf_of_a_test")
+        monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", f"http://{address}")
+        yield found
+
+
+@pytest.mark.heavy
+def test_checkpoint_and_merged_model_have_cards_and_resume(tiny_run: list[str], tmp_path: Path, hub: Hub) -> None:
+    """The second step after a download of the first's checkpoint ends with the weights of the run that never stopped.
+
+    The model that is merged from the checkpoint is published with a card of its own.
+    """
+    whole = run(tiny_run, *SAVED_LORA, folder=tmp_path / "whole")
+    address = cepo.push(tmp_path / "whole" / "global_step_1", "someone/model")
+    assert address == "https://huggingface.co/someone/model/commit/1"
+    assert [each["visibility"] for each in hub.created] == ["private"]
+    assert hub.keys == {"Bearer hf_of_a_test"}
+    assert hub.files.keys() >= {
+        "README.md",
+        "curves.png",
+        "config.yaml",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+    _, front, text = hub.files["README.md"].decode().split("---\n", 2)
+    assert yaml.safe_load(front) == {"library_name": "peft", "tags": ["cepo", "reinforcement-learning", "grpo"]}
+    titles = [f"## {title}\n" for title in ("Data", "Settings", "Curve", "Run", "Versions")]
+    assert all(each in text for each in [*titles, "after step 1", "| algorithm.adv_estimator | grpo |"])
+    assert str(tmp_path) not in text
+    for name, content in hub.files.items():
+        (tmp_path / "downloaded" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "downloaded" / name).write_bytes(content)
+    again = f"trainer.load_checkpoint_path={tmp_path / 'downloaded' / 'global_step_1'}"
+    resumed = run(tiny_run, *SAVED_LORA, again, folder=tmp_path / "resumed")
+    assert resumed.first_step == 1
+    assert differing(resumed.parameters, whole.parameters) == []
+    hub.files.clear()
+    checkpoint = tmp_path / "whole" / "global_step_1"
+    assert merge("--checkpoint", checkpoint, "--out", tmp_path / "merged", "--upload", "someone/model") == 0
+    assert {"README.md", "config.json", "model.safetensors"} <= set(hub.files)
+    assert "library_name: transformers" in hub.files["README.md"].decode()

@@ -65,11 +65,11 @@ def test_the_full_kl_is_that_of_plain_transformers(
     assert torch.cat(actor.score(rows, result="reference_kl")).abs().max() < 1e-6
     actor.update([batch_of(rows, [1.0, 1.0], scores)], step=0)
     measured = actor.score(rows, result="reference_kl")
-    initial = [reference_logits(model, row, tiny_processing.image_token_id).log_softmax(dim=1) for row in rows]
+    initial = [reference_logits(model, row).log_softmax(dim=1) for row in rows]
     weights = {name.removeprefix("model."): value for name, value in parameters_of(actor).items()}
     model.load_state_dict(weights, strict=False)
     for row, values, before in zip(rows, measured, initial, strict=True):
-        now = reference_logits(model, row, tiny_processing.image_token_id).log_softmax(dim=1)
+        now = reference_logits(model, row).log_softmax(dim=1)
         torch.testing.assert_close(values, (now.exp() * (now - before)).sum(dim=1), atol=1e-6, rtol=1e-4)
         assert float(values.min()) > 1e-6
 

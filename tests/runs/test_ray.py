@@ -18,11 +18,10 @@ from rounding import LOG_PROBS
 from training_runs import (
     REPOSITORY,
     TWO_TEACHERS,
-    FinishedRun,
+    Train,
     checked_config,
     json_lines,
     recorded_groups,
-    run,
 )
 
 from cepo.errors import EngineError, WorkerLostError
@@ -80,12 +79,6 @@ def responses(folder: Path) -> list[Any]:
     ]
 
 
-@pytest.fixture(scope="module")
-def here(tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    """Two steps with teachers in this process."""
-    return run(tiny_run, *TWO_TEACHERS, folder=tmp_path_factory.mktemp("local"))
-
-
 def addresses_listened_at() -> set[str]:
     """Where this process, the parts of the cluster and the workers can be reached."""
     family = [psutil.Process(), *psutil.Process().children(recursive=True)]
@@ -94,7 +87,7 @@ def addresses_listened_at() -> set[str]:
 
 
 def test_2_workers_sample_and_learn_as_this_process(
-    train_on_ray: TrainOnRay, here: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train_on_ray: TrainOnRay, once: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To rounding, step by step. Nothing outside this machine can reach any of their processes."""
     reached, record = set[str](), Trainer.record
@@ -107,6 +100,7 @@ def test_2_workers_sample_and_learn_as_this_process(
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))  # where the counting workers' own module is found
     monkeypatch.setattr("cepo.runtime.ray.ranks.RankProcess", CountingRank)
     train_on_ray(*TWO_TEACHERS, TWO_WORKERS)
+    here = once(*TWO_TEACHERS)
     assert responses(tmp_path) == responses(here.folder)
     for row, other in zip(json_lines(tmp_path / "metrics.jsonl"), here.metrics, strict=True):
         compared = {name: value for name, value in other.items() if name.startswith(("actor/", "reward/", "evidence/"))}
@@ -172,7 +166,7 @@ def test_a_hanging_rank_is_found_by_the_time_limit(train_on_ray: TrainOnRay, mon
         os.kill(stopped[0], 0)
 
 
-@pytest.mark.nightly("one more cluster; test_bad_input ends with the same folder in this process")
+@pytest.mark.nightly("one more cluster; test_faults ends with the same folder in this process")
 def test_a_model_that_a_worker_cannot_load_ends_the_run(
     train_on_ray: TrainOnRay, tiny_model_folder: Path, tmp_path: Path
 ) -> None:

@@ -1,8 +1,7 @@
-"""Stopping and resuming changes nothing: not a bit of a weight, not a row of the records."""
+"""Resuming changes nothing, not a bit of a weight, not a row of the records, unless settings changed; and the best checkpoint."""
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import resource
@@ -10,10 +9,13 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from generator_cases import picture
 from training_runs import (
     TWO_TEACHERS,
@@ -23,13 +25,16 @@ from training_runs import (
     around,
     checked_config,
     differing,
+    json_lines,
     run,
     shared_pool,
     whole,
 )
 
 from cepo.config import load_config
-from cepo.errors import CheckpointError
+from cepo.errors import CepoError, CheckpointError
+from cepo.metrics import mean_value
+from cepo.microgeo.world import split_problems, write_problems
 from cepo.rewards.pool import RewardPool
 from cepo.train import build_trainer, main
 from cepo.trainer.checkpoints import STATE_FILE
@@ -50,18 +55,8 @@ FOUR_STEPS = [
 ]
 LORA = ["worker.actor.model.lora.rank=4", "worker.actor.model.lora.alpha=8"]
 AVERAGE = ["algorithm.teacher.source=ema", "algorithm.teacher.ema_decay=0.7"]
+TWO_STEPS = ["trainer.max_steps=2", "trainer.save_freq=1"]
 SNAPSHOT = ["algorithm.teacher.source=snapshot", "algorithm.teacher.sync_every=3"]
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., FinishedRun]:
-    """Runs of four steps, each trained once."""
-
-    @functools.cache
-    def trained(*options: str) -> FinishedRun:
-        return run(tiny_run, *FOUR_STEPS, *options, folder=tmp_path_factory.mktemp("whole"))
-
-    return trained
 
 
 def stopped_and_resumed(train: Train, *overrides: str, step: int) -> FinishedRun:
@@ -93,32 +88,27 @@ def assert_same_run(one: FinishedRun, other: FinishedRun) -> None:
     assert one.metrics[3]["work/teacher_rows"] > 0
 
 
-@pytest.mark.parametrize("options", [AVERAGE, [*LORA, *SNAPSHOT]], ids=["full, ema", "lora, snapshot"])
-def test_a_stopped_and_resumed_run_ends_with_the_same_bits(
-    uninterrupted: Callable[..., FinishedRun], train: Train, options: list[str]
-) -> None:
-    assert_same_run(uninterrupted(*options), stopped_and_resumed(train, *options, step=3))
+def test_a_stopped_and_resumed_run_ends_with_the_same_bits(once: Train, train: Train) -> None:
+    """That of full weights and an averaged teacher is stopped by a signal below."""
+    options = [*LORA, *SNAPSHOT]
+    assert_same_run(once(*FOUR_STEPS, *options), stopped_and_resumed(train, *options, step=3))
 
 
-@pytest.mark.parametrize(
-    "batches",
-    ["text alone", pytest.param("pictures, then text", marks=pytest.mark.nightly("two runs of four steps more"))],
-)
+@pytest.mark.parametrize("num_pictures", [0, pytest.param(4, marks=pytest.mark.nightly("two runs of four steps more"))])
 def test_resuming_before_an_imageless_batch_gives_the_same_bits(
-    uninterrupted: Callable[..., FinishedRun], train: Train, tmp_path: Path, batches: str
+    once: Train, train: Train, tmp_path: Path, num_pictures: int
 ) -> None:
     from datasets import Dataset, Features, Image, List, Value
 
-    illustrated = [batches != "text alone"] * 4 + [False] * 4
     columns = {
-        "images": [[picture(number)] if with_picture else [] for number, with_picture in enumerate(illustrated)],
-        "problem": ["<image>" * with_picture + f"What is {n}?" for n, with_picture in enumerate(illustrated)],
+        "images": [[picture(number)] if number < num_pictures else [] for number in range(8)],
+        "problem": ["<image>" * (number < num_pictures) + f"What is {number}?" for number in range(8)],
         "answer": [str(number) for number in range(8)],
     }
     features = Features({"images": List(Image()), "problem": Value("string"), "answer": Value("string")})
     Dataset.from_dict(columns, features=features).to_parquet(str(tmp_path / "mixed.parquet"))
     options = [f"data.train_files={tmp_path / 'mixed.parquet'}", "data.shuffle=false"]
-    assert_same_run(uninterrupted(*options), stopped_and_resumed(train, *options, step=2))
+    assert_same_run(once(*FOUR_STEPS, *options), stopped_and_resumed(train, *options, step=2))
 
 
 def interrupted_in(
@@ -138,11 +128,7 @@ def interrupted_in(
 
 
 def test_a_signal_saves_the_finished_step_to_go_on_from(
-    uninterrupted: Callable[..., FinishedRun],
-    tiny_run: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    once: Train, tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Although checkpoints are written only at the end, no step is lost and no bit changes."""
     arguments = [*tiny_run, *FOUR_STEPS, *AVERAGE, "trainer.save_freq=-1"]
@@ -151,18 +137,48 @@ def test_a_signal_saves_the_finished_step_to_go_on_from(
     assert f"{tmp_path}/global_step_2; the same command resumes from it" in caplog.text
     resumed = run(arguments, folder=tmp_path)
     assert resumed.first_step == 2
-    assert_same_run(uninterrupted(*AVERAGE), resumed)
+    assert_same_run(once(*FOUR_STEPS, *AVERAGE), resumed)
+
+
+NONE_YET = ["no checkpoint was written yet", "starts from the beginning"]
 
 
 @pytest.mark.parametrize(
-    ("signals", "option"),
-    [([signal.SIGTERM] * 2, "trainer.save_freq=-1"), ([signal.SIGTERM], "trainer.save_on_interrupt=false")],
-    ids=["a second signal", "not wanted"],
-)
-def test_nothing_is_saved_at_a_second_signal_or_if_not_wanted(
-    tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signals: list[signal.Signals], option: str
+    ("times", "option", "words", "saved"),
+    [
+        (2, "trainer.save_freq=-1", [*NONE_YET, "trainer.save_freq is -1"], []),
+        (1, "trainer.save_on_interrupt=false", NONE_YET, []),
+        (1, "trainer.find_last_checkpoint=false", ["trainer.load_checkpoint_path={folder}/global_step_2"], ["global_step_2"]),
+    ],
+    ids=["a second signal", "not wanted", "not looked for"],
+)  # fmt: skip
+def test_an_interrupted_run_says_whether_and_how_to_resume(
+    tiny_run: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    times: int,
+    option: str,
+    words: list[str],
+    saved: list[str],
 ) -> None:
-    assert interrupted_in(monkeypatch, [*tiny_run, option], *signals, step=2, folder=tmp_path) == 143
+    """Nothing is saved at a second signal, or if that is not wanted."""
+    heard = [signal.SIGTERM] * times
+    assert interrupted_in(monkeypatch, [*tiny_run, option], *heard, step=2, folder=tmp_path) == 143
+    assert [path.name for path in tmp_path.glob("global_step_*")] == saved
+    message = caplog.records[-1].getMessage()
+    assert [word for word in words if word.format(folder=tmp_path) not in message] == [], message
+
+
+def test_ctrl_c_during_a_checkpoint_interrupts_the_run(
+    tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cepo.workers.checkpoint.write_shards", interrupt)
+    assert main([*tiny_run, *TWO_STEPS, f"trainer.save_checkpoint_path={tmp_path}"]) == 130
+    assert [row["step"] for row in json_lines(tmp_path / "metrics.jsonl")] == [1]
     assert not list(tmp_path.glob("global_step_*"))
 
 
@@ -177,17 +193,8 @@ def test_a_run_interrupted_in_its_last_step_validates_if_asked(
     assert [row["step"] for row in again.metrics if "val/reward" in row] == [2]
 
 
-TWO_STEPS = ["trainer.max_steps=2", "trainer.save_freq=1"]
-
-
-@pytest.fixture(scope="module")
-def two_steps(tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    """A run that saved after each of its two steps. Read only."""
-    return run(tiny_run, *TWO_STEPS, folder=tmp_path_factory.mktemp("two_steps"))
-
-
 def damage(folder: Path) -> str:
-    """Flips a bit of the last checkpoint, and returns what a message says of it."""
+    """Flips a bit of the last checkpoint; returns what the log says of it."""
     shard = next((folder / "global_step_2" / "actor" / "distributed").glob("*.safetensors"))
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
@@ -204,12 +211,26 @@ def leave_behind(folder: Path) -> str:
     return ""
 
 
-@pytest.mark.parametrize("spoil", [leave_behind, damage])
-def test_a_spoilt_checkpoint_is_passed_over_for_the_last_good(
-    train: Train, two_steps: FinishedRun, tmp_path: Path, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], str]
+@pytest.mark.parametrize(
+    ("spoil", "refusal"),
+    [
+        (leave_behind, "is not a complete checkpoint: it has no trainer_state.json"),
+        (damage, r"is damaged \(.*bytes|is damaged \(.*were written"),
+    ],
+)
+def test_a_spoilt_checkpoint_is_passed_over_or_refused_by_name(
+    once: Train,
+    train: Train,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    spoil: Callable[[Path], str],
+    refusal: str,
 ) -> None:
+    two_steps = once(*TWO_STEPS)
     shutil.copytree(two_steps.folder, tmp_path / "run")
     said = spoil(tmp_path / "run")
+    with pytest.raises(CepoError, match=refusal):
+        train(*TWO_STEPS, f"trainer.load_checkpoint_path={tmp_path}/run/global_step_2", name="other")
     second = train(*TWO_STEPS)
     assert second.first_step == 1
     assert differing(two_steps.parameters, second.parameters) == []
@@ -217,21 +238,14 @@ def test_a_spoilt_checkpoint_is_passed_over_for_the_last_good(
     assert said in caplog.text
 
 
-def test_a_damaged_checkpoint_that_is_named_is_refused(train: Train, two_steps: FinishedRun, tmp_path: Path) -> None:
-    shutil.copytree(two_steps.folder, tmp_path / "copy")
-    damage(tmp_path / "copy")
-    with pytest.raises(CheckpointError, match=r"is damaged \(.*bytes|is damaged \(.*were written"):
-        train(*TWO_STEPS, f"trainer.load_checkpoint_path={tmp_path}/copy/global_step_2")
-
-
 def test_a_new_start_never_resumes_from_an_older_run(train: Train, tmp_path: Path) -> None:
     options = ["trainer.save_freq=1", "trainer.save_limit=1"]
-    train(*options, "trainer.max_steps=3")
+    train(*options, "trainer.max_steps=2")
     train(*options, "trainer.max_steps=1", "trainer.find_last_checkpoint=false")
     resumed = train(*options, "trainer.max_steps=2")
     assert resumed.first_step == 1
     assert [row["step"] for row in resumed.metrics] == [1, 2]
-    old = tmp_path / "run" / "earlier_run_1" / "global_step_3" / STATE_FILE
+    old = tmp_path / "run" / "earlier_run_1" / "global_step_2" / STATE_FILE
     assert old.is_file()  # nothing of the user's is deleted
 
 
@@ -248,40 +262,14 @@ def test_a_new_start_never_resumes_from_an_older_run(train: Train, tmp_path: Pat
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused_early(
-    tiny_run: list[str], two_steps: FinishedRun, monkeypatch: pytest.MonkeyPatch, override: str, words: str
+    tiny_run: list[str], once: Train, no_model: None, monkeypatch: pytest.MonkeyPatch, override: str, words: str
 ) -> None:
-    def not_reached(*_: Any) -> Any:
-        raise AssertionError("models were loaded")
-
-    monkeypatch.setattr("cepo.train.build_backend", not_reached)
+    folder = once(*TWO_STEPS).folder
     monkeypatch.setattr(RewardPool, "of", shared_pool)
     config = checked_config if "global_step_9" not in override else load_config  # the check itself would refuse it
-    settings = [*tiny_run, f"trainer.save_checkpoint_path={two_steps.folder}", "trainer.max_steps=3"]
+    settings = [*tiny_run, f"trainer.save_checkpoint_path={folder}", "trainer.max_steps=3"]
     with ExitStack() as stack, pytest.raises(CheckpointError, match=words):
-        build_trainer(config([*settings, *override.format(folder=two_steps.folder).split()]), stack)
-
-
-def test_a_resumed_run_takes_moments_but_its_own_settings(train: Train) -> None:
-    train("trainer.max_steps=1")
-    changed = ["worker.actor.optim.weight_decay=0.25", "worker.actor.optim.betas=[0.8,0.95]"]
-    seen: dict[str, Any] = {}
-
-    def look(trainer: Trainer) -> None:
-        optimizer = actor_of(trainer).optimizer
-        seen["groups"] = [(group["weight_decay"], tuple(group["betas"])) for group in optimizer.param_groups]
-        seen["steps"] = {float(whole(state["step"])) for state in optimizer.state.values()}
-        seen["moments"] = sum(float(whole(state["exp_avg_sq"]).sum()) for state in optimizer.state.values())
-
-    resumed = train("trainer.max_steps=2", *changed, "trainer.accept_changes=true", prepare=look)
-    assert resumed.first_step == 1
-    assert seen.pop("moments") > 0
-    assert seen == {"groups": [(0.25, (0.8, 0.95))], "steps": {2.0}}  # two optimizer steps per training step
-
-
-def test_a_checkpoint_by_path_starts_a_run_in_another_folder(train: Train, two_steps: FinishedRun) -> None:
-    second = train(*TWO_STEPS, f"trainer.load_checkpoint_path={two_steps.folder / 'global_step_1'}")
-    assert second.first_step == 1
-    assert differing(two_steps.parameters, second.parameters) == []
+        build_trainer(config([*settings, *override.format(folder=folder).split()]), stack)
 
 
 @contextmanager
@@ -299,17 +287,148 @@ def full_disk_in(*steps: int) -> Iterator[Callable[[Trainer], None]]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_checkpoint_without_room_is_tried_again(train: Train, caplog: pytest.LogCaptureFixture) -> None:
-    with full_disk_in(2) as prepare:
-        finished = train("trainer.max_steps=4", "trainer.save_freq=2", prepare=prepare)
+def test_a_checkpoint_without_room_is_tried_again_or_ends_it(train: Train, caplog: pytest.LogCaptureFixture) -> None:
+    """Of step 2 it is written a step later; the last one's ends the run, which resumes from the one before."""
+    options, last = ["trainer.max_steps=4", "trainer.save_freq=2"], "the checkpoint of step 4 cannot be written"
+    with full_disk_in(2, 4) as prepare, pytest.raises(CheckpointError, match=last):
+        train(*options, prepare=prepare)
     assert "the checkpoint of step 2 cannot be written" in caplog.text
     assert "is the disk full?" in caplog.text
-    assert sorted(path.name for path in finished.folder.glob("*global_step_*")) == ["global_step_3", "global_step_4"]
-    assert [row["step"] for row in finished.metrics] == [1, 2, 3, 4]
+    resumed = train(*options)
+    assert resumed.first_step == 3
+    assert sorted(path.name for path in resumed.folder.glob("*global_step_*")) == ["global_step_3", "global_step_4"]
+    assert [row["step"] for row in resumed.metrics] == [1, 2, 3, 4]
 
 
-def test_a_last_checkpoint_without_room_ends_the_run(train: Train) -> None:
-    train("trainer.max_steps=1")
-    with full_disk_in(2) as prepare, pytest.raises(CheckpointError, match="the checkpoint of step 2 cannot be written"):
-        train("trainer.max_steps=2", prepare=prepare)
-    assert train("trainer.max_steps=2").first_step == 1
+CHANGED = [f"worker.actor.optim.{each}" for each in ("lr=5e-4", "weight_decay=0.25", "betas=[0.8,0.95]")]
+
+
+@pytest.fixture
+def own_data(problem_file: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(problem_file, tmp_path))
+
+
+@pytest.fixture
+def folder(once: Train, tmp_path: Path) -> Path:
+    """A copy of a run folder after 1 step."""
+    return Path(shutil.copytree(once("trainer.max_steps=1").folder, tmp_path / "run"))
+
+
+@pytest.fixture
+def going_on(train: Train, own_data: Path, folder: Path) -> Train:
+    """Continues that run to 2 steps."""
+    return partial(train, f"data.train_files={own_data}", "trainer.max_steps=2")
+
+
+def test_changed_settings_need_a_word_and_the_record_keeps_both(
+    going_on: Train, tiny_run: list[str], own_data: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The optimizer has its old moments and the new settings. Those that decide nothing, and other paths, need none."""
+    with monkeypatch.context() as patch:
+        patch.setattr("cepo.train.build_backend", None)  # no model is loaded
+        with pytest.raises(CheckpointError) as refused:
+            going_on(*CHANGED)
+    assert str(refused.value).splitlines() == [
+        f"settings that decide what is trained have changed since {folder}/global_step_1:",
+        "  worker.actor.optim.lr: was 0.001, is 0.0005",
+        "  worker.actor.optim.betas: was [0.9, 0.99], is [0.8, 0.95]",
+        "  worker.actor.optim.weight_decay: was 0.01, is 0.25",
+        "trainer.accept_changes=true continues with them; trainer.experiment_name=<another> or "
+        "trainer.find_last_checkpoint=false starts a new run",
+    ]
+    seen: dict[str, Any] = {}
+
+    def look(trainer: Trainer) -> None:
+        optimizer = actor_of(trainer).optimizer
+        seen["groups"] = [(group["weight_decay"], tuple(group["betas"])) for group in optimizer.param_groups]
+        seen["steps"] = {float(whole(state["step"])) for state in optimizer.state.values()}
+        seen["moments"] = sum(float(whole(state["exp_avg_sq"]).sum()) for state in optimizer.state.values())
+
+    done = going_on(*CHANGED, "trainer.accept_changes=true", prepare=look)
+    assert seen.pop("moments") > 0
+    assert seen == {"groups": [(0.25, (0.8, 0.95))], "steps": {2.0}}  # two optimizer steps per training step
+    rates = {
+        name: yaml.safe_load((folder / name).read_text())["worker"]["actor"]["optim"]["lr"]
+        for name in ("config_until_step_1.yaml", "config.yaml")
+    }
+    assert rates == {"config_until_step_1.yaml": 1e-3, "config.yaml": 5e-4}
+    assert [row["actor/lr"] for row in done.metrics] == [1e-3, 5e-4]
+    monkeypatch.chdir(own_data.parent)
+    (reward,) = [word for word in tiny_run if word.startswith("worker.reward.reward_function=")]
+    path = os.path.relpath(reward.partition("=")[2], own_data.parent)
+    same = [f"data.train_files={own_data.name}", f"worker.reward.reward_function={path}"]
+    free = ["worker.actor.micro_batch_size_per_device_for_update=4", "trainer.rollouts_to_log=0", "trainer.max_steps=3"]
+    assert going_on(*CHANGED, *same, *free).first_step == 2
+
+
+@pytest.mark.usefixtures("no_model")
+def test_other_rows_under_the_same_name_are_noticed(going_on: Train, own_data: Path) -> None:
+    write_problems(own_data, split_problems(5, 8, 1)[0])
+    other = r"\n  data: was \"8 rows, CRC-32 \w{8}\", is \"8 rows, CRC-32 \w{8}\"\n"
+    with pytest.raises(CheckpointError, match=other):
+        going_on()
+
+
+@pytest.mark.usefixtures("no_model")
+def test_a_finished_run_says_so_before_any_engine_starts(
+    going_on: Train, tiny_run: list[str], folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the same settings it ends well; with others it is an error, and the record of the settings stays."""
+    own = ["trainer.max_steps=1", f"trainer.save_checkpoint_path={folder}"]
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert main([*tiny_run, *own]) == 0
+    assert f"{folder}/global_step_1: all 1 steps of this run are done" in caplog.text
+    more = r"all 1 steps of this run are done; raise trainer\.max_steps to add steps"
+    with pytest.raises(RunFinishedError, match=more):
+        going_on("trainer.max_steps=1")
+    caplog.clear()
+    for consent in ([], ["trainer.accept_changes=true"]):
+        assert main([*tiny_run, *own, CHANGED[0], *consent]) == 2
+        assert "so these changes would train nothing:\n  worker.actor.optim.lr: was 0.001, is 0.0005" in caplog.text
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def scoring(*scores: float) -> Callable[[Trainer], None]:
+    """Validations with these mean rewards, in their order."""
+    remaining = iter(scores)
+
+    def prepare(trainer: Trainer) -> None:
+        scripted: Any = SimpleNamespace(
+            run=lambda _: ({"val/reward": mean_value(next(remaining))}, []), num_responses=1
+        )
+        trainer.validator = scripted
+
+    return prepare
+
+
+@pytest.mark.parametrize(
+    ("options", "runs"),
+    [
+        (["trainer.save_limit=3"], [(5, [0.2, 0.71239, 0.4, 0.71239, 0.3], "245", (2, 0.7124))]),
+        (
+            ["trainer.save_limit=1"],
+            [(3, [0.8, 0.1, 0.2], "13", (1, 0.8)), (4, [0.3], "14", (1, 0.8)), (5, [0.9], "5", (5, 0.9))],
+        ),
+        (["trainer.val_freq=2"], [(3, [0.9, 0.1], "23", (2, 0.9))]),
+        (["trainer.val_freq=-1"], [(2, [], "2", (None, None))]),
+    ],
+    ids=["one of equals", "across runs", "every second step", "no validation"],
+)
+def test_the_best_checkpoint_stays_beside_the_last(
+    train: Train, problem_file: Path, options: list[str], runs: list[tuple[int, list[float], str, tuple[Any, Any]]]
+) -> None:
+    """Each run goes on to the given step. A score counts for the weights it was measured on only."""
+    settings = [f"data.val_files={problem_file}", "worker.actor.model.lora.rank=2", "trainer.save_freq=1"]
+    first = 0
+    for last, scores, kept, best in runs:
+        overrides = ["trainer.val_freq=1", "trainer.save_limit=1", *options, f"trainer.max_steps={last}"]
+        done = train(*settings, *overrides, prepare=scoring(*scores))
+        assert done.first_step == first
+        assert sorted(path.name[-1] for path in done.folder.glob("global_step_*")) == list(kept)
+        assert json.loads((done.folder / "checkpoint_tracker.json").read_text()) == {
+            "best_global_step": best[0],
+            "best_val_reward_score": best[1],
+            "last_global_step": last,
+            "last_actor_path": str(done.folder / f"global_step_{last}" / "actor"),
+        }
+        first = last

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from factories import rollouts_of
 from generator_cases import picture, reference_model
 from training_runs import BuildActor, Train, json_lines, noting, random_response, recorded_groups, reference_log_probs
 
@@ -15,8 +16,6 @@ from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem
 from cepo.metrics import results
 from cepo.models.processing import Processing
-from cepo.rollout.generator import Generation
-from cepo.trainer.asking import Rollouts
 from cepo.trainer.validation import leak_metrics
 
 pytestmark = pytest.mark.heavy
@@ -100,22 +99,17 @@ def test_leak_gaps_are_log_probs_with_less_without_the_answer(
     contexts = ContextBuilder(tiny_processing, TeacherConfig(), max_context_length=512)
     plain = contexts.student(problem)
     responses = [random_response(length, length) for length in (5, 3, 9)]
-    model, image_token = reference_model(tiny_model_folder), tiny_processing.image_token_id
-    assert image_token is not None
+    model = reference_model(tiny_model_folder)
     with_answer, without = (
-        [reference_log_probs(model, ScoringRow(context=context, response_ids=ids), image_token) for ids in responses]
+        reference_log_probs(model, [ScoringRow(context=context, response_ids=ids) for ids in responses])
         for context in (contexts.teacher(problem, plain, "4"), plain)
     )
     gaps = [one - other for one, other in zip(with_answer, without, strict=True)]
-    rollouts = Rollouts(
-        step=0,
+    rollouts = rollouts_of(
+        [*responses, (1, 2)],
         problems=[problem],
         prompts=[plain],
-        generations=[
-            Generation(response_ids=ids, log_probs=(0.0,) * len(ids), finished=True) for ids in (*responses, (1, 2))
-        ],
         responses=["it is 4", "as the given answer says", "the hint is 4", "not among the rows that are probed"],
-        scores=[{"overall": 0.0}] * 4,
         correct=torch.tensor([True, False, False, True]),
     )
     found = results(leak_metrics(rollouts, 3, contexts, cast("Any", build_actor())))

@@ -16,12 +16,14 @@ import pytest
 import torch
 from actors import parameters_of
 from PIL import Image
+from rounding import GRADIENTS
 from torch import Tensor
 
 from cepo.config import RunConfig, check_config, load_config
 from cepo.config.schema import RewardConfig
 from cepo.data.batch import OptimizerBatch, ScoringRow
 from cepo.losses.objective import LossDenominators
+from cepo.metrics import Metrics
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
@@ -185,24 +187,26 @@ def random_response(length: int, seed: int) -> tuple[int, ...]:
     return tuple(numpy.random.default_rng(seed).integers(0, 256, length).tolist())
 
 
-def plain_inputs(row: ScoringRow, image_token_id: int) -> dict[str, Any]:
+def plain_inputs(model: Any, row: ScoringRow) -> dict[str, Any]:
     """One unpadded row, as transformers' models with their own handling of positions and pictures take it."""
     ids = torch.tensor([[*row.context.token_ids, *row.response_ids]])
-    inputs: dict[str, Any] = {"input_ids": ids, "mm_token_type_ids": (ids == image_token_id).int()}
+    inputs: dict[str, Any] = {"input_ids": ids, "mm_token_type_ids": (ids == model.config.image_token_id).int()}
     if row.context.images is not None:
         inputs["pixel_values"] = row.context.images.pixel_values
         inputs["image_grid_thw"] = row.context.images.grid_thw
     return inputs
 
 
-def reference_logits(model: Any, row: ScoringRow, image_token_id: int) -> Tensor:
+def reference_logits(model: Any, row: ScoringRow) -> Tensor:
     """(response length, V) from one pass of the model over the row alone."""
-    return model(**plain_inputs(row, image_token_id)).logits[0, len(row.context.token_ids) - 1 : -1].float()
+    return model(**plain_inputs(model, row)).logits[0, len(row.context.token_ids) - 1 : -1].float()
 
 
-def reference_log_probs(model: Any, row: ScoringRow, image_token_id: int, *, temperature: float = 1.0) -> Tensor:
-    logits = reference_logits(model, row, image_token_id) / temperature
-    return logits.log_softmax(dim=1).gather(1, torch.tensor(row.response_ids)[:, None])[:, 0]
+def reference_log_probs(model: Any, rows: Sequence[ScoringRow], *, temperature: float = 1.0) -> list[Tensor]:
+    every = [(reference_logits(model, row) / temperature).log_softmax(dim=1) for row in rows]
+    return [
+        each.gather(1, torch.tensor(row.response_ids)[:, None])[:, 0] for each, row in zip(every, rows, strict=True)
+    ]
 
 
 def rows_of(contexts: Sequence[EncodedPrompt], lengths: Sequence[int]) -> list[ScoringRow]:
@@ -220,6 +224,11 @@ def mask_of(rows: Sequence[ScoringRow]) -> Tensor:
     return torch.arange(int(lengths.max())).unsqueeze(0) < lengths.unsqueeze(1)
 
 
+def padded(values: Sequence[Tensor], mask: Tensor) -> Tensor:
+    """(B, T): a row's values on its response tokens, and 0 behind them."""
+    return torch.zeros(mask.shape).masked_scatter(mask, torch.cat(list(values)))
+
+
 def denominators_of(mask: Tensor) -> LossDenominators:
     return LossDenominators(num_tokens=int(mask.sum()), num_sequences=len(mask), max_response_length=40)
 
@@ -229,16 +238,22 @@ def batch_of(
 ) -> OptimizerBatch:
     """Rows with one advantage and the old log-probs of each."""
     mask = mask_of(rows)
-    old_log_probs = torch.zeros(mask.shape)
-    old_log_probs[mask] = torch.cat(list(old))
     return OptimizerBatch(
         rows=rows,
-        old_log_probs=old_log_probs,
+        old_log_probs=padded(old, mask),
         advantages=torch.tensor(advantages).unsqueeze(1).expand(mask.shape).where(mask, 0.0),
         response_mask=mask,
         denominators=denominators_of(mask),
         **further,
     )
+
+
+ADVANTAGES = (1.0, -0.7, 0.4, -1.2, 0.9, -0.3)
+
+
+def own_batch(actor: Actor, rows: Sequence[ScoringRow]) -> OptimizerBatch:
+    """The six rows of the fixture `rows`, on the policy's own log-probs."""
+    return batch_of(rows, ADVANTAGES, actor.score(rows))
 
 
 def gradient_of(worker: Any, batch: Any) -> Tensor:
@@ -253,3 +268,22 @@ def relative_gap(found: Tensor, expected: Tensor) -> float:
     """The length of the difference, as a share of the expected one's."""
     assert float(expected.norm()) > 0
     return float((found - expected).norm() / expected.norm())
+
+
+def assert_cuts_change_nothing(
+    build: Callable[..., Any], batch: Callable[[Any], Any], *, moved_apart: float
+) -> list[Metrics]:
+    """Micro-batches of 6, 1 and 4 rows give one gradient and one update, to rounding; returns the updates' metrics."""
+    found, weights, metrics = [], [], []
+    for size in (6, 1, 4):
+        worker = build(micro_batch_size_per_device_for_update=size)
+        own = batch(worker)
+        found.append(gradient_of(worker, own))
+        metrics.append(worker.update([own], step=0))
+        weights.append(torch.cat([weight.flatten() for weight in parameters_of(worker).values()]))
+    assert float(found[0].norm()) > 1e-3
+    for other in (1, 2):
+        assert relative_gap(found[other], found[0]) < GRADIENTS
+        # Adam divides tiny gradients by their own size, so a few entries may turn.
+        assert float((weights[0] - weights[other]).abs().mean()) < moved_apart
+    return metrics
