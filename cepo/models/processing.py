@@ -64,7 +64,7 @@ class Processing:
             self._processor.chat_template = self.tokenizer.chat_template = chat_template
             self._template = "the chat template in data.override_chat_template"
         self._vocabulary_size: int = config.get_text_config().vocab_size
-        self.images = reader = self.family.reader(self._processor, config, self.encode_text)
+        self.images = reader = self.family.reader(self._processor, config)
         self.image_token_id = None if reader is None else reader.image_token_id
         self.video_token_id = None if reader is None else reader.video_token_id
         self.placeholders = (None if reader is None else reader.placeholder_id, self.video_token_id)
@@ -108,7 +108,7 @@ class Processing:
         self, text: str, images: ImageInputs | None, *, history: Sequence[Turn] = (), assistant_prefix: str = ""
     ) -> EncodedPrompt:
         """Tokenises `history`, the user turn `text` with its marks, the assistant header and `assistant_prefix`."""
-        with_videos = images is not None and bool(images.frame_times)
+        with_videos = images is not None and self.video_token_id in images.expansions
         engine_ids = self.template_ids(text, with_videos=with_videos, history=history)
         prefix = self.encode_text(assistant_prefix)
         expanded = self.expand(engine_ids, images)

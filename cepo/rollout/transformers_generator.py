@@ -142,7 +142,7 @@ class TransformersGenerator:
         ids = torch.tensor([token_ids], device=self._device)
         inputs: dict[str, Any] = dict(processing.family.token_inputs(ids, self._model.config))
         if images is not None:
-            inputs |= {name: tensor.to(self._device) for name, tensor in processing.family.model_inputs(images).items()}
+            inputs |= {name: tensor.to(self._device) for name, tensor in images.tensors.items()}
         by_axis = positions[:, None, :].to(self._device)
         output = self._model(
             input_ids=ids,

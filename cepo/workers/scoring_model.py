@@ -184,8 +184,7 @@ def response_states(base: Any, batch: CollatedRows, encoder: ImageEncoder) -> Fl
         inputs["segments"] = batch.segments
     if order := batch.image_order:
         features = encoder.features(base, batch.images, batch.input_ids.device)
-        is_frame = [batch.images[key].is_frame[unit] for key, unit in order]
-        inputs |= family.feature_inputs([features[key][unit] for key, unit in order], is_frame)
+        inputs |= family.feature_inputs([features[key][unit] for key, unit in order])
     hidden = base.model(**inputs).last_hidden_state
     return hidden.reshape(-1, hidden.shape[-1])[batch.response_index]
 

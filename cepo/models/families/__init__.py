@@ -35,14 +35,12 @@ FAMILIES: tuple[Family, ...] = (
     ProcessedFamily(
         title="SmolVLM2, Idefics3",
         model_types=("smolvlm", "idefics3"),
-        tower_inputs=("pixel_attention_mask",),
         vision_modules=("vision_model", "connector"),
     ),
     Gemma3(title="Gemma 3", model_types=("gemma3",), placeholder="boi_token_id", vision_modules=_TOWER, siglip=True),
     LlavaOneVision(
         title="LLaVA-OneVision",
         model_types=("llava_onevision",),
-        tower_inputs=("image_sizes", "batch_num_images"),
         vision_modules=_TOWER,
         vision_parameters=("image_newline",),
         siglip=True,
