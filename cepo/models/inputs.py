@@ -278,7 +278,6 @@ class Family:
         title: its name in tables and messages.
         model_types: the `model_type` values in its checkpoints' config.json.
         reads_videos: whether a prompt may have videos in addition to images.
-        fused_decoding: whether the transformers generator can fuse the decoder's layers (`cepo.models.fused_decoding`).
         has_experts: whether it is a mixture of experts. Experts are not linear layers, so LoRA adapts only the others.
         vision_modules: names under `model.model` of the modules that compute image features and nothing else.
         vision_parameters: names under `model.model` of other parameters on which the features depend.
@@ -291,7 +290,6 @@ class Family:
     title: str
     model_types: tuple[str, ...]
     reads_videos: bool = False
-    fused_decoding: bool = False
     has_experts: bool = False
     vision_modules: tuple[str, ...] = ()
     vision_parameters: tuple[str, ...] = ()

@@ -84,7 +84,6 @@ def collate_packed(
     starts = forest.starts
     layout = SegmentLayout(
         starts=starts,
-        parents=tuple(segment.parent for segment in forest.segments),
         branch_ends=tuple(starts[end] for end in forest.branch_ends),
     ).filled_to(multiple_of or (1 if device.type == "cpu" else BLOCK_SIZE))
     index: list[Tensor] = []  # of the hidden states before response tokens: the context's last, then the response's own

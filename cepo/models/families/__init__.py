@@ -25,7 +25,7 @@ _TOWER = ("vision_tower", "multi_modal_projector")
 FAMILIES: tuple[Family, ...] = (
     GridFamily(title="Qwen2-VL", model_types=("qwen2_vl",)),
     GridFamily(title="Qwen2.5-VL", model_types=("qwen2_5_vl",)),
-    GridFamily(title="Qwen3-VL", model_types=("qwen3_vl",), reads_videos=True, fused_decoding=True),
+    GridFamily(title="Qwen3-VL", model_types=("qwen3_vl",), reads_videos=True),
     Qwen3VLMoe(title="Qwen3-VL-MoE", model_types=("qwen3_vl_moe",), reads_videos=True, has_experts=True),
     Qwen35(title="Qwen3.5", model_types=("qwen3_5",)),
     Qwen35(title="Qwen3.5-MoE", model_types=("qwen3_5_moe",), has_experts=True),
@@ -45,7 +45,7 @@ FAMILIES: tuple[Family, ...] = (
         vision_parameters=("image_newline",),
         siglip=True,
     ),
-    Family(title="Qwen3", model_types=("qwen3",), fused_decoding=True),
+    Family(title="Qwen3", model_types=("qwen3",)),
     Family(
         title="Qwen2, Qwen2.5, Llama, Mistral, SmolLM3, OLMo 2, Phi-3",
         model_types=("qwen2", "llama", "mistral", "smollm3", "olmo2", "phi3"),

@@ -48,26 +48,17 @@ class GridReader(ImageReader):
         of a video is such an image, preceded by its time as text.
         """
         remaining = {self._token_of[kind]: iter(grid.tolist()) for kind, grid in images.grids.items()}
-        pieces: list[Tensor] = []
-        position = index = 0
-        while index < len(token_ids):
-            if token_ids[index] in remaining:
-                time, height, width = next(remaining[token_ids[index]])
-                height, width = height // self.merge_size, width // self.merge_size
-                axes = torch.meshgrid(
-                    torch.zeros(time, dtype=torch.long), torch.arange(height), torch.arange(width), indexing="ij"
-                )
-                pieces.append(torch.stack([axis.reshape(-1) for axis in axes]) + position)
-                index += time * height * width
-                position += max(height, width)
-                continue
-            end = index
-            while end < len(token_ids) and token_ids[end] not in remaining:
-                end += 1
-            pieces.append(torch.arange(position, position + end - index).expand(3, -1))
-            position += end - index
-            index = end
-        return torch.cat(pieces, dim=1)
+        columns: list[tuple[int, int, int]] = []
+        position = 0
+        while len(columns) < len(token_ids):
+            token, height, width = token_ids[len(columns)], 1, 1
+            if token in remaining:
+                height, width = (side // self.merge_size for side in next(remaining[token])[1:])
+            columns += [
+                (position, position + row, position + column) for row in range(height) for column in range(width)
+            ]
+            position += max(height, width)
+        return torch.tensor(columns).t()
 
     def units_inside(self, token_ids: Sequence[int], images: ImageInputs, start: int, stop: int) -> list[int]:
         found: list[int] = []
