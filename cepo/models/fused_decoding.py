@@ -194,10 +194,10 @@ class FusedDecoding:
         prompt_scores = self._to_slots(queries) @ prompt_keys.mT
         if self._mask is not None:
             prompt_scores += self._mask[:, None, None]
-        scores = torch.cat([self._to_rows(self._split(prompt_scores)), queries @ keys.mT], dim=3)
+        scores = torch.cat([self._to_rows(prompt_scores), queries @ keys.mT], dim=3)
         weights = scores.softmax(dim=3)
         to_prompt = self._to_slots(weights[..., : self._longest])
-        attended = self._to_rows(self._split(to_prompt @ prompt_values))
+        attended = self._to_rows(to_prompt @ prompt_values)
         return (attended + weights[..., self._longest :] @ values).reshape(rows, heads * width)
 
     def _to_slots(self, tensor: Float[Tensor, "B key_heads share n"]) -> Float[Tensor, "P key_heads slots_x_share n"]:
@@ -206,13 +206,11 @@ class FusedDecoding:
         grouped = tensor.view(-1, self._num_slots, *tensor.shape[1:]).transpose(1, 2)
         return grouped.reshape(*grouped.shape[:2], -1, tensor.shape[3])
 
-    def _split(self, tensor: Float[Tensor, "P key_heads slots_x_share n"]) -> Float[Tensor, "slots key_heads share n"]:
-        prompts, key_heads, together, last = tensor.shape
-        parted = tensor.view(prompts, key_heads, self._num_slots, together // self._num_slots, last).transpose(1, 2)
-        return parted.reshape(prompts * self._num_slots, key_heads, -1, last)
-
-    def _to_rows(self, tensor: Tensor) -> Tensor:
-        return tensor if self._slots is None else tensor[self._slots]
+    def _to_rows(self, tensor: Float[Tensor, "P key_heads slots_x_share n"]) -> Float[Tensor, "B key_heads share n"]:
+        prompts, key_heads, _, last = tensor.shape
+        parted = tensor.view(prompts, key_heads, self._num_slots, -1, last).transpose(1, 2)
+        in_slots = parted.reshape(prompts * self._num_slots, key_heads, -1, last)
+        return in_slots if self._slots is None else in_slots[self._slots]
 
     def _rotation(self, positions: Int64[Tensor, " B"]) -> tuple[Tensor, Tensor]:
         """Returns cosine and signed sine, (B, 1, width). Response tokens have equal positions on all M-RoPE axes."""

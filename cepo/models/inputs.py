@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from itertools import islice, pairwise
+from functools import cached_property
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -183,9 +183,7 @@ class ImageReader:
         self.image_token_id: int = config.image_token_id
         self.video_token_id: int | None = config.video_token_id if family.reads_videos else None
         self.placeholder_id: int = getattr(config, family.placeholder)
-        # Older folders have no video processor.
-        self._videos: Any = getattr(processor, "video_processor", None) if family.reads_videos else None
-        self._tokens_of_size = lru_cache(maxsize=4096)(self._num_tokens)  # each count needs a call of the processor
+        self._tokens_of_size: dict[tuple[int, int], int] = {}
 
     def read(
         self, images: Sequence[Image.Image], source: ImageSource | None = None, videos: Sequence[Video] = ()
@@ -200,34 +198,30 @@ class ImageReader:
             names += self.video_processor.model_input_names
             given |= {"videos": [video.frames for video in videos], "do_sample_frames": False}
             given["video_metadata"] = [video.metadata() for video in videos]
-        tokenizer, counts = self._processor.tokenizer, {self.placeholder_id: len(images)}
-        if self.video_token_id is not None:
-            counts[self.video_token_id] = len(videos)
-        marks = [tokenizer.convert_ids_to_tokens(mark) for mark, count in counts.items() for _ in range(count)]
-        text = tokenizer.eos_token.join(marks)
+        tokenizer = self._processor.tokenizer
+        marks: list[Any] = [self.placeholder_id] * len(images) + [self.video_token_id] * len(videos)
+        text = tokenizer.eos_token.join(tokenizer.convert_ids_to_tokens(marks))
         try:
             values = self._processor(text=[text], return_tensors="pt", add_special_tokens=False, **given)
         except (ValueError, RuntimeError, ZeroDivisionError) as error:
             sizes = ", ".join("{} x {}".format(*each.size) for each in (*images, *videos))
             raise DataError(f"the model's processor refuses images of {sizes} pixels ({error})") from error
-        is_end = (values["input_ids"][0] == tokenizer.eos_token_id).nonzero()[:, 0].tolist()
-        parts = pairwise([-1, *is_end, values["input_ids"].shape[1]])
-        replaced = (tuple(values["input_ids"][0, start + 1 : stop].tolist()) for start, stop in parts)
-        return ImageInputs(
-            tensors={name: values[name] for name in names if name in values},
-            expansions={mark: tuple(islice(replaced, count)) for mark, count in counts.items() if count},
-            source=source,
-        )
+        ids = values["input_ids"][0].tolist()
+        ends = [-1, *(index for index, token in enumerate(ids) if token == tokenizer.eos_token_id), len(ids)]
+        expansions: dict[int, list[tuple[int, ...]]] = {}
+        for mark, (before, end) in zip(marks, pairwise(ends), strict=True):
+            expansions.setdefault(mark, []).append(tuple(ids[before + 1 : end]))
+        tensors = {name: values[name] for name in names if name in values}
+        return ImageInputs(tensors=tensors, expansions=expansions, source=source)
 
     def num_tokens(self, size: tuple[int, int]) -> int:
         """Returns the number of tokens that replace the placeholder of an image of (width, height) pixels.
 
         Each of several images in a prompt may have fewer tokens, but never more.
         """
-        return self._tokens_of_size(size)
-
-    def _num_tokens(self, size: tuple[int, int]) -> int:
-        return len(self.read([Image.new("RGB", size)]).expansions[self.placeholder_id][0])
+        if size not in self._tokens_of_size:  # each count needs a call of the processor
+            self._tokens_of_size[size] = len(self.read([Image.new("RGB", size)]).expansions[self.placeholder_id][0])
+        return self._tokens_of_size[size]
 
     def num_video_tokens(self, video: Video) -> int:
         """Returns the number of tokens that replace a video's placeholder, including those of its frame times."""
@@ -236,11 +230,12 @@ class ImageReader:
 
     @property
     def video_processor(self) -> Any:
-        if self._videos is None:
+        found = getattr(self._processor, "video_processor", None)  # older folders have none
+        if found is None or self.video_token_id is None:
             raise DataError(
                 "the row has videos, which are not supported for this model; docs/models.md lists the models that read videos"
             )
-        return self._videos
+        return found
 
     @property
     def video_factor(self) -> int:

@@ -24,8 +24,8 @@ from cepo.config.data_schema import DataConfig
 from cepo.config.schema import ModelConfig
 from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import read_text
-from cepo.models.families import ImageReader, family_of
-from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageSource, Turn, Video
+from cepo.models.families import family_of
+from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageReader, ImageSource, Turn, Video
 from cepo.models.pretrained import read_config, unreadable
 from cepo.trees import Fields
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from cepo.data.batch import ScoringRow
 from cepo.losses.divergence import chunked_divergence
-from cepo.models.families import ImageFeatures, family_of
+from cepo.models.families import family_of
 from cepo.models.head import (
     divergence_chunk_tokens,
     head_chunk_tokens,
@@ -22,7 +22,7 @@ from cepo.models.head import (
     target_log_probs,
     with_weight,
 )
-from cepo.models.inputs import ImageInputs, sequence_positions
+from cepo.models.inputs import ImageFeatures, ImageInputs, sequence_positions
 from cepo.models.processing import Processing
 from cepo.models.segments import BLOCK_SIZE, SegmentLayout
 from cepo.types import DivergenceConfig

@@ -11,14 +11,12 @@ import torch
 from cepo.errors import ConfigError
 from cepo.models.families.processed import Gemma3, LlavaOneVision, ProcessedFamily
 from cepo.models.families.qwen import GridFamily, Qwen3VLMoe, Qwen35
-from cepo.models.inputs import EngineUse, Family, ImageFeatures, ImageReader
+from cepo.models.inputs import Family
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 logger = logging.getLogger(__name__)
-
-__all__ = ["FAMILIES", "EngineUse", "Family", "ImageFeatures", "ImageReader", "family_of"]
 
 _TOWER = ("vision_tower", "multi_modal_projector")
 

@@ -16,13 +16,7 @@ from typing import TYPE_CHECKING
 from jaxtyping import Int64
 from torch import Tensor
 
-from cepo.models.inputs import (
-    EngineUse,
-    Family,
-    ImageFeatures,
-    ImageInputs,
-    ImageReader,
-)
+from cepo.models.inputs import EngineUse, Family, ImageFeatures, ImageInputs, ImageReader
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

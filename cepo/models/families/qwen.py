@@ -32,13 +32,13 @@ class GridReader(ImageReader):
 
     def __init__(self, family: Family, processor: Any, config: PreTrainedConfig) -> None:
         super().__init__(family, processor, config)
-        self._images: Any = processor.image_processor
         self._token_of = {"image": self.image_token_id, "video": self.video_token_id}
-        self.merge_size: int = self._images.merge_size
+        self.merge_size: int = processor.image_processor.merge_size
 
     def num_tokens(self, size: tuple[int, int]) -> int:
         width, height = size
-        return int(self._images.get_number_of_image_patches(height, width, {})) // self.merge_size**2
+        patches = self._processor.image_processor.get_number_of_image_patches(height, width, {})
+        return int(patches) // self.merge_size**2
 
     def positions(self, token_ids: Sequence[int], images: ImageInputs) -> Int64[Tensor, "3 L"]:
         """Returns the M-RoPE positions of a context by Qwen3-VL's rule.
