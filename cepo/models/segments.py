@@ -29,12 +29,11 @@ BLOCK_SIZE = 128
 
 
 class Part(NamedTuple):
-    """A range of queries that attends to a range of keys. `first`: no earlier part has these queries."""
+    """A range of queries that attends to a range of keys."""
 
     queries: slice
     keys: slice
     causal: bool
-    first: bool
 
 
 class SegmentLayout:
@@ -63,13 +62,10 @@ class SegmentLayout:
 
         Each segment attends to itself causally; the descendants of a segment, as one range, attend to all of it.
         """
-        covered = 0  # the end of the last root's branch, all of whose queries have a part
         for start, stop, end in zip(self.starts, self.starts[1:], self.branch_ends, strict=False):
-            is_root = start == covered
-            yield Part(queries=slice(start, stop), keys=slice(start, stop), causal=True, first=is_root)
+            yield Part(queries=slice(start, stop), keys=slice(start, stop), causal=True)
             if end > stop:
-                yield Part(queries=slice(stop, end), keys=slice(start, stop), causal=False, first=is_root)
-            covered = max(covered, end)
+                yield Part(queries=slice(stop, end), keys=slice(start, stop), causal=False)
 
     @cached_property
     def branch_end_of_token(self) -> Int64[Tensor, " L"]:
@@ -135,20 +131,16 @@ class _AttentionByParts(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: SegmentLayout, scale: float
     ) -> Tensor:
         flash: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        output = torch.empty(query.shape, dtype=_accumulator(query))
-        log_weights = torch.empty(query.shape[:3], dtype=_accumulator(query))
+        output = torch.zeros(query.shape, dtype=_accumulator(query))
+        log_weights = torch.full(query.shape[:3], float("-inf"), dtype=_accumulator(query))
         for part in layout.parts():
             partial, partial_weights = flash(
                 query[:, :, part.queries], key[:, :, part.keys], value[:, :, part.keys], 0.0, part.causal, scale=scale
             )
             known = log_weights[:, :, part.queries]
-            if part.first:
-                output[:, :, part.queries] = partial
-                known.copy_(partial_weights)
-            else:
-                share = torch.sigmoid(partial_weights - known).unsqueeze(-1)
-                output[:, :, part.queries].lerp_(partial.to(output.dtype), share)
-                torch.logaddexp(known, partial_weights, out=known)
+            share = torch.sigmoid(partial_weights - known).unsqueeze(-1)  # 1 for the first part of a query
+            output[:, :, part.queries].lerp_(partial.to(output.dtype), share)
+            torch.logaddexp(known, partial_weights, out=known)
         result = output.to(query.dtype)
         ctx.save_for_backward(query, key, value, result, log_weights)
         ctx.layout, ctx.scale = layout, scale
