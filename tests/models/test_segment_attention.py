@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.nn.attention.flex_attention import BlockMask
 
 from cepo.models.segments import SegmentLayout, attend_by_blocks, attend_by_parts, block_mask, compiled
 
@@ -77,15 +78,6 @@ def test_the_block_mask_shows_what_the_whole_mask_shows(seed: int) -> None:
     assert float((attend_by_blocks(query, key, value, layout, 0.3) - expected).abs().max()) < 1e-5
 
 
-def blocks_of(mask: Tensor, counts: Tensor, indices: Tensor) -> Tensor:
-    """(Q, K) bool from the lists of FlexAttention's table."""
-    table = torch.zeros(counts.shape[2], indices.shape[3], dtype=torch.bool)
-    for query, count in enumerate(counts.flatten().tolist()):
-        table[query, indices[0, 0, query, :count].long()] = True
-    assert table.shape == mask.shape
-    return table
-
-
 def seen_by_blocks(layout: SegmentLayout) -> tuple[Tensor, Tensor]:
     """(Q, K): whether any pair, and whether every pair of two blocks' tokens is visible, from the whole mask."""
     length = -(-layout.num_tokens // 128) * 128
@@ -111,8 +103,13 @@ def test_the_block_table_at_odd_starts_lists_visible_blocks(starts: tuple[int, .
     some, every = seen_by_blocks(layout)
     assert mask.full_kv_num_blocks is not None
     assert mask.full_kv_indices is not None
-    partial = blocks_of(some, mask.kv_num_blocks, mask.kv_indices)
-    full = blocks_of(some, mask.full_kv_num_blocks, mask.full_kv_indices)
+    partial, full = (
+        BlockMask.from_kv_blocks(counts, indices).to_dense()[0, 0].bool()
+        for counts, indices in (
+            (mask.kv_num_blocks, mask.kv_indices),
+            (mask.full_kv_num_blocks, mask.full_kv_indices),
+        )
+    )
     assert not bool((partial & full).any())
     assert torch.equal(partial | full, some)
     below = torch.ones_like(some).tril(-1)
