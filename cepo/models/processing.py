@@ -45,9 +45,8 @@ class Processing:
 
     Text from datasets or models never produces special tokens: `<|im_end|>` in a problem becomes plain characters.
 
-    Attributes:
-        image_token_id, video_token_id: the placeholder of an image's and of a video's features; None if not read.
-        placeholders: of a whole image and a whole video in a prompt for the rollout engine.
+    For `image_token_id`, `video_token_id` and `placeholders`, those of a whole image and a whole video, see
+    `ImageReader`; they are None for what is not read.
     """
 
     def __init__(self, path: str, *, trust_remote_code: bool = False, chat_template: str | None = None) -> None:

@@ -1,8 +1,4 @@
-"""Supports InternVL, SmolVLM, LLaVA-OneVision and Gemma 3 by their own processor and `get_image_features`, padded.
-
-Each placeholder is replaced by the tokens that the processor writes for it. All images of a prompt are one unit: they
-are preprocessed and encoded together, as in a separate call of the processor and the model.
-"""
+"""Supports InternVL, SmolVLM, LLaVA-OneVision and Gemma 3: all images of a prompt are encoded together, in padded rows."""
 
 from __future__ import annotations
 
@@ -24,10 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessedFamily(Family):
-    """Implements families that use their own processor and forward pass, with padded rows.
-
-    `siglip` towers have `vision_model` in their names in published checkpoints; transformers omits it.
-    """
+    """`siglip` towers have `vision_model` in their names in published checkpoints; transformers omits it."""
 
     siglip: bool = False
     why_padded = "the family's own processor and forward pass require padded rows"
