@@ -58,12 +58,6 @@ def _pixels(point: Point) -> Point:
     return point[0] * _OVERSAMPLING, point[1] * _OVERSAMPLING
 
 
-def _disc(draw: ImageDraw.ImageDraw, centre: Point, radius: float, colour: tuple[int, int, int]) -> None:
-    x, y = _pixels(centre)
-    r = radius * _OVERSAMPLING
-    draw.ellipse((x - r, y - r, x + r, y + r), fill=colour)
-
-
 def _draw_polygon(draw: ImageDraw.ImageDraw, rng: random.Random, count: int, ink: tuple, fill: tuple) -> None:
     centre = (32 + rng.uniform(-2, 2), 32 + rng.uniform(-2, 2))
     radius = rng.uniform(23, 26)
@@ -72,7 +66,9 @@ def _draw_polygon(draw: ImageDraw.ImageDraw, rng: random.Random, count: int, ink
     corners = [(centre[0] + radius * math.cos(angle), centre[1] + radius * math.sin(angle)) for angle in angles]
     draw.polygon([_pixels(corner) for corner in corners], fill=fill)
     for corner in corners:
-        _disc(draw, corner, 4.0, ink)
+        x, y = _pixels(corner)
+        r = 4.0 * _OVERSAMPLING
+        draw.ellipse((x - r, y - r, x + r, y + r), fill=ink)
 
 
 def _draw_ticked_bar(draw: ImageDraw.ImageDraw, rng: random.Random, count: int, ink: tuple, fill: tuple) -> None:

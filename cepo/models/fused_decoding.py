@@ -19,8 +19,8 @@ KeysAndValues = Sequence[tuple[Tensor, Tensor]]
 
 _FIRST_ROOM = 64
 """The initial capacity of a row's KV cache in tokens, which is doubled when the cache is full."""
-_POSITION_AXES = {"Qwen3Model": 0, "Qwen3VLTextModel": 3}
-"""The supported decoders and the number of axes of their position ids, (axes, B, T); 0 means (B, T)."""
+_DECODERS = ("Qwen3Model", "Qwen3VLTextModel")
+"""The supported classes of decoders."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,6 @@ class FusedDecoder:
         self.embedding: Tensor = text_model.embed_tokens.weight
         self.norm, self.epsilon = text_model.norm.weight, config.rms_norm_eps
         self.rotary, self.head, self.layers = text_model.rotary_emb, head, layers
-        self.position_axes = _POSITION_AXES[type(text_model).__name__]
 
 
 def fused_decoder(model: Any) -> FusedDecoder | None:
@@ -57,7 +56,7 @@ def fused_decoder(model: Any) -> FusedDecoder | None:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     text_model = getattr(base.model, "language_model", base.model)  # text models lack it
     embedding: Any = getattr(text_model, "embed_tokens", None)  # other decoders use another name
-    known = type(text_model).__name__ in _POSITION_AXES and type(embedding) is nn.Embedding
+    known = type(text_model).__name__ in _DECODERS and type(embedding) is nn.Embedding
     if not known or embedding.weight.dtype is not torch.float32 or text_model.config.hidden_act != "silu":
         return None
     kinds = getattr(text_model.config, "layer_types", None) or ()  # only some configurations list their layers
@@ -195,10 +194,10 @@ class FusedDecoding:
         prompt_scores = self._to_slots(queries) @ prompt_keys.mT
         if self._mask is not None:
             prompt_scores += self._mask[:, None, None]
-        scores = torch.cat([self._to_rows(self._split(prompt_scores)), queries @ keys.mT], dim=3)
+        scores = torch.cat([self._to_rows(prompt_scores), queries @ keys.mT], dim=3)
         weights = scores.softmax(dim=3)
         to_prompt = self._to_slots(weights[..., : self._longest])
-        attended = self._to_rows(self._split(to_prompt @ prompt_values))
+        attended = self._to_rows(to_prompt @ prompt_values)
         return (attended + weights[..., self._longest :] @ values).reshape(rows, heads * width)
 
     def _to_slots(self, tensor: Float[Tensor, "B key_heads share n"]) -> Float[Tensor, "P key_heads slots_x_share n"]:
@@ -207,17 +206,14 @@ class FusedDecoding:
         grouped = tensor.view(-1, self._num_slots, *tensor.shape[1:]).transpose(1, 2)
         return grouped.reshape(*grouped.shape[:2], -1, tensor.shape[3])
 
-    def _split(self, tensor: Float[Tensor, "P key_heads slots_x_share n"]) -> Float[Tensor, "slots key_heads share n"]:
-        prompts, key_heads, together, last = tensor.shape
-        parted = tensor.view(prompts, key_heads, self._num_slots, together // self._num_slots, last).transpose(1, 2)
-        return parted.reshape(prompts * self._num_slots, key_heads, -1, last)
-
-    def _to_rows(self, tensor: Tensor) -> Tensor:
-        return tensor if self._slots is None else tensor[self._slots]
+    def _to_rows(self, tensor: Float[Tensor, "P key_heads slots_x_share n"]) -> Float[Tensor, "B key_heads share n"]:
+        prompts, key_heads, _, last = tensor.shape
+        parted = tensor.view(prompts, key_heads, self._num_slots, -1, last).transpose(1, 2)
+        in_slots = parted.reshape(prompts * self._num_slots, key_heads, -1, last)
+        return in_slots if self._slots is None else in_slots[self._slots]
 
     def _rotation(self, positions: Int64[Tensor, " B"]) -> tuple[Tensor, Tensor]:
         """Returns cosine and signed sine, (B, 1, width). Response tokens have equal positions on all M-RoPE axes."""
-        axes = self._decoder.position_axes
-        cosine, sine = self._decoder.rotary(self._own, positions.expand(axes, 1, -1) if axes else positions[None])
+        cosine, sine = self._decoder.rotary(self._own, positions[None])
         half = self._decoder.width // 2
         return cosine[0, :, None], torch.cat([-sine[0, :, None, :half], sine[0, :, None, half:]], dim=2)

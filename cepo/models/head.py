@@ -218,8 +218,7 @@ def _kernel_works(device: torch.device, dtype: torch.dtype) -> bool:
         logger.warning("log-probs are computed by torch: the kernel fails (%s: %s)", type(error).__name__, error)
         return False
     expected_log_probs = _log_probs_by_torch(expected, targets, 0.7, with_direction=True)
-    gaps = [(found_log_probs - expected_log_probs).abs().max(), (logits - expected).abs().max()]
-    gap = float(torch.stack([one.float() for one in gaps]).max())
+    gap = max(float((found_log_probs - expected_log_probs).abs().max()), float((logits - expected).abs().max()))
     if gap <= KERNEL_TOLERANCE[dtype]:
         return True
     logger.warning("log-probs are computed by torch: the kernel differs by %.1e in %s", gap, dtype)
@@ -231,18 +230,17 @@ def _by_recomputation(
 ) -> Tensor:
     """Computes `target_log_probs` for other heads, such as one with an adapter; the backward pass recomputes chunks."""
 
-    def chunk(part: Tensor, wanted: Tensor) -> Tensor:
-        log_p = (head(part).float() / temperature).log_softmax(dim=1)
-        return log_p.gather(1, wanted.unsqueeze(1)).squeeze(1)
+    def chunk(here: slice) -> Tensor:
+        return _log_probs(hidden[here], head, targets[here], temperature)[0]
 
-    with_gradient = torch.is_grad_enabled()
-    found = [
-        checkpoint(chunk, hidden[here], targets[here], use_reentrant=False)
-        if with_gradient
-        else chunk(hidden[here], targets[here])
-        for here in _chunks(len(targets), chunk_tokens)
-    ]
-    return torch.cat(found)
+    compute: Any = partial(checkpoint, chunk, use_reentrant=False) if torch.is_grad_enabled() else chunk
+    return torch.cat([compute(here) for here in _chunks(len(targets), chunk_tokens)])
+
+
+def _log_probs(hidden: Tensor, head: nn.Module, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Returns the log-probs of the targets, and those of the whole vocabulary."""
+    log_p = (head(hidden).float() / temperature).log_softmax(dim=1)
+    return log_p.gather(1, targets.unsqueeze(1)).squeeze(1), log_p
 
 
 def log_probs_and_entropies(
@@ -259,8 +257,8 @@ def log_probs_and_entropies(
     """
     log_probs, entropies = list[Tensor](), list[Tensor]()
     for here in _chunks(len(targets), chunk_tokens):
-        log_p = (head(hidden[here]).float() / temperature).log_softmax(dim=1)
-        log_probs.append(log_p.gather(1, targets[here].unsqueeze(1)).squeeze(1))
+        of_targets, log_p = _log_probs(hidden[here], head, targets[here], temperature)
+        log_probs.append(of_targets)
         entropies.append(-(log_p.exp() * log_p).sum(dim=1))
     return torch.cat(log_probs), (torch.cat(entropies),)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -65,16 +65,6 @@ class Video:
             "video_backend": "pyav",
         }
 
-    def times(self, temporal_patch_size: int) -> tuple[float, ...]:
-        """Returns each temporal patch's time in seconds: the mean of its first and last frame's times.
-
-        Copies of the last frame fill an incomplete last patch.
-        """
-        missing = -len(self.frame_numbers) % temporal_patch_size
-        seconds = [number / self.source_fps for number in (*self.frame_numbers, *self.frame_numbers[-1:] * missing)]
-        first, last = seconds[::temporal_patch_size], seconds[temporal_patch_size - 1 :: temporal_patch_size]
-        return tuple((one + other) / 2 for one, other in zip(first, last, strict=True))
-
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSource:
@@ -90,62 +80,46 @@ class ImageSource:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageInputs:
-    """The images of a prompt as inputs of the vision tower; compared by identity.
-
-    Families with a patch grid treat each image separately. A video is then a sequence of images, one per temporal
-    patch, because the tower attends only within each patch; these follow the prompt's own images. Other families keep
-    all images of a prompt together, as their processor returns them.
+    """The images and videos of a prompt, as the checkpoint's processor returns them; compared by identity.
 
     Attributes:
-        pixel_values: with a grid (patches, channels x temporal patch x patch x patch), float32; else as processed.
-        grid_thw: (images, 3), patches along time, height and width; None without a grid.
-        frame_times: for each video the times of its temporal patches in seconds.
+        tensors: arguments of the model's forward pass by name.
+        expansions: for each placeholder of a whole image or video, the token ids that replace its first, second, ...
+            occurrence.
         source: where the images can be read again, so that it can be sent instead of pixels; None if nowhere.
-        more_tensors: without a grid the vision tower's further inputs, by the processor's names.
-        expansions: without a grid the token ids that replace each image's placeholder.
     """
 
-    pixel_values: Tensor = field(repr=False)
-    grid_thw: Tensor | None = None
+    tensors: Mapping[str, Tensor] = field(repr=False)
+    expansions: Mapping[int, Sequence[tuple[int, ...]]] = field(default_factory=dict, repr=False)
     source: ImageSource | None = None
-    frame_times: tuple[tuple[float, ...], ...] = ()
-    more_tensors: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
-    expansions: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
 
     @property
-    def grid(self) -> Tensor:
-        assert self.grid_thw is not None, "these images are known together, not by a grid"
-        return self.grid_thw
+    def grids(self) -> dict[str, Int64[Tensor, "units 3"]]:
+        """The patches along time, height and width of each "image", and of each temporal patch of a "video".
 
-    @property
-    def num_units(self) -> int:
-        """The number of units with separate features: images and temporal patches with a grid, else 1 per prompt."""
-        return 1 if self.grid_thw is None else len(self.grid_thw)
+        Empty if the processor does not return them. A temporal patch is encoded like an image, because the tower
+        attends only within it.
+        """
+        found = {kind: self.tensors.get(f"{kind}_grid_thw") for kind in ("image", "video")}
+        videos = found["video"]
+        if videos is not None:
+            patches = videos.repeat_interleave(videos[:, 0], dim=0)
+            found["video"] = torch.cat([torch.ones_like(patches[:, :1]), patches[:, 1:]], dim=1)
+        return {kind: grid for kind, grid in found.items() if grid is not None}
 
     @property
     def num_encoded(self) -> int:
         """The number of images and temporal patches that go through the vision tower."""
-        return len(self.expansions) if self.grid_thw is None else len(self.grid_thw)
-
-    @property
-    def num_images(self) -> int:
-        """The number of images that do not belong to a video."""
-        return self.num_encoded - sum(map(len, self.frame_times))
-
-    @property
-    def is_frame(self) -> tuple[bool, ...]:
-        """Whether each unit belongs to a video."""
-        return tuple(number >= self.num_images for number in range(self.num_units))
+        return sum(map(len, self.grids.values())) or sum(map(len, self.expansions.values()))
 
     @cached_property
     def content_key(self) -> str:
         """A hash of the images' content, equal for equal images in all processes."""
         digest = hashlib.blake2b(digest_size=16)
-        grid = {} if self.grid_thw is None else {"grid_thw": self.grid_thw}
-        for name, tensor in (grid | dict(self.more_tensors) | {"pixel_values": self.pixel_values}).items():
+        for name, tensor in self.tensors.items():
             digest.update(f"{name}{tuple(tensor.shape)}".encode())
             digest.update(tensor.contiguous().numpy().tobytes())
-        digest.update(repr((self.frame_times, self.expansions)).encode())
+        digest.update(repr(self.expansions).encode())
         return digest.hexdigest()
 
 
@@ -169,19 +143,18 @@ def sequence_positions(context: Int64[Tensor, "3 C"], num_response_tokens: int) 
     return torch.cat([context, torch.arange(start, start + num_response_tokens).expand(3, -1)], dim=1)
 
 
-EncodeText = Callable[[str], list[int]]
-
-
 @dataclass(frozen=True, kw_only=True)
 class ImageFeatures:
-    """The vision features of one unit (`ImageInputs.num_units`), as inputs of the language model.
+    """The vision features of one unit, the smallest part of a prompt's images that is encoded separately.
 
     `embeddings`, (image tokens, H) or blocks that the model merges, replace those of the placeholders. `levels`, each
-    (image tokens, H), are added after the first decoder layers; only some families have them.
+    (image tokens, H), are added after the first decoder layers; only some families have them. `kind` is "image" or,
+    for a temporal patch of a video, "video".
     """
 
     embeddings: Tensor
     levels: tuple[Tensor, ...] = ()
+    kind: str = "image"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,8 +167,10 @@ class EngineUse:
     most_images: int
 
 
-class ImageReader(ABC):
-    """Converts images to tokens, tensors and positions, for one checkpoint's processor and configuration.
+class ImageReader:
+    """Converts images and videos to tokens, tensors and positions by a checkpoint's own processor.
+
+    All images of a prompt are one unit (`ImageFeatures`), unless a derived class divides them.
 
     Attributes:
         image_token_id: the placeholder of one feature vector.
@@ -203,55 +178,91 @@ class ImageReader(ABC):
         video_token_id: the same for a video; None if no videos are read.
     """
 
-    def __init__(self, family: Family, processor: Any, config: PreTrainedConfig, encode_text: EncodeText) -> None:
+    def __init__(self, family: Family, processor: Any, config: PreTrainedConfig) -> None:
+        self._processor = processor
         self.image_token_id: int = config.image_token_id
         self.video_token_id: int | None = config.video_token_id if family.reads_videos else None
-        # Older folders have no video processor.
-        self._videos: Any = getattr(processor, "video_processor", None) if family.reads_videos else None
-        self.placeholder_id = family.placeholder_id(config)
+        self.placeholder_id: int = getattr(config, family.placeholder)
+        self._tokens_of_size: dict[tuple[int, int], int] = {}
 
-    @abstractmethod
     def read(
         self, images: Sequence[Image.Image], source: ImageSource | None = None, videos: Sequence[Video] = ()
     ) -> ImageInputs:
-        """Preprocesses a prompt's images, which were read from `source`, and videos; at least one of either."""
+        """Preprocesses a prompt's images, which were read from `source`, and videos; at least one of either.
 
-    @abstractmethod
+        Raises DataError: the processor refuses the images, or the model reads no videos.
+        """
+        given: Tree = {"images": [list(images)]} if images else {}
+        names = list(self._processor.image_processor.model_input_names)
+        if videos:
+            names += self.video_processor.model_input_names
+            given |= {"videos": [video.frames for video in videos], "do_sample_frames": False}
+            given["video_metadata"] = [video.metadata() for video in videos]
+        tokenizer = self._processor.tokenizer
+        marks: list[Any] = [self.placeholder_id] * len(images) + [self.video_token_id] * len(videos)
+        text = tokenizer.eos_token.join(tokenizer.convert_ids_to_tokens(marks))
+        try:
+            values = self._processor(text=[text], return_tensors="pt", add_special_tokens=False, **given)
+        except (ValueError, RuntimeError, ZeroDivisionError) as error:
+            sizes = ", ".join("{} x {}".format(*each.size) for each in (*images, *videos))
+            raise DataError(f"the model's processor refuses images of {sizes} pixels ({error})") from error
+        ids = values["input_ids"][0].tolist()
+        ends = [-1, *(index for index, token in enumerate(ids) if token == tokenizer.eos_token_id), len(ids)]
+        expansions: dict[int, list[tuple[int, ...]]] = {}
+        for mark, (before, end) in zip(marks, pairwise(ends), strict=True):
+            expansions.setdefault(mark, []).append(tuple(ids[before + 1 : end]))
+        tensors = {name: values[name] for name in names if name in values}
+        return ImageInputs(tensors=tensors, expansions=expansions, source=source)
+
     def num_tokens(self, size: tuple[int, int]) -> int:
-        """Returns the number of tokens that replace the placeholder of an image of (width, height) pixels."""
+        """Returns the number of tokens that replace the placeholder of an image of (width, height) pixels.
+
+        Each of several images in a prompt may have fewer tokens, but never more.
+        """
+        if size not in self._tokens_of_size:  # each count needs a call of the processor
+            self._tokens_of_size[size] = len(self.read([Image.new("RGB", size)]).expansions[self.placeholder_id][0])
+        return self._tokens_of_size[size]
 
     def num_video_tokens(self, video: Video) -> int:
         """Returns the number of tokens that replace a video's placeholder, including those of its frame times."""
-        raise NotImplementedError
+        (replaced,) = self.read((), videos=[video]).expansions.values()
+        return len(replaced[0])
 
     @property
     def video_processor(self) -> Any:
-        if self._videos is None:
+        found = getattr(self._processor, "video_processor", None)  # older folders have none
+        if found is None or self.video_token_id is None:
             raise DataError(
                 "the row has videos, which are not supported for this model; docs/models.md lists the models that read videos"
             )
-        return self._videos
+        return found
 
     @property
     def video_factor(self) -> int:
         """The number of which a video's width and height must be multiples; DataError if no videos are read."""
         return self.video_processor.patch_size * self.video_processor.merge_size
 
-    @abstractmethod
     def expand(self, engine_ids: Sequence[int], images: ImageInputs) -> list[int]:
-        """Replaces an image's placeholder by one per image token, and a video's by its frames, each after its time."""
+        """Replaces each placeholder of a whole image or video by what the processor writes for it."""
+        remaining = {mark: iter(replaced) for mark, replaced in images.expansions.items()}
+        expanded: list[int] = []
+        for token in engine_ids:
+            expanded += next(remaining[token]) if token in remaining else (token,)
+        return expanded
 
-    @abstractmethod
     def positions(self, token_ids: Sequence[int], images: ImageInputs) -> Int64[Tensor, "3 L"]:
         """Returns the position ids of an expanded context; families with one axis repeat it three times."""
+        return torch.arange(len(token_ids)).expand(3, -1)
 
-    @abstractmethod
     def units_inside(self, token_ids: Sequence[int], images: ImageInputs, start: int, stop: int) -> list[int]:
         """Returns the units whose last placeholder is in [start, stop) of an expanded context."""
+        last = max(index for index, token in enumerate(token_ids) if token == self.image_token_id)
+        return [0] if start <= last < stop else []
 
-    @abstractmethod
     def smallest(self) -> tuple[tuple[int, ...], ImageInputs]:
-        """Returns a black image with as few tokens as possible, for passes that must run the tower without an image."""
+        """Returns a small black image and its tokens, for passes that must run the tower without an image."""
+        images = self.read([Image.new("RGB", (32, 32))])
+        return images.expansions[self.placeholder_id][0], images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,7 +273,6 @@ class Family:
         title: its name in tables and messages.
         model_types: the `model_type` values in its checkpoints' config.json.
         reads_videos: whether a prompt may have videos in addition to images.
-        fused_decoding: whether the transformers generator can fuse the decoder's layers (`cepo.models.fused_decoding`).
         has_experts: whether it is a mixture of experts. Experts are not linear layers, so LoRA adapts only the others.
         vision_modules: names under `model.model` of the modules that compute image features and nothing else.
         vision_parameters: names under `model.model` of other parameters on which the features depend.
@@ -275,14 +285,13 @@ class Family:
     title: str
     model_types: tuple[str, ...]
     reads_videos: bool = False
-    fused_decoding: bool = False
     has_experts: bool = False
     vision_modules: tuple[str, ...] = ()
     vision_parameters: tuple[str, ...] = ()
     placeholder: str = "image_token_id"
     why_padded: ClassVar[str] = ""
     num_position_axes: ClassVar[int] = 1
-    image_reader: ClassVar[type[ImageReader]]
+    image_reader: ClassVar[type[ImageReader]] = ImageReader
 
     @property
     def packs(self) -> bool:
@@ -292,29 +301,35 @@ class Family:
     def reads_images(self) -> bool:
         return bool(self.vision_modules)
 
-    def reader(self, processor: Any, config: PreTrainedConfig, encode_text: EncodeText) -> ImageReader | None:
+    def reader(self, processor: Any, config: PreTrainedConfig) -> ImageReader | None:
         """Returns the image reader; None for text models and for folders without an image processor."""
         reads = self.reads_images and getattr(processor, "image_processor", None) is not None
-        return self.image_reader(self, processor, config, encode_text) if reads else None
+        return self.image_reader(self, processor, config) if reads else None
 
     def placeholder_id(self, config: PreTrainedConfig) -> int | None:
         """Returns the placeholder of a whole image in a prompt for the rollout engine; None for text models."""
         return getattr(config, self.placeholder, None)
-
-    def model_inputs(self, images: ImageInputs) -> dict[str, Tensor]:
-        """Returns a prompt's images as keyword arguments of the model's forward pass."""
-        raise NotImplementedError
 
     def token_inputs(self, input_ids: Int64[Tensor, "R L"], config: PreTrainedConfig) -> dict[str, Tensor]:
         """Returns further keyword arguments of the forward pass that depend only on the tokens."""
         return {}
 
     def features(self, model: Any, images: Sequence[ImageInputs], device: torch.device) -> list[list[ImageFeatures]]:
-        """Computes the features of each prompt's units on `device`."""
-        raise NotImplementedError
+        """Computes the features of each prompt's units on `device`.
 
-    def feature_inputs(self, features: Sequence[ImageFeatures], is_frame: Sequence[bool]) -> dict[str, object]:
-        """Returns the forward pass's arguments for units in placeholder order; `is_frame` marks video frames."""
+        The images of a prompt are encoded in a separate pass, so that none depends on another prompt's padding.
+        """
+        found: list[list[ImageFeatures]] = []
+        for one in images:
+            inputs = {name: tensor.to(device) for name, tensor in one.tensors.items()}
+            embeddings = model.model.get_image_features(**inputs, return_dict=True).pooler_output
+            if not isinstance(embeddings, Tensor):  # images differ in their number of tokens
+                embeddings = torch.cat(list(embeddings))
+            found.append([ImageFeatures(embeddings=embeddings)])
+        return found
+
+    def feature_inputs(self, features: Sequence[ImageFeatures]) -> dict[str, object]:
+        """Returns the forward pass's arguments for units in placeholder order."""
         joined = SimpleNamespace(pooler_output=torch.cat([one.embeddings for one in features]))
         return {"mm_encoder_outputs": {"image": joined}}
 

@@ -24,8 +24,8 @@ from cepo.config.data_schema import DataConfig
 from cepo.config.schema import ModelConfig
 from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import read_text
-from cepo.models.families import ImageReader, family_of
-from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageSource, Turn, Video
+from cepo.models.families import family_of
+from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageReader, ImageSource, Turn, Video
 from cepo.models.pretrained import read_config, unreadable
 from cepo.trees import Fields
 
@@ -45,9 +45,8 @@ class Processing:
 
     Text from datasets or models never produces special tokens: `<|im_end|>` in a problem becomes plain characters.
 
-    Attributes:
-        image_token_id, video_token_id: the placeholder of an image's and of a video's features; None if not read.
-        placeholders: of a whole image and a whole video in a prompt for the rollout engine.
+    For `image_token_id`, `video_token_id` and `placeholders`, those of a whole image and a whole video, see
+    `ImageReader`; they are None for what is not read.
     """
 
     def __init__(self, path: str, *, trust_remote_code: bool = False, chat_template: str | None = None) -> None:
@@ -64,7 +63,7 @@ class Processing:
             self._processor.chat_template = self.tokenizer.chat_template = chat_template
             self._template = "the chat template in data.override_chat_template"
         self._vocabulary_size: int = config.get_text_config().vocab_size
-        self.images = reader = self.family.reader(self._processor, config, self.encode_text)
+        self.images = reader = self.family.reader(self._processor, config)
         self.image_token_id = None if reader is None else reader.image_token_id
         self.video_token_id = None if reader is None else reader.video_token_id
         self.placeholders = (None if reader is None else reader.placeholder_id, self.video_token_id)
@@ -108,7 +107,7 @@ class Processing:
         self, text: str, images: ImageInputs | None, *, history: Sequence[Turn] = (), assistant_prefix: str = ""
     ) -> EncodedPrompt:
         """Tokenises `history`, the user turn `text` with its marks, the assistant header and `assistant_prefix`."""
-        with_videos = images is not None and bool(images.frame_times)
+        with_videos = images is not None and self.video_token_id in images.expansions
         engine_ids = self.template_ids(text, with_videos=with_videos, history=history)
         prefix = self.encode_text(assistant_prefix)
         expanded = self.expand(engine_ids, images)

@@ -29,30 +29,28 @@ BLOCK_SIZE = 128
 
 
 class Part(NamedTuple):
-    """A range of queries that attends to a range of keys. `first`: no earlier part has these queries."""
+    """A range of queries that attends to a range of keys."""
 
     queries: slice
     keys: slice
     causal: bool
-    first: bool
 
 
 class SegmentLayout:
-    """Describes the positions and parents of the segments in a packed row.
+    """Describes the positions and branches of the segments in a packed row.
 
     It is not a dataclass, because FSDP rebuilds dataclass arguments at every layer, which would lose the cached values.
 
     Args:
         starts: first token of each segment, followed by the row's length.
-        parents: index of each segment's parent, -1 for none.
         branch_ends: end of each segment's last descendant; descendants follow a segment directly.
 
     Attributes:
         block_masks: FlexAttention's block mask for each device, built at its first use.
     """
 
-    def __init__(self, *, starts: tuple[int, ...], parents: tuple[int, ...], branch_ends: tuple[int, ...]) -> None:
-        self.starts, self.parents, self.branch_ends = starts, parents, branch_ends
+    def __init__(self, *, starts: tuple[int, ...], branch_ends: tuple[int, ...]) -> None:
+        self.starts, self.branch_ends = starts, branch_ends
         self.block_masks: dict[torch.device, BlockMask] = {}
 
     @property
@@ -64,11 +62,10 @@ class SegmentLayout:
 
         Each segment attends to itself causally; the descendants of a segment, as one range, attend to all of it.
         """
-        for index, start in enumerate(self.starts[:-1]):
-            stop, end, is_root = self.starts[index + 1], self.branch_ends[index], self.parents[index] < 0
-            yield Part(queries=slice(start, stop), keys=slice(start, stop), causal=True, first=is_root)
+        for start, stop, end in zip(self.starts, self.starts[1:], self.branch_ends, strict=False):
+            yield Part(queries=slice(start, stop), keys=slice(start, stop), causal=True)
             if end > stop:
-                yield Part(queries=slice(stop, end), keys=slice(start, stop), causal=False, first=is_root)
+                yield Part(queries=slice(stop, end), keys=slice(start, stop), causal=False)
 
     @cached_property
     def branch_end_of_token(self) -> Int64[Tensor, " L"]:
@@ -80,9 +77,7 @@ class SegmentLayout:
         end = -(-self.num_tokens // multiple) * multiple
         if end == self.num_tokens:
             return self
-        return SegmentLayout(
-            starts=(*self.starts, end), parents=(*self.parents, -1), branch_ends=(*self.branch_ends, end)
-        )
+        return SegmentLayout(starts=(*self.starts, end), branch_ends=(*self.branch_ends, end))
 
 
 def segment_attention(
@@ -136,20 +131,16 @@ class _AttentionByParts(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: SegmentLayout, scale: float
     ) -> Tensor:
         flash: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        output = torch.empty(query.shape, dtype=_accumulator(query))
-        log_weights = torch.empty(query.shape[:3], dtype=_accumulator(query))
+        output = torch.zeros(query.shape, dtype=_accumulator(query))
+        log_weights = torch.full(query.shape[:3], float("-inf"), dtype=_accumulator(query))
         for part in layout.parts():
             partial, partial_weights = flash(
                 query[:, :, part.queries], key[:, :, part.keys], value[:, :, part.keys], 0.0, part.causal, scale=scale
             )
             known = log_weights[:, :, part.queries]
-            if part.first:
-                output[:, :, part.queries] = partial
-                known.copy_(partial_weights)
-            else:
-                share = torch.sigmoid(partial_weights - known).unsqueeze(-1)
-                output[:, :, part.queries].lerp_(partial.to(output.dtype), share)
-                torch.logaddexp(known, partial_weights, out=known)
+            share = torch.sigmoid(partial_weights - known).unsqueeze(-1)  # 1 for the first part of a query
+            output[:, :, part.queries].lerp_(partial.to(output.dtype), share)
+            torch.logaddexp(known, partial_weights, out=known)
         result = output.to(query.dtype)
         ctx.save_for_backward(query, key, value, result, log_weights)
         ctx.layout, ctx.scale = layout, scale
@@ -243,7 +234,7 @@ def _require_gradients(
     device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, width: int, scale: float
 ) -> None:
     """Runs forward and backward on two blocks, so that a kernel too large for the device fails before the update."""
-    layout = SegmentLayout(starts=(0, 2 * BLOCK_SIZE), parents=(-1,), branch_ends=(2 * BLOCK_SIZE,))
+    layout = SegmentLayout(starts=(0, 2 * BLOCK_SIZE), branch_ends=(2 * BLOCK_SIZE,))
     shapes = [(1, number, layout.num_tokens, width) for number in (heads, key_heads, key_heads)]
     try:
         with torch.enable_grad():

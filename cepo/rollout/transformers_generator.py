@@ -142,7 +142,7 @@ class TransformersGenerator:
         ids = torch.tensor([token_ids], device=self._device)
         inputs: dict[str, Any] = dict(processing.family.token_inputs(ids, self._model.config))
         if images is not None:
-            inputs |= {name: tensor.to(self._device) for name, tensor in processing.family.model_inputs(images).items()}
+            inputs |= {name: tensor.to(self._device) for name, tensor in images.tensors.items()}
         by_axis = positions[:, None, :].to(self._device)
         output = self._model(
             input_ids=ids,
@@ -186,11 +186,10 @@ class TransformersGenerator:
         return draw_tokens(logits, [row.tokens for row in rows], uniforms, self._banned, settings)
 
     def _begin(self, rows: Sequence[_Row]) -> FusedDecoding | _PlainDecoding:
-        family = self._processing.family
-        if family.fused_decoding and not self._decoder_is_current:
+        if not self._decoder_is_current:
             self._decoder, self._decoder_is_current = fused_decoder(self._model), True
         if self._decoder is None:
-            return _PlainDecoding(self._model, rows, three_axes=family.num_position_axes > 1)
+            return _PlainDecoding(self._model, rows, three_axes=self._processing.family.num_position_axes > 1)
         prompts = {row.request: [(layer.keys, layer.values) for layer in row.prompt.cache.layers] for row in rows}
         prompt_index = {request: index for index, request in enumerate(prompts)}
         return FusedDecoding(self._decoder, list(prompts.values()), [prompt_index[row.request] for row in rows])

@@ -18,7 +18,8 @@ from cepo.config.schema import FloatType
 from cepo.errors import CheckpointError, ConfigError, DataError, EngineError
 from cepo.foreign_files import irregular_file, read_json, size_of
 from cepo.models import pretrained
-from cepo.models.families import Family, family_of
+from cepo.models.families import family_of
+from cepo.models.inputs import Family
 from cepo.models.processing import Processing
 from cepo.models.quantization import read_quantization
 from cepo.rollout.generator import AdapterWeights

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from cepo.data.batch import ScoringRow
 from cepo.losses.divergence import chunked_divergence
-from cepo.models.families import ImageFeatures, family_of
+from cepo.models.families import family_of
 from cepo.models.head import (
     divergence_chunk_tokens,
     head_chunk_tokens,
@@ -22,7 +22,7 @@ from cepo.models.head import (
     target_log_probs,
     with_weight,
 )
-from cepo.models.inputs import ImageInputs, sequence_positions
+from cepo.models.inputs import ImageFeatures, ImageInputs, sequence_positions
 from cepo.models.processing import Processing
 from cepo.models.segments import BLOCK_SIZE, SegmentLayout
 from cepo.types import DivergenceConfig
@@ -84,7 +84,6 @@ def collate_packed(
     starts = forest.starts
     layout = SegmentLayout(
         starts=starts,
-        parents=tuple(segment.parent for segment in forest.segments),
         branch_ends=tuple(starts[end] for end in forest.branch_ends),
     ).filled_to(multiple_of or (1 if device.type == "cpu" else BLOCK_SIZE))
     index: list[Tensor] = []  # of the hidden states before response tokens: the context's last, then the response's own
@@ -184,8 +183,7 @@ def response_states(base: Any, batch: CollatedRows, encoder: ImageEncoder) -> Fl
         inputs["segments"] = batch.segments
     if order := batch.image_order:
         features = encoder.features(base, batch.images, batch.input_ids.device)
-        is_frame = [batch.images[key].is_frame[unit] for key, unit in order]
-        inputs |= family.feature_inputs([features[key][unit] for key, unit in order], is_frame)
+        inputs |= family.feature_inputs([features[key][unit] for key, unit in order])
     hidden = base.model(**inputs).last_hidden_state
     return hidden.reshape(-1, hidden.shape[-1])[batch.response_index]
 

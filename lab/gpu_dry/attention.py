@@ -16,7 +16,7 @@ from lab.support.shapes import SHAPES
 def attend(shape: str, dtype: torch.dtype, length: int) -> None:
     """Runs the attention of a row of `length` tokens with and without gradient."""
     sizes = SHAPES[shape]
-    layout = SegmentLayout(starts=(0, 100, 300, length), parents=(-1, 0, 0), branch_ends=(length, 300, length))
+    layout = SegmentLayout(starts=(0, 100, 300, length), branch_ends=(length, 300, length))
 
     def tokens(heads: int) -> torch.Tensor:
         return torch.zeros(1, heads, length, sizes.head_width, device="cuda", dtype=dtype, requires_grad=True)

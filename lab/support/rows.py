@@ -46,7 +46,7 @@ def build_rows(
     width, height = (reader.merge_size * side for side in shape.image)
     for _ in range(groups):
         pixels = torch.randn(height * width, 3 * 2 * 16 * 16, generator=draw)
-        images = ImageInputs(pixel_values=pixels, grid_thw=torch.tensor([[1, height, width]]))
+        images = ImageInputs(tensors={"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, height, width]])})
         begin = (*words(10), *[reader.image_token_id] * shape.image_tokens, *words(prompt - shape.image_tokens - 15))
         end = words(5)
         responses = [words(length) for length in skewed_lengths(shape, group_size)]

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
 
 from cepo.config import load_config
-from cepo.microgeo.problems import FAMILIES, Problem, generate_problem, no_slip
+from cepo.microgeo.problems import FAMILIES, Problem, generate_problem
 from cepo.microgeo.world import ASSETS
 from lab.support.machine import ROOT as REPOSITORY
 from lab.worlds.__main__ import main
@@ -28,6 +28,7 @@ from lab.worlds.chain_demonstrations import CONNECTIVES
 from lab.worlds.kinds import CHAIN, SHAPES, TaughtWorld
 from lab.worlds.model import build_untrained_model
 from lab.worlds.prompts import user_messages
+from lab.worlds.solutions import solve
 from lab.worlds.tokenizer import SPECIAL_TOKENS, build_tokenizer
 from lab.worlds.warmstart import WarmStartSettings, batched_vision_attention, warm_start
 
@@ -152,9 +153,8 @@ def shuffled_images(problems: Sequence[Problem], kind: TaughtWorld) -> list[Imag
 
 def wrong_answer(problem: Problem) -> str:
     """A typical wrong answer: from a misread image or the family's misconception, without slips."""
-    family = FAMILIES[problem.family]
-    solutions = [family.solve(problem.seen, problem.numbers, True, no_slip)]
-    solutions += [family.solve(seen, problem.numbers, False, no_slip) for seen in family.seen_values]
+    solutions = [solve(problem, misconceived=True)]
+    solutions += [solve(problem, seen=seen) for seen in FAMILIES[problem.family].seen_values]
     candidates = sorted({str(steps[-1][1]) for steps in solutions} - {problem.answer})
     return random.Random(f"wrong/0/{problem.id}").choice(candidates)
 

@@ -169,8 +169,7 @@ def measured(folder: Path, *, lora_rank: int = 0, backward: bool = False) -> int
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             mm_token_type_ids=kinds,
-            pixel_values=images.pixel_values,
-            image_grid_thw=images.grid_thw,
+            **images.tensors,
         ).logits
         if backward:
             logits.sum().backward()

@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from string import ascii_uppercase
 
-from cepo.microgeo.problems import Numbers, Problem, Slip, no_slip
+from cepo.microgeo.problems import Numbers, Problem
+from lab.worlds.solutions import Slip, no_slip
 
 RULER = 20
 COLUMNS = 3

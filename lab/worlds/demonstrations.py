@@ -11,7 +11,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from cepo.microgeo.problems import FAMILIES, Problem, Slip, Steps, no_slip
+from cepo.microgeo.problems import FAMILIES, Problem
+from lab.worlds.solutions import Slip, Steps, solve
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def demonstrate(problem: Problem, rates: NoiseRates, *, seed: int) -> Demonstrat
     if rng.random() < (rates.misread_when_hinted if hinted else rates.misread):
         seen = rng.choice([value for value in family.seen_values if value != problem.seen])
     misconceived = rng.random() < rates.misconception[problem.family]
-    steps = family.solve(seen, problem.numbers, misconceived, _slips(rng, rates.slip))
+    steps = solve(problem, seen=seen, misconceived=misconceived, slip=_slips(rng, rates.slip))
     if not hinted:
         return Demonstration(problem, response_text(steps), None)
     kind = rng.random()
@@ -88,4 +89,4 @@ def response_text(steps: Steps) -> str:
 
 def right_response(problem: Problem) -> str:
     """Returns the solution without mistakes."""
-    return response_text(FAMILIES[problem.family].solve(problem.seen, problem.numbers, False, no_slip))
+    return response_text(solve(problem))

@@ -268,7 +268,7 @@ def test_names_of_tests_have_at_most_60_characters() -> None:
 OWN_MODEL = {"microgeo"}
 """The embedded world builds a tiny model of one family, with that family's classes."""
 SPOKEN_OF = {"fused_decoding.py"}
-"""Names the decoder classes whose layers it computes; whether it is asked at all is the family's word."""
+"""Names the decoder classes whose layers it computes."""
 
 
 def test_only_families_know_model_types_and_architectures() -> None:

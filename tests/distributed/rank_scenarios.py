@@ -139,7 +139,7 @@ def hinted(processing: Processing, rows: Sequence[ScoringRow]) -> list[ScoringRo
     contexts: dict[int, EncodedPrompt] = {}
     for row in rows:
         images = row.context.images
-        count = 0 if images is None else len(images.grid_thw)
+        count = 0 if images is None else images.num_encoded
         if id(row.context) not in contexts:
             contexts[id(row.context)] = processing.encode("<image>" * count + "A hint: 7. Now say it.", images)
     return [

@@ -52,7 +52,6 @@ def test_block_attention_is_that_of_attention_by_parts(
     # A prompt, two contexts, and two responses behind each; the last segment fills the row to 4 blocks of 128.
     layout = SegmentLayout(
         starts=(0, 150, 190, 260, 311, 350, 420, 490),
-        parents=(-1, 0, 1, 1, 0, 4, 4),
         branch_ends=(490, 311, 260, 311, 490, 420, 490),
     ).filled_to(128)
     draw = torch.Generator().manual_seed(0)

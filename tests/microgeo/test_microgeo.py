@@ -14,9 +14,10 @@ import pytest
 from PIL import Image
 
 from cepo.cli import main
-from cepo.microgeo.problems import FAMILIES, Problem, generate_problem, no_slip
+from cepo.microgeo.problems import FAMILIES, Problem, generate_problem
 from cepo.microgeo.world import build_world, draw_figure, split_problems, write_problems
 from lab.worlds.demonstrations import right_response
+from lab.worlds.solutions import solve
 
 
 def make(family: str, seen: str, *numbers: int, index: int = 0) -> Problem:
@@ -41,8 +42,7 @@ def test_answers_right_and_misconceived_are_worked_out_by_hand(
     problem: Problem, answer: int, misconceived: int
 ) -> None:
     assert problem.answer == str(answer)
-    steps = FAMILIES[problem.family].solve(problem.seen, problem.numbers, True, no_slip)
-    assert steps[-1][1] == misconceived
+    assert solve(problem, misconceived=True)[-1][1] == misconceived
 
 
 def test_every_result_of_a_right_response_equals_its_left_side() -> None:

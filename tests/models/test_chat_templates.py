@@ -52,14 +52,6 @@ def test_an_unusable_or_failing_chat_template_is_named(
         processing.template_ids(question)
 
 
-def test_a_lone_surrogate_in_a_template_becomes_a_question_mark(tiny_model_folder: Path) -> None:
-    found = [
-        Processing(str(tiny_model_folder), chat_template="{{ messages[0].content[0].text }}" + end).template_ids("x")
-        for end in ("\ud800", "?")
-    ]
-    assert found[0] == found[1] != []
-
-
 def test_a_chat_template_of_the_folder_is_named(tiny_model_folder: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_model_folder, tmp_path / "model")
     (folder / "chat_template.jinja").write_text("{{ messages[0].role }}")

@@ -22,7 +22,6 @@ from cepo.models.head import (
     divergence_chunk_tokens,
     float32_logits,
     head_chunk_tokens,
-    log_probs_in_place,
     target_log_probs,
     use_float32_logits,
     with_weight,
@@ -171,18 +170,6 @@ def test_another_weight_gets_logits_of_the_heads_own_type() -> None:
     model.lm_head = nn.Sequential(nn.Linear(4, 4))
     with pytest.raises(ConfigError, match=r"head of Module is a Sequential .*fp32_logits=false"):
         use_float32_logits(model)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_logits_become_the_gradient_of_their_log_probs_in_place(dtype: torch.dtype) -> None:
-    logits = (4 * torch.randn(5, 1000, generator=torch.Generator().manual_seed(3))).to(dtype)
-    targets = torch.tensor([0, 999, 7, 7, 500])
-    expected = logits.double().div(0.7).log_softmax(dim=1)
-    found = log_probs_in_place(logits, targets, 0.7, with_direction=True)
-    direction = nn.functional.one_hot(targets, 1000) - expected.exp()
-    assert found.dtype is torch.float32
-    assert float((found - expected.gather(1, targets[:, None])[:, 0]).abs().max()) < LOG_PROBS
-    assert float((logits.double() - direction).abs().max()) < (1e-6 if dtype is torch.float32 else 2**-8)
 
 
 INTERPRETED = """

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.nn.attention.flex_attention import BlockMask
 
 from cepo.models.segments import SegmentLayout, attend_by_blocks, attend_by_parts, block_mask, compiled
 
@@ -28,15 +29,13 @@ def random_layout(seed: int, *, num_segments: int, longest: int) -> SegmentLayou
     for index in range(num_segments - 1, 0, -1):
         if parents[index] >= 0:
             ends[parents[index]] = max(ends[parents[index]], ends[index])
-    return SegmentLayout(starts=tuple(starts), parents=tuple(parents), branch_ends=tuple(ends))
+    return SegmentLayout(starts=tuple(starts), branch_ends=tuple(ends))
 
 
 def whole_mask(layout: SegmentLayout) -> Tensor:
     """(L, L), from the definition alone: a token sees itself and what stands before it in its own or an ancestor's segment."""
-    sizes, ancestors = torch.tensor(layout.starts).diff(), torch.eye(len(layout.parents), dtype=torch.bool)
-    for index, parent in enumerate(layout.parents):
-        if parent >= 0:
-            ancestors[index] |= ancestors[parent]
+    starts = torch.tensor(layout.starts)
+    sizes, ancestors = starts.diff(), (starts[:-1, None] < torch.tensor(layout.branch_ends)).tril()
     return ancestors.repeat_interleave(sizes, 0).repeat_interleave(sizes, 1).tril()
 
 
@@ -79,15 +78,6 @@ def test_the_block_mask_shows_what_the_whole_mask_shows(seed: int) -> None:
     assert float((attend_by_blocks(query, key, value, layout, 0.3) - expected).abs().max()) < 1e-5
 
 
-def blocks_of(mask: Tensor, counts: Tensor, indices: Tensor) -> Tensor:
-    """(Q, K) bool from the lists of FlexAttention's table."""
-    table = torch.zeros(counts.shape[2], indices.shape[3], dtype=torch.bool)
-    for query, count in enumerate(counts.flatten().tolist()):
-        table[query, indices[0, 0, query, :count].long()] = True
-    assert table.shape == mask.shape
-    return table
-
-
 def seen_by_blocks(layout: SegmentLayout) -> tuple[Tensor, Tensor]:
     """(Q, K): whether any pair, and whether every pair of two blocks' tokens is visible, from the whole mask."""
     length = -(-layout.num_tokens // 128) * 128
@@ -97,26 +87,29 @@ def seen_by_blocks(layout: SegmentLayout) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("starts", "parents", "ends"),
+    ("starts", "ends"),
     [
         # A branch that ends one token into a block, with a block's first token, right before it, and in its middle.
-        ((0, 1, 129, 300), (-1, 0, 0), (300, 129, 300)),
-        ((0, 127, 257, 385), (-1, 0, 0), (385, 257, 385)),
-        ((0, 128, 256, 257, 384), (-1, 0, 0, 0), (384, 256, 257, 384)),
-        ((0, 100, 129, 255, 256, 383), (-1, -1, 1, 2, -1), (100, 256, 256, 256, 383)),
-        ((0, 61, 250, 511, 640), (-1, 0, 1, 0), (640, 511, 511, 640)),
+        ((0, 1, 129, 300), (300, 129, 300)),
+        ((0, 127, 257, 385), (385, 257, 385)),
+        ((0, 128, 256, 257, 384), (384, 256, 257, 384)),
+        ((0, 100, 129, 255, 256, 383), (100, 256, 256, 256, 383)),
+        ((0, 61, 250, 511, 640), (640, 511, 511, 640)),
     ],
 )
-def test_the_block_table_at_odd_starts_lists_visible_blocks(
-    starts: tuple[int, ...], parents: tuple[int, ...], ends: tuple[int, ...]
-) -> None:
-    layout = SegmentLayout(starts=starts, parents=parents, branch_ends=ends)
+def test_the_block_table_at_odd_starts_lists_visible_blocks(starts: tuple[int, ...], ends: tuple[int, ...]) -> None:
+    layout = SegmentLayout(starts=starts, branch_ends=ends)
     mask = block_mask(layout, torch.device("cpu"))
     some, every = seen_by_blocks(layout)
     assert mask.full_kv_num_blocks is not None
     assert mask.full_kv_indices is not None
-    partial = blocks_of(some, mask.kv_num_blocks, mask.kv_indices)
-    full = blocks_of(some, mask.full_kv_num_blocks, mask.full_kv_indices)
+    partial, full = (
+        BlockMask.from_kv_blocks(counts, indices).to_dense()[0, 0].bool()
+        for counts, indices in (
+            (mask.kv_num_blocks, mask.kv_indices),
+            (mask.full_kv_num_blocks, mask.full_kv_indices),
+        )
+    )
     assert not bool((partial & full).any())
     assert torch.equal(partial | full, some)
     below = torch.ones_like(some).tril(-1)

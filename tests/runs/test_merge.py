@@ -140,7 +140,7 @@ def test_bf16_end_tokens_template_and_image_settings_are_kept(
     assert one.token_ids == other.token_ids
     assert one.images is not None
     assert other.images is not None
-    assert torch.equal(one.images.pixel_values, other.images.pixel_values)
+    assert torch.equal(one.images.tensors["pixel_values"], other.images.tensors["pixel_values"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["merged"]
 
 

@@ -192,8 +192,7 @@ def plain_inputs(model: Any, row: ScoringRow) -> dict[str, Any]:
     ids = torch.tensor([[*row.context.token_ids, *row.response_ids]])
     inputs: dict[str, Any] = {"input_ids": ids, "mm_token_type_ids": (ids == model.config.image_token_id).int()}
     if row.context.images is not None:
-        inputs["pixel_values"] = row.context.images.pixel_values
-        inputs["image_grid_thw"] = row.context.images.grid_thw
+        inputs |= row.context.images.tensors
     return inputs
 
 

@@ -176,7 +176,7 @@ class _Reading:
 
     def load_images(self, images: Sequence[Image.Image], source: ImageSource | None = None) -> ImageInputs:
         pixels = torch.tensor([[float(image.getpixel((0, 0))[0])] for image in images])  # type: ignore[index]
-        return ImageInputs(pixel_values=pixels, grid_thw=torch.ones(len(images), 3), source=source)
+        return ImageInputs(tensors={"pixel_values": pixels}, source=source)
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ def store() -> ImageStore:
 
 def test_sent_images_travel_once_per_step(store: ImageStore) -> None:
     """This holds whatever the number of rows and passes."""
-    images = ImageInputs(pixel_values=torch.zeros(100, 1000), grid_thw=torch.ones(1, 3))
+    images = ImageInputs(tensors={"pixel_values": torch.zeros(100, 1000)})
     sender, receiver = Sender(by_source=False), Receiver(store)
     score = sender.encode([row(0, 5, images) for _ in range(8)])
     update = sender.encode([row(0, 5, images)])
@@ -201,7 +201,7 @@ def test_sent_images_travel_once_per_step(store: ImageStore) -> None:
     assert receiver._received == {}
     again = sender.encode([row(0, 5, images)])
     assert len(again) > 400_000
-    assert torch.equal(receiver.decode(again)[0].context.images.pixel_values, images.pixel_values)
+    assert torch.equal(receiver.decode(again)[0].context.images.tensors["pixel_values"], images.tensors["pixel_values"])
 
 
 def test_images_of_a_dataset_travel_as_a_handle(store: ImageStore, tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_images_of_a_dataset_travel_as_a_handle(store: ImageStore, tmp_path: Pat
     file = str(tmp_path / "train.parquet")
     Dataset.from_dict(columns, features=features).to_parquet(file)
     source = ImageSource(data=file, row=1)
-    large = ImageInputs(pixel_values=torch.zeros(100, 1000), grid_thw=torch.ones(1, 3), source=source)
+    large = ImageInputs(tensors={"pixel_values": torch.zeros(100, 1000)}, source=source)
     request = GenerationRequest(
         prompt_ids=(1,), num_prompt_tokens=1, images=(Image.new("RGB", (500, 500)),), seed=0, image_source=source
     )
@@ -223,7 +223,7 @@ def test_images_of_a_dataset_travel_as_a_handle(store: ImageStore, tmp_path: Pat
     assert len(message) < 1500
     (arrived,), (scored,) = receiver.decode(message)
     assert arrived.images[0].getpixel((0, 0)) == (20, 0, 0)
-    assert scored.context.images.pixel_values.tolist() == [[20.0]]
+    assert scored.context.images.tensors["pixel_values"].tolist() == [[20.0]]
     assert dataclasses.replace(arrived, images=()) == dataclasses.replace(request, images=())
 
 
@@ -236,9 +236,8 @@ def test_videos_travel_by_value_with_times_and_frames(store: ImageStore, by_sour
         num_source_frames=12,
     )
     shown = ImageInputs(
-        pixel_values=torch.rand(100, 1000),
-        grid_thw=torch.ones(3, 3),
-        frame_times=(video.times(2),),
+        tensors={"pixel_values_videos": torch.rand(100, 1000), "video_grid_thw": torch.tensor([[2, 4, 6], [1, 2, 2]])},
+        expansions={7: ((5, 7, 7), (7,))},
     )
     request = GenerationRequest(prompt_ids=(1, 2), num_prompt_tokens=9, images=(), seed=3, videos=(video,))
     sender, receiver = Sender(by_source=by_source), Receiver(store)
@@ -251,4 +250,5 @@ def test_videos_travel_by_value_with_times_and_frames(store: ImageStore, by_sour
     arrived = scored[0].context.images
     assert all(one.context.images is arrived for one in scored)
     assert arrived.content_key == shown.content_key
-    assert (arrived.num_images, arrived.is_frame) == (1, (False, True, True))
+    assert arrived.expansions == shown.expansions
+    assert arrived.grids["video"].tolist() == [[1, 4, 6], [1, 4, 6], [1, 2, 2]]

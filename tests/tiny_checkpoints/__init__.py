@@ -8,8 +8,6 @@ from typing import Any
 from tiny_checkpoints import others, qwen
 from tiny_checkpoints.published import publish
 
-_STANDARD_DEVIATION = 0.1
-
 TEXT_FAMILIES = ("qwen2", "qwen3")
 _BUILDERS = qwen.FAMILIES | others.FAMILIES
 FAMILIES = tuple(_BUILDERS)
@@ -22,11 +20,18 @@ def write_checkpoint(family: str, folder: Path, *, seed: int = 0) -> Path:
     The folder can be read by transformers' Auto classes and by vLLM. The weights are large enough that the model's
     distributions are not flat and depend on the image. `family` is the configuration's `model_type`.
     """
-    from transformers import GenerationConfig
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, GenerationConfig
 
     parts = _BUILDERS[family]()
     tokenizer = getattr(parts.processor, "tokenizer", parts.processor)
-    model = _random_model(parts.config, is_text=family in TEXT_FAMILIES, seed=seed)
+    auto: Any = AutoModelForCausalLM if family in TEXT_FAMILIES else AutoModelForImageTextToText
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = auto.from_config(parts.config, dtype=torch.float32)
+        for parameter in model.parameters():
+            if parameter.ndim >= 2:
+                torch.nn.init.normal_(parameter, std=0.1)
     model.generation_config = GenerationConfig(
         do_sample=True,
         bos_token_id=tokenizer.bos_token_id,
@@ -38,18 +43,3 @@ def write_checkpoint(family: str, folder: Path, *, seed: int = 0) -> Path:
     parts.processor.save_pretrained(folder)
     publish(folder, parts)
     return folder
-
-
-def _random_model(config: Any, *, is_text: bool, seed: int) -> Any:
-    """The architecture with every matrix drawn from N(0, 0.1)."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-
-    auto: Any = AutoModelForCausalLM if is_text else AutoModelForImageTextToText
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = auto.from_config(config, dtype=torch.float32)
-        for parameter in model.parameters():
-            if parameter.ndim >= 2:
-                torch.nn.init.normal_(parameter, std=_STANDARD_DEVIATION)
-    return model

@@ -35,15 +35,10 @@ def token_ids(tokenizer: Any, **tokens: str) -> dict[str, int]:
     return {name: tokenizer.convert_tokens_to_ids(token) for name, token in tokens.items()}
 
 
-def vocabulary_size(tokenizer: Any) -> int:
-    """Rounded up to a multiple of 64, as real checkpoints do: some ids have no token."""
-    return -(-len(tokenizer) // 64) * 64
-
-
 def text_sizes(tokenizer: Any, **others: Any) -> dict[str, Any]:
     """The entries that the text models of all families share."""
     return {
-        "vocab_size": vocabulary_size(tokenizer),
+        "vocab_size": -(-len(tokenizer) // 64) * 64,  # as in real checkpoints, where some ids have no token
         "hidden_size": HIDDEN_SIZE,
         "intermediate_size": 2 * HIDDEN_SIZE,
         "num_hidden_layers": NUM_LAYERS,

@@ -47,10 +47,11 @@ def byte_level_tokenizer(
         "model_max_length": 4096,
         "clean_up_tokenization_spaces": False,
     }
+    vocabulary: Any = {"vocab": dict(pieces), "merges": list(merges)}
     if kind == "PreTrainedTokenizerFast":
-        options["tokenizer_object"] = _byte_level_backend(pieces, merges)
-    else:
-        options |= {"vocab": dict(pieces), "merges": list(merges)}
+        unnamed: Any = dict.fromkeys(("unk_token", "bos_token", "eos_token"))
+        vocabulary = {"tokenizer_object": transformers.GPT2Tokenizer(**vocabulary, **unnamed).backend_tokenizer}
+    options |= vocabulary
     tokenizer = getattr(transformers, kind)(**options)
     _add_special(tokenizer, [token for token in special_tokens if token not in used])
     return tokenizer
@@ -60,6 +61,8 @@ def gemma_tokenizer() -> Any:
     """A BPE with byte fallback whose spaces are `▁`, one token for up to four newlines, and Gemma 3's special tokens."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
     from transformers import GemmaTokenizer
+
+    from cepo.microgeo.problems import generate_problem
 
     named = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
     fixed = [*named, "<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>"]
@@ -71,7 +74,8 @@ def gemma_tokenizer() -> Any:
         special_tokens=[*fixed, *(f"<0x{byte:02X}>" for byte in range(256))],
         show_progress=False,
     )
-    trainable.train_from_iterator(_words(), trainer)
+    words = [generate_problem(0, index, stream="tokenizer").question + "\n" for index in range(200)]
+    trainable.train_from_iterator(words, trainer)
     trained = json.loads(trainable.to_str())["model"]
     merges = [tuple(merge) for merge in trained["merges"]]
     for first, second in (("\n", "\n"), ("\n\n", "\n"), ("\n\n", "\n\n")):
@@ -102,18 +106,3 @@ def _byte_level_pieces() -> tuple[dict[str, int], tuple[tuple[str, str], ...]]:
 
     trained = json.loads(build_tokenizer().backend_tokenizer.to_str())["model"]
     return trained["vocab"], tuple((first, second) for first, second in trained["merges"])
-
-
-def _byte_level_backend(pieces: dict[str, int], merges: tuple[tuple[str, str], ...]) -> Any:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    backend = Tokenizer(models.BPE(vocab=dict(pieces), merges=list(merges)))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    return backend
-
-
-def _words() -> list[str]:
-    from cepo.microgeo.problems import generate_problem
-
-    return [generate_problem(0, index, stream="tokenizer").question + "\n" for index in range(200)]

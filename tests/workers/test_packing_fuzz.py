@@ -76,7 +76,9 @@ def rows_of(contexts: Contexts, places: list[tuple[int, int, tuple[int, ...]]]) 
 
 def image_of_token(batch: CollatedRows, processing: Processing) -> dict[int, tuple[str, int, int]]:
     """For each place in the flattened input with a placeholder: the image's content, its number, the feature's number."""
-    sizes = {key: images.grid.prod(dim=1) // 4 for key, images in batch.images.items()}  # 2 x 2 patches are merged
+    sizes = {
+        key: images.grids["image"].prod(dim=1) // 4 for key, images in batch.images.items()
+    }  # 2 x 2 patches are merged
     flat = batch.input_ids.flatten().tolist()
     holders = iter([place for place, token in enumerate(flat) if token == processing.image_token_id])
     found = {

@@ -11,21 +11,19 @@ import torch
 from cepo.errors import ConfigError
 from cepo.models.families.processed import Gemma3, LlavaOneVision, ProcessedFamily
 from cepo.models.families.qwen import GridFamily, Qwen3VLMoe, Qwen35
-from cepo.models.inputs import EngineUse, Family, ImageFeatures, ImageReader
+from cepo.models.inputs import Family
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["FAMILIES", "EngineUse", "Family", "ImageFeatures", "ImageReader", "family_of"]
-
 _TOWER = ("vision_tower", "multi_modal_projector")
 
 FAMILIES: tuple[Family, ...] = (
     GridFamily(title="Qwen2-VL", model_types=("qwen2_vl",)),
     GridFamily(title="Qwen2.5-VL", model_types=("qwen2_5_vl",)),
-    GridFamily(title="Qwen3-VL", model_types=("qwen3_vl",), reads_videos=True, fused_decoding=True),
+    GridFamily(title="Qwen3-VL", model_types=("qwen3_vl",), reads_videos=True),
     Qwen3VLMoe(title="Qwen3-VL-MoE", model_types=("qwen3_vl_moe",), reads_videos=True, has_experts=True),
     Qwen35(title="Qwen3.5", model_types=("qwen3_5",)),
     Qwen35(title="Qwen3.5-MoE", model_types=("qwen3_5_moe",), has_experts=True),
@@ -35,19 +33,17 @@ FAMILIES: tuple[Family, ...] = (
     ProcessedFamily(
         title="SmolVLM2, Idefics3",
         model_types=("smolvlm", "idefics3"),
-        tower_inputs=("pixel_attention_mask",),
         vision_modules=("vision_model", "connector"),
     ),
     Gemma3(title="Gemma 3", model_types=("gemma3",), placeholder="boi_token_id", vision_modules=_TOWER, siglip=True),
     LlavaOneVision(
         title="LLaVA-OneVision",
         model_types=("llava_onevision",),
-        tower_inputs=("image_sizes", "batch_num_images"),
         vision_modules=_TOWER,
         vision_parameters=("image_newline",),
         siglip=True,
     ),
-    Family(title="Qwen3", model_types=("qwen3",), fused_decoding=True),
+    Family(title="Qwen3", model_types=("qwen3",)),
     Family(
         title="Qwen2, Qwen2.5, Llama, Mistral, SmolLM3, OLMo 2, Phi-3",
         model_types=("qwen2", "llama", "mistral", "smollm3", "olmo2", "phi3"),
