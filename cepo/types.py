@@ -156,7 +156,7 @@ class Distillation:
     """A divergence from the teacher `view` that the update minimises instead of or in addition to the policy loss.
 
     The loss is `sum(token_weight * divergence * aggregation weight)`; its denominators count masked rows too. The
-    weight is 0 on padding and on rows without a reference.
+    weight is 0 on padding and on rows without a reference. The teacher's hidden states are those kept from scoring.
     """
 
     view: str

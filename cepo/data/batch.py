@@ -13,7 +13,7 @@ from torch import Tensor
 from cepo.losses.objective import LossDenominators
 from cepo.models.inputs import EncodedPrompt
 from cepo.trees import Tree
-from cepo.types import DivergenceConfig
+from cepo.types import Distillation
 
 OWN_VIEW = ""
 """The view of rows with the student's own prompt."""
@@ -55,15 +55,6 @@ class ScoringRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillationRows:
-    """The distillation data of an optimizer batch."""
-
-    divergence: DivergenceConfig
-    token_weight: Float[Tensor, "R T"]  # 0 for a row without a teacher
-    view: str  # whose hidden states, kept from scoring, are the teacher's
-
-
-@dataclass(frozen=True, kw_only=True)
 class OptimizerBatch:
     """The rows of one optimizer step that have a gradient, with totals over all rows of the step.
 
@@ -79,7 +70,7 @@ class OptimizerBatch:
     on_policy: bool = False
     sampled_log_probs: Float[Tensor, "R T"] | None = None  # of the rollout engine; None if `old_log_probs` holds them
     reference_log_probs: Float[Tensor, "R T"] | None = None  # under the initial weights; None without a KL in the loss
-    distillation: DistillationRows | None = None  # None for methods whose only loss is the policy loss
+    distillation: Distillation | None = None  # of these rows; None for methods whose only loss is the policy loss
 
     def at(self, indices: Sequence[int]) -> OptimizerBatch:
         """Returns the rows at `indices`, with unchanged totals."""
@@ -100,7 +91,7 @@ class CriticBatch:
         return _at(self, indices)
 
 
-_Batch = TypeVar("_Batch", OptimizerBatch, CriticBatch, DistillationRows)
+_Batch = TypeVar("_Batch", OptimizerBatch, CriticBatch, Distillation)
 
 
 def _at(batch: _Batch, indices: Sequence[int]) -> _Batch:
@@ -108,7 +99,7 @@ def _at(batch: _Batch, indices: Sequence[int]) -> _Batch:
     for name, value in ((field.name, getattr(batch, field.name)) for field in dataclasses.fields(batch)):
         if isinstance(value, Tensor):
             changed[name] = value[list(indices)]
-        elif isinstance(value, DistillationRows):
+        elif isinstance(value, Distillation):
             changed[name] = _at(value, indices)
         elif name == "rows":
             changed[name] = [value[index] for index in indices]

@@ -33,6 +33,7 @@ from cepo.trainer.planning import (
     make_plan,
     restricted,
     rollout_groups,
+    scored_batch,
     with_scored,
 )
 from cepo.trainer.protocol import Backend
@@ -204,10 +205,9 @@ class Trainer:
         if plan.views:
             scored |= {} if is_live else self._log_probs(teachers, as_teacher=True)
             self.clock.count_tokens("teachers", sum(row.num_tokens for row in teachers))
-        return ScoredBatch(
-            plan=plan,
-            old_log_probs=old_log_probs,
-            teacher_log_probs={view.name: with_scored(old_log_probs, scored, view.name) for view in plan.views},
+        return scored_batch(
+            plan,
+            scored,
             token_level_rewards=rewards,
             reference_log_probs=reference,
             values=self._values(rollouts) if self.estimator.needs_values else None,
@@ -250,7 +250,7 @@ class Trainer:
 
     def estimate(self, batch: ScoredBatch) -> TokenSignal:
         with self.clock.stage("estimate"):
-            signal = self.estimator.signal(batch.token_batch(), step=batch.rollouts.step)
+            signal = self.estimator.signal(batch, step=batch.rollouts.step)
             return restricted(signal, batch.rollouts, batch.plan.live, batch.entropies, self.algorithm)
 
     def update(self, batch: ScoredBatch, signal: TokenSignal) -> Metrics:
@@ -263,9 +263,9 @@ class Trainer:
                 size = critic.global_batch_size or actor.global_batch_size
                 targets = critic_batches(batch, signal, num_prompts=size, max_response_length=longest)
                 metrics |= self.backend.update_critic(targets * critic.ppo_epochs, step=step)
-            if self.estimator.needs_values and step < self.settings.critic_warmup:
-                self.backend.finish_step(step)
-                return metrics
+                if step < self.settings.critic_warmup:
+                    self.backend.finish_step(step)
+                    return metrics
             size = actor.global_batch_size
             batches = actor_batches(batch, signal, num_prompts=size, max_response_length=longest) * actor.ppo_epochs
             metrics |= self.backend.update(batches, step=step)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from cepo.algorithms import Estimator
 from cepo.algorithms.references import wrong_reference, wrong_rollouts
 from cepo.algorithms.settings import NegativeConfig
 from cepo.config.schema import AlgorithmConfig
-from cepo.data.batch import OWN_VIEW, CriticBatch, DistillationRows, OptimizerBatch, RowName, ScoringRow
+from cepo.data.batch import OWN_VIEW, CriticBatch, OptimizerBatch, RowName, ScoringRow
 from cepo.data.contexts import ContextBuilder, sanitise_reference
 from cepo.losses.objective import LossDenominators
 from cepo.metrics import Metric, Metrics, fraction, mean_of, sum_value
@@ -172,18 +174,16 @@ def plan_views(
     for name in estimator.views:
         texts = [each.text if is_kept else None for each, is_kept in zip(shown[name], kept[name], strict=True)]
         rows = [row for row, text in enumerate(texts) if text is not None and live[row]]
-        chosen = [shown[name][row] for row, reference in enumerate(references[name]) if reference and live[row]]
+        fates = Counter(shown[name][row].fate for row, given in enumerate(references[name]) if given and live[row])
         views.append(
             View(
                 name=name,
                 references=texts,
                 rows={row: rollouts.scoring_row(row, shown[name][row].context, view=name) for row in rows},
                 metrics={
-                    f"references/{name}_empty": fraction(sum(each.is_empty for each in chosen), len(chosen)),
-                    f"references/{name}_without_room": fraction(
-                        sum(each.is_without_room for each in chosen), len(chosen)
-                    ),
-                    f"references/{name}_cut": fraction(sum(shown[name][row].is_cut for row in rows), len(rows)),
+                    f"references/{name}_empty": fraction(fates["empty"], fates.total()),
+                    f"references/{name}_without_room": fraction(fates["without_room"], fates.total()),
+                    f"references/{name}_cut": fraction(sum(shown[name][row].fate == "cut" for row in rows), len(rows)),
                 },
             )
         )
@@ -223,9 +223,7 @@ def reference_metrics(groups: Sequence[RolloutGroup], negative: NegativeConfig) 
 class _ShownReference:
     text: str | None = None
     context: EncodedPrompt | None = None
-    is_empty: bool = False
-    is_without_room: bool = False
-    is_cut: bool = False
+    fate: Literal["whole", "cut", "empty", "without_room"] = "whole"
 
 
 def _builder(
@@ -238,49 +236,41 @@ def _builder(
         return contexts.fitted(rollouts.problems[prompt], rollouts.prompts[prompt], text, is_answer=is_answer)
 
     @cache
-    def built(prompt: int, reference: Reference, is_live: bool) -> _ShownReference:
+    def built(prompt: int, reference: Reference | None, is_live: bool) -> _ShownReference:
+        if reference is None or (reference.blind and rollouts.prompts[prompt].images is None):
+            return _ShownReference()
         if reference.blind:
-            if rollouts.prompts[prompt].images is None:
-                return _ShownReference()
             context = contexts.blind(rollouts.problems[prompt]) if is_live else None
             return _ShownReference(text=WITHOUT_IMAGES, context=context)
         text, context = contexts.reference_text(reference), None
         if not text:
-            return _ShownReference(is_empty=True)
+            return _ShownReference(fate="empty")
         if is_live:
             found = fitted(prompt, text, reference.is_answer)
             if found is None:
-                return _ShownReference(is_without_room=True)
+                return _ShownReference(fate="without_room")
             context, text = found
-        return _ShownReference(text=text, context=context, is_cut=text != contexts.whole_text(reference))
+        is_cut = text != contexts.whole_text(reference)
+        return _ShownReference(text=text, context=context, fate="cut" if is_cut else "whole")
 
-    def shown(row: int, reference: Reference | None) -> _ShownReference:
-        is_live = bool(live[row])
-        return _ShownReference() if reference is None else built(row // rollouts.group_size, reference, is_live)
-
-    return shown
+    return lambda row, reference: built(row // rollouts.group_size, reference, bool(live[row]))
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoredBatch:
-    """The data of a step that the estimator and the update read.
+class ScoredBatch(TokenBatch):
+    """What the estimator reads of a step, and what the update needs beside it.
+
+    The student's log-probs of rows that were not scored are the rollout engine's. A KL in the reward is subtracted from
+    `token_level_rewards`.
 
     Attributes:
-        old_log_probs: (B, T) of the student; rows that were not scored have those of the rollout engine.
-        teacher_log_probs: view -> (B, T); rows without a teacher pass have those of the student.
-        token_level_rewards: (B, T) the outcome reward at the last response token, minus a KL in the reward.
         reference_log_probs: (B, T) under the initial weights; None without a KL.
-        values: (B, T) the critic's value before each token; None for methods without a critic.
         entropies: (B, T) in nats, of the student's distribution before each token of live rows; None if not needed.
         metrics: agreement of the trainer's log-probs with the engine's, and the KL.
     """
 
     plan: ScoringPlan
-    old_log_probs: Tensor
-    teacher_log_probs: Mapping[str, Tensor]
-    token_level_rewards: Tensor
     reference_log_probs: Tensor | None = None
-    values: Tensor | None = None
     entropies: Tensor | None = None
     metrics: Metrics = field(default_factory=dict[str, Metric])
 
@@ -288,19 +278,22 @@ class ScoredBatch:
     def rollouts(self) -> Rollouts:
         return self.plan.rollouts
 
-    def token_batch(self) -> TokenBatch:
-        rollouts = self.rollouts
-        return TokenBatch(
-            token_level_rewards=self.token_level_rewards,
-            response_mask=rollouts.response_mask,
-            old_log_probs=self.old_log_probs,
-            group_ids=rollouts.group_ids,
-            teacher_log_probs=self.teacher_log_probs,
-            correct=rollouts.correct,
-            has_reference={view.name: view.has_reference for view in self.plan.views},
-            reward_baselines=rollouts.reward_baselines,
-            values=self.values,
-        )
+
+def scored_batch(plan: ScoringPlan, scored: Mapping[RowName, Tensor], **fields: Any) -> ScoredBatch:
+    """Returns the batch of a plan whose rows got these log-probs, (response length,); `fields` replaces or adds some."""
+    rollouts = plan.rollouts
+    old_log_probs = with_scored(rollouts.sampled_log_probs, scored)
+    common = {
+        "token_level_rewards": rollouts.token_level_rewards,
+        "response_mask": rollouts.response_mask,
+        "old_log_probs": old_log_probs,
+        "group_ids": rollouts.group_ids,
+        "teacher_log_probs": {view.name: with_scored(old_log_probs, scored, view.name) for view in plan.views},
+        "correct": rollouts.correct,
+        "has_reference": {view.name: view.has_reference for view in plan.views},
+        "reward_baselines": rollouts.reward_baselines,
+    }
+    return ScoredBatch(plan=plan, **common | fields)
 
 
 def with_scored(log_probs: Tensor, scored: Mapping[RowName, Tensor], view: str = OWN_VIEW) -> Tensor:
@@ -351,9 +344,7 @@ def actor_batches(
     for rows, denominators in _cuts(rollouts, num_prompts, max_response_length):
         live = rows[plan.live[rows]]
         on_policy = bool(plan.on_policy[rows].all())
-        distilled = distillation and DistillationRows(
-            divergence=distillation.divergence, token_weight=distillation.token_weight[live], view=distillation.view
-        )
+        distilled = distillation and dataclasses.replace(distillation, token_weight=distillation.token_weight[live])
         parts.append(
             OptimizerBatch(
                 rows=[rollouts.scoring_row(int(row)) for row in live],

@@ -21,7 +21,7 @@ from cepo.rollout.generator import Generation
 from cepo.trainer.asking import Rollouts, ask_until_enough
 from cepo.trainer.checkpoints import TrainerState
 from cepo.trainer.loop import Trainer, penalise
-from cepo.trainer.planning import ScoredBatch, ScoringPlan, actor_batches, restricted
+from cepo.trainer.planning import ScoringPlan, actor_batches, restricted, scored_batch
 from cepo.types import Distillation, DivergenceConfig, TokenSignal
 
 
@@ -172,12 +172,7 @@ def test_batches_after_the_first_have_both_log_probs() -> None:
         views=(),
         metrics={},
     )
-    scored = ScoredBatch(
-        plan=plan,
-        old_log_probs=torch.full((4, 3), TRAINERS),
-        teacher_log_probs={},
-        token_level_rewards=torch.zeros(4, 3),
-    )
+    scored = scored_batch(plan, {}, old_log_probs=torch.full((4, 3), TRAINERS))
     signal = TokenSignal(advantages=torch.ones(4, 3))
     first, second = actor_batches(scored, signal, num_prompts=1, max_response_length=3)
     assert (first.on_policy, second.on_policy) == (True, False)
