@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -41,10 +40,6 @@ class GeneratorSettings(RolloutConfig):
     """0 if the weights come as `FullWeights`, else the rank of the adapters."""
     batch_size: Count = 64
     """Number of responses that transformers decodes together."""
-
-    @property
-    def show_progress(self) -> bool:
-        return not self.disable_tqdm and sys.stderr.isatty()
 
 
 @dataclass(frozen=True, kw_only=True)

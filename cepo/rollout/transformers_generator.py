@@ -76,7 +76,7 @@ class TransformersGenerator:
         results: list[list[Generation]] = [[] for _ in requests]
         copies = settings.num_samples if settings.temperature == 0 else 1
         rows, total = self._rows(requests, settings), len(requests) * settings.num_samples
-        with Progress("sampling responses", total, draws=self._settings.show_progress) as progress:
+        with Progress("sampling responses", total, draws=not self._settings.disable_tqdm) as progress:
             while batch := self._decoded_batch(rows, settings):
                 for row in batch:
                     generation = Generation(

@@ -108,7 +108,7 @@ class VllmGenerator:
     ) -> Generator[tuple[int, RequestOutput], None, None]:
         """Yields (index, result) of each request when it finishes. Closing the iterator early aborts the others."""
         engine = llm.llm_engine
-        progress = Progress("sampling responses", len(prompts), draws=self._settings.show_progress)
+        progress = Progress("sampling responses", len(prompts), draws=not self._settings.disable_tqdm)
         try:
             with callers_state_kept(), progress:
                 identifiers = self._enqueue(llm, prompts, samplings)

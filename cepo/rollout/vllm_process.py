@@ -8,6 +8,7 @@ import importlib.util
 import logging
 import os
 import random
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ def engine_options(settings: GeneratorSettings, machine: EngineMachine) -> Tree:
         # Without a GPU each sample is a request, and they share processed images; with one, each prompt is a request.
         "mm_processor_cache_gb": 0 if machine.on_gpu else 1,
         "trust_remote_code": settings.trust_remote_code,
-        "use_tqdm_on_load": settings.show_progress,
+        "use_tqdm_on_load": not settings.disable_tqdm and sys.stderr.isatty(),
         "enable_sleep_mode": settings.sleep and machine.on_gpu,
         "tensor_parallel_size": settings.tensor_parallel_size,
     }

@@ -130,7 +130,7 @@ class Health:
             logger.warning(
                 f"step {step} trained nothing: all of its {num_updates} updates were skipped, because {why} "
                 "(actor/skipped_updates). If this repeats, lower worker.actor.optim.lr and check the rewards. No checkpoint "
-                f"is written until an update succeeds{ending}"
+                f"is written until an update succeeds or the run's steps are done{ending}"
             )
 
     def require_sound(self, step: int, values: Mapping[str, float]) -> None:
@@ -160,21 +160,15 @@ class Health:
                 "The last checkpoint was written before this fault"
             )
 
-    def require_updates(self, *, saved_aside: Path | None = None) -> None:
-        """Raises `EngineError` if updates were skipped in too many consecutive steps.
-
-        One is too many if the run ends with it; its weights are then `saved_aside`.
-        """
+    def require_updates(self) -> None:
+        """Raises `EngineError` if updates were skipped in too many consecutive steps."""
         most = self._settings.max_skipped_steps
-        if saved_aside is None and not 0 < most <= self.skipped_in_a_row:
-            return
-        how = f"trainer.max_skipped_steps={most}; -1 never stops"
-        if saved_aside is not None:
-            how = f"its weights are in {saved_aside}; a run resumes from them only if trainer.load_checkpoint_path names it"
-        raise EngineError(
-            f"all updates of the last {self.skipped_in_a_row} steps were skipped, because {self._why_skipped} ({how}). The "
-            f"checkpoints in {self._folder} were written before these steps; continue from one with a lower worker.actor.optim.lr"
-        )
+        if 0 < most <= self.skipped_in_a_row:
+            raise EngineError(
+                f"all updates of the last {self.skipped_in_a_row} steps were skipped, because {self._why_skipped} "
+                f"(trainer.max_skipped_steps={most}; -1 never stops). The checkpoints in {self._folder} were written before "
+                "these steps; continue from one with a lower worker.actor.optim.lr"
+            )
 
     def _count(self, name: str, is_so: bool) -> None:
         self._in_a_row[name] = self._in_a_row[name] + 1 if is_so else 0

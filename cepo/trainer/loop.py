@@ -314,12 +314,11 @@ class Trainer:
         self._call_back("after_validate", done, values)
 
     def save(self, *, is_last: bool = False) -> None:
-        """Saves a checkpoint of the current step, unless it has one; see `RunPolicy.save`."""
+        """Saves a checkpoint of the current step; see `RunPolicy.save`."""
         validated, reward = self._last_validation
-        if self.policy.last_saved != self.state.step:
-            with self.clock.stage("save"):
-                score = reward if validated == self.state.step else None
-                self.policy.save(self.backend, val_reward_score=score, is_last=is_last)
+        score = reward if validated == self.state.step else None
+        with self.clock.stage("save"):
+            self.policy.save(self.backend, val_reward_score=score, is_last=is_last)
 
 
 def gap_at_temperature_1(rollouts: Rollouts, backend: Backend) -> Metrics:
