@@ -152,7 +152,7 @@ class Sampler(Protocol):
         An exception from it ends the call, but the engine remains usable.
 
         Raises:
-            EngineError: a prompt is too long or has the wrong number of placeholders, or the engine failed.
+            EngineError: a prompt is too long, or the engine failed.
         """
         ...
 
@@ -183,13 +183,8 @@ class Generator(Sampler, Protocol):
         ...
 
 
-def check_prompts(
-    requests: Sequence[GenerationRequest],
-    sampling: SamplingSettings,
-    max_model_len: int,
-    placeholders: tuple[int | None, int | None],
-) -> None:
-    """Raises EngineError unless each prompt fits the engine, and has one placeholder per image and video."""
+def check_lengths(requests: Sequence[GenerationRequest], sampling: SamplingSettings, max_model_len: int) -> None:
+    """Raises EngineError unless each prompt fits the engine together with its response."""
     for index, request in enumerate(requests):
         length = request.num_prompt_tokens + sampling.max_response_length
         if length > max_model_len:
@@ -198,14 +193,6 @@ def check_prompts(
                 f"{sampling.max_response_length} more, {length} in total, but worker.rollout.max_model_len is "
                 f"{max_model_len}; raise it or lower data.max_response_length"
             )
-        visuals = {"image": request.images, "video": request.videos}
-        for (kind, given), token_id in zip(visuals.items(), placeholders, strict=True):
-            found, number = request.prompt_ids.count(token_id) if token_id is not None else 0, len(given)
-            if found != number:
-                raise EngineError(
-                    f"prompt {index} of the batch has {found} {kind} placeholders (token id {token_id}) and "
-                    f"{number} {kind}s; each {kind} needs exactly one placeholder"
-                )
 
 
 def sampling_seed(seed: int, step: int, prompt_id: str, *, attempt: int = 0) -> int:

@@ -31,7 +31,7 @@ from cepo.rollout.generator import (
     OnFinished,
     SamplingSettings,
     Weights,
-    check_prompts,
+    check_lengths,
 )
 
 _SHARE_THAT_GOES_ON = 0.75
@@ -63,7 +63,7 @@ class TransformersGenerator:
             use_float32_logits(model)
         self._device = torch.device(device)
         self._model: Any = model.to(self._device).eval().requires_grad_(False)
-        self._wrapped = self._decoder_is_current = False
+        self._decoder_is_current = False
         self._decoder: FusedDecoder | None = None
         self._eos_token_ids = frozenset(processing.eos_token_ids)
         self._banned = torch.tensor(processing.banned_token_ids, dtype=torch.long, device=self._device)
@@ -72,7 +72,7 @@ class TransformersGenerator:
     def generate(
         self, requests: Sequence[GenerationRequest], settings: SamplingSettings, on_finished: OnFinished | None = None
     ) -> list[list[Generation]]:
-        check_prompts(requests, settings, self._settings.max_model_len, self._processing.placeholders)
+        check_lengths(requests, settings, self._settings.max_model_len)
         results: list[list[Generation]] = [[] for _ in requests]
         copies = settings.num_samples if settings.temperature == 0 else 1
         rows, total = self._rows(requests, settings), len(requests) * settings.num_samples
@@ -165,7 +165,7 @@ class TransformersGenerator:
         uniforms = torch.stack([row.uniforms for row in active]).to(self._device)
         positions = torch.tensor([row.prompt.next_position for row in active], device=self._device)
         for step in range(settings.max_response_length):
-            tokens = self._draw(active, logits, uniforms[:, step], settings)
+            tokens = draw_tokens(logits, [row.tokens for row in active], uniforms[:, step], self._banned, settings)
             log_probs = logits.log_softmax(dim=1).gather(1, tokens[:, None])[:, 0]
             for row, token, log_prob in zip(active, tokens.tolist(), log_probs.tolist(), strict=True):
                 if not row.finished:
@@ -182,9 +182,6 @@ class TransformersGenerator:
                 tokens, uniforms, positions = tokens[keep], uniforms[keep], positions[keep]
             logits = decoding.logits(tokens, positions + step).float()
 
-    def _draw(self, rows: Sequence[_Row], logits: Tensor, uniforms: Tensor, settings: SamplingSettings) -> Tensor:
-        return draw_tokens(logits, [row.tokens for row in rows], uniforms, self._banned, settings)
-
     def _begin(self, rows: Sequence[_Row]) -> FusedDecoding | _PlainDecoding:
         family = self._processing.family
         if family.fused_decoding and not self._decoder_is_current:
@@ -199,11 +196,10 @@ class TransformersGenerator:
         import peft
 
         try:
-            if not self._wrapped:
+            if not isinstance(self._model, peft.PeftModel):
                 known = {key: value for key, value in weights.adapter_config.items() if key != "peft_type"}
                 config = peft.LoraConfig(**(known | {"inference_mode": True}))  # type: ignore[arg-type]
                 self._model = peft.get_peft_model(self._model, config).eval()
-                self._wrapped = True
             _check_names("adapter", set(peft.get_peft_model_state_dict(self._model)), set(weights.tensors))
             peft.set_peft_model_state_dict(self._model, dict(weights.tensors))
         except EngineError:
@@ -212,7 +208,6 @@ class TransformersGenerator:
             raise EngineError(f"the adapter does not fit the model: {error}") from error
 
     def _load_full(self, weights: FullWeights) -> None:
-        assert not self._wrapped, "the run serves one kind of weights"
         own = self._model.state_dict()
         _check_names("full", set(own), set(weights.tensors))
         for name, tensor in weights.tensors.items():  # one at a time: each may be gathered when read

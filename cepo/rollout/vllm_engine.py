@@ -26,7 +26,7 @@ from cepo.rollout.generator import (
     OnFinished,
     SamplingSettings,
     Weights,
-    check_prompts,
+    check_lengths,
 )
 from cepo.rollout.vllm_process import (
     callers_state_kept,
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 PREPARING = "cepo-prepares-images"  # name prefix of the threads that prepare images
 _MOST_THREADS = 8
-_MAX_BANNED_TOKENS = 1024
 
 
 class VllmGenerator:
@@ -61,13 +60,7 @@ class VllmGenerator:
     name = "vllm"
 
     def __init__(self, settings: GeneratorSettings, processing: Processing) -> None:
-        banned = processing.banned_token_ids
-        if len(banned) > _MAX_BANNED_TOKENS:
-            raise EngineError(
-                f"{len(banned)} tokens are banned from sampling; vLLM takes at most {_MAX_BANNED_TOKENS} per request: "
-                "set worker.rollout.name=transformers"
-            )
-        self._settings, self._processing, self._banned = settings, processing, banned
+        self._settings, self._processing, self._banned = settings, processing, processing.banned_token_ids
         self._draws_itself = without_gpu()
         self._sleeps = settings.sleep and not self._draws_itself
         self._is_asleep, self._adapter_id = False, 0
@@ -85,7 +78,7 @@ class VllmGenerator:
         self, requests: Sequence[GenerationRequest], settings: SamplingSettings, on_finished: OnFinished | None = None
     ) -> list[list[Generation]]:
         llm = self._engine()
-        check_prompts(requests, settings, self._settings.max_model_len, self._processing.placeholders)
+        check_lengths(requests, settings, self._settings.max_model_len)
         num_samples = settings.num_samples if settings.temperature > 0 else 1  # greedy samples are equal
         calls = range(num_samples) if self._draws_itself else (0,)
         samplings = [self._sampling(request, settings, sample) for request in requests for sample in calls]
@@ -159,7 +152,11 @@ class VllmGenerator:
                     self._adapter_id += 1
                 else:
                     _load_full(llm, weights)
-                _clear_caches(llm)
+                # Keys, values and image embeddings of the old weights.
+                if not llm.reset_prefix_cache():
+                    raise EngineError("vLLM kept keys and values of the old weights, because requests are being served")
+                llm.reset_mm_cache()
+                llm.llm_engine.reset_encoder_cache()
         except EngineError:
             raise
         except Exception as error:
@@ -296,14 +293,6 @@ def _load_adapter(llm: LLM, weights: AdapterWeights, identifier: int) -> None:
             "worker.rollout.name=transformers"
         )
     llm.collective_rpc(_add_adapter, args=(weights, identifier))
-
-
-def _clear_caches(llm: LLM) -> None:
-    """Drops keys, values and image embeddings computed with older weights."""
-    if not llm.reset_prefix_cache():
-        raise EngineError("vLLM kept keys and values of the old weights, because requests are still being served")
-    llm.reset_mm_cache()
-    llm.llm_engine.reset_encoder_cache()
 
 
 def _forget_packed_experts(worker: Any) -> None:
