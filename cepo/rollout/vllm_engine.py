@@ -72,7 +72,12 @@ class VllmGenerator:
             except EngineError:
                 self.close()
                 raise
-        self._prefixes = _counted_prefixes(self._llm)
+        # Prompt tokens from its cache are counted. Its full statistics, which cost time at each token, remain off.
+        from vllm.v1.metrics.stats import PrefixCacheStats
+
+        core: Any = self._llm.llm_engine.engine_core
+        self._prefixes = core.engine_core.scheduler.kv_cache_manager
+        self._prefixes.log_stats, self._prefixes.prefix_cache_stats = True, PrefixCacheStats()
 
     def generate(
         self, requests: Sequence[GenerationRequest], settings: SamplingSettings, on_finished: OnFinished | None = None
@@ -148,7 +153,7 @@ class VllmGenerator:
             with callers_state_kept():
                 if isinstance(weights, AdapterWeights):
                     # Each adapter has its own number, by which vLLM's caches distinguish adapters.
-                    _load_adapter(llm, weights, self._adapter_id + 1)
+                    llm.collective_rpc(_add_adapter, args=(weights, self._adapter_id + 1))
                     self._adapter_id += 1
                 else:
                     _load_full(llm, weights)
@@ -258,16 +263,6 @@ def _prepared(llm: LLM, prompts: Sequence[object]) -> Iterator[Any]:
         yield from pool.map(prepare, prompts[alone:])
 
 
-def _counted_prefixes(llm: LLM) -> Any:
-    """Makes vLLM count prompt tokens from its cache; its full statistics, which cost time at each token, remain off."""
-    from vllm.v1.metrics.stats import PrefixCacheStats
-
-    core: Any = llm.llm_engine.engine_core
-    manager = core.engine_core.scheduler.kv_cache_manager
-    manager.log_stats, manager.prefix_cache_stats = True, PrefixCacheStats()
-    return manager
-
-
 def _load_full(llm: LLM, weights: FullWeights) -> None:
     """Overwrites the engine's weights one tensor at a time, as the mapping yields them."""
     config: PreTrainedConfig = llm.model_config.hf_config
@@ -282,19 +277,6 @@ def _load_full(llm: LLM, weights: FullWeights) -> None:
     llm.collective_rpc("reload_weights", kwargs={"weights_iterator": published})
 
 
-def _load_adapter(llm: LLM, weights: AdapterWeights, identifier: int) -> None:
-    """Replaces all earlier adapters by this one, numbered `identifier`; the base weights are unchanged."""
-    family = family_of(llm.model_config.hf_config)
-    towers = sorted(name for name in weights.tensors if any(f".{part}." in name for part in family.vision_modules))
-    if towers:
-        raise EngineError(
-            f"vLLM serves adapters of the language model only and would ignore {len(towers)} tensors, the first "
-            f"'{towers[0]}'; set worker.actor.model.lora.exclude_modules='{family.vision_pattern}', or "
-            "worker.rollout.name=transformers"
-        )
-    llm.collective_rpc(_add_adapter, args=(weights, identifier))
-
-
 def _forget_packed_experts(worker: Any) -> None:
     """Drops packed experts, which vLLM's CPU build makes at the first load and would keep; runs in vLLM's worker."""
     if torch.cuda.is_available():
@@ -307,7 +289,7 @@ def _forget_packed_experts(worker: Any) -> None:
 
 
 def _add_adapter(worker: Any, weights: AdapterWeights, identifier: int) -> None:
-    """Loads an adapter as vLLM does from a folder, but from tensors; runs in vLLM's worker."""
+    """Replaces all earlier adapters by this one, as vLLM does from a folder, but from tensors; runs in vLLM's worker."""
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.peft_helper import PEFTHelper
 
@@ -326,24 +308,21 @@ def _add_adapter(worker: Any, weights: AdapterWeights, identifier: int) -> None:
         model_vocab_size=manager.vocab_size,
         weights_mapper=None if mapper is None else mapper.get_rename_mapper(),
     )
-    _check_fit(adapter.loras, adapters)
+    served = set(adapters.modules).union(*adapters.packed_modules.values())
+    misfits = [name for name, pair in sorted(adapter.loras.items()) if name not in served or not _is_whole(pair)]
+    if misfits:
+        raise EngineError(
+            f"the adapter does not fit the model: {len(misfits)} of its {len(adapter.loras)} modules are unknown to vLLM or "
+            f"lack a factor of their rank, the first {', '.join(misfits[:3])}. vLLM serves adapters of the language model "
+            "only; leave other modules out with worker.actor.model.lora.exclude_modules, or set "
+            "worker.rollout.name=transformers"
+        )
     manager.remove_all_adapters()
     adapters.add_adapter(adapter)
     adapters.activate_adapter(identifier)
 
 
-def _check_fit(pairs: Any, adapters: Any) -> None:
-    served = set(adapters.modules).union(*adapters.packed_modules.values())
-    misfits = [
-        name
-        for name, pair in sorted(pairs.items())
-        if name not in served
-        or pair.lora_a is None
-        or pair.lora_b is None
-        or not pair.lora_a.shape[0] == pair.rank == pair.lora_b.shape[1]
-    ]
-    if misfits:
-        raise EngineError(
-            f"the adapter does not fit the model: {len(misfits)} of its {len(pairs)} modules are unknown to vLLM or lack a "
-            f"factor of their rank, the first {', '.join(misfits[:3])}"
-        )
+def _is_whole(pair: Any) -> bool:
+    """Returns whether an adapter's module has both factors of its rank."""
+    first, second = pair.lora_a, pair.lora_b
+    return first is not None and second is not None and first.shape[0] == pair.rank == second.shape[1]

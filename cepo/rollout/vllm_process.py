@@ -11,7 +11,6 @@ import random
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,26 +56,19 @@ _GPU_ENVIRONMENT = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineMachine:
-    """The properties of the machine that determine how the engine starts."""
-
-    capability: Capability | None  # None without a GPU
-    flashinfer_kernels: bool  # FlashInfer's kernels are installed in compiled form
-    num_ranks: int  # processes in the trainer's process group; each sees one device
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.capability is not None
-
-
-def engine_options(settings: GeneratorSettings, machine: EngineMachine) -> Tree:
+def engine_options(
+    settings: GeneratorSettings, *, capability: Capability | None, flashinfer_kernels: bool, num_ranks: int
+) -> Tree:
     """Returns the keyword arguments of `vllm.LLM`.
+
+    `capability` is the GPU's, None without one. `flashinfer_kernels` tells whether FlashInfer's kernels are installed in
+    compiled form. Each of the trainer's `num_ranks` processes sees one device.
 
     Raises:
         EngineError: several devices would share an engine without a GPU.
     """
-    if settings.tensor_parallel_size > 1 and not machine.on_gpu:
+    on_gpu = capability is not None
+    if settings.tensor_parallel_size > 1 and not on_gpu:
         raise EngineError(
             f"worker.rollout.tensor_parallel_size is {settings.tensor_parallel_size}, but engines are shared on GPUs only: "
             "vLLM's CPU build gives the shared memory of all runs on a machine the same name; set it to 1"
@@ -90,36 +82,34 @@ def engine_options(settings: GeneratorSettings, machine: EngineMachine) -> Tree:
         "max_num_seqs": settings.max_num_seqs,
         "seed": settings.seed,
         "gpu_memory_utilization": settings.gpu_memory_utilization,
-        "enforce_eager": settings.enforce_eager or not machine.on_gpu,
+        "enforce_eager": settings.enforce_eager or not on_gpu,
         "limit_mm_per_prompt": {"image": settings.limit_images, "video": settings.limit_videos},
         # Without a GPU each sample is a request, and they share processed images; with one, each prompt is a request.
-        "mm_processor_cache_gb": 0 if machine.on_gpu else 1,
+        "mm_processor_cache_gb": 0 if on_gpu else 1,
         "trust_remote_code": settings.trust_remote_code,
         "use_tqdm_on_load": not settings.disable_tqdm and sys.stderr.isatty(),
-        "enable_sleep_mode": settings.sleep and machine.on_gpu,
+        "enable_sleep_mode": settings.sleep and on_gpu,
         "tensor_parallel_size": settings.tensor_parallel_size,
         # One engine per rank of the trainer's process group, or per group of neighbouring ranks.
-        "distributed_executor_backend": "external_launcher" if machine.num_ranks > 1 else None,
+        "distributed_executor_backend": "external_launcher" if num_ranks > 1 else None,
         # On a GPU 16-bit operands give float32; elsewhere both are cast.
         "hf_overrides": {"head_dtype": "float32"} if settings.fp32_logits else {},
-    }
-    if settings.lora_rank > 0:
+        "enable_lora": settings.lora_rank > 0,
         # vLLM itself refuses a rank above all of them.
-        served = next((rank for rank in _SERVED_RANKS if rank >= settings.lora_rank), settings.lora_rank)
-        options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": served}
-    if not machine.on_gpu:
+        "max_lora_rank": next((rank for rank in _SERVED_RANKS if rank >= settings.lora_rank), settings.lora_rank),
+    }
+    if capability is None:
         options["logits_processors"] = ["cepo.rollout.vllm_sampling:SeededDraws"]
         # Only whole blocks are shared, and the default of 128 tokens is longer than a small prompt.
         options["block_size"] = _CPU_BLOCK_TOKENS
         return options
-    if machine.capability is not None and machine.capability[0] == 10 and not machine.flashinfer_kernels:
+    if capability[0] == 10 and not flashinfer_kernels:
         # vLLM's first choice there is FlashInfer, which without compiled kernels compiles for minutes and may download
         # sources, or fails. FLASH_ATTN is FlashAttention 4 there, which brings its own compiler.
         options["attention_config"] = {"backend": "FLASH_ATTN"}
-    # The all-reduces of vLLM and FlashInfer look up devices by their number on the machine, but a rank sees only one of
-    # them: IndexError in `device_id_to_physical_device_id`.
-    options["disable_custom_all_reduce"] = True
-    options["compilation_config"] = compilation = {"pass_config": {"fuse_allreduce_rms": False}}
+    # Both all-reduces look up devices by their number on the machine, but a rank sees only one of them: IndexError.
+    compilation: Tree = {"pass_config": {"fuse_allreduce_rms": False}}
+    options |= {"disable_custom_all_reduce": True, "compilation_config": compilation}
     if settings.max_num_seqs is not None and not settings.enforce_eager:
         # A graph for all responses, in vLLM's steps. By default it captures twice as many, up to 512 (1,024 on a B200),
         # for batches that contain prompts too.
@@ -132,13 +122,13 @@ def start_engine(settings: GeneratorSettings) -> LLM:
     """Starts the engine; raises EngineError if vLLM is missing, does not start, or does not support a setting."""
     # Weights are passed as tensors, which requires the engine to be in this process.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    machine = EngineMachine(
+    options: Any = engine_options(
+        settings,
         capability=None if without_gpu() else torch.cuda.get_device_capability(),
         flashinfer_kernels=importlib.util.find_spec("flashinfer_jit_cache") is not None,
         num_ranks=torch.distributed.get_world_size() if has_process_group() else 1,
     )
-    options: Any = engine_options(settings, machine)
-    prepare_environment(on_gpu=machine.on_gpu)
+    prepare_environment(on_gpu=not without_gpu())
     with phase("starting vLLM; without a GPU this takes seconds, with one up to a few minutes"):
         try:
             from vllm import LLM
@@ -148,7 +138,7 @@ def start_engine(settings: GeneratorSettings) -> LLM:
         try:
             with callers_state_kept(), warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)
-                if not machine.on_gpu:
+                if without_gpu():
                     _load_model_classes(settings)
                 return LLM(**options)
         except Exception as error:

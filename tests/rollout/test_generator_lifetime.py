@@ -104,7 +104,9 @@ def test_images_on_several_threads_give_one_threads_samples(
         request(tiny_processing, "Find x.", [picture(index, (64, 64 + 32 * (index % 3)))], seed=index)
         for index in range(12)
     ]
-    monkeypatch.setattr(vllm_process, "engine_options", lambda *given: options(*given) | {"mm_processor_cache_gb": 0})
+    monkeypatch.setattr(
+        vllm_process, "engine_options", lambda *given, **named: options(*given, **named) | {"mm_processor_cache_gb": 0}
+    )
     generator: Any = open_generator("vllm", tiny_model_folder, tiny_processing)
     with contextlib.closing(generator):
         monkeypatch.setattr(vllm_engine, "num_processors", lambda: 1)
