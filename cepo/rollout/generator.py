@@ -15,7 +15,6 @@ from torch import Tensor
 
 from cepo.config.rollout_schema import RolloutConfig
 from cepo.errors import EngineError
-from cepo.metrics import Metrics
 from cepo.sections import Count, Natural, section
 from cepo.trees import Tree
 
@@ -168,10 +167,6 @@ class Generator(Sampler, Protocol):
         Raises:
             EngineError: the weights' names or shapes do not fit the model.
         """
-        ...
-
-    def drain_metrics(self) -> Metrics:
-        """Returns `work/rollout_prefix_hits` since the last call, the share of the samples' prompt tokens not computed."""
         ...
 
     def rest(self) -> None:

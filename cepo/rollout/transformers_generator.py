@@ -15,7 +15,6 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from cepo.errors import EngineError
-from cepo.metrics import Metrics, fraction
 from cepo.models.fused_decoding import FusedDecoder, FusedDecoding, fused_decoder
 from cepo.models.head import use_float32_logits
 from cepo.models.inputs import EncodedPrompt
@@ -67,7 +66,6 @@ class TransformersGenerator:
         self._decoder: FusedDecoder | None = None
         self._eos_token_ids = frozenset(processing.eos_token_ids)
         self._banned = torch.tensor(processing.banned_token_ids, dtype=torch.long, device=self._device)
-        self._prompt_tokens = self._shared_tokens = 0
 
     def generate(
         self, requests: Sequence[GenerationRequest], settings: SamplingSettings, on_finished: OnFinished | None = None
@@ -107,13 +105,6 @@ class TransformersGenerator:
         else:
             self._load_full(weights)
 
-    def drain_metrics(self) -> Metrics:
-        if not self._prompt_tokens:
-            return {}
-        hits = fraction(self._shared_tokens, self._prompt_tokens)
-        self._prompt_tokens = self._shared_tokens = 0
-        return {"work/rollout_prefix_hits": hits}
-
     def rest(self) -> None:
         """Does nothing: keys and values are freed after each call."""
 
@@ -126,10 +117,7 @@ class TransformersGenerator:
         """Computes the prompts one by one, each only when a batch has room for its samples."""
         for index, request in enumerate(requests):
             prompt = self._read_prompt(request)
-            num_samples = settings.num_samples if settings.temperature > 0 else 1
-            self._prompt_tokens += num_samples * prompt.length
-            self._shared_tokens += (num_samples - 1) * prompt.length
-            for sample in range(num_samples):
+            for sample in range(settings.num_samples if settings.temperature > 0 else 1):
                 uniforms = row_uniforms(request.seed, sample, settings.max_response_length)
                 yield _Row(request=index, sample=sample, prompt=prompt, uniforms=uniforms)
 

@@ -13,7 +13,6 @@ import torch
 
 from cepo.errors import EngineError
 from cepo.hardware import num_processors
-from cepo.metrics import Metrics, fraction
 from cepo.models.families import family_of
 from cepo.models.processing import Processing
 from cepo.progress import Progress
@@ -72,12 +71,6 @@ class VllmGenerator:
             except EngineError:
                 self.close()
                 raise
-        # Prompt tokens from its cache are counted. Its full statistics, which cost time at each token, remain off.
-        from vllm.v1.metrics.stats import PrefixCacheStats
-
-        core: Any = self._llm.llm_engine.engine_core
-        self._prefixes = core.engine_core.scheduler.kv_cache_manager
-        self._prefixes.log_stats, self._prefixes.prefix_cache_stats = True, PrefixCacheStats()
 
     def generate(
         self, requests: Sequence[GenerationRequest], settings: SamplingSettings, on_finished: OnFinished | None = None
@@ -166,10 +159,6 @@ class VllmGenerator:
             raise
         except Exception as error:
             raise EngineError(f"vLLM did not accept the new weights: {last_lines(error)}") from error
-
-    def drain_metrics(self) -> Metrics:
-        counts = self._prefixes.make_prefix_cache_stats()
-        return {"work/rollout_prefix_hits": fraction(counts.hits, counts.queries)} if counts.queries else {}
 
     def rest(self) -> None:
         if self._sleeps and not self._is_asleep and self._llm is not None:

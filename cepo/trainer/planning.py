@@ -283,7 +283,7 @@ def scored_batch(plan: ScoringPlan, scored: Mapping[RowName, Tensor], **fields: 
     """Returns the batch of a plan whose rows got these log-probs, (response length,); `fields` replaces or adds some."""
     rollouts = plan.rollouts
     old_log_probs = with_scored(rollouts.sampled_log_probs, scored)
-    common = {
+    common: dict[str, Any] = {
         "token_level_rewards": rollouts.token_level_rewards,
         "response_mask": rollouts.response_mask,
         "old_log_probs": old_log_probs,

@@ -250,27 +250,32 @@ def test_what_a_listener_raises_ends_only_the_call(generator: Generator, request
 
 
 def test_a_group_of_8_computes_its_prompt_and_its_picture_once(generator: Any, tiny_processing: Processing) -> None:
-    """vLLM shares whole blocks of 32 tokens, and always computes the last token of a prompt."""
+    """vLLM shares whole blocks of 32 tokens, always computes the last token of a prompt, and draws through its layers."""
     prompt = request(tiny_processing, "Find the area. " * 8, [picture(5, (256, 256))], seed=3)
-    pictures, models = list[int](), list[Any]()
+    models, pictures, computed = list[Any](), list[int](), list[int]()
 
-    def count(_module: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    def count_pictures(_module: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         pictures.append(len(keywords["grid_thw"] if "grid_thw" in keywords else args[1]))
+
+    def count_tokens(_module: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        hidden = next(each for each in (*args, *keywords.values()) if each.is_floating_point())
+        computed.append(hidden.numel() // hidden.shape[-1])
 
     if generator.name == "transformers":
         models.append(generator._model.model)
+        layer = models[0].language_model.layers[0]
     else:
         generator._llm.apply_model(models.append)
-    handle = models[0].visual.register_forward_pre_hook(count, with_kwargs=True)
-    generator.drain_metrics()
-    generator.generate([prompt], SamplingSettings(num_samples=8, max_response_length=8))
-    handle.remove()
+        layer = models[0].language_model.model.layers[0]
+    with (
+        models[0].visual.register_forward_pre_hook(count_pictures, with_kwargs=True),
+        layer.register_forward_pre_hook(count_tokens, with_kwargs=True),
+    ):
+        (group,) = generator.generate([prompt], SamplingSettings(num_samples=8, max_response_length=8))
     assert sum(pictures) == 1
-    length, hits = prompt.num_prompt_tokens, generator.drain_metrics()["work/rollout_prefix_hits"]
-    shared = length if generator.name == "transformers" else (length - 1) // 32 * 32
-    assert (hits.value, hits.weight) == (7 * shared, 8 * length)
-    assert 7 / 8 * (1 - 32 / length) < hits.value / hits.weight <= 7 / 8
-    assert generator.drain_metrics() == {}
+    length = prompt.num_prompt_tokens
+    again = 7 * (length - (length - 1) // 32 * 32) + sum(len(sample.response_ids) - 1 for sample in group)
+    assert sum(computed) == length + (again if generator.name == "vllm" else 0)
 
 
 def test_a_prompt_that_is_too_long_ends_only_the_call(generator: Generator, requests: list[GenerationRequest]) -> None:
