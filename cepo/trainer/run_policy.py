@@ -143,25 +143,9 @@ class RunPolicy:
         checkpoint = self.checkpoint_to_load()
         state = TrainerState(kl_coefficient=kl_coefficient) if checkpoint is None else self.store.read(checkpoint)
         self._start(state, checkpoint)
-        if checkpoint is not None and self._first_step is None:
-            self.check_continuation(checkpoint, total_steps)
-
-    def checkpoint_to_load(self) -> Path | None:
-        """Returns the configured checkpoint, else the folder's last; None for a start at step 1.
-
-        After a loss of workers it is the last that the run wrote itself, else that from which the command started.
-        """
-        settings = self._settings
-        if self._first_step is not None:
-            own = None if settings.save_model_only else self.store.find_last(after=self._first_step)
-            return own or self._first_checkpoint
-        if settings.load_checkpoint_path is not None:
-            return Path(settings.load_checkpoint_path).expanduser()
-        return self.store.find_last() if settings.find_last_checkpoint else None
-
-    def check_continuation(self, checkpoint: Path, total_steps: int) -> None:
-        """Checks that `state` has steps left and that the checkpoint has this run's settings; see `choose_start`."""
-        step, settings, changes = self.state.step, self._settings, self.store.changes(checkpoint)
+        if checkpoint is None or self._first_step is not None:
+            return
+        step, settings, changes = state.step, self._settings, self.store.changes(checkpoint)
         listed = "".join(f"\n  {change}" for change in changes)
         anew = "trainer.experiment_name=<another> or trainer.find_last_checkpoint=false starts a new run"
         if step >= total_steps and not settings.val_only:
@@ -180,6 +164,19 @@ class RunPolicy:
             )
         if changes:
             logger.warning("continuing from %s with changed settings (trainer.accept_changes):%s", checkpoint, listed)
+
+    def checkpoint_to_load(self) -> Path | None:
+        """Returns the configured checkpoint, else the folder's last; None for a start at step 1.
+
+        After a loss of workers it is the last that the run wrote itself, else that from which the command started.
+        """
+        settings = self._settings
+        if self._first_step is not None:
+            own = None if settings.save_model_only else self.store.find_last(after=self._first_step)
+            return own or self._first_checkpoint
+        if settings.load_checkpoint_path is not None:
+            return Path(settings.load_checkpoint_path).expanduser()
+        return self.store.find_last() if settings.find_last_checkpoint else None
 
     def begin(self) -> int | None:
         """Notes that the engines run; returns the step after which the records continue, None for a new run's."""
