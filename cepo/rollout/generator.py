@@ -60,37 +60,23 @@ class SamplingSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
-    """One prompt for which to sample responses.
+    """One prompt for which to sample responses. Sample i depends only on (`seed`, i) and the weights."""
 
-    Attributes:
-        prompt_ids: token ids with ONE placeholder token per image and per video, which the engine expands.
-        num_prompt_tokens: length of the prompt with expanded placeholders.
-        images: RGB images, already resized to the pixel limits of the section `data`.
-        videos: their selected frames, within the same limits.
-        seed: non-negative; sample i of the prompt depends only on (seed, i) and the weights.
-    """
-
-    prompt_ids: tuple[int, ...]
-    num_prompt_tokens: int
-    images: tuple[Image, ...]
-    seed: int
-    videos: tuple[Video, ...] = ()
+    prompt_ids: tuple[int, ...]  # with ONE placeholder token per image and per video, which the engine expands
+    num_prompt_tokens: int  # with expanded placeholders
+    images: tuple[Image, ...]  # in RGB, already resized to the pixel limits of the section `data`
+    seed: int  # non-negative
+    videos: tuple[Video, ...] = ()  # their selected frames, within the same limits
     image_source: ImageSource | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """One sampled response.
+    """One sampled response."""
 
-    Attributes:
-        response_ids: sampled tokens, including the end-of-turn token if one was sampled.
-        log_probs: log P of each sampled token in nats, under the whole unfiltered distribution at temperature 1.
-        finished: False if the length limit cut the response.
-    """
-
-    response_ids: tuple[int, ...]
-    log_probs: tuple[float, ...]
-    finished: bool
+    response_ids: tuple[int, ...]  # including the end-of-turn token if one was sampled
+    log_probs: tuple[float, ...]  # of each token in nats, under the whole unfiltered distribution at temperature 1
+    finished: bool  # False if the length limit cut the response
 
 
 @dataclass(frozen=True, kw_only=True)

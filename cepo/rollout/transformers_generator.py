@@ -119,7 +119,7 @@ class TransformersGenerator:
             prompt = self._read_prompt(request)
             for sample in range(settings.num_samples if settings.temperature > 0 else 1):
                 uniforms = row_uniforms(request.seed, sample, settings.max_response_length)
-                yield _Row(request=index, sample=sample, prompt=prompt, uniforms=uniforms)
+                yield _Row(request=index, prompt=prompt, uniforms=uniforms)
 
     def _read_prompt(self, request: GenerationRequest) -> _Prompt:
         processing = self._processing
@@ -229,7 +229,6 @@ class _Row:
     """One response. All samples of a request share its prompt."""
 
     request: int
-    sample: int
     prompt: _Prompt
     uniforms: Tensor
     tokens: list[int] = field(default_factory=list)

@@ -34,16 +34,13 @@ WITHOUT_IMAGES = "(without images)"
 class View:
     """What the teachers of one view read.
 
-    Attributes:
-        references: the text shown to the teacher of each row; None if it reads the student's own prompt.
-        rows: row -> its response after the teacher's context, for live rows with a reference; only these get a pass.
-        metrics: `_empty` and `_without_room` are shares of the references chosen for live rows: those that sanitising
-            emptied, or that did not fit into the context. `_cut` is the share of `rows` whose reference was cut.
+    In `metrics`, `_empty` and `_without_room` are shares of the references chosen for live rows: those that sanitising
+    emptied, or that did not fit into the context. `_cut` is the share of `rows` whose reference was cut.
     """
 
     name: str
-    references: Sequence[str | None]
-    rows: Mapping[int, ScoringRow]
+    references: Sequence[str | None]  # the text shown to each row's teacher; None if it reads the student's own prompt
+    rows: Mapping[int, ScoringRow]  # responses after the teacher's context, by row: live ones with a reference
     metrics: Metrics = field(default_factory=dict[str, Metric])
 
     @property
@@ -54,23 +51,15 @@ class View:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringPlan:
-    """The rows of the rollouts that need each pass.
-
-    Attributes:
-        live: (B,) True on rows whose signal can be non-zero; the others get no pass.
-        on_policy: (B,) True on rows whose optimizer step starts from the weights that sampled them.
-        student: row -> its response after the student's prompt, for rows whose student log-probs are needed.
-        views: one per view of the method; empty if this step uses no teacher, as are `answers`.
-        answers: the final answer of each row, None where there is none.
-    """
+    """The rows of the rollouts that need each pass. Without a teacher in this step, `views` and `answers` are empty."""
 
     rollouts: Rollouts
-    live: Tensor
-    on_policy: Tensor
-    student: Mapping[int, ScoringRow]
+    live: Tensor  # (B,) True on rows whose signal can be non-zero; the others get no pass
+    on_policy: Tensor  # (B,) True on rows whose optimizer step starts from the weights that sampled them
+    student: Mapping[int, ScoringRow]  # responses after the student's prompt, by row: those that the student must score
     views: Sequence[View]
     metrics: Metrics
-    answers: Sequence[str | None] = ()
+    answers: Sequence[str | None] = ()  # the final answer of each row, None where there is none
 
 
 def make_plan(
@@ -262,17 +251,12 @@ class ScoredBatch(TokenBatch):
 
     The student's log-probs of rows that were not scored are the rollout engine's. A KL in the reward is subtracted from
     `token_level_rewards`.
-
-    Attributes:
-        reference_log_probs: (B, T) under the initial weights; None without a KL.
-        entropies: (B, T) in nats, of the student's distribution before each token of live rows; None if not needed.
-        metrics: agreement of the trainer's log-probs with the engine's, and the KL.
     """
 
     plan: ScoringPlan
-    reference_log_probs: Tensor | None = None
-    entropies: Tensor | None = None
-    metrics: Metrics = field(default_factory=dict[str, Metric])
+    reference_log_probs: Tensor | None = None  # (B, T) under the initial weights; None without a KL
+    entropies: Tensor | None = None  # (B, T) in nats, of the student before each token of live rows; None if not needed
+    metrics: Metrics = field(default_factory=dict[str, Metric])  # agreement with the engine's log-probs, and the KL
 
     @property
     def rollouts(self) -> Rollouts:

@@ -135,7 +135,6 @@ class RunPolicy:
         """Chooses the checkpoint, reads its state, and checks that the run may continue it, before an engine starts.
 
         `data` describes the training set's content, `kl_coefficient` is that of a run which starts at step 1.
-
         Raises `RunFinishedError`: all steps are done; `CheckpointError`: the checkpoint does not fit, or decisive settings
         have changed, but `trainer.accept_changes` is off or no steps are left.
         """
