@@ -27,6 +27,7 @@ from cepo.rollout.generator import (
     Weights,
     check_lengths,
 )
+from cepo.rollout.transformers_generator import row_uniforms
 from cepo.rollout.vllm_process import (
     callers_state_kept,
     has_process_group,
@@ -115,8 +116,7 @@ class VllmGenerator:
                     engine.abort_request(list(waiting))
                     raise
         except Exception as error:
-            if engine.has_unfinished_requests():  # it failed while sampling, so its state is unknown
-                self.close()
+            self.close()  # its state is unknown
             raise EngineError(f"vLLM failed while generating: {last_lines(error)}") from error
 
     def _enqueue(self, llm: LLM, prompts: Sequence[object], samplings: Sequence[SamplingParams]) -> list[str]:
@@ -126,15 +126,11 @@ class VllmGenerator:
         # vLLM requires a path of an adapter but never reads it, because the adapter is already loaded.
         number = self._adapter_id
         adapter = LoRARequest(f"adapter-{number}", number, "in-memory") if number else None
-        engine, identifiers = llm.llm_engine, list[str]()
-        try:
-            for sampling, prepared in zip(samplings, _prepared(llm, prompts), strict=True):
-                sampling.output_kind = RequestOutputKind.FINAL_ONLY
-                request = str(next(llm.request_counter))
-                identifiers.append(engine.add_request(request, prepared, sampling, lora_request=adapter))
-        except Exception:
-            engine.abort_request(identifiers, internal=True)
-            raise
+        identifiers: list[str] = []
+        for sampling, prepared in zip(samplings, _prepared(llm, prompts), strict=True):
+            sampling.output_kind = RequestOutputKind.FINAL_ONLY
+            request = str(next(llm.request_counter))
+            identifiers.append(llm.llm_engine.add_request(request, prepared, sampling, lora_request=adapter))
         return identifiers
 
     def sync_weights(self, weights: Weights) -> None:
@@ -191,7 +187,8 @@ class VllmGenerator:
         if self._draws_itself:
             from cepo.rollout.vllm_sampling import DRAW, Draw
 
-            draw = Draw(request.seed, sample, settings, self._banned)
+            uniforms = row_uniforms(request.seed, sample, settings.max_response_length)
+            draw = Draw(uniforms, torch.tensor(self._banned, dtype=torch.long), settings)
             own = {"temperature": 0.0, "extra_args": {DRAW: draw}}
         else:
             own = {

@@ -116,14 +116,9 @@ def rollout_groups(
     extracted = pool.extracted_answers(rollouts.responses)
     answers = [sanitise_reference(answer or "", processing.special_texts) or None for answer in extracted]
     doubtful = {row: answer for row, answer in enumerate(answers) if answer is not None and not rollouts.correct[row]}
-    equal: dict[int, bool] = {}
-    values: dict[int, str] = {}
-    if doubtful:
-        truths = [rollouts.problems[row // rollouts.group_size].ground_truth for row in doubtful]
-        pairs = [*zip(doubtful.values(), truths, strict=True)]
-        equal = dict(zip(doubtful, pool.same_statements(pairs), strict=True))
-        if with_values:
-            values = dict(zip(doubtful, pool.value_keys([*doubtful.values()]), strict=True))
+    truths = [rollouts.problems[row // rollouts.group_size].ground_truth for row in doubtful]
+    equal = dict(zip(doubtful, pool.same_statements([*zip(doubtful.values(), truths, strict=True)]), strict=True))
+    values = dict(zip(doubtful, pool.value_keys([*doubtful.values()]), strict=True)) if with_values else {}
 
     def candidate(index: int, row: int) -> Rollout:
         response = rollouts.generations[row].response_ids
