@@ -119,7 +119,7 @@ def engine_options(
 
 
 def start_engine(settings: GeneratorSettings) -> LLM:
-    """Starts the engine; raises EngineError if vLLM is missing, does not start, or does not support a setting."""
+    """Starts the engine; raises EngineError if it does not start, or does not support a setting."""
     # Weights are passed as tensors, which requires the engine to be in this process.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     options: Any = engine_options(
@@ -132,10 +132,7 @@ def start_engine(settings: GeneratorSettings) -> LLM:
     with phase("starting vLLM; without a GPU this takes seconds, with one up to a few minutes"):
         try:
             from vllm import LLM
-        except ImportError as error:
-            advice = "install the package with the extra 'cpu' or 'gpu', or set worker.rollout.name=transformers"
-            raise EngineError(f"vLLM cannot be imported ({error}); {advice}") from error
-        try:
+
             with callers_state_kept(), warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)
                 if without_gpu():

@@ -102,12 +102,6 @@ def test_without_a_gpu_nothing_of_a_gpus_start_is_asked_for() -> None:
         options(None, tensor_parallel_size=2)
 
 
-@pytest.mark.parametrize("capability", [None, (9, 0)], ids=["cpu", "gpu"])
-def test_vllms_head_is_float32_unless_logits_are_rounded(capability: tuple[int, int] | None) -> None:
-    assert options(capability)["hf_overrides"] == {"head_dtype": "float32"}
-    assert options(capability, fp32_logits=False)["hf_overrides"] == {}
-
-
 @pytest.mark.heavy
 def test_vllms_own_code_reads_what_it_is_given() -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed")

@@ -6,21 +6,20 @@ import dataclasses
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from factories import response_mask, rollouts_of
 from torch import Tensor
 
-from cepo.config.loader import load_config
 from cepo.config.schema import AlgorithmConfig
 from cepo.losses.objective import kl_penalty
 from cepo.metrics import results
 from cepo.rollout.generator import Generation
 from cepo.trainer.asking import Rollouts, ask_until_enough
 from cepo.trainer.checkpoints import TrainerState
-from cepo.trainer.loop import Trainer, penalise
+from cepo.trainer.loop import penalise
 from cepo.trainer.planning import ScoringPlan, actor_batches, restricted, scored_batch
 from cepo.types import Distillation, DivergenceConfig, TokenSignal
 
@@ -152,14 +151,6 @@ def two_prompts() -> Rollouts:
     generation = Generation(response_ids=(1, 2, 3), log_probs=(ENGINES,) * 3, finished=True)
     prompts = [SimpleNamespace(token_ids=(7,))] * 2
     return rollouts_of([(1, 2, 3)] * 4, problems=[None] * 2, prompts=prompts, generations=[generation] * 4)
-
-
-@pytest.mark.parametrize(("epochs", "expected"), [(1, [True, True, False, False]), (2, [False] * 4)])
-def test_only_the_first_of_one_epochs_batches_is_on_policy(epochs: int, expected: list[bool]) -> None:
-    """A batch of the update has one prompt."""
-    sizes = ["data.rollout_batch_size=2", "worker.actor.global_batch_size=1", f"worker.actor.ppo_epochs={epochs}"]
-    trainer = SimpleNamespace(worker=load_config(["config=configs/microgeo/base.yaml", *sizes]).worker)
-    assert Trainer._on_policy_rows(cast("Trainer", trainer), two_prompts()).tolist() == expected
 
 
 def test_batches_after_the_first_have_both_log_probs() -> None:
