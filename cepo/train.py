@@ -89,11 +89,8 @@ def run_policy(config: RunConfig) -> RunPolicy:
 def train(config: RunConfig, *, callbacks: Sequence[Callback] = ()) -> Run:
     """Trains as `config` says, from the start or from its last checkpoint, and returns the run's records.
 
-    `cepo.train(config)` is this function. The plan and the progress go to the logger `cepo.train`.
-
-    Args:
-        config: a checked or unchecked configuration, see `cepo.load_config`.
-        callbacks: called after each stage of each step.
+    `cepo.train(config)` is this function. The plan and the progress go to the logger `cepo.train`. `config` need not be
+    checked; `callbacks` are called after each stage of each step.
 
     Raises:
         ConfigError, DataError, RewardError: a setting, the data or the reward function is at fault, before any model is loaded.

@@ -34,8 +34,7 @@ def build_generator(settings: GeneratorSettings, processing: Processing, *, devi
 def choose_generator(settings: GeneratorSettings, family: Family, device: str) -> str:
     """Returns "vllm" or "transformers". "auto" selects vLLM if it can serve the model on this `device`, and logs it.
 
-    Raises:
-        ConfigError: vLLM is requested, but is not installed or cannot serve the model.
+    Raises `ConfigError`: vLLM is requested, but is not installed or cannot serve the model.
     """
     if settings.name == "transformers":
         return settings.name

@@ -134,10 +134,8 @@ class Sampler(Protocol):
         """Samples `settings.num_samples` responses for each request, in the order of the requests.
 
         `on_finished` is called once per request, as soon as all its responses are complete; a backend need not call it.
-        An exception from it ends the call, but the engine remains usable.
-
-        Raises:
-            EngineError: a prompt is too long, or the engine failed.
+        An exception from it ends the call, but the engine remains usable. Raises `EngineError`: a prompt is too long, or the
+        engine failed.
         """
         ...
 
@@ -150,8 +148,7 @@ class Generator(Sampler, Protocol):
     def sync_weights(self, weights: Weights) -> None:
         """Makes the engine sample with exactly these weights, and drops everything cached with the old ones.
 
-        Raises:
-            EngineError: the weights' names or shapes do not fit the model.
+        Raises `EngineError`: the weights' names or shapes do not fit the model.
         """
         ...
 

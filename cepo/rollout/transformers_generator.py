@@ -310,10 +310,7 @@ def draw_tokens(
     """Draws the token at which the cumulative distribution, in token-id order, first exceeds the row's uniform number.
 
     With temperature 0 it is the likeliest allowed token. A token of probability 0 is never drawn. `outputs` are the
-    tokens that each row's response already contains.
-
-    Raises:
-        EngineError: a logit is NaN.
+    tokens that each row's response already contains. Raises `EngineError`: a logit is NaN.
     """
     if logits.isnan().any():
         raise EngineError(

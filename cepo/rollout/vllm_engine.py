@@ -51,10 +51,7 @@ class VllmGenerator:
     """Implements `cepo.rollout.generator.Generator` with vLLM.
 
     Sample i of a request is drawn with its own random stream, seeded by `request.seed` and i. Without a GPU the streams
-    are those of the transformers generator, so both draw the same tokens.
-
-    Raises:
-        EngineError: vLLM is missing or did not start; the message contains the last lines of vLLM's error.
+    are those of the transformers generator, so both draw the same tokens. Raises `EngineError`: vLLM did not start.
     """
 
     name = "vllm"

@@ -62,10 +62,8 @@ def engine_options(
     """Returns the keyword arguments of `vllm.LLM`.
 
     `capability` is the GPU's, None without one. `flashinfer_kernels` tells whether FlashInfer's kernels are installed in
-    compiled form. Each of the trainer's `num_ranks` processes sees one device.
-
-    Raises:
-        EngineError: several devices would share an engine without a GPU.
+    compiled form. Each of the trainer's `num_ranks` processes sees one device. Raises `EngineError`: several devices
+    would share an engine without a GPU.
     """
     on_gpu = capability is not None
     if settings.tensor_parallel_size > 1 and not on_gpu:
