@@ -7,15 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskID,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.segment import Segment
 
 from cepo.terminal import without_controls
@@ -49,14 +41,6 @@ class LiveView(Progress):
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield self.make_tasks_table([task for task in self.tasks if (task.elapsed or 0.0) >= _SHORTEST_SECONDS])
-
-    def add(self, what: str, total: int | None, *, seconds: float) -> TaskID:
-        """Adds a task that began `seconds` ago."""
-        number = self.add_task(what, total=total)
-        self.tasks[-1].start_time = self.console.get_time() - seconds
-        if seconds >= _SHORTEST_SECONDS:
-            self.refresh()
-        return number
 
 
 def duration(seconds: float) -> str:

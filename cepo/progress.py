@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SECONDS_UNTIL_A_VIEW = 2.0
 SECONDS_BETWEEN_LINES = 60.0
 _Item = TypeVar("_Item")
 _view: LiveView | None = None
@@ -79,25 +78,21 @@ def phase(what: str) -> Iterator[None]:
 class Progress:
     """Shows the progress of the task `what` inside this context.
 
-    It has `total` items, or None if they cannot be counted. `draws`: whether it may be drawn; None: on a terminal.
+    It has `total` items, or None if they cannot be counted. Without a live view, one is opened that ends with this task.
+    `draws`: whether the task is shown on a terminal.
     """
 
-    def __init__(self, what: str, total: int | None, *, draws: bool | None = None) -> None:
-        self._what, self._total, self._done = what, total, 0
-        self._is_terminal = _is_terminal()
-        self._draws = self._is_terminal if draws is None else draws
+    def __init__(self, what: str, total: int | None, *, draws: bool = True) -> None:
+        self._what, self._total, self._done, self._draws = what, total, 0, draws
         self._start = self._last_line = time.monotonic()
         self._drawn, self._task = ExitStack(), None
 
     def update(self, count: int = 1) -> None:
         self._done += count
         now = time.monotonic()
-        if self._draws:
-            if self._task is None and now - self._start >= SECONDS_UNTIL_A_VIEW:
-                self._draw()
-            if self._task is not None and _view is not None:
-                _view.update(self._task, completed=self._done)
-        elif not self._is_terminal and now - self._last_line >= SECONDS_BETWEEN_LINES:
+        if self._task is not None and _view is not None:
+            _view.update(self._task, completed=self._done)
+        elif now - self._last_line >= SECONDS_BETWEEN_LINES and not _is_terminal():
             self._last_line, spent = now, now - self._start
             left = spent * ((self._total or 0) - self._done) / self._done
             logger.info(
@@ -105,19 +100,15 @@ class Progress:
             )
 
     def __enter__(self) -> Progress:
-        if self._draws and _view is not None:
-            self._draw()
+        if self._draws:
+            self._drawn.enter_context(live_view())
+            if _view is not None:
+                self._task = _view.add_task(self._what, total=self._total)
+                self._drawn.callback(_view.remove_task, self._task)
         return self
 
     def __exit__(self, *raised: object) -> None:
         self._drawn.close()
-
-    def _draw(self) -> None:
-        """Adds a line to the live view. Without a view, starts one that ends with this task."""
-        self._drawn.enter_context(live_view())
-        if _view is not None:
-            self._task = _view.add(self._what, self._total, seconds=time.monotonic() - self._start)
-            self._drawn.callback(_view.remove_task, self._task)
 
 
 def shown(items: Iterable[_Item], what: str, total: int | None = None) -> Iterator[_Item]:

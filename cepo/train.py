@@ -45,29 +45,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     log_to_stderr()
-    with interrupts.handled():
-        return _main(arguments)
-
-
-def _main(arguments: Sequence[str]) -> int:
     config = None
-    try:
-        config = load_config(arguments)
-        train(config)
-    except CepoError as error:
-        logger.error("%s", error)
-        return EXIT_USER_ERROR
-    except KeyboardInterrupt:
-        return _interrupted(config)
-    except Exception as error:
-        if interrupts.is_heard():  # a library has made it of the interruption
-            logger.warning("%s: %s", type(error).__name__, error)
+    with interrupts.handled():
+        try:
+            config = load_config(arguments)
+            train(config)
+        except CepoError as error:
+            logger.error("%s", error)
+            return EXIT_USER_ERROR
+        except KeyboardInterrupt:
             return _interrupted(config)
-        where = None if config is None else place_in(error, config.trainer.plugins)
-        if where is None:
-            raise
-        logger.error("%s: %s: %s", where, type(error).__name__, error)
-        return EXIT_USER_ERROR
+        except Exception as error:
+            if interrupts.is_heard():  # a library has made it of the interruption
+                logger.warning("%s: %s", type(error).__name__, error)
+                return _interrupted(config)
+            where = None if config is None else place_in(error, config.trainer.plugins)
+            if where is None:
+                raise
+            logger.error("%s: %s: %s", where, type(error).__name__, error)
+            return EXIT_USER_ERROR
     return 0
 
 
@@ -93,11 +89,8 @@ def run_policy(config: RunConfig) -> RunPolicy:
 def train(config: RunConfig, *, callbacks: Sequence[Callback] = ()) -> Run:
     """Trains as `config` says, from the start or from its last checkpoint, and returns the run's records.
 
-    `cepo.train(config)` is this function. The plan and the progress go to the logger `cepo.train`.
-
-    Args:
-        config: a checked or unchecked configuration, see `cepo.load_config`.
-        callbacks: called after each stage of each step.
+    `cepo.train(config)` is this function. The plan and the progress go to the logger `cepo.train`. `config` need not be
+    checked; `callbacks` are called after each stage of each step.
 
     Raises:
         ConfigError, DataError, RewardError: a setting, the data or the reward function is at fault, before any model is loaded.

@@ -60,25 +60,15 @@ class DivergenceConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """One sampled response of a group, with the data by which references are chosen.
+    """One sampled response of a group, with the data by which references are chosen."""
 
-    Attributes:
-        index: position in generation order within the group, fixed before any balancing or batching.
-        reward: the total reward (`overall`).
-        correct: whether the verifier accepts the response.
-        response_ids: the response's tokens without the end-of-turn token.
-        answer: the extracted final answer, None if nothing can be extracted.
-        answer_equals_ground_truth: whether the grader judges `answer` equal to the ground truth, or a rounding of it.
-        answer_value: a text that is the same for answers of equal value; None: only the spelling counts.
-    """
-
-    index: int
-    reward: float
-    correct: bool
-    response_ids: tuple[int, ...]
-    answer: str | None
-    answer_equals_ground_truth: bool
-    answer_value: str | None = None
+    index: int  # position in generation order within the group, fixed before any balancing or batching
+    reward: float  # the total reward (`overall`)
+    correct: bool  # whether the verifier accepts the response
+    response_ids: tuple[int, ...]  # without the end-of-turn token
+    answer: str | None  # the extracted final answer, None if nothing can be extracted
+    answer_equals_ground_truth: bool  # as the grader judges, also if `answer` is a rounding of the ground truth
+    answer_value: str | None = None  # the same text for answers of equal value; None: only the spelling counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,27 +113,18 @@ class Reference:
 class TokenBatch:
     """The data of one rollout batch that an estimator reads and must not change.
 
-    Attributes:
-        token_level_rewards: (B, T); the outcome reward is at the last response token, 0 elsewhere.
-        response_mask: (B, T); True on response tokens, end-of-turn included.
-        old_log_probs: (B, T); log P_student of the sampled tokens under the weights that start the update.
-        group_ids: (B,); equal for rollouts of the same prompt.
-        teacher_log_probs: view -> (B, T); rows whose reference is None hold `old_log_probs`.
-        correct: (B,); the verifier's verdict.
-        has_reference: view -> (B,); rows whose teacher reads a reference. For other rows the view is the student's own.
-        reward_baselines: (B,); the greedy response's reward for the row's prompt, for methods with `needs_baseline`.
-        values: (B, T); the critic's value before each token, for methods with `needs_values`.
+    Mappings are by view. For rows whose teacher reads no reference, the view is the student's own.
     """
 
-    token_level_rewards: Float[Tensor, "B T"]
-    response_mask: Bool[Tensor, "B T"]
-    old_log_probs: Float[Tensor, "B T"]
-    group_ids: Int64[Tensor, " B"]
-    teacher_log_probs: Mapping[str, Float[Tensor, "B T"]]
-    correct: Bool[Tensor, " B"]
+    token_level_rewards: Float[Tensor, "B T"]  # the outcome reward is at the last response token, 0 elsewhere
+    response_mask: Bool[Tensor, "B T"]  # True on response tokens, end-of-turn included
+    old_log_probs: Float[Tensor, "B T"]  # log P_student of the sampled tokens under the weights that start the update
+    group_ids: Int64[Tensor, " B"]  # equal for rollouts of the same prompt
+    teacher_log_probs: Mapping[str, Float[Tensor, "B T"]]  # rows without a reference hold `old_log_probs`
+    correct: Bool[Tensor, " B"]  # the verifier's verdict
     has_reference: Mapping[str, Bool[Tensor, " B"]] = field(default_factory=dict[str, "Tensor"])
-    reward_baselines: Float[Tensor, " B"] | None = None
-    values: Float[Tensor, "B T"] | None = None
+    reward_baselines: Float[Tensor, " B"] | None = None  # of the prompt's greedy response, for `needs_baseline`
+    values: Float[Tensor, "B T"] | None = None  # the critic's before each token, for methods with `needs_values`
 
     @property
     def rewards(self) -> Float[Tensor, " B"]:
@@ -156,7 +137,7 @@ class Distillation:
     """A divergence from the teacher `view` that the update minimises instead of or in addition to the policy loss.
 
     The loss is `sum(token_weight * divergence * aggregation weight)`; its denominators count masked rows too. The
-    weight is 0 on padding and on rows without a reference.
+    weight is 0 on padding and on rows without a reference. The teacher's hidden states are those kept from scoring.
     """
 
     view: str
@@ -168,16 +149,11 @@ class Distillation:
 class TokenSignal:
     """The result of an estimator: advantages, metrics and, for some methods, further losses.
 
-    Attributes:
-        advantages: (B, T), constant with respect to the weights, exactly 0 on padding.
-        metrics: named values, each with its reduction.
-        diagnostics: named (B, T) tensors for records and heat maps; they do not affect training.
-        distillation: None for methods whose only loss is the policy loss.
-        returns: (B, T) targets of the critic, 0 on padding; None for methods without one.
+    `diagnostics` are tensors for records and heat maps; they do not affect training.
     """
 
-    advantages: Float[Tensor, "B T"]
+    advantages: Float[Tensor, "B T"]  # constant with respect to the weights, exactly 0 on padding
     metrics: Metrics = field(default_factory=dict[str, Metric])
     diagnostics: Mapping[str, Float[Tensor, "B T"]] = field(default_factory=dict[str, "Tensor"])
-    distillation: Distillation | None = None
-    returns: Float[Tensor, "B T"] | None = None
+    distillation: Distillation | None = None  # None for methods whose only loss is the policy loss
+    returns: Float[Tensor, "B T"] | None = None  # the critic's targets, 0 on padding; None for methods without one

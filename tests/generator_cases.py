@@ -11,6 +11,7 @@ import numpy
 import pytest
 import torch
 from PIL import Image
+from reference_trainer.model import response_logits, sampled_log_probs
 
 from cepo.models.processing import Processing
 from cepo.rollout.factory import build_generator
@@ -82,27 +83,18 @@ def reference_logits(model: Any, folder: Path, prompt: GenerationRequest, respon
     inputs = processor(
         text=[text], images=list(prompt.images) or None, return_tensors="pt", return_mm_token_type_ids=True
     )
-    length = inputs["input_ids"].shape[1]
-    answer = torch.tensor([list(response)])
-    inputs["input_ids"] = torch.cat([inputs["input_ids"], answer], dim=1)
-    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    inputs["mm_token_type_ids"] = torch.cat([inputs["mm_token_type_ids"], torch.zeros_like(answer)], dim=1)
-    return model(**inputs).logits[0, length - 1 : -1].float()
-
-
-def reference_log_probs(model: Any, folder: Path, prompt: GenerationRequest, response: Sequence[int]) -> torch.Tensor:
-    logits = reference_logits(model, folder, prompt, response)
-    return logits.log_softmax(dim=1).gather(1, torch.tensor(list(response))[:, None])[:, 0]
+    return response_logits(model, inputs, response, temperature=1.0)
 
 
 def mean_gap(
     model: Any, folder: Path, requests: Sequence[GenerationRequest], groups: Sequence[Sequence[Generation]]
 ) -> float:
-    gaps = [
-        (reference_log_probs(model, folder, prompt, sample.response_ids) - torch.tensor(sample.log_probs)).abs()
-        for prompt, group in zip(requests, groups, strict=True)
-        for sample in group
-    ]
+    gaps: list[torch.Tensor] = []
+    for prompt, group in zip(requests, groups, strict=True):
+        for sample in group:
+            logits = reference_logits(model, folder, prompt, sample.response_ids)
+            expected = sampled_log_probs(logits, sample.response_ids)
+            gaps.append((expected - torch.tensor(sample.log_probs)).abs())
     return float(torch.cat(gaps).mean())
 
 

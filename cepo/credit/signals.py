@@ -16,7 +16,7 @@ from cepo.credit.truth import Numbers, Truth
 from cepo.data.batch import ScoringRow
 from cepo.data.contexts import ContextBuilder
 from cepo.trainer.asking import Rollouts
-from cepo.trainer.planning import ScoredBatch, ScoringPlan, make_plan, rollout_groups, with_scored
+from cepo.trainer.planning import ScoredBatch, ScoringPlan, make_plan, rollout_groups, scored_batch
 from cepo.types import TokenSignal
 
 FIRST_STEP = 0
@@ -55,16 +55,8 @@ def signals_of(rollouts: Rollouts, methods: Mapping[str, Estimator], session: Se
     signals: list[MethodSignal] = []
     for (label, method), plan in zip(methods.items(), plans, strict=True):
         scored = {row.name: log_probs[row.context.token_ids, row.row] for row in _rows(plan)}
-        old = with_scored(rollouts.sampled_log_probs, scored)
-        batch = ScoredBatch(
-            plan=plan,
-            old_log_probs=old,
-            teacher_log_probs={view.name: with_scored(old, scored, view.name) for view in plan.views},
-            token_level_rewards=rollouts.token_level_rewards,
-        )
-        signals.append(
-            MethodSignal(label=label, batch=batch, signal=method.signal(batch.token_batch(), step=FIRST_STEP))
-        )
+        batch = scored_batch(plan, scored)
+        signals.append(MethodSignal(label=label, batch=batch, signal=method.signal(batch, step=FIRST_STEP)))
     return signals
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from cepo.losses.objective import LossDenominators
 from cepo.models.inputs import EncodedPrompt
 from cepo.trees import Tree
-from cepo.types import DivergenceConfig
+from cepo.types import Distillation
 
 OWN_VIEW = ""
 """The view of rows with the student's own prompt."""
@@ -62,20 +62,11 @@ class _OfRows:
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 changed[name] = value[list(indices)]
-            elif isinstance(value, _OfRows):
-                changed[name] = value.at(indices)
+            elif isinstance(value, Distillation):
+                changed[name] = dataclasses.replace(value, token_weight=value.token_weight[list(indices)])
             elif name == "rows":
                 changed[name] = [value[index] for index in indices]
         return dataclasses.replace(self, **changed)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DistillationRows(_OfRows):
-    """The distillation data of an optimizer batch."""
-
-    divergence: DivergenceConfig
-    token_weight: Float[Tensor, "R T"]  # 0 for a row without a teacher
-    view: str  # whose hidden states, kept from scoring, are the teacher's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +85,7 @@ class OptimizerBatch(_OfRows):
     on_policy: bool = False
     sampled_log_probs: Float[Tensor, "R T"] | None = None  # of the rollout engine; None if `old_log_probs` holds them
     reference_log_probs: Float[Tensor, "R T"] | None = None  # under the initial weights; None without a KL in the loss
-    distillation: DistillationRows | None = None  # None for methods whose only loss is the policy loss
+    distillation: Distillation | None = None  # of these rows; None for methods whose only loss is the policy loss
 
 
 @dataclass(frozen=True, kw_only=True)

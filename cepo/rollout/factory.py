@@ -34,8 +34,7 @@ def build_generator(settings: GeneratorSettings, processing: Processing, *, devi
 def choose_generator(settings: GeneratorSettings, family: Family, device: str) -> str:
     """Returns "vllm" or "transformers". "auto" selects vLLM if it can serve the model on this `device`, and logs it.
 
-    Raises:
-        ConfigError: vLLM is requested, but is not installed or cannot serve the model.
+    Raises `ConfigError`: vLLM is requested, but is not installed or cannot serve the model.
     """
     if settings.name == "transformers":
         return settings.name
@@ -51,7 +50,12 @@ def choose_generator(settings: GeneratorSettings, family: Family, device: str) -
 
 def vllm_obstacle(settings: GeneratorSettings, family: Family, device: str) -> str | None:
     """Returns why vLLM cannot sample with the trainer's log-probs on this type of device; None if it can."""
-    return _why_not_vllm(device) or family.why_not_vllm(
+    if importlib.util.find_spec("vllm") is None:
+        return "vLLM is not installed"
+    built_for_gpu = torch.version.cuda is not None
+    if built_for_gpu != device.startswith("cuda"):
+        return f"vLLM is installed for {'GPUs' if built_for_gpu else 'CPUs'} and the device is '{device}'"
+    return family.why_not_vllm(
         EngineUse(
             on_gpu=device.startswith("cuda"),
             dtype=settings.dtype,
@@ -59,15 +63,6 @@ def vllm_obstacle(settings: GeneratorSettings, family: Family, device: str) -> s
             most_images=settings.limit_images,
         )
     )
-
-
-def _why_not_vllm(device: str) -> str | None:
-    if importlib.util.find_spec("vllm") is None:
-        return "vLLM is not installed"
-    built_for_gpu = torch.version.cuda is not None
-    if built_for_gpu != device.startswith("cuda"):
-        return f"vLLM is installed for {'GPUs' if built_for_gpu else 'CPUs'} and the device is '{device}'"
-    return None
 
 
 def vllm_samples(settings: GeneratorSettings, family: Family) -> bool:

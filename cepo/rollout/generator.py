@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -16,7 +15,6 @@ from torch import Tensor
 
 from cepo.config.rollout_schema import RolloutConfig
 from cepo.errors import EngineError
-from cepo.metrics import Metrics
 from cepo.sections import Count, Natural, section
 from cepo.trees import Tree
 
@@ -42,10 +40,6 @@ class GeneratorSettings(RolloutConfig):
     batch_size: Count = 64
     """Number of responses that transformers decodes together."""
 
-    @property
-    def show_progress(self) -> bool:
-        return not self.disable_tqdm and sys.stderr.isatty()
-
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingSettings:
@@ -66,37 +60,23 @@ class SamplingSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
-    """One prompt for which to sample responses.
+    """One prompt for which to sample responses. Sample i depends only on (`seed`, i) and the weights."""
 
-    Attributes:
-        prompt_ids: token ids with ONE placeholder token per image and per video, which the engine expands.
-        num_prompt_tokens: length of the prompt with expanded placeholders.
-        images: RGB images, already resized to the pixel limits of the section `data`.
-        videos: their selected frames, within the same limits.
-        seed: non-negative; sample i of the prompt depends only on (seed, i) and the weights.
-    """
-
-    prompt_ids: tuple[int, ...]
-    num_prompt_tokens: int
-    images: tuple[Image, ...]
-    seed: int
-    videos: tuple[Video, ...] = ()
+    prompt_ids: tuple[int, ...]  # with ONE placeholder token per image and per video, which the engine expands
+    num_prompt_tokens: int  # with expanded placeholders
+    images: tuple[Image, ...]  # in RGB, already resized to the pixel limits of the section `data`
+    seed: int  # non-negative
+    videos: tuple[Video, ...] = ()  # their selected frames, within the same limits
     image_source: ImageSource | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """One sampled response.
+    """One sampled response."""
 
-    Attributes:
-        response_ids: sampled tokens, including the end-of-turn token if one was sampled.
-        log_probs: log P of each sampled token in nats, under the whole unfiltered distribution at temperature 1.
-        finished: False if the length limit cut the response.
-    """
-
-    response_ids: tuple[int, ...]
-    log_probs: tuple[float, ...]
-    finished: bool
+    response_ids: tuple[int, ...]  # including the end-of-turn token if one was sampled
+    log_probs: tuple[float, ...]  # of each token in nats, under the whole unfiltered distribution at temperature 1
+    finished: bool  # False if the length limit cut the response
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,10 +134,8 @@ class Sampler(Protocol):
         """Samples `settings.num_samples` responses for each request, in the order of the requests.
 
         `on_finished` is called once per request, as soon as all its responses are complete; a backend need not call it.
-        An exception from it ends the call, but the engine remains usable.
-
-        Raises:
-            EngineError: a prompt is too long or has the wrong number of placeholders, or the engine failed.
+        An exception from it ends the call, but the engine remains usable. Raises `EngineError`: a prompt is too long, or the
+        engine failed.
         """
         ...
 
@@ -170,13 +148,8 @@ class Generator(Sampler, Protocol):
     def sync_weights(self, weights: Weights) -> None:
         """Makes the engine sample with exactly these weights, and drops everything cached with the old ones.
 
-        Raises:
-            EngineError: the weights' names or shapes do not fit the model.
+        Raises `EngineError`: the weights' names or shapes do not fit the model.
         """
-        ...
-
-    def drain_metrics(self) -> Metrics:
-        """Returns `work/rollout_prefix_hits` since the last call, the share of the samples' prompt tokens not computed."""
         ...
 
     def rest(self) -> None:
@@ -188,13 +161,8 @@ class Generator(Sampler, Protocol):
         ...
 
 
-def check_prompts(
-    requests: Sequence[GenerationRequest],
-    sampling: SamplingSettings,
-    max_model_len: int,
-    placeholders: tuple[int | None, int | None],
-) -> None:
-    """Raises EngineError unless each prompt fits the engine, and has one placeholder per image and video."""
+def check_lengths(requests: Sequence[GenerationRequest], sampling: SamplingSettings, max_model_len: int) -> None:
+    """Raises EngineError unless each prompt fits the engine together with its response."""
     for index, request in enumerate(requests):
         length = request.num_prompt_tokens + sampling.max_response_length
         if length > max_model_len:
@@ -203,14 +171,6 @@ def check_prompts(
                 f"{sampling.max_response_length} more, {length} in total, but worker.rollout.max_model_len is "
                 f"{max_model_len}; raise it or lower data.max_response_length"
             )
-        visuals = {"image": request.images, "video": request.videos}
-        for (kind, given), token_id in zip(visuals.items(), placeholders, strict=True):
-            found, number = request.prompt_ids.count(token_id) if token_id is not None else 0, len(given)
-            if found != number:
-                raise EngineError(
-                    f"prompt {index} of the batch has {found} {kind} placeholders (token id {token_id}) and "
-                    f"{number} {kind}s; each {kind} needs exactly one placeholder"
-                )
 
 
 def sampling_seed(seed: int, step: int, prompt_id: str, *, attempt: int = 0) -> int:

@@ -15,7 +15,6 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from cepo.errors import EngineError
-from cepo.metrics import Metrics, fraction
 from cepo.models.fused_decoding import FusedDecoder, FusedDecoding, fused_decoder
 from cepo.models.head import use_float32_logits
 from cepo.models.inputs import EncodedPrompt
@@ -31,7 +30,7 @@ from cepo.rollout.generator import (
     OnFinished,
     SamplingSettings,
     Weights,
-    check_prompts,
+    check_lengths,
 )
 
 _SHARE_THAT_GOES_ON = 0.75
@@ -63,20 +62,19 @@ class TransformersGenerator:
             use_float32_logits(model)
         self._device = torch.device(device)
         self._model: Any = model.to(self._device).eval().requires_grad_(False)
-        self._wrapped = self._decoder_is_current = False
+        self._decoder_is_current = False
         self._decoder: FusedDecoder | None = None
         self._eos_token_ids = frozenset(processing.eos_token_ids)
         self._banned = torch.tensor(processing.banned_token_ids, dtype=torch.long, device=self._device)
-        self._prompt_tokens = self._shared_tokens = 0
 
     def generate(
         self, requests: Sequence[GenerationRequest], settings: SamplingSettings, on_finished: OnFinished | None = None
     ) -> list[list[Generation]]:
-        check_prompts(requests, settings, self._settings.max_model_len, self._processing.placeholders)
+        check_lengths(requests, settings, self._settings.max_model_len)
         results: list[list[Generation]] = [[] for _ in requests]
         copies = settings.num_samples if settings.temperature == 0 else 1
         rows, total = self._rows(requests, settings), len(requests) * settings.num_samples
-        with Progress("sampling responses", total, draws=self._settings.show_progress) as progress:
+        with Progress("sampling responses", total, draws=not self._settings.disable_tqdm) as progress:
             while batch := self._decoded_batch(rows, settings):
                 for row in batch:
                     generation = Generation(
@@ -107,13 +105,6 @@ class TransformersGenerator:
         else:
             self._load_full(weights)
 
-    def drain_metrics(self) -> Metrics:
-        if not self._prompt_tokens:
-            return {}
-        hits = fraction(self._shared_tokens, self._prompt_tokens)
-        self._prompt_tokens = self._shared_tokens = 0
-        return {"work/rollout_prefix_hits": hits}
-
     def rest(self) -> None:
         """Does nothing: keys and values are freed after each call."""
 
@@ -126,12 +117,9 @@ class TransformersGenerator:
         """Computes the prompts one by one, each only when a batch has room for its samples."""
         for index, request in enumerate(requests):
             prompt = self._read_prompt(request)
-            num_samples = settings.num_samples if settings.temperature > 0 else 1
-            self._prompt_tokens += num_samples * prompt.length
-            self._shared_tokens += (num_samples - 1) * prompt.length
-            for sample in range(num_samples):
+            for sample in range(settings.num_samples if settings.temperature > 0 else 1):
                 uniforms = row_uniforms(request.seed, sample, settings.max_response_length)
-                yield _Row(request=index, sample=sample, prompt=prompt, uniforms=uniforms)
+                yield _Row(request=index, prompt=prompt, uniforms=uniforms)
 
     def _read_prompt(self, request: GenerationRequest) -> _Prompt:
         processing = self._processing
@@ -165,7 +153,7 @@ class TransformersGenerator:
         uniforms = torch.stack([row.uniforms for row in active]).to(self._device)
         positions = torch.tensor([row.prompt.next_position for row in active], device=self._device)
         for step in range(settings.max_response_length):
-            tokens = self._draw(active, logits, uniforms[:, step], settings)
+            tokens = draw_tokens(logits, [row.tokens for row in active], uniforms[:, step], self._banned, settings)
             log_probs = logits.log_softmax(dim=1).gather(1, tokens[:, None])[:, 0]
             for row, token, log_prob in zip(active, tokens.tolist(), log_probs.tolist(), strict=True):
                 if not row.finished:
@@ -182,9 +170,6 @@ class TransformersGenerator:
                 tokens, uniforms, positions = tokens[keep], uniforms[keep], positions[keep]
             logits = decoding.logits(tokens, positions + step).float()
 
-    def _draw(self, rows: Sequence[_Row], logits: Tensor, uniforms: Tensor, settings: SamplingSettings) -> Tensor:
-        return draw_tokens(logits, [row.tokens for row in rows], uniforms, self._banned, settings)
-
     def _begin(self, rows: Sequence[_Row]) -> FusedDecoding | _PlainDecoding:
         if not self._decoder_is_current:
             self._decoder, self._decoder_is_current = fused_decoder(self._model), True
@@ -198,11 +183,10 @@ class TransformersGenerator:
         import peft
 
         try:
-            if not self._wrapped:
+            if not isinstance(self._model, peft.PeftModel):
                 known = {key: value for key, value in weights.adapter_config.items() if key != "peft_type"}
                 config = peft.LoraConfig(**(known | {"inference_mode": True}))  # type: ignore[arg-type]
                 self._model = peft.get_peft_model(self._model, config).eval()
-                self._wrapped = True
             _check_names("adapter", set(peft.get_peft_model_state_dict(self._model)), set(weights.tensors))
             peft.set_peft_model_state_dict(self._model, dict(weights.tensors))
         except EngineError:
@@ -211,7 +195,6 @@ class TransformersGenerator:
             raise EngineError(f"the adapter does not fit the model: {error}") from error
 
     def _load_full(self, weights: FullWeights) -> None:
-        assert not self._wrapped, "the run serves one kind of weights"
         own = self._model.state_dict()
         _check_names("full", set(own), set(weights.tensors))
         for name, tensor in weights.tensors.items():  # one at a time: each may be gathered when read
@@ -245,7 +228,6 @@ class _Row:
     """One response. All samples of a request share its prompt."""
 
     request: int
-    sample: int
     prompt: _Prompt
     uniforms: Tensor
     tokens: list[int] = field(default_factory=list)
@@ -327,10 +309,7 @@ def draw_tokens(
     """Draws the token at which the cumulative distribution, in token-id order, first exceeds the row's uniform number.
 
     With temperature 0 it is the likeliest allowed token. A token of probability 0 is never drawn. `outputs` are the
-    tokens that each row's response already contains.
-
-    Raises:
-        EngineError: a logit is NaN.
+    tokens that each row's response already contains. Raises `EngineError`: a logit is NaN.
     """
     if logits.isnan().any():
         raise EngineError(

@@ -13,7 +13,6 @@ import torch
 
 from cepo.errors import EngineError
 from cepo.hardware import num_processors
-from cepo.metrics import Metrics, fraction
 from cepo.models.families import family_of
 from cepo.models.processing import Processing
 from cepo.progress import Progress
@@ -26,8 +25,9 @@ from cepo.rollout.generator import (
     OnFinished,
     SamplingSettings,
     Weights,
-    check_prompts,
+    check_lengths,
 )
+from cepo.rollout.transformers_generator import row_uniforms
 from cepo.rollout.vllm_process import (
     callers_state_kept,
     has_process_group,
@@ -45,29 +45,19 @@ if TYPE_CHECKING:
 
 PREPARING = "cepo-prepares-images"  # name prefix of the threads that prepare images
 _MOST_THREADS = 8
-_MAX_BANNED_TOKENS = 1024
 
 
 class VllmGenerator:
     """Implements `cepo.rollout.generator.Generator` with vLLM.
 
     Sample i of a request is drawn with its own random stream, seeded by `request.seed` and i. Without a GPU the streams
-    are those of the transformers generator, so both draw the same tokens.
-
-    Raises:
-        EngineError: vLLM is missing or did not start; the message contains the last lines of vLLM's error.
+    are those of the transformers generator, so both draw the same tokens. Raises `EngineError`: vLLM did not start.
     """
 
     name = "vllm"
 
     def __init__(self, settings: GeneratorSettings, processing: Processing) -> None:
-        banned = processing.banned_token_ids
-        if len(banned) > _MAX_BANNED_TOKENS:
-            raise EngineError(
-                f"{len(banned)} tokens are banned from sampling; vLLM takes at most {_MAX_BANNED_TOKENS} per request: "
-                "set worker.rollout.name=transformers"
-            )
-        self._settings, self._processing, self._banned = settings, processing, banned
+        self._settings, self._processing, self._banned = settings, processing, processing.banned_token_ids
         self._draws_itself = without_gpu()
         self._sleeps = settings.sleep and not self._draws_itself
         self._is_asleep, self._adapter_id = False, 0
@@ -79,13 +69,12 @@ class VllmGenerator:
             except EngineError:
                 self.close()
                 raise
-        self._prefixes = _counted_prefixes(self._llm)
 
     def generate(
         self, requests: Sequence[GenerationRequest], settings: SamplingSettings, on_finished: OnFinished | None = None
     ) -> list[list[Generation]]:
         llm = self._engine()
-        check_prompts(requests, settings, self._settings.max_model_len, self._processing.placeholders)
+        check_lengths(requests, settings, self._settings.max_model_len)
         num_samples = settings.num_samples if settings.temperature > 0 else 1  # greedy samples are equal
         calls = range(num_samples) if self._draws_itself else (0,)
         samplings = [self._sampling(request, settings, sample) for request in requests for sample in calls]
@@ -108,7 +97,7 @@ class VllmGenerator:
     ) -> Generator[tuple[int, RequestOutput], None, None]:
         """Yields (index, result) of each request when it finishes. Closing the iterator early aborts the others."""
         engine = llm.llm_engine
-        progress = Progress("sampling responses", len(prompts), draws=self._settings.show_progress)
+        progress = Progress("sampling responses", len(prompts), draws=not self._settings.disable_tqdm)
         try:
             with callers_state_kept(), progress:
                 identifiers = self._enqueue(llm, prompts, samplings)
@@ -124,8 +113,7 @@ class VllmGenerator:
                     engine.abort_request(list(waiting))
                     raise
         except Exception as error:
-            if engine.has_unfinished_requests():  # it failed while sampling, so its state is unknown
-                self.close()
+            self.close()  # its state is unknown
             raise EngineError(f"vLLM failed while generating: {last_lines(error)}") from error
 
     def _enqueue(self, llm: LLM, prompts: Sequence[object], samplings: Sequence[SamplingParams]) -> list[str]:
@@ -135,15 +123,11 @@ class VllmGenerator:
         # vLLM requires a path of an adapter but never reads it, because the adapter is already loaded.
         number = self._adapter_id
         adapter = LoRARequest(f"adapter-{number}", number, "in-memory") if number else None
-        engine, identifiers = llm.llm_engine, list[str]()
-        try:
-            for sampling, prepared in zip(samplings, _prepared(llm, prompts), strict=True):
-                sampling.output_kind = RequestOutputKind.FINAL_ONLY
-                request = str(next(llm.request_counter))
-                identifiers.append(engine.add_request(request, prepared, sampling, lora_request=adapter))
-        except Exception:
-            engine.abort_request(identifiers, internal=True)
-            raise
+        identifiers: list[str] = []
+        for sampling, prepared in zip(samplings, _prepared(llm, prompts), strict=True):
+            sampling.output_kind = RequestOutputKind.FINAL_ONLY
+            request = str(next(llm.request_counter))
+            identifiers.append(llm.llm_engine.add_request(request, prepared, sampling, lora_request=adapter))
         return identifiers
 
     def sync_weights(self, weights: Weights) -> None:
@@ -155,19 +139,19 @@ class VllmGenerator:
             with callers_state_kept():
                 if isinstance(weights, AdapterWeights):
                     # Each adapter has its own number, by which vLLM's caches distinguish adapters.
-                    _load_adapter(llm, weights, self._adapter_id + 1)
+                    llm.collective_rpc(_add_adapter, args=(weights, self._adapter_id + 1))
                     self._adapter_id += 1
                 else:
                     _load_full(llm, weights)
-                _clear_caches(llm)
+                # Keys, values and image embeddings of the old weights.
+                if not llm.reset_prefix_cache():
+                    raise EngineError("vLLM kept keys and values of the old weights, because requests are being served")
+                llm.reset_mm_cache()
+                llm.llm_engine.reset_encoder_cache()
         except EngineError:
             raise
         except Exception as error:
             raise EngineError(f"vLLM did not accept the new weights: {last_lines(error)}") from error
-
-    def drain_metrics(self) -> Metrics:
-        counts = self._prefixes.make_prefix_cache_stats()
-        return {"work/rollout_prefix_hits": fraction(counts.hits, counts.queries)} if counts.queries else {}
 
     def rest(self) -> None:
         if self._sleeps and not self._is_asleep and self._llm is not None:
@@ -200,7 +184,8 @@ class VllmGenerator:
         if self._draws_itself:
             from cepo.rollout.vllm_sampling import DRAW, Draw
 
-            draw = Draw(request.seed, sample, settings, self._banned)
+            uniforms = row_uniforms(request.seed, sample, settings.max_response_length)
+            draw = Draw(uniforms, torch.tensor(self._banned, dtype=torch.long), settings)
             own = {"temperature": 0.0, "extra_args": {DRAW: draw}}
         else:
             own = {
@@ -261,16 +246,6 @@ def _prepared(llm: LLM, prompts: Sequence[object]) -> Iterator[Any]:
         yield from pool.map(prepare, prompts[alone:])
 
 
-def _counted_prefixes(llm: LLM) -> Any:
-    """Makes vLLM count prompt tokens from its cache; its full statistics, which cost time at each token, remain off."""
-    from vllm.v1.metrics.stats import PrefixCacheStats
-
-    core: Any = llm.llm_engine.engine_core
-    manager = core.engine_core.scheduler.kv_cache_manager
-    manager.log_stats, manager.prefix_cache_stats = True, PrefixCacheStats()
-    return manager
-
-
 def _load_full(llm: LLM, weights: FullWeights) -> None:
     """Overwrites the engine's weights one tensor at a time, as the mapping yields them."""
     config: PreTrainedConfig = llm.model_config.hf_config
@@ -285,27 +260,6 @@ def _load_full(llm: LLM, weights: FullWeights) -> None:
     llm.collective_rpc("reload_weights", kwargs={"weights_iterator": published})
 
 
-def _load_adapter(llm: LLM, weights: AdapterWeights, identifier: int) -> None:
-    """Replaces all earlier adapters by this one, numbered `identifier`; the base weights are unchanged."""
-    family = family_of(llm.model_config.hf_config)
-    towers = sorted(name for name in weights.tensors if any(f".{part}." in name for part in family.vision_modules))
-    if towers:
-        raise EngineError(
-            f"vLLM serves adapters of the language model only and would ignore {len(towers)} tensors, the first "
-            f"'{towers[0]}'; set worker.actor.model.lora.exclude_modules='{family.vision_pattern}', or "
-            "worker.rollout.name=transformers"
-        )
-    llm.collective_rpc(_add_adapter, args=(weights, identifier))
-
-
-def _clear_caches(llm: LLM) -> None:
-    """Drops keys, values and image embeddings computed with older weights."""
-    if not llm.reset_prefix_cache():
-        raise EngineError("vLLM kept keys and values of the old weights, because requests are still being served")
-    llm.reset_mm_cache()
-    llm.llm_engine.reset_encoder_cache()
-
-
 def _forget_packed_experts(worker: Any) -> None:
     """Drops packed experts, which vLLM's CPU build makes at the first load and would keep; runs in vLLM's worker."""
     if torch.cuda.is_available():
@@ -318,7 +272,7 @@ def _forget_packed_experts(worker: Any) -> None:
 
 
 def _add_adapter(worker: Any, weights: AdapterWeights, identifier: int) -> None:
-    """Loads an adapter as vLLM does from a folder, but from tensors; runs in vLLM's worker."""
+    """Replaces all earlier adapters by this one, as vLLM does from a folder, but from tensors; runs in vLLM's worker."""
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.peft_helper import PEFTHelper
 
@@ -337,24 +291,21 @@ def _add_adapter(worker: Any, weights: AdapterWeights, identifier: int) -> None:
         model_vocab_size=manager.vocab_size,
         weights_mapper=None if mapper is None else mapper.get_rename_mapper(),
     )
-    _check_fit(adapter.loras, adapters)
+    served = set(adapters.modules).union(*adapters.packed_modules.values())
+    misfits = [name for name, pair in sorted(adapter.loras.items()) if name not in served or not _is_whole(pair)]
+    if misfits:
+        raise EngineError(
+            f"the adapter does not fit the model: {len(misfits)} of its {len(adapter.loras)} modules are unknown to vLLM or "
+            f"lack a factor of their rank, the first {', '.join(misfits[:3])}. vLLM serves adapters of the language model "
+            "only; leave other modules out with worker.actor.model.lora.exclude_modules, or set "
+            "worker.rollout.name=transformers"
+        )
     manager.remove_all_adapters()
     adapters.add_adapter(adapter)
     adapters.activate_adapter(identifier)
 
 
-def _check_fit(pairs: Any, adapters: Any) -> None:
-    served = set(adapters.modules).union(*adapters.packed_modules.values())
-    misfits = [
-        name
-        for name, pair in sorted(pairs.items())
-        if name not in served
-        or pair.lora_a is None
-        or pair.lora_b is None
-        or not pair.lora_a.shape[0] == pair.rank == pair.lora_b.shape[1]
-    ]
-    if misfits:
-        raise EngineError(
-            f"the adapter does not fit the model: {len(misfits)} of its {len(pairs)} modules are unknown to vLLM or lack a "
-            f"factor of their rank, the first {', '.join(misfits[:3])}"
-        )
+def _is_whole(pair: Any) -> bool:
+    """Returns whether an adapter's module has both factors of its rank."""
+    first, second = pair.lora_a, pair.lora_b
+    return first is not None and second is not None and first.shape[0] == pair.rank == second.shape[1]

@@ -8,9 +8,9 @@ import importlib.util
 import logging
 import os
 import random
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,8 +25,6 @@ from cepo.trees import Tree
 if TYPE_CHECKING:
     from vllm import LLM
 
-logger = logging.getLogger(__name__)
-
 _SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _CPU_BLOCK_TOKENS = 32  # the smallest size for which the CPU build has fast kernels
 _FIXED_OPTIONS: Mapping[str, object] = {
@@ -37,48 +35,38 @@ _FIXED_OPTIONS: Mapping[str, object] = {
     "generation_config": "vllm",
     "disable_log_stats": True,
 }
-_ENVIRONMENT_DEFAULTS: Mapping[str, str] = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
-_CPU_ENVIRONMENT_DEFAULTS: Mapping[str, str] = {
+_COMMON_ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
+_CPU_ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     # The default binding pins the engine's threads, which takes cores from the trainer in the same process.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     # At each start the CPU build warns repeatedly about options that are intended here (eager, in process).
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
-_GPU_ENVIRONMENT_DEFAULTS: Mapping[str, str] = {
+_GPU_ENVIRONMENT = {
     # FlashInfer compiles its sampler with ninja and nvcc during vLLM's warm-up, and vLLM checks for neither. Requests
     # with a seed never use this sampler, and every request of a run has one.
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     # vLLM's monitor makes Triton print each autotuning of a kernel, including the trainer's.
     "TRITON_PRINT_AUTOTUNING": "0",
-}
-_SHARED_ENGINE_ENVIRONMENT_DEFAULTS: Mapping[str, str] = {
-    # Each rank sees only its own device, but these all-reduces use memory of other devices. NCCL remains.
+    # For an engine on several devices: each rank sees only its own, but these all-reduces use memory of others. NCCL
+    # remains.
     "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
     "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineMachine:
-    """The properties of the machine that determine how the engine starts."""
-
-    capability: Capability | None  # None without a GPU
-    flashinfer_kernels: bool  # FlashInfer's kernels are installed in compiled form
-    num_ranks: int  # processes in the trainer's process group; each sees one device
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.capability is not None
-
-
-def engine_options(settings: GeneratorSettings, machine: EngineMachine) -> Tree:
+def engine_options(
+    settings: GeneratorSettings, *, capability: Capability | None, flashinfer_kernels: bool, num_ranks: int
+) -> Tree:
     """Returns the keyword arguments of `vllm.LLM`.
 
-    Raises:
-        EngineError: vLLM does not support the LoRA rank, or several devices would share an engine without a GPU.
+    `capability` is the GPU's, None without one. `flashinfer_kernels` tells whether FlashInfer's kernels are installed in
+    compiled form. Each of the trainer's `num_ranks` processes sees one device. Raises `EngineError`: several devices
+    would share an engine without a GPU.
     """
-    if settings.tensor_parallel_size > 1 and not machine.on_gpu:
+    on_gpu = capability is not None
+    if settings.tensor_parallel_size > 1 and not on_gpu:
         raise EngineError(
             f"worker.rollout.tensor_parallel_size is {settings.tensor_parallel_size}, but engines are shared on GPUs only: "
             "vLLM's CPU build gives the shared memory of all runs on a machine the same name; set it to 1"
@@ -89,93 +77,63 @@ def engine_options(settings: GeneratorSettings, machine: EngineMachine) -> Tree:
         "dtype": DTYPE_NAMES[settings.dtype],
         "max_model_len": settings.max_model_len,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "max_num_seqs": settings.max_num_seqs,
         "seed": settings.seed,
         "gpu_memory_utilization": settings.gpu_memory_utilization,
-        "enforce_eager": settings.enforce_eager or not machine.on_gpu,
+        "enforce_eager": settings.enforce_eager or not on_gpu,
         "limit_mm_per_prompt": {"image": settings.limit_images, "video": settings.limit_videos},
         # Without a GPU each sample is a request, and they share processed images; with one, each prompt is a request.
-        "mm_processor_cache_gb": 0 if machine.on_gpu else 1,
+        "mm_processor_cache_gb": 0 if on_gpu else 1,
         "trust_remote_code": settings.trust_remote_code,
-        "use_tqdm_on_load": settings.show_progress,
-        "enable_sleep_mode": settings.sleep and machine.on_gpu,
+        "use_tqdm_on_load": not settings.disable_tqdm and sys.stderr.isatty(),
+        "enable_sleep_mode": settings.sleep and on_gpu,
         "tensor_parallel_size": settings.tensor_parallel_size,
-    }
-    if settings.max_num_seqs is not None:
-        options["max_num_seqs"] = settings.max_num_seqs
-    if machine.num_ranks > 1:
         # One engine per rank of the trainer's process group, or per group of neighbouring ranks.
-        options["distributed_executor_backend"] = "external_launcher"
-    if settings.fp32_logits:
+        "distributed_executor_backend": "external_launcher" if num_ranks > 1 else None,
         # On a GPU 16-bit operands give float32; elsewhere both are cast.
-        options["hf_overrides"] = {"head_dtype": "float32"}
-    if settings.lora_rank > 0:
-        served = next((rank for rank in _SERVED_RANKS if rank >= settings.lora_rank), None)
-        if served is None:
-            raise EngineError(
-                f"LoRA rank {settings.lora_rank} is above {_SERVED_RANKS[-1]}, the largest that vLLM serves"
-            )
-        options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": served}
-    if not machine.on_gpu:
+        "hf_overrides": {"head_dtype": "float32"} if settings.fp32_logits else {},
+        "enable_lora": settings.lora_rank > 0,
+        # vLLM itself refuses a rank above all of them.
+        "max_lora_rank": next((rank for rank in _SERVED_RANKS if rank >= settings.lora_rank), settings.lora_rank),
+    }
+    if capability is None:
         options["logits_processors"] = ["cepo.rollout.vllm_sampling:SeededDraws"]
         # Only whole blocks are shared, and the default of 128 tokens is longer than a small prompt.
         options["block_size"] = _CPU_BLOCK_TOKENS
         return options
-    if machine.capability is not None and machine.capability[0] == 10 and not machine.flashinfer_kernels:
+    if capability[0] == 10 and not flashinfer_kernels:
         # vLLM's first choice there is FlashInfer, which without compiled kernels compiles for minutes and may download
         # sources, or fails. FLASH_ATTN is FlashAttention 4 there, which brings its own compiler.
         options["attention_config"] = {"backend": "FLASH_ATTN"}
-    if settings.tensor_parallel_size > 1:
-        # vLLM's own all-reduce looks up devices by their number on the machine, but a rank sees only one of them:
-        # IndexError in `device_id_to_physical_device_id`.
-        options["disable_custom_all_reduce"] = True
-    if compilation := _compilation(settings):
-        options["compilation_config"] = compilation
-    return options
-
-
-def _compilation(settings: GeneratorSettings) -> Tree:
-    found: Tree = {}
+    # Both all-reduces look up devices by their number on the machine, but a rank sees only one of them: IndexError.
+    compilation: Tree = {"pass_config": {"fuse_allreduce_rms": False}}
+    options |= {"disable_custom_all_reduce": True, "compilation_config": compilation}
     if settings.max_num_seqs is not None and not settings.enforce_eager:
         # A graph for all responses, in vLLM's steps. By default it captures twice as many, up to 512 (1,024 on a B200),
         # for batches that contain prompts too.
         step = 8 if settings.max_num_seqs < 256 else 16
-        found["max_cudagraph_capture_size"] = min(-(-settings.max_num_seqs // step) * step, 512)
-    if settings.tensor_parallel_size > 1:
-        # The fused pass uses FlashInfer's all-reduce, which looks up devices in the same way.
-        found["pass_config"] = {"fuse_allreduce_rms": False}
-    return found
-
-
-def engine_environment(settings: GeneratorSettings, machine: EngineMachine) -> dict[str, str]:
-    """Returns the environment variables to set before vLLM is imported, if the user has not set them."""
-    shared = _SHARED_ENGINE_ENVIRONMENT_DEFAULTS if settings.tensor_parallel_size > 1 else {}
-    of_device = {**_GPU_ENVIRONMENT_DEFAULTS, **shared} if machine.on_gpu else _CPU_ENVIRONMENT_DEFAULTS
-    return {**_ENVIRONMENT_DEFAULTS, **of_device}
+        compilation["max_cudagraph_capture_size"] = min(-(-settings.max_num_seqs // step) * step, 512)
+    return options
 
 
 def start_engine(settings: GeneratorSettings) -> LLM:
-    """Starts the engine; raises EngineError if vLLM is missing, does not start, or does not support a setting."""
+    """Starts the engine; raises EngineError if it does not start, or does not support a setting."""
     # Weights are passed as tensors, which requires the engine to be in this process.
-    if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0":
-        logger.warning("VLLM_ENABLE_V1_MULTIPROCESSING is overridden with 0: the engine must live in this process")
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    machine = EngineMachine(
+    options: Any = engine_options(
+        settings,
         capability=None if without_gpu() else torch.cuda.get_device_capability(),
         flashinfer_kernels=importlib.util.find_spec("flashinfer_jit_cache") is not None,
         num_ranks=torch.distributed.get_world_size() if has_process_group() else 1,
     )
-    options: Any = engine_options(settings, machine)
-    prepare_environment(engine_environment(settings, machine))
+    prepare_environment(on_gpu=not without_gpu())
     with phase("starting vLLM; without a GPU this takes seconds, with one up to a few minutes"):
         try:
             from vllm import LLM
-        except ImportError as error:
-            advice = "install the package with the extra 'cpu' or 'gpu', or set worker.rollout.name=transformers"
-            raise EngineError(f"vLLM cannot be imported ({error}); {advice}") from error
-        try:
+
             with callers_state_kept(), warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)
-                if not machine.on_gpu:
+                if without_gpu():
                     _load_model_classes(settings)
                 return LLM(**options)
         except Exception as error:
@@ -215,9 +173,9 @@ def _head_types(worker: Any) -> set[str]:
     return {str(module.head_dtype) for module in modules if isinstance(module, LogitsProcessor)}
 
 
-def prepare_environment(defaults: Mapping[str, str]) -> None:
+def prepare_environment(*, on_gpu: bool) -> None:
     """Sets variables that are not yet set, adds the folder of this Python's tools to the PATH, and silences two warnings."""
-    for variable, value in defaults.items():
+    for variable, value in (_COMMON_ENVIRONMENT | (_GPU_ENVIRONMENT if on_gpu else _CPU_ENVIRONMENT)).items():
         os.environ.setdefault(variable, value)
     os.environ["PATH"] = with_own_programs(os.environ.get("PATH", ""))
     # The first notices that Triton compiles the trainer's kernels, and reports this as a fault of the engine's warm-up.

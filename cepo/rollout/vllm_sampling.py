@@ -15,7 +15,7 @@ from torch import Tensor
 from vllm.v1.sample.logits_processor import LogitsProcessor, process_dict_updates
 
 from cepo.rollout.generator import SamplingSettings
-from cepo.rollout.transformers_generator import draw_tokens, row_uniforms
+from cepo.rollout.transformers_generator import draw_tokens
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -28,24 +28,16 @@ DRAW = "cepo_draw"
 
 @dataclass(frozen=True)
 class Draw:
-    seed: int
-    sample: int
-    settings: SamplingSettings
-    banned: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class _Row:
-    draw: Draw
     uniforms: Tensor
-    output: list[int]  # vLLM's own list, which grows with the response
+    banned: Tensor
+    settings: SamplingSettings
 
 
 class SeededDraws(LogitsProcessor):
     """Excludes all tokens of each row except the one drawn by its own random stream."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, tuple[Draw, list[int]]] = {}  # with vLLM's own list, which grows with the response
 
     def is_argmax_invariant(self) -> bool:
         return False
@@ -57,16 +49,13 @@ class SeededDraws(LogitsProcessor):
         """Sets each row of the logits, (requests, vocabulary), to 0 at the drawn token and -inf elsewhere."""
         if not self._rows:
             return logits
-        rows = [self._rows[index] for index in range(len(logits))]
-        draw = rows[0].draw  # the requests of one call share their settings
-        uniforms = torch.stack([row.uniforms[len(row.output)] for row in rows]).to(logits.device)
-        banned = torch.tensor(draw.banned, dtype=torch.long, device=logits.device)
-        tokens = draw_tokens(logits, [row.output for row in rows], uniforms, banned, draw.settings)
+        draws, outputs = zip(*(self._rows[index] for index in range(len(logits))), strict=True)
+        uniforms = torch.stack([draw.uniforms[len(output)] for draw, output in zip(draws, outputs, strict=True)])
+        common = draws[0]  # the requests of one call share their settings
+        tokens = draw_tokens(logits, outputs, uniforms, common.banned, common.settings)
         return logits.fill_(float("-inf")).scatter_(1, tokens[:, None], 0.0)
 
 
-def _new_row(params: SamplingParams, prompt: list[int] | None, output: list[int]) -> _Row | None:
+def _new_row(params: SamplingParams, prompt: list[int] | None, output: list[int]) -> tuple[Draw, list[int]] | None:
     draw: Draw | None = (params.extra_args or {}).get(DRAW)
-    if draw is None:
-        return None
-    return _Row(draw, row_uniforms(draw.seed, draw.sample, draw.settings.max_response_length), output)
+    return None if draw is None else (draw, output)

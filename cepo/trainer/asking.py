@@ -37,26 +37,19 @@ PASSES_WITHOUT_GAIN = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Rollouts:
-    """Prompts and their rewarded responses. Row `b` of every tensor is response `b % G` to prompt `b // G`.
-
-    Attributes:
-        scores: the reward function's fields for each row.
-        num_raised, num_timed_out: number of responses whose reward failed.
-        reward_baselines: (B,) the reward of the prompt's greedy response, for methods with this baseline.
-        metrics: of online filtering.
-    """
+    """Prompts and their rewarded responses. Row `b` of every tensor is response `b % G` to prompt `b // G`."""
 
     step: int
     problems: Sequence[Problem]
     prompts: Sequence[EncodedPrompt]
     generations: Sequence[Generation]
     responses: Sequence[str]
-    scores: Sequence[Mapping[str, float]]
+    scores: Sequence[Mapping[str, float]]  # the reward function's fields for each row
     correct: Tensor
-    num_raised: int = 0
+    num_raised: int = 0  # number of responses whose reward failed, here and below
     num_timed_out: int = 0
-    reward_baselines: Tensor | None = None
-    metrics: Metrics = field(default_factory=dict[str, Metric])
+    reward_baselines: Tensor | None = None  # (B,) of the prompt's greedy response, for methods with this baseline
+    metrics: Metrics = field(default_factory=dict[str, Metric])  # of online filtering
 
     @property
     def group_size(self) -> int:

@@ -83,7 +83,7 @@ class CheckpointStore:
         `CheckpointError`: it cannot be written, for lack of space or permission. Earlier checkpoints are unchanged.
         """
         step = state.step
-        target = self._write(f"global_step_{step}", state, backend, val_reward_score)
+        target = self._write(state, backend, val_reward_score)
         scores = self._scores()
         best = max(sorted(scores), key=lambda each: scores[each], default=None)
         tracker = {
@@ -96,15 +96,15 @@ class CheckpointStore:
             write_atomically(self.folder / TRACKER_FILE, json.dumps(tracker, indent=2) + "\n")
         except OSError as error:  # resuming does not read this file, and the checkpoint itself is complete
             logger.warning("%s could not be updated after step %d: %s", self.folder / TRACKER_FILE, step, error)
-        self._prune({step, best})
+        whole, kept = self._whole(), {step, best} - {None}
+        if self._keep >= 0:
+            for other in sorted(whole.keys() - kept, reverse=True)[max(self._keep - len(kept), 0) :]:
+                shutil.rmtree(whole[other])
         return target
 
-    def save_aside(self, state: TrainerState, backend: Backend) -> Path:
-        """Saves a checkpoint in `untrained_step_<N>`, which `find_last` ignores; raises as `save` does."""
-        return self._write(f"untrained_step_{state.step}", state, backend, None)
-
-    def _write(self, name: str, state: TrainerState, backend: Backend, val_reward_score: float | None) -> Path:
-        target, partial = self.folder / name, self.folder / f".{name}.partial"
+    def _write(self, state: TrainerState, backend: Backend, val_reward_score: float | None) -> Path:
+        target = self.folder / f"global_step_{state.step}"
+        partial = target.with_name(f".{target.name}.partial")
         content = {
             "global_step": state.step,
             "state": dataclasses.asdict(state),
@@ -204,13 +204,6 @@ class CheckpointStore:
             except ForeignFileError as error:
                 logger.warning("%s cannot be read (%s); it cannot be chosen as the best checkpoint", path, error)
         return scores
-
-    def _prune(self, kept: set[int | None]) -> None:
-        whole = self._whole()
-        others = sorted(whole.keys() - kept, reverse=True)
-        if self._keep >= 0:
-            for step in others[max(self._keep - len(kept - {None}), 0) :]:
-                shutil.rmtree(whole[step])
 
 
 def _comparable(key: str, value: object) -> object:

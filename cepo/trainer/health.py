@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -59,37 +59,34 @@ class Health:
         `health/repeated_fraction` and `health/empty_fraction` are shares of the responses. `health/equal_reward_steps`
         is the number of consecutive steps up to this one in which all responses got the same reward.
         """
-        rollouts, mask = batch.rollouts, batch.rollouts.response_mask
-        log_probs = [rollouts.sampled_log_probs, batch.old_log_probs, *batch.teacher_log_probs.values()]
-        counts = {
-            "log_probs": _num_not_finite(log_probs, mask),
-            "rewards": _num_not_finite([batch.token_level_rewards], mask),
-            "advantages": _num_not_finite([signal.advantages], mask),
-        }
-        shares = {
+        rollouts, total = batch.rollouts, len(batch.rollouts.generations)
+        self.metrics, self._found = {}, {}
+        for name, tensors in {
+            "log_probs": [rollouts.sampled_log_probs, batch.old_log_probs, *batch.teacher_log_probs.values()],
+            "rewards": [batch.token_level_rewards],
+            "advantages": [signal.advantages],
+        }.items():
+            is_broken = torch.stack([~torch.isfinite(each) for each in tensors]).any(dim=0)
+            number = int((is_broken & batch.response_mask).sum())
+            self.metrics[f"health/nonfinite_{name}"] = sum_value(number)
+            if number:
+                self._found[name] = f"{number} {name.replace('_', '-')} are not finite"
+        self._has_bad_inputs = bool(self._found)
+        for name, number in {
             "repeated": sum(_repeats_one_token(each.response_ids) for each in rollouts.generations),
             "empty": sum(not text.strip() for text in rollouts.responses),
-        }
-        total = len(rollouts.generations)
-        self.count_equal_rewards(rollouts.rewards)
-        for name, number in shares.items():
+        }.items():
+            self.metrics[f"health/{name}_fraction"] = fraction(number, total)
             self._count(name, number >= _COLLAPSED_SHARE * total)
-        self.metrics = {
-            **{f"health/nonfinite_{name}": sum_value(number) for name, number in counts.items()},
-            **{f"health/{name}_fraction": fraction(number, total) for name, number in shares.items()},
-            "health/equal_reward_steps": max_value(self._in_a_row["equal"]),
-        }
-        self._has_bad_inputs = any(counts.values())
-        self._found = {
-            name: f"{number} {name.replace('_', '-')} are not finite" for name, number in counts.items() if number
-        }
-        steps, reward = self._settings.collapse_steps, float(rollouts.rewards[0])
+        self.count_equal_rewards(rollouts.rewards)
+        self.metrics["health/equal_reward_steps"] = max_value(self._in_a_row["equal"])
         words = {
-            "repeated": f"at least half of the responses of {steps} steps in a row repeat one token",
-            "empty": f"at least half of the responses of {steps} steps in a row are empty",
-            "equal": f"all responses of {steps} steps in a row got the same reward, now {reward:g}",
+            "repeated": "at least half of the responses of {} steps in a row repeat one token",
+            "empty": "at least half of the responses of {} steps in a row are empty",
+            "equal": f"all responses of {{}} steps in a row got the same reward, now {float(rollouts.rewards[0]):g}",
         }
-        self._found |= {name: words[name] for name, number in self._in_a_row.items() if number >= steps}
+        steps = self._settings.collapse_steps
+        self._found |= {name: words[name].format(steps) for name, number in self._in_a_row.items() if number >= steps}
         self._report(rollouts.step + 1)
         return not self._found or self._settings.on_fault == "warn"
 
@@ -130,7 +127,7 @@ class Health:
             logger.warning(
                 f"step {step} trained nothing: all of its {num_updates} updates were skipped, because {why} "
                 "(actor/skipped_updates). If this repeats, lower worker.actor.optim.lr and check the rewards. No checkpoint "
-                f"is written until an update succeeds{ending}"
+                f"is written until an update succeeds or the run's steps are done{ending}"
             )
 
     def require_sound(self, step: int, values: Mapping[str, float]) -> None:
@@ -160,21 +157,15 @@ class Health:
                 "The last checkpoint was written before this fault"
             )
 
-    def require_updates(self, *, saved_aside: Path | None = None) -> None:
-        """Raises `EngineError` if updates were skipped in too many consecutive steps.
-
-        One is too many if the run ends with it; its weights are then `saved_aside`.
-        """
+    def require_updates(self) -> None:
+        """Raises `EngineError` if updates were skipped in too many consecutive steps."""
         most = self._settings.max_skipped_steps
-        if saved_aside is None and not 0 < most <= self.skipped_in_a_row:
-            return
-        how = f"trainer.max_skipped_steps={most}; -1 never stops"
-        if saved_aside is not None:
-            how = f"its weights are in {saved_aside}; a run resumes from them only if trainer.load_checkpoint_path names it"
-        raise EngineError(
-            f"all updates of the last {self.skipped_in_a_row} steps were skipped, because {self._why_skipped} ({how}). The "
-            f"checkpoints in {self._folder} were written before these steps; continue from one with a lower worker.actor.optim.lr"
-        )
+        if 0 < most <= self.skipped_in_a_row:
+            raise EngineError(
+                f"all updates of the last {self.skipped_in_a_row} steps were skipped, because {self._why_skipped} "
+                f"(trainer.max_skipped_steps={most}; -1 never stops). The checkpoints in {self._folder} were written before "
+                "these steps; continue from one with a lower worker.actor.optim.lr"
+            )
 
     def _count(self, name: str, is_so: bool) -> None:
         self._in_a_row[name] = self._in_a_row[name] + 1 if is_so else 0
@@ -183,11 +174,6 @@ class Health:
         for name in self._found.keys() - self._reported:
             logger.warning("step %d: %s (trainer.on_fault=%s)", step, self._found[name], self._settings.on_fault)
         self._reported |= self._found.keys()
-
-
-def _num_not_finite(tensors: Iterable[Tensor], mask: Tensor) -> int:
-    broken = torch.stack([~torch.isfinite(each) for each in tensors]).any(dim=0)
-    return int((broken & mask).sum())
 
 
 def _repeats_one_token(ids: tuple[int, ...]) -> bool:

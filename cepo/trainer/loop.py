@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +33,7 @@ from cepo.trainer.planning import (
     make_plan,
     restricted,
     rollout_groups,
+    scored_batch,
     with_scored,
 )
 from cepo.trainer.protocol import Backend
@@ -186,71 +187,62 @@ class Trainer:
         Teachers with the student's live weights are scored in the student's pass, which computes the shared beginning
         of a prompt's contexts once. Other teachers need a separate pass.
         """
-        rollouts, temperature = plan.rollouts, self.worker.rollout.temperature
+        rollouts, algorithm = plan.rollouts, self.algorithm
         student, teachers = list(plan.student.values()), [row for view in plan.views for row in view.rows.values()]
         is_live = self.estimator.teacher.source == "actor"
-        scored = self._log_probs([*student, *(teachers if is_live else [])])
-        self.clock.count_tokens("score", sum(row.num_tokens for row in student))
-        old_log_probs = with_scored(rollouts.sampled_log_probs, scored)
         metrics: Metrics = {}
-        if temperature != 1.0:
-            with self.clock.stage("score"):
+        found: dict[str, Tensor] = {}
+        with self.clock.stage("score"):
+            scored = self._log_probs([*student, *(teachers if is_live else [])])
+            if self.worker.rollout.temperature != 1.0:
                 metrics = gap_at_temperature_1(rollouts, self.backend)
-        reference, rewards = None, rollouts.token_level_rewards
-        if not self.algorithm.disable_kl:
-            reference, penalties = self._reference(rollouts, student, old_log_probs)
-            rewards, measured = penalise(rewards, penalties, rollouts.response_mask, self.algorithm, self.state)
-            metrics |= measured
+            if not algorithm.disable_kl:
+                found["reference_log_probs"], penalties = self._reference(rollouts, student, scored)
+                found["token_level_rewards"], measured = penalise(
+                    rollouts.token_level_rewards, penalties, rollouts.response_mask, algorithm, self.state
+                )
+                metrics |= measured
+            if self.estimator.needs_values:
+                rows = [rollouts.scoring_row(row) for row in range(len(rollouts.generations))]
+                found["values"] = rollouts.padded(self.backend.values(rows))
+            if algorithm.top_entropy < 1:
+                found["entropies"] = self._entropies(plan)
+        self.clock.count_tokens("score", sum(row.num_tokens for row in student))
         if plan.views:
-            scored |= {} if is_live else self._log_probs(teachers, as_teacher=True)
+            if not is_live:
+                with self.clock.stage("teachers"):
+                    scored |= self._log_probs(teachers, as_teacher=True)
             self.clock.count_tokens("teachers", sum(row.num_tokens for row in teachers))
-        return ScoredBatch(
-            plan=plan,
-            old_log_probs=old_log_probs,
-            teacher_log_probs={view.name: with_scored(old_log_probs, scored, view.name) for view in plan.views},
-            token_level_rewards=rewards,
-            reference_log_probs=reference,
-            values=self._values(rollouts) if self.estimator.needs_values else None,
-            entropies=self._entropies(plan) if self.algorithm.top_entropy < 1 else None,
-            metrics=metrics,
-        )
+        return scored_batch(plan, scored, metrics=metrics, **found)
 
     def _log_probs(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False) -> dict[RowName, Tensor]:
         """Scores rows in one pass, and keeps the hidden states of the view from which the update distils."""
         distilled = self.estimator.distilled_view
         keep = distilled if any(row.view == distilled for row in rows) else None
-        with self.clock.stage("teachers" if as_teacher else "score"):
-            scored = self.backend.score(rows, as_teacher=as_teacher, keep_states=keep) if rows else []
+        scored = self.backend.score(rows, as_teacher=as_teacher, keep_states=keep) if rows else []
         return {row.name: log_probs for row, log_probs in zip(rows, scored, strict=True)}
 
     def _reference(
-        self, rollouts: Rollouts, rows: Sequence[ScoringRow], old_log_probs: Tensor
+        self, rollouts: Rollouts, rows: Sequence[ScoringRow], scored: Mapping[RowName, Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Returns (B, T) log-probs under the initial weights, and each token's KL; `rows` must be all rows."""
         penalty = self.algorithm.kl_penalty
-        with self.clock.stage("score"):
-            keep = OWN_VIEW if penalty == "full" else None
-            log_probs = rollouts.padded(self.backend.score(rows, as_reference=True, keep_states=keep))
-            if penalty == "full":
-                return log_probs, rollouts.padded(self.backend.score(rows, result="reference_kl"))
-        return log_probs, kl_penalty(old_log_probs, log_probs, penalty)
-
-    def _values(self, rollouts: Rollouts) -> Tensor:
-        rows = [rollouts.scoring_row(row) for row in range(len(rollouts.generations))]
-        with self.clock.stage("score"):
-            return rollouts.padded(self.backend.values(rows))
+        keep = OWN_VIEW if penalty == "full" else None
+        log_probs = rollouts.padded(self.backend.score(rows, as_reference=True, keep_states=keep))
+        if penalty == "full":
+            return log_probs, rollouts.padded(self.backend.score(rows, result="reference_kl"))
+        return log_probs, kl_penalty(with_scored(rollouts.sampled_log_probs, scored), log_probs, penalty)
 
     def _entropies(self, plan: ScoringPlan) -> Tensor:
         """Returns (B, T) the entropy before each token of live rows, 0 elsewhere."""
         rows = [plan.rollouts.scoring_row(int(row)) for row in plan.live.nonzero()]
-        with self.clock.stage("score"):
-            found = self.backend.score(rows, result="entropy") if rows else []
+        found = self.backend.score(rows, result="entropy") if rows else []
         result = torch.zeros_like(plan.rollouts.sampled_log_probs)
         return with_scored(result, {row.name: each for row, each in zip(rows, found, strict=True)})
 
     def estimate(self, batch: ScoredBatch) -> TokenSignal:
         with self.clock.stage("estimate"):
-            signal = self.estimator.signal(batch.token_batch(), step=batch.rollouts.step)
+            signal = self.estimator.signal(batch, step=batch.rollouts.step)
             return restricted(signal, batch.rollouts, batch.plan.live, batch.entropies, self.algorithm)
 
     def update(self, batch: ScoredBatch, signal: TokenSignal) -> Metrics:
@@ -263,9 +255,9 @@ class Trainer:
                 size = critic.global_batch_size or actor.global_batch_size
                 targets = critic_batches(batch, signal, num_prompts=size, max_response_length=longest)
                 metrics |= self.backend.update_critic(targets * critic.ppo_epochs, step=step)
-            if self.estimator.needs_values and step < self.settings.critic_warmup:
-                self.backend.finish_step(step)
-                return metrics
+                if step < self.settings.critic_warmup:
+                    self.backend.finish_step(step)
+                    return metrics
             size = actor.global_batch_size
             batches = actor_batches(batch, signal, num_prompts=size, max_response_length=longest) * actor.ppo_epochs
             metrics |= self.backend.update(batches, step=step)
@@ -314,12 +306,11 @@ class Trainer:
         self._call_back("after_validate", done, values)
 
     def save(self, *, is_last: bool = False) -> None:
-        """Saves a checkpoint of the current step, unless it has one; see `RunPolicy.save`."""
+        """Saves a checkpoint of the current step; see `RunPolicy.save`."""
         validated, reward = self._last_validation
-        if self.policy.last_saved != self.state.step:
-            with self.clock.stage("save"):
-                score = reward if validated == self.state.step else None
-                self.policy.save(self.backend, val_reward_score=score, is_last=is_last)
+        score = reward if validated == self.state.step else None
+        with self.clock.stage("save"):
+            self.policy.save(self.backend, val_reward_score=score, is_last=is_last)
 
 
 def gap_at_temperature_1(rollouts: Rollouts, backend: Backend) -> Metrics:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from cepo.algorithms import Estimator
 from cepo.algorithms.references import wrong_reference, wrong_rollouts
 from cepo.algorithms.settings import NegativeConfig
 from cepo.config.schema import AlgorithmConfig
-from cepo.data.batch import OWN_VIEW, CriticBatch, DistillationRows, OptimizerBatch, RowName, ScoringRow
+from cepo.data.batch import OWN_VIEW, CriticBatch, OptimizerBatch, RowName, ScoringRow
 from cepo.data.contexts import ContextBuilder, sanitise_reference
 from cepo.losses.objective import LossDenominators
 from cepo.metrics import Metric, Metrics, fraction, mean_of, sum_value
@@ -32,16 +34,13 @@ WITHOUT_IMAGES = "(without images)"
 class View:
     """What the teachers of one view read.
 
-    Attributes:
-        references: the text shown to the teacher of each row; None if it reads the student's own prompt.
-        rows: row -> its response after the teacher's context, for live rows with a reference; only these get a pass.
-        metrics: `_empty` and `_without_room` are shares of the references chosen for live rows: those that sanitising
-            emptied, or that did not fit into the context. `_cut` is the share of `rows` whose reference was cut.
+    In `metrics`, `_empty` and `_without_room` are shares of the references chosen for live rows: those that sanitising
+    emptied, or that did not fit into the context. `_cut` is the share of `rows` whose reference was cut.
     """
 
     name: str
-    references: Sequence[str | None]
-    rows: Mapping[int, ScoringRow]
+    references: Sequence[str | None]  # the text shown to each row's teacher; None if it reads the student's own prompt
+    rows: Mapping[int, ScoringRow]  # responses after the teacher's context, by row: live ones with a reference
     metrics: Metrics = field(default_factory=dict[str, Metric])
 
     @property
@@ -52,23 +51,15 @@ class View:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringPlan:
-    """The rows of the rollouts that need each pass.
-
-    Attributes:
-        live: (B,) True on rows whose signal can be non-zero; the others get no pass.
-        on_policy: (B,) True on rows whose optimizer step starts from the weights that sampled them.
-        student: row -> its response after the student's prompt, for rows whose student log-probs are needed.
-        views: one per view of the method; empty if this step uses no teacher, as are `answers`.
-        answers: the final answer of each row, None where there is none.
-    """
+    """The rows of the rollouts that need each pass. Without a teacher in this step, `views` and `answers` are empty."""
 
     rollouts: Rollouts
-    live: Tensor
-    on_policy: Tensor
-    student: Mapping[int, ScoringRow]
+    live: Tensor  # (B,) True on rows whose signal can be non-zero; the others get no pass
+    on_policy: Tensor  # (B,) True on rows whose optimizer step starts from the weights that sampled them
+    student: Mapping[int, ScoringRow]  # responses after the student's prompt, by row: those that the student must score
     views: Sequence[View]
     metrics: Metrics
-    answers: Sequence[str | None] = ()
+    answers: Sequence[str | None] = ()  # the final answer of each row, None where there is none
 
 
 def make_plan(
@@ -125,14 +116,9 @@ def rollout_groups(
     extracted = pool.extracted_answers(rollouts.responses)
     answers = [sanitise_reference(answer or "", processing.special_texts) or None for answer in extracted]
     doubtful = {row: answer for row, answer in enumerate(answers) if answer is not None and not rollouts.correct[row]}
-    equal: dict[int, bool] = {}
-    values: dict[int, str] = {}
-    if doubtful:
-        truths = [rollouts.problems[row // rollouts.group_size].ground_truth for row in doubtful]
-        pairs = [*zip(doubtful.values(), truths, strict=True)]
-        equal = dict(zip(doubtful, pool.same_statements(pairs), strict=True))
-        if with_values:
-            values = dict(zip(doubtful, pool.value_keys([*doubtful.values()]), strict=True))
+    truths = [rollouts.problems[row // rollouts.group_size].ground_truth for row in doubtful]
+    equal = dict(zip(doubtful, pool.same_statements([*zip(doubtful.values(), truths, strict=True)]), strict=True))
+    values = dict(zip(doubtful, pool.value_keys([*doubtful.values()]), strict=True)) if with_values else {}
 
     def candidate(index: int, row: int) -> Rollout:
         response = rollouts.generations[row].response_ids
@@ -172,18 +158,16 @@ def plan_views(
     for name in estimator.views:
         texts = [each.text if is_kept else None for each, is_kept in zip(shown[name], kept[name], strict=True)]
         rows = [row for row, text in enumerate(texts) if text is not None and live[row]]
-        chosen = [shown[name][row] for row, reference in enumerate(references[name]) if reference and live[row]]
+        fates = Counter(shown[name][row].fate for row, given in enumerate(references[name]) if given and live[row])
         views.append(
             View(
                 name=name,
                 references=texts,
                 rows={row: rollouts.scoring_row(row, shown[name][row].context, view=name) for row in rows},
                 metrics={
-                    f"references/{name}_empty": fraction(sum(each.is_empty for each in chosen), len(chosen)),
-                    f"references/{name}_without_room": fraction(
-                        sum(each.is_without_room for each in chosen), len(chosen)
-                    ),
-                    f"references/{name}_cut": fraction(sum(shown[name][row].is_cut for row in rows), len(rows)),
+                    f"references/{name}_empty": fraction(fates["empty"], fates.total()),
+                    f"references/{name}_without_room": fraction(fates["without_room"], fates.total()),
+                    f"references/{name}_cut": fraction(sum(shown[name][row].fate == "cut" for row in rows), len(rows)),
                 },
             )
         )
@@ -223,9 +207,7 @@ def reference_metrics(groups: Sequence[RolloutGroup], negative: NegativeConfig) 
 class _ShownReference:
     text: str | None = None
     context: EncodedPrompt | None = None
-    is_empty: bool = False
-    is_without_room: bool = False
-    is_cut: bool = False
+    fate: Literal["whole", "cut", "empty", "without_room"] = "whole"
 
 
 def _builder(
@@ -238,69 +220,59 @@ def _builder(
         return contexts.fitted(rollouts.problems[prompt], rollouts.prompts[prompt], text, is_answer=is_answer)
 
     @cache
-    def built(prompt: int, reference: Reference, is_live: bool) -> _ShownReference:
+    def built(prompt: int, reference: Reference | None, is_live: bool) -> _ShownReference:
+        if reference is None or (reference.blind and rollouts.prompts[prompt].images is None):
+            return _ShownReference()
         if reference.blind:
-            if rollouts.prompts[prompt].images is None:
-                return _ShownReference()
             context = contexts.blind(rollouts.problems[prompt]) if is_live else None
             return _ShownReference(text=WITHOUT_IMAGES, context=context)
         text, context = contexts.reference_text(reference), None
         if not text:
-            return _ShownReference(is_empty=True)
+            return _ShownReference(fate="empty")
         if is_live:
             found = fitted(prompt, text, reference.is_answer)
             if found is None:
-                return _ShownReference(is_without_room=True)
+                return _ShownReference(fate="without_room")
             context, text = found
-        return _ShownReference(text=text, context=context, is_cut=text != contexts.whole_text(reference))
+        is_cut = text != contexts.whole_text(reference)
+        return _ShownReference(text=text, context=context, fate="cut" if is_cut else "whole")
 
-    def shown(row: int, reference: Reference | None) -> _ShownReference:
-        is_live = bool(live[row])
-        return _ShownReference() if reference is None else built(row // rollouts.group_size, reference, is_live)
-
-    return shown
+    return lambda row, reference: built(row // rollouts.group_size, reference, bool(live[row]))
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoredBatch:
-    """The data of a step that the estimator and the update read.
+class ScoredBatch(TokenBatch):
+    """What the estimator reads of a step, and what the update needs beside it.
 
-    Attributes:
-        old_log_probs: (B, T) of the student; rows that were not scored have those of the rollout engine.
-        teacher_log_probs: view -> (B, T); rows without a teacher pass have those of the student.
-        token_level_rewards: (B, T) the outcome reward at the last response token, minus a KL in the reward.
-        reference_log_probs: (B, T) under the initial weights; None without a KL.
-        values: (B, T) the critic's value before each token; None for methods without a critic.
-        entropies: (B, T) in nats, of the student's distribution before each token of live rows; None if not needed.
-        metrics: agreement of the trainer's log-probs with the engine's, and the KL.
+    The student's log-probs of rows that were not scored are the rollout engine's. A KL in the reward is subtracted from
+    `token_level_rewards`.
     """
 
     plan: ScoringPlan
-    old_log_probs: Tensor
-    teacher_log_probs: Mapping[str, Tensor]
-    token_level_rewards: Tensor
-    reference_log_probs: Tensor | None = None
-    values: Tensor | None = None
-    entropies: Tensor | None = None
-    metrics: Metrics = field(default_factory=dict[str, Metric])
+    reference_log_probs: Tensor | None = None  # (B, T) under the initial weights; None without a KL
+    entropies: Tensor | None = None  # (B, T) in nats, of the student before each token of live rows; None if not needed
+    metrics: Metrics = field(default_factory=dict[str, Metric])  # agreement with the engine's log-probs, and the KL
 
     @property
     def rollouts(self) -> Rollouts:
         return self.plan.rollouts
 
-    def token_batch(self) -> TokenBatch:
-        rollouts = self.rollouts
-        return TokenBatch(
-            token_level_rewards=self.token_level_rewards,
-            response_mask=rollouts.response_mask,
-            old_log_probs=self.old_log_probs,
-            group_ids=rollouts.group_ids,
-            teacher_log_probs=self.teacher_log_probs,
-            correct=rollouts.correct,
-            has_reference={view.name: view.has_reference for view in self.plan.views},
-            reward_baselines=rollouts.reward_baselines,
-            values=self.values,
-        )
+
+def scored_batch(plan: ScoringPlan, scored: Mapping[RowName, Tensor], **fields: Any) -> ScoredBatch:
+    """Returns the batch of a plan whose rows got these log-probs, (response length,); `fields` replaces or adds some."""
+    rollouts = plan.rollouts
+    old_log_probs = with_scored(rollouts.sampled_log_probs, scored)
+    common: dict[str, Any] = {
+        "token_level_rewards": rollouts.token_level_rewards,
+        "response_mask": rollouts.response_mask,
+        "old_log_probs": old_log_probs,
+        "group_ids": rollouts.group_ids,
+        "teacher_log_probs": {view.name: with_scored(old_log_probs, scored, view.name) for view in plan.views},
+        "correct": rollouts.correct,
+        "has_reference": {view.name: view.has_reference for view in plan.views},
+        "reward_baselines": rollouts.reward_baselines,
+    }
+    return ScoredBatch(plan=plan, **common | fields)
 
 
 def with_scored(log_probs: Tensor, scored: Mapping[RowName, Tensor], view: str = OWN_VIEW) -> Tensor:
@@ -351,9 +323,7 @@ def actor_batches(
     for rows, denominators in _cuts(rollouts, num_prompts, max_response_length):
         live = rows[plan.live[rows]]
         on_policy = bool(plan.on_policy[rows].all())
-        distilled = distillation and DistillationRows(
-            divergence=distillation.divergence, token_weight=distillation.token_weight[live], view=distillation.view
-        )
+        distilled = distillation and dataclasses.replace(distillation, token_weight=distillation.token_weight[live])
         parts.append(
             OptimizerBatch(
                 rows=[rollouts.scoring_row(int(row)) for row in live],

@@ -98,7 +98,7 @@ class RunPolicy:
     when its `lock` is acquired.
 
     For `identity` and `decisive`, the `settings` there, see `CheckpointStore`. `state` is the current trainer's, which
-    changes it, and `last_saved` the step that it saved last; `checkpoint` is where it continues from, None for a start.
+    changes it; `checkpoint` is where it continues from, None for a start.
     """
 
     def __init__(
@@ -121,8 +121,7 @@ class RunPolicy:
 
     def _start(self, state: TrainerState, checkpoint: Path | None) -> None:
         self.state, self.checkpoint, self.health = state, checkpoint, Health(self._settings, self.store.folder)
-        self._started_at, self.last_saved = state.step, -1
-        self._is_in_step = self._is_save_missing = False
+        self._last_saved, self._is_in_step = state.step, False
 
     def __enter__(self) -> RunPolicy:
         if self.store.folder.is_dir():
@@ -136,7 +135,6 @@ class RunPolicy:
         """Chooses the checkpoint, reads its state, and checks that the run may continue it, before an engine starts.
 
         `data` describes the training set's content, `kl_coefficient` is that of a run which starts at step 1.
-
         Raises `RunFinishedError`: all steps are done; `CheckpointError`: the checkpoint does not fit, or decisive settings
         have changed, but `trainer.accept_changes` is off or no steps are left.
         """
@@ -144,25 +142,9 @@ class RunPolicy:
         checkpoint = self.checkpoint_to_load()
         state = TrainerState(kl_coefficient=kl_coefficient) if checkpoint is None else self.store.read(checkpoint)
         self._start(state, checkpoint)
-        if checkpoint is not None and self._first_step is None:
-            self.check_continuation(checkpoint, total_steps)
-
-    def checkpoint_to_load(self) -> Path | None:
-        """Returns the configured checkpoint, else the folder's last; None for a start at step 1.
-
-        After a loss of workers it is the last that the run wrote itself, else that from which the command started.
-        """
-        settings = self._settings
-        if self._first_step is not None:
-            own = None if settings.save_model_only else self.store.find_last(after=self._first_step)
-            return own or self._first_checkpoint
-        if settings.load_checkpoint_path is not None:
-            return Path(settings.load_checkpoint_path).expanduser()
-        return self.store.find_last() if settings.find_last_checkpoint else None
-
-    def check_continuation(self, checkpoint: Path, total_steps: int) -> None:
-        """Checks that `state` has steps left and that the checkpoint has this run's settings; see `choose_start`."""
-        step, settings, changes = self.state.step, self._settings, self.store.changes(checkpoint)
+        if checkpoint is None or self._first_step is not None:
+            return
+        step, settings, changes = state.step, self._settings, self.store.changes(checkpoint)
         listed = "".join(f"\n  {change}" for change in changes)
         anew = "trainer.experiment_name=<another> or trainer.find_last_checkpoint=false starts a new run"
         if step >= total_steps and not settings.val_only:
@@ -181,6 +163,19 @@ class RunPolicy:
             )
         if changes:
             logger.warning("continuing from %s with changed settings (trainer.accept_changes):%s", checkpoint, listed)
+
+    def checkpoint_to_load(self) -> Path | None:
+        """Returns the configured checkpoint, else the folder's last; None for a start at step 1.
+
+        After a loss of workers it is the last that the run wrote itself, else that from which the command started.
+        """
+        settings = self._settings
+        if self._first_step is not None:
+            own = None if settings.save_model_only else self.store.find_last(after=self._first_step)
+            return own or self._first_checkpoint
+        if settings.load_checkpoint_path is not None:
+            return Path(settings.load_checkpoint_path).expanduser()
+        return self.store.find_last() if settings.find_last_checkpoint else None
 
     def begin(self) -> int | None:
         """Notes that the engines run; returns the step after which the records continue, None for a new run's."""
@@ -217,26 +212,22 @@ class RunPolicy:
 
     @property
     def saves_interruption(self) -> bool:
-        """Whether an interruption now is followed by a checkpoint: between steps, if some have been done."""
-        return self._settings.save_on_interrupt and not self._is_in_step and self.state.step > self._started_at
+        """Whether an interruption now is followed by a checkpoint: between steps, if some are not saved."""
+        return self._settings.save_on_interrupt and not self._is_in_step and self.state.step > self._last_saved
 
     @property
     def is_save_due(self) -> bool:
-        """Whether a checkpoint is to be written after this step, by `trainer.save_freq` or because one has failed."""
+        """Whether a multiple of `trainer.save_freq` has been reached since the last checkpoint."""
         every = self._settings.save_freq
-        return self._is_save_missing or (every > 0 and self.state.step % every == 0)
+        return every > 0 and self.state.step // every > self._last_saved // every
 
     def save(self, backend: Backend, *, val_reward_score: float | None, is_last: bool = False) -> None:
         """Saves a checkpoint of the current step; see `CheckpointStore.save`.
 
-        If it cannot be written, the run continues and tries again after the next step. While updates are being skipped
-        nothing is written, so that no earlier good checkpoint is pruned. Both are errors at the run's last step, a
-        `CheckpointError` and an `EngineError`; in the second case the weights are saved where no run resumes from them.
+        If it cannot be written, the run continues and tries again after the next step; at the run's last step this is an
+        error. While updates are being skipped nothing is written before that step, so that no good checkpoint is pruned.
         """
-        self._is_save_missing = True
-        if self.health.skipped_in_a_row:
-            if is_last:
-                self.health.require_updates(saved_aside=self.store.save_aside(self.state, backend))
+        if self.health.skipped_in_a_row and not is_last:
             return
         try:
             with self._postponed("the checkpoint is written first"):
@@ -246,7 +237,7 @@ class RunPolicy:
                 raise
             logger.error("%s. The run continues and tries again after the next step", error)
         else:
-            self._is_save_missing, self.last_saved = False, self.state.step
+            self._last_saved = self.state.step
             logger.info("checkpoint after step %d: %s", self.state.step, folder)
         if not is_last:
             interrupts.raise_if_lost()

@@ -19,7 +19,7 @@ from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
 from cepo.errors import CheckpointError
 from cepo.losses.objective import ClipRange, ObjectiveSettings, PolicyLossSettings, RolloutCorrection
-from cepo.metrics import Metrics, max_value, merge_metrics
+from cepo.metrics import Metrics, max_value
 from cepo.models.processing import Processing
 from cepo.progress import phase
 from cepo.rollout.factory import build_generator, settings_of_run
@@ -102,12 +102,12 @@ class Worker:
         return self.actor.score(rows, **options)
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
-        """See `Actor.update`; adds the engine's metrics since the last update, and the memory in use."""
+        """See `Actor.update`; adds the memory in use."""
         self.generator.rest()
         metrics = self.actor.update(batches, step=step)
         memory = memory_metrics()
         self.actor.forget_gradients()
-        return merge_metrics([metrics, memory, self.generator.drain_metrics()])
+        return metrics | memory
 
     def values(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
         self.generator.rest()
@@ -121,7 +121,6 @@ class Worker:
 
     def forget_work(self) -> None:
         self.actor.forget_work()
-        self.generator.drain_metrics()
 
     def finish_step(self, step: int) -> None:
         self.actor.finish_step(step)

@@ -72,10 +72,10 @@ def build(case: str, folder: Path) -> Any:
 
 def run(case: str) -> dict[str, Any]:
     """Takes two steps as the trainer does, with every kind of pass, and returns what they found."""
-    from cepo.data.batch import OWN_VIEW, DistillationRows
+    from cepo.data.batch import OWN_VIEW
     from cepo.models.processing import Processing
     from cepo.rollout.generator import FullWeights
-    from cepo.types import DivergenceConfig
+    from cepo.types import Distillation, DivergenceConfig
 
     with tempfile.TemporaryDirectory() as name:
         folder = write_checkpoint(MICRO, Path(name) / "model", dtype="bfloat16")
@@ -98,7 +98,7 @@ def run(case: str) -> dict[str, Any]:
                 on_policy=False,
                 old_log_probs=padded(scored[: len(own)], mask),
                 reference_log_probs=padded(scored[2 * len(own) : 3 * len(own)], mask),
-                distillation=DistillationRows(
+                distillation=Distillation(
                     divergence=DivergenceConfig(kind="jsd"), token_weight=mask.float(), view=VIEW
                 ),
             )

@@ -34,7 +34,7 @@ from cepo.rewards.contract import BatchContractError, ContractError, validate_sc
 from cepo.rewards.functions import resolve_reward_path
 from cepo.sections import SectionError, read_section
 from cepo.tracking.file import _writing
-from cepo.trainer.checkpoints import STATE_FILE, CheckpointStore
+from cepo.trainer.checkpoints import FILES_FILE, STATE_FILE, CheckpointStore, written_files
 from cepo.trainer.health import Health
 from cepo.trainer.run_policy import RunFinishedError, RunPolicy
 
@@ -82,10 +82,10 @@ def a_worker_that_has_died(folder: Path) -> None:
 
 
 def a_run_whose_steps_are_all_done(folder: Path) -> None:
-    (folder / STATE_FILE).write_text(json.dumps({"settings": {}}))
-    policy = RunPolicy(folder, TrainerConfig(), identity={})
-    policy.state.step = 3
-    policy.check_continuation(folder, total_steps=3)
+    (folder / STATE_FILE).write_text(json.dumps({"format": 2, "state": {"step": 3}}))
+    (folder / FILES_FILE).write_text(json.dumps(written_files(folder)))
+    policy = RunPolicy(folder, TrainerConfig(load_checkpoint_path=str(folder)), identity={})
+    policy.choose_start(data="", total_steps=3, kl_coefficient=0.0)
 
 
 CASES: dict[type[CepoError], tuple[Callable[[Path], object], str, str, str]] = {

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import load_config
-from cepo.data.batch import OWN_VIEW, CriticBatch, DistillationRows, OptimizerBatch, ScoringRow
+from cepo.data.batch import OWN_VIEW, CriticBatch, OptimizerBatch, ScoringRow
 from cepo.losses.objective import LossDenominators, ObjectiveSettings
 from cepo.metrics import Metrics
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.rollout.generator import AdapterWeights, Weights
-from cepo.types import DivergenceConfig
+from cepo.types import Distillation, DivergenceConfig
 from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import load_state, save_state
 from cepo.workers.critic import Critic
@@ -293,7 +293,7 @@ def actor_step(
         outcome.scores |= {f"divergence {step}": share.by_number(divergence)}
     distillation = None
     if scenario.distils:
-        distillation = DistillationRows(
+        distillation = Distillation(
             divergence=DivergenceConfig(kind="jsd"),
             token_weight=share.signal(7).abs() * torch.tensor([[row.row not in WITHOUT_TEACHER] for row in share.rows]),
             view=KEPT,

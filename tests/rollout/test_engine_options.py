@@ -18,7 +18,7 @@ from cepo.errors import EngineError
 from cepo.hardware import with_own_programs
 from cepo.rollout.factory import settings_of_run
 from cepo.rollout.generator import GeneratorSettings
-from cepo.rollout.vllm_process import EngineMachine, engine_environment, engine_options
+from cepo.rollout.vllm_process import engine_options
 
 SETTINGS = GeneratorSettings(
     model_path="org/model",
@@ -28,20 +28,13 @@ SETTINGS = GeneratorSettings(
     max_num_seqs=256,
     lora_rank=16,
 )
-NO_GPU = EngineMachine(capability=None, flashinfer_kernels=True, num_ranks=1)
-ON_B200 = EngineMachine(capability=(10, 0), flashinfer_kernels=False, num_ranks=2)
 
 
-def on(capability: tuple[int, int], *, flashinfer_kernels: bool = False, num_ranks: int = 1) -> EngineMachine:
-    return EngineMachine(capability=capability, flashinfer_kernels=flashinfer_kernels, num_ranks=num_ranks)
-
-
-def options(machine: EngineMachine, **changes: Any) -> dict[str, Any]:
-    return engine_options(dataclasses.replace(SETTINGS, **changes), machine)
-
-
-def environment(machine: EngineMachine, **changes: Any) -> dict[str, str]:
-    return engine_environment(dataclasses.replace(SETTINGS, **changes), machine)
+def options(
+    capability: tuple[int, int] | None, *, flashinfer_kernels: bool = False, num_ranks: int = 1, **changes: Any
+) -> dict[str, Any]:
+    settings = dataclasses.replace(SETTINGS, **changes)
+    return engine_options(settings, capability=capability, flashinfer_kernels=flashinfer_kernels, num_ranks=num_ranks)
 
 
 @pytest.mark.parametrize(
@@ -55,25 +48,19 @@ def environment(machine: EngineMachine, **changes: Any) -> dict[str, str]:
         ((12, 0), False, None),
     ],
 )
-def test_a_gpu_compiles_nothing_of_flashinfer_at_the_start(
+def test_attention_compiles_nothing_of_flashinfer_at_the_start(
     capability: tuple[int, int], flashinfer_kernels: bool, backend: str | None
 ) -> None:
-    machine = on(capability, flashinfer_kernels=flashinfer_kernels)
-    assert options(machine).get("attention_config") == (None if backend is None else {"backend": backend})
-    assert environment(machine)["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+    found = options(capability, flashinfer_kernels=flashinfer_kernels).get("attention_config")
+    assert found == (None if backend is None else {"backend": backend})
 
 
 def test_2_devices_of_an_engine_reduce_by_nccl_alone() -> None:
-    shared = options(on((9, 0), num_ranks=2), tensor_parallel_size=2)
+    shared = options((9, 0), num_ranks=2, tensor_parallel_size=2)
     assert shared["disable_custom_all_reduce"] is True
     assert shared["compilation_config"]["pass_config"] == {"fuse_allreduce_rms": False}
     assert shared["distributed_executor_backend"] == "external_launcher"
-    variables = environment(on((9, 0), num_ranks=2), tensor_parallel_size=2)
-    assert (variables["VLLM_ALLREDUCE_USE_SYMM_MEM"], variables["VLLM_ALLREDUCE_USE_FLASHINFER"]) == ("0", "0")
-    alone = options(on((9, 0), num_ranks=2))
-    assert "disable_custom_all_reduce" not in alone
-    assert "pass_config" not in alone["compilation_config"]
-    assert not any("ALLREDUCE" in name for name in environment(on((9, 0), num_ranks=2)))
+    assert options((9, 0))["distributed_executor_backend"] is None
 
 
 @pytest.mark.parametrize(
@@ -96,57 +83,44 @@ def test_the_engine_has_room_and_graphs_for_a_ranks_responses(changes: list[str]
     """
     batch = ["data.rollout_batch_size=32", "worker.actor.global_batch_size=32", "worker.rollout.n=8"]
     config = load_config(["config=configs/geo3k/cepo.yaml", *batch, *changes])
-    found = engine_options(
-        settings_of_run(config.data, config.worker, num_devices=config.trainer.num_devices, most_visuals=(1, 0)),
-        on((9, 0)),
-    )
+    settings = settings_of_run(config.data, config.worker, num_devices=config.trainer.num_devices, most_visuals=(1, 0))
+    found = options((9, 0), **vars(settings))
     assert found["max_num_seqs"] == most
     assert found["compilation_config"]["max_cudagraph_capture_size"] == captured
-    assert "compilation_config" not in engine_options(
-        dataclasses.replace(SETTINGS, enforce_eager=True, max_num_seqs=most), on((9, 0))
-    )
+    eager = options((9, 0), enforce_eager=True, max_num_seqs=most)
+    assert "max_cudagraph_capture_size" not in eager["compilation_config"]
 
 
 def test_without_a_gpu_nothing_of_a_gpus_start_is_asked_for() -> None:
-    found = options(NO_GPU, sleep=True)
+    found = options(None, sleep=True)
     assert found["enforce_eager"]
     assert not found["enable_sleep_mode"]
     assert not {"attention_config", "disable_custom_all_reduce", "compilation_config"} & found.keys()
-    assert "VLLM_USE_FLASHINFER_SAMPLER" not in environment(NO_GPU)
-    assert options(on((9, 0)), sleep=True)["enable_sleep_mode"]
-    assert not options(on((9, 0)))["enforce_eager"]
+    assert options((9, 0), sleep=True)["enable_sleep_mode"]
+    assert not options((9, 0))["enforce_eager"]
     with pytest.raises(EngineError, match=r"tensor_parallel_size is 2, but .* on GPUs only.* set it to 1"):
-        options(NO_GPU, tensor_parallel_size=2)
-
-
-@pytest.mark.parametrize("machine", [NO_GPU, on((9, 0))], ids=["cpu", "gpu"])
-def test_vllms_head_is_float32_unless_logits_are_rounded(machine: EngineMachine) -> None:
-    assert options(machine)["hf_overrides"] == {"head_dtype": "float32"}
-    assert "hf_overrides" not in options(machine, fp32_logits=False)
+        options(None, tensor_parallel_size=2)
 
 
 @pytest.mark.heavy
 def test_vllms_own_code_reads_what_it_is_given() -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed")
-    shared = dataclasses.asdict(dataclasses.replace(SETTINGS, tensor_parallel_size=2))
-    asked = [options(NO_GPU, sleep=True)]
-    asked += [options(machine, tensor_parallel_size=2, sleep=True) for machine in (on((9, 0)), ON_B200)]
+    asked = [options(None, sleep=True)]
+    asked += [options(each, num_ranks=2, tensor_parallel_size=2, sleep=True) for each in ((9, 0), (10, 0))]
     script = f"""
 import inspect, json, logging, os, sys
 import cepo
 from cepo.rollout import vllm_process
-from cepo.rollout.generator import GeneratorSettings
 assert "vllm" not in sys.modules
 found = {{}}
 
-machine = vllm_process.EngineMachine(capability=(9, 0), flashinfer_kernels=False, num_ranks=2)
-variables = vllm_process.engine_environment(GeneratorSettings(**{shared!r}), machine)
-vllm_process.prepare_environment(variables)
+vllm_process.prepare_environment(on_gpu=True)
 from vllm import envs
-read = lambda: [envs.VLLM_USE_FLASHINFER_SAMPLER, envs.VLLM_ALLREDUCE_USE_SYMM_MEM]
+names = "VLLM_USE_FLASHINFER_SAMPLER", "VLLM_ALLREDUCE_USE_SYMM_MEM", "VLLM_ALLREDUCE_USE_FLASHINFER"
+read = lambda: [getattr(envs, name) for name in names]
 found["the user's variables"] = read()
 del os.environ["VLLM_USE_FLASHINFER_SAMPLER"]
-vllm_process.prepare_environment(variables)
+vllm_process.prepare_environment(on_gpu=True)
 found["our variables"] = read()
 found["path"] = os.environ["PATH"]
 
@@ -173,7 +147,7 @@ found["options read"] = [
 
 print(json.dumps(found))
 """
-    inherited = {name: value for name, value in os.environ.items() if name != "VLLM_ALLREDUCE_USE_SYMM_MEM"}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
     given = {"CUDA_VISIBLE_DEVICES": "0", "PATH": "/usr/bin:/bin", "VLLM_USE_FLASHINFER_SAMPLER": "1"}
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, env=inherited | given, capture_output=True, text=True, timeout=300, check=False)
@@ -181,8 +155,8 @@ print(json.dumps(found))
     assert json.loads(done.stdout.splitlines()[-1]) == {
         "unknown options": [[], [], []],
         "options read": ["FLASH_ATTN", False, 256],
-        "the user's variables": [True, False],
-        "our variables": [False, False],
+        "the user's variables": [True, False, False],
+        "our variables": [False, False, False],
         "path": f"{Path(sys.executable).parent}{os.pathsep}/usr/bin:/bin",
         "warnings of compiled kernels, silenced and not": [0, 1],
     }

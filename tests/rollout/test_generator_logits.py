@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,39 +21,34 @@ from cepo.rollout.vllm_process import require_float32_head
 pytestmark = pytest.mark.heavy
 
 
-def head_of(generator: Any) -> tuple[torch.nn.Module, torch.nn.Module, Callable[[tuple[Any, ...]], Tensor]]:
-    """The module that makes the logits, the one with the head's weight, and where the hidden states are in its arguments."""
+def head_of(generator: Any) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """The module that makes the logits of its last argument, the hidden states, and the one with the head's weight."""
     if generator.name == "transformers":
         model = generator._model
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
-        return base.lm_head, base.lm_head, lambda arguments: arguments[0]
+        return base.lm_head, base.lm_head
     models: list[Any] = []
     generator._llm.apply_model(models.append)
     language_model = models[0].language_model
-    return language_model.logits_processor, language_model.lm_head, lambda arguments: arguments[1]
+    return language_model.logits_processor, language_model.lm_head
 
 
 def head_errors(generator: Generator, requests: list[GenerationRequest]) -> tuple[set[torch.dtype], float, float]:
     """Types of the logits made in a call, the largest logit's mean, and the error's root mean square against float64."""
-    maker, owner, hidden_of = head_of(generator)
-    errors: list[Tensor] = []
-    largest: list[Tensor] = []
-    types: set[torch.dtype] = set()
+    maker, owner = head_of(generator)
+    errors, largest, types = list[Tensor](), list[Tensor](), set[torch.dtype]()
 
     def look(_module: Any, arguments: tuple[Any, ...], logits: Tensor) -> None:
         weight: Any = getattr(owner, "base_layer", owner).weight
-        hidden = hidden_of(arguments)
+        hidden = arguments[-1]
         exact = (hidden.double() @ weight.double().t())[..., : logits.shape[-1]]
         errors.append((logits.double() - exact).flatten())
         largest.append(exact.amax(dim=-1).flatten())
         types.add(logits.dtype)
         assert hidden.dtype is torch.bfloat16
 
-    handle = maker.register_forward_hook(look)
-    try:
+    with maker.register_forward_hook(look):
         generator.generate(requests, SamplingSettings(num_samples=2, max_response_length=8))
-    finally:
-        handle.remove()
     return types, float(torch.cat(largest).mean()), float(torch.cat(errors).square().mean().sqrt())
 
 

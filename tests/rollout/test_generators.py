@@ -250,43 +250,39 @@ def test_what_a_listener_raises_ends_only_the_call(generator: Generator, request
 
 
 def test_a_group_of_8_computes_its_prompt_and_its_picture_once(generator: Any, tiny_processing: Processing) -> None:
-    """vLLM shares whole blocks of 32 tokens, and always computes the last token of a prompt."""
+    """vLLM shares whole blocks of 32 tokens, always computes the last token of a prompt, and draws through its layers."""
     prompt = request(tiny_processing, "Find the area. " * 8, [picture(5, (256, 256))], seed=3)
-    pictures, models = list[int](), list[Any]()
+    models, pictures, computed = list[Any](), list[int](), list[int]()
 
-    def count(_module: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    def count_pictures(_module: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         pictures.append(len(keywords["grid_thw"] if "grid_thw" in keywords else args[1]))
+
+    def count_tokens(_module: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        hidden = next(each for each in (*args, *keywords.values()) if each.is_floating_point())
+        computed.append(hidden.numel() // hidden.shape[-1])
 
     if generator.name == "transformers":
         models.append(generator._model.model)
+        layer = models[0].language_model.layers[0]
     else:
         generator._llm.apply_model(models.append)
-    handle = models[0].visual.register_forward_pre_hook(count, with_kwargs=True)
-    generator.drain_metrics()
-    generator.generate([prompt], SamplingSettings(num_samples=8, max_response_length=8))
-    handle.remove()
+        layer = models[0].language_model.model.layers[0]
+    with (
+        models[0].visual.register_forward_pre_hook(count_pictures, with_kwargs=True),
+        layer.register_forward_pre_hook(count_tokens, with_kwargs=True),
+    ):
+        (group,) = generator.generate([prompt], SamplingSettings(num_samples=8, max_response_length=8))
     assert sum(pictures) == 1
-    length, hits = prompt.num_prompt_tokens, generator.drain_metrics()["work/rollout_prefix_hits"]
-    shared = length if generator.name == "transformers" else (length - 1) // 32 * 32
-    assert (hits.value, hits.weight) == (7 * shared, 8 * length)
-    assert 7 / 8 * (1 - 32 / length) < hits.value / hits.weight <= 7 / 8
-    assert generator.drain_metrics() == {}
+    length = prompt.num_prompt_tokens
+    again = 7 * (length - (length - 1) // 32 * 32) + sum(len(sample.response_ids) - 1 for sample in group)
+    assert sum(computed) == length + (again if generator.name == "vllm" else 0)
 
 
-def test_requests_that_cannot_be_served_end_with_one_message(
-    generator: Generator, tiny_processing: Processing, requests: list[GenerationRequest]
-) -> None:
+def test_a_prompt_that_is_too_long_ends_only_the_call(generator: Generator, requests: list[GenerationRequest]) -> None:
     settings = SamplingSettings(num_samples=1, max_response_length=8)
-    text = request(tiny_processing, "Find x.", seed=0)
-    unmatched = GenerationRequest(
-        prompt_ids=text.prompt_ids, num_prompt_tokens=text.num_prompt_tokens, images=(picture(1),), seed=0
-    )
-    with pytest.raises(EngineError, match=r"prompt 1 of the batch has 0 image placeholders .* and 1 images"):
-        generator.generate([text, unmatched], settings)
-    too_long = SamplingSettings(num_samples=1, max_response_length=MAX_MODEL_LEN)
     with pytest.raises(EngineError, match=r"max_model_len"):
-        generator.generate([text], too_long)
-    assert len(generator.generate(requests, settings)) == 4  # and the engine still serves
+        generator.generate(requests, dataclasses.replace(settings, max_response_length=MAX_MODEL_LEN))
+    assert len(generator.generate(requests, settings)) == 4
 
 
 def test_generating_keeps_the_callers_randomness_and_threads(

@@ -96,7 +96,6 @@ def test_rewards_begin_early_and_merged_adapters_are_sampled(train: Train, tmp_p
     reward = [f"worker.reward.reward_function={tmp_path / 'marking.py'}:parity", f"worker.rollout.name={engine}"]
     finished = train(*THREE_STEPS, *MERGED, *reward, prepare=prepare)
     assert sorted(announced) == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
-    assert 0 < finished.metrics[0]["work/rollout_prefix_hits"] <= 3 / 4
     gaps = [row["rollout/log_prob_gap_mean"] for row in finished.metrics]
     assert len(gaps) == 3
     assert max(gaps) < 1e-3

@@ -177,14 +177,9 @@ def test_collapsed_responses_are_named_after_some_steps(
     assert any("all responses of 2 steps in a row got the same reward" in text for text in told)
 
 
-def test_a_last_step_that_trained_nothing_is_no_checkpoint(train: Train, tmp_path: Path) -> None:
-    options = ["trainer.max_steps=3", "trainer.save_freq=1"]
-    with pytest.raises(EngineError, match=r"last 2 steps were skipped.*not finite.*untrained_step_3;"):
-        train(*options, prepare=in_steps(2, 3, "estimate", nan_advantages))
-    assert names(tmp_path / "run") == ["global_step_1", "untrained_step_3"]
-    resumed = train(*options)
-    assert resumed.first_step == 1
-    assert [row["actor/skipped_updates"] for row in resumed.metrics] == [0, 0, 0]
+def test_skipped_steps_are_saved_at_the_end_of_the_run_alone(train: Train, tmp_path: Path) -> None:
+    train("trainer.max_steps=3", "trainer.save_freq=1", prepare=in_steps(2, 3, "estimate", nan_advantages))
+    assert names(tmp_path / "run") == ["global_step_1", "global_step_3"]
 
 
 GOOD = {"images": ["good.png"], "problem": "<image>Find x.", "answer": "4"}

@@ -48,7 +48,7 @@ def test_the_work_of_a_validation_is_no_part_of_the_steps(once: Train, one_step:
     assert [line["step"] for line in validated.metrics if "val/reward" in line] == [0, 1], "before and at the end"
     [other] = validated.steps
     names = [name for name in plain if name.startswith("work/")]
-    assert {"work/tokens_computed", "work/pictures_encoded", "work/rollout_prefix_hits"} <= set(names)
+    assert {"work/tokens_computed", "work/pictures_encoded"} <= set(names)
     assert {name: other[name] for name in names} == {name: plain[name] for name in names}
 
 

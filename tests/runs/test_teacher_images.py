@@ -53,7 +53,7 @@ def test_only_the_teachers_log_probs_follow_its_images(
     assert torch.equal(same.old_log_probs, none.old_log_probs)
     # The teacher with other images shares no prefix with the student, so passes are packed otherwise and rounded otherwise.
     torch.testing.assert_close(crop.old_log_probs, none.old_log_probs, rtol=0, atol=LOG_PROBS)
-    teachers = [each.token_batch().teacher_log_probs["correct"] for each in (none, same, crop)]
+    teachers = [each.teacher_log_probs["correct"] for each in (none, same, crop)]
     assert torch.equal(teachers[0], teachers[1])
     changed = ((teachers[0] - teachers[2]).abs() > 100 * LOG_PROBS).any(dim=1)
     asked = (teachers[0] != none.old_log_probs).any(dim=1)

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from cepo.config import load_config
-from cepo.data.batch import CriticBatch, DistillationRows, OptimizerBatch, ScoringRow
+from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
 from cepo.data.reading import ImageStore
 from cepo.losses.objective import LossDenominators
 from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageSource, Video
 from cepo.rollout.generator import GenerationRequest, SamplingSettings
 from cepo.runtime import dispatch
 from cepo.runtime.wire import Receiver, Sender, encode
-from cepo.types import DivergenceConfig
+from cepo.types import Distillation, DivergenceConfig
 
 
 def row(prompt: int, length: int = 1, images: ImageInputs | None = None) -> ScoringRow:
@@ -40,7 +40,7 @@ def optimizer_batch(rows: Sequence[ScoringRow]) -> OptimizerBatch:
         response_mask=torch.ones(len(rows), 1, dtype=torch.bool),
         denominators=LossDenominators(num_tokens=99, num_sequences=33, max_response_length=7),
         reference_log_probs=-values,
-        distillation=DistillationRows(divergence=DivergenceConfig(), token_weight=values, view="hinted"),
+        distillation=Distillation(divergence=DivergenceConfig(), token_weight=values, view="hinted"),
     )
 
 

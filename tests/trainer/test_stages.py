@@ -6,22 +6,21 @@ import dataclasses
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from factories import response_mask, rollouts_of
 from torch import Tensor
 
-from cepo.config.loader import load_config
 from cepo.config.schema import AlgorithmConfig
 from cepo.losses.objective import kl_penalty
 from cepo.metrics import results
 from cepo.rollout.generator import Generation
 from cepo.trainer.asking import Rollouts, ask_until_enough
 from cepo.trainer.checkpoints import TrainerState
-from cepo.trainer.loop import Trainer, penalise
-from cepo.trainer.planning import ScoredBatch, ScoringPlan, actor_batches, restricted
+from cepo.trainer.loop import penalise
+from cepo.trainer.planning import ScoringPlan, actor_batches, restricted, scored_batch
 from cepo.types import Distillation, DivergenceConfig, TokenSignal
 
 
@@ -154,14 +153,6 @@ def two_prompts() -> Rollouts:
     return rollouts_of([(1, 2, 3)] * 4, problems=[None] * 2, prompts=prompts, generations=[generation] * 4)
 
 
-@pytest.mark.parametrize(("epochs", "expected"), [(1, [True, True, False, False]), (2, [False] * 4)])
-def test_only_the_first_of_one_epochs_batches_is_on_policy(epochs: int, expected: list[bool]) -> None:
-    """A batch of the update has one prompt."""
-    sizes = ["data.rollout_batch_size=2", "worker.actor.global_batch_size=1", f"worker.actor.ppo_epochs={epochs}"]
-    trainer = SimpleNamespace(worker=load_config(["config=configs/microgeo/base.yaml", *sizes]).worker)
-    assert Trainer._on_policy_rows(cast("Trainer", trainer), two_prompts()).tolist() == expected
-
-
 def test_batches_after_the_first_have_both_log_probs() -> None:
     """Importance weights for the gap between engine and trainer need the engine's too."""
     plan = ScoringPlan(
@@ -172,12 +163,7 @@ def test_batches_after_the_first_have_both_log_probs() -> None:
         views=(),
         metrics={},
     )
-    scored = ScoredBatch(
-        plan=plan,
-        old_log_probs=torch.full((4, 3), TRAINERS),
-        teacher_log_probs={},
-        token_level_rewards=torch.zeros(4, 3),
-    )
+    scored = scored_batch(plan, {}, old_log_probs=torch.full((4, 3), TRAINERS))
     signal = TokenSignal(advantages=torch.ones(4, 3))
     first, second = actor_batches(scored, signal, num_prompts=1, max_response_length=3)
     assert (first.on_policy, second.on_policy) == (True, False)

@@ -19,7 +19,7 @@ from cepo.data.dataset import Problem
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.runtime.dispatch import Assignment, split_batches
-from cepo.trainer.planning import ScoredBatch, ScoringPlan, actor_batches
+from cepo.trainer.planning import ScoringPlan, actor_batches, scored_batch
 from cepo.types import TokenSignal
 from cepo.workers.passes import by_length, families, forest_of, pack_rows, padded_batches
 from cepo.workers.scoring_model import CollatedRows, collate, collate_packed
@@ -177,7 +177,7 @@ def test_optimizer_batches_have_each_live_row_once(
     plan = ScoringPlan(
         rollouts=rollouts, live=live, on_policy=torch.zeros(count, dtype=torch.bool), student={}, views=[], metrics={}
     )
-    scored = ScoredBatch(plan=plan, old_log_probs=-marks, teacher_log_probs={}, token_level_rewards=marks)
+    scored = scored_batch(plan, {}, old_log_probs=-marks, token_level_rewards=marks)
     batches = actor_batches(scored, TokenSignal(advantages=10 * marks), num_prompts=num_prompts, max_response_length=8)
     assert len(batches) == -(-len(lengths) // num_prompts)
     assert sum(batch.denominators.num_tokens for batch in batches) == sum(ragged)

@@ -71,7 +71,7 @@ def own_advantages(trainer: Trainer, rollouts: Rollouts, method: str, settings: 
     trainer.estimator = build_estimator(method, settings)
     trainer.contexts = ContextBuilder(trainer.processing, trainer.estimator.teacher, max_context_length=4096)
     batch = trainer.score(trainer.plan(rollouts))
-    return trainer.estimator.signal(batch.token_batch(), step=0).advantages
+    return trainer.estimator.signal(batch, step=0).advantages
 
 
 def png(image: Image.Image) -> dict[str, bytes]:
