@@ -48,7 +48,7 @@ def build_model(vocabulary: int, hidden: int) -> ScoringModel:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from cepo.workers.scoring_model import ImageEncoder, ScoringModel
+    from cepo.workers.scoring_model import ScoringModel
 
     torch.manual_seed(0)
     config = Qwen3Config(
@@ -63,7 +63,7 @@ def build_model(vocabulary: int, hidden: int) -> ScoringModel:
         tie_word_embeddings=True,
         initializer_range=0.1,
     )
-    return ScoringModel(Qwen3ForCausalLM(config), temperature=TEMPERATURE, encoder=ImageEncoder(keep=False))
+    return ScoringModel(Qwen3ForCausalLM(config), temperature=TEMPERATURE)
 
 
 def build_batch(vocabulary: int, hidden: int, tokens: int) -> tuple[CollatedRows, TeacherStates]:

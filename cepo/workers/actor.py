@@ -21,10 +21,8 @@ from cepo.types import DivergenceConfig
 from cepo.workers.distributed import (
     GatheredWeights,
     MergedWeights,
-    data_parallel_mesh,
     on_first_rank,
     reshard,
-    this_device,
     trained_weights,
     whole_tensor,
 )
@@ -61,8 +59,7 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
         seed: int,
         longest_row: int | None = None,
     ) -> None:
-        mesh = data_parallel_mesh(config.fsdp.fsdp_size)
-        module = build_scoring_model(config, mesh=mesh, device=this_device(), temperature=temperature, seed=seed)
+        module = build_scoring_model(config, temperature=temperature, seed=seed)
         super().__init__(config, processing, module, total_steps=total_steps, longest_row=longest_row)
         self.teacher_weights = TeacherWeights(module, teacher)
         initial = TeacherConfig(source="reference")
@@ -149,10 +146,10 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
         """
         lora = self._config.model.lora
         if lora.rank == 0:
-            return FullWeights(tensors=GatheredWeights(self.module, prefix="model.", device=self.device))
+            return FullWeights(tensors=GatheredWeights(self.module))
         if lora.served_rank(merged=merged) > 0:
             return self.adapter_weights()
-        return FullWeights(tensors=MergedWeights(self.module, scale=lora.alpha / lora.rank, device=self.device))
+        return FullWeights(tensors=MergedWeights(self.module, scale=lora.alpha / lora.rank))
 
     @property
     def has_adapter(self) -> bool:
@@ -163,7 +160,7 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
         from peft import get_peft_model_state_dict
 
         peft_model: Any = self.module.model
-        tensors: Any = trained_weights(self.module, prefix="model.", device=self.device)
+        tensors: Any = trained_weights(self.module)
         return AdapterWeights(
             tensors=get_peft_model_state_dict(peft_model, state_dict=tensors),
             adapter_config=peft_model.peft_config["default"].to_dict(),
@@ -268,26 +265,26 @@ class TeacherWeights:
     The source `actor` needs no copy. `reference` keeps the initial weights or, under LoRA, disables the adapter.
     `snapshot` is refreshed after every update whose 1-based step is divisible by `sync_every`. `ema` computes
     `c <- decay c + (1 - decay) theta` after every update, in float32 whatever the model's type; under LoRA it averages
-    the factors, not their product. Each rank keeps copies of its own shards.
+    the factors, not their product. Each rank keeps `copies` of its own shards; restoring a checkpoint writes to them.
     """
 
     def __init__(self, module: nn.Module, config: TeacherConfig) -> None:
         self._module, self._config = module, config
         self._adapter_off = config.source == "reference" and hasattr(module.model, "disable_adapter")
-        self._copies: dict[str, DTensor] = {}
+        self.copies: dict[str, DTensor] = {}
         if config.source != "actor" and not self._adapter_off:
             kind = torch.float32 if config.source == "ema" else None
-            self._copies = {name: weight.to(kind or weight.dtype, copy=True) for name, weight in self._trained()}
+            self.copies = {name: weight.to(kind or weight.dtype, copy=True) for name, weight in self._trained()}
 
     @torch.no_grad()
     def after_update(self, step: int) -> None:
         """Refreshes the copies after the update of the 0-based `step`."""
         if self._config.source == "snapshot" and (step + 1) % self._config.sync_every == 0:
             for name, weight in self._trained():
-                self._copies[name].copy_(weight)
+                self.copies[name].copy_(weight)
         elif self._config.source == "ema":
             for name, weight in self._trained():
-                self._copies[name].to_local().lerp_(weight.to_local().float(), 1.0 - self._config.ema_decay)
+                self.copies[name].to_local().lerp_(weight.to_local().float(), 1.0 - self._config.ema_decay)
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -299,19 +296,15 @@ class TeacherWeights:
                     yield
                 finally:  # PEFT switches gradients off and on again, which must affect the shards, not gathered copies
                     reshard(self._module)
-        elif not self._copies:
+        elif not self.copies:
             yield
         else:
             live = {name: weight.clone() for name, weight in self._trained()}
             try:
-                self._load(self._copies)
+                self._load(self.copies)
                 yield
             finally:
                 self._load(live)
-
-    def state_dict(self) -> dict[str, DTensor]:
-        """Returns the copies, sharded like the trained weights; restoring a checkpoint writes to them."""
-        return self._copies
 
     def _load(self, weights: dict[str, DTensor]) -> None:
         for name, weight in self._trained():

@@ -87,9 +87,9 @@ def _state(worker: Actor | Critic) -> dict[str, Any]:
     model, optimizer = get_state_dict(worker.module, worker.optimizer, options=_TRAINED)
     state = {"model": model, "optimizer": optimizer}
     if isinstance(worker, Actor):
-        state["teacher"] = worker.teacher_weights.state_dict()
+        state["teacher"] = worker.teacher_weights.copies
         if worker.reference_weights is not None:
-            state["reference"] = worker.reference_weights.state_dict()
+            state["reference"] = worker.reference_weights.copies
     return state
 
 

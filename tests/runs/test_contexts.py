@@ -57,8 +57,8 @@ def test_teacher_sequences_hold_hint_and_response_in_place(train: Train, monkeyp
 
     seen: list[tuple[list[ScoringRow], Any]] = []
 
-    def recorded(rows: list[ScoringRow], **settings: Any) -> Any:
-        seen.append((list(rows), collate(rows, **settings)))
+    def recorded(rows: list[ScoringRow], *forest: Any, **settings: Any) -> Any:
+        seen.append((list(rows), collate(rows, *forest, **settings)))
         return seen[-1][1]
 
     collate = trained_module.collate

@@ -29,7 +29,7 @@ from cepo.trainer.loop import Trainer
 from cepo.trainer.planning import View, student_rows
 from cepo.workers.actor import Actor
 from cepo.workers.passes import forest_of
-from cepo.workers.scoring_model import collate_packed
+from cepo.workers.scoring_model import collate
 
 BuildActor = Callable[..., Actor]
 HINTS = ("", "\nHere is a sample answer: 3", "\nHere is a sample answer: 47 degrees")
@@ -119,7 +119,7 @@ def test_equal_images_in_two_objects_are_encoded_once(tiny_processing: Processin
     one, other = (encoded(tiny_processing, "Find x in this figure, please.", picture(1)) for _ in range(2))
     rows = [ScoringRow(context=context, response_ids=(5, 6, 7)) for context in (one, other)]
     forest = forest_of(rows, tiny_processing)
-    batch = collate_packed(rows, forest, processing=tiny_processing, device=torch.device("cpu"))
+    batch = collate(rows, forest, processing=tiny_processing, device=torch.device("cpu"))
     assert [unit for _, unit in batch.image_order] == [0]
     assert batch.input_ids.numel() == len(one.token_ids) + 2 * 2
 
