@@ -104,15 +104,16 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
         """See `Trained.update`; adds the work since the last update (`_max`: over ranks), and the share saved."""
-        metrics, encoded = super().update(batches, step=step), self.module.encoder.drain_count()
-        images = {"work/pictures_encoded": sum_value(encoded), "work/pictures_encoded_max": max_value(encoded)}
-        return merge_metrics([metrics, self.token_metrics(), images])
+        return merge_metrics([super().update(batches, step=step), self.work_metrics()])
 
-    def token_metrics(self) -> Metrics:
-        """Returns the tokens computed since the last call, with padding, and the share saved."""
+    def work_metrics(self) -> Metrics:
+        """Returns the tokens computed since the last call, with padding, the share saved, and the images encoded."""
         computed, asked = self.tokens_computed - self._reported[0], self.tokens_asked - self._reported[1]
         self._reported = (self.tokens_computed, self.tokens_asked)
+        encoded = self.module.encoder.drain_count()
         return {
+            "work/pictures_encoded": sum_value(encoded),
+            "work/pictures_encoded_max": max_value(encoded),
             "work/tokens_computed": sum_value(computed),
             "work/tokens_computed_max": max_value(computed),
             "work/tokens_saved": fraction(asked - computed, asked),
@@ -128,9 +129,8 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
 
     def forget_work(self) -> None:
         """Discards the counts of tokens and images since the last update, so that no step counts a validation's."""
-        self.token_metrics()
+        self.work_metrics()
         self.module.encoder.forget()
-        self.module.encoder.drain_count()
 
     def finish_step(self, step: int) -> None:
         """Frees the step's caches and refreshes the teacher's weights after the update of the 0-based step."""

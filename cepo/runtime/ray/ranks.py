@@ -32,11 +32,13 @@ _LOOK_SECONDS = 5.0  # between looks at the clock
 class Ranks:
     """The worker processes of a run, one per device of the cluster; they log to `logs/rank_<N>.log` in the run folder.
 
+    `answers` has each rank's answer to `RankProcess.build`, which gets `content`.
+
     Raises:
         EngineError: devices are missing, a process does not start, or a machine does not share the run folder's storage.
     """
 
-    def __init__(self, trainer: TrainerConfig) -> None:
+    def __init__(self, trainer: TrainerConfig, content: bytes) -> None:
         self._trainer = trainer
         self._run_folder = trainer.run_folder.absolute()
         self.number = trainer.nnodes * trainer.n_gpus_per_node
@@ -44,7 +46,7 @@ class Ranks:
         self._logs = [self._run_folder / LOGS_FOLDER / f"rank_{rank}.log" for rank in range(self.number)]
         self.locations: list[RankLocation] = []
         self._processes: list[Any] = []
-        self._is_built = False
+        self.answers: list[Any] = []
         self._group, reserved = reserve(trainer)
         environment = {"env_vars": worker_environment(trainer.n_gpus_per_node)}
         for rank in range(self.number):
@@ -55,6 +57,7 @@ class Ranks:
             self._processes.append(actor.remote(os.getcwd(), str(self._logs[rank])))
         try:
             self._locate()
+            self.answers = self.build(content)
         except BaseException:
             self.end()
             raise
@@ -70,9 +73,7 @@ class Ranks:
         ]
         logs = self._logs[0].parent
         with phase(f"{self.number} workers load the model and start their engines; their logs are in {logs}"):
-            answers = self._answers(calls, what="building its worker", seconds=self._trainer.start_timeout_seconds)
-        self._is_built = True
-        return answers
+            return self._answers(calls, what="building its worker", seconds=self._trainer.start_timeout_seconds)
 
     def call(
         self, method: str, messages: Sequence[bytes], *, arrived: Callable[[int, Any], None] | None = None
@@ -140,7 +141,7 @@ class Ranks:
         """
         causes = {rank: error.cause for rank, error in failures.items()}
         for cause in causes.values():
-            if isinstance(cause, CepoError) and (not waiting or not self._is_built):
+            if isinstance(cause, CepoError) and (not waiting or not self.answers):
                 return cause
         rank = min(failures)
         message = f"{self._name(rank)} failed in {what}: {type(causes[rank]).__name__}: {causes[rank]}"

@@ -37,15 +37,10 @@ class RayBackend:
 
     def __init__(self, facts: WorkerFacts, memory: Memory | None, image_probe: ImageSource | None) -> None:
         connect(facts.trainer)
-        self.ranks = Ranks(facts.trainer)
+        self.ranks = Ranks(facts.trainer, encode((facts, memory, image_probe)))
         number = self.ranks.number
-        try:
-            answers = self.ranks.build(encode((facts, memory, image_probe)))
-        except BaseException:
-            self.ranks.end()
-            raise
-        self.generator_name: str = answers[0][0]
-        self._senders = [Sender(by_source=reads) for _, reads in answers]
+        self.generator_name: str = self.ranks.answers[0][0]
+        self._senders = [Sender(by_source=reads) for _, reads in self.ranks.answers]
         self._ranks_per_engine = facts.worker.rollout.tensor_parallel_size
         self._prompts_per_update = facts.worker.actor.global_batch_size
         self._begin_step()
