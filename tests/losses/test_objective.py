@@ -51,27 +51,6 @@ def gradient(loss: Tensor, of: Tensor) -> list[float]:
     return found[0].tolist()
 
 
-def test_at_the_old_weights_the_loss_is_minus_the_advantages() -> None:
-    now = log_probs(-LOG2, -2 * LOG2)
-    loss, metrics = objective(now, terms(), ObjectiveSettings())
-    # 0.5 * -2 + 0.25 * 1
-    assert loss.item() == pytest.approx(-0.75)
-    assert metrics["actor/pg_loss"].value == pytest.approx(-0.75)
-    assert gradient(loss, now) == pytest.approx([-1.0, 0.25, 0.0])
-
-
-def test_a_token_beyond_its_own_clip_bound_has_no_gradient() -> None:
-    settings = ObjectiveSettings(policy=PolicyLossSettings(clip=ClipRange(low=0.1, high=0.6)))
-    # Ratios 2 with A > 0, clipped at 1.6, and 1/2 with A < 0, clipped at 0.9.
-    now = log_probs(0.0, -3 * LOG2)
-    loss, _ = objective(now, terms(), settings)
-    assert loss.item() == pytest.approx(0.5 * -2 * 1.6 + 0.25 * 0.9)
-    assert gradient(loss, now) == [0.0, 0.0, 0.0]
-    # Ratio 1.5 lies within 1.6, and beyond 1.1, which bounds nothing above.
-    inside = log_probs(math.log(0.75), -2 * LOG2)
-    assert gradient(objective(inside, terms(), settings)[0], inside)[0] == pytest.approx(-0.5 * 2 * 1.5)
-
-
 def test_a_sampled_kl_pulls_towards_the_reference() -> None:
     settings = ObjectiveSettings(kl_penalty="kl", kl_coefficient=0.2)
     now, given = log_probs(-LOG2, -2 * LOG2), terms(reference_log_probs=torch.tensor([[-3 * LOG2, -2 * LOG2, 0.0]]))
