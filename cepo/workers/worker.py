@@ -18,7 +18,7 @@ from cepo.config.schema import ActorConfig, AlgorithmConfig, WorkerConfig
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
 from cepo.errors import CheckpointError
-from cepo.losses.objective import ClipRange, ObjectiveSettings, PolicyLossSettings, RolloutCorrection
+from cepo.losses.objective import ObjectiveSettings
 from cepo.metrics import Metrics, max_value, merge_metrics
 from cepo.models.processing import Processing
 from cepo.progress import phase
@@ -151,12 +151,13 @@ def objective_settings(actor: ActorConfig, algorithm: AlgorithmConfig) -> Object
     in_loss = algorithm.use_kl_loss and not algorithm.disable_kl
     return ObjectiveSettings(
         loss_type=actor.loss_type,
-        policy=PolicyLossSettings(
-            clip=ClipRange(actor.clip_ratio_low, actor.clip_ratio_high, actor.clip_ratio_dual),
-            correction=RolloutCorrection(actor.rollout_is, actor.rollout_is_threshold),
-            tau_positive=actor.tau_positive,
-            tau_negative=actor.tau_negative,
-        ),
+        clip_ratio_low=actor.clip_ratio_low,
+        clip_ratio_high=actor.clip_ratio_high,
+        clip_ratio_dual=actor.clip_ratio_dual,
+        tau_positive=actor.tau_positive,
+        tau_negative=actor.tau_negative,
+        rollout_is=actor.rollout_is,
+        rollout_is_threshold=actor.rollout_is_threshold,
         kl_penalty=algorithm.kl_penalty,
         kl_coefficient=algorithm.kl_coef if in_loss else 0.0,
     )

@@ -12,12 +12,9 @@ from torch import Tensor
 from cepo.config import check_config, load_config
 from cepo.errors import ConfigError
 from cepo.losses.objective import (
-    ClipRange,
     LossDenominators,
     ObjectiveSettings,
     ObjectiveTerms,
-    PolicyLossSettings,
-    RolloutCorrection,
     agreement_metrics,
     objective,
     step_metrics,
@@ -114,12 +111,13 @@ def test_the_configured_bounds_reach_the_loss_in_their_places() -> None:
     config = load_config([BASE, *overrides, *(f"algorithm.{name}={value}" for name, value in kl.items())])
     assert objective_settings(config.worker.actor, config.algorithm) == ObjectiveSettings(
         loss_type="sapo",
-        policy=PolicyLossSettings(
-            clip=ClipRange(low=0.11, high=0.37, dual=5.5),
-            correction=RolloutCorrection("mask", 3.0),
-            tau_positive=1.2,
-            tau_negative=1.7,
-        ),
+        clip_ratio_low=0.11,
+        clip_ratio_high=0.37,
+        clip_ratio_dual=5.5,
+        tau_positive=1.2,
+        tau_negative=1.7,
+        rollout_is="mask",
+        rollout_is_threshold=3.0,
         kl_penalty="mse",
         kl_coefficient=0.03,
     )
@@ -148,7 +146,7 @@ def test_tokens_weigh_what_trainer_and_engine_disagree_about(
     kind: str, threshold: float, weights: tuple[float, float]
 ) -> None:
     """The trainer's probability is 4 times, and half of, the engine's."""
-    settings = ObjectiveSettings(policy=PolicyLossSettings(correction=RolloutCorrection(kind, threshold)))
+    settings = ObjectiveSettings(rollout_is=kind, rollout_is_threshold=threshold)
     now, sampled = log_probs(-LOG2, -2 * LOG2), torch.tensor([[-3 * LOG2, -LOG2, 0.0]])
     loss, metrics = objective(now, terms(sampled_log_probs=sampled), settings)
     assert loss.item() == pytest.approx(0.5 * -2 * weights[0] + 0.25 * weights[1])
@@ -159,7 +157,8 @@ def test_tokens_weigh_what_trainer_and_engine_disagree_about(
 
 def test_the_defaults_of_losses_are_those_of_the_configuration() -> None:
     config = load_config(["data.train_files=some", "worker.actor.model.model_path=some"])
-    assert objective_settings(config.worker.actor, config.algorithm).policy == PolicyLossSettings()
+    found = objective_settings(config.worker.actor, config.algorithm)
+    assert found == ObjectiveSettings(kl_penalty=found.kl_penalty, kl_coefficient=found.kl_coefficient)
 
 
 def test_the_engines_kl_is_rho_less_1_less_log_rho() -> None:
