@@ -41,7 +41,6 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
     Args:
         temperature: the rollout temperature, by which logits are divided before every log-prob.
         with_reference: whether the initial weights are needed for a KL penalty.
-        seed: for the adapter's initial weights.
     """
 
     name = "actor"
@@ -156,7 +155,7 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
         return self._config.model.lora.rank > 0
 
     def adapter_weights(self) -> AdapterWeights:
-        """Returns the whole adapter in PEFT's format on every rank. Collective; the model must have an adapter."""
+        """Returns the whole adapter in PEFT's format on every rank; collective."""
         from peft import get_peft_model_state_dict
 
         peft_model: Any = self.module.model

@@ -48,8 +48,7 @@ def save_state(worker: Actor | Critic, folder: Path, *, weights_only: bool = Fal
 def load_state(worker: Actor | Critic, folder: Path) -> None:
     """Restores a checkpoint of `save_state` on any number of ranks; a rank without a saved random state uses rank 0's.
 
-    Raises:
-        CheckpointError: files are missing or damaged, or belong to another model, adapter or teacher.
+    Raises `CheckpointError`: files are missing or damaged, or belong to another model, adapter or teacher.
     """
     state = _state(worker)
     notes = load_shards(_tensors(state), folder / SHARDS).notes

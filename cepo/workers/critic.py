@@ -20,12 +20,7 @@ from cepo.workers.trained import Trained
 
 
 class Critic(Trained[CriticConfig, ValueModel, CriticBatch]):
-    """A separate value model, with all weights trained.
-
-    Args:
-        config: `worker.critic` with its nulls resolved (`cepo.config.resolved_critic`).
-        processing: the actor's, because the critic reads the same tokens.
-        seed: for the value head's initial weights.
+    """A separate value model, with all weights trained. It reads the actor's tokens, with the actor's `processing`.
 
     Raises:
         ConfigError: the model cannot be loaded, or its tokens differ from the actor's.

@@ -61,8 +61,7 @@ def on_first_rank(metrics: Metrics) -> Metrics:
 def reshard(module: nn.Module) -> None:
     """Frees all gathered weights, so that `module.parameters()` are the shards that are trained and saved.
 
-    After a pass without gradient, the root is still gathered, and so are blocks that are not resharded after forward. A
-    write to a gathered parameter would be lost at the next reshard.
+    Some are still gathered after a pass without gradient. A write to them would be lost at the next reshard.
     """
     for part in module.modules():
         if isinstance(part, FSDPModule):
@@ -107,8 +106,7 @@ class GatheredWeights(Mapping[str, Tensor]):
 def trained_weights(module: nn.Module) -> dict[str, Tensor]:
     """Returns CPU copies of the whole trained weights of a `ScoringModel` on every rank; collective.
 
-    They share one block of memory, because each copy from a device waits for it, and an adapter has hundreds of small
-    tensors. The device briefly holds them twice.
+    They are copied as one block, because each copy from a device waits for it, and an adapter has hundreds of tensors.
     """
     reshard(module)
     found = {

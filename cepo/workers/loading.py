@@ -44,11 +44,7 @@ def build_scoring_model(config: ActorConfig, *, temperature: float, seed: int) -
 
 
 def build_value_model(config: CriticConfig, processing: Processing, *, seed: int) -> ValueModel:
-    """Builds the sharded critic: the checkpoint with its LM head replaced by a value head initialised from `seed`.
-
-    Raises:
-        ConfigError: the checkpoint's vocabulary differs from that of `processing`.
-    """
+    """Builds the sharded critic: the checkpoint with its LM head replaced by a value head initialised from `seed`."""
     mesh = data_parallel_mesh(config.fsdp.fsdp_size)
     model = _load(config, "worker.critic.model", pretrained.torch_dtype(config.fsdp.torch_dtype or "fp32"))
     _require_vocabulary(model, processing, config.model.model_path)

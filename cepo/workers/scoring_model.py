@@ -117,11 +117,7 @@ def collate(
 
 
 class ImageEncoder:
-    """Runs the vision tower once for each image of a batch or, with frozen weights, of a step.
-
-    Args:
-        keep: keep features until `forget`; only for a tower without gradient, where they depend on the image alone.
-    """
+    """Runs the vision tower once for each image of a batch or, if its weights are frozen (`keep`), until `forget`."""
 
     def __init__(self, *, keep: bool) -> None:
         self.keeps = keep
@@ -181,8 +177,8 @@ class ScoringModel(nn.Module):
     """Computes the log-probability of each response token.
 
     `log_probs_n = z_n[y_n] - logsumexp(z_n)` with `z_n = W h_n / temperature` in float32, W the LM head and h_n the
-    last hidden state before token y_n. The head runs only on response positions, in chunks, so no tensor of tokens x
-    vocabulary outlives its chunk. As this is the root of the sharded model, the head is whole inside `forward`.
+    last hidden state before token y_n. The head runs in chunks, so no tensor of tokens x vocabulary outlives its chunk.
+    As this is the root of the sharded model, the head is whole inside `forward`.
 
     `why_padded` is the reason why a batch must not be a packed row; None if it may be.
     """

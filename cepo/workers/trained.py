@@ -37,10 +37,6 @@ class Trained(ABC, Generic[Config, Model, Batch]):
     Each rank has one. All ranks call the same methods in the same order, each with its own rows or none. Within a step,
     all rows of a prompt are on one rank. Updates and merged metrics equal those of one rank with all rows.
 
-    Args:
-        total_steps: length of the learning-rate schedule.
-        longest_row: see `Passes`.
-
     Attributes:
         tokens_computed: tokens of all passes so far, including padding.
         tokens_asked: tokens of all rows in these passes, with shared tokens counted for each row.

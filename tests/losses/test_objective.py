@@ -88,16 +88,15 @@ def test_a_divergence_is_added_with_weight_and_importance() -> None:
 
 def test_losses_and_clip_fractions_are_over_optimizer_steps() -> None:
     # Two steps: one of two micro-batches among 8 tokens, and one among 4 tokens none of whose rows has a gradient.
-    now = log_probs(0.0, -2 * LOG2)  # ratio 2, clipped, and 1
+    now = log_probs(0.0, math.log(7 / 8))  # ratio 2, clipped, and 3.5 with A = -1, beyond the dual bound 3
     parts = [objective(now, terms(), ObjectiveSettings())[1] for _ in range(2)]
     steps = [step_metrics(ObjectiveSettings(), LossDenominators(number, 4, 10), distils=False) for number in (8, 4)]
     found = results(merge_metrics([*parts, *steps]))
-    loss = 0.5 * -2 * 1.28 + 0.25
+    loss = 0.5 * -2 * 1.28 + 0.25 * 3
     assert found["actor/pg_loss"] == pytest.approx(2 * loss / 2)
-    assert found["actor/pg_clipfrac_higher"] == pytest.approx(2 / 12)
-    assert found["actor/pg_clipfrac_lower"] == 0.0
+    assert found["actor/pg_clipfrac_higher"] == found["actor/pg_clipfrac_lower"] == pytest.approx(2 / 12)
     # Of the four live tokens alone: nothing is known of the others.
-    assert found["actor/live_entropy"] == pytest.approx(LOG2)
+    assert found["actor/live_entropy"] == pytest.approx(-math.log(7 / 8) / 2)
 
 
 BASE = "config=configs/microgeo/base.yaml"

@@ -19,11 +19,8 @@ from cepo.losses.objective import (
     LossDenominators,
     ObjectiveSettings,
     policy_loss,
-    policy_metrics,
-    step_metrics,
     token_weights,
 )
-from cepo.metrics import merge_metrics, results
 from cepo.types import TokenBatch
 
 SETTINGS = ObjectiveSettings(clip_ratio_low=0.2, clip_ratio_high=0.28, clip_ratio_dual=3.0)
@@ -108,17 +105,6 @@ def test_clipped_losses_and_gradients_worked_out_by_hand(
     if ratio == 4.0:
         undual = dataclasses.replace(SETTINGS, clip_ratio_dual=None)
         assert one_token(ratio, advantage, undual) == pytest.approx((-4.0 * advantage, -4.0 * advantage))
-
-
-def test_clip_fractions_count_one_of_four_tokens_each() -> None:
-    ratios = torch.tensor([[1.5, 4.0, 1.0, 1.1, 9.0]])
-    mask = torch.tensor([[True, True, True, True, False]])
-    advantages = torch.tensor([[1.0, -1.0, 1.0, -1.0, 1.0]])
-    metrics = policy_metrics(ratios.log(), torch.zeros(1, 5), advantages, mask, SETTINGS)
-    values = results(merge_metrics([metrics, step_metrics(SETTINGS, LossDenominators(4, 1, 5), distils=False)]))
-    assert values["actor/pg_clipfrac_higher"] == 0.25
-    assert values["actor/pg_clipfrac_lower"] == 0.25
-    assert values["actor/live_ppo_kl"] == pytest.approx(-math.log(1.5 * 4.0 * 1.1) / 4)
 
 
 def test_weights_of_each_aggregation_are_worked_out_by_hand() -> None:

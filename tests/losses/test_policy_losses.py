@@ -122,8 +122,8 @@ def test_log_ratios_of_10000_give_finite_losses_and_gradients(loss_type: str) ->
 
 
 def test_clip_fractions_use_each_types_own_ratio() -> None:
-    # Ratios 4 and 1 in one response, 1.2 in the other; A > 0.
-    log_probs, advantages = torch.tensor([[4.0, 1.0], [1.2, 1.0]]).log(), torch.ones(2, 2)
+    # Ratios 4 and 1 in one response, 1.2 in the other, with 9 on its padding; A > 0.
+    log_probs, advantages = torch.tensor([[4.0, 1.0], [1.2, 9.0]]).log(), torch.ones(2, 2)
     found = {}
     for loss_type, settings in SETTINGS.items():
         metrics = policy_metrics(log_probs, torch.zeros(2, 2), advantages, MASK, settings)
