@@ -103,7 +103,7 @@ def mean_divergence(way: str, module: ScoringModel, batch: CollatedRows, teacher
     with torch.no_grad():
         teacher_logits = base.lm_head(teacher.hidden) / TEMPERATURE
     student_logits = base.lm_head(hidden) / TEMPERATURE
-    return token_divergence(student_logits, teacher_logits, batch.targets, teacher.divergence).mean()
+    return token_divergence(student_logits, teacher_logits, batch.targets, teacher.divergence)[1].mean()
 
 
 def measure(way: str, *, vocabulary: int, hidden: int, tokens: int) -> dict[str, Any]:

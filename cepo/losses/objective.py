@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from cepo.losses.divergence import LOG_RATIO_BOUND, distillation_losses, distillation_metrics
+from cepo.losses.divergence import LOG_RATIO_BOUND, distillation_losses
 from cepo.metrics import Metric, Metrics, max_value, mean_of, observations, share_of_mean
 from cepo.types import DivergenceConfig
 
@@ -241,9 +241,11 @@ def objective(
         total = total + settings.kl_coefficient * (penalties * weight).sum()
     if teacher_divergence is not None:
         assert terms.divergence_weight is not None and divergence_settings is not None, "a divergence has a weight"
-        parts = (teacher_divergence, log_probs, old, terms.divergence_weight, divergence_settings)
-        distillation = (distillation_losses(*parts) * weight).sum()
-        metrics |= distillation_metrics(*parts)
+        distilled, of_divergence = distillation_losses(
+            teacher_divergence, log_probs, old, terms.divergence_weight, divergence_settings
+        )
+        distillation = (distilled * weight).sum()
+        metrics |= of_divergence
         metrics["actor/distillation_loss"] = share_of_mean(float(distillation.detach()))
         total = total + distillation
     return total, metrics
