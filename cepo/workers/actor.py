@@ -29,7 +29,7 @@ from cepo.workers.distributed import (
 from cepo.workers.loading import build_scoring_model
 from cepo.workers.passes import RankPass
 from cepo.workers.scoring_model import ScoringModel, TeacherStates
-from cepo.workers.trained import Trained, weights_of
+from cepo.workers.trained import Trained
 
 FULL_KL = DivergenceConfig(kind="reverse_kl")
 """The settings of KL(P_student || P_reference) over the whole vocabulary."""
@@ -77,12 +77,13 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
         if options.get("as_reference"):
             weights = self.reference_weights
             assert weights is not None, "no KL penalty was announced"
-        if result == "reference_kl":
-            self.kept.require(OWN_VIEW, rows)
         states: dict[int, Tensor] = {}
 
         def compute(part: RankPass) -> Tensor:
-            beside = self.kept.states_for(OWN_VIEW, part.rows, FULL_KL) if result == "reference_kl" else None
+            beside = None
+            if result == "reference_kl":
+                needed = [rows[index] for index in part.indices]
+                beside = self.kept.states_for(OWN_VIEW, part.rows, FULL_KL, needed=needed)
             log_probs, (other, *_) = self.module(
                 self.collate(part),
                 () if beside is None else (beside,),
@@ -117,14 +118,6 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
             "work/tokens_computed_max": max_value(computed),
             "work/tokens_saved": fraction(asked - computed, asked),
         }
-
-    def gradients(self, batch: OptimizerBatch) -> list[Tensor]:
-        """Returns the unsharded gradient of the batch's loss for each trained weight, on the CPU; updates nothing."""
-        self.to_device()
-        self._accumulate(batch)
-        found = [whole_tensor(weight.grad).float().cpu().clone() for weight in weights_of(self.optimizer)]
-        self.forget_gradients()
-        return found
 
     def forget_work(self) -> None:
         """Discards the counts of tokens and images since the last update, so that no step counts a validation's."""
@@ -212,8 +205,8 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
         found = {"reference": self.kept.states_for(OWN_VIEW, rows, FULL_KL)}
         if own.distillation is not None:
             view, weights = own.distillation.view, own.distillation.token_weight
-            self.kept.require(view, [row for row, weight in zip(own.rows, weights, strict=True) if weight.any()])
-            found = {"teacher": self.kept.states_for(view, rows, own.distillation.divergence)} | found
+            needed = [row for row, weight in zip(own.rows, weights, strict=True) if weight.any()]
+            found = {"teacher": self.kept.states_for(view, rows, own.distillation.divergence, needed=needed)} | found
         return {name: states for name, states in found.items() if states is not None}
 
 
@@ -237,15 +230,13 @@ class KeptStates:
     def forget(self) -> None:
         self._views = {}
 
-    def require(self, view: str, rows: Sequence[ScoringRow]) -> None:
-        """Asserts that the states of these rows were kept on this rank."""
-        kept, _ = self._views.get(view, ({}, None))
-        missing = [row.row for row in rows if row.row not in kept]
-        assert not missing, f"no hidden states of the view '{view}' are kept here for the rows {missing}"
-
-    def states_for(self, view: str, rows: Sequence[ScoringRow], divergence: DivergenceConfig) -> TeacherStates | None:
+    def states_for(
+        self, view: str, rows: Sequence[ScoringRow], divergence: DivergenceConfig, *, needed: Sequence[ScoringRow] = ()
+    ) -> TeacherStates | None:
         """Concatenates the rows' states, with zeros for rows without any (of weight 0); None if the view has none."""
         states, head = self._views.get(view, ({}, None))
+        missing = [row.row for row in needed if row.row not in states]
+        assert not missing, f"no hidden states of the view '{view}' are kept here for the rows {missing}"
         if not states:
             return None
         any_state = next(iter(states.values()))
