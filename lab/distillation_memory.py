@@ -48,7 +48,7 @@ def build_model(vocabulary: int, hidden: int) -> ScoringModel:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from cepo.workers.scoring_model import ImageEncoder, ScoringModel
+    from cepo.workers.scoring_model import ScoringModel
 
     torch.manual_seed(0)
     config = Qwen3Config(
@@ -63,7 +63,7 @@ def build_model(vocabulary: int, hidden: int) -> ScoringModel:
         tie_word_embeddings=True,
         initializer_range=0.1,
     )
-    return ScoringModel(Qwen3ForCausalLM(config), temperature=TEMPERATURE, encoder=ImageEncoder(keep=False))
+    return ScoringModel(Qwen3ForCausalLM(config), temperature=TEMPERATURE)
 
 
 def build_batch(vocabulary: int, hidden: int, tokens: int) -> tuple[CollatedRows, TeacherStates]:
@@ -103,7 +103,7 @@ def mean_divergence(way: str, module: ScoringModel, batch: CollatedRows, teacher
     with torch.no_grad():
         teacher_logits = base.lm_head(teacher.hidden) / TEMPERATURE
     student_logits = base.lm_head(hidden) / TEMPERATURE
-    return token_divergence(student_logits, teacher_logits, batch.targets, teacher.divergence).mean()
+    return token_divergence(student_logits, teacher_logits, batch.targets, teacher.divergence)[1].mean()
 
 
 def measure(way: str, *, vocabulary: int, hidden: int, tokens: int) -> dict[str, Any]:

@@ -17,13 +17,17 @@ from cepo.workers.worker import objective_settings
 
 
 def build_actor(
-    folder: Path, *, teacher: TeacherConfig | None = None, temperature: float = 1.0, **settings: Any
+    folder: Path,
+    *overrides: str,
+    teacher: TeacherConfig | None = None,
+    temperature: float = 1.0,
+    **settings: Any,
 ) -> Actor:
     """In float32 unless the settings say otherwise; keywords are settings of `worker.actor`, dots as `__`."""
     tree = {"model.model_path": folder, "fsdp.mp_param_dtype": "fp32"}
     tree |= {name.replace("__", "."): value for name, value in settings.items()}
     arguments = [f"worker.actor.{name}={value}" for name, value in tree.items()]
-    config = load_config(["config=configs/microgeo/base.yaml", *arguments])
+    config = load_config(["config=configs/microgeo/base.yaml", *overrides, *arguments])
     return Actor(
         config.worker.actor,
         Processing(str(folder)),

@@ -62,16 +62,15 @@ def _restored_loggers() -> Iterator[None]:
 @contextmanager
 def _restored_environment() -> Iterator[None]:
     """All variables but Ray's: a cluster serves several tests, which join it with the token that these name."""
-    before = dict(os.environ)
+
+    def ours() -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTEST_"))}
+
+    before = ours()
     yield
-    changed = {name for name in before.keys() | os.environ.keys() if os.environ.get(name) != before.get(name)}
-    for name in changed:
-        if name.startswith(("RAY_", "PYTEST_")):
-            continue
-        if name in before:
-            os.environ[name] = before[name]
-        else:
-            del os.environ[name]
+    for name in ours().keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @contextmanager

@@ -26,8 +26,10 @@ def token_divergence(
     teacher_logits: Float[Tensor, "n V"],
     targets: Int64[Tensor, " n"],
     settings: DivergenceConfig,
-) -> Float[Tensor, " n"]:
-    """Computes the divergence at each token in nats; `settings` selects the kind (`DivergenceConfig`).
+) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    """Computes the student's log-prob of each target, and the divergence at each token in nats.
+
+    `settings` selects the kind (`DivergenceConfig`).
 
     With P = softmax(logits) of student (S) and teacher (T), summed over the vocabulary or top-k entries and one bucket:
 
@@ -43,12 +45,30 @@ def token_divergence(
 
     Args:
         student_logits, teacher_logits: finite, already divided by the temperature; the teacher's get no gradient.
-        targets: the sampled tokens, read only with `support="sampled"`.
+        targets: the sampled tokens.
 
     Returns:
         float32, or float64 if the student's logits are float64.
     """
-    return _log_probs_and_divergence(student_logits, teacher_logits, targets, settings)[1]
+    with torch.no_grad():
+        teacher = _exact(teacher_logits).to(_exact(student_logits[:0]).dtype).log_softmax(dim=1)
+    student = _exact(student_logits).log_softmax(dim=1)
+    at_targets = targets.unsqueeze(1)
+    log_probs = student.gather(1, at_targets).squeeze(1)
+    if settings.support == "sampled":
+        coefficient = log_probs.detach() - teacher.gather(1, at_targets).squeeze(1)
+        return log_probs, log_probs * (coefficient if settings.clip is None else coefficient.clamp(max=settings.clip))
+    if settings.support == "topk" and settings.topk < student.shape[1]:
+        ranked = student.detach() if settings.topk_from == "student" else teacher
+        top = ranked.topk(settings.topk, dim=1).indices
+        student, teacher = _coarse(student, top), _coarse(teacher, top)
+    entries = _entries(student, teacher, settings)
+    if settings.clip is not None and settings.clip_mode == "vocab_entry":
+        entries = entries.clamp(max=settings.clip)
+    divergence = entries.sum(dim=1)
+    if settings.clip is not None and settings.clip_mode == "token":
+        divergence = divergence.clamp(max=settings.clip)
+    return log_probs, divergence
 
 
 def chunked_divergence(
@@ -73,7 +93,7 @@ def chunked_divergence(
         with torch.no_grad():
             teacher_logits = _logits(teacher, teacher_head, temperature)
         student_logits = _logits(student, student_head, temperature)
-        return _log_probs_and_divergence(student_logits, teacher_logits, wanted, settings)
+        return token_divergence(student_logits, teacher_logits, wanted, settings)
 
     parts: list[tuple[Tensor, Tensor]] = []
     for start in range(0, max(len(targets), 1), chunk_tokens):
@@ -93,38 +113,27 @@ def distillation_losses(
     old_log_probs: Float[Tensor, "*shape"],
     token_weight: Float[Tensor, "*shape"],
     settings: DivergenceConfig,
-) -> Float[Tensor, "*shape"]:
+) -> tuple[Float[Tensor, "*shape"], Metrics]:
     """Returns token losses `token_weight * importance weight * divergence`, to be aggregated like the policy loss.
+
+    The metrics are the mean and maximum divergence of tokens with positive weight, and the clipped fractions.
 
     The importance weight is min(P_S(y_t) / P_old(y_t), importance_clip) without gradient, unlike PPO's clip, or 1.
     Tokens of weight 0 have loss and gradient 0 but remain in the graph, so that every rank runs the same backward pass.
     """
-    losses = divergence * token_weight
-    if settings.importance_clip is None:
-        return losses
-    log_ratio = (log_probs - old_log_probs).detach().clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    return losses * log_ratio.exp().clamp(max=settings.importance_clip)
-
-
-@torch.no_grad()
-def distillation_metrics(
-    divergence: Float[Tensor, "*shape"],
-    log_probs: Float[Tensor, "*shape"],
-    old_log_probs: Float[Tensor, "*shape"],
-    token_weight: Float[Tensor, "*shape"],
-    settings: DivergenceConfig,
-) -> Metrics:
-    """Returns the mean and maximum divergence of tokens with positive weight, and the clipped fractions."""
-    learning = token_weight > 0
-    metrics: Metrics = {"distillation/divergence": mean_of(divergence, learning)}
+    losses, learning, found = divergence * token_weight, token_weight > 0, divergence.detach()
+    metrics: Metrics = {"distillation/divergence": mean_of(found, learning)}
     if bool(learning.any()):
-        metrics["distillation/divergence_max"] = max_value(float(divergence[learning].max()))
+        metrics["distillation/divergence_max"] = max_value(float(found[learning].max()))
     if settings.clip is not None and settings.clip_mode == "token" and settings.support != "sampled":
-        metrics["distillation/clip_fraction"] = mean_of((divergence >= settings.clip).float(), learning)
+        metrics["distillation/clip_fraction"] = mean_of((found >= settings.clip).float(), learning)
     if settings.importance_clip is not None:
-        clipped = (log_probs - old_log_probs) > math.log(settings.importance_clip)
+        log_ratio = (log_probs - old_log_probs).detach()
+        clipped = log_ratio > math.log(settings.importance_clip)
         metrics["distillation/importance_clip_fraction"] = mean_of(clipped.float(), learning)
-    return metrics
+        ratio = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+        losses = losses * ratio.clamp(max=settings.importance_clip)
+    return losses, metrics
 
 
 def _logits(hidden: Tensor, head: Head, temperature: float) -> Tensor:
@@ -134,30 +143,6 @@ def _logits(hidden: Tensor, head: Head, temperature: float) -> Tensor:
 
 def _exact(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
-
-
-def _log_probs_and_divergence(
-    student_logits: Tensor, teacher_logits: Tensor, targets: Tensor, settings: DivergenceConfig
-) -> tuple[Tensor, Tensor]:
-    with torch.no_grad():
-        teacher = _exact(teacher_logits).to(_exact(student_logits[:0]).dtype).log_softmax(dim=1)
-    student = _exact(student_logits).log_softmax(dim=1)
-    at_targets = targets.unsqueeze(1)
-    log_probs = student.gather(1, at_targets).squeeze(1)
-    if settings.support == "sampled":
-        coefficient = log_probs.detach() - teacher.gather(1, at_targets).squeeze(1)
-        return log_probs, log_probs * (coefficient if settings.clip is None else coefficient.clamp(max=settings.clip))
-    if settings.support == "topk" and settings.topk < student.shape[1]:
-        ranked = student.detach() if settings.topk_from == "student" else teacher
-        top = ranked.topk(settings.topk, dim=1).indices
-        student, teacher = _coarse(student, top), _coarse(teacher, top)
-    entries = _entries(student, teacher, settings)
-    if settings.clip is not None and settings.clip_mode == "vocab_entry":
-        entries = entries.clamp(max=settings.clip)
-    divergence = entries.sum(dim=1)
-    if settings.clip is not None and settings.clip_mode == "token":
-        divergence = divergence.clamp(max=settings.clip)
-    return log_probs, divergence
 
 
 def _coarse(log_probs: Tensor, top: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from cepo.losses.divergence import LOG_RATIO_BOUND, distillation_losses, distillation_metrics
+from cepo.losses.divergence import LOG_RATIO_BOUND, distillation_losses
 from cepo.metrics import Metric, Metrics, max_value, mean_of, observations, share_of_mean
 from cepo.types import DivergenceConfig
 
@@ -19,15 +19,6 @@ HIGHER, LOWER = "actor/pg_clipfrac_higher", "actor/pg_clipfrac_lower"
 LOSS_TYPES = ("default", "gspo", "gspo_token", "cispo", "sapo")
 AGGREGATIONS = ("token", "seq", "seq_sum", "constant")
 KL_PENALTIES = ("kl", "abs", "mse", "low_var_kl")
-
-
-@dataclass(frozen=True)
-class ClipRange:
-    """The clip range: `1 - low` and `1 + high` bound the ratio; `dual` (> 1; None: off) bounds losses with A < 0."""
-
-    low: float = 0.2
-    high: float = 0.28
-    dual: float | None = 3.0
 
 
 @dataclass(frozen=True)
@@ -39,31 +30,33 @@ class LossDenominators:
     max_response_length: int
 
 
-@dataclass(frozen=True)
-class RolloutCorrection:
-    """The correction for the gap between engine and trainer: `kind` is none, truncate or mask; `threshold` > 1."""
-
-    kind: str = "none"
-    threshold: float = 2.0
-
-
 @dataclass(frozen=True, kw_only=True)
-class PolicyLossSettings:
-    """The settings of the policy losses: clip range, correction for the engine, and gate temperatures of `sapo`."""
+class ObjectiveSettings:
+    """The settings of an objective; all but the last are named as in `worker.actor` and `algorithm`.
 
-    clip: ClipRange = ClipRange()
-    correction: RolloutCorrection = RolloutCorrection()
+    `1 - clip_ratio_low` and `1 + clip_ratio_high` bound the ratio; `clip_ratio_dual` (> 1; None: off) bounds losses with
+    A < 0. `tau_*` are the gate temperatures of `sapo`. `rollout_is` (none, truncate or mask) with its threshold (> 1)
+    corrects for the gap between engine and trainer. `kl_coefficient` is 0 if the KL is off or part of the reward.
+    """
+
+    loss_type: str = "default"
+    clip_ratio_low: float = 0.2
+    clip_ratio_high: float = 0.28
+    clip_ratio_dual: float | None = 3.0
     tau_positive: float = 1.0
     tau_negative: float = 1.05
+    rollout_is: str = "none"
+    rollout_is_threshold: float = 2.0
+    kl_penalty: str = "kl"
+    kl_coefficient: float = 0.0
 
 
 def policy_loss(
-    loss_type: str,
     log_probs: Float[Tensor, "B T"],
     old_log_probs: Float[Tensor, "B T"],
     advantages: Float[Tensor, "B T"],
     response_mask: Bool[Tensor, "B T"],
-    settings: PolicyLossSettings,
+    settings: ObjectiveSettings,
 ) -> Float[Tensor, "B T"]:
     """Computes token losses, to be aggregated with `token_weights`, which give padding weight 0.
 
@@ -80,31 +73,35 @@ def policy_loss(
 
     At `log_probs = old_log_probs` all have the same gradient except `gspo`, which spreads it over the sequence.
     """
-    clip = settings.clip
+    loss_type = settings.loss_type
     if loss_type.startswith("gspo"):
         log_ratio = _sequence_log_ratio(log_probs, old_log_probs, response_mask)
         if loss_type == "gspo_token":
             log_ratio = log_ratio.detach() + log_probs - log_probs.detach()
-        return _clipped_surrogate(bounded_ratio(log_ratio).expand_as(log_probs), advantages, clip)
+        return _clipped_surrogate(bounded_ratio(log_ratio).expand_as(log_probs), advantages, settings)
     ratio = bounded_ratio(log_probs - old_log_probs)
     if loss_type == "cispo":
-        return -advantages * ratio.detach().clamp(1.0 - clip.low, 1.0 + clip.high) * log_probs
+        return -advantages * _clipped_ratio(ratio.detach(), settings) * log_probs
     if loss_type == "sapo":
         tau = torch.full_like(ratio, settings.tau_positive).where(advantages >= 0, settings.tau_negative)
         return -advantages * (4.0 / tau) * torch.sigmoid(tau * (ratio - 1.0))
     assert loss_type == "default", loss_type
-    return _clipped_surrogate(ratio, advantages, clip)
+    return _clipped_surrogate(ratio, advantages, settings)
 
 
-def _clipped_surrogate(ratio: Tensor, advantages: Tensor, clip: ClipRange) -> Tensor:
-    loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1.0 - clip.low, 1.0 + clip.high))
-    if clip.dual is None:
+def _clipped_surrogate(ratio: Tensor, advantages: Tensor, settings: ObjectiveSettings) -> Tensor:
+    loss = torch.maximum(-advantages * ratio, -advantages * _clipped_ratio(ratio, settings))
+    if settings.clip_ratio_dual is None:
         return loss
-    return torch.where(advantages < 0, torch.minimum(loss, -advantages * clip.dual), loss)
+    return torch.where(advantages < 0, torch.minimum(loss, -advantages * settings.clip_ratio_dual), loss)
+
+
+def _clipped_ratio(ratio: Tensor, settings: ObjectiveSettings) -> Tensor:
+    return ratio.clamp(1.0 - settings.clip_ratio_low, 1.0 + settings.clip_ratio_high)
 
 
 def importance_weights(
-    old_log_probs: Float[Tensor, "B T"], sampled_log_probs: Float[Tensor, "B T"], correction: RolloutCorrection
+    old_log_probs: Float[Tensor, "B T"], sampled_log_probs: Float[Tensor, "B T"], settings: ObjectiveSettings
 ) -> Float[Tensor, "B T"]:
     """Computes each token's weight in the policy loss, which corrects for differing log-probs of engine and trainer.
 
@@ -112,10 +109,11 @@ def importance_weights(
     min(rho, C) (Yao et al. 2025, verl). `mask`: rho within [1/C, C], else 0 (IcePop, Ling team 2025).
     """
     rho = bounded_ratio(old_log_probs - sampled_log_probs)
-    if correction.kind == "truncate":
-        return rho.clamp(max=correction.threshold)
-    assert correction.kind == "mask", correction.kind
-    return rho.where((rho >= 1.0 / correction.threshold) & (rho <= correction.threshold), 0.0)
+    threshold = settings.rollout_is_threshold
+    if settings.rollout_is == "truncate":
+        return rho.clamp(max=threshold)
+    assert settings.rollout_is == "mask", settings.rollout_is
+    return rho.where((rho >= 1.0 / threshold) & (rho <= threshold), 0.0)
 
 
 def token_weights(
@@ -140,26 +138,24 @@ def token_weights(
 
 @torch.no_grad()
 def policy_metrics(
-    loss_type: str,
     log_probs: Float[Tensor, "B T"],
     old_log_probs: Float[Tensor, "B T"],
     advantages: Float[Tensor, "B T"],
     response_mask: Bool[Tensor, "B T"],
-    settings: PolicyLossSettings,
+    settings: ObjectiveSettings,
 ) -> Metrics:
     """Returns the clip counts, the k1 estimate of KL(old || new) in nats, and mean -log P as a proxy of the entropy.
 
     Clip counts are of the loss type's own ratio and become fractions by `step_metrics`. `sapo` has none; `cispo` counts
     tokens with non-zero advantage whose ratio is outside the clip range. The others are means over these tokens.
     """
-    clip = settings.clip
     metrics: Metrics = {
         "actor/live_ppo_kl": mean_of(old_log_probs - log_probs, response_mask),
         "actor/live_entropy": mean_of(-log_probs, response_mask),
     }
-    if loss_type == "sapo":
+    if settings.loss_type == "sapo":
         return metrics
-    if loss_type.startswith("gspo"):
+    if settings.loss_type.startswith("gspo"):
         ratio = bounded_ratio(_sequence_log_ratio(log_probs, old_log_probs, response_mask)).expand_as(log_probs)
     else:
         ratio = bounded_ratio(log_probs - old_log_probs)
@@ -167,22 +163,15 @@ def policy_metrics(
     def count(chosen: Tensor) -> Metric:
         return share_of_mean(float((chosen & response_mask).sum()))
 
-    if loss_type == "cispo":
-        outside = ((ratio < 1.0 - settings.clip.low) | (ratio > 1.0 + settings.clip.high)) & (advantages != 0)
-        return metrics | {HIGHER: count(outside)}
+    clipped = _clipped_ratio(ratio, settings)
+    if settings.loss_type == "cispo":
+        return metrics | {HIGHER: count((ratio != clipped) & (advantages != 0))}
     plain = -advantages * ratio
-    highest = torch.maximum(plain, -advantages * ratio.clamp(1.0 - clip.low, 1.0 + clip.high))
+    highest = torch.maximum(plain, -advantages * clipped)
     metrics[HIGHER] = count(plain < highest)
-    if clip.dual is not None:
-        metrics[LOWER] = count((advantages < 0) & (highest > -advantages * clip.dual))
+    if settings.clip_ratio_dual is not None:
+        metrics[LOWER] = count((advantages < 0) & (highest > -advantages * settings.clip_ratio_dual))
     return metrics
-
-
-def clip_metrics(loss_type: str, clip: ClipRange) -> tuple[str, ...]:
-    """Returns the names of the clip fractions in `policy_metrics`."""
-    if loss_type == "sapo":
-        return ()
-    return (HIGHER,) if loss_type == "cispo" or clip.dual is None else (HIGHER, LOWER)
 
 
 def bounded_ratio(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -193,16 +182,6 @@ def _sequence_log_ratio(log_probs: Tensor, old_log_probs: Tensor, response_mask:
     """Returns (B, 1), the mean of log rho over each response."""
     total = (log_probs - old_log_probs).where(response_mask, 0.0).sum(dim=1, keepdim=True)
     return total / response_mask.sum(dim=1, keepdim=True).clamp(min=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ObjectiveSettings:
-    """The objective's settings; `kl_coefficient` weighs the KL in the loss, 0 if it is off or part of the reward."""
-
-    loss_type: str = "default"
-    policy: PolicyLossSettings = PolicyLossSettings()
-    kl_penalty: str = "kl"
-    kl_coefficient: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,12 +223,11 @@ def objective(
         reference_divergence: KL(P_student || P_reference) over the vocabulary, with gradient, for the penalty `full`.
     """
     old, mask, weight = terms.old_log_probs, terms.response_mask, terms.weight
-    losses = policy_loss(settings.loss_type, log_probs, old, terms.advantages, mask, settings.policy)
-    metrics = policy_metrics(settings.loss_type, log_probs.detach(), old, terms.advantages, mask, settings.policy)
-    correction = settings.policy.correction
-    if correction.kind != "none":
+    losses = policy_loss(log_probs, old, terms.advantages, mask, settings)
+    metrics = policy_metrics(log_probs.detach(), old, terms.advantages, mask, settings)
+    if settings.rollout_is != "none":
         assert terms.sampled_log_probs is not None, "importance weights compare with the rollout engine"
-        importance = importance_weights(old, terms.sampled_log_probs, correction)
+        importance = importance_weights(old, terms.sampled_log_probs, settings)
         losses = losses * importance
         metrics["rollout/is_weight"] = mean_of(importance, mask)
     policy = (losses * weight).sum()
@@ -263,9 +241,11 @@ def objective(
         total = total + settings.kl_coefficient * (penalties * weight).sum()
     if teacher_divergence is not None:
         assert terms.divergence_weight is not None and divergence_settings is not None, "a divergence has a weight"
-        parts = (teacher_divergence, log_probs, old, terms.divergence_weight, divergence_settings)
-        distillation = (distillation_losses(*parts) * weight).sum()
-        metrics |= distillation_metrics(*parts)
+        distilled, of_divergence = distillation_losses(
+            teacher_divergence, log_probs, old, terms.divergence_weight, divergence_settings
+        )
+        distillation = (distilled * weight).sum()
+        metrics |= of_divergence
         metrics["actor/distillation_loss"] = share_of_mean(float(distillation.detach()))
         total = total + distillation
     return total, metrics
@@ -279,8 +259,11 @@ def step_metrics(settings: ObjectiveSettings, denominators: LossDenominators, *,
     metrics: Metrics = {"actor/pg_loss": observations()}
     if distils:
         metrics["actor/distillation_loss"] = observations()
-    clipped = clip_metrics(settings.loss_type, settings.policy.clip)
-    return metrics | {name: observations(denominators.num_tokens) for name in clipped}
+    if settings.loss_type != "sapo":
+        metrics[HIGHER] = observations(denominators.num_tokens)
+        if settings.loss_type != "cispo" and settings.clip_ratio_dual is not None:
+            metrics[LOWER] = observations(denominators.num_tokens)
+    return metrics
 
 
 def agreement_metrics(

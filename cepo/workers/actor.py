@@ -21,17 +21,15 @@ from cepo.types import DivergenceConfig
 from cepo.workers.distributed import (
     GatheredWeights,
     MergedWeights,
-    data_parallel_mesh,
     on_first_rank,
     reshard,
-    this_device,
     trained_weights,
     whole_tensor,
 )
 from cepo.workers.loading import build_scoring_model
 from cepo.workers.passes import RankPass
 from cepo.workers.scoring_model import ScoringModel, TeacherStates
-from cepo.workers.trained import Trained, weights_of
+from cepo.workers.trained import Trained
 
 FULL_KL = DivergenceConfig(kind="reverse_kl")
 """The settings of KL(P_student || P_reference) over the whole vocabulary."""
@@ -43,7 +41,6 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
     Args:
         temperature: the rollout temperature, by which logits are divided before every log-prob.
         with_reference: whether the initial weights are needed for a KL penalty.
-        seed: for the adapter's initial weights.
     """
 
     name = "actor"
@@ -61,8 +58,7 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
         seed: int,
         longest_row: int | None = None,
     ) -> None:
-        mesh = data_parallel_mesh(config.fsdp.fsdp_size)
-        module = build_scoring_model(config, mesh=mesh, device=this_device(), temperature=temperature, seed=seed)
+        module = build_scoring_model(config, temperature=temperature, seed=seed)
         super().__init__(config, processing, module, total_steps=total_steps, longest_row=longest_row)
         self.teacher_weights = TeacherWeights(module, teacher)
         initial = TeacherConfig(source="reference")
@@ -81,12 +77,13 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
         if options.get("as_reference"):
             weights = self.reference_weights
             assert weights is not None, "no KL penalty was announced"
-        if result == "reference_kl":
-            self.kept.require(OWN_VIEW, rows)
         states: dict[int, Tensor] = {}
 
         def compute(part: RankPass) -> Tensor:
-            beside = self.kept.states_for(OWN_VIEW, part.rows, FULL_KL) if result == "reference_kl" else None
+            beside = None
+            if result == "reference_kl":
+                needed = [rows[index] for index in part.indices]
+                beside = self.kept.states_for(OWN_VIEW, part.rows, FULL_KL, needed=needed)
             log_probs, (other, *_) = self.module(
                 self.collate(part),
                 () if beside is None else (beside,),
@@ -107,33 +104,25 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
         """See `Trained.update`; adds the work since the last update (`_max`: over ranks), and the share saved."""
-        metrics, encoded = super().update(batches, step=step), self.module.encoder.drain_count()
-        images = {"work/pictures_encoded": sum_value(encoded), "work/pictures_encoded_max": max_value(encoded)}
-        return merge_metrics([metrics, self.token_metrics(), images])
+        return merge_metrics([super().update(batches, step=step), self.work_metrics()])
 
-    def token_metrics(self) -> Metrics:
-        """Returns the tokens computed since the last call, with padding, and the share saved."""
+    def work_metrics(self) -> Metrics:
+        """Returns the tokens computed since the last call, with padding, the share saved, and the images encoded."""
         computed, asked = self.tokens_computed - self._reported[0], self.tokens_asked - self._reported[1]
         self._reported = (self.tokens_computed, self.tokens_asked)
+        encoded = self.module.encoder.drain_count()
         return {
+            "work/pictures_encoded": sum_value(encoded),
+            "work/pictures_encoded_max": max_value(encoded),
             "work/tokens_computed": sum_value(computed),
             "work/tokens_computed_max": max_value(computed),
             "work/tokens_saved": fraction(asked - computed, asked),
         }
 
-    def gradients(self, batch: OptimizerBatch) -> list[Tensor]:
-        """Returns the unsharded gradient of the batch's loss for each trained weight, on the CPU; updates nothing."""
-        self.to_device()
-        self._accumulate(batch)
-        found = [whole_tensor(weight.grad).float().cpu().clone() for weight in weights_of(self.optimizer)]
-        self.forget_gradients()
-        return found
-
     def forget_work(self) -> None:
         """Discards the counts of tokens and images since the last update, so that no step counts a validation's."""
-        self.token_metrics()
+        self.work_metrics()
         self.module.encoder.forget()
-        self.module.encoder.drain_count()
 
     def finish_step(self, step: int) -> None:
         """Frees the step's caches and refreshes the teacher's weights after the update of the 0-based step."""
@@ -149,21 +138,21 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
         """
         lora = self._config.model.lora
         if lora.rank == 0:
-            return FullWeights(tensors=GatheredWeights(self.module, prefix="model.", device=self.device))
+            return FullWeights(tensors=GatheredWeights(self.module))
         if lora.served_rank(merged=merged) > 0:
             return self.adapter_weights()
-        return FullWeights(tensors=MergedWeights(self.module, scale=lora.alpha / lora.rank, device=self.device))
+        return FullWeights(tensors=MergedWeights(self.module, scale=lora.alpha / lora.rank))
 
     @property
     def has_adapter(self) -> bool:
         return self._config.model.lora.rank > 0
 
     def adapter_weights(self) -> AdapterWeights:
-        """Returns the whole adapter in PEFT's format on every rank. Collective; the model must have an adapter."""
+        """Returns the whole adapter in PEFT's format on every rank; collective."""
         from peft import get_peft_model_state_dict
 
         peft_model: Any = self.module.model
-        tensors: Any = trained_weights(self.module, prefix="model.", device=self.device)
+        tensors: Any = trained_weights(self.module)
         return AdapterWeights(
             tensors=get_peft_model_state_dict(peft_model, state_dict=tensors),
             adapter_config=peft_model.peft_config["default"].to_dict(),
@@ -216,8 +205,8 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
         found = {"reference": self.kept.states_for(OWN_VIEW, rows, FULL_KL)}
         if own.distillation is not None:
             view, weights = own.distillation.view, own.distillation.token_weight
-            self.kept.require(view, [row for row, weight in zip(own.rows, weights, strict=True) if weight.any()])
-            found = {"teacher": self.kept.states_for(view, rows, own.distillation.divergence)} | found
+            needed = [row for row, weight in zip(own.rows, weights, strict=True) if weight.any()]
+            found = {"teacher": self.kept.states_for(view, rows, own.distillation.divergence, needed=needed)} | found
         return {name: states for name, states in found.items() if states is not None}
 
 
@@ -241,15 +230,13 @@ class KeptStates:
     def forget(self) -> None:
         self._views = {}
 
-    def require(self, view: str, rows: Sequence[ScoringRow]) -> None:
-        """Asserts that the states of these rows were kept on this rank."""
-        kept, _ = self._views.get(view, ({}, None))
-        missing = [row.row for row in rows if row.row not in kept]
-        assert not missing, f"no hidden states of the view '{view}' are kept here for the rows {missing}"
-
-    def states_for(self, view: str, rows: Sequence[ScoringRow], divergence: DivergenceConfig) -> TeacherStates | None:
+    def states_for(
+        self, view: str, rows: Sequence[ScoringRow], divergence: DivergenceConfig, *, needed: Sequence[ScoringRow] = ()
+    ) -> TeacherStates | None:
         """Concatenates the rows' states, with zeros for rows without any (of weight 0); None if the view has none."""
         states, head = self._views.get(view, ({}, None))
+        missing = [row.row for row in needed if row.row not in states]
+        assert not missing, f"no hidden states of the view '{view}' are kept here for the rows {missing}"
         if not states:
             return None
         any_state = next(iter(states.values()))
@@ -268,26 +255,26 @@ class TeacherWeights:
     The source `actor` needs no copy. `reference` keeps the initial weights or, under LoRA, disables the adapter.
     `snapshot` is refreshed after every update whose 1-based step is divisible by `sync_every`. `ema` computes
     `c <- decay c + (1 - decay) theta` after every update, in float32 whatever the model's type; under LoRA it averages
-    the factors, not their product. Each rank keeps copies of its own shards.
+    the factors, not their product. Each rank keeps `copies` of its own shards; restoring a checkpoint writes to them.
     """
 
     def __init__(self, module: nn.Module, config: TeacherConfig) -> None:
         self._module, self._config = module, config
         self._adapter_off = config.source == "reference" and hasattr(module.model, "disable_adapter")
-        self._copies: dict[str, DTensor] = {}
+        self.copies: dict[str, DTensor] = {}
         if config.source != "actor" and not self._adapter_off:
             kind = torch.float32 if config.source == "ema" else None
-            self._copies = {name: weight.to(kind or weight.dtype, copy=True) for name, weight in self._trained()}
+            self.copies = {name: weight.to(kind or weight.dtype, copy=True) for name, weight in self._trained()}
 
     @torch.no_grad()
     def after_update(self, step: int) -> None:
         """Refreshes the copies after the update of the 0-based `step`."""
         if self._config.source == "snapshot" and (step + 1) % self._config.sync_every == 0:
             for name, weight in self._trained():
-                self._copies[name].copy_(weight)
+                self.copies[name].copy_(weight)
         elif self._config.source == "ema":
             for name, weight in self._trained():
-                self._copies[name].to_local().lerp_(weight.to_local().float(), 1.0 - self._config.ema_decay)
+                self.copies[name].to_local().lerp_(weight.to_local().float(), 1.0 - self._config.ema_decay)
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -299,19 +286,15 @@ class TeacherWeights:
                     yield
                 finally:  # PEFT switches gradients off and on again, which must affect the shards, not gathered copies
                     reshard(self._module)
-        elif not self._copies:
+        elif not self.copies:
             yield
         else:
             live = {name: weight.clone() for name, weight in self._trained()}
             try:
-                self._load(self._copies)
+                self._load(self.copies)
                 yield
             finally:
                 self._load(live)
-
-    def state_dict(self) -> dict[str, DTensor]:
-        """Returns the copies, sharded like the trained weights; restoring a checkpoint writes to them."""
-        return self._copies
 
     def _load(self, weights: dict[str, DTensor]) -> None:
         for name, weight in self._trained():

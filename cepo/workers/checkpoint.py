@@ -48,8 +48,7 @@ def save_state(worker: Actor | Critic, folder: Path, *, weights_only: bool = Fal
 def load_state(worker: Actor | Critic, folder: Path) -> None:
     """Restores a checkpoint of `save_state` on any number of ranks; a rank without a saved random state uses rank 0's.
 
-    Raises:
-        CheckpointError: files are missing or damaged, or belong to another model, adapter or teacher.
+    Raises `CheckpointError`: files are missing or damaged, or belong to another model, adapter or teacher.
     """
     state = _state(worker)
     notes = load_shards(_tensors(state), folder / SHARDS).notes
@@ -87,9 +86,9 @@ def _state(worker: Actor | Critic) -> dict[str, Any]:
     model, optimizer = get_state_dict(worker.module, worker.optimizer, options=_TRAINED)
     state = {"model": model, "optimizer": optimizer}
     if isinstance(worker, Actor):
-        state["teacher"] = worker.teacher_weights.state_dict()
+        state["teacher"] = worker.teacher_weights.copies
         if worker.reference_weights is not None:
-            state["reference"] = worker.reference_weights.state_dict()
+            state["reference"] = worker.reference_weights.copies
     return state
 
 

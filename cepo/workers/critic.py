@@ -12,7 +12,7 @@ from cepo.data.batch import CriticBatch, ScoringRow
 from cepo.losses.objective import value_loss, value_metrics
 from cepo.metrics import Metrics, fraction
 from cepo.models.processing import Processing
-from cepo.workers.distributed import data_parallel_mesh, reshard, this_device
+from cepo.workers.distributed import reshard
 from cepo.workers.loading import build_value_model
 from cepo.workers.passes import RankPass
 from cepo.workers.scoring_model import ValueModel
@@ -20,12 +20,7 @@ from cepo.workers.trained import Trained
 
 
 class Critic(Trained[CriticConfig, ValueModel, CriticBatch]):
-    """A separate value model, with all weights trained.
-
-    Args:
-        config: `worker.critic` with its nulls resolved (`cepo.config.resolved_critic`).
-        processing: the actor's, because the critic reads the same tokens.
-        seed: for the value head's initial weights.
+    """A separate value model, with all weights trained. It reads the actor's tokens, with the actor's `processing`.
 
     Raises:
         ConfigError: the model cannot be loaded, or its tokens differ from the actor's.
@@ -42,8 +37,7 @@ class Critic(Trained[CriticConfig, ValueModel, CriticBatch]):
         seed: int,
         longest_row: int | None = None,
     ) -> None:
-        mesh = data_parallel_mesh(config.fsdp.fsdp_size)
-        module = build_value_model(config, processing, mesh=mesh, device=this_device(), seed=seed)
+        module = build_value_model(config, processing, seed=seed)
         super().__init__(config, processing, module, total_steps=total_steps, longest_row=longest_row)
 
     @torch.no_grad()

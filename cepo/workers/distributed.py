@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import torch
@@ -61,8 +61,7 @@ def on_first_rank(metrics: Metrics) -> Metrics:
 def reshard(module: nn.Module) -> None:
     """Frees all gathered weights, so that `module.parameters()` are the shards that are trained and saved.
 
-    After a pass without gradient, the root is still gathered, and so are blocks that are not resharded after forward. A
-    write to a gathered parameter would be lost at the next reshard.
+    Some are still gathered after a pass without gradient. A write to them would be lost at the next reshard.
     """
     for part in module.modules():
         if isinstance(part, FSDPModule):
@@ -79,21 +78,22 @@ class GatheredWeights(Mapping[str, Tensor]):
 
     Only one whole weight exists at a time, so no second copy of the model is needed. Collective: all ranks must read
     the same names in the same order, as iteration does. Readers must copy what they keep: it may be the trained weight.
-    `prefix` is removed from each name.
     """
 
-    def __init__(self, module: nn.Module, *, prefix: str, device: torch.device) -> None:
+    prefix: ClassVar[str] = "model."
+    """What precedes a weight's own name in the names of `ScoringModel`."""
+
+    def __init__(self, module: nn.Module) -> None:
         reshard(module)
-        self._shards = {name.removeprefix(prefix): tensor for name, tensor in module.state_dict().items()}
+        self._shards = {name.removeprefix(self.prefix): tensor for name, tensor in module.state_dict().items()}
         self._names = {name: name for name in self._shards}
-        self._device = device
 
     @torch.no_grad()
     def __getitem__(self, name: str) -> Tensor:
         return self._gather(name)
 
     def _gather(self, name: str) -> Tensor:
-        return whole_tensor(self._shards[name].detach().to(self._device))
+        return whole_tensor(self._shards[name].detach().to(this_device()))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -103,15 +103,14 @@ class GatheredWeights(Mapping[str, Tensor]):
 
 
 @torch.no_grad()
-def trained_weights(module: nn.Module, *, prefix: str, device: torch.device) -> dict[str, Tensor]:
-    """Returns CPU copies of the whole trained weights on every rank, gathered on `device`; collective.
+def trained_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Returns CPU copies of the whole trained weights of a `ScoringModel` on every rank; collective.
 
-    They share one block of memory, because each copy from a device waits for it, and an adapter has hundreds of small
-    tensors. The device briefly holds them twice.
+    They are copied as one block, because each copy from a device waits for it, and an adapter has hundreds of tensors.
     """
     reshard(module)
     found = {
-        name.removeprefix(prefix): whole_tensor(parameter.detach().to(device))
+        name.removeprefix(GatheredWeights.prefix): whole_tensor(parameter.detach().to(this_device()))
         for name, parameter in module.named_parameters()
         if parameter.requires_grad
     }
@@ -128,10 +127,11 @@ class MergedWeights(GatheredWeights):
     and rounded once to W's type. For a 4-bit base, W is the dequantised weight in the compute type.
     """
 
-    def __init__(self, module: nn.Module, *, scale: float, device: torch.device) -> None:
-        prefix = "model.base_model.model."
-        super().__init__(module, prefix=prefix, device=device)
-        self._packed = {name.removeprefix(prefix): weight for name, weight in quantised_weights(module).items()}
+    prefix = "model.base_model.model."
+
+    def __init__(self, module: nn.Module, *, scale: float) -> None:
+        super().__init__(module)
+        self._packed = {name.removeprefix(self.prefix): weight for name, weight in quantised_weights(module).items()}
         self._scale = scale
         plain = [name for name in self._shards if ".lora_" not in name]  # not A, B and DoRA's magnitude
         self._names = {name.replace(".base_layer.", "."): name for name in plain}

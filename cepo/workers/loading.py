@@ -19,13 +19,13 @@ from cepo.models.families import family_of
 from cepo.models.head import use_float32_logits
 from cepo.models.processing import Processing
 from cepo.models.quantization import quantised_weights, quantization_of
-from cepo.workers.scoring_model import ImageEncoder, ScoringModel, ValueModel
+from cepo.workers.distributed import data_parallel_mesh, this_device
+from cepo.workers.scoring_model import ScoringModel, ValueModel
 
 
-def build_scoring_model(
-    config: ActorConfig, *, mesh: DeviceMesh, device: torch.device, temperature: float, seed: int
-) -> ScoringModel:
+def build_scoring_model(config: ActorConfig, *, temperature: float, seed: int) -> ScoringModel:
     """Builds the sharded policy for scoring and training. Adapter weights are initialised from `seed`."""
+    mesh = data_parallel_mesh(config.fsdp.fsdp_size)
     trained_dtype = pretrained.torch_dtype(config.fsdp.torch_dtype or "fp32")
     compute_dtype = pretrained.torch_dtype(config.fsdp.mp_param_dtype)
     with_adapter = config.model.lora.rank > 0
@@ -33,32 +33,24 @@ def build_scoring_model(
     base = _load(config, "worker.actor.model", compute_dtype if with_adapter else trained_dtype, quantization)
     if config.model.fp32_logits and compute_dtype is not torch.float32:
         use_float32_logits(base)
-    model, why_padded = base, pretrained.share_segments(base)
+    model = base
     if with_adapter:
         from cepo.workers.adapters import add_adapter  # PEFT takes a second to import
 
         model = add_adapter(base, config.model.lora, dtype=trained_dtype, seed=seed)
-    encoder = ImageEncoder(keep=bool(pretrained.frozen_vision_parts(base)))
-    scoring_model = ScoringModel(model, temperature=temperature, encoder=encoder, why_padded=why_padded)
-    _distribute(scoring_model, base, config, mesh, device)
+    scoring_model = ScoringModel(model, temperature=temperature)
+    _distribute(scoring_model, base, config, mesh)
     return scoring_model
 
 
-def build_value_model(
-    config: CriticConfig, processing: Processing, *, mesh: DeviceMesh, device: torch.device, seed: int
-) -> ValueModel:
-    """Builds the sharded critic: the checkpoint with its LM head replaced by a value head initialised from `seed`.
-
-    Raises:
-        ConfigError: the checkpoint's vocabulary differs from that of `processing`.
-    """
+def build_value_model(config: CriticConfig, processing: Processing, *, seed: int) -> ValueModel:
+    """Builds the sharded critic: the checkpoint with its LM head replaced by a value head initialised from `seed`."""
+    mesh = data_parallel_mesh(config.fsdp.fsdp_size)
     model = _load(config, "worker.critic.model", pretrained.torch_dtype(config.fsdp.torch_dtype or "fp32"))
     _require_vocabulary(model, processing, config.model.model_path)
     del model.lm_head
-    why_padded = pretrained.share_segments(model)
-    encoder = ImageEncoder(keep=bool(pretrained.frozen_vision_parts(model)))
-    value_model = ValueModel(model, seed=seed, encoder=encoder, why_padded=why_padded)
-    _distribute(value_model, model, config, mesh, device, exact=[value_model.head])
+    value_model = ValueModel(model, seed=seed)
+    _distribute(value_model, model, config, mesh, exact=[value_model.head])
     return value_model
 
 
@@ -96,7 +88,6 @@ def _distribute(
     base: Any,
     config: ActorConfig | CriticConfig,
     mesh: DeviceMesh,
-    device: torch.device,
     *,
     exact: Sequence[nn.Module] = (),
 ) -> None:
@@ -106,7 +97,7 @@ def _distribute(
     compute type: its passes then need no other rank, and each rank caches the features of its own images. Packed 4-bit
     weights are replicated too, because their scales are separate; each rank reads them itself.
     """
-    fsdp = config.fsdp
+    fsdp, device = config.fsdp, this_device()
     trained: Any = root.model
     if config.model.enable_gradient_checkpointing:
         trained.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

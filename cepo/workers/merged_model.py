@@ -29,10 +29,8 @@ from cepo.workers.shards import Shards, shape_of
 logger = logging.getLogger(__name__)
 
 GENERATION_CONFIG = "generation_config.json"
-_WEIGHTS = "model."
-"""The prefix of weights in the saved state."""
-_TRAINED = _WEIGHTS + "model."
-"""The prefix of a weight's own name in the shards: the prefix above and `ScoringModel`'s attribute."""
+_WEIGHTS = "model."  # the prefix of weights in the saved state
+_TRAINED = _WEIGHTS + "model."  # that of a weight's own name there: `ScoringModel.model` is between
 
 
 @dataclass(frozen=True, kw_only=True)

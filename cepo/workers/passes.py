@@ -21,6 +21,7 @@ from cepo.config.schema import ActorConfig, CriticConfig
 from cepo.data.batch import ScoringRow
 from cepo.models.inputs import EncodedPrompt, ImageInputs
 from cepo.models.processing import Processing
+from cepo.models.segments import SegmentLayout
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,13 @@ class TokenForest:
     @property
     def num_tokens(self) -> int:
         return self.starts[-1]
+
+    @cached_property
+    def layout(self) -> SegmentLayout:
+        return SegmentLayout(
+            starts=self.starts,
+            branch_ends=tuple(self.starts[end] for end in self.branch_ends),
+        )
 
     def of_rows(self, rows: Sequence[int]) -> TokenForest:
         """Returns the part of the forest that `rows` need, numbered in their order.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +23,7 @@ from cepo.models.head import (
     with_weight,
 )
 from cepo.models.inputs import ImageFeatures, ImageInputs, sequence_positions
+from cepo.models.pretrained import frozen_vision_parts, share_segments
 from cepo.models.processing import Processing
 from cepo.models.segments import BLOCK_SIZE, SegmentLayout
 from cepo.types import DivergenceConfig
@@ -59,55 +60,33 @@ class CollatedRows:
     segments: SegmentLayout | None = None
 
 
-def collate(rows: Sequence[ScoringRow], *, processing: Processing, device: torch.device) -> CollatedRows:
-    """Collates rows into padded tensors on `device`."""
-    longest = max(row.num_tokens for row in rows)
-    parts = [(Segment(number, 0, row.num_tokens, -1), number * longest) for number, row in enumerate(rows)]
-    index = [torch.arange(len(rows[part.row].context.token_ids) - 1, part.stop - 1) + place for part, place in parts]
-    return _collate_parts(rows, parts, torch.cat(index), (len(rows), longest), None, processing, device)
-
-
-def collate_packed(
+def collate(
     rows: Sequence[ScoringRow],
-    forest: TokenForest,
+    forest: TokenForest | None = None,
     *,
     processing: Processing,
     device: torch.device,
     multiple_of: int | None = None,
 ) -> CollatedRows:
-    """Collates the rows' forest into one packed row on `device`, in which shared tokens and images occur only once.
+    """Collates rows into padded tensors on `device` or, with their forest, into one packed row.
+
+    In a packed row, shared tokens and images occur only once. Tokens keep the position ids that they have in their own row.
 
     Args:
-        multiple_of: the row's length is padded to a multiple of this. The default is the attention's block size on
-            GPUs, so that kernels get whole blocks, and 1 on CPUs.
+        multiple_of: the packed row's length is padded to a multiple of this. The default is the attention's block size
+            on GPUs, so that kernels get whole blocks, and 1 on CPUs.
     """
-    starts = forest.starts
-    layout = SegmentLayout(
-        starts=starts,
-        branch_ends=tuple(starts[end] for end in forest.branch_ends),
-    ).filled_to(multiple_of or (1 if device.type == "cpu" else BLOCK_SIZE))
-    index: list[Tensor] = []  # of the hidden states before response tokens: the context's last, then the response's own
-    for row, end, leaf in zip(rows, forest.context_ends, forest.leaves, strict=True):
-        index.append(torch.tensor([starts[end + 1] - 1]))
-        if leaf >= 0:
-            index.append(torch.arange(starts[leaf], starts[leaf] + len(row.response_ids) - 1))
-    parts = zip(forest.segments, starts, strict=False)
-    return _collate_parts(rows, parts, torch.cat(index), (1, layout.num_tokens), layout, processing, device)
-
-
-def _collate_parts(
-    rows: Sequence[ScoringRow],
-    parts: Iterable[tuple[Segment, int]],
-    response_index: Int64[Tensor, " N"],
-    shape: tuple[int, int],
-    segments: SegmentLayout | None,
-    processing: Processing,
-    device: torch.device,
-) -> CollatedRows:
-    """Collates parts of rows, each to be put at an index of the flattened input, into tensors of `shape` (R, L).
-
-    Tokens keep the position ids that they have in their own row. Shared contexts and images are processed only once.
-    """
+    if forest is None:
+        layout, shape = None, (len(rows), max(row.num_tokens for row in rows))
+        parts = [(Segment(number, 0, row.num_tokens, -1), number * shape[1]) for number, row in enumerate(rows)]
+        index = [torch.arange(len(rows[part.row].context.token_ids) - 1, part.stop - 1) + at for part, at in parts]
+    else:
+        layout = forest.layout.filled_to(multiple_of or (1 if device.type == "cpu" else BLOCK_SIZE))
+        shape, parts, index = (1, layout.num_tokens), zip(forest.segments, forest.starts, strict=False), []
+        for row, end, leaf in zip(rows, forest.context_ends, forest.leaves, strict=True):
+            index.append(torch.tensor([forest.starts[end + 1] - 1]))  # the context's last token predicts the first one
+            if leaf >= 0:
+                index.append(torch.arange(len(row.response_ids) - 1) + forest.starts[leaf])
     input_ids = torch.full((shape[0] * shape[1],), processing.pad_token_id)
     position_ids = torch.zeros(3, len(input_ids), dtype=torch.long)
     positions: dict[int, Tensor] = {}
@@ -129,20 +108,16 @@ def _collate_parts(
     return CollatedRows(
         input_ids=input_ids.view(shape).to(device),
         position_ids=position_ids.view(3, *shape).to(device),
-        response_index=response_index.to(device),
+        response_index=torch.cat(index).to(device),
         targets=torch.tensor([token for row in rows for token in row.response_ids]).to(device),
         images=MappingProxyType(images),
         image_order=tuple(order),
-        segments=segments,
+        segments=layout,
     )
 
 
 class ImageEncoder:
-    """Runs the vision tower once for each image of a batch or, with frozen weights, of a step.
-
-    Args:
-        keep: keep features until `forget`; only for a tower without gradient, where they depend on the image alone.
-    """
+    """Runs the vision tower once for each image of a batch or, if its weights are frozen (`keep`), until `forget`."""
 
     def __init__(self, *, keep: bool) -> None:
         self.keeps = keep
@@ -201,20 +176,18 @@ class ScoringModel(nn.Module):
     """Computes the log-probability of each response token.
 
     `log_probs_n = z_n[y_n] - logsumexp(z_n)` with `z_n = W h_n / temperature` in float32, W the LM head and h_n the
-    last hidden state before token y_n. The head runs only on response positions, in chunks, so no tensor of tokens x
-    vocabulary outlives its chunk. As this is the root of the sharded model, the head is whole inside `forward`.
+    last hidden state before token y_n. The head runs in chunks, so no tensor of tokens x vocabulary outlives its chunk.
+    As this is the root of the sharded model, the head is whole inside `forward`.
 
     `why_padded` is the reason why a batch must not be a packed row; None if it may be.
     """
 
-    def __init__(
-        self, model: nn.Module, *, temperature: float, encoder: ImageEncoder, why_padded: str | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, *, temperature: float) -> None:
         super().__init__()
         self.model = model
         self.temperature = temperature
-        self.encoder = encoder
-        self.why_padded = why_padded
+        self.why_padded = share_segments(self.base)
+        self.encoder = ImageEncoder(keep=bool(frozen_vision_parts(self.base)))
 
     @property
     def base(self) -> Any:
@@ -264,14 +237,14 @@ class ValueModel(nn.Module):
     """Computes the value before each response token. It is the root of the sharded model.
 
     `V_n = w . h_n + b` in float32, with h_n the last hidden state before token n. `w` is drawn from `seed` and `b` is
-    initially 0; both are float32 whatever the body's type. For `encoder` and `why_padded` see `ScoringModel`.
+    initially 0; both are float32 whatever the body's type. For `why_padded` see `ScoringModel`.
     """
 
-    def __init__(self, model: Any, *, seed: int, encoder: ImageEncoder, why_padded: str | None = None) -> None:
+    def __init__(self, model: Any, *, seed: int) -> None:
         super().__init__()
         self.model = model
-        self.encoder = encoder
-        self.why_padded = why_padded
+        self.why_padded = share_segments(model)
+        self.encoder = ImageEncoder(keep=bool(frozen_vision_parts(model)))
         width = model.get_input_embeddings().weight.shape[1]
         self.head = nn.Linear(width, 1, dtype=torch.float32)
         drawn = torch.randn(1, width, generator=torch.Generator().manual_seed(seed))

@@ -22,7 +22,7 @@ from cepo.models.processing import Processing
 from cepo.progress import shown
 from cepo.workers.distributed import on_first_rank, reshard, this_device, whole_tensor
 from cepo.workers.passes import Passes, RankPass
-from cepo.workers.scoring_model import CollatedRows, ScoringModel, ValueModel, collate, collate_packed
+from cepo.workers.scoring_model import CollatedRows, ScoringModel, ValueModel, collate
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +36,6 @@ class Trained(ABC, Generic[Config, Model, Batch]):
 
     Each rank has one. All ranks call the same methods in the same order, each with its own rows or none. Within a step,
     all rows of a prompt are on one rank. Updates and merged metrics equal those of one rank with all rows.
-
-    Args:
-        total_steps: length of the learning-rate schedule.
-        longest_row: see `Passes`.
 
     Attributes:
         tokens_computed: tokens of all passes so far, including padding.
@@ -112,10 +108,7 @@ class Trained(ABC, Generic[Config, Model, Batch]):
 
     def collate(self, part: RankPass) -> CollatedRows:
         """Collates the rows of a pass, and counts its tokens."""
-        if part.forest is None:
-            batch = collate(part.rows, processing=self._processing, device=self.device)
-        else:
-            batch = collate_packed(part.rows, part.forest, processing=self._processing, device=self.device)
+        batch = collate(part.rows, part.forest, processing=self._processing, device=self.device)
         self.tokens_computed += batch.input_ids.numel()
         self.tokens_asked += sum(row.num_tokens for row in part.rows)
         return batch

@@ -18,7 +18,7 @@ from cepo.config.schema import ActorConfig, AlgorithmConfig, WorkerConfig
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
 from cepo.errors import CheckpointError
-from cepo.losses.objective import ClipRange, ObjectiveSettings, PolicyLossSettings, RolloutCorrection
+from cepo.losses.objective import ObjectiveSettings
 from cepo.metrics import Metrics, max_value
 from cepo.models.processing import Processing
 from cepo.progress import phase
@@ -81,6 +81,7 @@ class Worker:
                 **common,
             )
             self.critic = Critic(settings.resolved_critic, processing, **common) if facts.needs_values else None
+        self._models = {"actor": self.actor} | ({} if self.critic is None else {"critic": self.critic})
         torch.cuda.empty_cache()  # the engine takes its share of what is free
         self.generator = build_generator(facts.generator, processing, device=this_device().type)
         self.generator_name = self.generator.name
@@ -92,9 +93,8 @@ class Worker:
         on_finished: OnFinished | None = None,
     ) -> list[list[Generation]]:
         """Samples responses to this rank's requests, with the trained models offloaded meanwhile if so configured."""
-        self.actor.rest()
-        if self.critic is not None:
-            self.critic.rest()
+        for model in self._models.values():
+            model.rest()
         return self.generator.generate(requests, settings, on_finished) if requests else []
 
     def score(self, rows: Sequence[ScoringRow], **options: Unpack[ScoringOptions]) -> list[Tensor]:
@@ -111,12 +111,14 @@ class Worker:
 
     def values(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
         self.generator.rest()
-        return self._its_critic.values(rows)
+        assert self.critic is not None
+        return self.critic.values(rows)
 
     def update_critic(self, batches: Sequence[CriticBatch], *, step: int) -> Metrics:
         self.generator.rest()
-        metrics = self._its_critic.update(batches, step=step)
-        self._its_critic.forget_gradients()
+        assert self.critic is not None
+        metrics = self.critic.update(batches, step=step)
+        self.critic.forget_gradients()
         return metrics
 
     def forget_work(self) -> None:
@@ -131,36 +133,30 @@ class Worker:
     def save(self, folder: Path) -> None:
         """Writes this rank's part of the checkpoint; raises `CheckpointError` if a file cannot be written."""
         try:
-            save_state(self.actor, folder / "actor", weights_only=self._saves_weights_only)
-            if self.critic is not None:
-                save_state(self.critic, folder / "critic", weights_only=self._saves_weights_only)
+            for name, model in self._models.items():
+                save_state(model, folder / name, weights_only=self._saves_weights_only)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{error} (is the disk full?)") from error
 
     def load(self, folder: Path) -> None:
-        load_state(self.actor, folder / "actor")
-        if self.critic is not None:
-            load_state(self.critic, folder / "critic")
+        for name, model in self._models.items():
+            load_state(model, folder / name)
 
     def close(self) -> None:
         self.generator.close()
-
-    @property
-    def _its_critic(self) -> Critic:
-        assert self.critic is not None, "a critic is built for methods with needs_values"
-        return self.critic
 
 
 def objective_settings(actor: ActorConfig, algorithm: AlgorithmConfig) -> ObjectiveSettings:
     in_loss = algorithm.use_kl_loss and not algorithm.disable_kl
     return ObjectiveSettings(
         loss_type=actor.loss_type,
-        policy=PolicyLossSettings(
-            clip=ClipRange(actor.clip_ratio_low, actor.clip_ratio_high, actor.clip_ratio_dual),
-            correction=RolloutCorrection(actor.rollout_is, actor.rollout_is_threshold),
-            tau_positive=actor.tau_positive,
-            tau_negative=actor.tau_negative,
-        ),
+        clip_ratio_low=actor.clip_ratio_low,
+        clip_ratio_high=actor.clip_ratio_high,
+        clip_ratio_dual=actor.clip_ratio_dual,
+        tau_positive=actor.tau_positive,
+        tau_negative=actor.tau_negative,
+        rollout_is=actor.rollout_is,
+        rollout_is_threshold=actor.rollout_is_threshold,
         kl_penalty=algorithm.kl_penalty,
         kl_coefficient=algorithm.kl_coef if in_loss else 0.0,
     )

@@ -24,6 +24,7 @@ from cepo.tracking.run_folder import write_atomically
 from cepo.trainer.planning import actor_batches
 from lab.gradient.signal_to_noise import gradient_figures
 from lab.gradient.store import GradientStore
+from lab.support.rows import gradients_of
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ class GradientMeasurement:
             num_prompts=len(rollouts.problems),
             max_response_length=self._session.config.data.max_response_length,
         )
-        return self._store.reduced(self._session.backend.actor.gradients(rows))
+        return self._store.reduced(gradients_of(self._session.backend.actor, rows))
 
     def _results(self) -> dict[str, Any]:
         products = self._store.products(self._number)

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 from lab.support.shapes import Shape, prompt_text, random_image
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from cepo.data.batch import OptimizerBatch, ScoringRow
     from cepo.models.processing import Processing
     from cepo.rollout.generator import GenerationRequest
+    from cepo.workers.actor import Actor
 
 HINT_TOKENS = 20
 """The number of tokens by which a teacher's context is longer than the prompt."""
@@ -75,6 +78,18 @@ def optimizer_batch(rows: list[ScoringRow]) -> OptimizerBatch:
         denominators=LossDenominators(int(lengths.sum()), len(rows), int(lengths.max())),
         on_policy=True,
     )
+
+
+def gradients_of(actor: Actor, batch: OptimizerBatch) -> list[Tensor]:
+    """Returns the unsharded gradient of the batch's loss for each trained weight, on the CPU; updates nothing."""
+    from cepo.workers.distributed import whole_tensor
+    from cepo.workers.trained import weights_of
+
+    actor.to_device()
+    actor._accumulate(batch)
+    found = [whole_tensor(weight.grad).float().cpu().clone() for weight in weights_of(actor.optimizer)]
+    actor.forget_gradients()
+    return found
 
 
 def generation_requests(shape: Shape, processing: Processing, *, count: int) -> list[GenerationRequest]:

@@ -2,44 +2,20 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import Any
-
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from live_tensors import LiveTensors
 
 from lab import distillation_memory
 
 VOCABULARY, HIDDEN = 32_768, 64
 
 
-class HeldBytes(TorchDispatchMode):
-    """Bytes of all tensors that operations made while the mode is on and that are still alive; the peak of that sum."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.peak = 0
-        self._live: dict[int, int] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                if storage._cdata not in self._live:
-                    self._live[storage._cdata] = storage.nbytes()
-                    weakref.finalize(storage, self._live.pop, storage._cdata, None)
-        self.peak = max(self.peak, sum(self._live.values()))
-        return result
-
-
 def held(way: str, tokens: int) -> tuple[int, float, torch.Tensor]:
     """Peak bytes of one update, its loss, and the gradient of the embedding that is the head too."""
     module = distillation_memory.build_model(VOCABULARY, HIDDEN)
     batch, teacher = distillation_memory.build_batch(VOCABULARY, HIDDEN, tokens)
-    with HeldBytes() as bytes_held:
+    with LiveTensors() as bytes_held:
         loss = distillation_memory.mean_divergence(way, module, batch, teacher)
         loss.backward()
     return bytes_held.peak, float(loss.detach()), module.base.lm_head.weight.grad

@@ -122,7 +122,7 @@ def test_a_masked_row_has_zero_loss_and_a_zero_gradient(
         student.requires_grad_(), teacher, head, head, targets, divergence, temperature=1.0, chunk_tokens=4
     )
     log_probs, values = (torch.zeros(4, 3).masked_scatter(mask, each) for each in found)
-    losses = distillation_losses(values, log_probs, torch.full((4, 3), -1.0), weight, divergence)
+    losses, _ = distillation_losses(values, log_probs, torch.full((4, 3), -1.0), weight, divergence)
     losses = losses * token_weights(mask, aggregation, LossDenominators(9, 4, 3))
     masked = losses[1:].sum()
     assert masked.item() == 0.0

@@ -11,16 +11,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import actors
 import numpy
 import torch
 import torch.distributed as dist
+from actors import parameters_of
 from generator_cases import picture
 from torch import Tensor
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import load_config
 from cepo.data.batch import OWN_VIEW, CriticBatch, OptimizerBatch, ScoringRow
-from cepo.losses.objective import LossDenominators, ObjectiveSettings
+from cepo.losses.objective import LossDenominators
 from cepo.metrics import Metrics
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
@@ -187,25 +189,12 @@ class Share:
         return dict(zip(self.numbers, values, strict=True))
 
 
-def build_actor(folder: Path, scenario: Scenario) -> tuple[Actor, Processing]:
-    tree = {"model.model_path": folder, **_EVERYWHERE, **scenario.settings}
-    config = load_config(
-        ["config=configs/microgeo/base.yaml", *(f"worker.actor.{name}={value}" for name, value in tree.items())]
+def build_actor(folder: Path, scenario: Scenario) -> Actor:
+    kl = [f"algorithm.disable_kl={not scenario.full_reference}", "algorithm.use_kl_loss=true", "algorithm.kl_coef=0.1"]
+    settings = _EVERYWHERE | {"loss_type": scenario.loss_type} | dict(scenario.settings)
+    return actors.build_actor(
+        folder, *kl, "algorithm.kl_penalty=full", teacher=scenario.teacher, temperature=0.9, **settings
     )
-    processing = Processing(str(folder))
-    actor = Actor(
-        config.worker.actor,
-        processing,
-        temperature=0.9,
-        teacher=scenario.teacher,
-        objective_settings=ObjectiveSettings(
-            loss_type=scenario.loss_type, kl_penalty="full", kl_coefficient=0.1 if scenario.full_reference else 0.0
-        ),
-        with_reference=scenario.full_reference,
-        total_steps=10,
-        seed=1,
-    )
-    return actor, processing
 
 
 def actor_run(folder: Path, name: str, saved: Path) -> Outcome:
@@ -214,15 +203,15 @@ def actor_run(folder: Path, name: str, saved: Path) -> Outcome:
     At the end comes an update with an infinite advantage on one rank.
     """
     scenario = ACTORS[name]
-    actor, processing = build_actor(folder, scenario)
-    share, outcome = Share(processing, scenario.share), Outcome(initial=whole_parameters(actor))
+    actor = build_actor(folder, scenario)
+    share, outcome = Share(actor._processing, scenario.share), Outcome(initial=parameters_of(actor))
     for step in range(scenario.num_steps):
-        actor_step(actor, processing, share, scenario, outcome, step)
+        actor_step(actor, share, scenario, outcome, step)
         if scenario.num_steps > 1 and step == 0:
             torch.manual_seed(100 + dist.get_rank())
             save_state(actor, saved_folder(saved, name, dist.get_world_size()))
             outcome.drawn = torch.rand(3).tolist()
-    outcome.parameters = whole_parameters(actor)
+    outcome.parameters = parameters_of(actor)
     outcome.buffers = {name: buffer.clone() for name, buffer in actor.module.named_buffers()}
     weights = actor.rollout_weights()
     assert isinstance(weights, AdapterWeights) == (name == ADAPTER)
@@ -232,7 +221,7 @@ def actor_run(folder: Path, name: str, saved: Path) -> Outcome:
         advantages[share.numbers.index(0), 0] = math.inf
     batch = share.batch(share.signal(10, 0.1) - 6.0, advantages)
     outcome.refused = actor.update([batch], step=scenario.num_steps)
-    after = whole_parameters(actor)
+    after = parameters_of(actor)
     outcome.refused_changed = [name for name in after if not torch.equal(after[name], outcome.parameters[name])]
     return outcome
 
@@ -244,11 +233,11 @@ def saved_folder(saved: Path, name: str, num_ranks: int) -> Path:
 def resumed_run(folder: Path, name: str, saved: Path, saved_by: int) -> Outcome:
     """The second step of a scenario, from the checkpoint that another number of ranks wrote after the first."""
     scenario = ACTORS[name]
-    actor, processing = build_actor(folder, scenario)
+    actor = build_actor(folder, scenario)
     load_state(actor, saved_folder(saved, name, saved_by))
     outcome = Outcome(drawn=torch.rand(3).tolist())
-    actor_step(actor, processing, Share(processing, scenario.share), scenario, outcome, 1)
-    outcome.parameters = whole_parameters(actor)
+    actor_step(actor, Share(actor._processing, scenario.share), scenario, outcome, 1)
+    outcome.parameters = parameters_of(actor)
     return outcome
 
 
@@ -272,18 +261,9 @@ def whole_gradients(worker: Actor | Critic) -> dict[str, Tensor]:
     return {name: whole_tensor(weight.grad).clone() for name, weight in named if weight.grad is not None}
 
 
-def whole_parameters(worker: Actor | Critic) -> dict[str, Tensor]:
-    named = worker.module.named_parameters()
-    return {name: whole_tensor(weight.detach()).clone() for name, weight in named if weight.requires_grad}
-
-
-def actor_step(
-    actor: Actor, processing: Processing, share: Share, scenario: Scenario, outcome: Outcome, step: int
-) -> None:
-    scores = actor.score(share.rows)
-    teacher = actor.score(
-        hinted(processing, share.rows), as_teacher=True, keep_states=KEPT if scenario.distils else None
-    )
+def actor_step(actor: Actor, share: Share, scenario: Scenario, outcome: Outcome, step: int) -> None:
+    scores, kept = actor.score(share.rows), KEPT if scenario.distils else None
+    teacher = actor.score(hinted(actor._processing, share.rows), as_teacher=True, keep_states=kept)
     outcome.scores |= {f"student {step}": share.by_number(scores), f"teacher {step}": share.by_number(teacher)}
     reference = None
     if scenario.full_reference:
@@ -328,7 +308,7 @@ def critic_run(folder: Path, scenario: Scenario) -> Outcome:
     config = load_config(["config=configs/microgeo/base.yaml", f"worker.actor.model.model_path={folder}", *arguments])
     processing = Processing(str(folder))
     critic = Critic(config.worker.resolved_critic, processing, total_steps=10, seed=1)
-    share, outcome = Share(processing, scenario.share), Outcome(initial=whole_parameters(critic))
+    share, outcome = Share(processing, scenario.share), Outcome(initial=parameters_of(critic))
     for step in range(scenario.num_steps):
         values = critic.values(share.rows)
         outcome.scores[f"values {step}"] = share.by_number(values)
@@ -341,6 +321,6 @@ def critic_run(folder: Path, scenario: Scenario) -> Outcome:
         )
         outcome.metrics.append(critic.update([batch, batch], step=step))
         outcome.gradients.append(whole_gradients(critic))
-    outcome.parameters = whole_parameters(critic)
+    outcome.parameters = parameters_of(critic)
     outcome.buffers = {name: buffer.clone() for name, buffer in critic.module.named_buffers()}
     return outcome

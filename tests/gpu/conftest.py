@@ -51,10 +51,11 @@ def _no_trace_in_the_users_cache(tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture
 def figure(record_property: Any) -> Any:
-    """Records what was measured under a name in the test's report: `figure("peak GiB", 3.2)`."""
+    """Records what was measured under a name in the test's report, and returns it: `figure("peak GiB", 3.2)`."""
 
-    def record(name: str, value: object) -> None:
+    def record(name: str, value: Any) -> Any:
         record_property(name, value)
         sys.stdout.write(f"{name}: {value}\n")
+        return value
 
     return record

@@ -15,7 +15,7 @@ from torch import Tensor
 from cepo.data.batch import ScoringRow
 from cepo.models.processing import Processing
 from cepo.workers.actor import Actor
-from lab.support.rows import build_rows, optimizer_batch
+from lab.support.rows import build_rows, gradients_of, optimizer_batch
 from lab.support.shapes import MICRO, QWEN3_VL_2B, SMALL, Shape, write_checkpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -115,7 +115,7 @@ def rows_for(shape: Shape, folder: Path, *, groups: int = 2, contexts: int = 3) 
 
 def gradient_of(actor: Actor, rows: list[ScoringRow]) -> Tensor:
     """The adapter's gradient as one vector on the CPU."""
-    return torch.cat([gradient.flatten().double() for gradient in actor.gradients(optimizer_batch(rows))])
+    return torch.cat([gradient.flatten().double() for gradient in gradients_of(actor, optimizer_batch(rows))])
 
 
 def weights_of(actor: Actor) -> dict[str, Tensor]:

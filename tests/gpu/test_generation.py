@@ -41,7 +41,6 @@ def test_sampled_log_probs_under_an_adapter_are_the_trainers(place: Place, dtype
         for one in group:
             rows.append(ScoringRow(context=prompt, response_ids=one.response_ids))
             sampled.append(torch.tensor(one.log_probs))
-    found = gaps(sampled, actor.score(rows))
-    figure(f"{dtype} sampled against scored in nats: mean, 99th percentile and largest", found)
+    found = figure(f"{dtype} sampled against scored in nats: mean, 99th, largest", gaps(sampled, actor.score(rows)))
     assert within(found, LOG_PROB_LIMITS["bf16"] if dtype == "bf16" else (1e-4,) * 3)
     generator.close()

@@ -29,16 +29,16 @@ def test_packed_log_probs_and_gradients_are_the_padded_ones(place: Place, size: 
     for actor in (packed, padded):
         draw_adapter(actor)
     rows = rows_for(shape, folder)
-    found = gaps(packed.score(rows), padded.score(rows))
-    figure(f"{shape.name} {dtype} log-prob gap in nats: mean, 99th percentile and largest", found)
+    found = figure(
+        f"{shape.name} {dtype} gap in nats: mean, 99th, largest", gaps(packed.score(rows), padded.score(rows))
+    )
     assert (packed.passes.packed, padded.passes.packed) == (True, False), "the packed path gave way to padded rows"
     assert packed.tokens_computed < 0.7 * padded.tokens_computed
     assert within(found, LOG_PROB_LIMITS[dtype])
     gradient, expected = (gradient_of(actor, rows[: shape.group_size]) for actor in (packed, padded))
-    distance = float((gradient - expected).norm() / expected.norm())
-    figure(f"{shape.name} {dtype} gradient distance", distance)
     assert float(expected.norm()) > 0
-    assert distance < GRADIENT_LIMITS[dtype]
+    distance = float((gradient - expected).norm() / expected.norm())
+    assert figure(f"{shape.name} {dtype} gradient distance", distance) < GRADIENT_LIMITS[dtype]
     assert packed.passes.packed
 
 
@@ -64,8 +64,7 @@ def test_block_attention_is_that_of_attention_by_parts(
     attended = attend_by_blocks(here[0], here[1], here[2], layout, width**-0.5)
     limit = 1e-4 if dtype is torch.float32 else 3e-2
     gap = float((attended.detach().cpu().double() - expected.detach()).abs().max())
-    figure(f"attention gap, width {width}, {dtype}", gap)
-    assert gap < limit
+    assert figure(f"attention gap, width {width}, {dtype}", gap) < limit
     if not with_gradient:
         return
     weight = torch.randn(expected.shape, generator=draw, dtype=torch.float64)

@@ -49,12 +49,11 @@ def test_the_peak_of_scoring_holds_no_tensor_of_logits(
             context = EncodedPrompt(token_ids=(1, 2, 3), engine_ids=(1, 2, 3), images=None)
             row = ScoringRow(context=context, response_ids=(5,) * tokens)
             actor.score([row])
-            peaks[vocabulary, tokens] = peak_bytes(place.device, lambda actor=actor, row=row: actor.score([row]))
-            figure(f"peak bytes, vocabulary {vocabulary}, {tokens} tokens", peaks[vocabulary, tokens])
+            peak = peak_bytes(place.device, lambda actor=actor, row=row: actor.score([row]))
+            peaks[vocabulary, tokens] = figure(f"peak bytes, vocabulary {vocabulary}, {tokens} tokens", peak)
     (small, large), (short, long) = vocabularies, lengths
     growth = peaks[large, long] - peaks[small, long] - peaks[large, short] + peaks[small, short]
-    per_entry_and_token = growth / ((large - small) * (long - short))
-    figure("bytes per vocabulary entry and token", per_entry_and_token)
     assert peaks[large, long] > 0
-    assert abs(per_entry_and_token) < 1
+    per_entry_and_token = growth / ((large - small) * (long - short))
+    assert abs(figure("bytes per vocabulary entry and token", per_entry_and_token)) < 1
     assert peaks[large, long] < 4 * large * long, "less than the logits of all tokens alone"

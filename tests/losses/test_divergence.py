@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
-from cepo.losses.divergence import distillation_losses, distillation_metrics, token_divergence
+from cepo.losses.divergence import distillation_losses, token_divergence
 from cepo.metrics import results
 from cepo.types import DivergenceConfig
 
@@ -42,7 +42,7 @@ def logits_pair(seed: int, tokens: int = 4, vocabulary: int = VOCABULARY, scale:
 
 def divergence(student: Tensor, teacher: Tensor, settings: DivergenceConfig, targets: Tensor | None = None) -> Tensor:
     chosen = torch.zeros(len(student), dtype=torch.int64) if targets is None else targets
-    return token_divergence(student, teacher, chosen, settings)
+    return token_divergence(student, teacher, chosen, settings)[1]
 
 
 def of_probabilities(student: list[float], teacher: list[float], settings: DivergenceConfig, target: int = 0) -> float:
@@ -251,9 +251,9 @@ def test_losses_are_weight_times_importance_times_divergence() -> None:
     """The importance is min(P / P_old, 2), whose log is bounded by +-20, and has no gradient."""
     log_probs = torch.tensor([math.log(3.0), math.log(0.5), 500.0, -500.0, 0.0], requires_grad=True)
     value, weight = torch.full((5,), 0.3), torch.tensor([2.0, 2.0, 2.0, 2.0, 0.0])
-    plain = distillation_losses(value, log_probs, torch.zeros(5), weight, JSD)
+    plain, _ = distillation_losses(value, log_probs, torch.zeros(5), weight, JSD)
     assert plain.tolist() == pytest.approx([0.6, 0.6, 0.6, 0.6, 0.0])
-    clipped = distillation_losses(value, log_probs, torch.zeros(5), weight, with_(JSD, importance_clip=2.0))
+    clipped, _ = distillation_losses(value, log_probs, torch.zeros(5), weight, with_(JSD, importance_clip=2.0))
     assert clipped.tolist() == pytest.approx([1.2, 0.3, 1.2, 0.6 * math.exp(-20.0), 0.0])
     assert not clipped.requires_grad
 
@@ -262,7 +262,7 @@ def test_metrics_count_tokens_with_a_weight_only() -> None:
     value, zeros = torch.tensor([0.1, 0.5, 9.0]), torch.zeros(3)
     weight, old = torch.tensor([1.0, 1.0, 0.0]), torch.tensor([-1.0, 0.0, -1.0])
     settings = with_(FORWARD, clip=0.5, importance_clip=2.0)
-    found = results(distillation_metrics(value, zeros, old, weight, settings))
+    found = results(distillation_losses(value, zeros, old, weight, settings)[1])
     assert found == pytest.approx(
         {
             "distillation/divergence": 0.3,
@@ -271,7 +271,7 @@ def test_metrics_count_tokens_with_a_weight_only() -> None:
             "distillation/importance_clip_fraction": 0.5,
         }
     )
-    assert results(distillation_metrics(value, zeros, old, zeros, settings)) == {}
+    assert results(distillation_losses(value, zeros, old, zeros, settings)[1]) == {}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -14,26 +15,26 @@ from cepo.losses.objective import (
     AGGREGATIONS,
     KL_PENALTIES,
     LOSS_TYPES,
-    ClipRange,
-    PolicyLossSettings,
+    LossDenominators,
+    ObjectiveSettings,
     adapted_coefficient,
-    clip_metrics,
     kl_penalty,
     policy_loss,
     policy_metrics,
+    step_metrics,
     value_loss,
     value_metrics,
 )
-from cepo.metrics import merge_metrics, observations, results
+from cepo.metrics import merge_metrics, results
 
-SETTINGS = PolicyLossSettings(clip=ClipRange(low=0.2, high=0.28, dual=3.0))
+SETTINGS = {each: ObjectiveSettings(loss_type=each) for each in LOSS_TYPES}
 MASK = response_mask([2, 1])
 
 
 def loss_of(loss_type: str, ratios: list[list[float]], advantages: list[float], **changes: float) -> list[float]:
     """Token losses of the one row of ratios; old log-probs are -1, `changes` go to the settings."""
-    settings = PolicyLossSettings(clip=SETTINGS.clip, **changes)
-    return policy_loss(loss_type, *inputs(ratios, advantages), settings)[0].tolist()
+    settings = dataclasses.replace(SETTINGS[loss_type], **changes)
+    return policy_loss(*inputs(ratios, advantages), settings)[0].tolist()
 
 
 def inputs(ratios: list[list[float]], advantages: list[float]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -43,11 +44,9 @@ def inputs(ratios: list[list[float]], advantages: list[float]) -> tuple[Tensor, 
     return old + ratio.log(), old, spread, torch.ones_like(ratio, dtype=torch.bool)
 
 
-def gradient_of(
-    loss_type: str, ratios: list[list[float]], advantages: list[float], settings: PolicyLossSettings = SETTINGS
-) -> list[list[float]]:
+def gradient_of(settings: ObjectiveSettings, ratios: list[list[float]], advantages: list[float]) -> list[list[float]]:
     log_probs, old, spread, mask = inputs(ratios, advantages)
-    loss = policy_loss(loss_type, log_probs.requires_grad_(), old, spread, mask, settings)
+    loss = policy_loss(log_probs.requires_grad_(), old, spread, mask, settings)
     return torch.autograd.grad(loss.sum(), log_probs)[0].tolist()
 
 
@@ -73,14 +72,14 @@ def test_gspo_gives_tokens_their_sequences_geometric_mean_ratio(loss_type: str) 
 def test_gspo_spreads_its_gradient_and_gspo_token_does_not(loss_type: str, expected: list[float]) -> None:
     log_probs, old, _, mask = inputs([[1.0, 1.0]], [0.0])
     advantages = torch.tensor([[3.0, 1.0]], dtype=torch.float64)
-    loss = policy_loss(loss_type, log_probs.requires_grad_(), old, advantages, mask, SETTINGS)
+    loss = policy_loss(log_probs.requires_grad_(), old, advantages, mask, SETTINGS[loss_type])
     assert torch.autograd.grad(loss.sum(), log_probs)[0][0].tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("loss_type", ["gspo", "gspo_token"])
 def test_padding_has_no_part_in_the_sequences_mean(loss_type: str) -> None:
     log_probs = torch.tensor([[math.log(1.1), math.log(1.1)], [math.log(1.2), 50.0]])
-    found = policy_loss(loss_type, log_probs, torch.zeros(2, 2), torch.ones(2, 2), MASK, SETTINGS)
+    found = policy_loss(log_probs, torch.zeros(2, 2), torch.ones(2, 2), MASK, SETTINGS[loss_type])
     assert found[0].tolist() == pytest.approx([-1.1, -1.1])
     assert found[1, 0].item() == pytest.approx(-1.2)
 
@@ -91,11 +90,11 @@ def test_cispo_keeps_the_gradient_of_clipped_tokens() -> None:
     assert found == pytest.approx(
         [-1.5 * 1.28 * (math.log(2.0) - 1), -1.5 * 1.1 * (math.log(1.1) - 1), -1.5 * 0.8 * (math.log(0.5) - 1)]
     )
-    assert gradient_of("cispo", [[2.0, 1.1, 0.5]], [1.5])[0] == pytest.approx([-1.92, -1.65, -1.2])
-    assert gradient_of("default", [[2.0, 1.1, 0.5]], [1.5])[0] == pytest.approx([0.0, -1.65, -0.75])
+    assert gradient_of(SETTINGS["cispo"], [[2.0, 1.1, 0.5]], [1.5])[0] == pytest.approx([-1.92, -1.65, -1.2])
+    assert gradient_of(SETTINGS["default"], [[2.0, 1.1, 0.5]], [1.5])[0] == pytest.approx([0.0, -1.65, -0.75])
     # A lower radius of 1 bounds nothing below.
-    wide = PolicyLossSettings(clip=ClipRange(low=1.0, high=4.0, dual=None))
-    assert gradient_of("cispo", [[1e-3, 9.0]], [1.0], wide)[0] == pytest.approx([-1e-3, -5.0])
+    wide = ObjectiveSettings(loss_type="cispo", clip_ratio_low=1.0, clip_ratio_high=4.0)
+    assert gradient_of(wide, [[1e-3, 9.0]], [1.0])[0] == pytest.approx([-1e-3, -5.0])
 
 
 def test_sapo_gates_with_a_sigmoid_by_the_advantages_sign() -> None:
@@ -104,31 +103,31 @@ def test_sapo_gates_with_a_sigmoid_by_the_advantages_sign() -> None:
         assert found == pytest.approx(expected)
     # d/d log rho of -(4 / tau) sigmoid(tau (rho - 1)) is -4 rho s (1 - s).
     gate = 1 / (1 + math.exp(-1.0))
-    assert gradient_of("sapo", [[2.0]], [1.0])[0] == pytest.approx([-8.0 * gate * (1 - gate)])
+    assert gradient_of(SETTINGS["sapo"], [[2.0]], [1.0])[0] == pytest.approx([-8.0 * gate * (1 - gate)])
 
 
 @pytest.mark.parametrize("advantage", [1.7, -1.7])
 def test_at_ratio_1_every_loss_has_the_gradient_minus_advantage(advantage: float) -> None:
-    for loss_type in LOSS_TYPES:
-        assert gradient_of(loss_type, [[1.0, 1.0, 1.0]], [advantage])[0] == pytest.approx([-advantage] * 3), loss_type
+    for settings in SETTINGS.values():
+        assert gradient_of(settings, [[1.0, 1.0, 1.0]], [advantage])[0] == pytest.approx([-advantage] * 3), settings
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_log_ratios_of_10000_give_finite_losses_and_gradients(loss_type: str) -> None:
     log_probs = torch.tensor([[-1e4, -1.0], [-1.0, -1e4]], requires_grad=True)
     old, mask = torch.tensor([[-1.0, -1e4], [-1e4, -1.0]]), torch.ones(2, 2, dtype=torch.bool)
-    loss = policy_loss(loss_type, log_probs, old, torch.tensor([[1.0], [-1.0]]).expand(2, 2), mask, SETTINGS)
+    loss = policy_loss(log_probs, old, torch.tensor([[1.0], [-1.0]]).expand(2, 2), mask, SETTINGS[loss_type])
     assert loss.isfinite().all()
     assert torch.autograd.grad(loss.sum(), log_probs)[0].isfinite().all()
 
 
 def test_clip_fractions_use_each_types_own_ratio() -> None:
-    # Ratios 4 and 1 in one response, 1.2 in the other; A > 0.
-    log_probs, advantages = torch.tensor([[4.0, 1.0], [1.2, 1.0]]).log(), torch.ones(2, 2)
+    # Ratios 4 and 1 in one response, 1.2 in the other, with 9 on its padding; A > 0.
+    log_probs, advantages = torch.tensor([[4.0, 1.0], [1.2, 9.0]]).log(), torch.ones(2, 2)
     found = {}
-    for loss_type in LOSS_TYPES:
-        metrics = policy_metrics(loss_type, log_probs, torch.zeros(2, 2), advantages, MASK, SETTINGS)
-        counted = {name: observations(3) for name in clip_metrics(loss_type, SETTINGS.clip)}
+    for loss_type, settings in SETTINGS.items():
+        metrics = policy_metrics(log_probs, torch.zeros(2, 2), advantages, MASK, settings)
+        counted = step_metrics(settings, LossDenominators(3, 2, 2), distils=False)
         found[loss_type] = results(merge_metrics([metrics, counted]))
     assert found["default"]["actor/pg_clipfrac_higher"] == pytest.approx(1 / 3)
     assert found["gspo"]["actor/pg_clipfrac_higher"] == pytest.approx(2 / 3)  # both tokens share the ratio 2
@@ -145,8 +144,8 @@ def test_clip_fractions_use_each_types_own_ratio() -> None:
 def test_a_ratio_on_its_bound_is_not_counted_as_clipped(loss_type: str, low: float, high: float, clipped: int) -> None:
     """Responses of one token: a ratio of 1/2 with A < 0 and one of 2 with A > 0, of which one is beyond its bound."""
     log_probs, advantages = torch.tensor([[0.5], [2.0]]).log(), torch.tensor([[-1.0], [1.0]])
-    settings = PolicyLossSettings(clip=ClipRange(low, high))
-    metrics = policy_metrics(loss_type, log_probs, torch.zeros(2, 1), advantages, torch.ones(2, 1).bool(), settings)
+    settings = ObjectiveSettings(loss_type=loss_type, clip_ratio_low=low, clip_ratio_high=high)
+    metrics = policy_metrics(log_probs, torch.zeros(2, 1), advantages, torch.ones(2, 1).bool(), settings)
     assert metrics["actor/pg_clipfrac_higher"].value == clipped
 
 

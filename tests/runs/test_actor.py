@@ -41,6 +41,7 @@ from cepo.models.processing import Processing
 from cepo.workers.actor import Actor
 from cepo.workers.distributed import process_group_backend
 from cepo.workers.trained import learning_rate_factor, move_state
+from lab.support.rows import gradients_of
 
 pytestmark = pytest.mark.heavy
 
@@ -87,7 +88,7 @@ def test_gradients_are_those_of_plain_autograd(
     )  # fmt: skip
     actor, model = build_actor(), reference_model(tiny_model_folder)
     before = parameters_of(actor)
-    found = dict(zip(before, actor.gradients(batch), strict=True))
+    found = dict(zip(before, gradients_of(actor, batch), strict=True))
     assert differing(before, parameters_of(actor)) == []
     model.requires_grad_(True)
     for log_probs, of_row in zip(reference_log_probs(model, rows), advantages, strict=True):
@@ -304,13 +305,13 @@ def test_the_average_decays_geometrically_from_the_start(
     build_actor: BuildActor, rows: list[ScoringRow], dtype: str, decay: float
 ) -> None:
     actor = build_actor(teacher=TeacherConfig(source="ema", ema_decay=decay), fsdp__torch_dtype=dtype, optim__lr="1e-2")
-    start = {name: whole(copy).clone() for name, copy in actor.teacher_weights.state_dict().items()}
+    start = {name: whole(copy).clone() for name, copy in actor.teacher_weights.copies.items()}
     actor.update([own_batch(actor, rows)], step=0)
     student = {name: tensor.float() for name, tensor in parameters_of(actor).items()}
     assert parameters_of(actor)[next(iter(student))].dtype == {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
     for step in range(5):
         actor.finish_step(step)
-    average = {name: whole(copy) for name, copy in actor.teacher_weights.state_dict().items()}
+    average = {name: whole(copy) for name, copy in actor.teacher_weights.copies.items()}
     expected = {name: decay**5 * start[name] + (1 - decay**5) * student[name] for name in start}
     assert largest_gap(average.values(), expected.values()) < 1e-6
     # In bfloat16 itself an average at 0.999 would stand still.
@@ -328,7 +329,7 @@ def test_a_pass_of_the_average_restores_the_students_bits(build_actor: BuildActo
     assert equal(actor.score(rows), student)
     twin = build_actor(optim__lr="1e-3")
     weights: dict[str, Any] = dict(twin.module.named_parameters())
-    for name, average in actor.teacher_weights.state_dict().items():
+    for name, average in actor.teacher_weights.copies.items():
         weights[name].data.copy_(average)
     assert largest_gap(twin.score(rows), taught) < LOG_PROBS
     assert largest_gap(student, taught) > 1e-3

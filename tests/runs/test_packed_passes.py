@@ -28,7 +28,7 @@ from cepo.models.processing import Processing
 from cepo.trainer.loop import Trainer
 from cepo.trainer.planning import View, student_rows
 from cepo.workers.passes import forest_of
-from cepo.workers.scoring_model import collate_packed
+from cepo.workers.scoring_model import collate
 
 HINTS = ("", "\nHere is a sample answer: 3", "\nHere is a sample answer: 47 degrees")
 
@@ -85,7 +85,7 @@ def test_packed_log_probs_are_the_padded_ones_in_any_cut(build_actor: BuildActor
     rows = mixed_rows(tiny_processing, num_contexts=3, size=5)
     whole_pass = actor.score(rows)
     assert largest_gap(whole_pass, padded.score(rows)) < LOG_PROBS
-    metrics = actor.token_metrics()
+    metrics = actor.work_metrics()
     asked, computed = sum(row.num_tokens for row in rows), forest_of(rows, tiny_processing).num_tokens
     assert metrics["work/tokens_computed"].result == computed < 0.5 * asked
     assert metrics["work/tokens_saved"].result == pytest.approx(1 - computed / asked)
@@ -99,16 +99,16 @@ def test_packed_log_probs_are_the_padded_ones_in_any_cut(build_actor: BuildActor
         **{**vars(actor._config), "micro_batch_size_per_device_for_experience": 1}
     )
     assert largest_gap(actor.score(rows), whole_pass) < LOG_PROBS
-    actor.token_metrics()
+    actor.work_metrics()
     actor.score(rows[:1])
-    assert actor.token_metrics()["work/tokens_computed"].result == rows[0].num_tokens - 1, "those since the last call"
+    assert actor.work_metrics()["work/tokens_computed"].result == rows[0].num_tokens - 1, "those since the last call"
 
 
 def test_equal_images_in_two_objects_are_encoded_once(tiny_processing: Processing) -> None:
     one, other = (encoded(tiny_processing, "Find x in this figure, please.", picture(1)) for _ in range(2))
     rows = [ScoringRow(context=context, response_ids=(5, 6, 7)) for context in (one, other)]
     forest = forest_of(rows, tiny_processing)
-    batch = collate_packed(rows, forest, processing=tiny_processing, device=torch.device("cpu"))
+    batch = collate(rows, forest, processing=tiny_processing, device=torch.device("cpu"))
     assert [unit for _, unit in batch.image_order] == [0]
     assert batch.input_ids.numel() == len(one.token_ids) + 2 * 2
 

@@ -21,7 +21,7 @@ from cepo.models.segments import ATTENTION_NAME, segment_attention
 from cepo.rollout.generator import SamplingSettings
 from cepo.workers.actor import Actor
 from cepo.workers.passes import forest_of
-from cepo.workers.scoring_model import CollatedRows, collate, collate_packed
+from cepo.workers.scoring_model import CollatedRows, collate
 
 pytestmark = pytest.mark.heavy
 
@@ -106,7 +106,7 @@ def test_packed_rows_differ_by_rounding_and_a_fault_by_more(
     actor = build_actor(folder=realistic_folder, fsdp__mp_param_dtype="bf16", model__fp32_logits=fp32_logits)
     whole, noise = padded_and_noise(actor, rows, tiny_processing)
     assert 0 < float(noise[0]) < 0.2, "another layout rounds in other places"
-    batch = collate_packed(rows, forest_of(rows, tiny_processing), processing=tiny_processing, device=actor.device)
+    batch = collate(rows, forest_of(rows, tiny_processing), processing=tiny_processing, device=actor.device)
     with torch.no_grad():
         assert (size(actor.module(batch)[0] - whole) <= 3 * noise + 1e-3).all()
         found = size(actor.module(position_that_is_one_too_high(batch))[0] - whole)

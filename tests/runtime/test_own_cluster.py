@@ -14,7 +14,7 @@ pytest.importorskip("ray")
 from cepo.runtime.ray.cluster import worker_environment
 
 PRELUDE = """
-import json, os, pathlib, time, psutil
+import json, os, pathlib, psutil
 from cepo.runtime.reach import prepare_own_cluster, why_no_answer
 prepare_own_cluster()
 import ray
@@ -84,26 +84,6 @@ print(json.dumps({"told": told, "variables": [name for name in os.environ if nam
     assert seen["told"].startswith("Ray was imported before this run could close its own Ray cluster to others")
     assert "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0, RAY_AUTH_MODE=token and a secret RAY_AUTH_TOKEN" in seen["told"]
     assert seen["variables"] == []
-
-
-@pytest.mark.heavy
-@pytest.mark.nightly("one more cluster in a process of its own")
-def test_the_head_does_not_grow_with_the_number_of_calls() -> None:
-    """By default Ray records 100,000 calls, and 2,000 more made the head larger by 6 MB."""
-    seen = driver("""
-cluster.connect(TrainerConfig())
-caller = ray.remote(type("Caller", (), {"call": lambda self, value: value})).remote()
-
-def size_after(calls):
-    for _ in range(calls // 100):
-        ray.get([caller.call.remote(bytes(2000)) for _ in range(100)])
-    time.sleep(2.5)  # Ray's processes report their calls every second
-    return next(each for each in psutil.Process().children(recursive=True) if each.name() == "gcs_server").memory_info().rss
-
-before = size_after(2500)
-print(json.dumps({"grown": size_after(2000) - before}))
-""")
-    assert seen["grown"] < 3_000_000
 
 
 def test_workers_get_the_engines_variables_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:

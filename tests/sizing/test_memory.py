@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 import torch
 from doctor_cases import GIB, published_shape
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
+from live_tensors import LiveTensors
 
 from cepo.config import load_config
 from cepo.config.rollout_schema import RolloutConfig
@@ -157,37 +155,16 @@ def test_a_forward_pass_keeps_half_to_all_of_its_bound() -> None:
     assert 0.5 * bound < measured <= bound
 
 
-class LargestLive(TorchDispatchMode):
-    """The most bytes that tensors made inside it held at one time, views of the model's weights left out."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.most = 0
-        self._weights = {StorageWeakRef(weight.untyped_storage()) for weight in model.parameters()}
-        self._live: dict[StorageWeakRef, int] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_flatten(result)[0]:
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                if StorageWeakRef(storage) not in self._weights:
-                    self._live.setdefault(StorageWeakRef(storage), storage.nbytes())
-        self._live = {storage: size for storage, size in self._live.items() if not storage.expired()}
-        self.most = max(self.most, sum(self._live.values()))
-        return result
-
-
 @pytest.mark.heavy
 @pytest.mark.parametrize("value_bytes", [2, 4])
 def test_a_gradientless_pass_holds_half_to_all_of_its_bound(value_bytes: int) -> None:
     model, stack = tiny_model()
     model.to(torch.bfloat16 if value_bytes == 2 else torch.float32)
     ids = torch.randint(0, 200, (4, 512))
-    with torch.no_grad(), LargestLive(model) as live:
+    with torch.no_grad(), LiveTensors(known=model.parameters()) as live:
         model.model(input_ids=ids, use_cache=False)
     bound = ids.numel() * stack.kept_per_token(value_bytes) // 2
-    assert 0.5 * bound < live.most <= bound
+    assert 0.5 * bound < live.peak <= bound
 
 
 NEEDS = Memory(

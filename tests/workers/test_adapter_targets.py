@@ -36,7 +36,7 @@ def test_names_and_ends_of_paths_fit(names: list[str]) -> None:
         (
             "qkv",
             ".*visual.*",
-            r"'qkv' fits no layer of this model outside of exclude_modules '\.\*visual.*layers: q_proj;",
+            r"'qkv' fits no layer of this model outside of exclude_modules '\.\*vis.*layers: q_proj;",
         ),
     ],
 )

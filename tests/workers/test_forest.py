@@ -81,12 +81,6 @@ def test_no_segment_ends_inside_a_picture() -> None:
     assert found == [(0, 20), (20, 24), (24, 28)]
 
 
-def test_a_response_of_one_token_needs_no_segment() -> None:
-    forest = plan_forest([row_of((1, 2), (3,))])
-    assert forest.num_tokens == 2
-    assert forest.leaves == (-1,)
-
-
 tokens = st.integers(1, 3)
 row_lists = st.lists(
     st.builds(

@@ -22,7 +22,7 @@ from cepo.runtime.dispatch import Assignment, split_batches
 from cepo.trainer.planning import ScoringPlan, actor_batches, scored_batch
 from cepo.types import TokenSignal
 from cepo.workers.passes import by_length, families, forest_of, pack_rows, padded_batches
-from cepo.workers.scoring_model import CollatedRows, collate, collate_packed
+from cepo.workers.scoring_model import CollatedRows, collate
 
 CPU = torch.device("cpu")
 QUESTIONS = (
@@ -118,7 +118,7 @@ def test_packed_rows_have_the_tokens_and_positions_of_their_own(
     forest = forest_of(rows, tiny_processing)
     if chosen := data.draw(st.lists(st.integers(0, len(rows) - 1), unique=True)):
         rows, forest = [rows[index] for index in chosen], forest.of_rows(chosen)
-    packed = collate_packed(rows, forest, processing=tiny_processing, device=CPU, multiple_of=multiple)
+    packed = collate(rows, forest, processing=tiny_processing, device=CPU, multiple_of=multiple)
     padded = collate(rows, processing=tiny_processing, device=CPU)
     assert torch.equal(packed.targets, padded.targets)
     assert packed.input_ids.shape[1] % multiple == 0

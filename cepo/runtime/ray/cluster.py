@@ -69,7 +69,8 @@ def _start() -> None:
     """
     prepare_own_cluster()
     files = OwnFolder("ray")
-    atexit.register(_end, files)
+    atexit.register(files.remove)
+    atexit.register(ray.shutdown)  # which runs before
     logger.info("starting Ray on this machine")
     try:
         ray.init(
@@ -82,11 +83,6 @@ def _start() -> None:
     except Exception as error:
         raise EngineError(f"Ray cannot be started on this machine: {type(error).__name__}: {error}") from error
     logger.info("started Ray on this machine, its files in %s", files.path)
-
-
-def _end(files: OwnFolder) -> None:
-    ray.shutdown()
-    files.remove()
 
 
 def _join(address: str) -> None:
@@ -111,7 +107,7 @@ def reserve(trainer: TrainerConfig) -> tuple[PlacementGroup, dict[str, float]]:
         EngineError: they were not free within `trainer.start_timeout_seconds`.
     """
     machines, devices = trainer.nnodes, trainer.n_gpus_per_node
-    num_gpus = int(_has_gpus())
+    num_gpus = int(ray.cluster_resources().get("GPU", 0.0) > 0)
     bundle = {"CPU": _CPUS_PER_WORKER * devices} | ({"GPU": float(devices)} if num_gpus else {})
     group = placement_group(
         [bundle] * machines, strategy="STRICT_SPREAD" if machines > 1 else "STRICT_PACK", name="cepo"
@@ -127,10 +123,6 @@ def reserve(trainer: TrainerConfig) -> tuple[PlacementGroup, dict[str, float]]:
                 "trainer.nnodes and trainer.n_gpus_per_node"
             )
     return group, {"num_cpus": _CPUS_PER_WORKER, "num_gpus": num_gpus}
-
-
-def _has_gpus() -> bool:
-    return ray.cluster_resources().get("GPU", 0.0) > 0
 
 
 def worker_environment(devices_per_machine: int) -> dict[str, str]:

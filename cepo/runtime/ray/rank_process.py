@@ -34,7 +34,6 @@ logger = logging.getLogger(__name__)
 
 class RankLocation(NamedTuple):
     machine: str
-    node_id: str
     process: int
     free_port: int  # of the machine: nothing listens there
     sees_probe: bool  # whether the driver's file is there
@@ -77,10 +76,9 @@ class RankProcess:
         until = time.monotonic() + seconds
         while not (sees_probe := os.path.isfile(probe)) and time.monotonic() < until:
             time.sleep(1)
-        machine, node_id = ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id()
         with socket.socket() as unused:
             unused.bind(("", 0))
-            return RankLocation(machine, node_id, os.getpid(), unused.getsockname()[1], sees_probe)
+            return RankLocation(ray.util.get_node_ip_address(), os.getpid(), unused.getsockname()[1], sees_probe)
 
     @_failure_in_log()
     def build(self, content: bytes, meeting: Meeting) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import signal
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.placement_group import remove_placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import CepoError, EngineError, WorkerLostError
@@ -33,11 +32,13 @@ _LOOK_SECONDS = 5.0  # between looks at the clock
 class Ranks:
     """The worker processes of a run, one per device of the cluster; they log to `logs/rank_<N>.log` in the run folder.
 
+    `answers` has each rank's answer to `RankProcess.build`, which gets `content`.
+
     Raises:
         EngineError: devices are missing, a process does not start, or a machine does not share the run folder's storage.
     """
 
-    def __init__(self, trainer: TrainerConfig) -> None:
+    def __init__(self, trainer: TrainerConfig, content: bytes) -> None:
         self._trainer = trainer
         self._run_folder = trainer.run_folder.absolute()
         self.number = trainer.nnodes * trainer.n_gpus_per_node
@@ -45,7 +46,7 @@ class Ranks:
         self._logs = [self._run_folder / LOGS_FOLDER / f"rank_{rank}.log" for rank in range(self.number)]
         self.locations: list[RankLocation] = []
         self._processes: list[Any] = []
-        self._is_built = False
+        self.answers: list[Any] = []
         self._group, reserved = reserve(trainer)
         environment = {"env_vars": worker_environment(trainer.n_gpus_per_node)}
         for rank in range(self.number):
@@ -56,6 +57,7 @@ class Ranks:
             self._processes.append(actor.remote(os.getcwd(), str(self._logs[rank])))
         try:
             self._locate()
+            self.answers = self.build(content)
         except BaseException:
             self.end()
             raise
@@ -71,9 +73,7 @@ class Ranks:
         ]
         logs = self._logs[0].parent
         with phase(f"{self.number} workers load the model and start their engines; their logs are in {logs}"):
-            answers = self._answers(calls, what="building its worker", seconds=self._trainer.start_timeout_seconds)
-        self._is_built = True
-        return answers
+            return self._answers(calls, what="building its worker", seconds=self._trainer.start_timeout_seconds)
 
     def call(
         self, method: str, messages: Sequence[bytes], *, arrived: Callable[[int, Any], None] | None = None
@@ -91,13 +91,8 @@ class Ranks:
         return self._answers(calls, what=f"the call `{method}`", seconds=seconds, arrived=arrived)
 
     def end(self) -> None:
-        """Kills all processes, even hung ones, waits until they are gone, and releases the devices."""
-        for process in self._processes:
-            ray.kill(process, no_restart=True)
-        for location in self.locations:
-            _kill(location)
+        """Releases the devices; within a second Ray then kills all processes there by SIGKILL, even stopped ones."""
         remove_placement_group(self._group)
-        self._processes, self.locations = [], []
 
     def _answers(
         self, calls: Sequence[object], *, what: str, seconds: float, arrived: Callable[[int, Any], None] | None = None
@@ -146,7 +141,7 @@ class Ranks:
         """
         causes = {rank: error.cause for rank, error in failures.items()}
         for cause in causes.values():
-            if isinstance(cause, CepoError) and (not waiting or not self._is_built):
+            if isinstance(cause, CepoError) and (not waiting or not self.answers):
                 return cause
         rank = min(failures)
         message = f"{self._name(rank)} failed in {what}: {type(causes[rank]).__name__}: {causes[rank]}"
@@ -187,26 +182,3 @@ class Ranks:
                 f"{', '.join(blind)} does not see {probe}, which this machine wrote {_STORAGE_SECONDS:g} s ago. Checkpoints "
                 "need a run folder on storage that all machines share under the same path: set trainer.save_checkpoint_path"
             )
-
-
-def _kill(location: RankLocation) -> None:
-    """Kills a process by SIGKILL, which ends even stopped or hung processes, and waits until it is gone."""
-    if location.node_id == ray.get_runtime_context().get_node_id():
-        _kill_here(location.process)
-        return
-    on_its_machine = NodeAffinitySchedulingStrategy(location.node_id, soft=False)
-    remote: Any = ray.remote(_kill_here).options(num_cpus=0, scheduling_strategy=on_its_machine)
-    try:
-        ray.get(remote.remote(location.process), timeout=30)
-    except RayError as error:  # the machine itself is gone, and the process with it
-        logger.warning("process %d on %s could not be ended: %r", location.process, location.machine, error)
-
-
-def _kill_here(process: int) -> None:
-    """Waits for a process that Ray has asked to end, and kills it if it still runs after 2 seconds."""
-    for number in range(150):
-        try:
-            os.kill(process, 0 if number < 20 else signal.SIGKILL)
-        except ProcessLookupError:
-            return
-        time.sleep(0.1)

@@ -31,28 +31,23 @@ class RayBackend:
         image_probe: one row of the training set; ranks that can read it read all images themselves. None: no data set.
 
     Raises:
-        ConfigError, EngineError: there is no cluster, too few devices or no common storage, or a worker is not built.
-        WorkerLostError: a process died while its worker was built.
+        ConfigError, EngineError, WorkerLostError: see `connect` and `Ranks`.
     """
 
     def __init__(self, facts: WorkerFacts, memory: Memory | None, image_probe: ImageSource | None) -> None:
         connect(facts.trainer)
-        self.ranks = Ranks(facts.trainer)
-        number = self.ranks.number
-        try:
-            answers = self.ranks.build(encode((facts, memory, image_probe)))
-        except BaseException:
-            self.ranks.end()
-            raise
-        self.generator_name: str = answers[0][0]
-        self._senders = [Sender(by_source=reads) for _, reads in answers]
+        self.ranks = Ranks(facts.trainer, encode((facts, memory, image_probe)))
+        self.generator_name: str = self.ranks.answers[0][0]
+        self._senders = [Sender(by_source=reads) for _, reads in self.ranks.answers]
         self._ranks_per_engine = facts.worker.rollout.tensor_parallel_size
         self._prompts_per_update = facts.worker.actor.global_batch_size
         self._begin_step()
-        self._bytes, self._tokens = [0] * number, [0] * number
+        self._bytes, self._tokens = [0] * self.ranks.number, [0] * self.ranks.number
         machines, size = sorted({location.machine for location in self.ranks.locations}), self._ranks_per_engine
         shared = "each with its own" if size == 1 else f"each {size} sharing a"
-        logger.info("%d workers on %s, %s %s engine", number, ", ".join(machines), shared, self.generator_name)
+        logger.info(
+            "%d workers on %s, %s %s engine", self.ranks.number, ", ".join(machines), shared, self.generator_name
+        )
 
     def generate(
         self,
