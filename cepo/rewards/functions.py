@@ -45,10 +45,9 @@ class LoadedReward:
         return f"{self.path.name}:{self.function_name}"
 
     def score(self, reward_inputs: Sequence[Fields], *, first_sample: int = 0) -> list[RewardScore]:
-        """Calls the function in this process, without a time limit, and checks what it returned.
+        """Calls the function in this process without a time limit, and checks what it returned.
 
-        `first_sample` is the number of the first input for error messages. Raises what the function raises, and
-        `RewardError` if it breaks the contract.
+        Errors number the samples from `first_sample` on. Raises what the function raises, and `ContractError`.
         """
         samples = [dict(reward_input) for reward_input in reward_inputs]
         is_batch = self.reward_type == "batch"
@@ -123,13 +122,10 @@ def _combined(parts: Mapping[str, LoadedReward], weights: Sequence[float]) -> Lo
         given = [part.score(samples) for part in parts.values()]
         return [summed(scores) for scores in zip(*given, strict=True)]
 
-    def score_one(sample: Fields) -> RewardScore:
-        return score_batch([sample])[0]
-
     is_sequential = any(part.reward_type == "sequential" for part in parts.values())
     return dataclasses.replace(
         next(iter(parts.values())),
-        function=score_one if is_sequential else score_batch,
+        function=(lambda sample: score_batch([sample])[0]) if is_sequential else score_batch,
         reward_type="sequential" if is_sequential else "batch",
         needs_images=any(part.needs_images for part in parts.values()),
     )
@@ -231,11 +227,7 @@ def _run_file(path: Path) -> ModuleType:
 
 
 def _check_keywords(function: Callable[..., Any], kwargs: Fields, source: str) -> None:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        # Some compiled callables have no signature; the first call shows whether the keywords fit.
-        return
+    signature = inspect.signature(function)
     try:
         signature.bind([], **kwargs)
     except TypeError as error:

@@ -6,7 +6,6 @@ import base64
 import dataclasses
 import hashlib
 import http.client
-import io
 import json
 import os
 import re
@@ -21,6 +20,7 @@ from typing import Any
 
 from cepo.errors import ConfigError, DataError, RewardError
 from cepo.foreign_files import read_json
+from cepo.tracking.run_folder import png_bytes
 from cepo.trees import Fields, Tree
 
 REWARD_NAME = "judge"
@@ -189,10 +189,7 @@ def _images(sample: Fields) -> list[bytes]:
     for frames in sample.get("videos") or ():
         count = min(len(frames), _FRAMES_PER_VIDEO)
         images += [Image.fromarray(frames[index * len(frames) // count]) for index in range(count)]
-    files = [io.BytesIO() for _ in images]
-    for image, file in zip(images, files, strict=True):
-        image.save(file, format="PNG")
-    return [file.getvalue() for file in files]
+    return [png_bytes(image) for image in images]
 
 
 def _kept(place: Path) -> Tree | None:

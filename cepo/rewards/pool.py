@@ -37,17 +37,13 @@ _Action = Literal["score", "extract", "match", "value"]
 
 
 class WorkerProcess:
-    """Runs `python -m cepo.rewards.serving`, which loads the functions that `setup` names (see `RewardPool`).
-
-    It talks through a socket, separate from the standard streams: the output of a reward function goes to the trainer's
-    standard error, and its standard input is empty.
-    """
+    """Runs `python -m cepo.rewards.serving` and talks to it through a socket, which no output of a reward can disturb."""
 
     def __init__(self, setup: Mapping[str, object]) -> None:
         self._connection, other_end = Pipe()
         self._fault = ""
         python_path = [str(Path(cepo.__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             # -P: a file in the working directory must not shadow a module of the worker.
             [sys.executable, "-P", "-m", "cepo.rewards.serving", str(other_end.fileno())],
             stdin=subprocess.DEVNULL,
@@ -62,19 +58,8 @@ class WorkerProcess:
         with contextlib.suppress(OSError):  # it has ended; the caller learns this when it waits for the functions
             self._connection.send({**setup, "sys_path": [entry or os.getcwd() for entry in sys.path]})
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
     def asked(self, action: _Action, first: int, items: Sequence[object], seconds: float) -> tuple[str, Any]:
-        """Sends items, of which `first` is the first one's number, and returns the reply.
-
-        Raises as `received` does, and `RewardError` if an item cannot be sent.
-        """
+        """Sends items, numbered from `first` on, and returns the reply; raises `RewardError` if one cannot be sent."""
         try:
             message = pickle.dumps((action, first, items), protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # whatever the object's own reduction raises
@@ -98,7 +83,7 @@ class WorkerProcess:
 
         def end() -> None:
             is_late.set()
-            self._process.kill()
+            self.process.kill()
 
         timer = threading.Timer(max(seconds, 0.1), end)  # a reward that writes part of a message must not block us
         timer.start()
@@ -120,18 +105,15 @@ class WorkerProcess:
         """Kills the process and those of its group; describes how it ended."""
         # After a crash, a short wait yields its exit code instead of our signal.
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(0.05)
+            self.process.wait(0.05)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        code = self._process.wait()
+            os.killpg(self.process.pid, signal.SIGKILL)
+        code = self.process.wait()
         return self._fault or f"the worker process ended with {f'signal {-code}' if code < 0 else f'code {code}'}"
 
 
 class RewardStream:
-    """Scores the parts of a batch as they arrive; the outcome is that of one call for the whole batch.
-
-    It is a context manager. Leaving it drops the work that has not begun.
-    """
+    """Scores the parts of a batch as they arrive; leaving its context drops the work that has not begun."""
 
     def __init__(self, pool: RewardPool) -> None:
         self._pool = pool
@@ -146,7 +128,7 @@ class RewardStream:
         self._parts[position] = self._pool.submit("score", [dict(sample) for sample in samples])
 
     def outcome(self) -> RewardOutcome:
-        """Waits for all parts and returns their scores in the order of their positions.
+        """Waits for all parts and returns their scores, those of one call for the whole batch, by position.
 
         Raises `RewardError` if a sample cannot be pickled, or a batch function returned a wrong number of scores.
         """
@@ -228,13 +210,9 @@ class RewardPool:
 
     def score(self, inputs: Sequence[Fields]) -> RewardOutcome:
         """Scores the samples; raises as `RewardStream.outcome` does."""
-        with self.stream() as stream:
+        with RewardStream(self) as stream:
             stream.add(0, inputs)
             return stream.outcome()
-
-    def stream(self) -> RewardStream:
-        """Returns a stream for a batch whose parts arrive at different times."""
-        return RewardStream(self)
 
     def outcome(self, verdicts: Sequence[Any]) -> RewardOutcome:
         """Returns the outcome of a batch from each sample's score or failure."""
@@ -271,31 +249,22 @@ class RewardPool:
         )
 
     def extracted_answers(self, responses: Sequence[str]) -> list[str | None]:
-        r"""Returns each response's final answer or None, found by `answer_function`, or else by `extract_answer`.
-
-        The result is None if `answer_function` hangs or raises.
-        """
-        if self._answer_function is None:
-            from cepo.rewards.answers import extract_answer  # imports sympy, not needed otherwise
-
-            return [extract_answer(response) for response in responses]
-        return self._results("extract", responses, f"{self._answer_function} failed for %d of %d responses: no answer")
+        """Returns each response's final answer, found by `answer_function` or `extract_answer`; None if that failed."""
+        finder = self._answer_function or "extract_answer"
+        return self._results("extract", responses, f"{finder} failed for %d of %d responses: no answer")
 
     def same_statements(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
-        """Applies `cepo.rewards.answers.states_the_same` to each pair (prediction, ground truth), with the time limit.
-
-        A comparison that hangs or raises counts as False and is logged as a warning.
-        """
+        """Applies `cepo.rewards.answers.states_the_same` to each pair (prediction, ground truth); False if that failed."""
         found = self._results("match", pairs, "%d of %d comparisons failed and count as unequal")
         return [bool(same) for same in found]
 
     def value_keys(self, answers: Sequence[str]) -> list[str]:
-        """Applies `cepo.rewards.answers.value_key` to each answer, within the limit; keeps the answer on failure."""
+        """Applies `cepo.rewards.answers.value_key` to each answer; keeps the answer if that failed."""
         keys = self._results("value", answers, "%d of %d answers have no value and are compared by spelling")
         return [answer if key is None else key for key, answer in zip(keys, answers, strict=True)]
 
     def _results(self, action: _Action, items: Sequence[object], consequence: str) -> list[Any]:
-        """Returns the worker's result for each item, None for failed items."""
+        """Returns the result for each item; None for one that hung or raised, which a warning counts."""
         verdicts = self._verdicts(action, items)
         _warned(verdicts, consequence)
         return [None if isinstance(verdict, RewardFailure) else verdict for verdict in verdicts]
@@ -326,11 +295,10 @@ class RewardPool:
         return [self._threads.submit(self._serve, action, start, items[start : start + size]) for start in starts]
 
     def _serve(self, action: _Action, first: int, items: Sequence[object]) -> list[Any]:
-        worker = self._idle.pop()
-        status: str
+        worker, status = self._idle.pop(), ""
         value: Any
         try:
-            if not worker.is_alive:
+            if worker.process.poll() is not None:
                 self._workers.discard(worker)
                 worker = self._started()
             status, value = worker.asked(action, first, items, self._timeout_seconds)
