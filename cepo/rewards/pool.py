@@ -210,9 +210,13 @@ class RewardPool:
 
     def score(self, inputs: Sequence[Fields]) -> RewardOutcome:
         """Scores the samples; raises as `RewardStream.outcome` does."""
-        with RewardStream(self) as stream:
+        with self.stream() as stream:
             stream.add(0, inputs)
             return stream.outcome()
+
+    def stream(self) -> RewardStream:
+        """Returns a stream for a batch whose parts arrive at different times."""
+        return RewardStream(self)
 
     def outcome(self, verdicts: Sequence[Any]) -> RewardOutcome:
         """Returns the outcome of a batch from each sample's score or failure."""

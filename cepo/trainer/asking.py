@@ -23,7 +23,7 @@ from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.progress import StageClock
 from cepo.rewards.contract import RewardOutcome
-from cepo.rewards.pool import RewardPool, RewardStream
+from cepo.rewards.pool import RewardPool
 from cepo.rollout.generator import Generation, GenerationRequest, Sampler, SamplingSettings, sampling_seed
 from cepo.trees import Fields, Tree
 
@@ -144,7 +144,7 @@ class Asker:
         Raises `DataError`: a prompt is too long; `RewardError`: no response of this round or any earlier one got a score.
         """
         responses: dict[int, list[str]] = {}
-        with RewardStream(self._rewards) as stream:
+        with self._rewards.stream() as stream:
 
             def begin(index: int, group: Sequence[Generation]) -> None:
                 responses[index] = [self._decoded(generation.response_ids) for generation in group]

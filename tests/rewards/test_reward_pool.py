@@ -18,7 +18,7 @@ import cepo
 from cepo.errors import EngineError, RewardError
 from cepo.rewards.contract import ContractError
 from cepo.rewards.functions import load_answer_function
-from cepo.rewards.pool import RewardPool, RewardStream
+from cepo.rewards.pool import RewardPool
 
 MATH = "cepo/rewards/math.py:compute_score"
 pytestmark = pytest.mark.heavy  # starts processes and waits for time limits
@@ -272,7 +272,7 @@ def test_parts_out_of_order_get_the_outcome_of_one_call(caplog: pytest.LogCaptur
     whole = _samples(*(word for part in parts for word in part))
     with _pool(workers=2) as pool:
         expected = pool.score(whole)
-    with _pool(workers=2) as pool, RewardStream(pool) as stream:
+    with _pool(workers=2) as pool, pool.stream() as stream:
         for place in (1, 3, 2, 0):  # the faulty part first: its fields become known by the others
             stream.add(place, _samples(*parts[place]))
         assert 2 in stream

@@ -1,9 +1,7 @@
-"""The model of a step's operations, time and bytes between ranks, against torch's counter and figures worked out by hand."""
+"""The arithmetic of a step's operations and bytes between ranks, against torch's counter and figures worked out by hand."""
 
 from __future__ import annotations
 
-import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -25,103 +23,6 @@ from lab.support.collectives import (
 )
 from lab.support.model_flops import ModelFlops, causal_pairs
 from lab.support.shapes import MICRO, QWEN3_VL_2B, prompt_text, random_image, response_lengths, write_checkpoint
-from lab.support.step_time import (
-    Batch,
-    Decoding,
-    Gpu,
-    PromptCosts,
-    Traffic,
-    communication_seconds,
-    costs_from_operations,
-    decode_seconds,
-    decoding_of,
-    heaviest,
-    measured_costs,
-    step_seconds,
-    traffic_of,
-)
-
-GPU = Gpu(name="a", operations=200e12, memory=1.79e12, link=100.0, network=10.0)
-MODEL = ModelFlops(QWEN3_VL_2B, lora_rank=16)
-
-
-def test_the_gpu_with_most_prompts_has_the_ceiling_of_their_mean() -> None:
-    assert [heaviest(*each) for each in ((32, 1), (32, 8), (19.2, 8), (9.6, 64), (8, 8))] == [32, 4, 3, 1, 1]
-    assert heaviest(0.1 * 3 * 10, 1) == 3  # 3.0000000000000004
-
-
-def test_two_short_responses_decode_in_the_computed_time() -> None:
-    """They have at most two tokens each, and the time is worked out by hand."""
-    batch = Batch(prompt_tokens=10, mean_response=1 / math.log(2), longest_response=2)
-    decoding = Decoding(weights=100.0, cache_per_token=3.0)
-    # First token: both are there, 10 tokens each. Second: each with probability 1/2, so one of them with 3/4; 11 tokens.
-    read = (100 + 2 * 10 * 3) + (0.75 * 100 + 2 * 0.5 * 11 * 3)
-    assert decode_seconds(2, batch, decoding, memory=4.0) == pytest.approx(read / 4)
-
-
-def test_a_step_on_1_2_and_16_gpus_takes_the_computed_time() -> None:
-    """The step has 4 prompts, and the time is worked out by hand."""
-    batch = Batch(
-        prompts=4, group_size=1, live_share=0.75, prompts_per_update=2, mean_response=1e12, longest_response=1
-    )
-    costs = PromptCosts(prefill=1.0, score=2.0, teachers=3.0, update=5.0)
-    decoding, gpu = Decoding(weights=179.0, cache_per_token=0.0), Gpu(**{**vars(GPU), "memory": 100.0})
-    traffic = Traffic(scoring_pass=2000.0, update_pass=3200.0, prompts_per_scoring_pass=2, prompts_per_update_pass=1)
-
-    def seconds(gpus: int) -> dict[str, float]:
-        return dict(step_seconds(gpus, batch, costs, decoding, traffic, gpu))
-
-    one = {"prefill": 4.0, "decode": 1.79, "score and teachers": 15.0, "update": 2 * 10.0}
-    assert seconds(1) == pytest.approx(one | {"step": 40.79, "communication": 0.0})
-    # Two of 3 live prompts are scored on one GPU, in 1 pass that sends 1000 bytes; each update has 1.5 of 2 live: 1 each.
-    two = {"prefill": 2.0, "decode": 1.79, "score and teachers": max(10.0, 10.0), "update": 2 * max(5.0, 16.0)}
-    assert seconds(2) == pytest.approx(two | {"step": 45.79, "communication": 10.0 + 2 * 16.0})
-    # Over machines: 15/16 of the bytes at a tenth of the speed.
-    many = {"prefill": 1.0, "decode": 1.79, "score and teachers": 187.5, "update": 2 * 300.0}
-    assert seconds(16) == pytest.approx(many | {"step": 790.29, "communication": 787.5})
-
-
-def test_communication_takes_the_slower_link_beyond_a_machine() -> None:
-    """There is none on one GPU."""
-    assert [communication_seconds(2, 800.0, gpus, GPU) for gpus in (1, 8, 16)] == [0.0, 14.0, 150.0]
-
-
-def test_qwen3_vl_2b_costs_14_23_and_38_tflop_a_prompt() -> None:
-    """They are the cost to score, of two teachers, and to update."""
-    costs = costs_from_operations(MODEL, Batch(), GPU, teachers=2, hint=20)
-    operations = {name: seconds * 200 for name, seconds in vars(costs).items()}  # in 1e12
-    # Picture 0.931; 3,600 tokens of 2.8535e-3, 3,200 through the head of 0.6223e-3, 2.0e6 pairs of 229,376e-12.
-    assert operations["score"] == pytest.approx(0.931 + 10.273 + 1.991 + 0.459, rel=2e-3)
-    assert operations["teachers"] == pytest.approx(2 * (3220 * 2.8535e-3 + 1.991 + 1.992e6 * 229_376e-12), rel=2e-3)
-    backward = 3600 * (2.8186e-3 + 2 * 0.0349e-3) + 2.5 * 0.459
-    assert operations["update"] == pytest.approx(0.931 + 2 * (10.273 + 0.459) + 2 * 1.991 + backward, rel=2e-3)
-    assert operations["prefill"] == pytest.approx(0.931 + 400 * 2.8535e-3 + 0.0184, rel=2e-3)
-
-
-def test_qwen3_vl_2b_decodes_256_responses_in_9_seconds() -> None:
-    """It decodes 32 in 3.6 seconds, at 1.79 TB/s."""
-    decoding = decoding_of(MODEL)
-    assert (decoding.weights, decoding.cache_per_token) == (3_440_902_144, 114_688)
-    # 256: 256 (400 x 400 + 400 x 400) cached tokens without the cut, and about 2,000 readings of the weights.
-    assert decode_seconds(256, Batch(), decoding, GPU.memory) == pytest.approx(9.0, abs=0.1)
-    assert decode_seconds(32, Batch(), decoding, GPU.memory) == pytest.approx(3.6, abs=0.1)
-
-
-def test_an_update_gathers_layers_twice_and_embeddings_once() -> None:
-    """It also reduces adapters."""
-    layers, adapters, embeddings = 28 * 50_331_648, 17_432_576, 2048 * 151_936
-    traffic = traffic_of(MODEL)
-    assert traffic.scoring_pass == 2 * (layers + adapters + embeddings)
-    assert traffic.update_pass == 4 * (layers + adapters) + 2 * embeddings + 4 * adapters
-
-
-def test_measured_stages_give_the_packed_seconds_of_a_prompt() -> None:
-    stages = {
-        name: {"packed": {"seconds": seconds}, "padded": {"seconds": 99}}
-        for name, seconds in (("score student", 4.0), ("score all", 10.0), ("teachers", 7.0), ("update", 10.0))
-    }
-    record = json.loads(json.dumps({"sizes": {"groups": 2}, "stages": stages}))
-    assert measured_costs(record, prefill=0.5) == PromptCosts(prefill=0.5, score=2.0, teachers=3.0, update=5.0)
 
 
 def test_a_rank_of_4_sends_three_quarters() -> None:
