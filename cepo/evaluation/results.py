@@ -63,10 +63,8 @@ def pass_at_k(num_right: int, num_samples: int, k: int) -> float:
 def benchmark_figures(rows: Sequence[Row], *, has_variants: bool = False) -> Tree:
     """Returns the statistics of one benchmark's responses as plain values for JSON. Lengths are in tokens.
 
-    - `accuracy` is the mean over all responses (avg@n).
-    - `pass_at_k` is given if problems have several responses.
-    - `worst_variant`, the mean over questions of the lowest accuracy of any variant, is given if the problems of a
-      cluster are variants of one question.
+    `accuracy` is the mean over all responses (avg@n). `pass_at_k` needs several responses to a problem. `worst_variant`,
+    the mean over questions of the lowest accuracy of any variant, is given if a cluster has the variants of one question.
     """
     lengths = [row["length"] for row in rows]
     problems: dict[str, list[Row]] = defaultdict(list)

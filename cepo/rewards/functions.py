@@ -146,11 +146,7 @@ def function_names(spec: str) -> list[str]:
 
 
 def load_reward_function(spec: str, kwargs: Fields) -> LoadedReward:
-    """Runs the file that `spec` names and binds `kwargs` to its function.
-
-    Raises `RewardError` if the file is missing, fails to run, has no such function or one that does not take `kwargs`, or
-    if REWARD_TYPE is neither "batch" nor "sequential".
-    """
+    """Runs the file that `spec` names and binds `kwargs` to its function; raises `RewardError` if that is impossible."""
     path, function_name, module, function = _loaded(spec)
     reward_type = getattr(module, "REWARD_TYPE", "batch")  # optional, unlike in EasyR1
     if reward_type not in ("batch", "sequential"):
@@ -168,8 +164,8 @@ def load_reward_function(spec: str, kwargs: Fields) -> LoadedReward:
 def load_answer_function(spec: str) -> Callable[[str], str | None]:
     """Runs the file that `spec` names and returns its function, which finds the final answer in a response's text.
 
-    White space around the result is removed; None and blank text mean that there is no answer. Raises `RewardError`
-    like `load_reward_function`. A call raises `ContractError` if the function returns anything but text or None.
+    White space around the result is removed; None and blank text mean that there is no answer. A call raises
+    `ContractError` if the function returns anything else.
     """
     path, name, _, function = _loaded(spec)
 

@@ -10,7 +10,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import Pipe
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import cepo
 from cepo.errors import EngineError, RewardError
 from cepo.rewards.contract import RewardFailure, RewardOutcome
-from cepo.rewards.functions import function_names
 from cepo.trees import Fields
 
 if TYPE_CHECKING:
@@ -31,7 +29,6 @@ logger = logging.getLogger(__name__)
 START_SECONDS = 60.0
 _SAMPLES_TOGETHER = 32
 _LONGEST_LOOK_SECONDS = 1.0
-_MOST_REPLY_BYTES = 1 << 26
 
 _Action = Literal["score", "extract", "match", "value"]
 
@@ -41,7 +38,6 @@ class WorkerProcess:
 
     def __init__(self, setup: Mapping[str, object]) -> None:
         self._connection, other_end = Pipe()
-        self._fault = ""
         python_path = [str(Path(cepo.__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.process = subprocess.Popen(
             # -P: a file in the working directory must not shadow a module of the worker.
@@ -73,33 +69,13 @@ class WorkerProcess:
     def received(self, seconds: float) -> tuple[str, Any]:
         """Returns the next message. A pause of this process and the worker's costs 1 s of the time at most.
 
-        Raises `TimeoutError` if it is late, `EOFError` or `OSError` if the process has ended or wrote something else.
+        Raises `TimeoutError` if it is late, `EOFError` or `OSError` if the process has ended.
         """
         while not self._connection.poll(min(seconds, _LONGEST_LOOK_SECONDS)):
             seconds -= _LONGEST_LOOK_SECONDS
             if seconds <= 0:
                 raise TimeoutError
-        is_late = threading.Event()
-
-        def end() -> None:
-            is_late.set()
-            self.process.kill()
-
-        timer = threading.Timer(max(seconds, 0.1), end)  # a reward that writes part of a message must not block us
-        timer.start()
-        try:
-            return pickle.loads(self._connection.recv_bytes(_MOST_REPLY_BYTES))
-        except (EOFError, ConnectionError):
-            raise
-        except Exception as error:  # a false length, or bytes that can be any pickle or none
-            if is_late.is_set():
-                raise TimeoutError from error
-            self._fault = (
-                f"the reward wrote to the worker's connection, or a reply has over {_MOST_REPLY_BYTES >> 20} MiB"
-            )
-            raise EOFError from error
-        finally:
-            timer.cancel()
+        return self._connection.recv()
 
     def kill(self) -> str:
         """Kills the process and those of its group; describes how it ended."""
@@ -109,7 +85,7 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         code = self.process.wait()
-        return self._fault or f"the worker process ended with {f'signal {-code}' if code < 0 else f'code {code}'}"
+        return f"the worker process ended with {f'signal {-code}' if code < 0 else f'code {code}'}"
 
 
 class RewardStream:
@@ -147,18 +123,16 @@ class RewardStream:
 class RewardPool:
     """Runs a reward function in processes that are killed and replaced when they exceed the time limit.
 
-    `spec` is `path/to/file.py:function` (see `cepo.rewards.functions`) and `kwargs` are its keywords. The scores of
-    several functions are added with `weights`. `answer_function` names a function that finds the final answer in a
-    response (see `load_answer_function`); its result is each sample's `extracted_answer`.
+    `spec`, `kwargs` and `weights` are those of `load_reward`. `answer_function` finds the final answer in a response (see
+    `load_answer_function`); its result is each sample's `extracted_answer`.
 
-    Every call of the function has at most `timeout_seconds`. Sequential functions are called for one sample at a time,
-    batch functions for up to 32. If a call for several samples raises, returns an invalid score, crashes or times out,
-    its samples are tried again one by one, so that only the samples at fault fail. A wrong number of scores cannot be
-    assigned to samples and is a `RewardError`. A batch function must score samples independently, because it sees only
-    a part of the batch, and some samples twice after a fault.
+    Every call has at most `timeout_seconds`. Sequential functions are called for one sample at a time, batch functions
+    for up to 32. If a call for several samples raises, returns an invalid score, crashes or times out, its samples are
+    tried again one by one, so that only those at fault fail: they get 0 in every field, are counted and logged. A batch
+    function must score samples independently, because it sees a part of the batch, and some samples twice.
 
-    A failed sample gets 0 in every field, is counted, and is logged as a warning. The constructor waits until the
-    function is loaded. Raises `RewardError` if it cannot be loaded, `EngineError` if a process cannot be started.
+    The constructor waits until the function is loaded. Raises `RewardError` if it cannot be loaded, `EngineError` if a
+    process cannot be started.
     """
 
     def __init__(
@@ -171,7 +145,6 @@ class RewardPool:
         num_workers: int,
         timeout_seconds: float,
     ) -> None:
-        function_names(spec)
         self.spec = spec
         self.reward_type, self.needs_images = "batch", False
         self._setup = {

@@ -96,10 +96,7 @@ def _attempt(action: Callable[[list[Any], int], list[Any]], items: list[Any], fi
 
 
 def _limit_processor_time(seconds: float) -> None:
-    """Ends this process after so long on up to 4 cores, even while C code holds the interpreter lock.
-
-    The parent kills an overdue worker earlier; this is for workers whose parent has died.
-    """
+    """Ends this process after so long on 4 cores, even in C code, if its parent has died and cannot end it."""
     signal.setitimer(signal.ITIMER_PROF, _BUSY_CORES * (seconds + _GRACE_SECONDS))
 
 
