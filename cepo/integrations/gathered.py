@@ -79,7 +79,7 @@ class Credit:
     @cached_property
     def _pool(self) -> RewardPool:
         """Finds and compares answers in worker processes, because a comparison may never end."""
-        return RewardPool.of(self._reward)
+        return RewardPool(self._reward)
 
     def signal(
         self, rows: Sequence[Row], rewards: Tensor, correct: Tensor, sizes: Sequence[int], score: Score, *, step: int

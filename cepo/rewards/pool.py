@@ -121,10 +121,7 @@ class RewardStream:
 
 
 class RewardPool:
-    """Runs a reward function in processes that are killed and replaced when they exceed the time limit.
-
-    `spec`, `kwargs` and `weights` are those of `load_reward`. `answer_function` finds the final answer in a response (see
-    `load_answer_function`); its result is each sample's `extracted_answer`.
+    """Runs the reward of `worker.reward` in processes that are killed and replaced when they exceed the time limit.
 
     Every call has at most `timeout_seconds`. Sequential functions are called for one sample at a time, batch functions
     for up to 32. If a call for several samples raises, returns an invalid score, crashes or times out, its samples are
@@ -135,27 +132,18 @@ class RewardPool:
     process cannot be started.
     """
 
-    def __init__(
-        self,
-        spec: str,
-        kwargs: Fields,
-        *,
-        weights: Sequence[float] | None = None,
-        answer_function: str | None = None,
-        num_workers: int,
-        timeout_seconds: float,
-    ) -> None:
-        self.spec = spec
+    def __init__(self, config: RewardConfig) -> None:
+        self.spec, num_workers = config.reward_function, config.num_cpus
         self.reward_type, self.needs_images = "batch", False
         self._setup = {
-            "spec": spec,
-            "kwargs": dict(kwargs),
-            "weights": weights,
-            "answer_function": answer_function,
+            "spec": self.spec,
+            "kwargs": dict(config.reward_function_kwargs),
+            "weights": config.reward_weights,
+            "answer_function": config.answer_function,
             "start_seconds": START_SECONDS,
-            "timeout_seconds": timeout_seconds,
+            "timeout_seconds": config.timeout_seconds,
         }
-        self._answer_function, self._timeout_seconds = answer_function, timeout_seconds
+        self._answer_function, self._timeout_seconds = config.answer_function, config.timeout_seconds
         self._fields: dict[str, None] = {"overall": None}
         self._is_closed = self._has_scored = False
         self._num_workers = num_workers
@@ -168,18 +156,6 @@ class RewardPool:
         except BaseException:
             self.close()
             raise
-
-    @classmethod
-    def of(cls, config: RewardConfig) -> RewardPool:
-        """Starts a pool with the settings of `worker.reward`."""
-        return cls(
-            config.reward_function,
-            config.reward_function_kwargs,
-            weights=config.reward_weights,
-            answer_function=config.answer_function,
-            num_workers=config.num_cpus,
-            timeout_seconds=config.timeout_seconds,
-        )
 
     def score(self, inputs: Sequence[Fields]) -> RewardOutcome:
         """Scores the samples; raises as `RewardStream.outcome` does."""

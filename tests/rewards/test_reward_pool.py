@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import cepo
+from cepo.config.schema import RewardConfig
 from cepo.errors import EngineError, RewardError
 from cepo.rewards.contract import ContractError
 from cepo.rewards.functions import load_answer_function
@@ -30,7 +31,7 @@ RAISING_LINE = MISBEHAVING.read_text().splitlines().index('        raise KeyErro
 
 
 def _pool(spec: str = BATCH, *, workers: int = 1, limit: float = 1.0, **more: Any) -> RewardPool:
-    return RewardPool(spec, {}, num_workers=workers, timeout_seconds=limit, **more)
+    return RewardPool(RewardConfig(reward_function=spec, num_cpus=workers, timeout_seconds=limit, **more))
 
 
 @pytest.fixture(scope="module")
@@ -209,9 +210,10 @@ def test_workers_end_when_their_parent_is_killed(response: str, tmp_path: Path) 
     pid_file = tmp_path / "pid"
     program = f"""
         import threading, time
+        from cepo.config.schema import RewardConfig
         from cepo.rewards.pool import RewardPool
         limit = 600.0 if {response!r} == "child" else 1.5
-        pool = RewardPool({BATCH!r}, {{}}, num_workers=1, timeout_seconds=limit)
+        pool = RewardPool(RewardConfig(reward_function={BATCH!r}, timeout_seconds=limit))
         sample = {{"response": {response!r}, "response_length": 1, "ground_truth": "1", "pid_file": {str(pid_file)!r}}}
         if sample["response"]:
             threading.Thread(target=pool.score, args=([sample],), daemon=True).start()
@@ -241,8 +243,9 @@ def test_neither_side_of_the_pool_imports_torch(tmp_path: Path) -> None:
     )
     program = f"""
         import sys
+        from cepo.config.schema import RewardConfig
         from cepo.rewards.pool import RewardPool
-        with RewardPool({f"{path}:main"!r}, {{}}, num_workers=1, timeout_seconds=5.0) as pool:
+        with RewardPool(RewardConfig(reward_function={f"{path}:main"!r})) as pool:
             scores = pool.score([{{"response": ""}}]).scores
         print(scores, "torch" in sys.modules, "sympy" in sys.modules)
     """

@@ -19,6 +19,7 @@ from local_server import local_server
 from PIL import Image
 
 from cepo.config import check_config, load_config
+from cepo.config.schema import RewardConfig
 from cepo.data.dataset import Problem
 from cepo.errors import ConfigError, RewardError
 from cepo.models.inputs import Video
@@ -174,7 +175,7 @@ def test_a_function_gets_images_and_frames_if_it_asks(tmp_path: Path) -> None:
         solution=None, columns={"id": 3},
     )  # fmt: skip
     for name, width in (("blind", 0.0), ("seeing", 7.0)):
-        with RewardPool(f"{tmp_path / name}.py:size", {}, num_workers=1, timeout_seconds=20) as pool:
+        with RewardPool(RewardConfig(reward_function=f"{tmp_path / name}.py:size")) as pool:
             given = reward_input(problem, "1", 1, pool.needs_images)
             assert ("videos" in given) == (name == "seeing")
             assert [score["overall"] for score in pool.score([given]).scores] == [width]

@@ -19,7 +19,6 @@ from training_runs import Train, checked_config, json_lines, shared_pool
 import cepo.train
 from cepo.data.dataset import ProblemSet
 from cepo.models.processing import Processing
-from cepo.rewards.pool import RewardPool
 from cepo.trainer.checkpoints import written_files
 
 Command = Callable[..., str]
@@ -39,7 +38,7 @@ def refused(
 
     def command(*overrides: str, arguments: Sequence[str] = tiny_run) -> str:
         monkeypatch.setattr(cepo.train, "build_backend", no_model)
-        monkeypatch.setattr(RewardPool, "of", shared_pool)
+        monkeypatch.setattr("cepo.rewards.pool.RewardPool", shared_pool)
         caplog.clear()
         code = cepo.train.main([*arguments, f"trainer.save_checkpoint_path={tmp_path / 'run'}", *overrides])
         ours = [record for record in caplog.records if record.name.startswith("cepo")]

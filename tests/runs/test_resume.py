@@ -30,7 +30,6 @@ from training_runs import (
 
 from cepo.config import load_config
 from cepo.errors import CheckpointError
-from cepo.rewards.pool import RewardPool
 from cepo.train import build_trainer, main
 from cepo.trainer.checkpoints import STATE_FILE
 from cepo.trainer.loop import Trainer
@@ -254,7 +253,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_early(
         raise AssertionError("models were loaded")
 
     monkeypatch.setattr("cepo.train.build_backend", not_reached)
-    monkeypatch.setattr(RewardPool, "of", shared_pool)
+    monkeypatch.setattr("cepo.rewards.pool.RewardPool", shared_pool)
     config = checked_config if "global_step_9" not in override else load_config  # the check itself would refuse it
     settings = [*tiny_run, f"trainer.save_checkpoint_path={two_steps.folder}", "trainer.max_steps=3"]
     with ExitStack() as stack, pytest.raises(CheckpointError, match=words):
