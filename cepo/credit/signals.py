@@ -155,7 +155,6 @@ def _belief(each: MethodSignal, rollouts: Rollouts) -> Numbers | None:
 
 
 def _prior(rollouts: Rollouts) -> Tensor:
-    """(B,) the smoothed pass rate of the other rollouts."""
     return credit.pass_rate_of_others(rollouts.correct.double(), rollouts.group_ids)[0]
 
 

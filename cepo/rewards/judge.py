@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -183,13 +184,10 @@ def _images(sample: Fields) -> list[bytes]:
 
 
 def _kept(place: Path) -> Tree | None:
-    """Returns a cached reply; None without one, or if it is damaged."""
-    if not place.exists():
-        return None
-    try:
-        return read_json(place, dict, within=place.parent)
-    except DataError:  # asked again and replaced
-        return None
+    """Returns a cached reply; None without one, or if it is damaged: then it is asked again and replaced."""
+    with suppress(DataError):
+        return read_json(place, dict, within=place.parent) if place.exists() else None
+    return None
 
 
 def _keep(place: Path, reply: Fields) -> None:
