@@ -122,10 +122,13 @@ def _combined(parts: Mapping[str, LoadedReward], weights: Sequence[float]) -> Lo
         given = [part.score(samples) for part in parts.values()]
         return [summed(scores) for scores in zip(*given, strict=True)]
 
+    def score_one(sample: Fields) -> RewardScore:
+        return score_batch([sample])[0]
+
     is_sequential = any(part.reward_type == "sequential" for part in parts.values())
     return dataclasses.replace(
         next(iter(parts.values())),
-        function=(lambda sample: score_batch([sample])[0]) if is_sequential else score_batch,
+        function=score_one if is_sequential else score_batch,
         reward_type="sequential" if is_sequential else "batch",
         needs_images=any(part.needs_images for part in parts.values()),
     )
