@@ -138,7 +138,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
     data, algorithm, worker, settings = sections = config.data, config.algorithm, config.worker, config.trainer
     check_sinks(settings.logger)
     policy = policy or stack.enter_context(run_policy(config))
-    rewards = stack.enter_context(RewardPool.of(worker.reward))
+    rewards = stack.enter_context(RewardPool(worker.reward))
     with interrupts.loading(), phase("loading libraries and the tokenizer"):
         from cepo.data.contexts import ContextBuilder
         from cepo.data.dataset import most_visuals

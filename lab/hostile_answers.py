@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from cepo.config.schema import RewardConfig
 from cepo.rewards.contract import RewardOutcome
 from cepo.rewards.pool import RewardPool
 from lab.support.hostile import GOLDS, hostile_answer
@@ -44,7 +45,7 @@ def samples_of(number: int, seed: int) -> list[dict[str, Any]]:
 
 def graded(samples: list[dict[str, Any]], timeout: float, workers: int) -> list[RewardOutcome]:
     """Grades the samples in batches as large as those of a training step, and returns the outcomes."""
-    with RewardPool(REWARD, {}, num_workers=workers, timeout_seconds=timeout) as pool:
+    with RewardPool(RewardConfig(reward_function=REWARD, num_cpus=workers, timeout_seconds=timeout)) as pool:
         return [pool.score(samples[start : start + AT_ONCE]) for start in range(0, len(samples), AT_ONCE)]
 
 

@@ -1,4 +1,4 @@
-"""Counts how work and messages of a step are spread over ranks, and models a step's time on 1, 8 and 64 GPUs.
+"""Counts how work and messages of a step are spread over ranks.
 
     python -m lab.ranks --method NAME
 
@@ -6,10 +6,6 @@ Trains the embedded world for some steps with 1, 2 and 4 worker processes under 
 responses, with adapters on the language model and with all weights. Counted per step are tokens scored and computed,
 images encoded, bytes from the trainer to each rank, and bytes from each rank to the others for weights and gradients.
 The last are compared with arithmetic over the weights' shapes (exit code 1 if they differ by more than 1 %).
-
-Processes that share cores do not show speed, so time is modelled (`lab/support/step_time.py`). `--stages` names
-the costs that `lab/stages.py` measured on a device; by default they follow from operation counts and stated
-rates.
 """
 
 from __future__ import annotations
@@ -22,52 +18,28 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from lab.support.collectives import Calls, Sharding, WeightBytes, expected_bytes
 from lab.support.counting_rank import CountingRank, counts_of
 from lab.support.machine import ROOT, load_average, machine_record
-from lab.support.model_flops import ModelFlops
-from lab.support.shapes import SHAPES
-from lab.support.step_time import (
-    Batch,
-    Gpu,
-    costs_from_operations,
-    decoding_of,
-    measured_costs,
-    step_seconds,
-    traffic_of,
-)
 from lab.support.tables import RESULTS, save, table
 
 VARIANTS = {"adapters": ["worker.actor.model.lora.rank=8"], "all weights": ["worker.actor.model.lora.rank=0"]}
-GPUS = {
-    gpu.name.lower().replace(" ", "-"): gpu
-    for gpu in (
-        Gpu(name="RTX PRO 6000", operations=0.40 * 500e12, memory=1.79e12, link=50e9, network=50e9),
-        Gpu(name="H200", operations=0.45 * 790e12, memory=4.8e12, link=450e9, network=50e9),
-    )
-}
-"""Attained shares of nominal bf16 rates, and nominal bandwidths; these are assumptions, not measurements."""
-TEACHERS, HINT_TOKENS = 2, 20
 TOLERANCE = 0.01
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--method", help="estimator of the runs")
+    parser.add_argument("--method", required=True, help="estimator of the runs")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--steps", type=int, default=3, help="the first is not counted")
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--group-size", type=int, default=4)
     parser.add_argument("--overrides", nargs="*", default=[], help="a.b.c=value")
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-vl-2b", help="of the model of a step's time")
-    parser.add_argument("--gpus", nargs="+", choices=GPUS, default=list(GPUS), help="of the model of a step's time")
-    parser.add_argument("--stages", type=Path, help="JSON of lab/stages.py on the one GPU that --gpus names")
-    parser.add_argument("--only-model", action="store_true", help="train nothing")
     parser.add_argument("--out", type=Path, default=RESULTS / "ranks.json")
     return parser.parse_args()
 
@@ -174,75 +146,26 @@ def work_table(rows: Sequence[dict[str, Any]]) -> str:
     return table(head, lines)
 
 
-def modelled(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Returns the modelled seconds of a step for each GPU, number of GPUs and batch size."""
-    model = ModelFlops(SHAPES[options.shape], lora_rank=16)
-    paper = Batch()
-    larger = replace(paper, prompts=512, prompts_per_update=512)
-    found = []
-    for gpu in (GPUS[name] for name in options.gpus):
-        costs = costs_from_operations(model, paper, gpu, teachers=TEACHERS, hint=HINT_TOKENS)
-        source = "operation counts and assumed rates"
-        if options.stages is not None:
-            costs = measured_costs(json.loads(options.stages.read_text(encoding="utf-8")), costs.prefill)
-            source = f"measured: {options.stages.name}"
-        for batch, counts in ((paper, (1, 8, 64)), (larger, (8, 64))):
-            for gpus in counts:
-                seconds = step_seconds(gpus, batch, costs, decoding_of(model), traffic_of(model), gpu)
-                found.append(
-                    {
-                        "gpu": asdict(gpu),
-                        "gpus": gpus,
-                        "batch": asdict(batch),
-                        "costs": source,
-                        "seconds": dict(seconds),
-                    }
-                )
-    return found
-
-
-def model_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Formats seconds per step, and prompts per second and GPU relative to one GPU with the smaller batch."""
-    lines, base = [], {}
-    for row in rows:
-        seconds, prompts, gpus = row["seconds"], row["batch"]["prompts"], row["gpus"]
-        rate = prompts / seconds["step"] / gpus
-        base.setdefault(row["gpu"]["name"], rate)
-        shown = [f"{value:.2f}" for value in seconds.values()]
-        lines.append([row["gpu"]["name"], gpus, prompts, *shown, f"{rate / base[row['gpu']['name']]:.0%}"])
-    names = [*rows[0]["seconds"]]
-    return table(["GPU", "GPUs", "prompts", *(f"{name}, s" for name in names), "efficiency"], lines)
-
-
 def main() -> int:
-    """Counts, models and writes the record; returns 1 if counted bytes differ from the arithmetic."""
+    """Counts and writes the record; returns 1 if counted bytes differ from the arithmetic."""
     options = arguments()
-    if options.method is None and not options.only_model:
-        print("--method is missing: the name of an estimator", file=sys.stderr)
-        return 2
-    if options.stages is not None and len(options.gpus) != 1:
-        print("--stages was measured on one GPU: name it with --gpus", file=sys.stderr)
-        return 2
     logging.basicConfig(level=logging.ERROR)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="cepo-ranks-") as scratch:
-        for variant in [] if options.only_model else options.variants:
+        for variant in options.variants:
             for ranks in options.ranks:
                 folder = Path(scratch) / f"{variant.replace(' ', '-')}-{ranks}"
                 trained(options, variant, ranks, folder)
                 rows.append(counted(variant, ranks, folder))
                 print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    times = modelled(options)
     record: dict[str, Any] = {
         "machine": machine_record(1) | {"load_average": load_average()},
-        "work": {name: value for name, value in vars(options).items() if name not in ("out", "stages")},
+        "work": {name: value for name, value in vars(options).items() if name != "out"},
         "counted": rows,
-        "modelled": times,
     }
-    tables = [*([work_table(rows)] if rows else []), model_table(times)]
-    save(record, tables, options.out)
+    save(record, [work_table(rows)], options.out)
     wrong = disagreements(rows)
     print("\n".join(wrong), file=sys.stderr)
     return int(bool(wrong))

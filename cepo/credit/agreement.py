@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from typing import TypedDict
 
 import numpy
 from numpy.typing import NDArray
@@ -16,7 +16,6 @@ from torch import Tensor
 from cepo.credit.signals import MethodSignal
 from cepo.credit.truth import Numbers, Truth
 from cepo.trainer.asking import Rollouts
-from cepo.trainer.planning import View
 from cepo.trees import Tree
 
 DECISIVE = 0.25
@@ -27,8 +26,7 @@ QUARTERS = ("first", "second", "third", "last")
 _Indices = NDArray[numpy.int64]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Figure:
+class Figure(TypedDict):
     """A statistic with its standard error and 95 % interval over problems; undefined numbers are None."""
 
     value: float | None
@@ -85,11 +83,6 @@ def area_under_curve(numbers: Numbers, positive: NDArray[numpy.bool_]) -> float:
     return float(above / (num_positive * num_other))
 
 
-def top_hit(numbers: Numbers, truth: Numbers) -> float:
-    """Returns the probability that the largest number is at the largest truth, with ties broken at random."""
-    return float((numbers == numbers.max())[truth.argmax()] / (numbers == numbers.max()).sum())
-
-
 def credit_figures(truth: Truth, numbers: Numbers, *, seed: int) -> dict[str, Figure]:
     """Compares a credit with A*.
 
@@ -101,11 +94,15 @@ def credit_figures(truth: Truth, numbers: Numbers, *, seed: int) -> dict[str, Fi
     decisive, size = numpy.abs(truth.credit) > DECISIVE, numpy.abs(numbers)
     # Each response's figures stand at its first measured token, so that they are drawn with its tokens.
     areas, hits = numpy.full((2, len(numbers)), numpy.nan)
-    for row in numpy.unique(truth.row):
-        own = numpy.flatnonzero(truth.row == row)
+    for own in truth.entries.values():
         areas[own[0]] = area_under_curve(size[own], decisive[own])
         if decisive[own].any():
-            hits[own[0]] = top_hit(size[own], abs(truth.credit[own]))
+            largest = size[own] == size[own].max()  # ties count their share
+            hits[own[0]] = largest[abs(truth.credit[own]).argmax()] / largest.sum()
+
+    def mean(figures: Numbers) -> float:
+        kept = figures[~numpy.isnan(figures)]
+        return float(kept.mean()) if len(kept) else numpy.nan
 
     def metrics(tokens: _Indices) -> dict[str, float]:
         x, true, halves = numbers[tokens], truth.credit[tokens], truth.credit_halves[:, tokens]
@@ -116,8 +113,8 @@ def credit_figures(truth: Truth, numbers: Numbers, *, seed: int) -> dict[str, Fi
             "pearson_corrected": noise_corrected(x, true, halves),
             "spearman": pearson(ranks(x), ranks(true)),
             "spearman_corrected": rank_noise_corrected(x, true, halves),
-            "auroc": _mean(areas[tokens]),
-            "top_hit": _mean(hits[tokens]),
+            "auroc": mean(areas[tokens]),
+            "top_hit": mean(hits[tokens]),
             "share_on_decisive": float(size[tokens][deciding].sum() / total) if total > 0 else numpy.nan,
             "sign_agreement": float(agree[deciding].mean()) if deciding.any() else numpy.nan,
         }
@@ -179,20 +176,20 @@ def figure_of(values: Numbers) -> Figure:
     return Figure(value=value, error=float(kept.std(ddof=1)), low=float(low), high=float(high))
 
 
-def _mean(numbers: Numbers) -> float:
-    kept = numbers[~numpy.isnan(numbers)]
-    return float(kept.mean()) if len(kept) else numpy.nan
-
-
 def knowledge(signals: Sequence[MethodSignal], rollouts: Rollouts, *, seed: int) -> list[Tree]:
     """Returns the figures of `known` for the teacher of each method and view; equal ones once.
 
-    Counted are the responses with a reference, unless it is a part of themselves.
+    Counted are the responses with a reference, unless it is a part of themselves other than an answer.
     """
     found: list[Tree] = []
+    truths = [problem.ground_truth for problem in rollouts.problems for _ in range(rollouts.group_size)]
     for each in signals:
         for view in each.batch.plan.views:
-            rows = [row for row in view.rows if not _is_own(each, view, row)]
+            rows: list[int] = []
+            for row in view.rows:
+                shown, answers = view.references[row], (truths[row], each.batch.plan.answers[row])
+                if shown is None or shown in answers or shown.strip() not in rollouts.responses[row]:
+                    rows.append(row)
             gain = each.batch.teacher_log_probs[view.name] - each.batch.old_log_probs
             own = known(gain, rollouts, rows, seed=seed) if any(rollouts.correct[row] for row in rows) else {}
             if own and own not in [{key: row[key] for key in own} for row in found]:
@@ -227,11 +224,4 @@ def known(gain: Tensor, rollouts: Rollouts, rows: Sequence[int], *, seed: int) -
         )
 
     figures = means(("nats", *QUARTERS, "limit"), table, right) | means(("wrong",), sums, wrong or [0])
-    return {"responses": len(right), **{name: asdict(figure) for name, figure in figures.items()}}
-
-
-def _is_own(each: MethodSignal, view: View, row: int) -> bool:
-    """Whether the teacher was shown a part of the response itself, other than an answer."""
-    rollouts, shown = each.batch.rollouts, view.references[row]
-    answers = (rollouts.problems[row // rollouts.group_size].ground_truth, each.batch.plan.answers[row])
-    return shown is not None and shown not in answers and shown.strip() in rollouts.responses[row]
+    return {"responses": len(right), **figures}

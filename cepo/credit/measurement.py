@@ -7,7 +7,6 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy
 from torch import Tensor
 
 from cepo.algorithms import Estimator
@@ -35,9 +34,8 @@ def measured(
 ) -> tuple[str, Tree]:
     """Measures at most so many `responses` and `tokens` of each, resumed from the samples in `folder`.
 
-    `continuations` is M, the number per prefix; with 0 only the teachers' knowledge is measured. Returns a line on the work
-    and the results, which are also written; a dry run samples no continuations and has none. Raises a `CepoError` if the
-    folder holds a measurement with other settings, or if sampling, grading or reading fails.
+    `continuations` is M, the number per prefix; with 0 only the teachers' knowledge is measured. Returns a line on the
+    work and the results, which are also written; a dry run samples no continuations and has none.
     """
     effort = {"num_responses": responses, "num_tokens": tokens, "num_continuations": continuations}
     claim_folder(folder, {"measures": "credit", "checkpoint": checkpoint, **effort}, session.config)
@@ -89,17 +87,16 @@ def compared(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal], 
     credits.append((Arm("oracle", "baseline", truth.credit_halves[0]), half))
     values.append((Arm("oracle", "baseline", truth.value_halves[0]), half))
     return {
-        "credit": [_row(arm, agreement.credit_figures(of, arm.numbers, seed=seed)) for arm, of in credits],
+        "credit": [
+            {"name": arm.name, "kind": arm.kind, **agreement.credit_figures(of, arm.numbers, seed=seed)}
+            for arm, of in credits
+        ],
         "value": [
-            _row(arm, agreement.value_figures(of, arm.numbers, seed=seed))
+            {"name": arm.name, "kind": arm.kind, **agreement.value_figures(of, arm.numbers, seed=seed)}
             | ({"calibration": agreement.calibration(arm.numbers, truth.value)} if of is truth else {})
             for arm, of in values
         ],
     }
-
-
-def _row(arm: Arm, figures: Mapping[str, agreement.Figure]) -> Tree:
-    return {"name": arm.name, "kind": arm.kind, **{key: dataclasses.asdict(each) for key, each in figures.items()}}
 
 
 def _write_traces(
@@ -108,14 +105,14 @@ def _write_traces(
     """Writes `traces.jsonl`, one object per measured response (`docs/credit.md`), and the images of their problems."""
     (folder / "images").mkdir(exist_ok=True)
     lines: list[Tree] = []
-    for row in numpy.unique(truth.row).tolist():
+    for row, measured_tokens in truth.entries.items():
         number, tokens = row // rollouts.group_size, rollouts.generations[row].response_ids
         problem, image = rollouts.problems[number], f"images/{number}.png"
         if problem.images:
             (folder / image).write_bytes(png_bytes(problem.images[0]))
         values: list[float | None] = [None] * (len(tokens) + 1)
         credit: list[float | None] = [None] * len(tokens)
-        for index in numpy.flatnonzero(truth.row == row):
+        for index in measured_tokens:
             token, before, own = int(truth.token[index]), float(truth.value[index]), float(truth.credit[index])
             credit[token], values[token], values[token + 1] = own, before, before + own
         lines.append(

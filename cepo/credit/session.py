@@ -73,7 +73,7 @@ def opened(config: RunConfig, actor: Path | None) -> Iterator[Session]:
         most_visuals=most_visuals(problems),
     )
     with contextlib.ExitStack() as stack:
-        rewards = stack.enter_context(RewardPool.of(config.worker.reward))
+        rewards = stack.enter_context(RewardPool(config.worker.reward))
         backend = Worker(facts, processing)
         stack.callback(backend.close)
         if actor is not None:

@@ -94,11 +94,13 @@ def credit_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal
     for each in signals:
         own = _at(truth, each.signal.advantages)
         arms.append(Arm(each.label, "method", own))
-        mean = _response_means(truth, own)
-        if numpy.allclose(own, mean):
-            continue
-        arms.append(Arm(f"{each.label}, inverted", "baseline", 2 * mean - own))
-        arms.append(Arm(f"{each.label}, permuted", "baseline", _permuted(truth, own, seed)))
+        mean, permuted = own.copy(), own.copy()
+        for row, tokens in truth.entries.items():
+            mean[tokens] = own[tokens].mean()
+            permuted[tokens] = own[numpy.random.default_rng([seed, 2, row]).permutation(tokens)]
+        if not numpy.allclose(own, mean):
+            arms.append(Arm(f"{each.label}, inverted", "baseline", 2 * mean - own))
+            arms.append(Arm(f"{each.label}, permuted", "baseline", permuted))
     evidence: list[Arm] = []
     for each in signals:
         if (belief := _belief(each, rollouts)) is not None:
@@ -128,9 +130,8 @@ def _different(arms: Sequence[Arm]) -> list[Arm]:
 def _belief(each: MethodSignal, rollouts: Rollouts) -> Numbers | None:
     """(B, T + 1), the believed probability of a correct answer before and after each token; None without evidence.
 
-    If a method records `value`, this is used as it is, and the belief after the last token is that before it. If it
-    records `delta`, the belief is `b_t = sigmoid(logit p + sum_{s<t} delta_s)`, with p the smoothed pass rate of the
-    other rollouts.
+    It is the `value` that a method records, with the last one repeated, or `b_t = sigmoid(logit p + sum_{s<t} delta_s)`
+    for a recorded `delta`, with p the smoothed pass rate of the other rollouts.
     """
     diagnostics = each.signal.diagnostics
     if "value" in diagnostics:
@@ -146,23 +147,9 @@ def _belief(each: MethodSignal, rollouts: Rollouts) -> Numbers | None:
 
 
 def _prior(rollouts: Rollouts) -> Tensor:
-    """(B,) the smoothed pass rate of the other rollouts."""
     return credit.pass_rate_of_others(rollouts.correct.double(), rollouts.group_ids)[0]
 
 
 def _at(truth: Truth, tensor: Tensor) -> Numbers:
     """The entries of a (B, T) tensor at the measured tokens."""
     return tensor.double().numpy()[truth.row, truth.token]
-
-
-def _response_means(truth: Truth, numbers: Numbers) -> Numbers:
-    _, index = numpy.unique(truth.row, return_inverse=True)
-    return (numpy.bincount(index, numbers) / numpy.bincount(index))[index]
-
-
-def _permuted(truth: Truth, numbers: Numbers, seed: int) -> Numbers:
-    result = numbers.copy()
-    for row in numpy.unique(truth.row):
-        indices = numpy.flatnonzero(truth.row == row)
-        result[indices] = numbers[numpy.random.default_rng([seed, 2, row]).permutation(indices)]
-    return result

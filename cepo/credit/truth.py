@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated
 
 import numpy
@@ -46,10 +47,15 @@ class Truth:
     credit_halves: Numbers
     entropy: Numbers  # in nats, of the distribution from which the token was sampled
 
+    @cached_property
+    def entries(self) -> dict[int, NDArray[numpy.int64]]:
+        """The measured tokens of each response, as indices into the arrays."""
+        return {row: numpy.flatnonzero(self.row == row) for row in numpy.unique(self.row).tolist()}
+
 
 def assemble(rollouts: Rollouts, chosen: Mapping[int, Sequence[int]], continued: Mapping[str, Continued]) -> Truth:
     """Computes the truth about the chosen tokens from the verdicts on continuations."""
-    measured = [(row, token) for row, tokens in chosen.items() for token in tokens]
+    rows, tokens = numpy.array([(row, token) for row, tokens in chosen.items() for token in tokens]).T
 
     def values(row: int, length: int) -> Numbers:
         """V before token `length`, and its two halves; after the last token the response's own verdict."""
@@ -58,18 +64,17 @@ def assemble(rollouts: Rollouts, chosen: Mapping[int, Sequence[int]], continued:
         right = numpy.array(list(continued[prefix_of(rollouts, row, length).name].right), dtype=float)
         return numpy.array([right.mean(), right[0::2].mean(), right[1::2].mean()])
 
-    before = numpy.array([values(row, token) for row, token in measured]).T
-    after = numpy.array([values(row, token + 1) for row, token in measured]).T
-    rows = numpy.array([row for row, _ in measured])
+    before, after = (numpy.array([*map(values, rows, tokens + more)]).T for more in (0, 1))
+    prefixes = [prefix_of(rollouts, row, token) for row, token in zip(rows, tokens, strict=True)]
     return Truth(
         problem=rows // rollouts.group_size,
         row=rows,
-        token=numpy.array([token for _, token in measured]),
+        token=tokens,
         value=before[0],
         credit=(after - before)[0],
         value_halves=before[1:],
         credit_halves=(after - before)[1:],
-        entropy=numpy.array([continued[prefix_of(rollouts, row, token).name].entropy for row, token in measured]),
+        entropy=numpy.array([continued[prefix.name].entropy for prefix in prefixes]),
     )
 
 
@@ -89,11 +94,10 @@ class Prefix:
 
 
 def chosen_tokens(rollouts: Rollouts, *, num_responses: int, num_tokens: int, seed: int) -> dict[int, list[int]]:
-    """Returns the measured tokens of each measured response, by the response's row.
+    """Returns the measured tokens of each measured response, by the response's row; a function of the seed.
 
     Responses are drawn from groups whose rewards differ, since the others have no signal. If a response is longer than
-    `num_tokens`, that many of its tokens are drawn. Both choices are functions of the seed. Raises `DataError` if all
-    groups have equal rewards.
+    `num_tokens`, that many of its tokens are drawn. Raises `DataError` if all groups have equal rewards.
     """
     live = credit.live_rows(rollouts.rewards, rollouts.group_ids).nonzero().flatten().tolist()
     if not live:

@@ -21,7 +21,6 @@ REWARD = "cepo/rewards/benchmark.py:compute_score"
 
 _OPTION = re.compile(r"(?:^|;)\s*([A-J])\.\s*")
 _MMMU_MARK = re.compile(r"<image (\d)>")
-_MMMU_IMAGES = [f"image_{number}" for number in range(1, 8)]
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,8 @@ def converted(rows: Any, benchmark: Benchmark) -> Any:
         usual: Tree = {"benchmark": benchmark.name, "answer_kind": None, "choices": [], "tolerance": None}
         try:
             row = read_row(rows, number)
-            usual |= {"problem": IMAGE_MARK + row["question"], "images": _images(row, benchmark.image)}
+            images = [image for image in [row.get(benchmark.image)] if image is not None]
+            usual |= {"problem": IMAGE_MARK + row["question"], "images": images}
             usual |= {"answer": row.get("answer"), "cluster": str(number)}
             problems.append(usual | benchmark.convert(row))
         except (ValueError, SyntaxError, KeyError) as error:
@@ -113,10 +113,6 @@ def _logicvista(row: Fields) -> Tree:
     return {"answer_kind": kind_of(row["answer"]), "choices": options_in_text(row["question"])}
 
 
-def _images(row: Fields, *columns: str) -> list[Any]:
-    return [row[column] for column in columns if row.get(column) is not None]
-
-
 def _listed(options: Sequence[str]) -> str:
     """Lists the options below the question and asks for a letter; empty without options."""
     if not options:
@@ -127,18 +123,17 @@ def _listed(options: Sequence[str]) -> str:
 
 def _with_images_in_place(text: str, row: Fields) -> tuple[str, list[Any]]:
     """Returns MMMU's text with images at their first mention or, without one, at the start; and the images in order."""
-    order: list[str] = []
+    left = {str(number): row[f"image_{number}"] for number in range(1, 8) if row.get(f"image_{number}") is not None}
+    mentioned: list[Any] = []
 
     def place(match: re.Match[str]) -> str:
-        column = f"image_{match[1]}"
-        if row.get(column) is None or column in order:
+        if match[1] not in left:
             return f"image {match[1]}"
-        order.append(column)
+        mentioned.append(left.pop(match[1]))
         return IMAGE_MARK
 
     text = _MMMU_MARK.sub(place, text)
-    unmentioned = [column for column in _MMMU_IMAGES if row.get(column) is not None and column not in order]
-    return IMAGE_MARK * len(unmentioned) + text, _images(row, *unmentioned, *order)
+    return IMAGE_MARK * len(left) + text, [*left.values(), *mentioned]
 
 
 _QUESTION = {"question", "answer"}

@@ -63,14 +63,15 @@ def pass_at_k(num_right: int, num_samples: int, k: int) -> float:
 def benchmark_figures(rows: Sequence[Row], *, has_variants: bool = False) -> Tree:
     """Returns the statistics of one benchmark's responses as plain values for JSON. Lengths are in tokens.
 
-    - `accuracy` is the mean over all responses (avg@n).
-    - `pass_at_k` is given if problems have several responses.
-    - `worst_variant`, the mean over questions of the lowest accuracy of any variant, is given if the problems of a
-      cluster are variants of one question.
+    `accuracy` is the mean over all responses (avg@n). `pass_at_k` needs several responses to a problem. `worst_variant`,
+    the mean over questions of the lowest accuracy of any variant, is given if a cluster has the variants of one question.
     """
     lengths = [row["length"] for row in rows]
+    problems: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        problems[row["problem_id"]].append(row)
     figures: Tree = {
-        "num_problems": len({row["problem_id"] for row in rows}),
+        "num_problems": len(problems),
         "num_responses": len(rows),
         "num_right": sum(row["correct"] for row in rows),
         "accuracy": accuracy(rows),
@@ -87,23 +88,18 @@ def benchmark_figures(rows: Sequence[Row], *, has_variants: bool = False) -> Tre
         "share_cut_off": statistics.fmean(not row["finished"] for row in rows),
         "share_without_answer": statistics.fmean(row["answer"] is None for row in rows),
     }
-    problems: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        problems[row["problem_id"]].append(row)
+    clusters = [of_problem[0]["cluster"] for of_problem in problems.values()]
     fewest = min(map(len, problems.values()))
     if fewest > 1:
         powers = {2**exponent for exponent in range(fewest.bit_length())} | {fewest}
-        clusters = [of_problem[0]["cluster"] for of_problem in problems.values()]
         right = [(sum(row["correct"] for row in of_problem), len(of_problem)) for of_problem in problems.values()]
         figures["pass_at_k"] = {
             str(k): clustered_mean([pass_at_k(*counts, k) for counts in right], clusters) for k in sorted(powers)
         }
     if has_variants:
-        worst: dict[str, float] = {}
-        for of_problem in problems.values():
-            share = statistics.fmean(row["correct"] for row in of_problem)
-            cluster = of_problem[0]["cluster"]
-            worst[cluster] = min(share, worst.get(cluster, 1.0))
+        worst: dict[str, float] = defaultdict(lambda: 1.0)
+        for of_problem, cluster in zip(problems.values(), clusters, strict=True):
+            worst[cluster] = min(worst[cluster], statistics.fmean(row["correct"] for row in of_problem))
         figures["worst_variant"] = clustered_mean(list(worst.values()), list(worst))
     return figures
 
@@ -115,11 +111,10 @@ def accuracy(rows: Sequence[Row]) -> Estimate:
 
 def macro_average(estimates: Sequence[Fields]) -> Tree:
     """Returns the unweighted mean of independent benchmarks, with `sqrt(sum of squared errors) / number`."""
-    errors = [estimate["error"] for estimate in estimates if estimate["error"] is not None]
-    complete = len(errors) == len(estimates)
+    errors = [estimate["error"] for estimate in estimates]
     return {
         "mean": statistics.fmean(estimate["mean"] for estimate in estimates),
-        "error": math.hypot(*errors) / len(errors) if complete else None,
+        "error": None if None in errors else math.hypot(*errors) / len(errors),
         "num_benchmarks": len(estimates),
     }
 
@@ -255,13 +250,15 @@ def write_evaluations(folders: Sequence[Path], out: Path) -> Path:
     labels = names if len(set(names)) == len(names) else [f"{name} ({k})" for k, name in enumerate(names, 1)]
     found = [read_json(folder / RESULTS_FILE, dict, within=folder) for folder in folders]
     with damaged_as(folders[-1] / RESULTS_FILE, "holds no result of cepo evaluate; evaluate the model again"):
-        tables: list[Table] = []
+        tables, subtitles = list[Table](), list[str]()
         for label, results in zip(labels, found, strict=True):
             head, *rows = figure_rows(results)
             head[0] = "benchmark"
             tables.append(Table(head=head, rows=rows, caption=f"{label}: accuracy in %, ± standard error"))
+            model = "/".join(Path(str(results["checkpoint"] or results["model"])).parts[-2:])
+            count, temperature = results["sampling"]["num_samples"], results["sampling"]["temperature"]
+            subtitles.append(f"{model} · {count} per problem at temperature {temperature:g} · {results['generator']}")
         lines = list(_changes(folders) if len(folders) == 2 else _results(found[0]))
-        subtitle = " against ".join(_subtitle(results) for results in found)
     shared = [name for name in graded[0] if all(name in rows for rows in graded)]
     sections = [Section(title="Figures", tables=tables)]
     sections += [
@@ -274,7 +271,9 @@ def write_evaluations(folders: Sequence[Path], out: Path) -> Path:
         )
         for name in shared
     ]
-    return write_page(out, title=" → ".join(labels), subtitle=subtitle, results=lines, sections=sections)
+    return write_page(
+        out, title=" → ".join(labels), subtitle=" against ".join(subtitles), results=lines, sections=sections
+    )
 
 
 def _results(results: Fields) -> Iterator[tuple[str, str, str]]:
@@ -290,16 +289,6 @@ def _changes(folders: Sequence[Path]) -> Iterator[tuple[str, str, str]]:
         yield f"{change} points", f"on {each.benchmark}", f"{accuracies}, paired over {each.num_problems:,} problems"
 
 
-def _subtitle(results: Fields) -> str:
-    sampling = results["sampling"]
-    model = "/".join(Path(str(results["checkpoint"] or results["model"])).parts[-2:])
-    count, temperature = sampling["num_samples"], sampling["temperature"]
-    return f"{model} · {count} per problem at temperature {temperature:g} · {results['generator']}"
-
-
 def _sample(row: Row) -> Sample:
-    return (
-        f"{row['problem_id']} {row.get('sample', 0)}",
-        row["correct"],
-        {"problem": f"problem {row['problem_id']}", **row},
-    )
+    name = f"{row['problem_id']} {row.get('sample', 0)}"
+    return name, row["correct"], {"problem": f"problem {row['problem_id']}", **row}

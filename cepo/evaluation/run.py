@@ -111,7 +111,7 @@ def asker_of(config: RunConfig, processing: Processing, stack: contextlib.ExitSt
         own = {"reward_function": REWARD, "reward_function_kwargs": {}, "reward_weights": None, "answer_function": None}
         reward = dataclasses.replace(reward, **own)
     contexts = ContextBuilder(processing, TeacherConfig(), max_context_length=config.data.max_prompt_length)
-    return Asker(config.worker, config.algorithm, contexts, processing, stack.enter_context(RewardPool.of(reward)))
+    return Asker(config.worker, config.algorithm, contexts, processing, stack.enter_context(RewardPool(reward)))
 
 
 @contextlib.contextmanager

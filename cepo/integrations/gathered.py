@@ -79,15 +79,12 @@ class Credit:
     @cached_property
     def _pool(self) -> RewardPool:
         """Finds and compares answers in worker processes, because a comparison may never end."""
-        return RewardPool.of(self._reward)
+        return RewardPool(self._reward)
 
     def signal(
         self, rows: Sequence[Row], rewards: Tensor, correct: Tensor, sizes: Sequence[int], score: Score, *, step: int
     ) -> TokenSignal:
-        """Computes the advantages (B, T) of all rows, and metrics.
-
-        Rows of a prompt follow each other, and `sizes` are their numbers. `rewards` and `correct` are (B,).
-        """
+        """Computes advantages (B, T) and metrics; rows of a prompt follow each other, and `sizes` are their numbers."""
         estimator, rewards = self._estimator, rewards.float()
         group_ids = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
         mask = pad_sequence([torch.tensor(row.own) for row in rows], batch_first=True)
@@ -165,7 +162,9 @@ class Credit:
         teacher, template = self._estimator.teacher, self._contexts.template
         turns = [dict(turn) for turn in messages]
         if reference is not None and (reference.blind or not teacher.with_images):
-            turns = [turn | {"content": _without_images(turn.get("content"))} for turn in turns]
+            for turn in turns:
+                if isinstance(content := turn.get("content"), list):
+                    turn["content"] = [part for part in content if part["type"] not in ("image", "video")]
         if reference is None or reference.text is None:
             return turns, ""
         if teacher.placement == "assistant_prefix":
@@ -208,8 +207,3 @@ def spliced(
 def images_of(messages: Messages) -> list[object]:
     contents = [turn["content"] for turn in messages if isinstance(turn.get("content"), list)]
     return [part["image"] for content in contents for part in content if part["type"] == "image"]
-
-
-def _without_images(content: Any) -> Any:
-    is_text = not isinstance(content, list)
-    return content if is_text else [part for part in content if part["type"] not in ("image", "video")]

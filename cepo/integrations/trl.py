@@ -68,12 +68,6 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         self._sampled: list[list[int]] = []
         self._scores = torch.zeros(0, 0)
 
-    @property
-    def rollout_step(self) -> int:
-        """The 0-based number of the rollout batch, on which schedules such as lambda's depend; resuming keeps it."""
-        micro_steps = self.state.global_step * self.args.gradient_accumulation_steps
-        return micro_steps // (self.args.steps_per_generation * self.num_iterations)
-
     def _generate(self, prompts: list[Any]) -> Any:
         self._prompts = prompts  # with images, and with what an environment has added
         generated = super()._generate(prompts)
@@ -117,7 +111,9 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
 
         rewards, correct = self._rewards()
         sizes = [self.num_generations] * (len(rows) // self.num_generations)
-        signal = self._credit.signal(rows, rewards, correct, sizes, score, step=self.rollout_step)
+        micro_steps = self.state.global_step * self.args.gradient_accumulation_steps
+        step = micro_steps // (self.args.steps_per_generation * self.num_iterations)  # of the rollouts, for schedules
+        signal = self._credit.signal(rows, rewards, correct, sizes, score, step=step)
         return replace(signal, advantages=signal.advantages[mine])
 
     def _own_rows(self, inputs: list[Tree], output: Tree) -> list[Row]:

@@ -45,10 +45,9 @@ class LoadedReward:
         return f"{self.path.name}:{self.function_name}"
 
     def score(self, reward_inputs: Sequence[Fields], *, first_sample: int = 0) -> list[RewardScore]:
-        """Calls the function in this process, without a time limit, and checks what it returned.
+        """Calls the function in this process without a time limit, and checks what it returned.
 
-        `first_sample` is the number of the first input for error messages. Raises what the function raises, and
-        `RewardError` if it breaks the contract.
+        Errors number the samples from `first_sample` on. Raises what the function raises, and `ContractError`.
         """
         samples = [dict(reward_input) for reward_input in reward_inputs]
         is_batch = self.reward_type == "batch"
@@ -150,11 +149,7 @@ def function_names(spec: str) -> list[str]:
 
 
 def load_reward_function(spec: str, kwargs: Fields) -> LoadedReward:
-    """Runs the file that `spec` names and binds `kwargs` to its function.
-
-    Raises `RewardError` if the file is missing, fails to run, has no such function or one that does not take `kwargs`, or
-    if REWARD_TYPE is neither "batch" nor "sequential".
-    """
+    """Runs the file that `spec` names and binds `kwargs` to its function; raises `RewardError` if that is impossible."""
     path, function_name, module, function = _loaded(spec)
     reward_type = getattr(module, "REWARD_TYPE", "batch")  # optional, unlike in EasyR1
     if reward_type not in ("batch", "sequential"):
@@ -172,8 +167,8 @@ def load_reward_function(spec: str, kwargs: Fields) -> LoadedReward:
 def load_answer_function(spec: str) -> Callable[[str], str | None]:
     """Runs the file that `spec` names and returns its function, which finds the final answer in a response's text.
 
-    White space around the result is removed; None and blank text mean that there is no answer. Raises `RewardError`
-    like `load_reward_function`. A call raises `ContractError` if the function returns anything but text or None.
+    White space around the result is removed; None and blank text mean that there is no answer. A call raises
+    `ContractError` if the function returns anything else.
     """
     path, name, _, function = _loaded(spec)
 
@@ -231,11 +226,7 @@ def _run_file(path: Path) -> ModuleType:
 
 
 def _check_keywords(function: Callable[..., Any], kwargs: Fields, source: str) -> None:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        # Some compiled callables have no signature; the first call shows whether the keywords fit.
-        return
+    signature = inspect.signature(function)
     try:
         signature.bind([], **kwargs)
     except TypeError as error:

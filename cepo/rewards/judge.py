@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import hashlib
 import http.client
-import io
 import json
 import os
 import re
@@ -15,12 +13,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from cepo.errors import ConfigError, DataError, RewardError
 from cepo.foreign_files import read_json
+from cepo.sections import Count, read_section, section
+from cepo.tracking.run_folder import png_bytes
 from cepo.trees import Fields, Tree
 
 REWARD_NAME = "judge"
@@ -49,7 +49,7 @@ _FRAMES_PER_VIDEO = 8
 _RETRIED = (408, 409, 429, 500, 502, 503, 504)
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Judge:
     """Asks a server for a verdict on one response."""
 
@@ -61,7 +61,8 @@ class Judge:
     api_key_variable: str = "OPENAI_API_KEY"  # environment variable with the key; without it no key is sent
     time_limit: float = 60.0  # seconds for one response with all its attempts
     retries: int = 3  # further attempts after no connection, a timeout, or a status 408, 409, 429 or 5xx
-    cache: Path | None = None  # folder of verdicts by request; None asks for each response
+    cache: str | None = None  # folder of verdicts by request; None asks for each response
+    concurrency: Count = 8  # requests at the same time
     input_price: float = 0.0  # of a million tokens, in any currency
     output_price: float = 0.0
 
@@ -69,7 +70,8 @@ class Judge:
         """Returns the score of a sample, see `compute_score`; raises `RewardError` if there is no verdict in time."""
         body = json.dumps(self._request(sample), sort_keys=True).encode()
         name = f"{hashlib.sha256(self.base_url.encode() + body).hexdigest()}.json"
-        reply, attempts = None if self.cache is None else _kept(self.cache / name), 0
+        place = None if self.cache is None else Path(self.cache) / name
+        reply, attempts = None if place is None else _kept(place), 0
         if reply is None:
             reply, attempts = self._asked(body)
         try:
@@ -79,8 +81,8 @@ class Judge:
         found = _SCORE.findall(text)
         if not found:
             raise RewardError(f"the judge's reply has no <score>: {text[-200:]!r}")
-        if self.cache is not None and attempts:
-            _keep(self.cache / name, reply)
+        if place is not None and attempts:
+            _keep(place, reply)
         spent: Fields = reply.get("usage") or {}
         tokens = [float(spent.get(name) or 0) if attempts else 0.0 for name in ("prompt_tokens", "completion_tokens")]
         return {
@@ -141,33 +143,22 @@ class Judge:
             raise RewardError(f"the judge at {self.base_url} did not reply with JSON") from error
 
 
-def compute_score(
-    samples: Sequence[Fields],
-    *,
-    base_url: str,
-    model: str,
-    cache: str | None = None,
-    concurrency: int = 8,
-    **settings: Any,
-) -> list[dict[str, float]]:
+def compute_score(samples: Sequence[Fields], *, base_url: str, model: str, **settings: Any) -> list[dict[str, float]]:
     """Scores a batch by a judge: `overall = X / 10` for the X of the reply's last `<score>X</score>`.
 
     `judge_attempts`, `judge_tokens` and `judge_cost` count what a verdict took; all are 0 for one from the cache. The
     judge has no `accuracy`: add a verifier that has, or correctness follows from `overall`.
 
-    `settings` are further attributes of `Judge`, `concurrency` the requests at the same time. Raises `ConfigError` for an
-    address without http or https and for an unknown setting, `RewardError` if there is no verdict for a response.
+    `settings` are further attributes of `Judge`. Raises `ConfigError` for an address without http or https and for a
+    wrong setting, `RewardError` if there is no verdict for a response.
     """
     if not base_url.startswith(("http://", "https://")):
         raise ConfigError(f"base_url = {base_url!r}: give an address that begins with http:// or https://")
-    try:
-        judge = Judge(base_url=base_url, model=model, cache=None if cache is None else Path(cache), **settings)
-    except TypeError as error:
-        known = ", ".join(each.name for each in dataclasses.fields(Judge))
-        raise ConfigError(f"worker.reward.reward_function_kwargs: {error}; accepted: {known}") from error
+    given = {"base_url": base_url, "model": model, **settings}
+    judge = read_section(Judge, given, path="worker.reward.reward_function_kwargs")
     if judge.cache is not None:
-        judge.cache.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(concurrency) as threads:
+        Path(judge.cache).mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(judge.concurrency) as threads:
         return list(threads.map(judge.score, samples))
 
 
@@ -189,20 +180,14 @@ def _images(sample: Fields) -> list[bytes]:
     for frames in sample.get("videos") or ():
         count = min(len(frames), _FRAMES_PER_VIDEO)
         images += [Image.fromarray(frames[index * len(frames) // count]) for index in range(count)]
-    files = [io.BytesIO() for _ in images]
-    for image, file in zip(images, files, strict=True):
-        image.save(file, format="PNG")
-    return [file.getvalue() for file in files]
+    return [png_bytes(image) for image in images]
 
 
 def _kept(place: Path) -> Tree | None:
-    """Returns a cached reply; None without one, or if it is damaged."""
-    if not place.exists():
-        return None
-    try:
-        return read_json(place, dict, within=place.parent)
-    except DataError:  # asked again and replaced
-        return None
+    """Returns a cached reply; None without one, or if it is damaged: then it is asked again and replaced."""
+    with suppress(DataError):
+        return read_json(place, dict, within=place.parent) if place.exists() else None
+    return None
 
 
 def _keep(place: Path, reply: Fields) -> None:

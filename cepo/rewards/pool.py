@@ -10,7 +10,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import Pipe
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import cepo
 from cepo.errors import EngineError, RewardError
 from cepo.rewards.contract import RewardFailure, RewardOutcome
-from cepo.rewards.functions import function_names
 from cepo.trees import Fields
 
 if TYPE_CHECKING:
@@ -31,23 +29,17 @@ logger = logging.getLogger(__name__)
 START_SECONDS = 60.0
 _SAMPLES_TOGETHER = 32
 _LONGEST_LOOK_SECONDS = 1.0
-_MOST_REPLY_BYTES = 1 << 26
 
 _Action = Literal["score", "extract", "match", "value"]
 
 
 class WorkerProcess:
-    """Runs `python -m cepo.rewards.serving`, which loads the functions that `setup` names (see `RewardPool`).
-
-    It talks through a socket, separate from the standard streams: the output of a reward function goes to the trainer's
-    standard error, and its standard input is empty.
-    """
+    """Runs `python -m cepo.rewards.serving` and talks to it through a socket, which no output of a reward can disturb."""
 
     def __init__(self, setup: Mapping[str, object]) -> None:
         self._connection, other_end = Pipe()
-        self._fault = ""
         python_path = [str(Path(cepo.__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             # -P: a file in the working directory must not shadow a module of the worker.
             [sys.executable, "-P", "-m", "cepo.rewards.serving", str(other_end.fileno())],
             stdin=subprocess.DEVNULL,
@@ -62,19 +54,8 @@ class WorkerProcess:
         with contextlib.suppress(OSError):  # it has ended; the caller learns this when it waits for the functions
             self._connection.send({**setup, "sys_path": [entry or os.getcwd() for entry in sys.path]})
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
     def asked(self, action: _Action, first: int, items: Sequence[object], seconds: float) -> tuple[str, Any]:
-        """Sends items, of which `first` is the first one's number, and returns the reply.
-
-        Raises as `received` does, and `RewardError` if an item cannot be sent.
-        """
+        """Sends items, numbered from `first` on, and returns the reply; raises `RewardError` if one cannot be sent."""
         try:
             message = pickle.dumps((action, first, items), protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # whatever the object's own reduction raises
@@ -88,50 +69,27 @@ class WorkerProcess:
     def received(self, seconds: float) -> tuple[str, Any]:
         """Returns the next message. A pause of this process and the worker's costs 1 s of the time at most.
 
-        Raises `TimeoutError` if it is late, `EOFError` or `OSError` if the process has ended or wrote something else.
+        Raises `TimeoutError` if it is late, `EOFError` or `OSError` if the process has ended.
         """
         while not self._connection.poll(min(seconds, _LONGEST_LOOK_SECONDS)):
             seconds -= _LONGEST_LOOK_SECONDS
             if seconds <= 0:
                 raise TimeoutError
-        is_late = threading.Event()
-
-        def end() -> None:
-            is_late.set()
-            self._process.kill()
-
-        timer = threading.Timer(max(seconds, 0.1), end)  # a reward that writes part of a message must not block us
-        timer.start()
-        try:
-            return pickle.loads(self._connection.recv_bytes(_MOST_REPLY_BYTES))
-        except (EOFError, ConnectionError):
-            raise
-        except Exception as error:  # a false length, or bytes that can be any pickle or none
-            if is_late.is_set():
-                raise TimeoutError from error
-            self._fault = (
-                f"the reward wrote to the worker's connection, or a reply has over {_MOST_REPLY_BYTES >> 20} MiB"
-            )
-            raise EOFError from error
-        finally:
-            timer.cancel()
+        return self._connection.recv()
 
     def kill(self) -> str:
         """Kills the process and those of its group; describes how it ended."""
         # After a crash, a short wait yields its exit code instead of our signal.
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(0.05)
+            self.process.wait(0.05)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        code = self._process.wait()
-        return self._fault or f"the worker process ended with {f'signal {-code}' if code < 0 else f'code {code}'}"
+            os.killpg(self.process.pid, signal.SIGKILL)
+        code = self.process.wait()
+        return f"the worker process ended with {f'signal {-code}' if code < 0 else f'code {code}'}"
 
 
 class RewardStream:
-    """Scores the parts of a batch as they arrive; the outcome is that of one call for the whole batch.
-
-    It is a context manager. Leaving it drops the work that has not begun.
-    """
+    """Scores the parts of a batch as they arrive; leaving its context drops the work that has not begun."""
 
     def __init__(self, pool: RewardPool) -> None:
         self._pool = pool
@@ -146,7 +104,7 @@ class RewardStream:
         self._parts[position] = self._pool.submit("score", [dict(sample) for sample in samples])
 
     def outcome(self) -> RewardOutcome:
-        """Waits for all parts and returns their scores in the order of their positions.
+        """Waits for all parts and returns their scores, those of one call for the whole batch, by position.
 
         Raises `RewardError` if a sample cannot be pickled, or a batch function returned a wrong number of scores.
         """
@@ -163,44 +121,29 @@ class RewardStream:
 
 
 class RewardPool:
-    """Runs a reward function in processes that are killed and replaced when they exceed the time limit.
+    """Runs the reward of `worker.reward` in processes that are killed and replaced when they exceed the time limit.
 
-    `spec` is `path/to/file.py:function` (see `cepo.rewards.functions`) and `kwargs` are its keywords. The scores of
-    several functions are added with `weights`. `answer_function` names a function that finds the final answer in a
-    response (see `load_answer_function`); its result is each sample's `extracted_answer`.
+    Every call has at most `timeout_seconds`. Sequential functions are called for one sample at a time, batch functions
+    for up to 32. If a call for several samples raises, returns an invalid score, crashes or times out, its samples are
+    tried again one by one, so that only those at fault fail: they get 0 in every field, are counted and logged. A batch
+    function must score samples independently, because it sees a part of the batch, and some samples twice.
 
-    Every call of the function has at most `timeout_seconds`. Sequential functions are called for one sample at a time,
-    batch functions for up to 32. If a call for several samples raises, returns an invalid score, crashes or times out,
-    its samples are tried again one by one, so that only the samples at fault fail. A wrong number of scores cannot be
-    assigned to samples and is a `RewardError`. A batch function must score samples independently, because it sees only
-    a part of the batch, and some samples twice after a fault.
-
-    A failed sample gets 0 in every field, is counted, and is logged as a warning. The constructor waits until the
-    function is loaded. Raises `RewardError` if it cannot be loaded, `EngineError` if a process cannot be started.
+    The constructor waits until the function is loaded. Raises `RewardError` if it cannot be loaded, `EngineError` if a
+    process cannot be started.
     """
 
-    def __init__(
-        self,
-        spec: str,
-        kwargs: Fields,
-        *,
-        weights: Sequence[float] | None = None,
-        answer_function: str | None = None,
-        num_workers: int,
-        timeout_seconds: float,
-    ) -> None:
-        function_names(spec)
-        self.spec = spec
+    def __init__(self, config: RewardConfig) -> None:
+        self.spec, num_workers = config.reward_function, config.num_cpus
         self.reward_type, self.needs_images = "batch", False
         self._setup = {
-            "spec": spec,
-            "kwargs": dict(kwargs),
-            "weights": weights,
-            "answer_function": answer_function,
+            "spec": self.spec,
+            "kwargs": dict(config.reward_function_kwargs),
+            "weights": config.reward_weights,
+            "answer_function": config.answer_function,
             "start_seconds": START_SECONDS,
-            "timeout_seconds": timeout_seconds,
+            "timeout_seconds": config.timeout_seconds,
         }
-        self._answer_function, self._timeout_seconds = answer_function, timeout_seconds
+        self._answer_function, self._timeout_seconds = config.answer_function, config.timeout_seconds
         self._fields: dict[str, None] = {"overall": None}
         self._is_closed = self._has_scored = False
         self._num_workers = num_workers
@@ -213,18 +156,6 @@ class RewardPool:
         except BaseException:
             self.close()
             raise
-
-    @classmethod
-    def of(cls, config: RewardConfig) -> RewardPool:
-        """Starts a pool with the settings of `worker.reward`."""
-        return cls(
-            config.reward_function,
-            config.reward_function_kwargs,
-            weights=config.reward_weights,
-            answer_function=config.answer_function,
-            num_workers=config.num_cpus,
-            timeout_seconds=config.timeout_seconds,
-        )
 
     def score(self, inputs: Sequence[Fields]) -> RewardOutcome:
         """Scores the samples; raises as `RewardStream.outcome` does."""
@@ -271,31 +202,22 @@ class RewardPool:
         )
 
     def extracted_answers(self, responses: Sequence[str]) -> list[str | None]:
-        r"""Returns each response's final answer or None, found by `answer_function`, or else by `extract_answer`.
-
-        The result is None if `answer_function` hangs or raises.
-        """
-        if self._answer_function is None:
-            from cepo.rewards.answers import extract_answer  # imports sympy, not needed otherwise
-
-            return [extract_answer(response) for response in responses]
-        return self._results("extract", responses, f"{self._answer_function} failed for %d of %d responses: no answer")
+        """Returns each response's final answer, found by `answer_function` or `extract_answer`; None if that failed."""
+        finder = self._answer_function or "extract_answer"
+        return self._results("extract", responses, f"{finder} failed for %d of %d responses: no answer")
 
     def same_statements(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
-        """Applies `cepo.rewards.answers.states_the_same` to each pair (prediction, ground truth), with the time limit.
-
-        A comparison that hangs or raises counts as False and is logged as a warning.
-        """
+        """Applies `cepo.rewards.answers.states_the_same` to each pair (prediction, ground truth); False if that failed."""
         found = self._results("match", pairs, "%d of %d comparisons failed and count as unequal")
         return [bool(same) for same in found]
 
     def value_keys(self, answers: Sequence[str]) -> list[str]:
-        """Applies `cepo.rewards.answers.value_key` to each answer, within the limit; keeps the answer on failure."""
+        """Applies `cepo.rewards.answers.value_key` to each answer; keeps the answer if that failed."""
         keys = self._results("value", answers, "%d of %d answers have no value and are compared by spelling")
         return [answer if key is None else key for key, answer in zip(keys, answers, strict=True)]
 
     def _results(self, action: _Action, items: Sequence[object], consequence: str) -> list[Any]:
-        """Returns the worker's result for each item, None for failed items."""
+        """Returns the result for each item; None for one that hung or raised, which a warning counts."""
         verdicts = self._verdicts(action, items)
         _warned(verdicts, consequence)
         return [None if isinstance(verdict, RewardFailure) else verdict for verdict in verdicts]
@@ -326,11 +248,10 @@ class RewardPool:
         return [self._threads.submit(self._serve, action, start, items[start : start + size]) for start in starts]
 
     def _serve(self, action: _Action, first: int, items: Sequence[object]) -> list[Any]:
-        worker = self._idle.pop()
-        status: str
+        worker, status = self._idle.pop(), ""
         value: Any
         try:
-            if not worker.is_alive:
+            if worker.process.poll() is not None:
                 self._workers.discard(worker)
                 worker = self._started()
             status, value = worker.asked(action, first, items, self._timeout_seconds)

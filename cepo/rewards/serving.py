@@ -1,7 +1,7 @@
 """Runs a reward worker process: `python -m cepo.rewards.serving`, started by `cepo.rewards.pool`, never by hand.
 
 It is a fresh interpreter, not a fork (the trainer has threads and devices) and not a `multiprocessing` child (which
-would run the user's main script again). It ends soon after its parent, with the processes of its group.
+would run the user's main script again).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _serve(setup: Tree, connection: Connection) -> None:
-    from cepo.rewards.answers import answers_equal, states_the_same, value_key
+    from cepo.rewards.answers import answers_equal, extract_answer, states_the_same, value_key
     from cepo.rewards.functions import load_answer_function, load_reward
 
     _limit_processor_time(setup["start_seconds"])
@@ -68,7 +68,7 @@ def _serve(setup: Tree, connection: Connection) -> None:
 
     actions: dict[str, Callable[[list[Any], int], list[Any]]] = {
         "score": score,
-        "extract": lambda responses, _: [extract(response) if extract else None for response in responses],
+        "extract": lambda responses, _: [(extract or extract_answer)(response) for response in responses],
         "value": lambda answers, _: [value_key(answer) for answer in answers],
         "match": lambda pairs, _: [states_the_same(*pair) for pair in pairs],
     }
@@ -96,10 +96,7 @@ def _attempt(action: Callable[[list[Any], int], list[Any]], items: list[Any], fi
 
 
 def _limit_processor_time(seconds: float) -> None:
-    """Ends this process after so long on up to 4 cores, even while C code holds the interpreter lock.
-
-    The parent kills an overdue worker earlier; this is for workers whose parent has died.
-    """
+    """Ends this process after so long on 4 cores, even in C code, if its parent has died and cannot end it."""
     signal.setitimer(signal.ITIMER_PROF, _BUSY_CORES * (seconds + _GRACE_SECONDS))
 
 

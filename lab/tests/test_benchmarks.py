@@ -47,7 +47,6 @@ def turns(folder: Path, sides: dict[str, dict[str, Any]], modules: dict[str, str
 
 @pytest.mark.heavy
 def test_measured_steps_have_the_scripts_lengths_and_rewards(tmp_path: Path) -> None:
-    """They have them with and without teachers."""
     module = "lab.support.training"
     sides = {
         "with": {"method": "cepo", "overrides": ["algorithm.weight.lambda_decay_steps=1"]},

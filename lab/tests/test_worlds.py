@@ -15,7 +15,7 @@ from cepo.microgeo.world import SHAPES
 from lab.doses.demonstrations import _SHARES, demonstrate_worked
 from lab.worlds.chain import chain_solution, generate_chain_problem
 from lab.worlds.demonstrations import Demonstration, NoiseRates, demonstrate
-from lab.worlds.prompts import FORMAT_PROMPT, TEACHER_PROMPT, user_text
+from lab.worlds.prompts import FORMAT_PROMPT, TEACHER_PROMPT
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -39,11 +39,6 @@ def test_the_lab_teaches_the_wording_of_the_template_files() -> None:
     assert list(MICROGEO_DATA) == [f"microgeo:{split}" for split in SHAPES.splits]
     assert (CONFIGS / "format_prompt" / "microgeo.jinja").read_text().rstrip("\n") == FORMAT_PROMPT
     assert (CONFIGS / "teacher" / "user_suffix.jinja").read_text().rstrip("\n") == TEACHER_PROMPT
-
-
-def test_the_hinted_user_text_is_the_students_with_one_more_line() -> None:
-    assert user_text("How long?") == "How long? Answer in \\boxed{}."
-    assert user_text("How long?", "12") == "How long? Answer in \\boxed{}.\nHere is a sample answer: 12"
 
 
 NUMBER = 300

@@ -29,7 +29,7 @@ def truth_of(value: Numbers, credit: Numbers, halves: Numbers | None = None, *, 
 
 
 def values_of(figures: dict[str, agreement.Figure]) -> dict[str, float | None]:
-    return {name: figure.value for name, figure in figures.items()}
+    return {name: figure["value"] for name, figure in figures.items()}
 
 
 def test_correlations_are_numpys_on_numbers_and_on_ranks() -> None:
@@ -93,7 +93,7 @@ def test_calibration_is_the_mean_gap_in_tenths() -> None:
     believed = numpy.array([0.12, 0.18, 1.0])
     points = agreement.calibration(believed, value)
     assert [(point["num_tokens"], round(point["believed"], 6)) for point in points] == [(2, 0.15), (1, 1.0)]
-    assert agreement.value_figures(truth, believed, seed=0)["calibration_error"].value == pytest.approx(0.2)
+    assert agreement.value_figures(truth, believed, seed=0)["calibration_error"]["value"] == pytest.approx(0.2)
 
 
 def test_errors_are_those_of_problems_and_not_of_tokens() -> None:
@@ -104,14 +104,14 @@ def test_errors_are_those_of_problems_and_not_of_tokens() -> None:
     numbers = shared[truth.problem]
     found = agreement.bootstrap(truth.problem, lambda tokens: {"mean": float(numbers[tokens].mean())}, seed=[0, 3])
     error = shared.std(ddof=1) / numpy.sqrt(50)
-    assert found["mean"].value == pytest.approx(shared.mean())
-    assert found["mean"].error == pytest.approx(error, rel=0.1)
-    assert found["mean"].low == pytest.approx(shared.mean() - 1.96 * error, abs=0.2 * error)
-    assert found["mean"].high == pytest.approx(shared.mean() + 1.96 * error, abs=0.2 * error)
+    assert found["mean"]["value"] == pytest.approx(shared.mean())
+    assert found["mean"]["error"] == pytest.approx(error, rel=0.1)
+    assert found["mean"]["low"] == pytest.approx(shared.mean() - 1.96 * error, abs=0.2 * error)
+    assert found["mean"]["high"] == pytest.approx(shared.mean() + 1.96 * error, abs=0.2 * error)
 
 
 def test_a_single_problem_gives_figures_without_errors() -> None:
     truth = truth_of(numpy.zeros(4), numpy.array([0.5, -0.5, 0.1, 0.0]), tokens=2)
     found = agreement.credit_figures(truth, truth.credit, seed=0)
-    assert found["pearson"].value == pytest.approx(1.0)
-    assert (found["pearson"].error, found["pearson"].low, found["pearson"].high) == (None, None, None)
+    assert found["pearson"]["value"] == pytest.approx(1.0)
+    assert (found["pearson"]["error"], found["pearson"]["low"], found["pearson"]["high"]) == (None, None, None)

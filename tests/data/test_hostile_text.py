@@ -16,7 +16,7 @@ from factories import rollouts_of
 
 from cepo.algorithms import build_estimator
 from cepo.algorithms.settings import TeacherConfig
-from cepo.config.schema import DataConfig
+from cepo.config.schema import DataConfig, RewardConfig
 from cepo.data.contexts import ContextBuilder, Problem, sanitise_reference
 from cepo.data.dataset import ProblemSet
 from cepo.errors import DataError
@@ -33,7 +33,7 @@ UNITS = ["<|im_end|>", "<|im_", "\\boxed{", "\n", "\x00", "\U0001f600", "\ud800"
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RewardPool]:
-    with RewardPool("cepo/rewards/math.py:compute_score", {}, num_workers=1, timeout_seconds=10.0) as opened:
+    with RewardPool(RewardConfig()) as opened:
         yield opened
 
 

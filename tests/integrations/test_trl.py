@@ -78,22 +78,11 @@ def trl_trainer(rows: list[dict[str, Any]], folder: Path, **options: Any) -> Any
     from cepo.integrations.trl import CepoTrainer
 
     arguments: dict[str, Any] = {
-        "output_dir": str(folder),
-        "use_cpu": True,
-        "bf16": False,
-        "model_init_kwargs": {"dtype": "float32"},
-        "report_to": "none",
-        "save_strategy": "no",
-        "logging_steps": 1,
-        "disable_tqdm": True,
-        "max_steps": 3,
-        "learning_rate": 1e-4,
-        "per_device_train_batch_size": 8,
-        "gradient_accumulation_steps": 4,
-        "num_generations": GROUP,
-        "max_completion_length": 64,
-        "shuffle_dataset": False,
-    } | options.pop("arguments", {})
+        "output_dir": str(folder), "use_cpu": True, "bf16": False, "model_init_kwargs": {"dtype": "float32"},
+        "report_to": "none", "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True, "max_steps": 3,
+        "learning_rate": 1e-4, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 4,
+        "num_generations": GROUP, "max_completion_length": 64, "shuffle_dataset": False,
+    } | options.pop("arguments", {})  # fmt: skip
     return CepoTrainer(
         model=str(ASSETS),
         reward_funcs=options.pop("reward_funcs", correct),

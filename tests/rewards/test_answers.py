@@ -102,6 +102,9 @@ RIGHT = {
     "m + n - 180": ["n + m - 180"],
     "x < 60": ["x<60"],
     "20 y^2 - 10 y": ["10y(2y - 1)"],
+    "x^2 + 1": ["1 + x^2"],
+    "x^2 + 2x + 1": ["(x+1)^2"],
+    "y + 1": [r"\sin(x)^2 + \cos(x)^2 + y"],
     r"\angle 1 \cong \angle 4": [r"$\angle 1\cong\angle 4$"],
     "not enough information": [r"\text{Not enough information.}"],
     "B": ["B"],
@@ -137,6 +140,8 @@ WRONG = {
     "a + b = 90": ["90"],
     r"\angle 1 \cong \angle 4": ["4"],
     "x < 60": ["60"],
+    "x^2 + 2": ["x^2 + 1"],
+    "x^2 + 1": ["y^2 + 1"],
     "B": ["C"],
 }  # fmt: skip
 
@@ -230,20 +235,6 @@ def test_a_costly_expression_is_wrong_unless_spelled_alike(answer: str, gold: st
     assert not answers_equal(gold, answer)
     assert answers_equal(f" {answer} ", answer)
     assert time.process_time() - began < 2
-
-
-@pytest.mark.parametrize(
-    ("answer", "gold", "is_equal"),
-    [
-        ("1 + x^2", "x^2 + 1", True),
-        ("(x+1)^2", "x^2 + 2x + 1", True),
-        (r"\sin(x)^2 + \cos(x)^2 + y", "y + 1", True),
-        ("x^2 + 1", "x^2 + 2", False),
-        ("y^2 + 1", "x^2 + 1", False),
-    ],
-)
-def test_algebra_is_compared_at_a_point_before_it_is_simplified(answer: str, gold: str, is_equal: bool) -> None:
-    assert answers_equal(answer, gold) is is_equal
 
 
 def test_huge_numbers_are_too_costly_and_ordinary_ones_not() -> None:

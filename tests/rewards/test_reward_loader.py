@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cepo.config import load_config
+from cepo.config.schema import RewardConfig
 from cepo.errors import RewardError
 from cepo.rewards.contract import validate_score
 from cepo.rewards.functions import function_names, load_reward, load_reward_function, resolve_reward_path
@@ -190,7 +191,7 @@ def test_names_of_functions_are_unique_and_keywords_use_them(spec: str) -> None:
 
 def test_one_raising_function_costs_its_own_sample_alone(spec: str) -> None:
     samples = [*SAMPLES, {"response": "raise", "ground_truth": "5", "response_length": 1}]
-    with RewardPool(spec, {}, weights=[2.0, 0.5], num_workers=1, timeout_seconds=10.0) as pool:
+    with RewardPool(RewardConfig(reward_function=spec, reward_weights=[2.0, 0.5])) as pool:
         outcome = pool.score(samples)
     assert [score["overall"] for score in outcome.scores] == [2.25, 0.125, 0.0]
     assert (outcome.num_raised, outcome.num_timed_out, outcome.scores[2]["brevity"]) == (1, 0, 0.0)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import cepo
+from cepo.config.schema import RewardConfig
 from cepo.errors import EngineError, RewardError
 from cepo.rewards.contract import ContractError
 from cepo.rewards.functions import load_answer_function
@@ -25,26 +26,23 @@ pytestmark = pytest.mark.heavy  # starts processes and waits for time limits
 
 ROOT = str(Path(cepo.__file__).resolve().parent.parent)
 MISBEHAVING = Path(__file__).with_name("misbehaving.py")
+BATCH = f"{MISBEHAVING}:batch"
 RAISING_LINE = MISBEHAVING.read_text().splitlines().index('        raise KeyError("no such thing")') + 1
 
 
-@pytest.fixture(scope="module")
-def misbehaving(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("rewards") / "misbehaving.py"
-    path.write_text(MISBEHAVING.read_text())
-    path.with_name("sequential.py").write_text(MISBEHAVING.read_text() + "\nREWARD_TYPE = 'sequential'\n")
-    return path
+def _pool(spec: str = BATCH, *, workers: int = 1, limit: float = 1.0, **more: Any) -> RewardPool:
+    return RewardPool(RewardConfig(reward_function=spec, num_cpus=workers, timeout_seconds=limit, **more))
 
 
 @pytest.fixture(scope="module")
 def math_pool() -> Iterator[RewardPool]:
-    with RewardPool(MATH, {}, num_workers=2, timeout_seconds=1.0) as pool:
+    with _pool(MATH, workers=2) as pool:
         yield pool
 
 
 @pytest.fixture(scope="module")
-def one_worker(misbehaving: Path) -> Iterator[RewardPool]:
-    with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=5.0) as pool:
+def one_worker() -> Iterator[RewardPool]:
+    with _pool(limit=5.0) as pool:
         yield pool
 
 
@@ -77,26 +75,19 @@ def _program(text: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
 
 
-def test_a_tower_of_powers_scores_0_and_spares_its_neighbours(math_pool: RewardPool) -> None:
-    responses = [r"\boxed{5\sqrt{3}}"] * 40
-    responses[17] = r"\boxed{9^{9^{9^9}}}"
-    outcome = math_pool.score(_samples(*responses))
-    assert (outcome.num_raised, outcome.num_timed_out) == (0, 0), "it is refused by its text, nothing is computed"
-    assert outcome.scores[17] == {"overall": 0.0, "accuracy": 0.0, "format": 1.0}
-    assert sum(score["overall"] for score in outcome.scores) == 39.0
-
-
-def test_the_grader_runs_in_the_pool_and_a_hanging_pair_is_false(math_pool: RewardPool) -> None:
+def test_the_grader_runs_in_the_pool(math_pool: RewardPool) -> None:
     pairs = [("60°", "60"), ("9^{9^{9^9}}", "60"), ("61", "60"), (r"\sqrt{75}", r"5 \sqrt { 3 }")]
     assert math_pool.same_statements(pairs) == [True, False, False, True]
     assert math_pool.same_statements([]) == []
+    assert math_pool.extracted_answers([r"\boxed{5}", "5"]) == ["5", None]
 
 
-@pytest.mark.parametrize("spec", ["misbehaving.py:batch", "sequential.py:one"])
-def test_each_fault_costs_its_own_sample_only(misbehaving: Path, spec: str) -> None:
+@pytest.mark.parametrize("kind", ["batch", "sequential"])
+def test_each_fault_costs_its_own_sample_only(tmp_path: Path, kind: str) -> None:
     faults = ["raise", "crash", "hang", "exit", "no overall", "not finite", "sleep", "hang in C"]
     responses = [word for fault in faults for word in ("good", fault, "better")]
-    with RewardPool(str(misbehaving.parent / spec), {}, num_workers=2, timeout_seconds=1.0) as pool:
+    (tmp_path / "own.py").write_text(f"{MISBEHAVING.read_text()}\nREWARD_TYPE = {kind!r}\n")
+    with _pool(f"{tmp_path}/own.py:{'batch' if kind == 'batch' else 'one'}", workers=2) as pool:
         outcome = pool.score(_samples(*responses))
         again = pool.score(_samples("good"))
     zero, good, better = ({"overall": value, "bonus": float(value > 0)} for value in (0.0, 4.0, 6.0))
@@ -106,10 +97,10 @@ def test_each_fault_costs_its_own_sample_only(misbehaving: Path, spec: str) -> N
 
 
 @pytest.mark.parametrize("function", ["short", "one_for_all"])
-def test_another_number_of_scores_than_samples_is_refused(misbehaving: Path, tmp_path: Path, function: str) -> None:
+def test_another_number_of_scores_than_samples_is_refused(tmp_path: Path, function: str) -> None:
     calls = tmp_path / "calls"
     samples = _samples("good", "too few", "better", calls=str(calls))
-    with RewardPool(f"{misbehaving}:{function}", {}, num_workers=1, timeout_seconds=5.0) as pool:
+    with _pool(f"{MISBEHAVING}:{function}", limit=5.0) as pool:
         with pytest.raises(RewardError) as caught:
             pool.score(samples)
         assert calls.read_text() == "3\n"
@@ -119,8 +110,8 @@ def test_another_number_of_scores_than_samples_is_refused(misbehaving: Path, tmp
     assert "REWARD_TYPE = 'sequential'" in str(caught.value)
 
 
-def test_a_function_that_never_scored_is_refused_with_its_lines(misbehaving: Path) -> None:
-    with RewardPool(f"{misbehaving}:batch", {}, num_workers=2, timeout_seconds=5.0) as pool:
+def test_a_function_that_never_scored_is_refused_with_its_lines() -> None:
+    with _pool(workers=2, limit=5.0) as pool:
         failed = pool.score(_samples("raise", "raise", "raise"))
         assert (failed.scores, failed.num_raised) == ([{"overall": 0.0}] * 3, 3)
         with pytest.raises(RewardError) as caught:
@@ -130,7 +121,7 @@ def test_a_function_that_never_scored_is_refused_with_its_lines(misbehaving: Pat
         pool.require_a_score(failed)  # once there was a score, a batch without one costs its samples alone
     words = str(caught.value)
     assert "failed for each of the first 3 responses (3 raised or returned no score, 0 took more" in words
-    assert f'File "{misbehaving}", line {RAISING_LINE}, in one' in words
+    assert f'File "{MISBEHAVING}", line {RAISING_LINE}, in one' in words
     assert 'raise KeyError("no such thing")' in words
     assert words.endswith("KeyError: 'no such thing'")
     assert "loader.py" not in words, "the package's own lines are none of the user's"
@@ -157,28 +148,9 @@ def test_what_a_reward_prints_does_not_reach_the_channel(one_worker: RewardPool)
     assert one_worker.score(_samples("print")).scores == [{"overall": 5.0, "bonus": 1.0}]
 
 
-@pytest.mark.parametrize(
-    ("response", "num_raised", "said"),
-    [
-        ("false length", 1, "wrote to the worker's connection"),
-        ("false message", 1, "wrote to the worker's connection"),
-        ("part of a message", 0, "no score within 1 s"),
-    ],
-)
-def test_a_reward_that_writes_to_the_connection_hangs_nothing(
-    misbehaving: Path, response: str, num_raised: int, said: str
-) -> None:
-    with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=1.0) as pool:
-        outcome = pool.score(_samples("good", response))
-    assert [score["overall"] for score in outcome.scores] == [4.0, 0.0]
-    assert (outcome.num_raised, outcome.num_timed_out) == (num_raised, 1 - num_raised)
-    assert outcome.first_failure is not None
-    assert said in outcome.first_failure.reason
-
-
-def test_what_a_killed_reward_had_started_ends_with_it(misbehaving: Path, tmp_path: Path) -> None:
+def test_what_a_killed_reward_had_started_ends_with_it(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
-    with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=1.0) as pool:
+    with _pool() as pool:
         failed = pool.score(_samples("child", pid_file=str(pid_file)))
         assert failed.num_timed_out == 1
         with pytest.raises(RewardError, match=r"1 took more than worker\.reward\.timeout_seconds=1\)"):
@@ -187,12 +159,12 @@ def test_what_a_killed_reward_had_started_ends_with_it(misbehaving: Path, tmp_pa
 
 
 def test_an_idle_worker_that_was_ended_from_outside_is_replaced(one_worker: RewardPool) -> None:
-    first = next(iter(one_worker._workers)).pid
+    first = next(iter(one_worker._workers)).process.pid
     os.kill(first, signal.SIGKILL)
     # Until all its threads have ended, which is later than the state Z: from then on the pool can see it.
     os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
     outcome = one_worker.score(_samples("good"))
-    assert next(iter(one_worker._workers)).pid != first
+    assert next(iter(one_worker._workers)).process.pid != first
     assert outcome.scores == [{"overall": 4.0, "bonus": 1.0}]
     assert outcome.num_raised == 0
 
@@ -207,8 +179,8 @@ def test_a_call_that_is_interrupted_leaves_a_pool_that_works(one_worker: RewardP
 
 
 def test_closing_ends_the_processes_and_a_closed_pool_says_so() -> None:
-    pool = RewardPool(MATH, {}, num_workers=2, timeout_seconds=1.0)
-    pids = [worker.pid for worker in pool._workers]
+    pool = _pool(MATH, workers=2)
+    pids = [worker.process.pid for worker in pool._workers]
     assert [_process_exists(pid) for pid in pids] == [True, True]
     pool.close()
     pool.close()
@@ -221,7 +193,7 @@ def test_a_file_that_exits_while_loading_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "ends.py"
     path.write_text("import os\nos._exit(9)")
     with pytest.raises(EngineError, match="code 9"):
-        RewardPool(f"{path}:main", {}, num_workers=1, timeout_seconds=1.0)
+        _pool(f"{path}:main")
 
 
 def test_an_input_that_cannot_travel_is_named(math_pool: RewardPool) -> None:
@@ -233,19 +205,20 @@ def test_an_input_that_cannot_travel_is_named(math_pool: RewardPool) -> None:
     "response",
     ["", "child", pytest.param("hang in C", marks=pytest.mark.nightly("waits for 14 seconds of processor time"))],
 )
-def test_workers_end_when_their_parent_is_killed(response: str, misbehaving: Path, tmp_path: Path) -> None:
+def test_workers_end_when_their_parent_is_killed(response: str, tmp_path: Path) -> None:
     # The parent has no __main__ guard, on purpose, and starts the hanging call in a thread.
     pid_file = tmp_path / "pid"
     program = f"""
         import threading, time
+        from cepo.config.schema import RewardConfig
         from cepo.rewards.pool import RewardPool
         limit = 600.0 if {response!r} == "child" else 1.5
-        pool = RewardPool({f"{misbehaving}:batch"!r}, {{}}, num_workers=1, timeout_seconds=limit)
+        pool = RewardPool(RewardConfig(reward_function={BATCH!r}, timeout_seconds=limit))
         sample = {{"response": {response!r}, "response_length": 1, "ground_truth": "1", "pid_file": {str(pid_file)!r}}}
         if sample["response"]:
             threading.Thread(target=pool.score, args=([sample],), daemon=True).start()
             time.sleep(0.5)
-        print(next(iter(pool._workers)).pid, flush=True)
+        print(next(iter(pool._workers)).process.pid, flush=True)
         time.sleep(600)
     """
     parent = _program(program)
@@ -270,8 +243,9 @@ def test_neither_side_of_the_pool_imports_torch(tmp_path: Path) -> None:
     )
     program = f"""
         import sys
+        from cepo.config.schema import RewardConfig
         from cepo.rewards.pool import RewardPool
-        with RewardPool({f"{path}:main"!r}, {{}}, num_workers=1, timeout_seconds=5.0) as pool:
+        with RewardPool(RewardConfig(reward_function={f"{path}:main"!r})) as pool:
             scores = pool.score([{{"response": ""}}]).scores
         print(scores, "torch" in sys.modules, "sympy" in sys.modules)
     """
@@ -279,12 +253,12 @@ def test_neither_side_of_the_pool_imports_torch(tmp_path: Path) -> None:
     assert done.strip() == "[{'overall': 1.0, 'torch': 0.0}] False False"
 
 
-def test_parts_out_of_order_get_the_outcome_of_one_call(misbehaving: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_parts_out_of_order_get_the_outcome_of_one_call(caplog: pytest.LogCaptureFixture) -> None:
     parts = [["good", "better"], ["raise", "sleep"], ["crash", "best of all"], []]
     whole = _samples(*(word for part in parts for word in part))
-    with RewardPool(f"{misbehaving}:batch", {}, num_workers=2, timeout_seconds=1.0) as pool:
+    with _pool(workers=2) as pool:
         expected = pool.score(whole)
-    with RewardPool(f"{misbehaving}:batch", {}, num_workers=2, timeout_seconds=1.0) as pool, pool.stream() as stream:
+    with _pool(workers=2) as pool, pool.stream() as stream:
         for place in (1, 3, 2, 0):  # the faulty part first: its fields become known by the others
             stream.add(place, _samples(*parts[place]))
         assert 2 in stream
@@ -321,7 +295,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def hashes_pool(spec: str) -> Iterator[RewardPool]:
-    with RewardPool(MATH, {}, answer_function=spec, num_workers=2, timeout_seconds=1.0) as opened:
+    with _pool(MATH, answer_function=spec, workers=2) as opened:
         yield opened
 
 
@@ -340,13 +314,8 @@ def test_the_users_function_finds_the_answers_that_are_judged(hashes_pool: Rewar
 def test_a_fault_of_the_function_costs_its_own_response(
     hashes_pool: RewardPool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert hashes_pool.extracted_answers(["#### 1", "hang", "#### 2", "raise", "number"]) == [
-        "1",
-        None,
-        "2",
-        None,
-        None,
-    ]
+    responses = ["#### 1", "hang", "#### 2", "raise", "number"]
+    assert hashes_pool.extracted_answers(responses) == ["1", None, "2", None, None]
     assert "hashes.py:after_hashes failed for 3 of 5 responses: no answer" in caplog.text
     assert "sample 3: KeyError: 'no such thing' (hashes.py, line 8)" in caplog.text
 
@@ -355,4 +324,4 @@ def test_a_result_of_no_text_and_a_missing_function_are_named(spec: str) -> None
     with pytest.raises(ContractError, match=r"answer_function=hashes\.py:after_hashes returned a int: 7\. Return the"):
         load_answer_function(spec)("number")
     with pytest.raises(RewardError, match=r"no function 'after_hash'.*Did you mean 'after_hashes'"):
-        RewardPool(MATH, {}, answer_function=spec[:-2], num_workers=1, timeout_seconds=1.0)
+        _pool(MATH, answer_function=spec[:-2])

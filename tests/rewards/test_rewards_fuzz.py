@@ -22,10 +22,8 @@ from cepo.rewards.answers import (
 )
 from cepo.rewards.benchmark import KINDS, LETTERS, chosen_letters, kind_of, options_in_text, read_answer
 from cepo.rewards.functions import LoadedReward, load_reward_function
-from lab.harness import harness_score
 from lab.support.hostile import BOMBS, CHARACTERS, GOLDS, LATEX, MARKS
 
-BENCHMARKS = ("dynamath", "logicvista", "wemath", "mathvision", "mmmu")
 PIECES = st.one_of(
     st.sampled_from(GOLDS),
     st.sampled_from(LATEX),
@@ -80,19 +78,6 @@ def test_any_samples_get_scores_within_their_scale(reward: LoadedReward, samples
         assert score["accuracy"] in (lowest, 1.0)
         assert 2 * lowest <= score["overall"] <= 1.0
         assert reward.score([sample]) == [score]
-
-
-@given(
-    benchmark=st.sampled_from(BENCHMARKS), response=TEXTS, gold=ANSWERS, kind=st.sampled_from(KINDS), choices=CHOICES
-)
-def test_any_response_has_a_share_by_the_harness_rules(
-    benchmark: str, response: str, gold: str, kind: str, choices: list[str]
-) -> None:
-    """A multiple choice question has options, and its gold answer is one of their letters."""
-    if kind == "choice":
-        choices = choices or ["red", "blue"]
-        gold = LETTERS[len(gold) % len(choices)]
-    assert 0.0 <= harness_score(benchmark, response, gold, kind, choices) <= 1.0
 
 
 @given(before=TEXTS, answer=ANSWERS, after=st.text(alphabet="abc .\n$|"))

@@ -19,6 +19,7 @@ from local_server import local_server
 from PIL import Image
 
 from cepo.config import check_config, load_config
+from cepo.config.schema import RewardConfig
 from cepo.data.dataset import Problem
 from cepo.errors import ConfigError, RewardError
 from cepo.models.inputs import Video
@@ -27,12 +28,12 @@ from cepo.rewards.judge import compute_score
 from cepo.rewards.pool import RewardPool
 from cepo.trainer.asking import reward_input
 
-Answer = Callable[[int, dict[str, Any]], tuple[int, dict[str, str], str]]
+Answer = Callable[[int], tuple[int, dict[str, str], str]]
 
 
 @dataclass
 class Judge:
-    """A server of our own with the form of OpenAI's: `answer` gives status, headers and body of each request."""
+    """A server of our own with the form of OpenAI's: `answer` gives status, headers and body of the n-th request."""
 
     url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -51,7 +52,7 @@ def serving(answer: Answer) -> Iterator[Judge]:
     def reply_to(request: BaseHTTPRequestHandler) -> None:
         judge.requests.append(json.loads(request.rfile.read(int(request.headers["Content-Length"]))))
         judge.keys.append(request.headers.get("Authorization"))
-        status, headers, text = answer(len(judge.requests), judge.requests[-1])
+        status, headers, text = answer(len(judge.requests))
         request.send_response(status)
         for name, value in headers.items():
             request.send_header(name, value)
@@ -72,7 +73,7 @@ def sample(**changed: Any) -> dict[str, Any]:
 def test_the_judge_sees_images_and_its_last_score_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 tokens at 3 and 10 at 4 per million cost (100 x 3 + 10 x 4) / 1e6 = 340e-6."""
     monkeypatch.setenv("JUDGE_KEY", "secret")
-    with serving(lambda *_: (200, {}, reply("I see <score>3</score>, no: <score>7.5</score>"))) as judge:
+    with serving(lambda _: (200, {}, reply("I see <score>3</score>, no: <score>7.5</score>"))) as judge:
         settings = {"model": "m", "api_key_variable": "JUDGE_KEY", "input_price": 3.0, "output_price": 4.0}
         given = sample(
             videos=[numpy.zeros((20, 4, 6, 3), dtype=numpy.uint8)], response=r"\boxed{red} RESPONSE>>> {prompt}"
@@ -93,14 +94,12 @@ def test_the_judge_sees_images_and_its_last_score_counts(monkeypatch: pytest.Mon
 def test_faults_that_may_pass_are_tried_again() -> None:
     """Twice busy, then a verdict: three attempts. The time limit is final."""
 
-    def busy(number: int, _: dict[str, Any]) -> tuple[int, dict[str, str], str]:
-        return (503, {"Retry-After": "0"}, "busy") if number < 3 else (200, {}, reply("<score>10</score>"))
-
-    with serving(busy) as judge:
+    verdict, busy = (200, {}, reply("<score>10</score>")), (503, {"Retry-After": "0"}, "busy")
+    with serving(lambda number: busy if number < 3 else verdict) as judge:
         (score,) = compute_score([sample()], base_url=judge.url, model="m")
     assert (score["overall"], score["judge_attempts"]) == (1.0, 3.0)
     done = threading.Event()
-    with serving(lambda *_: (200, {}, str(done.wait(20)))) as judge:
+    with serving(lambda _: (200, {}, str(done.wait(20)))) as judge:
         with pytest.raises(RewardError, match="gave no verdict in 1 attempts"):
             compute_score([sample()], base_url=judge.url, model="m", time_limit=0.3)
         done.set()
@@ -108,7 +107,7 @@ def test_faults_that_may_pass_are_tried_again() -> None:
 
 def test_the_cache_answers_a_repeated_request(tmp_path: Path) -> None:
     """The second call asks only for the response that is new, and a damaged entry is asked again."""
-    with serving(lambda *_: (200, {}, reply("<score>5</score>"))) as judge:
+    with serving(lambda _: (200, {}, reply("<score>5</score>"))) as judge:
 
         def ask(*samples: dict[str, Any]) -> list[dict[str, float]]:
             return compute_score(samples, base_url=judge.url, model="m", cache=str(tmp_path / "c"))
@@ -137,7 +136,7 @@ def test_the_cache_answers_a_repeated_request(tmp_path: Path) -> None:
 def test_a_reply_without_a_verdict_is_a_final_error(
     status: int, headers: dict[str, str], text: str, fault: str
 ) -> None:
-    with serving(lambda *_: (status, headers, text)) as judge, pytest.raises(RewardError, match=fault):
+    with serving(lambda _: (status, headers, text)) as judge, pytest.raises(RewardError, match=fault):
         compute_score([sample()], base_url=judge.url, model="m")
     assert len(judge.requests) == 1
 
@@ -153,7 +152,7 @@ def test_the_example_mixes_a_judge_and_a_verifier(tmp_path: Path) -> None:
     config = load_config(["config=examples/reward_function/judged.yaml"])
     check_config(config)
     reward = config.worker.reward
-    with serving(lambda *_: (200, {}, reply("<score>8</score>"))) as judge:
+    with serving(lambda _: (200, {}, reply("<score>8</score>"))) as judge:
         own = {"judge": {**reward.reward_function_kwargs["judge"], "base_url": judge.url, "cache": str(tmp_path)}}
         mixed = load_reward(reward.reward_function, own, reward.reward_weights)
         right, wrong = mixed.score([sample(), sample(response=r"\boxed{blue}")])
@@ -176,7 +175,7 @@ def test_a_function_gets_images_and_frames_if_it_asks(tmp_path: Path) -> None:
         solution=None, columns={"id": 3},
     )  # fmt: skip
     for name, width in (("blind", 0.0), ("seeing", 7.0)):
-        with RewardPool(f"{tmp_path / name}.py:size", {}, num_workers=1, timeout_seconds=20) as pool:
+        with RewardPool(RewardConfig(reward_function=f"{tmp_path / name}.py:size")) as pool:
             given = reward_input(problem, "1", 1, pool.needs_images)
             assert ("videos" in given) == (name == "seeing")
             assert [score["overall"] for score in pool.score([given]).scores] == [width]
@@ -188,8 +187,6 @@ def test_a_reward_model_scores_by_its_classification_head(tmp_path: Path) -> Non
     import torch
     from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
 
-    from cepo.rewards.functions import load_reward_function
-
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "red", "blue", "what", "?"]
     (tmp_path / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
     tokenizer = BertTokenizerFast(vocab_file=str(tmp_path / "vocab.txt"))
@@ -198,9 +195,7 @@ def test_a_reward_model_scores_by_its_classification_head(tmp_path: Path) -> Non
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     model = BertForSequenceClassification(BertConfig(vocab_size=len(words), num_labels=1, **sizes)).eval()
     model.save_pretrained(tmp_path / "model")
-    reward = load_reward_function(
-        "examples/reward_function/reward_model.py:compute_score", {"model": str(tmp_path / "model")}
-    )
+    reward = load_reward("examples/reward_function/reward_model.py:compute_score", {"model": str(tmp_path / "model")})
     samples = [{"prompt": "what ?", "response": each} for each in ("red", "blue red red")]
     scores = [score["overall"] for score in reward.score(samples)]
     with torch.no_grad():

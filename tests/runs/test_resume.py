@@ -35,7 +35,6 @@ from cepo.config import load_config
 from cepo.errors import CepoError, CheckpointError
 from cepo.metrics import mean_value
 from cepo.microgeo.world import split_problems, write_problems
-from cepo.rewards.pool import RewardPool
 from cepo.train import build_trainer, main
 from cepo.trainer.checkpoints import STATE_FILE
 from cepo.trainer.loop import Trainer
@@ -265,7 +264,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_early(
     tiny_run: list[str], once: Train, no_model: None, monkeypatch: pytest.MonkeyPatch, override: str, words: str
 ) -> None:
     folder = once(*TWO_STEPS).folder
-    monkeypatch.setattr(RewardPool, "of", shared_pool)
+    monkeypatch.setattr("cepo.rewards.pool.RewardPool", shared_pool)
     config = checked_config if "global_step_9" not in override else load_config  # the check itself would refuse it
     settings = [*tiny_run, f"trainer.save_checkpoint_path={folder}", "trainer.max_steps=3"]
     with ExitStack() as stack, pytest.raises(CheckpointError, match=words):

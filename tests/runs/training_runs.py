@@ -121,7 +121,6 @@ class _KeptPool(RewardPool):
         """Leaves the end to that of the tests."""
 
 
-_own_pool, _kept_pool = RewardPool.of, _KeptPool.of
 _kept: dict[str, RewardPool] = {}
 _REWARDS_OF_MANY_RUNS = (":parity", ":graded", "cepo/rewards/math.py:compute_score")
 
@@ -129,15 +128,15 @@ _REWARDS_OF_MANY_RUNS = (":parity", ":graded", "cepo/rewards/math.py:compute_sco
 def shared_pool(reward: RewardConfig) -> RewardPool:
     """The pool of all runs with this reward if there are many of them, and else one of its own."""
     if not reward.reward_function.endswith(_REWARDS_OF_MANY_RUNS):
-        return _own_pool(reward)
+        return RewardPool(reward)
     if repr(reward) not in _kept:
-        _kept[repr(reward)] = _kept_pool(reward)
+        _kept[repr(reward)] = _KeptPool(reward)
     return _kept[repr(reward)]
 
 
 def trainer_of(config: RunConfig, stack: ExitStack) -> Trainer:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RewardPool, "of", shared_pool)
+        patch.setattr("cepo.rewards.pool.RewardPool", shared_pool)
         return build_trainer(config, stack)
 
 

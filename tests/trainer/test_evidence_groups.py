@@ -11,6 +11,7 @@ from factories import rollouts_of
 
 from cepo.algorithms.references import wrong_candidates, wrong_reference
 from cepo.algorithms.settings import NegativeConfig
+from cepo.config.schema import RewardConfig
 from cepo.data.dataset import Problem
 from cepo.rewards.pool import RewardPool
 from cepo.trainer.planning import rollout_groups
@@ -21,7 +22,7 @@ END, STOP = 90, 91
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RewardPool]:
-    with RewardPool("cepo/rewards/math.py:compute_score", {}, num_workers=1, timeout_seconds=10.0) as opened:
+    with RewardPool(RewardConfig()) as opened:
         yield opened
 
 
