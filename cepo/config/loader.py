@@ -14,7 +14,7 @@ from cepo import interrupts
 from cepo.algorithms import available_estimators, estimator_class, load_plugin, section_of
 from cepo.algorithms.base import SHARED, own_fields, path_of, presets_of
 from cepo.algorithms.settings import SharedSettings
-from cepo.config.easyr1 import EASYR1_KEYS, refuse_fork_keys, report_engine_keys, without_engine_keys
+from cepo.config.easyr1 import EASYR1_KEYS, report_engine_keys, without_engine_keys
 from cepo.config.paths import located
 from cepo.config.private import digest, environment_references, with_references, without_secrets
 from cepo.config.schema import RunConfig, RunSettings
@@ -52,7 +52,6 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
     merged = _merged(sources, defaults)
     with interrupts.loading():
         _load_plugins(merged, origins)
-    refuse_fork_keys(merged, origins)
     if presets := presets_of(_method(merged, origins)):
         merged = _merged(sources, merged_trees(defaults, {"algorithm": presets}))
     tree, without_effect = without_engine_keys(_resolved(merged, origins), origins)
