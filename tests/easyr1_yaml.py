@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from cepo.config.easyr1 import EASYR1_KEYS
+from cepo.trees import nested
 
 LORA_SCRIPT = [
     "data.train_files=hiyouga/geometry3k@train",
@@ -25,14 +26,7 @@ LORA_SCRIPT = [
 
 def file_with(folder: Path, values: dict[str, Any]) -> str:
     """`config=...` of a YAML file with values by dotted key."""
-    tree: dict[str, Any] = {}
-    for key, value in values.items():
-        *sections, name = key.split(".")
-        place = tree
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[name] = value
-    (folder / "config.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    (folder / "config.yaml").write_text(yaml.safe_dump(nested(values)), encoding="utf-8")
     return f"config={folder / 'config.yaml'}"
 
 

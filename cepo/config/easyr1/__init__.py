@@ -15,7 +15,7 @@ from cepo.config.listing import written
 from cepo.config.sources import Origins
 from cepo.errors import ConfigError
 from cepo.sections import read_section, section
-from cepo.trees import Tree, leaves, put
+from cepo.trees import Tree, leaves, nested
 
 logger = logging.getLogger(__name__)
 
@@ -93,13 +93,13 @@ def without_engine_keys(tree: Tree, origins: Origins) -> tuple[Tree, dict[str, s
         if entry is not None:
             without_effect[key] = entry.why
         elif key not in TABLE.none_given or value != TABLE.none_given[key]:
-            put(kept, key, value)
+            kept[key] = value
     if replaced:
         raise ConfigError(
             "These are keys of the CEPO authors' fork of EasyR1, which this package replaces. Write in their place, in a file "
             f"as nested keys:{''.join(replaced)}"
         )
-    return kept, without_effect
+    return nested(kept), without_effect
 
 
 def _is_forks(key: str) -> bool:
