@@ -52,7 +52,7 @@ FAULTS = [
     ("data.train_files=[org/name,data/train.parquet]", "data.train_files=data/train.parquet", "no such file"),
     ("worker.reward.reward_function=[cepo/rewards/math.py,no.py:f]", "reward_function=no.py", "no such file"),
     ("worker.reward.reward_weights=[1,2]", "reward_weights=[1.0, 2.0] has 2 entries", "names 1 functions"),
-    ("data.train_files='org/name,,org/other'", "separated by single commas"),
+    ("data.train_files='org/name,,org/other'", "single commas"),
     ("data.train_files=org/a,org/b data.train_weights=[1]", "has 1 entries", "names 2 training sets"),
     ("data.train_files=org/name@", "one '@'"),
     ("data.val_files=microgeo:validatoin", "Did you mean 'microgeo:validation'?", "microgeo:train"),
