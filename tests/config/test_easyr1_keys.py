@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from config_arguments import REQUIRED, load, message_of
-from easyr1_yaml import LORA_SCRIPT, easyr1s_file, file_with
+from config_arguments import LORA_SCRIPT, REQUIRED, easyr1s_file, file_with, load, message_of
 from jinja2 import StrictUndefined
 from jinja2.sandbox import SandboxedEnvironment
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from config_arguments import REQUIRED, load, message_of, write
-from easyr1_yaml import easyr1s_file
+from config_arguments import REQUIRED, easyr1s_file, load, message_of, write
 
 from cepo.config import check_config, load_config
 from cepo.config.easyr1 import TABLE

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from doctor_cases import GIB
 from fake_machine import REPOSITORY, WHEEL_CUDA_13
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -34,6 +33,7 @@ from cepo.rollout import factory
 from cepo.sizing import Memory, gib
 from lab.support.published_models import published_config
 
+GIB = 2**30
 WHEEL_CUDA_12_4 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
 H100 = Gpu(name="H100", capability=(9, 0), total=80 * GIB, free=80 * GIB)
 NEEDS = Memory(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from doctor_cases import GIB, published_shape
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
@@ -17,14 +17,31 @@ from cepo.config import load_config
 from cepo.config.rollout_schema import RolloutConfig
 from cepo.config.schema import LoraConfig
 from cepo.errors import ConfigError
-from cepo.sizing import ASLEEP_BYTES, Memory, Stack, bytes_in_4_bits, estimate_memory, fit, require_memory, shape_of
-from lab.support.published_models import PUBLISHED_SIZES
+from cepo.sizing import (
+    ASLEEP_BYTES,
+    Memory,
+    ModelShape,
+    Stack,
+    bytes_in_4_bits,
+    estimate_memory,
+    fit,
+    require_memory,
+    shape_of,
+)
+from lab.support.published_models import PUBLISHED_SIZES, published_config
 from lab.worlds.model import model_config
 from lab.worlds.tokenizer import build_tokenizer
 
+GIB = 2**30
 PARAMETERS, TOWER, ADAPTER = 2_127_532_032, 406_957_056, 17_432_576
 IN_FLOAT32 = "worker.actor.fsdp.torch_dtype=fp32"
 FULL = ["worker.actor.model.lora.rank=0", IN_FLOAT32]
+
+
+@cache
+def published_shape(lora: LoraConfig) -> ModelShape:
+    """Qwen3-VL-2B's shape with this adapter."""
+    return shape_of(published_config("2B"), lora=lora)
 
 
 def memory(*settings: str) -> Memory:
