@@ -117,9 +117,7 @@ def test_overrides_of_easyr1s_other_scripts_resolve(name: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("argument", ["worker.hybrid_engine=true", "worker.critic.model.lora.rank=8"])
-def test_an_engine_key_as_an_argument_changes_nothing_with_a_notice(
-    argument: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_engine_key_as_an_argument_only_gives_a_notice(argument: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="cepo.config"):
         assert load(argument) == load()
     (notice,) = [record.getMessage() for record in caplog.records]
