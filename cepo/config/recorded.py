@@ -50,19 +50,19 @@ def recorded_for_evaluation(file: Path, given: Collection[str], *, also: Collect
     file that is not part of cepo, a chat template or a format prompt outside the run folder, or is a reference, which may
     read the environment.
     """
-    kept, places = _kept(file, (*_EVALUATED, *also), given)
+    kept, origins = _kept(file, (*_EVALUATED, *also), given)
     for key in _FUNCTIONS:
         value = kept.get(key)
         names = [] if value is None else value if is_list(value) else parts_of(str(value))
         for name in map(str, names):
             if not _is_shipped(split_function(name)[0]):
                 raise ConfigError(
-                    f"{places.get(key, file)}: the run was rewarded by {name}, a file that is not part of cepo and would run "
+                    f"{origins.place_of(key)}: the run was rewarded by {name}, a file that is not part of cepo and would run "
                     f"here. If you trust it, give {key}={name}, or config={file} for the whole configuration"
                 )
     for key in (CHAT_TEMPLATE, FORMAT_PROMPT):
         _require_own_file(kept, key, file, f"{key}=")
-    return Source(nested(kept), Origins(places))
+    return Source(nested(kept), origins)
 
 
 def recorded_model(file: Path, given: Collection[str]) -> tuple[Fields, str | None]:
@@ -94,8 +94,8 @@ def without_interpolation(value: object) -> Any:
     return with_texts(value, lambda text: text.replace("\\${", "${"))
 
 
-def _kept(file: Path, taken: Collection[str], given: Collection[str]) -> tuple[Tree, dict[str, str]]:
-    """Returns the file's settings below `taken` by dotted key, and their lines."""
+def _kept(file: Path, taken: Collection[str], given: Collection[str]) -> tuple[Tree, Origins]:
+    """Returns the file's settings below `taken` by dotted key, and the lines of all."""
     source, _ = read_file(file, within=file.parent)
     kept: Tree = {}
     for key, value in leaves(source.tree, whole=EASYR1_KEYS):
@@ -112,7 +112,7 @@ def _kept(file: Path, taken: Collection[str], given: Collection[str]) -> tuple[T
                 f"followed, since they may read the environment; give {key}=..."
             )
         kept[key] = value
-    return kept, {key: place for key in kept if (place := source.origins.place_of(key)) is not None}
+    return kept, source.origins
 
 
 def _below(key: str, sections: Collection[str]) -> bool:
