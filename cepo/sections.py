@@ -84,14 +84,9 @@ def _classes_of(module: str) -> dict[str, ast.ClassDef]:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (OSError, TypeError, KeyError):
         return {}
-    outer = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    inner = {
-        f"{name}.{node.name}": node
-        for name, each in outer.items()
-        for node in each.body
-        if isinstance(node, ast.ClassDef)
-    }
-    return outer | inner
+    outer = {f"{node.name}.": node.body for node in tree.body if isinstance(node, ast.ClassDef)}
+    bodies = {"": tree.body} | outer
+    return {f"{name}{node.name}": node for name in bodies for node in bodies[name] if isinstance(node, ast.ClassDef)}
 
 
 def fields_of(kind: type[Any]) -> Mapping[str, FieldInfo]:
