@@ -59,13 +59,9 @@ def evaluate(
     from cepo.commands.evaluate import evaluate as evaluated
     from cepo.commands.evaluate import make_plan
 
-    own = {"checkpoint": checkpoint, "data": data, "out": out}
-    sampling = {"n": n, "temperature": temperature}
-    arguments = _arguments(config, settings)
-    arguments += [
-        f"worker.rollout.val_override_config.{key}={each}" for key, each in sampling.items() if each is not None
-    ]
-    plan = make_plan({key: str(each) for key, each in own.items() if each is not None}, arguments)
+    given = {"checkpoint": checkpoint, "data": data, "out": out, "n": n, "temperature": temperature}
+    options = {key: str(each) for key, each in given.items() if each is not None}
+    plan = make_plan(options, _arguments(config, settings))
     return Evaluation(folder=plan.out, results=evaluated(plan))
 
 
@@ -90,6 +86,7 @@ def merge(
 
     Raises:
         CheckpointError: the checkpoint or its base cannot be read, or `out` cannot be written.
+        ConfigError: the run's config.yaml names a file outside the run, or refers to another setting.
     """
     from cepo.commands.merge import find_base
     from cepo.workers.merged_model import actor_folder, merge_checkpoint

@@ -135,14 +135,13 @@ def quickstart(settings: Sequence[str]) -> int:
     The run folder is checkpoints/cepo/quickstart in the working directory.
     """
     from cepo.commands.report import write_report_of_run
+    from cepo.config import load_config
     from cepo.train import main
 
-    key = "trainer.save_checkpoint_path="
-    given = [setting.removeprefix(key) for setting in settings if setting.startswith(key)]
-    folder = Path((given or [str(Path("checkpoints", "cepo", "quickstart").resolve())])[-1])
-    code = main(["config=microgeo/quickstart", *settings, f"{key}{folder}"])
+    arguments = ["config=microgeo/quickstart", *settings]
+    code = main(arguments)
     if code == 0:
-        write_report_of_run(folder, show=True)
+        write_report_of_run(load_config(arguments).trainer.run_folder, show=True)
     return code
 
 

@@ -84,14 +84,9 @@ def _classes_of(module: str) -> dict[str, ast.ClassDef]:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (OSError, TypeError, KeyError):
         return {}
-    outer = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    inner = {
-        f"{name}.{node.name}": node
-        for name, each in outer.items()
-        for node in each.body
-        if isinstance(node, ast.ClassDef)
-    }
-    return outer | inner
+    outer = {f"{node.name}.": node.body for node in tree.body if isinstance(node, ast.ClassDef)}
+    bodies = {"": tree.body} | outer
+    return {f"{name}{node.name}": node for name in bodies for node in bodies[name] if isinstance(node, ast.ClassDef)}
 
 
 def fields_of(kind: type[Any]) -> Mapping[str, FieldInfo]:
@@ -159,10 +154,7 @@ def read_section(
         errors = error.errors(include_url=False)
     words = Wording(adapter.json_schema(), path, elsewhere)
     if sum(_respelled(given, words, error, texts or {}) for error in errors):
-        try:
-            return adapter.validate_python(given)
-        except ValidationError as error:
-            errors = error.errors(include_url=False)
+        return read_section(kind, given, path=path, texts=texts, elsewhere=elsewhere)
     raise SectionError(words.faults(errors))
 
 
@@ -257,7 +249,7 @@ class Wording:
         elif kind in _OUT_OF_BOUNDS:
             message = f"{key} must be {accepted_range(node) or 'a finite number'}, got {shown(value)}."
         else:
-            near = did_you_mean(str(value), choices_of(node))
+            near = did_you_mean(str(value), map(str, _main(node).get("enum", ())))
             quote = " Write it in quotes." if kind == "string_type" and isinstance(value, int | float) else ""
             message = f"{key} must be {accepted_type(node)}, got {shown(value)}.{near}{quote}"
         return Fault(1, key, message)
@@ -294,45 +286,31 @@ def resolved(node: Tree, schema: Tree) -> Tree:
     return {**target, **{key: value for key, value in node.items() if key != "$ref"}}
 
 
-def _branches(node: Tree) -> tuple[list[Tree], bool]:
-    """Returns the alternatives of a schema except null, and whether null is one of them."""
-    branches = [branch for branch in node.get("anyOf", [node]) if branch.get("type") != "null"]
-    return branches, len(branches) < len(node.get("anyOf", [node]))
-
-
 def _main(node: Tree) -> Tree:
     """Returns the main alternative of a setting: neither null nor a number that turns it off."""
-    branches, _ = _branches(node)
-    return next((branch for branch in branches if "const" not in branch), branches[0])
-
-
-def choices_of(node: Tree) -> tuple[str, ...]:
-    """Returns the accepted values of a setting with a fixed list of them; empty if they are too many to list."""
-    main, (_, optional) = _main(node), _branches(node)
-    words = tuple(map(str, main.get("enum", ("true", "false") if main.get("type") == "boolean" else ())))
-    return (*words, "null") if words and optional else words
+    branches = [branch for branch in node.get("anyOf", ()) if branch.get("type") != "null" and "const" not in branch]
+    return branches[0] if branches else node
 
 
 def accepted_type(node: Tree) -> str:
     """Describes the type that a schema accepts, without its bounds."""
-    main, (_, optional) = _main(node), _branches(node)
+    main = _main(node)
     if "enum" in main:
         words = f"one of {', '.join(map(str, main['enum']))}"
     elif main.get("type") == "array":
         words = f"a list, each entry {accepted_type(main['items'])}"
     else:
         words = _PLAIN_TYPES.get(main.get("type", ""), "a mapping of keys to values")
-    return f"{words} or null" if optional else words
+    return f"{words} or null" if {"type": "null"} in node.get("anyOf", ()) else words
 
 
 def accepted_range(node: Tree) -> str:
     """Describes the bounds of a number, or of each number of a list; empty if there are none."""
-    branches, _ = _branches(node)
     main = _main(node)
     if main.get("type") == "array":
         return accepted_range(main["items"])
     text = " and ".join(f"{words} {main[bound]:g}" for bound, words in _BOUNDS.items() if bound in main)
-    off = [f"{branch['const']} (off) or " for branch in branches if "const" in branch]
+    off = [f"{branch['const']} (off) or " for branch in node.get("anyOf", ()) if "const" in branch]
     return "".join(off) + text
 
 

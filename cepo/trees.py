@@ -42,14 +42,18 @@ def texts_of(value: object) -> Iterator[str]:
         yield from (text for each in value for text in texts_of(each))
 
 
-def put(tree: Tree, key: str, value: object) -> None:
-    """Sets the dotted `key` of a tree, with the sections around it."""
-    *sections, name = key.split(".")
-    for each in sections:
-        if not is_dict(tree.get(each)):  # a key that itself has a dot can name a value as a section
-            tree[each] = {}
-        tree = tree[each]
-    tree[name] = value
+def nested(values: Fields) -> Tree:
+    """Returns the tree with these values at their dotted keys, the inverse of `leaves`."""
+    tree: Tree = {}
+    for key, value in values.items():
+        *sections, name = key.split(".")
+        section = tree
+        for each in sections:
+            if not is_dict(section.get(each)):  # a key that itself has a dot can name a value as a section
+                section[each] = {}
+            section = section[each]
+        section[name] = value
+    return tree
 
 
 def leaves(tree: object, path: str = "", *, whole: Container[str] = ()) -> Iterator[tuple[str, Any]]:

@@ -131,10 +131,8 @@ def easyr1_rows() -> Iterator[str]:
 
 def replaced_rows() -> Iterator[str]:
     """Yields table rows of the fork's keys and their replacements; V stands for the value."""
-    for name, replacement in TABLE.fork.items():
-        settings = replacement.settings(True if replacement.if_true else "V")
-        assignments = ", ".join(f"`{key}={written(value)}`" for key, value in settings.items())
-        yield f"| `{name}={'true' if replacement.if_true else 'V'}` | {assignments} |"
+    for name, settings in TABLE.fork.items():
+        yield f"| `{name}` | {', '.join(f'`{each}`' for each in settings)} |"
 
 
 def easyr1_tables() -> dict[str, list[str]]:

@@ -25,8 +25,13 @@ def config_of_checkpoint(
     the checkpoint's run.
     """
     actor, model = _resolved(checkpoint)
-    given = [argument.partition("=")[0] for argument in settings]
-    recorded = None if "config" in given else recorded_for_evaluation(_config_of_run(actor), given, also=also)
+    given, recorded = [argument.partition("=")[0] for argument in settings], None
+    if "config" not in given:
+        file = None if actor is None else actor.resolve().parent.parent / CONFIG_FILE
+        if file is None or not file.is_file():
+            where = "" if file is None else f" (there is no {file})"
+            raise ConfigError(f"give config=FILE, which defines the prompts{where}")
+        recorded = recorded_for_evaluation(file, given, also=also)
     arguments = [*settings, *([] if model is None else [f"{_MODEL}={model}"])]
     config = load_config(arguments, recorded=recorded)
     if actor is not None:
@@ -53,14 +58,6 @@ def _resolved(checkpoint: str | None) -> tuple[Path | None, str | None]:
     raise CheckpointError(
         f"checkpoint={checkpoint}: there is no such folder; give global_step_<N>, a model folder or a hub name org/name"
     )
-
-
-def _config_of_run(actor: Path | None) -> Path:
-    file = None if actor is None else actor.resolve().parent.parent / CONFIG_FILE
-    if file is None or not file.is_file():
-        where = "" if file is None else f" (there is no {file})"
-        raise ConfigError(f"give config=FILE, which defines the prompts{where}")
-    return file
 
 
 def _with_base(config: RunConfig, actor: Path, *, chosen: bool) -> RunConfig:

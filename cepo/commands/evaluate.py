@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("cepo.commands.evaluate")
 
-_SAMPLING = ("n", "temperature", "top_p", "top_k", "presence_penalty")
-_PAPERS = {"n": "1", "temperature": "1", "top_p": "1", "top_k": "40", "presence_penalty": "2", "tokens": "32000"}
+_PAPERS = {"n": "1", "temperature": "1", "top_p": "1", "top_k": "40", "presence_penalty": "2"}
 """The sampling settings of `protocol=paper`, from the paper's section on experiments."""
 
 
@@ -82,8 +81,11 @@ def evaluate_planned(plan: Plan) -> int:
 
 def make_plan(options: Mapping[str, str], settings: Sequence[str]) -> Plan:
     """Resolves and checks the options and settings of a command line without loading a model."""
-    checkpoint = options.get("checkpoint")
-    config, actor = config_of_checkpoint(checkpoint, _with_sampling(options, settings))
+    checkpoint, protocol = options.get("checkpoint"), _PAPERS if "protocol" in options else {}
+    sampling = {**protocol, **options}
+    length = ["data.max_response_length=32000"] if protocol else []
+    chosen = [f"worker.rollout.val_override_config.{key}={sampling[key]}" for key in _PAPERS if key in sampling]
+    config, actor = config_of_checkpoint(checkpoint, [*length, *settings, *chosen])
     override = config.worker.rollout.val_override_config
     if override.get("temperature") == 0 and override.get("n", config.worker.rollout.n) > 1:
         raise ConfigError("temperature=0 samples the same response n times; set n=1")
@@ -97,14 +99,6 @@ def make_plan(options: Mapping[str, str], settings: Sequence[str]) -> Plan:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out} is not empty; give a new folder")
     return Plan(config=config, checkpoint=checkpoint, actor=actor, sources=sources, out=out)
-
-
-def _with_sampling(options: Mapping[str, str], settings: Sequence[str]) -> list[str]:
-    """Returns the settings with those of the protocol and of the options for sampling, which come first."""
-    sampling = {**(_PAPERS if "protocol" in options else {}), **options}
-    tokens = [f"data.max_response_length={sampling['tokens']}"] if "tokens" in sampling else []
-    chosen = [f"worker.rollout.val_override_config.{key}={sampling[key]}" for key in _SAMPLING if key in sampling]
-    return [*tokens, *settings, *chosen]
 
 
 def evaluate(plan: Plan) -> Tree:

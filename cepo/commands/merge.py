@@ -134,10 +134,7 @@ def find_base(
     # Other recorded settings are ignored: reward files, plugins and data need not exist where the merge runs. Consent to
     # remote code and references to environment variables must come from the user.
     if config_file.is_file():
-        try:
-            settings, recorded = recorded_model(config_file, given)
-        except ConfigError as error:
-            raise CheckpointError(str(error)) from error
+        settings, recorded = recorded_model(config_file, given)
         chat_template = chat_template or (None if recorded is None else Path(recorded))
     try:
         template = None if chat_template is None else read_text(chat_template)

@@ -11,6 +11,7 @@ from cepo.config.paths import find_path
 from cepo.report.page import result_lines, save_curves, summary_rows
 from cepo.report.recorded_run import RunData, load_run
 from cepo.tracking.run_folder import METRICS_FILE, read_environment
+from cepo.trees import Fields, is_mapping
 
 CARD_FILE = "README.md"
 CURVES_FILE = "curves.png"
@@ -36,6 +37,9 @@ def write_card(actor: Path, folder: Path, *, base_model: str | None, adapter: st
     run, step = load_run(checkpoint.parent), checkpoint.name.removeprefix("global_step_")
     if step.isdecimal():
         run = replace(run, rows=[row for row in run.rows if row.step <= int(step)])
+    starts = read_environment(run.folder)
+    recorded = starts[-1].get("versions") if starts else None
+    versions: Fields = recorded if is_mapping(recorded) else {}
     weights = "Weights" if adapter is None else "A LoRA adapter"
     after = f", after step {step}" if step.isdecimal() else ""
     parts = [
@@ -49,7 +53,7 @@ def write_card(actor: Path, folder: Path, *, base_model: str | None, adapter: st
         _section("Settings", ((key, run.setting(key)) for key in _SHOWN)),
         f"## Curve\n\n![curves]({CURVES_FILE})" if run.rows else "",
         _section("Run", summary_rows(run)),
-        _section("Versions", _versions(run)),
+        _section("Versions", ((name, versions.get(name)) for name in _VERSIONS)),
     ]
     if run.rows:
         save_curves(run.folder, folder / CURVES_FILE)
@@ -72,12 +76,6 @@ def _front_matter(run: RunData, base_model: str | None, adapter: str | None) -> 
 def _section(title: str, rows: Iterable[tuple[str, object]]) -> str:
     lines = [f"| {_cell(name)} | {_cell(value)} |" for name, value in rows if value not in (None, "")]
     return "\n".join([f"## {title}", "", "| | |", "| --- | --- |", *lines]) if lines else ""
-
-
-def _versions(run: RunData) -> list[tuple[str, object]]:
-    starts = read_environment(run.folder)
-    versions = starts[-1].get("versions") if starts else None
-    return [(name, versions.get(name)) for name in _VERSIONS] if isinstance(versions, dict) else []
 
 
 def _is_local(name: str) -> bool:

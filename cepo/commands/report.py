@@ -69,27 +69,24 @@ def compare_runs_or_tables(runs: Sequence[str], out: Sequence[Path]) -> None:
     from cepo.report.compare import compare_runs, write_comparison
     from cepo.report.score_tables import TABLE_FORMATS, terminal_blocks, write_table
 
-    comparison, of_tables = None, all(map(is_scored, runs))
+    folders, of_tables = [Path(run) for run in runs], all(map(is_scored, runs))
     accepted = (*TABLE_FORMATS, ".html", *(() if of_tables else _FIGURES))
     for path in out:
         if path.suffix not in accepted:
             raise ConfigError(f"--out {path}: the ending must be one of {', '.join(accepted)}")
-    if of_tables:
-        table = score_table(runs)
-    else:
-        comparison = compare_runs([Path(run) for run in runs])
-        table = comparison.table()
+    comparison = None if of_tables else compare_runs(folders)
+    table = score_table(runs) if comparison is None else comparison.table()
     console = SafeConsole()
     console.print(table.terminal(console.width))
     if comparison is not None and comparison.differing:
         console.print(*terminal_blocks(comparison.settings_table(), console.width))
     for path in out:
-        if path.suffix == ".html" and comparison is None:
-            write_evaluations([*map(Path, runs)], path)
-        elif path.suffix == ".html" and comparison is not None:
-            write_comparison(comparison, path)
-        elif comparison is not None and path.suffix in _FIGURES:
-            save_figure([*chain(*comparison.charts().values())], path)
-        else:
+        if path.suffix in TABLE_FORMATS:
             write_table(table, path)
+        elif comparison is None:
+            write_evaluations(folders, path)
+        elif path.suffix == ".html":
+            write_comparison(comparison, path)
+        else:
+            save_figure([*chain(*comparison.charts().values())], path)
         print_plain(f"written: {path}")

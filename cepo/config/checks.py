@@ -6,7 +6,6 @@ import importlib.util
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from cepo.algorithms import build_estimator
 from cepo.config.paths import PACKAGE_FOLDER, checkpoint_folders, find_path, searched, split_function, without_user
@@ -14,7 +13,7 @@ from cepo.config.plan import plan_lines
 from cepo.config.schema import ModelConfig, RewardConfig, RunConfig
 from cepo.errors import ConfigError, ForeignFileError, did_you_mean
 from cepo.foreign_files import hub_folder, read_json, read_text
-from cepo.trees import is_mapping
+from cepo.trees import Tree, is_mapping
 
 MICROGEO_MODELS = ("microgeo:model",)
 MICROGEO_DATA = ("microgeo:train", "microgeo:validation")
@@ -27,7 +26,7 @@ _DATA_ENDINGS = (".parquet", ".json", ".jsonl", ".csv", ".arrow")
 def check_config(config: RunConfig) -> list[str]:
     """Checks all settings of a run together and returns its plan for the log, one fact per line.
 
-    Raises `ConfigError` if a value or a method's section is invalid, two settings are in conflict, or a file is missing.
+    Raises `ConfigError` if a method's section is invalid, two settings are in conflict, or a file is missing.
     """
     _check_batches(config)
     _check_lengths(config)
@@ -103,20 +102,15 @@ def _positions_of(model: ModelConfig) -> int | None:
     """Returns `max_position_embeddings` of a model in a local folder, after `override_config`; None if unknown."""
     embedded = model.model_path in MICROGEO_MODELS
     folder = PACKAGE_FOLDER / "microgeo" / "assets" if embedded else find_path(model.model_path)
-    file = (folder or Path()) / "config.json"
-    settings: Any = {}
-    if folder is not None and file.is_file():
+    settings: Tree = {}
+    if folder is not None and (folder / "config.json").is_file():
         try:
-            settings = read_json(file, dict, within=hub_folder(folder))
+            settings = read_json(folder / "config.json", dict, within=hub_folder(folder))
         except ForeignFileError as error:
             raise ConfigError(f"worker.actor.model.model_path: {error}.") from error
-    name = "max_position_embeddings"
-    for tree in (model.override_config, settings):
-        for section in (tree, tree.get("text_config") if is_mapping(tree) else None):
-            value = section.get(name) if is_mapping(section) else None
-            if isinstance(value, int):
-                return value
-    return None
+    sections = [each for tree in (model.override_config, settings) for each in (tree, tree.get("text_config"))]
+    values = [section.get("max_position_embeddings") for section in sections if is_mapping(section)]
+    return next((value for value in values if isinstance(value, int)), None)
 
 
 def _check_method(config: RunConfig) -> None:
@@ -172,8 +166,6 @@ def _check_model(config: RunConfig) -> None:
 
 def _check_mixing(config: RunConfig) -> None:
     data = config.data
-    if not all(data.train_sources):
-        raise ConfigError(f"data.train_files={data.train_files!r} must name training sets separated by single commas.")
     if data.train_weights is not None and len(data.train_weights) != len(data.train_sources):
         raise ConfigError(
             f"data.train_weights={data.train_weights} has {len(data.train_weights)} entries, and data.train_files names "
@@ -233,7 +225,11 @@ def _check_files(config: RunConfig) -> None:
     for path in trainer.plugins:
         require_file("trainer.plugins", path)
     _require_folder("data.image_dir", data.image_dir)
-    _require_checkpoint(trainer.load_checkpoint_path)
+    key, path = "trainer.load_checkpoint_path", trainer.load_checkpoint_path
+    _require_folder(key, path)
+    if path is not None and (checkpoint := last_checkpoint(without_user(path))) != without_user(path):
+        last = "give a folder global_step_<N>" if checkpoint is None else f"its last one is {checkpoint}; give that"
+        raise ConfigError(f"{key}={path} is not a complete checkpoint: it has no trainer_state.json; {last}.")
 
 
 def _check_rewards(reward: RewardConfig) -> None:
@@ -281,26 +277,24 @@ def _require_folder(key: str, path: str | None) -> None:
         raise ConfigError(f"{key}={path}: there is no such folder.")
 
 
-def _require_checkpoint(path: str | None) -> None:
-    key = "trainer.load_checkpoint_path"
-    _require_folder(key, path)
-    if path is not None and (checkpoint := last_checkpoint(without_user(path))) != without_user(path):
-        last = "give a folder global_step_<N>" if checkpoint is None else f"its last one is {checkpoint}; give that"
-        raise ConfigError(f"{key}={path} is not a complete checkpoint: it has no trainer_state.json; {last}.")
+def _is_embedded(key: str, name: str, known: Sequence[str]) -> bool:
+    """Returns whether a part of the embedded world is named; raises `ConfigError` if it has none of that name."""
+    if not name.startswith("microgeo:"):
+        return False
+    if name not in known:
+        near = did_you_mean(name, known)
+        raise ConfigError(f"{key}={name}: unknown part of the embedded world.{near} Known: {', '.join(known)}.")
+    return True
 
 
 def _require_data(key: str, name: str) -> None:
-    if name.startswith("microgeo:"):
-        if name not in MICROGEO_DATA:
-            raise ConfigError(
-                f"{key}={name}: unknown embedded data.{did_you_mean(name, MICROGEO_DATA)} Known: {MICROGEO_DATA}."
-            )
-        return
-    if find_path(name) is not None:
+    if _is_embedded(key, name, MICROGEO_DATA) or (name and find_path(name) is not None):
         return
     path, separator, split = name.partition("@")
     if "@" in split or (separator and not split) or not path:
-        raise ConfigError(f"{key}={name!r} must have the form name@split with one '@', or be a path.")
+        raise ConfigError(
+            f"{key}={name!r} must have the form name@split with one '@', or be a path; single commas separate several."
+        )
     if find_path(path) is None and (path.endswith(_DATA_ENDINGS) or not HUB_NAME.fullmatch(path)):
         raise ConfigError(
             f"{key}={name}: there is no such file or folder ({searched(path)}), or hub name org/name@split."
@@ -309,11 +303,7 @@ def _require_data(key: str, name: str) -> None:
 
 def _require_model(key: str, name: str | None) -> None:
     """Raises `ConfigError` if a model does not exist, is a file, a checkpoint of a run, or an adapter alone."""
-    if name is None:
-        return
-    if name.startswith("microgeo:"):
-        if name not in MICROGEO_MODELS:
-            raise ConfigError(f"{key}={name}: unknown part of the embedded world. Known: {', '.join(MICROGEO_MODELS)}.")
+    if name is None or _is_embedded(key, name, MICROGEO_MODELS):
         return
     found = find_path(name)
     if found is None:

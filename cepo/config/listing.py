@@ -1,4 +1,4 @@
-"""Lists all settings with accepted values and meanings, for `cepo help`, completion, generated pages and JSON schema."""
+"""Lists all settings with accepted values and meanings, for `cepo help`, generated pages and the JSON schema."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cepo.algorithms import available_estimators, estimator_class
 from cepo.algorithms.base import own_fields
 from cepo.config.schema import RunSettings
 from cepo.errors import ConfigError, did_you_mean
-from cepo.sections import accepted_range, accepted_type, choices_of, default_tree, leaves_of
+from cepo.sections import accepted_range, accepted_type, default_tree, leaves_of
 from cepo.trees import Tree
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -28,7 +28,6 @@ class Setting:
     key: str
     default: object  # or `REQUIRED`
     accepted: str  # type and bounds, in words
-    choices: tuple[str, ...]  # the accepted values; empty if they are too many to list
     help: str
 
     @property
@@ -49,7 +48,6 @@ def settings_of(section: type[Any] = RunSettings, path: str = "") -> Iterator[Se
             key=f"{path}{key}",
             default=default,
             accepted=f"{accepted_type(node)}, {bounds}" if bounds else accepted_type(node),
-            choices=choices_of(node),
             help=node.get("description", ""),
         )
 

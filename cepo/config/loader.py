@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import logging
 from collections.abc import Sequence
 from typing import Any, cast
@@ -14,9 +16,9 @@ from cepo import interrupts
 from cepo.algorithms import available_estimators, estimator_class, load_plugin, section_of
 from cepo.algorithms.base import SHARED, own_fields, path_of, presets_of
 from cepo.algorithms.settings import SharedSettings
-from cepo.config.easyr1 import EASYR1_KEYS, refuse_fork_keys, report_engine_keys, without_engine_keys
+from cepo.config.easyr1 import EASYR1_KEYS, report_engine_keys, without_engine_keys
 from cepo.config.paths import located
-from cepo.config.private import digest, environment_references, with_references, without_secrets
+from cepo.config.private import environment_references, with_references, without_secrets
 from cepo.config.schema import RunConfig, RunSettings
 from cepo.config.sources import Origins, Source, read_arguments
 from cepo.config.trainer_schema import TrainerConfig
@@ -52,8 +54,12 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
     merged = _merged(sources, defaults)
     with interrupts.loading():
         _load_plugins(merged, origins)
-    refuse_fork_keys(merged, origins)
-    if presets := presets_of(_method(merged, origins)):
+    method = str(_selected(merged, "algorithm", "adv_estimator", origins))
+    try:
+        presets = presets_of(method)
+    except ConfigError as error:
+        raise origins.error("algorithm.adv_estimator", str(error)) from None
+    if presets:
         merged = _merged(sources, merged_trees(defaults, {"algorithm": presets}))
     tree, without_effect = without_engine_keys(_resolved(merged, origins), origins)
     run = _read_run(tree, origins)
@@ -195,15 +201,6 @@ def _load_plugins(merged: Tree, origins: Origins) -> None:
             raise origins.error(key, f"{key}: importing {where} failed: {type(error).__name__}: {error}") from error
 
 
-def _method(merged: Tree, origins: Origins) -> str:
-    key = "algorithm.adv_estimator"
-    chosen = str(_selected(merged, "algorithm", "adv_estimator", origins))
-    try:
-        return estimator_class(chosen).name
-    except ConfigError as error:
-        raise origins.error(key, str(error)) from None
-
-
 def _escaped(value: object) -> Any:
     """Escapes `${`, so that resolved text is not interpreted as a reference when it is loaded again."""
     return with_texts(value, lambda text: text.replace("${", "\\${"))
@@ -230,4 +227,5 @@ def decisive_settings(config: RunConfig) -> Tree:
     tree = leaves(record_tree(config))
     found = {key: value for key, value in tree if is_decisive(RunSettings, key) and not is_mapping(value)}
     keywords = {key: found.pop(key) for key in list(found) if key.startswith(_KEYWORDS)}
-    return found | {f"{_KEYWORDS} (digest)": digest(keywords)}
+    digest = hashlib.sha256(json.dumps(keywords, sort_keys=True).encode()).hexdigest()[:16]
+    return found | {f"{_KEYWORDS} (digest)": digest}

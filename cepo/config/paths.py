@@ -16,9 +16,6 @@ _IN_WHEEL = PACKAGE_FOLDER / "shipped"
 SHIPPED_FOLDER = _IN_WHEEL if _IN_WHEEL.is_dir() else PACKAGE_FOLDER.parent
 """The folder with `configs/`, `examples/` and `scripts/`: inside an installed wheel, else the checkout."""
 
-COPIED = ("configs", "examples", "scripts/geo3k", "scripts/common.sh")
-"""What `copy_shipped` copies."""
-
 # Folders whose files can be named by relative paths from any working directory, and what lies around them.
 _SHIPPED_FOLDERS = {"configs": SHIPPED_FOLDER, "examples": SHIPPED_FOLDER, "cepo": PACKAGE_FOLDER.parent}
 
@@ -113,11 +110,12 @@ def copy_shipped(folder: Path) -> tuple[str, ...]:
     """Copies the shipped files to a new folder and returns their names; raises `ConfigError` if the folder has files."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not an empty folder; name a new one")
-    for name in COPIED:
+    names = ("configs", "examples", "scripts/geo3k", "scripts/common.sh")
+    for name in names:
         source, copy = SHIPPED_FOLDER / name, folder / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
             shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(source, copy)
-    return COPIED
+    return names

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -23,7 +21,6 @@ _SECRET_ENTRY = re.compile(
     re.IGNORECASE,
 )
 _USER_IN_URL = re.compile(r"(?<=://)[^/\s@]+:[^/\s@]*(?=@)")
-_DIGITS_OF_DIGEST = 16
 
 Path = tuple[str, ...]
 
@@ -60,11 +57,6 @@ def without_secrets(value: object, *, name: str = "") -> Any:
     if not isinstance(value, str):
         return value
     return MASK if value and is_secret(name) else _USER_IN_URL.sub(MASK, value)
-
-
-def digest(value: object) -> str:
-    """Returns a digest of settings, for a record where only their equality matters."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:_DIGITS_OF_DIGEST]
 
 
 def with_references(tree: Tree, references: Mapping[Path, object]) -> Tree:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from cepo.config.data_schema import parts_of
+from cepo.config.easyr1 import EASYR1_KEYS
 from cepo.config.paths import PACKAGE_FOLDER, SHIPPED_FOLDER, find_path, split_function, without_user
 from cepo.config.sources import Origins, Source, read_file
 from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import require_within
-from cepo.trees import Fields, Tree, is_list, is_mapping, put, texts_of, with_texts
+from cepo.trees import Fields, Tree, is_list, leaves, nested, texts_of, with_texts
 
 logger = logging.getLogger(__name__)
 
@@ -49,26 +50,26 @@ def recorded_for_evaluation(file: Path, given: Collection[str], *, also: Collect
     file that is not part of cepo, a chat template or a format prompt outside the run folder, or is a reference, which may
     read the environment.
     """
-    kept, places = _kept(file, (*_EVALUATED, *also), given)
+    kept, origins = _kept(file, (*_EVALUATED, *also), given)
     for key in _FUNCTIONS:
         value = kept.get(key)
         names = [] if value is None else value if is_list(value) else parts_of(str(value))
         for name in map(str, names):
             if not _is_shipped(split_function(name)[0]):
                 raise ConfigError(
-                    f"{places.get(key, file)}: the run was rewarded by {name}, a file that is not part of cepo and would run "
+                    f"{origins.place_of(key)}: the run was rewarded by {name}, a file that is not part of cepo and would run "
                     f"here. If you trust it, give {key}={name}, or config={file} for the whole configuration"
                 )
     for key in (CHAT_TEMPLATE, FORMAT_PROMPT):
         _require_own_file(kept, key, file, f"{key}=")
-    return Source(_tree(kept), Origins(places))
+    return Source(nested(kept), origins)
 
 
 def recorded_model(file: Path, given: Collection[str]) -> tuple[Fields, str | None]:
     """Returns the run's `worker.actor.model`, without `trust_remote_code`, and the file of its chat template."""
     kept, _ = _kept(file, (MODEL, CHAT_TEMPLATE), given)
     of_model = {key.removeprefix(f"{MODEL}."): value for key, value in kept.items() if key.startswith(f"{MODEL}.")}
-    model = without_interpolation(_tree(of_model))
+    model = without_interpolation(nested(of_model))
     if not model:
         raise ConfigError(f"{file} is not the configuration of a run: {MODEL} is not a section")
     _require_own_file(kept, CHAT_TEMPLATE, file, "--chat-template ")
@@ -93,11 +94,11 @@ def without_interpolation(value: object) -> Any:
     return with_texts(value, lambda text: text.replace("\\${", "${"))
 
 
-def _kept(file: Path, taken: Collection[str], given: Collection[str]) -> tuple[Tree, dict[str, str]]:
-    """Returns the file's settings below `taken` by dotted key, and their lines."""
+def _kept(file: Path, taken: Collection[str], given: Collection[str]) -> tuple[Tree, Origins]:
+    """Returns the file's settings below `taken` by dotted key, and the lines of all."""
     source, _ = read_file(file, within=file.parent)
     kept: Tree = {}
-    for key, value in _leaves(source.tree, ""):
+    for key, value in leaves(source.tree, whole=EASYR1_KEYS):
         if not _below(key, taken) or _below(key, given):
             continue
         if key == _REMOTE_CODE:
@@ -111,24 +112,7 @@ def _kept(file: Path, taken: Collection[str], given: Collection[str]) -> tuple[T
                 f"followed, since they may read the environment; give {key}=..."
             )
         kept[key] = value
-    return kept, {key: place for key in kept if (place := source.origins.place_of(key)) is not None}
-
-
-def _tree(kept: Fields) -> Tree:
-    tree: Tree = {}
-    for key, value in kept.items():
-        put(tree, key, value)
-    return tree
-
-
-def _leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yields dotted keys and values; a mapping whose keys are not plain names is a value."""
-    for key, value in tree.items():
-        named = is_mapping(value) and value and all(isinstance(each, str) and "." not in each for each in value)
-        if named and "[" not in "".join(value):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    return kept, source.origins
 
 
 def _below(key: str, sections: Collection[str]) -> bool:

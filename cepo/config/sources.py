@@ -110,8 +110,7 @@ def read_file(path: Path, *, within: Path | None = None) -> tuple[Source, Path |
             f"{path}: a config file must have sections with keys (`data:`, `worker:`, ...), got a list or a text."
         )
     places: dict[str, str] = {}
-    if root is not None:
-        _collect_lines(root, "", str(path), places)
+    _collect_lines(root, "", str(path), places)
     base = tree.pop("base", None)
     if base is None:
         return Source(tree, Origins(places)), None
@@ -123,9 +122,7 @@ def read_file(path: Path, *, within: Path | None = None) -> tuple[Source, Path |
     return Source(tree, Origins(places)), base_file
 
 
-def _collect_lines(node: yaml.Node, prefix: str, file: str, places: dict[str, str]) -> None:
-    if isinstance(node, yaml.SequenceNode) and prefix:
-        return
+def _collect_lines(node: yaml.Node | None, prefix: str, file: str, places: dict[str, str]) -> None:
     if not isinstance(node, yaml.MappingNode):
         return
     for key_node, value_node in node.value:

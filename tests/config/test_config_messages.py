@@ -21,15 +21,18 @@ def test_another_programs_name_of_a_setting_leads_to_ours(name: str, own: str) -
     assert f"'{longer}'. This is another program's name; here it is {ours}." in message_of([f"{longer}=1"])
 
 
+def test_a_fault_of_the_command_line_itself_is_told() -> None:
+    assert "given 2 times: a.yaml, b.yaml" in message_of(["config=a.yaml", "config=b.yaml"])
+    assert "unknown key 'methods'" in message_of(["methods={}"]), "the field for the methods' sections is no key"
+    message = message_of(["config=configs/microgeo/base.yaml", "algorithm=3"])
+    assert message == "argument 'algorithm=3': algorithm must be a section with keys, got 3."
+
+
 def test_an_empty_value_before_another_setting_is_no_space() -> None:
     assert message_of(["=3"]).startswith("argument '=3': settings have the form a.b.c=value.")
     assert "without spaces: trainer.max_steps=3" in message_of([*REQUIRED, "trainer.max_steps=", "3"])
     assert "without spaces: trainer.max_steps=3" in message_of([*REQUIRED, "trainer.max_steps", "=3"])
     assert load("data.format_prompt=", "trainer.max_steps=3").trainer.max_steps == 3
-
-
-def test_two_config_files_are_refused() -> None:
-    assert "given 2 times: a.yaml, b.yaml" in message_of(["config=a.yaml", "config=b.yaml"])
 
 
 def test_an_unknown_key_in_a_base_file_names_the_base_file(tmp_path: Path) -> None:
@@ -39,17 +42,9 @@ def test_an_unknown_key_in_a_base_file_names_the_base_file(tmp_path: Path) -> No
     assert "'max_steps'" in message
 
 
-def test_the_internal_field_for_method_sections_is_no_key() -> None:
-    assert "unknown key 'methods'" in message_of(["methods={}"])
-
-
-LOGGERS = "console, file, tensorboard, wandb, mlflow, swanlab, trackio"
-
-
 @pytest.mark.parametrize(
     ("argument", "part"),
     [
-        ("--trainer.max_steps=3", "without the leading dashes"),
         ("trainer.max_steps", "a.b.c=value"),
         ("trainer.logger=[console", "not valid YAML"),
         ("trainer.max_steps=${data.seed", "no viable alternative"),
@@ -60,16 +55,11 @@ LOGGERS = "console, file, tensorboard, wandb, mlflow, swanlab, trackio"
         ("data.seed=null", "data.seed must be an integer, got null"),
         ("data.shuffle=maybe", "data.shuffle must be true or false, got the text 'maybe'"),
         ("worker.actor.optim.lr=fast", "worker.actor.optim.lr must be a number, got the text 'fast'"),
-        ("trainer.logger=console", f"trainer.logger must be a list, each entry one of {LOGGERS}"),
-        ("trainer.logger=[consol]", f"trainer.logger[0] must be one of {LOGGERS}, got the text 'consol'"),
-        ("trainer.logger=[wandbb]", "Did you mean 'wandb'?"),
+        ("trainer.logger=console", "trainer.logger must be a list, each entry one of console, file, tensorboard"),
         ("data.train_files=[]", "data.train_files must be text, got the list []"),
-        ("data.train_files=[a,1]", "data.train_files must be text, got the list ['a', 1]"),
         ("trainer.max_steps=x", "trainer.max_steps must be an integer or null"),
         ("worker.actor.model.override_config=3", "must be a mapping of keys to values, got 3"),
-        ("data=3", "data must be a section with keys, got 3"),
         ("worker.actor.loss_avg_mode=sequence", "one of token, seq, seq_sum, constant, got the text 'sequence'"),
-        ("worker.actor.loss_type=gspoo", "one of default, gspo, gspo_token, cispo, sapo, got the text 'gspoo'"),
         ("worker.rollout.name=vlm", "Did you mean 'vllm'?"),
         ("data.max_prompt_length=0", "must be at least 1, got 0"),
         ("data.val_batch_size=0", "must be -1 (off) or at least 1, got 0"),
@@ -77,10 +67,7 @@ LOGGERS = "console, file, tensorboard, wandb, mlflow, swanlab, trackio"
         ("worker.actor.optim.betas=[0.9,1.0]", "betas[1] must be at least 0 and below 1, got 1.0"),
         ("worker.actor.optim.lr=.nan", "lr must be at least 0 and at most 1, got nan"),
         ("worker.actor.optim.lr=1e6", "worker.actor.optim.lr must be at least 0 and at most 1, got 1000000.0"),
-        ("worker.actor.optim.lr=.inf", "lr must be at least 0 and at most 1, got inf"),
-        ("worker.rollout.temperature=0", "must be above 0, got 0"),
         ("worker.rollout.gpu_memory_utilization=1.5", "above 0 and at most 1, got 1.5"),
-        ("worker.rollout.tensor_parallel_size=0", "at least 1, got 0"),
         ("algorithm.correct_threshold=.nan", "must be a finite number, got nan"),
         ("worker.rollout.val_override_config.n=0", "val_override_config.n must be at least 1, got 0"),
         ("worker.rollout.val_override_config.temprature=1", "Did you mean 'temperature'?"),
@@ -96,11 +83,6 @@ def test_a_faulty_argument_names_itself_and_what_is_accepted(argument: str, part
     message = message_of([*REQUIRED, argument])
     assert message.startswith(f"argument '{argument}': ")
     assert part in message
-
-
-def test_a_section_given_as_a_value_is_reported_first() -> None:
-    message = message_of(["config=configs/microgeo/base.yaml", "algorithm=3"])
-    assert message == "argument 'algorithm=3': algorithm must be a section with keys, got 3."
 
 
 def test_a_required_setting_left_out_is_named_with_its_meaning() -> None:

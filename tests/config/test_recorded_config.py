@@ -108,7 +108,7 @@ def test_a_merge_takes_a_recorded_template_of_the_run_only(tmp_path: Path) -> No
     }
     secret.write_text("s3cret")
     own.write_text("{{ messages }}")
-    with pytest.raises(CheckpointError, match=rf"is {secret}, which is not in the run.* give --chat-template {secret}"):
+    with pytest.raises(ConfigError, match=rf"is {secret}, which is not in the run.* give --chat-template {secret}"):
         find_base(actors[secret])
     assert find_base(actors[secret], chat_template=secret).chat_template == "s3cret"
     assert find_base(actors[own]).chat_template == "{{ messages }}"
@@ -126,7 +126,7 @@ def test_the_environment_is_never_read_for_a_record(tmp_path: Path, monkeypatch:
     assert text in file.read_text(encoding="utf-8")
     with pytest.raises(ConfigError, match=r"line \d+: worker\.actor\.model\.model_path refers to .* give worker"):
         recorded_for_evaluation(file, ())
-    with pytest.raises(CheckpointError, match=r"model_path refers to"):
+    with pytest.raises(ConfigError, match=r"model_path refers to"):
         find_base(checkpoint / "actor")
     assert find_base(checkpoint / "actor", path="mine").path == "mine"
     assert recorded_for_evaluation(file, ("worker.actor.model.model_path",)).tree["data"]["prompt_key"] == "problem"

@@ -246,16 +246,6 @@ def test_functions_have_at_most_60_lines() -> None:
     assert not long, "\n".join(long)
 
 
-def test_the_library_never_prints() -> None:
-    printing = [
-        place(file, node.lineno)
-        for file in MODULES
-        for node in nodes_of(file)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
-    ]
-    assert not printing, "\n".join(printing)
-
-
 def test_names_of_tests_have_at_most_60_characters() -> None:
     long = [
         f"{file.relative_to(REPOSITORY)}: {name}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from easyr1_yaml import LORA_SCRIPT, easyr1s_file
+from config_arguments import LORA_SCRIPT, easyr1s_file
 from tiny_checkpoints import VISION_FAMILIES, write_checkpoint
 from training_runs import FinishedRun, json_lines, run
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from cepo.config.listing import written
 from cepo.config.sources import Origins
 from cepo.errors import ConfigError
 from cepo.sections import read_section, section
-from cepo.trees import Tree, leaves, put
+from cepo.trees import Tree, leaves, nested
 
 logger = logging.getLogger(__name__)
 
@@ -40,20 +40,6 @@ class WithoutEffect:
 
 
 @section
-class ForkKey:
-    """A key of the fork, with the settings that take its value, and others to add always or if it is true."""
-
-    same_value: list[str] = Field(default=[])
-    also: Tree = Field(default={})
-    if_true: Tree = Field(default={})
-
-    def settings(self, value: object) -> Tree:
-        """Returns the settings, by dotted key, that are equivalent to the fork's key with this value."""
-        turned_on = str(value).lower() in ("true", "yes", "on", "1")
-        return {**self.also, **dict.fromkeys(self.same_value, value), **(self.if_true if turned_on else {})}
-
-
-@section
 class _Table:
     """The sections of `keys.yaml`, which are described there."""
 
@@ -64,7 +50,7 @@ class _Table:
     none_given: Tree = Field()
     other_default: dict[str, str] = Field()
     other_meaning: dict[str, str] = Field()
-    fork: dict[str, ForkKey] = Field()
+    fork: dict[str, list[str]] = Field()
     fork_families: list[str] = Field()
     elsewhere: dict[str, str] = Field()
 
@@ -85,11 +71,16 @@ def engine_key_of(key: str) -> WithoutEffect | None:
     return next((ENGINE_KEYS[name] for name in around if name in ENGINE_KEYS), None)
 
 
-def without_engine_keys(tree: Tree, origins: Origins) -> tuple[Tree, list[str]]:
-    """Returns the resolved tree without keys that have no effect or no value, and the dotted keys without effect."""
+def without_engine_keys(tree: Tree, origins: Origins) -> tuple[Tree, dict[str, str]]:
+    """Returns the resolved tree without keys that have no effect or no value, and why by dotted key without effect.
+
+    Raises `ConfigError` for keys of other programs, with what to write in their place.
+    """
     kept: Tree = {}
-    without_effect: list[str] = []
+    without_effect, replaced = dict[str, str](), list[str]()
     for key, value in leaves(tree, whole=EASYR1_KEYS):
+        if _is_forks(key):
+            replaced.append(f"\n  {key} ({origins.place_of(key)}): {_in_place_of(key, value)}")
         for name, own in TABLE.elsewhere.items():  # of verl and TRL
             if f"{key}.".startswith(f"{name}."):
                 ours = own + key.removeprefix(name)
@@ -100,49 +91,35 @@ def without_engine_keys(tree: Tree, origins: Origins) -> tuple[Tree, list[str]]:
         if entry is not None and entry.only is not None and value != entry.only:
             raise origins.error(key, f"{key} must be {written(entry.only)}, got {written(value)}. {entry.remedy}")
         if entry is not None:
-            without_effect.append(key)
+            without_effect[key] = entry.why
         elif key not in TABLE.none_given or value != TABLE.none_given[key]:
-            put(kept, key, value)
-    return kept, without_effect
+            kept[key] = value
+    if replaced:
+        raise ConfigError(
+            "These are keys of the CEPO authors' fork of EasyR1, which this package replaces. Write in their place, in a file "
+            f"as nested keys:{''.join(replaced)}"
+        )
+    return nested(kept), without_effect
 
 
-def report_engine_keys(without_effect: Sequence[str], origins: Origins) -> None:
+def _is_forks(key: str) -> bool:
+    methods = {f"algorithm.{name}" for name in available_estimators()}
+    return key.startswith(tuple(TABLE.fork_families)) and ".".join(key.split(".")[:2]) not in methods
+
+
+def _in_place_of(key: str, value: object) -> str:
+    """Returns the arguments that are equivalent to the fork's key with this value."""
+    is_on = str(value).lower() in ("true", "yes", "on", "1")
+    settings = [*TABLE.fork.get(f"{key}=V", []), *(TABLE.fork.get(f"{key}=true", []) if is_on else [])]
+    return " ".join(each.replace("=V", f"={written(value)}") for each in settings) or "nothing"
+
+
+def report_engine_keys(without_effect: Mapping[str, str], origins: Origins) -> None:
     """Logs one warning that lists keys without effect and their places, grouped by reason."""
     by_reason: dict[str, list[str]] = {}
-    for key in without_effect:
-        entry = engine_key_of(key)
-        assert entry is not None
-        by_reason.setdefault(entry.why, []).append(f"{key} ({origins.place_of(key)})")
+    for key, reason in without_effect.items():
+        by_reason.setdefault(reason, []).append(f"{key} ({origins.place_of(key)})")
     if by_reason:
         lines = [f"\n  {reason}: {', '.join(keys)}" for reason, keys in by_reason.items()]
         count = len(without_effect)
         logger.warning("%d EasyR1 key%s without effect here:%s", count, "s" if count > 1 else "", "".join(lines))
-
-
-def refuse_fork_keys(tree: Tree, origins: Origins) -> None:
-    """Raises `ConfigError` if the tree has keys of the fork; the message lists the equivalent settings."""
-    families, methods = tuple(TABLE.fork_families), {f"algorithm.{name}" for name in available_estimators()}
-    found = {
-        key: value
-        for key, value in leaves(tree, whole=EASYR1_KEYS)
-        if key in TABLE.fork or (key.startswith(families) and ".".join(key.split(".")[:2]) not in methods)
-    }
-    if not found:
-        return
-    settings: Tree = {}
-    for key, replacement in TABLE.fork.items():
-        settings.update(replacement.settings(found[key]) if key in found else {})
-    listed = "\n".join(f"  {key} ({origins.place_of(key)})" for key in found)
-    message = f"These are keys of the CEPO authors' fork of EasyR1, which this package replaces:\n{listed}\n"
-    if not settings:
-        raise ConfigError(f"{message}Remove them; they need no replacement.")
-    nested: Tree = {}
-    for key, value in settings.items():
-        put(nested, key, value)
-    message += (
-        f"Remove them. In a YAML file, write instead (replacing lines with the same key):\n\n"
-        f"{yaml.safe_dump(nested, sort_keys=False)}\nOn the command line:\n\n"
-        f"{' '.join(f'{key}={written(value)}' for key, value in settings.items())}\n"
-    )
-    without = [key for key in found if key not in TABLE.fork]
-    raise ConfigError(f"{message}\nThese have no replacement: {', '.join(without)}." if without else message)
