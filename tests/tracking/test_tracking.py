@@ -21,7 +21,7 @@ from PIL import Image
 from rich.console import Console
 from run_folders import PICTURE, group, rollout
 
-from cepo.errors import CepoError, ConfigError, DataError
+from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import read_objects
 from cepo.live_view import duration
 from cepo.tracking.console import step_line
@@ -204,13 +204,6 @@ def test_a_new_run_sets_a_used_folders_records_aside(tmp_path: Path) -> None:
     assert [row.step for row in read_metrics(tmp_path)] == [1]
     assert [row.step for row in read_metrics(tmp_path / "earlier_run_1")] == [3]
     assert len(read_environment(tmp_path)) == 1
-
-
-def test_a_step_that_goes_back_from_3_to_2_is_an_error(tmp_path: Path) -> None:
-    sink = build_sink("file", run_in(tmp_path))
-    sink.log_metrics(3, {"reward/mean": 0.5})
-    with pytest.raises(CepoError, match="step 2 come after those of step 3"):
-        sink.log_metrics(2, {"reward/mean": 0.5})
 
 
 def test_the_environment_names_versions_command_and_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
