@@ -29,6 +29,8 @@ _MAY_DIFFER = (
     *("trainer.stage_timeout", "trainer.ray_address", "trainer.max_restarts"),
 )
 _LONGEST_LABEL = 28
+_LARGEST_FOLDER = 50_000_000
+"""Of the folders that are compared by content, such as the embedded world's model, whose path names cepo's version."""
 _COLUMNS = (
     *(Column(name="runs"), Column(name="steps"), Column(name="before")),
     *(Column(name="after", is_ranked=True), Column(name="greedy after", is_ranked=True)),
@@ -205,7 +207,7 @@ def _seconds_per_step(setting: Setting) -> Cell | str:
 
 
 def _configs(runs: Sequence[RunData]) -> list[dict[str, str]]:
-    """Returns the settings of each run as text, with defaults, and files by their content, however their path is spelt."""
+    """Returns the settings of each run as text, with defaults, and what a path names by its content, however it is spelt."""
     listed = [each for each in settings_of() if each.default is not REQUIRED and not _is_of_methods(each.key)]
     defaults = {each.key: as_yaml(each.default) for each in listed}
     configs = [defaults | {key: as_yaml(value) for key, value in leaves(run.config)} for run in runs]
@@ -214,13 +216,28 @@ def _configs(runs: Sequence[RunData]) -> list[dict[str, str]]:
         for key, value in config.items():
             path, colon, name = value.rpartition(":") if ":" in value else (value, "", "")
             longer = [other[key] for other in configs if other.get(key, "").endswith(f"/{value}")]
-            if "/" in value and Path(path).is_file():
-                with Path(path).open("rb") as file:
-                    content = hashlib.file_digest(file, "sha256").hexdigest()
+            if "/" in value and (content := _content(Path(path))):
                 config[key] = spelt.setdefault(f"{key} {content}{colon}{name}", value)
             elif longer:  # a relative path, from a folder that this machine does not know
                 config[key] = longer[0]
     return configs
+
+
+def _content(path: Path) -> str:
+    """Returns the digest of a file or of a small folder of files, and nothing for what cannot be read here."""
+    found: list[str] = []
+    try:
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        size = sum(file.stat().st_size for file in files)
+        if not all(map(Path.is_file, files)) or (path.is_dir() and size > _LARGEST_FOLDER):
+            return ""
+        for file in files:
+            with file.open("rb") as opened:
+                content = hashlib.file_digest(opened, "sha256").hexdigest()
+            found.append(f"{file.name} {content}" if path.is_dir() else content)
+    except OSError:
+        return ""
+    return " ".join(found)
 
 
 def _differs(key: str, configs: Sequence[Mapping[str, str]]) -> bool:

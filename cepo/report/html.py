@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cepo.report.charts import Chart
-from cepo.report.score_tables import Cell, ScoreTable
+from cepo.report.score_tables import NOTHING, Cell, ScoreTable
 from cepo.tracking.run_folder import THUMBNAIL, write_atomically
 from cepo.trees import Fields
 
@@ -89,7 +89,7 @@ def scores(table: ScoreTable, *, first: str, limit: str = "") -> Table:
         least, size = min(ends), (max(ends) - min(ends)) or 1.0
         for row, cell in zip(rows, cells, strict=True):
             if isinstance(cell, str):
-                row.append(cell or "–")
+                row.append(cell or {"text": NOTHING, "value": "-Infinity"})  # sorts below all numbers
                 continue
             bar = None
             if cell.low is not None and cell.high is not None:
@@ -109,7 +109,6 @@ def write_page(
     first: Chart | None = None,
     sections: Sequence[Section] = (),
     credit: Mapping[str, object] | None = None,
-    clocks: Mapping[str, Mapping[int, float]] | None = None,
 ) -> Path:
     """Writes a page and returns its path. All texts are escaped.
 
@@ -117,13 +116,12 @@ def write_page(
         results: of each measure its value, name and change.
         first: the chart of the first screen, beside a rollout.
         credit: the result of `credit_view.credit_view`, shown above the sections.
-        clocks: other axes for the charts than the step, as values by step.
     """
     from jinja2 import Environment, FileSystemLoader
 
     environment = Environment(loader=FileSystemLoader(_ASSETS), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     shown = {"title": title, "subtitle": subtitle, "results": results, "first": first, "sections": sections}
-    text = environment.get_template("page.html").render(shown, credit=credit, clocks=clocks or {})
+    text = environment.get_template("page.html").render(shown, credit=credit)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text.encode("utf-8", errors="replace").decode("utf-8"))
     return path

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rich.markup import escape
-from rich.table import Table as TerminalTable
+from rich.console import Group
+from rich.text import Text
 
 from cepo.algorithms import available_estimators
 from cepo.config.listing import REQUIRED, method_settings, settings_of
@@ -19,7 +19,7 @@ from cepo.report.charts import HELD_OUT, LEARNING, Chart, run_charts, save_figur
 from cepo.report.credit_view import credit_view
 from cepo.report.html import Sample, Section, Table, samples_table, write_page
 from cepo.report.recorded_run import COUNTS, RunData, as_yaml, load_run
-from cepo.report.score_tables import Cell
+from cepo.report.score_tables import Cell, terminal_blocks
 from cepo.tracking.console import STAGES
 from cepo.tracking.run_folder import read_environment, read_generations
 from cepo.trees import leaves
@@ -65,7 +65,6 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
         first=first,
         sections=[*chart_sections(charts), *_records(run)],
         credit=credit_view(run),
-        clocks=_clocks(run),
     )
 
 
@@ -77,29 +76,14 @@ def save_curves(run_folder: Path, out: Path) -> Path:
 def chart_sections(charts: Mapping[str, Sequence[Chart]]) -> Iterator[Section]:
     """Yields the parts of a page with charts by heading, the first one open; series that are always 0 are named only."""
     for heading, listed in charts.items():
-        zeros = [
-            chart.title if len(still) == len(chart.series) else f"{chart.title} ({', '.join(still)})"
-            for chart in listed
-            if (still := [one.label for one in chart.series if not any(one.values)])
-        ]
+        zeros = [f"{chart.title}: {one.label}" for chart in listed for one in chart.series if not any(one.values)]
         drawn = [replace(chart, series=[one for one in chart.series if any(one.values)]) for chart in listed]
         yield Section(
             title=heading,
             charts=[chart for chart in drawn if chart.series],
-            notes=[f"Always 0, and not drawn: {', '.join(zeros)}."] if zeros else [],
+            notes=[f"Always 0, and not drawn: {'; '.join(zeros)}."] if zeros else [],
             closed=heading != LEARNING,
         )
-
-
-def _clocks(run: RunData) -> dict[str, dict[int, float]]:
-    """Returns the tokens that were generated, and the minutes that passed, up to each step."""
-    clocks: dict[str, dict[int, float]] = {}
-    for name, metric, unit in (("tokens", "tokens/generate", 1), ("minutes", "timing_s/step", 60)):
-        steps, values = run.series(metric)
-        if steps:
-            sums = itertools.accumulate(value / unit for value in values)
-            clocks[name] = {0: 0.0, **dict(zip(steps, sums, strict=True))}
-    return clocks
 
 
 def _records(run: RunData) -> Iterator[Section]:
@@ -154,16 +138,11 @@ def _config_table(run: RunData) -> Table:
     return Table(head=["setting", "value", "default"], rows=rows, caption="those that differ from the default first")
 
 
-def run_summary(run_folder: Path) -> TerminalTable:
-    """Returns a run's summary as a table; raises `DataError` if the folder or its metrics are missing or broken."""
+def run_summary(run_folder: Path) -> Group:
+    """Returns a run's summary for a terminal; raises `DataError` if the folder or its metrics are missing or broken."""
     run = load_run(run_folder)
-    title = escape(f"{run.estimator}: {run.name}")
-    table = TerminalTable(title=title, title_justify="left", show_header=False, title_style="bold")
-    table.add_column("quantity", no_wrap=True)
-    table.add_column("value")
-    for quantity, value in summary_rows(run):
-        table.add_row(quantity, value)
-    return table
+    title = Text(f"{run.estimator}: {run.name}", style="bold")
+    return Group(title, *terminal_blocks([("quantity", "value"), *summary_rows(run)]))
 
 
 def summary_rows(run: RunData) -> list[tuple[str, str]]:
@@ -171,7 +150,12 @@ def summary_rows(run: RunData) -> list[tuple[str, str]]:
     rows = [("training steps", str(run.last_step))]
     for value, name, change in result_lines(run) or [("not measured", "held-out accuracy", "")]:
         rows += [(name, value), *(("", part) for part in change.split(": ") if part)]
-    return [*rows, *_evidence_rows(run), *_time_rows(run)]
+    evidence = [
+        (label, form.format(mean=statistics.fmean(values), first=values[0], last=values[-1]).replace("%", " %"))
+        for label, name, form in _EVIDENCE
+        if (values := run.series(name)[1])
+    ]
+    return [*rows, *(evidence or [("evidence", "none: this run consulted no teacher")]), *_time_rows(run)]
 
 
 def subtitle(run: RunData) -> str:
@@ -238,15 +222,6 @@ def _paired_differences(run: RunData, name: str, steps: tuple[int, int]) -> list
 
 def _interval(cell: Cell) -> str:
     return "" if cell.low is None or cell.high is None else f" ({100 * cell.low:.1f} to {100 * cell.high:.1f})"
-
-
-def _evidence_rows(run: RunData) -> Iterator[tuple[str, str]]:
-    if not run.series("evidence/positive_fraction")[0]:
-        yield "evidence", "none: this run consulted no teacher"
-    for label, name, form in _EVIDENCE:
-        if values := run.series(name)[1]:
-            shown = form.format(mean=statistics.fmean(values), first=values[0], last=values[-1])
-            yield label, shown.replace("%", " %")
 
 
 def _time_rows(run: RunData) -> Iterator[tuple[str, str]]:

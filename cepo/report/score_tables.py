@@ -21,7 +21,7 @@ from cepo.tracking.run_folder import write_atomically
 from cepo.trees import Tree
 
 TABLE_FORMATS = (".md", ".tex", ".csv", ".json")
-_NOTHING = "–"
+NOTHING = "–"
 _WIDEST = 18
 """Largest width of a column on a terminal, if there are more than fit."""
 _LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
@@ -110,7 +110,7 @@ class ScoreTable:
                 for column in self.columns:
                     cell = row.cells.get(column.name, "")
                     if isinstance(cell, str):
-                        line.append(escape(cell) or _NOTHING)
+                        line.append(escape(cell) or NOTHING)
                         continue
                     rivals = [one.mean for each in rows if isinstance(one := each.cells.get(column.name), Cell)]
                     is_best = column.is_ranked and len(rivals) > 1 and cell.mean == max(rivals)
@@ -155,7 +155,7 @@ class ScoreTable:
         return Group(Text(self.title, style="bold"), *blocks, *map(Text, self.notes))
 
 
-def terminal_blocks(lines: Sequence[Sequence[str]], width: int) -> Iterator[Table]:
+def terminal_blocks(lines: Sequence[Sequence[str]], width: int = 80) -> Iterator[Table]:
     """Yields a table, given with its head as first line, in blocks of columns that fit into `width` side by side."""
     count = _columns_beside(lines, width)
     for start in range(1, len(lines[0]), count):

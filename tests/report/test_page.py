@@ -307,7 +307,9 @@ def test_a_chart_is_read_in_its_legend_and_leads_to_rollouts(browser: Browser, t
     opened = Opened(browser, write_report(write_run(tmp_path / "run", rows, groups=[mixed(1), mixed(2)])))
     page = opened.page
     assert opened.draw_all() == 2
-    assert "Always 0, and not drawn: Ratio clip rate." in (page.locator("main").text_content() or "")
+    assert "Always 0, and not drawn: Ratio clip rate: beyond the higher limit." in (
+        page.locator("main").text_content() or ""
+    )
     page.locator(".charts .plot svg").first.focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")

@@ -267,14 +267,13 @@ def test_tensorboard_shows_after_resume_at_step_1_each_step_once(tmp_path: Path)
         for step in steps:
             sink.log_metrics(step, {"reward/mean": value})
         sink.log_generations(steps[-1], [{"prompt_id": "a", "response": "# not a title", "accuracy": 1.0}])
-        sink.log_rollouts([group_at(3, problem="<script>"), group_at(3)])
         sink.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     seen = [(event.step, event.value) for event in events.Scalars("reward/mean")]
     assert seen == [(0, 0.25), (1, 0.25), (2, 0.75), (3, 0.75)]
-    text = events.Tensors("rollouts/responses/text_summary")[-1].tensor_proto.string_val[0].decode()
-    assert text.startswith("**problem**\n\n    <script>\n\n**ground truth**")
+    text = events.Tensors("val/sample_0/text_summary")[-1].tensor_proto.string_val[0].decode()
+    assert "**response**\n\n    # not a title\n\n**accuracy**" in text
 
 
 def test_an_unknown_sink_names_the_nearest_one(tmp_path: Path) -> None:

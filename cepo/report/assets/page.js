@@ -21,7 +21,6 @@ const ticksOf = (low, high, count) => {
 };
 let addChart;  // draws data into a figure with a plot and a legend
 (() => {
-  const clocks = JSON.parse(byId("clocks").textContent);
   let charts = [];
   const smooth = (values) => {
     const weight = Number(byId("smoothing")?.value ?? 0);
@@ -34,8 +33,7 @@ let addChart;  // draws data into a figure with a plot and a legend
   };
   const draw = (chart) => {
     const { data, plot } = chart, { clientWidth: width, clientHeight: height } = plot, left = 46, bottom = 34;
-    const clock = data.x === "step" && clocks[byId("clock")?.value], log = data.x === "step" && byId("log")?.checked;
-    const time = (step) => clock ? clock[step] ?? NaN : step;
+    const log = data.x === "step" && byId("log")?.checked;
     const shown = data.series.filter((one) => !one.hidden);
     const drawn = new Map(data.series.map((one) => [one, smooth(one.values)]));
     const usable = (value) => value !== null && Number.isFinite(value) && (!log || value > 0);
@@ -43,21 +41,21 @@ let addChart;  // draws data into a figure with a plot and a legend
     let low = all.reduce((a, b) => Math.min(a, b), Infinity), high = all.reduce((a, b) => Math.max(a, b), -Infinity);
     if (!all.length || data.x === "token") [low, high] = [0, 1];
     if (high - low < 1e-9 * Math.max(Math.abs(high), 1e-300)) [low, high] = [Math.min(low, 0), Math.max(high, 0) || 1];
-    const steps = data.series.flatMap((one) => one.steps), times = steps.map(time).filter(Number.isFinite);
-    const first = times.reduce((a, b) => Math.min(a, b), Infinity), last = times.reduce((a, b) => Math.max(a, b), -Infinity);
-    const x = (step) => left + (time(step) - first) / (last - first || 1) * (width - left - 12);
+    const steps = data.series.flatMap((one) => one.steps);
+    const first = steps.reduce((a, b) => Math.min(a, b), Infinity), last = steps.reduce((a, b) => Math.max(a, b), -Infinity);
+    const x = (step) => left + (step - first) / (last - first || 1) * (width - left - 12);
     const y = (value) => 8 + (high - (log ? Math.log10(Math.max(value, 1e-300)) : value)) / (high - low) * (height - 8 - bottom);
     const svg = inSvg("svg", { width, height, tabindex: 0, role: "img", "aria-label": `${data.title}, ${data.unit}; ${shown.map((one) => `${one.label}: ${short(one.values[0])} to ${short(one.values.at(-1))}`).join(", ")}` });
     for (const tick of ticksOf(low, high, height / 50)) {
       const at = 8 + (high - tick) / (high - low) * (height - 8 - bottom);
       svg.append(inSvg("line", { x1: left, x2: width - 12, y1: at, y2: at, class: "grid" }), inSvg("text", { x: left - 6, y: at + 4, "text-anchor": "end" }, log ? short(10 ** tick) : short(tick, 6)));
     }
-    for (const tick of ticksOf(first, last, Math.max(2, width / 90)).filter((tick) => clock || data.x !== "step" || Number.isInteger(tick)))
-      svg.append(inSvg("text", { x: left + (tick - first) / (last - first || 1) * (width - left - 12), y: height - bottom + 16, "text-anchor": "middle" }, short(tick, 6)));
-    svg.append(inSvg("text", { x: width - 12, y: height - 4, "text-anchor": "end" }, clock ? byId("clock").value : data.x));
+    for (const tick of ticksOf(first, last, Math.max(2, width / 90)).filter((tick) => data.x !== "step" || Number.isInteger(tick)))
+      svg.append(inSvg("text", { x: x(tick), y: height - bottom + 16, "text-anchor": "middle" }, short(tick, 6)));
+    svg.append(inSvg("text", { x: width - 12, y: height - 4, "text-anchor": "end" }, data.x));
     for (const one of shown) {
       const values = drawn.get(one), style = `--c:${one.c}`;
-      const points = one.steps.map((step, place) => [x(step), values[place]]).filter(([at, value]) => usable(value) && Number.isFinite(at));
+      const points = one.steps.map((step, place) => [x(step), values[place]]).filter(([, value]) => usable(value));
       if (one.low.length) {
         const edge = (values) => one.steps.map((step, place) => usable(values[place]) ? `${x(step)},${y(values[place])}` : "").filter(Boolean);
         svg.append(inSvg("polygon", { points: [...edge(one.low), ...edge(one.high).reverse()].join(" "), style, class: "band" }));
@@ -120,7 +118,7 @@ let addChart;  // draws data into a figure with a plot and a legend
   };
   const redraw = () => charts.filter((one) => one.plot.clientWidth).forEach(draw);
   document.querySelectorAll("figure.chart").forEach((figure) => addChart(figure, JSON.parse(figure.querySelector("script").textContent)));
-  for (const id of ["smoothing", "clock", "log"]) byId(id)?.addEventListener("input", redraw);
+  for (const id of ["smoothing", "log"]) byId(id)?.addEventListener("input", redraw);
   byId("find-chart")?.addEventListener("input", (event) => {
     const words = event.target.value.toLowerCase();
     for (const figure of document.querySelectorAll(".charts figure")) {
