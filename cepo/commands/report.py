@@ -7,7 +7,6 @@ import sys
 import time
 import webbrowser
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 
 from cepo.errors import ConfigError
@@ -89,7 +88,7 @@ def compare_runs_or_tables(runs: Sequence[str], out: Sequence[Path]) -> None:
         elif path.suffix == ".html" and comparison is not None:
             write_comparison(comparison, path)
         elif comparison is not None and path.suffix in _FIGURES:
-            save_figure([*chain(*comparison.charts().values())], path)
+            save_figure(comparison.charts(), path)
         else:
             write_table(table, path)
         print_plain(f"written: {path}")

@@ -101,20 +101,20 @@ class Comparison:
         """Returns what differs between the settings, and the names of their runs, with a head as the first row."""
         names = [", ".join(run.name for run in setting.runs) for setting in self.settings]
         head = ["setting", *(setting.label for setting in self.settings)]
-        return [head, ["runs", *names], *([key, *_without_folders(values)] for key, values in self.differing.items())]
+        return [head, ["runs", *names], *([key, *values] for key, values in self.differing.items())]
 
-    def charts(self) -> dict[str, list[Chart]]:
-        """Returns a chart of each metric that any run has, by heading, with the curves of all settings."""
-        parts: dict[str, list[Chart]] = {}
+    def charts(self) -> list[Chart]:
+        """Returns a chart of each metric that any run has, with the curves of all settings."""
+        charts: list[Chart] = []
         are_several = any(len(setting.runs) > 1 for setting in self.settings)
         note = "of several runs the mean, and a band from the lowest to the highest" if are_several else ""
         known = sorted({name for setting in self.settings for run in setting.runs for name in run.names()})
-        for heading, chart, names in planned_charts(known):
+        for chart, names in planned_charts(known):
             for name in names:
                 title = chart.title if len(names) == 1 else f"{chart.title}: {words(name)[0]}"
                 series = [one for setting in self.settings for one in _curves(setting, name)]
-                parts.setdefault(heading, []).append(replace(chart, title=title, series=series, note=note))
-        return parts
+                charts.append(replace(chart, title=title, series=series, note=note))
+        return charts
 
 
 def compare_runs(folders: Sequence[Path]) -> Comparison:
@@ -250,12 +250,6 @@ def _is_of_methods(key: str) -> bool:
     """Returns whether only some methods read a setting, so that the runs of others do not record it."""
     section, _, name = key.partition(".")
     return section == "algorithm" and ("." in name or name in SHARED)
-
-
-def _without_folders(values: Sequence[str]) -> Sequence[str]:
-    """Returns paths by their last two parts, if these tell them apart."""
-    ends = ["/".join(Path(value).parts[-2:]) if "/" in value else value for value in values]
-    return ends if len(set(ends)) == len(set(values)) else values
 
 
 def _labels(methods: Sequence[str], values: Sequence[Sequence[str]], keys: Sequence[str]) -> Iterator[str]:

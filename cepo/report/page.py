@@ -6,12 +6,13 @@ import collections
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Group
-from rich.text import Text
+from rich.markup import escape
+from rich.table import Column
+from rich.table import Table as TerminalTable
 
 from cepo.algorithms import available_estimators
 from cepo.config.listing import REQUIRED, method_settings, settings_of
@@ -19,7 +20,7 @@ from cepo.report.charts import HELD_OUT, LEARNING, Chart, run_charts, save_figur
 from cepo.report.credit_view import credit_view
 from cepo.report.html import Sample, Section, Table, samples_table, write_page
 from cepo.report.recorded_run import COUNTS, RunData, as_yaml, load_run
-from cepo.report.score_tables import Cell, terminal_blocks
+from cepo.report.score_tables import Cell
 from cepo.tracking.console import STAGES
 from cepo.tracking.run_folder import read_environment, read_generations
 from cepo.trees import leaves
@@ -55,8 +56,7 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
     run = load_run(run_folder)
     page = run.folder / REPORT_FILE if out is None else Path(out)
     charts = run_charts(run)
-    learning = charts.get(LEARNING, [])
-    first = learning.pop(0) if learning and learning[0].title == HELD_OUT else None
+    first = charts.pop(0) if charts and charts[0].title == HELD_OUT else None
     return write_page(
         page,
         title=run.name,
@@ -70,12 +70,13 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
 
 def save_curves(run_folder: Path, out: Path) -> Path:
     """Draws a run's charts into one PNG, PDF or SVG file; returns its path; raises `DataError` as `write_report`."""
-    return save_figure([*itertools.chain(*run_charts(load_run(run_folder)).values())], Path(out))
+    return save_figure(run_charts(load_run(run_folder)), out)
 
 
-def chart_sections(charts: Mapping[str, Sequence[Chart]]) -> Iterator[Section]:
-    """Yields the parts of a page with charts by heading, the first one open; series that are always 0 are named only."""
-    for heading, listed in charts.items():
+def chart_sections(charts: Sequence[Chart]) -> Iterator[Section]:
+    """Yields the parts of a page with charts, the first one open; series that are always 0 are named only."""
+    for heading, part in itertools.groupby(charts, key=lambda chart: chart.heading):
+        listed = list(part)
         zeros = [f"{chart.title}: {one.label}" for chart in listed for one in chart.series if not any(one.values)]
         drawn = [replace(chart, series=[one for one in chart.series if any(one.values)]) for chart in listed]
         yield Section(
@@ -138,11 +139,15 @@ def _config_table(run: RunData) -> Table:
     return Table(head=["setting", "value", "default"], rows=rows, caption="those that differ from the default first")
 
 
-def run_summary(run_folder: Path) -> Group:
+def run_summary(run_folder: Path) -> TerminalTable:
     """Returns a run's summary for a terminal; raises `DataError` if the folder or its metrics are missing or broken."""
     run = load_run(run_folder)
-    title = Text(f"{run.estimator}: {run.name}", style="bold")
-    return Group(title, *terminal_blocks([("quantity", "value"), *summary_rows(run)]))
+    title = escape(f"{run.estimator}: {run.name}")
+    columns = Column(no_wrap=True), Column()
+    table = TerminalTable(*columns, title=title, title_justify="left", title_style="bold", show_header=False)
+    for row in summary_rows(run):
+        table.add_row(*row)
+    return table
 
 
 def summary_rows(run: RunData) -> list[tuple[str, str]]:

@@ -155,7 +155,7 @@ class ScoreTable:
         return Group(Text(self.title, style="bold"), *blocks, *map(Text, self.notes))
 
 
-def terminal_blocks(lines: Sequence[Sequence[str]], width: int = 80) -> Iterator[Table]:
+def terminal_blocks(lines: Sequence[Sequence[str]], width: int) -> Iterator[Table]:
     """Yields a table, given with its head as first line, in blocks of columns that fit into `width` side by side."""
     count = _columns_beside(lines, width)
     for start in range(1, len(lines[0]), count):

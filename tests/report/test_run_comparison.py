@@ -167,7 +167,7 @@ def test_a_shorter_run_is_named_and_not_cut_to_step_0(tmp_path: Path) -> None:
     assert row.cells["after"] == Cell(mean=pytest.approx(70.0), error=pytest.approx(20.0))  # type: ignore[arg-type]
     assert row.cells["steps"] == "10 to 20"
     assert any("different steps (10, 20)" in note for note in comparison.notes)
-    (curve,) = comparison.charts()["Learning"][0].series
+    (curve,) = comparison.charts()[0].series
     assert (curve.steps, curve.values) == ([0, 10], [pytest.approx(0.3), pytest.approx(0.45)])
     assert (curve.low, curve.high) == ([0.3, 0.4], [0.3, 0.5])
 
@@ -178,7 +178,7 @@ def test_runs_that_share_step_0_alone_are_drawn_one_by_one(tmp_path: Path) -> No
     first = method_run(tmp_path / "a", "cepo", 0, (0.3, 0.4))
     second = write_run(tmp_path / "b", validated(0.3, 0.5, 0.6, every=4), config=config.format("cepo"))
     third = write_run(tmp_path / "c", validated(0.3, 0.5, 0.6, every=4), config=config.format("grpo"))
-    assert [series.label for series in compare_runs([first, second]).charts()["Learning"][0].series] == [
+    assert [series.label for series in compare_runs([first, second]).charts()[0].series] == [
         "cepo: a",
         "cepo: b",
     ]
@@ -192,7 +192,7 @@ def test_a_run_without_validation_has_its_curves_and_is_named(tmp_path: Path) ->
     comparison = compare_runs([run, only_before])
     assert "cepo: a made no validation after training." in comparison.notes
     assert "grpo: b made no validation after training." in comparison.notes
-    assert [chart.title for chart in comparison.charts()["Learning"]] == ["Held-out accuracy", "Reward"]
+    assert [chart.title for chart in comparison.charts()] == ["Held-out accuracy", "Reward"]
     assert comparison.table().rows[1].cells["after"] == ""
 
 
