@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import math
 import re
@@ -18,7 +17,6 @@ import pandas
 import pyarrow.parquet
 import pytest
 from PIL import Image
-from rich.console import Console
 from run_folders import PICTURE, group, rollout
 
 from cepo.errors import ConfigError, DataError
@@ -238,16 +236,15 @@ def test_the_commit_is_recorded_for_a_tracked_package_alone(tmp_path: Path) -> N
     assert code_version(tmp_path / "package") == {"commit": git("rev-parse", "HEAD"), "dirty": True}
 
 
-def test_the_console_lines_say_what_an_operator_asks(tmp_path: Path) -> None:
+def test_the_console_lines_say_what_an_operator_asks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A validation before training with 96 of 256 right, then step 3 of 10.
 
     Wilson: (0.375 + 3.84 / 512 ± 1.96 sqrt(0.375 * 0.625 / 256 + 3.84 / 512^2)) / (1 + 3.84 / 256).
     """
-    output = io.StringIO()
-    sink = build_sink("console", run_in(tmp_path, console=Console(file=output, width=40)))
+    sink = build_sink("console", run_in(tmp_path))
     sink.log_metrics(0, {"val/accuracy": 0.375, "val/num_samples": 256, "timing_s/validate": 12.34})
     sink.log_metrics(3, STEP_METRICS)
-    assert output.getvalue() == (
+    assert capsys.readouterr().out == (
         "step  0/10  validation accuracy 0.375 (0.318 to 0.436, n 256)  seconds 12.3\n"
         "step  3/10  reward 0.531 accuracy 0.500  mixed 62%  lambda 0.420  evidence +31% -12%  "
         "weight clip low 3% high 5%  grad 0.834  6.0 s (generate 2.1, update 0.46)  ETA 42 s\n"
