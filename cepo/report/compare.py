@@ -39,7 +39,7 @@ _COLUMNS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Setting:
     """Runs that differ only in their seeds. `label` names the method and what distinguishes it from other settings."""
 
@@ -47,10 +47,7 @@ class Setting:
     runs: tuple[RunData, ...] = field(repr=False)
 
     def at_end(self, name: str, *, before: bool = False) -> Cell | str:
-        """Returns the mean over runs of a validation metric, in percent, at each run's last measurement after training.
-
-        With `before`, the one before training. Empty if a run has none.
-        """
+        """Returns the mean over runs of their last accuracies, in percent, after or before training; empty if a run has none."""
         measured = [
             [value for step, value in run.accuracies(name).items() if (step == 0) == before] for run in self.runs
         ]
@@ -120,11 +117,8 @@ class Comparison:
 def compare_runs(folders: Sequence[Path]) -> Comparison:
     """Groups runs by all settings in which they differ, apart from seeds, names, paths and loggers.
 
-    Raises:
-        DataError: a folder, its metrics or its configuration is missing, or no run was given.
+    Raises `DataError` if a folder, its metrics or its configuration is missing.
     """
-    if not folders:
-        raise DataError("nothing to compare: give at least one run folder")
     runs = [load_run(folder) for folder in folders]
     for run in runs:
         if not run.rows:
@@ -139,9 +133,7 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
     for run, config in zip(runs, configs, strict=True):
         grouped.setdefault(tuple(config.get(key, _UNSET) for key in differing), []).append(run)
     labels = _labels([members[0].estimator for members in grouped.values()], list(grouped), differing)
-    settings = tuple(
-        Setting(label=label, runs=tuple(members)) for label, members in zip(labels, grouped.values(), strict=True)
-    )
+    settings = tuple(map(Setting, labels, map(tuple, grouped.values())))
     table = {key: [values[place] for values in grouped] for place, key in enumerate(differing)}
     return Comparison(settings=settings, differing=table, notes=tuple(_notes(settings, table)))
 

@@ -37,9 +37,8 @@ _ADVANTAGE = "advantage"
 
 
 def credit_view(run: RunData) -> Tree | None:
-    """Returns the data of the page's credit view: an index of all rollouts and a block per step; None without a trace.
-
-    It opens on the rollout whose evidence is clearest.
+    """Returns the data of the page's credit view: an index of all rollouts, a block per step, and the rollout whose evidence
+    is clearest, on which it opens; None without a trace.
     """
     blocks: dict[int, str] = {}
     index: list[tuple[int, int, str, bool]] = []
@@ -147,10 +146,7 @@ def _numbers(values: Sequence[float] | numpy.ndarray) -> list[float | None]:
 
 
 def _clarity(rollout: RolloutRecord) -> float:
-    """Returns how clearly the evidence picks out a few tokens: the three largest shifts less half of all others.
-
-    It is -1e9 without evidence.
-    """
+    """Returns how clearly evidence picks out a few tokens: the three largest shifts less half of the others; -1e9 without."""
     values = [weight - 1 for weight in rollout.weight] if rollout.weight else rollout.delta or [0.0]
     shifts = numpy.sort(numpy.nan_to_num(numpy.abs(values)))
     return float(shifts[-3:].sum() - shifts[:-3].sum() / 2) if shifts[-1] > 0 else -1e9

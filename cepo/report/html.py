@@ -76,9 +76,7 @@ def samples_table(measured: Mapping[str, Iterable[Sample]]) -> Table:
 def scores(table: ScoreTable, *, first: str, limit: str = "") -> Table:
     """Returns a table of scores for a page, with bars for cells with intervals.
 
-    Args:
-        first: the heading of the rows' names.
-        limit: the beginning of the name of the row that is marked across the bars.
+    `first` is the heading of the rows' names; the row whose name begins with `limit` is marked across the bars.
     """
     rows: list[list[str | Fields]] = [[row.name] for row in table.rows]
     for column in table.columns:
@@ -112,10 +110,8 @@ def write_page(
 ) -> Path:
     """Writes a page and returns its path. All texts are escaped.
 
-    Args:
-        results: of each measure its value, name and change.
-        first: the chart of the first screen, beside a rollout.
-        credit: the result of `credit_view.credit_view`, shown above the sections.
+    The first screen has the `results`, of each measure its value, name and change, and the chart `first` beside a rollout
+    of `credit`, the result of `credit_view.credit_view`, which is shown above the sections.
     """
     from jinja2 import Environment, FileSystemLoader
 

@@ -48,17 +48,12 @@ def open_run(folder: Path | str) -> Run:
 
 
 def write_report(run_folder: Path, out: Path | None = None) -> Path:
-    """Writes the page of a run, by default `report.html` in its folder, and returns the file's path.
-
-    Raises:
-        DataError: the folder or its metrics are missing or broken.
-    """
+    """Writes the page of a run as `Run.page` does; raises `DataError` if the folder or its metrics are missing or broken."""
     run = load_run(run_folder)
-    page = run.folder / REPORT_FILE if out is None else Path(out)
     charts = run_charts(run)
     first = charts.pop(0) if charts and charts[0].title == HELD_OUT else None
     return write_page(
-        page,
+        out or run.folder / REPORT_FILE,
         title=run.name,
         subtitle=subtitle(run),
         results=result_lines(run),

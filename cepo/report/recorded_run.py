@@ -108,11 +108,11 @@ class RunData:
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """Returns the steps at which a metric was measured, and its values."""
-        measured = [(row.step, row.values[name]) for row in self.rows if name in row.values]
-        return [step for step, _ in measured], [value for _, value in measured]
+        measured = self.values_by_step(name)
+        return list(measured), list(measured.values())
 
     def values_by_step(self, name: str) -> dict[int, float]:
-        return dict(zip(*self.series(name), strict=True))
+        return {row.step: row.values[name] for row in self.rows if name in row.values}
 
     def accuracies(self, name: str) -> dict[int, Cell]:
         """Returns by step one of the accuracies of `COUNTS`, with Wilson's intervals."""
