@@ -32,7 +32,7 @@ _STEP_PARTS = (
 
 
 class ConsoleSink(Sink):
-    """Prints a plain, unwrapped line per step and per validation, and some samples without control characters."""
+    """Prints a plain, unwrapped line per step and per validation, and some samples."""
 
     def __init__(self, run: RunDescription) -> None:
         self._max_steps = run.max_steps
@@ -51,7 +51,7 @@ class ConsoleSink(Sink):
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
         for row in rows[:_MOST_SAMPLES]:
-            response = printable(str(row.get("response", "")), self._console.encoding)
+            response = " ".join(str(row.get("response", ""))[:_LONGEST_TEXT].split())
             if len(response) > _SAMPLE_CHARACTERS:
                 response = response[: _SAMPLE_CHARACTERS - 3] + "..."
             verdict = f"accuracy {row['accuracy']:g}" if "accuracy" in row else "sample"
@@ -85,13 +85,6 @@ def validation_line(step: int, max_steps: int, values: Mapping[str, float]) -> T
     if "timing_s/validate" in values:
         line.append(f"  seconds {_seconds(values['timing_s/validate'])}")
     return line
-
-
-def printable(text: str, encoding: str) -> str:
-    """Returns the beginning of a text on one line, with control and unencodable characters replaced."""
-    words = " ".join(text[:_LONGEST_TEXT].split())
-    seen = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in words)
-    return seen.encode(encoding, "replace").decode(encoding)
 
 
 def _step_label(step: int, max_steps: int) -> Text:
