@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,6 +11,7 @@ from pathlib import Path
 from cepo.metrics import wilson_interval
 from cepo.report.recorded_run import COUNTS, RunData
 from cepo.tracking.console import STAGES
+from cepo.tracking.run_folder import finite_or_none
 from cepo.trees import Tree
 
 # Okabe and Ito's colours, which people with common forms of colour blindness can distinguish, with grey for black.
@@ -130,7 +130,7 @@ class Chart:
         for one, colour, dash in self.styled():
             drawn = asdict(one) | {"c": colour, "dash": dash}
             for name in ("values", "low", "high"):
-                drawn[name] = [value if math.isfinite(value) else None for value in drawn[name]]
+                drawn[name] = [*map(finite_or_none, drawn[name])]
             series.append(drawn)
         return {"title": self.title, "unit": self.unit, "x": self.x, "series": series}
 

@@ -23,6 +23,7 @@ from cepo.algorithms.settings import DEFAULT_ESTIMATOR
 from cepo.data.images import open_image
 from cepo.foreign_files import damaged_as
 from cepo.report.recorded_run import RunData
+from cepo.tracking.run_folder import finite_or_none
 from cepo.tracking.trace import STUDENT, GroupRecord, RolloutRecord, read_rollouts
 from cepo.trees import Fields, Tree
 from cepo.types import TokenBatch
@@ -80,7 +81,14 @@ def step_credit(run: RunData, groups: Sequence[GroupRecord]) -> Tree:
                 computed | ({key: value for key, value in recorded.items() if value is not None} if name == own else {})
             )
         fields = ("tokens", "reward", "accuracy", "finished", "is_scored", "references")
-        numbers = [{key: _numbers(values) for key, values in part.items() if values is not None} for part in columns]
+        numbers = [
+            {
+                key: [*map(finite_or_none, numpy.asarray(values, numpy.float64).round(6))]
+                for key, values in part.items()
+                if values is not None
+            }
+            for part in columns
+        ]
         shown.append({"group": place, "columns": numbers} | {field: getattr(rollout, field) for field in fields})
     return {
         "step": groups[0].step,
@@ -137,12 +145,6 @@ def _signal_columns(method: Estimator, batch: TokenBatch, groups: Sequence[Group
         prior, _ = credit.pass_rate_of_others(batch.correct.float(), batch.group_ids)
         found["value"] = credit.evidence_values(prior, found["delta"])
     return {key: value.float().numpy() for key, value in found.items()}
-
-
-def _numbers(values: Sequence[float] | numpy.ndarray) -> list[float | None]:
-    """Rounds to 6 decimals; a value that is not finite is None."""
-    rounded = numpy.round(numpy.asarray(values, numpy.float64), 6).tolist()
-    return [value if math.isfinite(value) else None for value in rounded]
 
 
 def _clarity(rollout: RolloutRecord) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -165,12 +166,10 @@ def read_rollouts(run_folder: Path) -> Iterator[GroupRecord]:
     Raises `DataError`: a file or an image is damaged, lacks columns, or was written in another version of the format.
     """
     for file, table in _checked_tables(run_folder):
-        by_group: dict[int, list[Tree]] = {}
         with damaged_as(file, "has text that is not UTF-8"):
             listed: list[Tree] = table.to_pylist()
-        for row in listed:
-            by_group.setdefault(row["group"], []).append(row)
-        for number, rows in by_group.items():
+        for number, group in itertools.groupby(listed, key=lambda row: row["group"]):
+            rows = list(group)
             yield GroupRecord(
                 number=number,
                 images=[_image(file, name) for name in rows[0]["images"]],

@@ -59,11 +59,7 @@ LINES = [
     "checkpoint written",
     "a library prints",
 ]
-
-
 COMMAND = [sys.executable, "-c", RUN]
-
-
 INHERITED = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "COLUMNS", "LINES")}
 PATHS = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
 ENVIRONMENT = {**INHERITED, "PYTHONPATH": PATHS, "PYTHONUNBUFFERED": "1"}

@@ -19,14 +19,8 @@ CONFIG = "trainer:\n  project_name: geometry\nworker:\n  rollout:\n    n: 12345\
 
 
 def run_in(folder: Path, resumed_step: int | None = None) -> RunDescription:
-    return RunDescription(
-        folder=folder,
-        config_text=CONFIG,
-        max_steps=3,
-        project="geometry",
-        experiment="first",
-        resumed_step=resumed_step,
-    )
+    names = {"project": "geometry", "experiment": "first"}
+    return RunDescription(folder=folder, config_text=CONFIG, max_steps=3, resumed_step=resumed_step, **names)
 
 
 def needed(*names: str) -> list[Any]:
