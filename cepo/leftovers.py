@@ -20,10 +20,8 @@ class OwnFolder:
 
     def __init__(self, kind: str) -> None:
         remove_left_behind()
-        # What is removed is this text. The path is handed out, and what it names could change.
-        self._name = tempfile.mkdtemp(prefix=f"{_PREFIX}{kind}-{os.getpid()}-", dir=str(_parent()))
-        self.path = Path(self._name)
-        self._lock = os.open(self._name, os.O_RDONLY | os.O_CLOEXEC)
+        self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{kind}-{os.getpid()}-", dir=_parent()))
+        self._lock = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def __enter__(self) -> Path:
@@ -33,7 +31,7 @@ class OwnFolder:
         self.remove()
 
     def remove(self) -> None:
-        shutil.rmtree(self._name, ignore_errors=True)
+        shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
 

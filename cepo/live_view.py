@@ -20,7 +20,7 @@ class SafeConsole(Console):
 
     def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=without_controls(segment.text))
+            yield segment if segment.control else segment._replace(text=without_controls(segment.text, self.encoding))
 
 
 class LiveView(Progress):

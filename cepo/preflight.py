@@ -13,7 +13,7 @@ from cepo.config.checks import require_weights
 from cepo.config.schema import ActorConfig
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.hub import require_hub_names
-from cepo.errors import ConfigError, DataError, RewardError
+from cepo.errors import ConfigError, RewardError
 from cepo.hardware import device_in_words, num_processors, require_devices, require_usable_torch
 from cepo.progress import phase
 from cepo.runtime.reach import why_no_answer
@@ -58,10 +58,7 @@ def limited_threads(trainer: TrainerConfig) -> str | None:
     """
     if trainer.chosen_launcher != "local" or _THREADS in os.environ or "torch" in sys.modules:
         return None
-    try:
-        starts = read_environment(trainer.run_folder) if trainer.find_last_checkpoint else []
-    except DataError:  # the tracker reports damaged records, and renames them
-        starts = []
+    starts = read_environment(trainer.run_folder) if trainer.find_last_checkpoint else []
     recorded = dict(leaves(starts[-1])).get("threads.torch") if starts else None
     usable, present = num_processors(), os.cpu_count() or 1
     threads = min(usable, recorded) if isinstance(recorded, int) else usable

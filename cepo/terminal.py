@@ -13,15 +13,15 @@ _REPLACED = dict.fromkeys(
 )
 
 
-def without_controls(text: str) -> str:
-    return text.translate(_REPLACED)
+def without_controls(text: str, encoding: str = "utf-8") -> str:
+    """Replaces control characters, and what the encoding lacks by question marks."""
+    return text.translate(_REPLACED).encode(encoding, "replace").decode(encoding)
 
 
 def print_plain(text: str, *, to_stderr: bool = False) -> None:
-    """Prints lines as they are, without control characters; what the terminal cannot encode becomes a question mark."""
+    """Prints lines as they are, `without_controls`."""
     stream = sys.stderr if to_stderr else sys.stdout
-    encoding = stream.encoding or "utf-8"
-    stream.write(without_controls(text).encode(encoding, "replace").decode(encoding) + "\n")
+    stream.write(without_controls(text, stream.encoding or "utf-8") + "\n")
 
 
 class LogHandler(logging.Handler):

@@ -38,15 +38,6 @@ def test_a_killed_processs_folder_goes_at_the_next_start(maker: subprocess.Popen
     assert not own.exists()
 
 
-def test_only_the_folder_that_was_made_is_removed(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    own = OwnFolder("test")
-    made, own.path = own.path, tmp_path
-    own.remove()
-    assert (tmp_path / "file").is_file()
-    assert not made.exists()
-
-
 def test_a_locked_folder_of_an_unseen_process_stays() -> None:
     import fcntl
 

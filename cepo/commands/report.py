@@ -7,7 +7,6 @@ import sys
 import time
 import webbrowser
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 
 from cepo.errors import ConfigError
@@ -88,5 +87,5 @@ def compare_runs_or_tables(runs: Sequence[str], out: Sequence[Path]) -> None:
         elif path.suffix == ".html":
             write_comparison(comparison, path)
         else:
-            save_figure([*chain(*comparison.charts().values())], path)
+            save_figure(comparison.charts(), path)
         print_plain(f"written: {path}")

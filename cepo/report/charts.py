@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,13 +11,14 @@ from pathlib import Path
 from cepo.metrics import wilson_interval
 from cepo.report.recorded_run import COUNTS, RunData
 from cepo.tracking.console import STAGES
+from cepo.tracking.run_folder import finite_or_none
 from cepo.trees import Tree
 
 # Okabe and Ito's colours, which people with common forms of colour blindness can distinguish, with grey for black.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#777777", "#A0522D", "#F0E442")
 DASHES = ((), (6, 4), (2, 3), (6, 3, 2, 3))
 _MARKED_POINTS = 60
-_PANEL_INCHES = (4.4, 3.2)
+_PANEL_INCHES, _MOST_COLUMNS = (4.4, 3.2), 3
 LEARNING, HELD_OUT = "Learning", "Held-out accuracy"
 _SHARE, _NATS, _DEVIATION = "fraction of tokens", "nats per token", "the band is one standard deviation"
 CHARTS = {
@@ -111,13 +111,14 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Curves over steps, or over `x`, with one unit."""
+    """Curves over steps, or over `x`, with one unit. `heading` is that of its part of a page."""
 
     title: str
     unit: str
     series: Sequence[Series]
     note: str = ""
     x: str = "step"
+    heading: str = ""
 
     def styled(self) -> Iterator[tuple[Series, str, tuple[int, ...]]]:
         """Yields the series with their colours and dashes."""
@@ -129,17 +130,17 @@ class Chart:
         for one, colour, dash in self.styled():
             drawn = asdict(one) | {"c": colour, "dash": dash}
             for name in ("values", "low", "high"):
-                drawn[name] = [value if math.isfinite(value) else None for value in drawn[name]]
+                drawn[name] = [*map(finite_or_none, drawn[name])]
             series.append(drawn)
         return {"title": self.title, "unit": self.unit, "x": self.x, "series": series}
 
 
-def save_figure(charts: Sequence[Chart], path: Path, *, columns: int = 3) -> Path:
+def save_figure(charts: Sequence[Chart], path: Path) -> Path:
     """Draws the charts as panels into a PNG, PDF or SVG file, chosen by its extension; returns the path."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    columns = min(columns, len(charts)) or 1
+    columns = min(_MOST_COLUMNS, len(charts)) or 1
     rows = -(-len(charts) // columns) or 1
     width, height = _PANEL_INCHES
     figure = Figure(figsize=(width * columns, height * rows), dpi=150, layout="constrained")
@@ -163,21 +164,20 @@ def save_figure(charts: Sequence[Chart], path: Path, *, columns: int = 3) -> Pat
     return path
 
 
-def planned_charts(known: Sequence[str]) -> Iterator[tuple[str, Chart, list[str]]]:
-    """Yields the charts that can be drawn from the known metrics: heading, chart without series, names of metrics."""
+def planned_charts(known: Sequence[str]) -> Iterator[tuple[Chart, list[str]]]:
+    """Yields the charts that can be drawn from the known metrics, without series, each with the names of its metrics."""
     for heading, charts in CHARTS.items():
         for title, unit, patterns, note in charts:
             names = [name for pattern in patterns.split() for name in known if re.fullmatch(pattern, name)]
             if names:
-                yield heading, Chart(title=title, unit=unit, series=(), note=note), names
+                yield Chart(title=title, unit=unit, series=(), note=note, heading=heading), names
 
 
-def run_charts(run: RunData) -> dict[str, list[Chart]]:
-    """Returns the charts of a run by heading, without empty charts."""
-    parts: dict[str, list[Chart]] = {}
-    for heading, chart, names in planned_charts(run.names()):
-        parts.setdefault(heading, []).append(replace(chart, series=[series_of(run, name) for name in names]))
-    return parts
+def run_charts(run: RunData) -> list[Chart]:
+    """Returns the charts of the metrics that a run has."""
+    return [
+        replace(chart, series=[series_of(run, name) for name in names]) for chart, names in planned_charts(run.names())
+    ]
 
 
 def series_of(run: RunData, name: str) -> Series:

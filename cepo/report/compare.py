@@ -29,6 +29,8 @@ _MAY_DIFFER = (
     *("trainer.stage_timeout", "trainer.ray_address", "trainer.max_restarts"),
 )
 _LONGEST_LABEL = 28
+_LARGEST_FOLDER = 50_000_000
+"""Of the folders that are compared by content, such as the embedded world's model, whose path names cepo's version."""
 _COLUMNS = (
     *(Column(name="runs"), Column(name="steps"), Column(name="before")),
     *(Column(name="after", is_ranked=True), Column(name="greedy after", is_ranked=True)),
@@ -37,7 +39,7 @@ _COLUMNS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Setting:
     """Runs that differ only in their seeds. `label` names the method and what distinguishes it from other settings."""
 
@@ -45,10 +47,7 @@ class Setting:
     runs: tuple[RunData, ...] = field(repr=False)
 
     def at_end(self, name: str, *, before: bool = False) -> Cell | str:
-        """Returns the mean over runs of a validation metric, in percent, at each run's last measurement after training.
-
-        With `before`, the one before training. Empty if a run has none.
-        """
+        """Returns the mean over runs of their last accuracies, in percent, after or before training; empty if a run has none."""
         measured = [
             [value for step, value in run.accuracies(name).items() if (step == 0) == before] for run in self.runs
         ]
@@ -99,30 +98,27 @@ class Comparison:
         """Returns what differs between the settings, and the names of their runs, with a head as the first row."""
         names = [", ".join(run.name for run in setting.runs) for setting in self.settings]
         head = ["setting", *(setting.label for setting in self.settings)]
-        return [head, ["runs", *names], *([key, *_without_folders(values)] for key, values in self.differing.items())]
+        return [head, ["runs", *names], *([key, *values] for key, values in self.differing.items())]
 
-    def charts(self) -> dict[str, list[Chart]]:
-        """Returns a chart of each metric that any run has, by heading, with the curves of all settings."""
-        parts: dict[str, list[Chart]] = {}
+    def charts(self) -> list[Chart]:
+        """Returns a chart of each metric that any run has, with the curves of all settings."""
+        charts: list[Chart] = []
         are_several = any(len(setting.runs) > 1 for setting in self.settings)
         note = "of several runs the mean, and a band from the lowest to the highest" if are_several else ""
         known = sorted({name for setting in self.settings for run in setting.runs for name in run.names()})
-        for heading, chart, names in planned_charts(known):
+        for chart, names in planned_charts(known):
             for name in names:
                 title = chart.title if len(names) == 1 else f"{chart.title}: {words(name)[0]}"
                 series = [one for setting in self.settings for one in _curves(setting, name)]
-                parts.setdefault(heading, []).append(replace(chart, title=title, series=series, note=note))
-        return parts
+                charts.append(replace(chart, title=title, series=series, note=note))
+        return charts
 
 
 def compare_runs(folders: Sequence[Path]) -> Comparison:
     """Groups runs by all settings in which they differ, apart from seeds, names, paths and loggers.
 
-    Raises:
-        DataError: a folder, its metrics or its configuration is missing, or no run was given.
+    Raises `DataError` if a folder, its metrics or its configuration is missing.
     """
-    if not folders:
-        raise DataError("nothing to compare: give at least one run folder")
     runs = [load_run(folder) for folder in folders]
     for run in runs:
         if not run.rows:
@@ -137,9 +133,7 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
     for run, config in zip(runs, configs, strict=True):
         grouped.setdefault(tuple(config.get(key, _UNSET) for key in differing), []).append(run)
     labels = _labels([members[0].estimator for members in grouped.values()], list(grouped), differing)
-    settings = tuple(
-        Setting(label=label, runs=tuple(members)) for label, members in zip(labels, grouped.values(), strict=True)
-    )
+    settings = tuple(map(Setting, labels, map(tuple, grouped.values())))
     table = {key: [values[place] for values in grouped] for place, key in enumerate(differing)}
     return Comparison(settings=settings, differing=table, notes=tuple(_notes(settings, table)))
 
@@ -205,7 +199,7 @@ def _seconds_per_step(setting: Setting) -> Cell | str:
 
 
 def _configs(runs: Sequence[RunData]) -> list[dict[str, str]]:
-    """Returns the settings of each run as text, with defaults, and files by their content, however their path is spelt."""
+    """Returns the settings of each run as text, with defaults, and what a path names by its content, however it is spelt."""
     listed = [each for each in settings_of() if each.default is not REQUIRED and not _is_of_methods(each.key)]
     defaults = {each.key: as_yaml(each.default) for each in listed}
     configs = [defaults | {key: as_yaml(value) for key, value in leaves(run.config)} for run in runs]
@@ -214,13 +208,28 @@ def _configs(runs: Sequence[RunData]) -> list[dict[str, str]]:
         for key, value in config.items():
             path, colon, name = value.rpartition(":") if ":" in value else (value, "", "")
             longer = [other[key] for other in configs if other.get(key, "").endswith(f"/{value}")]
-            if "/" in value and Path(path).is_file():
-                with Path(path).open("rb") as file:
-                    content = hashlib.file_digest(file, "sha256").hexdigest()
+            if "/" in value and (content := _content(Path(path))):
                 config[key] = spelt.setdefault(f"{key} {content}{colon}{name}", value)
             elif longer:  # a relative path, from a folder that this machine does not know
                 config[key] = longer[0]
     return configs
+
+
+def _content(path: Path) -> str:
+    """Returns the digest of a file or of a small folder of files, and nothing for what cannot be read here."""
+    found: list[str] = []
+    try:
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        size = sum(file.stat().st_size for file in files)
+        if not all(map(Path.is_file, files)) or (path.is_dir() and size > _LARGEST_FOLDER):
+            return ""
+        for file in files:
+            with file.open("rb") as opened:
+                content = hashlib.file_digest(opened, "sha256").hexdigest()
+            found.append(f"{file.name} {content}" if path.is_dir() else content)
+    except OSError:
+        return ""
+    return " ".join(found)
 
 
 def _differs(key: str, configs: Sequence[Mapping[str, str]]) -> bool:
@@ -233,12 +242,6 @@ def _is_of_methods(key: str) -> bool:
     """Returns whether only some methods read a setting, so that the runs of others do not record it."""
     section, _, name = key.partition(".")
     return section == "algorithm" and ("." in name or name in SHARED)
-
-
-def _without_folders(values: Sequence[str]) -> Sequence[str]:
-    """Returns paths by their last two parts, if these tell them apart."""
-    ends = ["/".join(Path(value).parts[-2:]) if "/" in value else value for value in values]
-    return ends if len(set(ends)) == len(set(values)) else values
 
 
 def _labels(methods: Sequence[str], values: Sequence[Sequence[str]], keys: Sequence[str]) -> Iterator[str]:

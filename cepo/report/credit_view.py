@@ -23,6 +23,7 @@ from cepo.algorithms.settings import DEFAULT_ESTIMATOR
 from cepo.data.images import open_image
 from cepo.foreign_files import damaged_as
 from cepo.report.recorded_run import RunData
+from cepo.tracking.run_folder import finite_or_none
 from cepo.tracking.trace import STUDENT, GroupRecord, RolloutRecord, read_rollouts
 from cepo.trees import Fields, Tree
 from cepo.types import TokenBatch
@@ -37,9 +38,8 @@ _ADVANTAGE = "advantage"
 
 
 def credit_view(run: RunData) -> Tree | None:
-    """Returns the data of the page's credit view: an index of all rollouts and a block per step; None without a trace.
-
-    It opens on the rollout whose evidence is clearest.
+    """Returns the data of the page's credit view: an index of all rollouts, a block per step, and the rollout whose evidence
+    is clearest, on which it opens; None without a trace.
     """
     blocks: dict[int, str] = {}
     index: list[tuple[int, int, str, bool]] = []
@@ -81,7 +81,14 @@ def step_credit(run: RunData, groups: Sequence[GroupRecord]) -> Tree:
                 computed | ({key: value for key, value in recorded.items() if value is not None} if name == own else {})
             )
         fields = ("tokens", "reward", "accuracy", "finished", "is_scored", "references")
-        numbers = [{key: _numbers(values) for key, values in part.items() if values is not None} for part in columns]
+        numbers = [
+            {
+                key: [*map(finite_or_none, numpy.asarray(values, numpy.float64).round(6))]
+                for key, values in part.items()
+                if values is not None
+            }
+            for part in columns
+        ]
         shown.append({"group": place, "columns": numbers} | {field: getattr(rollout, field) for field in fields})
     return {
         "step": groups[0].step,
@@ -140,17 +147,8 @@ def _signal_columns(method: Estimator, batch: TokenBatch, groups: Sequence[Group
     return {key: value.float().numpy() for key, value in found.items()}
 
 
-def _numbers(values: Sequence[float] | numpy.ndarray) -> list[float | None]:
-    """Rounds to 6 decimals; a value that is not finite is None."""
-    rounded = numpy.round(numpy.asarray(values, numpy.float64), 6).tolist()
-    return [value if math.isfinite(value) else None for value in rounded]
-
-
 def _clarity(rollout: RolloutRecord) -> float:
-    """Returns how clearly the evidence picks out a few tokens: the three largest shifts less half of all others.
-
-    It is -1e9 without evidence.
-    """
+    """Returns how clearly evidence picks out a few tokens: the three largest shifts less half of the others; -1e9 without."""
     values = [weight - 1 for weight in rollout.weight] if rollout.weight else rollout.delta or [0.0]
     shifts = numpy.sort(numpy.nan_to_num(numpy.abs(values)))
     return float(shifts[-3:].sum() - shifts[:-3].sum() / 2) if shifts[-1] > 0 else -1e9

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cepo.report.charts import Chart
-from cepo.report.score_tables import Cell, ScoreTable
+from cepo.report.score_tables import NOTHING, Cell, ScoreTable
 from cepo.tracking.run_folder import THUMBNAIL, write_atomically
 from cepo.trees import Fields
 
@@ -76,9 +76,7 @@ def samples_table(measured: Mapping[str, Iterable[Sample]]) -> Table:
 def scores(table: ScoreTable, *, first: str, limit: str = "") -> Table:
     """Returns a table of scores for a page, with bars for cells with intervals.
 
-    Args:
-        first: the heading of the rows' names.
-        limit: the beginning of the name of the row that is marked across the bars.
+    `first` is the heading of the rows' names; the row whose name begins with `limit` is marked across the bars.
     """
     rows: list[list[str | Fields]] = [[row.name] for row in table.rows]
     for column in table.columns:
@@ -89,7 +87,7 @@ def scores(table: ScoreTable, *, first: str, limit: str = "") -> Table:
         least, size = min(ends), (max(ends) - min(ends)) or 1.0
         for row, cell in zip(rows, cells, strict=True):
             if isinstance(cell, str):
-                row.append(cell or "–")
+                row.append(cell or {"text": NOTHING, "value": "-Infinity"})  # sorts below all numbers
                 continue
             bar = None
             if cell.low is not None and cell.high is not None:
@@ -113,11 +111,9 @@ def write_page(
 ) -> Path:
     """Writes a page and returns its path. All texts are escaped.
 
-    Args:
-        results: of each measure its value, name and change.
-        first: the chart of the first screen, beside a rollout.
-        credit: the result of `credit_view.credit_view`, shown above the sections.
-        clocks: other axes for the charts than the step, as values by step.
+    The first screen has the `results`, of each measure its value, name and change, and the chart `first` beside a rollout
+    of `credit`, the result of `credit_view.credit_view`, which is shown above the sections.
+    `clocks` are further axes for the charts, as values by step.
     """
     from jinja2 import Environment, FileSystemLoader
 

@@ -6,11 +6,12 @@ import collections
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rich.markup import escape
+from rich.table import Column
 from rich.table import Table as TerminalTable
 
 from cepo.algorithms import available_estimators
@@ -47,18 +48,12 @@ def open_run(folder: Path | str) -> Run:
 
 
 def write_report(run_folder: Path, out: Path | None = None) -> Path:
-    """Writes the page of a run, by default `report.html` in its folder, and returns the file's path.
-
-    Raises:
-        DataError: the folder or its metrics are missing or broken.
-    """
+    """Writes the page of a run as `Run.page` does; raises `DataError` if the folder or its metrics are missing or broken."""
     run = load_run(run_folder)
-    page = run.folder / REPORT_FILE if out is None else Path(out)
     charts = run_charts(run)
-    learning = charts.get(LEARNING, [])
-    first = learning.pop(0) if learning and learning[0].title == HELD_OUT else None
+    first = charts.pop(0) if charts and charts[0].title == HELD_OUT else None
     return write_page(
-        page,
+        out or run.folder / REPORT_FILE,
         title=run.name,
         subtitle=subtitle(run),
         results=result_lines(run),
@@ -71,22 +66,19 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
 
 def save_curves(run_folder: Path, out: Path) -> Path:
     """Draws a run's charts into one PNG, PDF or SVG file; returns its path; raises `DataError` as `write_report`."""
-    return save_figure([*itertools.chain(*run_charts(load_run(run_folder)).values())], Path(out))
+    return save_figure(run_charts(load_run(run_folder)), out)
 
 
-def chart_sections(charts: Mapping[str, Sequence[Chart]]) -> Iterator[Section]:
-    """Yields the parts of a page with charts by heading, the first one open; series that are always 0 are named only."""
-    for heading, listed in charts.items():
-        zeros = [
-            chart.title if len(still) == len(chart.series) else f"{chart.title} ({', '.join(still)})"
-            for chart in listed
-            if (still := [one.label for one in chart.series if not any(one.values)])
-        ]
+def chart_sections(charts: Sequence[Chart]) -> Iterator[Section]:
+    """Yields the parts of a page with charts, the first one open; series that are always 0 are named only."""
+    for heading, part in itertools.groupby(charts, key=lambda chart: chart.heading):
+        listed = list(part)
+        zeros = [f"{chart.title}: {one.label}" for chart in listed for one in chart.series if not any(one.values)]
         drawn = [replace(chart, series=[one for one in chart.series if any(one.values)]) for chart in listed]
         yield Section(
             title=heading,
             charts=[chart for chart in drawn if chart.series],
-            notes=[f"Always 0, and not drawn: {', '.join(zeros)}."] if zeros else [],
+            notes=[f"Always 0, and not drawn: {'; '.join(zeros)}."] if zeros else [],
             closed=heading != LEARNING,
         )
 
@@ -155,14 +147,13 @@ def _config_table(run: RunData) -> Table:
 
 
 def run_summary(run_folder: Path) -> TerminalTable:
-    """Returns a run's summary as a table; raises `DataError` if the folder or its metrics are missing or broken."""
+    """Returns a run's summary for a terminal; raises `DataError` if the folder or its metrics are missing or broken."""
     run = load_run(run_folder)
     title = escape(f"{run.estimator}: {run.name}")
-    table = TerminalTable(title=title, title_justify="left", show_header=False, title_style="bold")
-    table.add_column("quantity", no_wrap=True)
-    table.add_column("value")
-    for quantity, value in summary_rows(run):
-        table.add_row(quantity, value)
+    columns = Column(no_wrap=True), Column()
+    table = TerminalTable(*columns, title=title, title_justify="left", title_style="bold", show_header=False)
+    for row in summary_rows(run):
+        table.add_row(*row)
     return table
 
 
@@ -171,7 +162,12 @@ def summary_rows(run: RunData) -> list[tuple[str, str]]:
     rows = [("training steps", str(run.last_step))]
     for value, name, change in result_lines(run) or [("not measured", "held-out accuracy", "")]:
         rows += [(name, value), *(("", part) for part in change.split(": ") if part)]
-    return [*rows, *_evidence_rows(run), *_time_rows(run)]
+    evidence = [
+        (label, form.format(mean=statistics.fmean(values), first=values[0], last=values[-1]).replace("%", " %"))
+        for label, name, form in _EVIDENCE
+        if (values := run.series(name)[1])
+    ]
+    return [*rows, *(evidence or [("evidence", "none: this run consulted no teacher")]), *_time_rows(run)]
 
 
 def subtitle(run: RunData) -> str:
@@ -238,15 +234,6 @@ def _paired_differences(run: RunData, name: str, steps: tuple[int, int]) -> list
 
 def _interval(cell: Cell) -> str:
     return "" if cell.low is None or cell.high is None else f" ({100 * cell.low:.1f} to {100 * cell.high:.1f})"
-
-
-def _evidence_rows(run: RunData) -> Iterator[tuple[str, str]]:
-    if not run.series("evidence/positive_fraction")[0]:
-        yield "evidence", "none: this run consulted no teacher"
-    for label, name, form in _EVIDENCE:
-        if values := run.series(name)[1]:
-            shown = form.format(mean=statistics.fmean(values), first=values[0], last=values[-1])
-            yield label, shown.replace("%", " %")
 
 
 def _time_rows(run: RunData) -> Iterator[tuple[str, str]]:

@@ -108,11 +108,11 @@ class RunData:
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """Returns the steps at which a metric was measured, and its values."""
-        measured = [(row.step, row.values[name]) for row in self.rows if name in row.values]
-        return [step for step, _ in measured], [value for _, value in measured]
+        measured = self.values_by_step(name)
+        return list(measured), list(measured.values())
 
     def values_by_step(self, name: str) -> dict[int, float]:
-        return dict(zip(*self.series(name), strict=True))
+        return {row.step: row.values[name] for row in self.rows if name in row.values}
 
     def accuracies(self, name: str) -> dict[int, Cell]:
         """Returns by step one of the accuracies of `COUNTS`, with Wilson's intervals."""
@@ -122,7 +122,14 @@ class RunData:
 
 def load_run(folder: Path) -> RunData:
     """Opens a run folder, which may have no steps yet; raises `DataError` if it or a file is missing or broken."""
-    return RunData(folder=folder, rows=read_metrics(folder), config=_read_config(folder / CONFIG_FILE))
+    rows, config, path = read_metrics(folder), Tree(), folder / CONFIG_FILE
+    if path.exists():
+        try:
+            source, _ = read_file(path, within=folder)
+        except ConfigError as error:
+            raise DataError(str(error)) from error
+        config = {str(key): value for key, value in without_interpolation(source.tree).items()}
+    return RunData(folder=folder, rows=rows, config=config)
 
 
 def as_yaml(value: object) -> str:
@@ -130,13 +137,3 @@ def as_yaml(value: object) -> str:
     if not isinstance(value, list | Mapping):
         return written(value)
     return yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=math.inf).strip()
-
-
-def _read_config(path: Path) -> Tree:
-    if not path.exists():
-        return {}
-    try:
-        source, _ = read_file(path, within=path.parent)
-    except ConfigError as error:
-        raise DataError(str(error)) from error
-    return {str(key): value for key, value in without_interpolation(source.tree).items()}

@@ -21,7 +21,7 @@ from cepo.tracking.run_folder import write_atomically
 from cepo.trees import Tree
 
 TABLE_FORMATS = (".md", ".tex", ".csv", ".json")
-_NOTHING = "–"
+NOTHING = "–"
 _WIDEST = 18
 """Largest width of a column on a terminal, if there are more than fit."""
 _LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
@@ -110,7 +110,7 @@ class ScoreTable:
                 for column in self.columns:
                     cell = row.cells.get(column.name, "")
                     if isinstance(cell, str):
-                        line.append(escape(cell) or _NOTHING)
+                        line.append(escape(cell) or NOTHING)
                         continue
                     rivals = [one.mean for each in rows if isinstance(one := each.cells.get(column.name), Cell)]
                     is_best = column.is_ranked and len(rivals) > 1 and cell.mean == max(rivals)

@@ -20,25 +20,24 @@ _MOST_SAMPLES = 3
 _SAMPLE_CHARACTERS = 100
 _LONGEST_TEXT = 2_000
 _STEP_PARTS = (
-    ("reward {:.3f}", "reward/mean", "accuracy {:.3f}", "reward/accuracy"),
-    ("mixed {:.0%}", "groups/mixed"),
-    ("lambda {:.3f}", "evidence/lambda"),
-    ("evidence +{:.0%}", "evidence/positive_fraction", "-{:.0%}", "evidence/negative_fraction"),
-    ("weight clip low {:.0%}", "evidence/clip_low_rate", "high {:.0%}", "evidence/clip_high_rate"),
-    ("ratio clip {:.0%}", "actor/pg_clipfrac_higher"),
-    ("grad {:.3g}", "actor/grad_norm"),
+    (("reward {:.3f}", "reward/mean"), ("accuracy {:.3f}", "reward/accuracy")),
+    (("mixed {:.0%}", "groups/mixed"),),
+    (("lambda {:.3f}", "evidence/lambda"),),
+    (("evidence +{:.0%}", "evidence/positive_fraction"), ("-{:.0%}", "evidence/negative_fraction")),
+    (("weight clip low {:.0%}", "evidence/clip_low_rate"), ("high {:.0%}", "evidence/clip_high_rate")),
+    (("ratio clip {:.0%}", "actor/pg_clipfrac_higher"),),
+    (("grad {:.3g}", "actor/grad_norm"),),
 )
 """The parts of a step's line: for each of its numbers the text and the metric."""
 
 
 class ConsoleSink(Sink):
-    """Prints a plain, unwrapped line per step and per validation, and some samples without control characters."""
+    """Prints a plain, unwrapped line per step and per validation, and some samples."""
 
     def __init__(self, run: RunDescription) -> None:
         self._max_steps = run.max_steps
         self._step_seconds: deque[float] = deque(maxlen=_STEPS_FOR_ETA)
-        above = view_console() if sys.stdout.isatty() else None
-        self._console = run.console or above or SafeConsole()
+        self._console = (view_console() if sys.stdout.isatty() else None) or SafeConsole()
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         if "timing_s/step" in values:
@@ -52,7 +51,7 @@ class ConsoleSink(Sink):
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
         for row in rows[:_MOST_SAMPLES]:
-            response = printable(str(row.get("response", "")), self._console.encoding)
+            response = " ".join(str(row.get("response", ""))[:_LONGEST_TEXT].split())
             if len(response) > _SAMPLE_CHARACTERS:
                 response = response[: _SAMPLE_CHARACTERS - 3] + "..."
             verdict = f"accuracy {row['accuracy']:g}" if "accuracy" in row else "sample"
@@ -65,9 +64,9 @@ class ConsoleSink(Sink):
 def step_line(step: int, max_steps: int, values: Mapping[str, float], *, remaining_seconds: float | None) -> Text:
     """Returns the line of one training step; parts whose metrics are missing are left out."""
     line = _step_label(step, max_steps)
-    for part in (*(_joined(values, *part) for part in _STEP_PARTS), _stage_seconds(values)):
-        if part:
-            line.append("  " + part)
+    parts = [" ".join(text.format(values[name]) for text, name in part if name in values) for part in _STEP_PARTS]
+    for part in filter(None, [*parts, _stage_seconds(values)]):
+        line.append("  " + part)
     if remaining_seconds is not None and step < max_steps:
         line.append(f"  ETA {duration(remaining_seconds)}", style="cyan")
     return line
@@ -88,21 +87,8 @@ def validation_line(step: int, max_steps: int, values: Mapping[str, float]) -> T
     return line
 
 
-def printable(text: str, encoding: str) -> str:
-    """Returns the beginning of a text on one line, with control and unencodable characters replaced."""
-    words = " ".join(text[:_LONGEST_TEXT].split())
-    seen = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in words)
-    return seen.encode(encoding, "replace").decode(encoding)
-
-
 def _step_label(step: int, max_steps: int) -> Text:
     return Text().append(f"step {step:>{len(str(max_steps))}}/{max_steps}", style="bold")
-
-
-def _joined(values: Mapping[str, float], *part: str) -> str:
-    return " ".join(
-        text.format(values[name]) for text, name in zip(part[::2], part[1::2], strict=True) if name in values
-    )
 
 
 def _stage_seconds(values: Mapping[str, float]) -> str:

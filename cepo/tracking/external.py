@@ -19,7 +19,6 @@ import yaml
 from cepo.foreign_files import read_json
 from cepo.tracking.run_folder import MLFLOW_FOLDER, SWANLAB_FOLDER, TENSORBOARD_FOLDER, TRACKERS_FILE, write_atomically
 from cepo.tracking.sink import RunDescription, Sink
-from cepo.tracking.trace import GroupRecord
 from cepo.trees import Tree, leaves
 
 STEP_NAME = "trainer/step"
@@ -59,19 +58,11 @@ class WandbSink(_LibrarySink):
         self._run.log({STEP_NAME: step, **{name: float(value) for name, value in values.items()}})
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
-        columns = list(dict.fromkeys(name for row in rows for name in row))
-        cells = [[str(row.get(name, "")) for name in columns] for row in rows]
-        self._log_table("val/generations", step, columns, cells)
-
-    def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
-        columns = ["problem", "ground_truth", "response", "reward", "accuracy"]
-        rollouts = [(group, rollout) for group in records for rollout in group.rollouts]
-        cells = [[one.problem, one.ground_truth, each.response, each.reward, each.accuracy] for one, each in rollouts]
-        self._log_table("rollouts", records[0].step if records else 0, columns, cells)
-
-    def _log_table(self, name: str, step: int, columns: list[str], cells: list[list[Any]]) -> None:
-        if cells:
-            self._run.log({STEP_NAME: step, name: self._library.Table(columns=columns, data=cells)})
+        if rows:
+            columns = list(dict.fromkeys(name for row in rows for name in row))
+            cells = [[str(row.get(name, "")) for name in columns] for row in rows]
+            table = self._library.Table(columns=columns, data=cells)
+            self._run.log({STEP_NAME: step, "val/generations": table})
 
 
 class SwanlabSink(_LibrarySink):
@@ -84,8 +75,8 @@ class SwanlabSink(_LibrarySink):
         self._start(swanlab, run, known, name=run.experiment, id=known, reinit=True, log_dir=str(folder))
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
-        texts = ["\n\n".join(f"{name}: {value}" for name, value in row.items()) for row in rows]
-        if texts:
+        if rows:
+            texts = ["\n\n".join(f"{name}: {value}" for name, value in row.items()) for row in rows]
             self._run.log({"val/generations": [*map(self._library.Text, texts)]}, step=step)
 
 
@@ -188,21 +179,13 @@ class TensorboardSink(Sink):
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
         for number, row in enumerate(rows):
-            self._add_text(f"val/sample_{number}", [*row.items()], step)
+            # As Markdown code blocks, so that a model's text is not interpreted as markup.
+            blocks = [
+                f"**{name}**\n\n{textwrap.indent(str(text) or ' ', '    ', lambda _: True)}"
+                for name, text in row.items()
+            ]
+            self._writer.add_text(f"val/sample_{number}", "\n\n".join(blocks), global_step=step)
         self._writer.flush()
-
-    def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
-        for group in records[:1]:
-            parts = [("problem", group.problem), ("ground truth", group.ground_truth)]
-            parts += [(f"reward {rollout.reward:g}", rollout.response) for rollout in group.rollouts]
-            self._add_text("rollouts/responses", parts, group.step)
-
-    def _add_text(self, name: str, parts: Sequence[tuple[str, object]], step: int) -> None:
-        """Adds texts as Markdown code blocks, so that a model's text is not interpreted as markup."""
-        blocks = [
-            f"**{title}**\n\n{textwrap.indent(str(text) or ' ', '    ', lambda _: True)}" for title, text in parts
-        ]
-        self._writer.add_text(name, "\n\n".join(blocks), global_step=step)
 
     def close(self) -> None:
         self._writer.close()

@@ -135,7 +135,7 @@ def read_environment(run_folder: Path) -> list[Tree]:
     path = run_folder / ENVIRONMENT_FILE
     if not path.exists():
         return []
-    with damaged_as(path, "is damaged"):
+    with damaged_as(path, "is damaged; remove it to go on"):
         entries: list[Any] = read_json(path, list, within=run_folder)
     found = [entry.get("format", 1) for entry in entries if is_dict(entry)]
     newer = [number for number in found if not isinstance(number, int) or number > RECORDS_FORMAT]
@@ -147,17 +147,17 @@ def read_environment(run_folder: Path) -> list[Tree]:
     return entries
 
 
-def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
-    """Writes a new file and renames it to replace the old one, so that a reader never sees a partial file.
+def write_atomically(path: Path, content: str | bytes, *, private: bool = False) -> None:
+    """Writes a new file, hidden until it replaces the old one, so that a reader never sees a partial file.
 
     The content is on the disk before the rename, and the rename is when this returns. With `private`, only the owner
     may read the file.
     """
-    beside = path.with_name(path.name + ".new")
+    beside = path.with_name(f".{path.name}.new")
     beside.unlink(missing_ok=True)
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
+    with open(descriptor, "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(beside, path)
@@ -181,17 +181,15 @@ def to_disk(path: Path) -> None:
 
 def finite_or_none(value: float) -> float | None:
     """Replaces NaN and infinities, which JSON lacks, by None; readers turn None into NaN."""
-    number = float(value)
-    return number if math.isfinite(number) else None
+    return float(value) if math.isfinite(value) else None
 
 
 class LineFile:
     """A file of JSON lines opened for appending. Rows reach the operating system at once, and the disk with `to_disk`.
 
-    Opening removes an incomplete last line and, if `last_step` is given, all rows from the first later step on.
-
-    `last` is the last row, None in an empty file. Raises `DataError`: the file is a pipe or a link out of its folder, a
-    line is not a row, or a row has no `step` although `last_step` is given.
+    Opening removes an incomplete last line and, if `last_step` is given, all rows from the first later step on. `last`
+    is the last row, None in an empty file. Raises `DataError`: the file is a pipe or a link out of its folder, a line is
+    not a row, or a row lacks a `step` that is needed.
     """
 
     def __init__(self, path: Path, *, last_step: int | None = None) -> None:

@@ -23,8 +23,6 @@ from cepo.tracking.run_folder import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from cepo.tracking.trace import GroupRecord
 
 _log = logging.getLogger(__name__)
@@ -51,7 +49,6 @@ class RunDescription:
         max_steps: number of training steps of the whole run.
         project, experiment: names under which trackers group runs, and of the run there.
         resumed_step: the step of the checkpoint from which the run resumes; None for a new run.
-        console: where the console sink writes; None for standard output.
     """
 
     folder: Path
@@ -61,7 +58,6 @@ class RunDescription:
     experiment: str = "demo"
     resumed_step: int | None = None
     max_rollouts_mb: int = 256
-    console: Console | None = None
 
 
 class Sink(Protocol):

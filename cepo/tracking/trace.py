@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import itertools
 import math
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ import pyarrow.parquet
 
 from cepo.errors import DataError
 from cepo.foreign_files import LARGEST_IMAGE, damaged_as, open_regular, read_bytes
-from cepo.tracking.run_folder import to_disk
+from cepo.tracking.run_folder import write_atomically
 from cepo.trees import Fields, Tree
 
 ROLLOUTS_FOLDER = "rollouts"
@@ -115,19 +116,21 @@ class Trace:
         if not groups or (groups[0].step - 1) % self._stride:
             return
         rows = [row for group in groups for row in self._rows(group)]
-        if self._images.is_dir():
-            to_disk(self._images)
-        table = pyarrow.Table.from_pylist(rows, schema=_schema(groups[0].rollouts[0].log_probs))
-        self._files.mkdir(exist_ok=True)
-        file = self._files / f"step_{groups[0].step:08d}.parquet"
-        beside = file.with_name(f".{file.name}")  # hidden, so that readers of the folder skip a partial file
-        pyarrow.parquet.write_table(table, beside, compression="zstd")
-        to_disk(beside)
-        self._size += beside.stat().st_size
-        os.replace(beside, file)
-        to_disk(self._files)
-        if self._size > self._max_bytes:
-            self._thin()
+        table, content = pyarrow.Table.from_pylist(rows, schema=_schema(groups[0].rollouts[0].log_probs)), io.BytesIO()
+        pyarrow.parquet.write_table(table, content, compression="zstd")
+        self._store(self._files / f"step_{groups[0].step:08d}.parquet", content.getvalue())
+        self._thin()
+
+    def _stored(self, image: bytes) -> str:
+        name = _image_name(image)
+        if not (self._images / name).exists():
+            self._store(self._images / name, image)
+        return name
+
+    def _store(self, path: Path, content: bytes) -> None:
+        path.parent.mkdir(exist_ok=True)
+        write_atomically(path, content)
+        self._size += len(content)
 
     def _rows(self, group: GroupRecord) -> Iterator[Tree]:
         prompt: Tree = {"step": group.step, "group": group.number}
@@ -138,18 +141,6 @@ class Trace:
             row |= {"response": _utf8(rollout.response), "tokens": [_utf8(token) for token in rollout.tokens]}
             row |= {_LOG_PROBS + view: values for view, values in rollout.log_probs.items()}
             yield row | {_REFERENCE + view: text and _utf8(text) for view, text in rollout.references.items()}
-
-    def _stored(self, image: bytes) -> str:
-        name = _image_name(image)
-        path = self._images / name
-        if not path.exists():
-            self._images.mkdir(exist_ok=True)
-            beside = path.with_name(f".{name}")
-            beside.write_bytes(image)
-            to_disk(beside)
-            os.replace(beside, path)
-            self._size += len(image)
-        return name
 
     def _thin(self) -> None:
         while self._size > self._max_bytes and len(list(_steps(self._files.parent))) > 1:
@@ -175,26 +166,27 @@ def read_rollouts(run_folder: Path) -> Iterator[GroupRecord]:
     Raises `DataError`: a file or an image is damaged, lacks columns, or was written in another version of the format.
     """
     for file, table in _checked_tables(run_folder):
-        by_group: dict[int, list[Tree]] = {}
         with damaged_as(file, "has text that is not UTF-8"):
             listed: list[Tree] = table.to_pylist()
-        for row in listed:
-            by_group.setdefault(row["group"], []).append(row)
-        for number, rows in by_group.items():
+        for number, group in itertools.groupby(listed, key=lambda row: row["group"]):
+            rows = list(group)
             yield GroupRecord(
                 number=number,
                 images=[_image(file, name) for name in rows[0]["images"]],
-                rollouts=[_rollout(row) for row in rows],
+                rollouts=[
+                    RolloutRecord(
+                        log_probs=_by_view(row, _LOG_PROBS),
+                        references=_by_view(row, _REFERENCE),
+                        **{name: row[name] for name in _OF_ROLLOUT},
+                    )
+                    for row in rows
+                ],
                 **{name: rows[0][name] for name in ("step", *_OF_PROMPT)},
             )
 
 
-def _rollout(row: Fields) -> RolloutRecord:
-    return RolloutRecord(
-        log_probs={name.removeprefix(_LOG_PROBS): row[name] for name in row if name.startswith(_LOG_PROBS)},
-        references={name.removeprefix(_REFERENCE): row[name] for name in row if name.startswith(_REFERENCE)},
-        **{name: row[name] for name in _OF_ROLLOUT},
-    )
+def _by_view(row: Fields, beginning: str) -> Tree:
+    return {name.removeprefix(beginning): value for name, value in row.items() if name.startswith(beginning)}
 
 
 def read_rollout_table(run_folder: Path) -> pyarrow.Table:

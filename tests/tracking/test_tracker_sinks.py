@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_folders import group, rollout
 
 from cepo.errors import ConfigError
 from cepo.tracking.sink import RunDescription, build_sink, build_tracker, check_sinks
@@ -20,14 +19,8 @@ CONFIG = "trainer:\n  project_name: geometry\nworker:\n  rollout:\n    n: 12345\
 
 
 def run_in(folder: Path, resumed_step: int | None = None) -> RunDescription:
-    return RunDescription(
-        folder=folder,
-        config_text=CONFIG,
-        max_steps=3,
-        project="geometry",
-        experiment="first",
-        resumed_step=resumed_step,
-    )
+    names = {"project": "geometry", "experiment": "first"}
+    return RunDescription(folder=folder, config_text=CONFIG, max_steps=3, resumed_step=resumed_step, **names)
 
 
 def needed(*names: str) -> list[Any]:
@@ -49,8 +42,6 @@ def log_two_halves(name: str, folder: Path) -> None:
     sink.log_metrics(3, {"reward/mean": LAST})
     sink.log_generations(3, [{"prompt_id": "a", "response": "the_answer_is_24", "accuracy": 1.0}])
     sink.log_generations(3, [])
-    sink.log_rollouts([group(3, [rollout(right=True, tokens=["<b>24</b>"]), rollout(right=False, tokens=["8"])])])
-    sink.log_rollouts([])
     sink.close()
 
 
@@ -76,11 +67,6 @@ def test_wandb_offline_keeps_two_parts_of_1_run(tmp_path: Path, monkeypatch: pyt
         assert b"12345" in content
     tables = list(tmp_path.glob("wandb/offline-run-*/files/media/table/val/generations_*.table.json"))
     assert [json.loads(table.read_text())["data"] for table in tables] == [[["a", "the_answer_is_24", "1.0"]]]
-    (table,) = tmp_path.glob("wandb/offline-run-*/files/media/table/rollouts_*.table.json")
-    assert json.loads(table.read_text())["data"] == [
-        ["How long?", "24", "<b>24</b>", 1.0, 1.0],
-        ["How long?", "24", "8", 0.0, 0.0],
-    ]
 
 
 def test_mlflow_keeps_1_run_with_values_settings_and_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
