@@ -122,7 +122,8 @@ def test_a_checkpoint_needs_room_on_its_disk(tmp_path: Path, monkeypatch: pytest
 
 def test_dora_needs_no_adapters_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     """LLaVA-OneVision gets no adapters from vLLM; the run hands DoRA's over as full weights."""
-    monkeypatch.setattr(factory, "_why_not_vllm", lambda device: None)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(factory.importlib.util, "find_spec", lambda name: name)  # vLLM is installed
     (llava,) = (family for family in FAMILIES if family.title == "LLaVA-OneVision")
     for use_dora, generator in (("false", "transformers"), ("true", "vllm")):
         settings = ["worker.rollout.name=auto", f"worker.actor.model.lora.use_dora={use_dora}"]

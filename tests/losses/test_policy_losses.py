@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
 from factories import response_mask
 from torch import Tensor
 
-from cepo.config.listing import settings_of
+from cepo.config.schema import ActorConfig, AlgorithmConfig
 from cepo.losses.objective import (
     AGGREGATIONS,
     KL_PENALTIES,
@@ -51,10 +52,10 @@ def gradient_of(settings: ObjectiveSettings, ratios: list[list[float]], advantag
 
 
 def test_names_of_losses_are_those_that_the_config_takes() -> None:
-    accepted = {setting.key: setting.choices for setting in settings_of()}
-    assert accepted["worker.actor.loss_type"] == LOSS_TYPES
-    assert accepted["worker.actor.loss_avg_mode"] == AGGREGATIONS
-    assert accepted["algorithm.kl_penalty"] == (*KL_PENALTIES, "full")
+    actor, algorithm = get_type_hints(ActorConfig), get_type_hints(AlgorithmConfig)
+    assert get_args(actor["loss_type"]) == LOSS_TYPES
+    assert get_args(actor["loss_avg_mode"]) == AGGREGATIONS
+    assert get_args(algorithm["kl_penalty"]) == (*KL_PENALTIES, "full")
 
 
 @pytest.mark.parametrize("loss_type", ["gspo", "gspo_token"])
