@@ -15,7 +15,7 @@ from PIL import Image
 
 from cepo.config import dump_config, load_config
 from cepo.tracking.run_folder import png_bytes
-from cepo.tracking.sink import RunDescription, build_tracker
+from cepo.tracking.sinks import RunDescription, build_tracker
 from cepo.tracking.trace import GroupRecord, RolloutRecord
 
 PICTURE = png_bytes(Image.new("RGB", (64, 64), (10, 200, 30)))

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from cepo.metrics import wilson_interval
 from cepo.report.recorded_run import COUNTS, RunData
-from cepo.tracking.console import STAGES
-from cepo.tracking.run_folder import finite_or_none
+from cepo.tracking.run_folder import STAGES, finite_or_none
 from cepo.trees import Tree
 
 # Okabe and Ito's colours, which people with common forms of colour blindness can distinguish, with grey for black.

@@ -21,8 +21,7 @@ from cepo.report.credit_view import credit_view
 from cepo.report.html import Sample, Section, Table, samples_table, write_page
 from cepo.report.recorded_run import COUNTS, RunData, as_yaml, load_run
 from cepo.report.score_tables import Cell
-from cepo.tracking.console import STAGES
-from cepo.tracking.run_folder import read_environment, read_generations
+from cepo.tracking.run_folder import STAGES, read_environment, read_generations
 from cepo.trees import leaves
 
 REPORT_FILE = "report.html"

@@ -12,7 +12,7 @@ from run_folders import group, rollout
 
 from cepo.errors import CepoError
 from cepo.tracking.run_folder import RECORDS_FORMAT, read_environment, write_atomically
-from cepo.tracking.sink import RunDescription, Tracker, build_tracker
+from cepo.tracking.sinks import RunDescription, Tracker, build_tracker
 from cepo.tracking.trace import Trace
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from terminals import INTERRUPT, plain, run_on_terminal
 
-from cepo.tracking.sink import RunDescription, build_sink
+from cepo.tracking.sinks import RunDescription, build_sink
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HOSTILE = "\x1b]0;title\x07\x1b[31mred [bold]x[/bold] \udc80 \u202eevil\x9b2J\nnext"
@@ -22,7 +22,7 @@ import logging, sys, time
 from pathlib import Path
 from cepo import interrupts
 from cepo.progress import live_view, phase, shown
-from cepo.tracking.sink import RunDescription, build_sink
+from cepo.tracking.sinks import RunDescription, build_sink
 sys.path.insert(0, {str(REPOSITORY / "tests")!r})
 from run_folders import group, rollout
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cepo.errors import ConfigError
-from cepo.tracking.sink import RunDescription, build_sink, build_tracker, check_sinks
+from cepo.tracking.sinks import RunDescription, build_sink, build_tracker, check_sinks
 
 FIRST, AGAIN, LAST = 0.6251234, 0.1252345, 0.8753456
 CONFIG = "trainer:\n  project_name: geometry\nworker:\n  rollout:\n    n: 12345\n"
@@ -161,6 +161,6 @@ def test_a_folder_named_wandb_is_not_taken_for_the_library(tmp_path: Path, monke
     name = "folder_that_is_no_library"
     (tmp_path / name).mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("cepo.tracking.sink._SINKS", {"console": ("console", "ConsoleSink", (name,))})
+    monkeypatch.setattr("cepo.tracking.sinks._LIBRARIES", {"console": (name,)})
     with pytest.raises(ConfigError, match=f"needs {name}"):
         check_sinks(["console"])

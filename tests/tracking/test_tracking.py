@@ -22,10 +22,8 @@ from run_folders import PICTURE, group, rollout
 from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import read_objects
 from cepo.live_view import duration
-from cepo.tracking.console import step_line
-from cepo.tracking.environment import code_version
-from cepo.tracking.run_folder import LineFile, png_bytes, read_environment, read_generations, read_metrics
-from cepo.tracking.sink import RunDescription, Sink, Tracker, build_sink, build_tracker
+from cepo.tracking.run_folder import LineFile, code_version, png_bytes, read_environment, read_generations, read_metrics
+from cepo.tracking.sinks import RunDescription, Sink, Tracker, build_sink, build_tracker, step_line
 from cepo.tracking.trace import GroupRecord, Trace, read_rollouts
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -206,7 +204,7 @@ def test_a_new_run_sets_a_used_folders_records_aside(tmp_path: Path) -> None:
 
 def test_the_environment_names_versions_command_and_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["cepo", "train"])
-    monkeypatch.setattr("cepo.tracking.environment.visible_gpus", lambda: [("Some Device", 80.0)])
+    monkeypatch.setattr("cepo.tracking.run_folder.visible_gpus", lambda: [("Some Device", 80.0)])
     build_sink("file", run_in(tmp_path)).close()
     (entry,) = read_environment(tmp_path)
     assert entry["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
