@@ -16,10 +16,9 @@ from rich.table import Table as TerminalTable
 
 from cepo.algorithms import available_estimators
 from cepo.config.listing import REQUIRED, method_settings, settings_of
-from cepo.report.charts import HELD_OUT, LEARNING, Chart, run_charts, save_figure
 from cepo.report.credit_view import credit_view
-from cepo.report.html import Sample, Section, Table, samples_table, write_page
-from cepo.report.recorded_run import COUNTS, RunData, as_yaml, load_run
+from cepo.report.drawing import Chart, Sample, Section, Table, samples_table, save_figure, write_page
+from cepo.report.recorded_run import COUNTS, HELD_OUT, LEARNING, RunData, as_yaml, load_run, run_charts
 from cepo.report.score_tables import Cell
 from cepo.tracking.run_folder import STAGES, read_environment, read_generations
 from cepo.trees import leaves
