@@ -13,12 +13,12 @@ from cepo.algorithms.base import SHARED
 from cepo.config.listing import REQUIRED, settings_of
 from cepo.errors import DataError
 from cepo.report.drawing import Chart, Section, Series, Table, scores, write_page
-from cepo.report.page import chart_sections
 from cepo.report.recorded_run import (
     COUNTS,
     UNKNOWN_ESTIMATOR,
     RunData,
     as_yaml,
+    chart_sections,
     load_run,
     planned_charts,
     series_of,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from cepo.config.recorded import without_interpolation
 from cepo.config.sources import read_file
 from cepo.errors import ConfigError, DataError
 from cepo.metrics import wilson_interval
-from cepo.report.drawing import Chart, Series
+from cepo.report.drawing import Chart, Section, Series
 from cepo.report.score_tables import Cell
 from cepo.tracking.run_folder import CONFIG_FILE, STAGES, MetricsRow, read_generations, read_metrics
 from cepo.trees import Tree
@@ -232,6 +233,20 @@ def run_charts(run: RunData) -> list[Chart]:
     return [
         replace(chart, series=[series_of(run, name) for name in names]) for chart, names in planned_charts(run.names())
     ]
+
+
+def chart_sections(charts: Sequence[Chart]) -> Iterator[Section]:
+    """Yields the parts of a page with charts, the first one open; series that are always 0 are named only."""
+    for heading, part in itertools.groupby(charts, key=lambda chart: chart.heading):
+        listed = list(part)
+        zeros = [f"{chart.title}: {one.label}" for chart in listed for one in chart.series if not any(one.values)]
+        drawn = [replace(chart, series=[one for one in chart.series if any(one.values)]) for chart in listed]
+        yield Section(
+            title=heading,
+            charts=[chart for chart in drawn if chart.series],
+            notes=[f"Always 0, and not drawn: {'; '.join(zeros)}."] if zeros else [],
+            closed=heading != LEARNING,
+        )
 
 
 def series_of(run: RunData, name: str) -> Series:
