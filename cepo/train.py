@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cepo.models.inputs import ImageSource
     from cepo.models.processing import Processing
     from cepo.report.page import Run
-    from cepo.tracking.sink import Tracker
+    from cepo.tracking.sinks import Tracker
     from cepo.trainer.callbacks import Callback
     from cepo.trainer.loop import Trainer
     from cepo.trainer.protocol import Backend
@@ -133,7 +133,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
     """Builds the trainer, with cheap checks first; `stack` closes its resources, `policy` is that of a trainer before it."""
     from cepo.algorithms import build_estimator, load_plugin
     from cepo.rewards.pool import RewardPool
-    from cepo.tracking.sink import check_sinks
+    from cepo.tracking.sinks import check_sinks
 
     data, algorithm, worker, settings = sections = config.data, config.algorithm, config.worker, config.trainer
     check_sinks(settings.logger)
@@ -229,7 +229,7 @@ def build_backend(
 
 
 def _tracker(config: RunConfig, stack: ExitStack, total_steps: int, resumed_step: int | None) -> Tracker:
-    from cepo.tracking.sink import RunDescription, build_tracker
+    from cepo.tracking.sinks import RunDescription, build_tracker
 
     settings = config.trainer
     tracker = build_tracker(

@@ -15,10 +15,15 @@ from PIL import Image
 
 from cepo.config import dump_config, load_config
 from cepo.tracking.run_folder import png_bytes
-from cepo.tracking.sink import RunDescription, build_tracker
+from cepo.tracking.sinks import RunDescription, build_tracker
 from cepo.tracking.trace import GroupRecord, RolloutRecord
 
 PICTURE = png_bytes(Image.new("RGB", (64, 64), (10, 200, 30)))
+
+
+def run_in(folder: Path, **changes: Any) -> RunDescription:
+    settings: dict[str, Any] = {"folder": folder, "config_text": "algorithm:\n  adv_estimator: cepo\n", "max_steps": 10}
+    return RunDescription(**(settings | changes))
 
 
 def write_run(
@@ -29,7 +34,7 @@ def write_run(
     groups: Sequence[GroupRecord] = (),
     generations: Mapping[int, Sequence[Mapping[str, object]]] | None = None,
 ) -> Path:
-    tracker = build_tracker(["file"], RunDescription(folder=folder, config_text=config, max_steps=2))
+    tracker = build_tracker(["file"], run_in(folder, config_text=config, max_steps=2))
     for step, values in rows:
         tracker.log_metrics(step, values)
     for _, recorded in itertools.groupby(groups, key=lambda group: group.step):

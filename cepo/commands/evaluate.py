@@ -156,7 +156,7 @@ def _prepared(plan: Plan) -> tuple[RunConfig, Processing, list[Task]]:
 
 
 def _description(plan: Plan, config: RunConfig, generator: str) -> Tree:
-    from cepo.tracking.environment import describe_software
+    from cepo.tracking.run_folder import describe_software
     from cepo.trainer.asking import validation_settings
 
     data = config.data

@@ -13,7 +13,7 @@ from cepo.data.contexts import ContextBuilder, Problem
 from cepo.data.dataset import TrainingProblems, most_visuals, read_training_sets
 from cepo.models.processing import Processing, load_processing
 from cepo.rewards.pool import RewardPool
-from cepo.tracking.environment import describe_software
+from cepo.tracking.run_folder import describe_software
 from cepo.trainer.asking import Asker, Rollouts, training_settings
 from cepo.trees import Tree
 from cepo.workers.checkpoint import load_weights

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cepo.credit.agreement import QUARTERS
-from cepo.report.charts import Chart, Series
-from cepo.report.html import Section, scores, write_page
+from cepo.report.drawing import Chart, Section, Series, scores, write_page
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
 from cepo.trees import Fields
 

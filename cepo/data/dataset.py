@@ -18,9 +18,8 @@ import numpy
 
 from cepo.config.schema import DataConfig
 from cepo.data.contexts import Problem, UserTemplate
-from cepo.data.images import decoded_images, limited_size, listed, verify_image
 from cepo.data.reading import read_row, read_source, without_decoding
-from cepo.data.videos import load_video
+from cepo.data.visuals import decoded_images, limited_size, listed, load_video, verify_image
 from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import read_text
 from cepo.models.inputs import ImageSource, Turn, Video

@@ -16,7 +16,7 @@ from typing import TypedDict
 
 from cepo.errors import DataError
 from cepo.foreign_files import damaged_as, read_json, read_objects
-from cepo.report.html import Sample, Section, Table, samples_table, write_page
+from cepo.report.drawing import Sample, Section, Table, samples_table, write_page
 from cepo.report.score_tables import Cell
 from cepo.rewards.benchmark import KINDS
 from cepo.tracking.run_folder import write_atomically

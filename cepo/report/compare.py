@@ -12,10 +12,18 @@ from pathlib import Path
 from cepo.algorithms.base import SHARED
 from cepo.config.listing import REQUIRED, settings_of
 from cepo.errors import DataError
-from cepo.report.charts import Chart, Series, planned_charts, series_of, words
-from cepo.report.html import Section, Table, scores, write_page
-from cepo.report.page import chart_sections
-from cepo.report.recorded_run import COUNTS, UNKNOWN_ESTIMATOR, RunData, as_yaml, load_run
+from cepo.report.drawing import Chart, Section, Series, Table, scores, write_page
+from cepo.report.recorded_run import (
+    COUNTS,
+    UNKNOWN_ESTIMATOR,
+    RunData,
+    as_yaml,
+    chart_sections,
+    load_run,
+    planned_charts,
+    series_of,
+    words,
+)
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
 from cepo.trees import leaves
 

@@ -16,13 +16,11 @@ from rich.table import Table as TerminalTable
 
 from cepo.algorithms import available_estimators
 from cepo.config.listing import REQUIRED, method_settings, settings_of
-from cepo.report.charts import HELD_OUT, LEARNING, Chart, run_charts, save_figure
 from cepo.report.credit_view import credit_view
-from cepo.report.html import Sample, Section, Table, samples_table, write_page
-from cepo.report.recorded_run import COUNTS, RunData, as_yaml, load_run
+from cepo.report.drawing import Sample, Section, Table, samples_table, save_figure, write_page
+from cepo.report.recorded_run import COUNTS, HELD_OUT, RunData, as_yaml, chart_sections, load_run, run_charts
 from cepo.report.score_tables import Cell
-from cepo.tracking.console import STAGES
-from cepo.tracking.run_folder import read_environment, read_generations
+from cepo.tracking.run_folder import STAGES, read_environment, read_generations
 from cepo.trees import leaves
 
 REPORT_FILE = "report.html"
@@ -67,20 +65,6 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
 def save_curves(run_folder: Path, out: Path) -> Path:
     """Draws a run's charts into one PNG, PDF or SVG file; returns its path; raises `DataError` as `write_report`."""
     return save_figure(run_charts(load_run(run_folder)), out)
-
-
-def chart_sections(charts: Sequence[Chart]) -> Iterator[Section]:
-    """Yields the parts of a page with charts, the first one open; series that are always 0 are named only."""
-    for heading, part in itertools.groupby(charts, key=lambda chart: chart.heading):
-        listed = list(part)
-        zeros = [f"{chart.title}: {one.label}" for chart in listed for one in chart.series if not any(one.values)]
-        drawn = [replace(chart, series=[one for one in chart.series if any(one.values)]) for chart in listed]
-        yield Section(
-            title=heading,
-            charts=[chart for chart in drawn if chart.series],
-            notes=[f"Always 0, and not drawn: {'; '.join(zeros)}."] if zeros else [],
-            closed=heading != LEARNING,
-        )
 
 
 def _clocks(run: RunData) -> dict[str, dict[int, float]]:

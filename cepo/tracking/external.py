@@ -18,7 +18,7 @@ import yaml
 
 from cepo.foreign_files import read_json
 from cepo.tracking.run_folder import MLFLOW_FOLDER, SWANLAB_FOLDER, TENSORBOARD_FOLDER, TRACKERS_FILE, write_atomically
-from cepo.tracking.sink import RunDescription, Sink
+from cepo.tracking.sinks import RunDescription, Sink
 from cepo.trees import Tree, leaves
 
 STEP_NAME = "trainer/step"

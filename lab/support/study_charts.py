@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from cepo.report.charts import Chart, Series
+from cepo.report.drawing import Chart, Series
 from cepo.report.score_tables import Cell
 from lab.support.study_plan import PLAN, Profile
 from lab.support.study_statistics import Runs

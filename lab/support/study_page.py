@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cepo.report.charts import save_figure
+from cepo.report.drawing import save_figure
 from cepo.report.score_tables import Cell
 from lab.support.machine import machine_record
 from lab.support.study_charts import charts

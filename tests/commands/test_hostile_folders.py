@@ -32,7 +32,7 @@ from cepo.microgeo.world import ASSETS
 from cepo.models.pretrained import load_model
 from cepo.report.score_tables import Column, ScoreTable, TableRow
 from cepo.terminal import LogHandler
-from cepo.tracking.sink import RunDescription, build_tracker
+from cepo.tracking.sinks import RunDescription, build_tracker
 from cepo.tracking.trace import read_rollouts
 from cepo.trainer.checkpoints import CheckpointStore, TrainerState
 from cepo.trainer.protocol import Backend

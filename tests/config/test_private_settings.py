@@ -12,7 +12,7 @@ from cepo.config import dump_for_record, load_config
 from cepo.config.loader import decisive_settings
 from cepo.config.private import masked_argument
 from cepo.tracking.external import config_tree
-from cepo.tracking.sink import RunDescription, build_tracker
+from cepo.tracking.sinks import RunDescription, build_tracker
 
 BASE = "config=configs/microgeo/base.yaml"
 SECRET = "s3cret-value"

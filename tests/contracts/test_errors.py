@@ -33,7 +33,7 @@ from cepo.foreign_files import read_text
 from cepo.rewards.contract import BatchContractError, ContractError, validate_score, validate_scores
 from cepo.rewards.functions import resolve_reward_path
 from cepo.sections import SectionError, read_section
-from cepo.tracking.file import _writing
+from cepo.tracking.sinks import _writing
 from cepo.trainer.checkpoints import FILES_FILE, STATE_FILE, CheckpointStore, written_files
 from cepo.trainer.health import Health
 from cepo.trainer.run_policy import RunFinishedError, RunPolicy

@@ -24,8 +24,7 @@ from cepo.report.compare import compare_runs, write_comparison
 from cepo.report.credit_view import step_credit
 from cepo.report.page import write_report
 from cepo.report.recorded_run import load_run
-from cepo.tracking.console import STAGES
-from cepo.tracking.run_folder import thumbnail
+from cepo.tracking.run_folder import STAGES, thumbnail
 from cepo.tracking.trace import GroupRecord, RolloutRecord, read_rollouts
 
 pytestmark = pytest.mark.heavy

@@ -19,10 +19,9 @@ from torch import Tensor
 from training_runs import TWO_TEACHERS, Train, largest_gap, random_response
 
 from cepo.config.schema import DataConfig
-from cepo.data import videos as reading
 from cepo.data.batch import ScoringRow
 from cepo.data.dataset import ProblemSet
-from cepo.data.videos import load_video
+from cepo.data.visuals import load_video
 from cepo.errors import ConfigError, DataError
 from cepo.models.inputs import EncodedPrompt, ImageSource, Video
 from cepo.models.processing import Processing
@@ -126,7 +125,7 @@ def test_what_is_no_video_is_refused_with_the_reason(
     for value, words in cases:
         with pytest.raises(DataError, match=words):
             read(value, None)
-    monkeypatch.setattr(reading, "_LIBRARIES", ("no_such_library",))
+    monkeypatch.setattr("cepo.data.visuals._VIDEO_LIBRARIES", ("no_such_library",))
     with pytest.raises(ConfigError, match=r"cepo\[video\]"):
         read(whole, None)
 

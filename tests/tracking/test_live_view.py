@@ -1,18 +1,23 @@
-"""A run that somebody watches: a live view on a terminal, plain lines elsewhere, and texts that stay texts."""
+"""A run that somebody watches: a live view on a terminal, plain lines elsewhere, a line a minute in a log; texts stay texts."""
 
 from __future__ import annotations
 
 import io
+import logging
 import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from terminals import INTERRUPT, plain, run_on_terminal
 
-from cepo.tracking.sink import RunDescription, build_sink
+from cepo import progress
+from cepo.progress import Progress, shown
+from cepo.tracking.sinks import RunDescription, build_sink
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HOSTILE = "\x1b]0;title\x07\x1b[31mred [bold]x[/bold] \udc80 \u202eevil\x9b2J\nnext"
@@ -22,7 +27,7 @@ import logging, sys, time
 from pathlib import Path
 from cepo import interrupts
 from cepo.progress import live_view, phase, shown
-from cepo.tracking.sink import RunDescription, build_sink
+from cepo.tracking.sinks import RunDescription, build_sink
 sys.path.insert(0, {str(REPOSITORY / "tests")!r})
 from run_folders import group, rollout
 
@@ -118,3 +123,37 @@ def test_a_sample_is_one_line_without_what_a_terminal_obeys(
     sink.log_generations(1, [{"response": HOSTILE}, {"response": "a" * 100_000}])
     output.seek(0)
     assert output.read().splitlines() == [f"  sample: {expected}", f"  sample: {'a' * 97}..."]
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_log_gets_one_line_a_minute(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Short work says nothing."""
+    now = 0.0
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
+    with caplog.at_level(logging.INFO, logger="cepo"):
+        for seconds in (25, 5):
+            for _ in shown(range(10), "scoring"):
+                now += seconds
+    assert caplog.messages == [
+        "scoring: 3 of 10 after 75 s, about 175 s left",
+        "scoring: 6 of 10 after 150 s, about 100 s left",
+        "scoring: 9 of 10 after 225 s, about 25 s left",
+    ]
+
+
+@pytest.mark.parametrize(("seconds", "draws", "drawn"), [(0.6, True, True), (0.0, True, False), (0.6, False, False)])
+def test_a_terminal_gets_a_bar_after_half_a_second(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, seconds: float, draws: bool, drawn: bool
+) -> None:
+    terminal = _Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with Progress("updating", 1, draws=draws) as bar:
+        time.sleep(seconds)
+        bar.update()
+    assert ("updating" in terminal.getvalue()) == drawn
+    assert caplog.messages == []

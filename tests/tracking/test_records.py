@@ -1,14 +1,15 @@
-"""The run folder's formats, resuming, the console's lines, and sinks that fail."""
+"""The records of a run read back as written, go on after a resume, and are on the disk before anything that claims them."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,37 +18,24 @@ import pandas
 import pyarrow.parquet
 import pytest
 from PIL import Image
-from run_folders import PICTURE, group, rollout
+from run_folders import PICTURE, group, rollout, run_in
 
-from cepo.errors import ConfigError, DataError
+from cepo.errors import CepoError, DataError
 from cepo.foreign_files import read_objects
-from cepo.live_view import duration
-from cepo.tracking.console import step_line
-from cepo.tracking.environment import code_version
-from cepo.tracking.run_folder import LineFile, png_bytes, read_environment, read_generations, read_metrics
-from cepo.tracking.sink import RunDescription, Sink, Tracker, build_sink, build_tracker
+from cepo.tracking.run_folder import (
+    RECORDS_FORMAT,
+    LineFile,
+    code_version,
+    png_bytes,
+    read_environment,
+    read_generations,
+    read_metrics,
+    write_atomically,
+)
+from cepo.tracking.sinks import build_sink, build_tracker
 from cepo.tracking.trace import GroupRecord, Trace, read_rollouts
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-STEP_METRICS = {
-    "reward/mean": 0.53125,
-    "reward/accuracy": 0.5,
-    "groups/mixed": 0.62,
-    "evidence/lambda": 0.42,
-    "evidence/positive_fraction": 0.31,
-    "evidence/negative_fraction": 0.12,
-    "evidence/clip_low_rate": 0.03,
-    "evidence/clip_high_rate": 0.05,
-    "actor/grad_norm": 0.8342,
-    "timing_s/generate": 2.13,
-    "timing_s/update": 0.456,
-    "timing_s/step": 6.0,
-}
-
-
-def run_in(folder: Path, **changes: Any) -> RunDescription:
-    settings: dict[str, Any] = {"folder": folder, "config_text": "algorithm:\n  adv_estimator: cepo\n", "max_steps": 10}
-    return RunDescription(**(settings | changes))
 
 
 def group_at(step: int, **changes: Any) -> GroupRecord:
@@ -206,7 +194,7 @@ def test_a_new_run_sets_a_used_folders_records_aside(tmp_path: Path) -> None:
 
 def test_the_environment_names_versions_command_and_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["cepo", "train"])
-    monkeypatch.setattr("cepo.tracking.environment.visible_gpus", lambda: [("Some Device", 80.0)])
+    monkeypatch.setattr("cepo.tracking.run_folder.visible_gpus", lambda: [("Some Device", 80.0)])
     build_sink("file", run_in(tmp_path)).close()
     (entry,) = read_environment(tmp_path)
     assert entry["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
@@ -233,76 +221,55 @@ def test_the_commit_is_recorded_for_a_tracked_package_alone(tmp_path: Path) -> N
     assert code_version(tmp_path / "package") == {"commit": git("rev-parse", "HEAD"), "dirty": True}
 
 
-def test_the_console_lines_say_what_an_operator_asks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A validation before training with 96 of 256 right, then step 3 of 10.
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was put on the disk, and which renames there were, in order."""
+    seen: list[str] = []
+    replace = os.replace
 
-    Wilson: (0.375 + 3.84 / 512 ± 1.96 sqrt(0.375 * 0.625 / 256 + 3.84 / 512^2)) / (1 + 3.84 / 256).
-    """
-    sink = build_sink("console", run_in(tmp_path))
-    sink.log_metrics(0, {"val/accuracy": 0.375, "val/num_samples": 256, "timing_s/validate": 12.34})
-    sink.log_metrics(3, STEP_METRICS)
-    assert capsys.readouterr().out == (
-        "step  0/10  validation accuracy 0.375 (0.318 to 0.436, n 256)  seconds 12.3\n"
-        "step  3/10  reward 0.531 accuracy 0.500  mixed 62%  lambda 0.420  evidence +31% -12%  "
-        "weight clip low 3% high 5%  grad 0.834  6.0 s (generate 2.1, update 0.46)  ETA 42 s\n"
+    def noted_replace(source: Path, target: Path) -> None:
+        seen.append(f"rename {source.name} {target.name}")
+        replace(source, target)
+
+    monkeypatch.setattr(
+        os, "fsync", lambda number: seen.append(f"fsync {Path(f'/proc/self/fd/{number}').readlink().name}")
     )
-    assert step_line(7, 10, {}, remaining_seconds=None).plain == "step  7/10"
+    monkeypatch.setattr(os, "replace", noted_replace)
+    return seen
 
 
-def test_durations_read_as_seconds_minutes_or_hours() -> None:
-    assert [duration(value) for value in (41.6, 187, 3725)] == ["42 s", "3:07 min", "1:02:05 h"]
+def test_a_new_file_is_on_the_disk_before_and_after_its_rename(tmp_path: Path, calls: list[str]) -> None:
+    write_atomically(tmp_path / "state.json", "{}")
+    assert calls == ["fsync .state.json.new", "rename .state.json.new state.json", f"fsync {tmp_path.name}"]
 
 
-def test_tensorboard_shows_after_resume_at_step_1_each_step_once(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    for resumed, steps, value in ((None, (0, 1, 2, 3), 0.25), (1, (2, 3), 0.75)):
-        sink = build_sink("tensorboard", run_in(tmp_path, resumed_step=resumed))
-        for step in steps:
-            sink.log_metrics(step, {"reward/mean": value})
-        sink.log_generations(steps[-1], [{"prompt_id": "a", "response": "# not a title", "accuracy": 1.0}])
-        sink.close()
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    seen = [(event.step, event.value) for event in events.Scalars("reward/mean")]
-    assert seen == [(0, 0.25), (1, 0.25), (2, 0.75), (3, 0.75)]
-    text = events.Tensors("val/sample_0/text_summary")[-1].tensor_proto.string_val[0].decode()
-    assert "**response**\n\n    # not a title\n\n**accuracy**" in text
+def test_a_steps_row_is_on_the_disk_when_it_is_logged(tmp_path: Path, calls: list[str]) -> None:
+    tracker = build_tracker(["file"], run_in(tmp_path))
+    for name in ("reward/mean", "val/accuracy"):
+        calls.clear()
+        tracker.log_metrics(1, {name: 0.5})
+        assert calls == ["fsync metrics.jsonl"]
 
 
-def test_an_unknown_sink_names_the_nearest_one(tmp_path: Path) -> None:
-    known = "Known: console, file, mlflow, swanlab, tensorboard, trackio, wandb"
-    with pytest.raises(ConfigError, match=rf"'tensorbord' is unknown. Did you mean 'tensorboard'\? {known}"):
-        build_tracker(["file", "tensorbord"], run_in(tmp_path))
-    assert not (tmp_path / "metrics.jsonl").exists()
+def test_images_are_on_the_disk_before_rollouts_that_name_them(tmp_path: Path, calls: list[str]) -> None:
+    """An image is named by its content, so that a later run would keep an empty one of that name for good."""
+    Trace(tmp_path, max_bytes=1_000_000).write([group(1, [rollout(right=True)], images=[b"image"])])
+    image = f"{hashlib.sha256(b'image').hexdigest()[:32]}.png"
+    assert calls[:3] == [f"fsync .{image}.new", f"rename .{image}.new {image}", "fsync images"]
+    assert calls[-1] == "fsync rollouts"
 
 
-class FailingSink(Sink):
-    """Fails at its first call and counts them."""
-
-    calls = 0
-
-    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
-        self.calls += 1
-        raise OSError("no space")
-
-    def close(self) -> None:
-        self.calls += 1
-
-
-def test_a_failing_optional_sink_is_dropped_with_1_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    failing = FailingSink()
-    tracker = Tracker({"failing": failing, "file": build_sink("file", run_in(tmp_path))})
-    for step in (1, 2, 3):
-        tracker.log_metrics(step, {"reward/mean": 0.5})
-    tracker.log_rollouts([])
-    tracker.close()
-    assert failing.calls == 1
-    assert caplog.messages == ["trainer.logger 'failing' failed and is off for the rest of the run: OSError: no space"]
-    assert [row.step for row in read_metrics(tmp_path)] == [1, 2, 3]
-
-
-def test_a_failing_required_sink_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FailingSink, "required", True)
-    with pytest.raises(OSError, match="no space"):
-        Tracker({"file": FailingSink()}).log_metrics(1, {"reward/mean": 0.5})
+def test_records_of_a_later_format_are_refused_and_kept(tmp_path: Path) -> None:
+    build_tracker(["file"], run_in(tmp_path, resumed_step=1)).close()
+    file = tmp_path / "environment.json"
+    (entry,) = json.loads(file.read_text())
+    assert entry["format"] == RECORDS_FORMAT == 1
+    later = json.dumps([entry | {"format": 2}])
+    file.write_text(later)
+    words = r"the records in .* have format 2, but this cepo reads formats up to 1; use the version that wrote them"
+    for read in (read_environment, lambda folder: build_tracker(["file"], run_in(folder, resumed_step=1))):
+        with pytest.raises(CepoError, match=words):
+            read(tmp_path)
+    assert file.read_text() == later
+    file.write_text(json.dumps([{"started": "earlier than there was a number"}]))
+    assert len(read_environment(tmp_path)) == 1

@@ -1,22 +1,64 @@
-"""Writes a self-contained HTML page with its styles, scripts and data, which loads nothing from a network."""
+"""Draws charts, tables and sections: as a self-contained HTML page, which loads nothing from a network, or as a figure."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from cepo.report.charts import Chart
 from cepo.report.score_tables import NOTHING, Cell, ScoreTable
-from cepo.tracking.run_folder import THUMBNAIL, write_atomically
-from cepo.trees import Fields
+from cepo.tracking.run_folder import THUMBNAIL, finite_or_none, write_atomically
+from cepo.trees import Fields, Tree
 
+# Okabe and Ito's colours, which people with common forms of colour blindness can distinguish, with grey for black.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#777777", "#A0522D", "#F0E442")
+DASHES = ((), (6, 4), (2, 3), (6, 3, 2, 3))
+_MARKED_POINTS = 60
+_PANEL_INCHES, _MOST_COLUMNS = (4.4, 3.2), 3
 _ASSETS = Path(__file__).parent / "assets"
 _MOST_CHARACTERS = 5_000_000
 """Of the responses in one table; more would make a page slow to open."""
 Sample = tuple[str, bool, Mapping[str, object]]
 """A graded response: its name, which says to which problem, the verdict, and the recorded row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One curve: a value per measured step, with an optional band from `low` to `high`. `help` defines the quantity."""
+
+    label: str
+    steps: Sequence[float]
+    values: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    help: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """Curves over steps, or over `x`, with one unit. `heading` is that of its part of a page."""
+
+    title: str
+    unit: str
+    series: Sequence[Series]
+    note: str = ""
+    x: str = "step"
+    heading: str = ""
+
+    def styled(self) -> Iterator[tuple[Series, str, tuple[int, ...]]]:
+        """Yields the series with their colours and dashes."""
+        return zip(self.series, itertools.cycle(COLOURS), itertools.cycle(DASHES))
+
+    def as_json(self) -> Tree:
+        """Returns what the page's script draws; a value that is not finite is None."""
+        series: list[Tree] = []
+        for one, colour, dash in self.styled():
+            drawn = asdict(one) | {"c": colour, "dash": dash}
+            for name in ("values", "low", "high"):
+                drawn[name] = [*map(finite_or_none, drawn[name])]
+            series.append(drawn)
+        return {"title": self.title, "unit": self.unit, "x": self.x, "series": series}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,4 +164,33 @@ def write_page(
     text = environment.get_template("page.html").render(shown, credit=credit, clocks=clocks or {})
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text.encode("utf-8", errors="replace").decode("utf-8"))
+    return path
+
+
+def save_figure(charts: Sequence[Chart], path: Path) -> Path:
+    """Draws the charts as panels into a PNG, PDF or SVG file, chosen by its extension; returns the path."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    columns = min(_MOST_COLUMNS, len(charts)) or 1
+    rows = -(-len(charts) // columns) or 1
+    width, height = _PANEL_INCHES
+    figure = Figure(figsize=(width * columns, height * rows), dpi=150, layout="constrained")
+    for axes, chart in itertools.zip_longest(figure.subplots(rows, columns, squeeze=False).flat, charts):
+        if chart is None:
+            axes.set_axis_off()
+            continue
+        for one, colour, dash in chart.styled():
+            marker = "o" if len(one.steps) <= _MARKED_POINTS else None
+            style = {"color": colour, "linestyle": (0, dash), "marker": marker, "markersize": 3}
+            axes.plot(one.steps, one.values, label=one.label, **style)
+            if one.low:
+                axes.fill_between(one.steps, one.low, one.high, color=colour, alpha=0.15, linewidth=0)
+        axes.set_title(chart.title, loc="left", fontsize=10)
+        axes.set(xlabel="step", ylabel=chart.unit)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), ncols=2, fontsize=7, frameon=False)  # below the axes
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
     return path

@@ -1,4 +1,4 @@
-"""Weights & Biases, MLflow, SwanLab and Trackio by their own libraries, offline: what they keep, and how a run goes on."""
+"""What each sink keeps of a run and how it goes on after a resume: console, TensorBoard, and others offline; sinks that fail."""
 
 from __future__ import annotations
 
@@ -6,21 +6,117 @@ import importlib
 import importlib.util
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from run_folders import run_in
 
 from cepo.errors import ConfigError
-from cepo.tracking.sink import RunDescription, build_sink, build_tracker, check_sinks
+from cepo.live_view import duration
+from cepo.tracking.run_folder import read_metrics
+from cepo.tracking.sinks import RunDescription, Sink, Tracker, build_sink, build_tracker, check_sinks, step_line
+
+STEP_METRICS = {
+    "reward/mean": 0.53125,
+    "reward/accuracy": 0.5,
+    "groups/mixed": 0.62,
+    "evidence/lambda": 0.42,
+    "evidence/positive_fraction": 0.31,
+    "evidence/negative_fraction": 0.12,
+    "evidence/clip_low_rate": 0.03,
+    "evidence/clip_high_rate": 0.05,
+    "actor/grad_norm": 0.8342,
+    "timing_s/generate": 2.13,
+    "timing_s/update": 0.456,
+    "timing_s/step": 6.0,
+}
+
+
+def test_the_console_lines_say_what_an_operator_asks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A validation before training with 96 of 256 right, then step 3 of 10.
+
+    Wilson: (0.375 + 3.84 / 512 ± 1.96 sqrt(0.375 * 0.625 / 256 + 3.84 / 512^2)) / (1 + 3.84 / 256).
+    """
+    sink = build_sink("console", run_in(tmp_path))
+    sink.log_metrics(0, {"val/accuracy": 0.375, "val/num_samples": 256, "timing_s/validate": 12.34})
+    sink.log_metrics(3, STEP_METRICS)
+    assert capsys.readouterr().out == (
+        "step  0/10  validation accuracy 0.375 (0.318 to 0.436, n 256)  seconds 12.3\n"
+        "step  3/10  reward 0.531 accuracy 0.500  mixed 62%  lambda 0.420  evidence +31% -12%  "
+        "weight clip low 3% high 5%  grad 0.834  6.0 s (generate 2.1, update 0.46)  ETA 42 s\n"
+    )
+    assert step_line(7, 10, {}, remaining_seconds=None).plain == "step  7/10"
+
+
+def test_durations_read_as_seconds_minutes_or_hours() -> None:
+    assert [duration(value) for value in (41.6, 187, 3725)] == ["42 s", "3:07 min", "1:02:05 h"]
+
+
+def test_tensorboard_shows_after_resume_at_step_1_each_step_once(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for resumed, steps, value in ((None, (0, 1, 2, 3), 0.25), (1, (2, 3), 0.75)):
+        sink = build_sink("tensorboard", run_in(tmp_path, resumed_step=resumed))
+        for step in steps:
+            sink.log_metrics(step, {"reward/mean": value})
+        sink.log_generations(steps[-1], [{"prompt_id": "a", "response": "# not a title", "accuracy": 1.0}])
+        sink.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    seen = [(event.step, event.value) for event in events.Scalars("reward/mean")]
+    assert seen == [(0, 0.25), (1, 0.25), (2, 0.75), (3, 0.75)]
+    text = events.Tensors("val/sample_0/text_summary")[-1].tensor_proto.string_val[0].decode()
+    assert "**response**\n\n    # not a title\n\n**accuracy**" in text
+
+
+def test_an_unknown_sink_names_the_nearest_one(tmp_path: Path) -> None:
+    known = "Known: console, file, mlflow, swanlab, tensorboard, trackio, wandb"
+    with pytest.raises(ConfigError, match=rf"'tensorbord' is unknown. Did you mean 'tensorboard'\? {known}"):
+        build_tracker(["file", "tensorbord"], run_in(tmp_path))
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+class FailingSink(Sink):
+    """Fails at its first call and counts them."""
+
+    calls = 0
+
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self.calls += 1
+        raise OSError("no space")
+
+    def close(self) -> None:
+        self.calls += 1
+
+
+def test_a_failing_optional_sink_is_dropped_with_1_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    failing = FailingSink()
+    tracker = Tracker({"failing": failing, "file": build_sink("file", run_in(tmp_path))})
+    for step in (1, 2, 3):
+        tracker.log_metrics(step, {"reward/mean": 0.5})
+    tracker.log_rollouts([])
+    tracker.close()
+    assert failing.calls == 1
+    assert caplog.messages == ["trainer.logger 'failing' failed and is off for the rest of the run: OSError: no space"]
+    assert [row.step for row in read_metrics(tmp_path)] == [1, 2, 3]
+
+
+def test_a_failing_required_sink_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FailingSink, "required", True)
+    with pytest.raises(OSError, match="no space"):
+        Tracker({"file": FailingSink()}).log_metrics(1, {"reward/mean": 0.5})
+
 
 FIRST, AGAIN, LAST = 0.6251234, 0.1252345, 0.8753456
+
+
 CONFIG = "trainer:\n  project_name: geometry\nworker:\n  rollout:\n    n: 12345\n"
 
 
-def run_in(folder: Path, resumed_step: int | None = None) -> RunDescription:
-    names = {"project": "geometry", "experiment": "first"}
-    return RunDescription(folder=folder, config_text=CONFIG, max_steps=3, resumed_step=resumed_step, **names)
+def of_geometry(folder: Path, **changes: Any) -> RunDescription:
+    return run_in(folder, config_text=CONFIG, project="geometry", experiment="first", **changes)
 
 
 def needed(*names: str) -> list[Any]:
@@ -33,11 +129,11 @@ def needed(*names: str) -> list[Any]:
 
 def log_two_halves(name: str, folder: Path) -> None:
     """Steps 1 and 2, then a run resumed after step 1 that does step 2 again and step 3."""
-    sink = build_sink(name, run_in(folder))
+    sink = build_sink(name, of_geometry(folder))
     sink.log_metrics(1, {"reward/mean": FIRST, "val/pass@4": 1.0})
     sink.log_metrics(2, {"reward/mean": AGAIN, "actor/grad_norm": math.inf})
     sink.close()
-    sink = build_sink(name, run_in(folder, resumed_step=1))
+    sink = build_sink(name, of_geometry(folder, resumed_step=1))
     sink.log_metrics(2, {"reward/mean": AGAIN})
     sink.log_metrics(3, {"reward/mean": LAST})
     sink.log_generations(3, [{"prompt_id": "a", "response": "the_answer_is_24", "accuracy": 1.0}])
@@ -98,7 +194,7 @@ def test_mlflow_follows_the_address_in_its_own_variable(tmp_path: Path, monkeypa
     needed("mlflow", "sqlalchemy", "alembic")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/elsewhere.db")
-    sink = build_sink("mlflow", run_in(tmp_path / "run"))
+    sink = build_sink("mlflow", of_geometry(tmp_path / "run"))
     sink.log_metrics(1, {"reward/mean": FIRST})
     sink.close()
     assert (tmp_path / "elsewhere.db").stat().st_size > 0
@@ -134,7 +230,7 @@ def test_trackio_keeps_1_run_with_values_settings_and_samples(tmp_path: Path, mo
     assert values == [(1, FIRST), (2, AGAIN), (2, AGAIN), (3, LAST)]
     assert "the_answer_is_24" in str([each["val/generations"] for each in logs if "val/generations" in each])
     assert SQLiteStorage.get_run_config("geometry", name)["worker"] == {"rollout": {"n": 12345}}
-    other = build_sink("trackio", run_in(tmp_path / "other"))
+    other = build_sink("trackio", of_geometry(tmp_path / "other"))
     other.log_metrics(1, {"reward/mean": LAST})
     other.close()
     assert len(SQLiteStorage.get_runs("geometry")) == 2
@@ -161,6 +257,6 @@ def test_a_folder_named_wandb_is_not_taken_for_the_library(tmp_path: Path, monke
     name = "folder_that_is_no_library"
     (tmp_path / name).mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("cepo.tracking.sink._SINKS", {"console": ("console", "ConsoleSink", (name,))})
+    monkeypatch.setattr("cepo.tracking.sinks._LIBRARIES", {"console": (name,)})
     with pytest.raises(ConfigError, match=f"needs {name}"):
         check_sinks(["console"])
