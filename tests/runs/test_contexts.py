@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from contextlib import ExitStack
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
-from generator_cases import picture
+from factories import rollouts_of
+from generator_cases import picture, reference_model
 from PIL import Image
 from rounding import LOG_PROBS
-from training_runs import Train, checked_config, encoded, trainer_of
+from training_runs import BuildActor, Train, checked_config, encoded, opened, random_response, reference_log_probs
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.data.batch import ScoringRow
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem, ProblemSet
 from cepo.errors import ConfigError, DataError
+from cepo.metrics import results
 from cepo.models.inputs import EncodedPrompt, Turn
 from cepo.models.processing import Processing
 from cepo.trainer.planning import ScoredBatch
+from cepo.trainer.validation import leak_metrics
 from cepo.types import Reference
-from cepo.workers.actor import Actor
 
 SAYS_NOTHING = "{{ prompt }}{{ reference[:0] }}"
 
@@ -138,7 +138,7 @@ def test_assistant_prefix_is_between_header_and_response(tiny_processing: Proces
 
 @pytest.mark.parametrize("placement", ["user_suffix", "assistant_prefix"])
 def test_a_blind_teacher_has_no_image_token(
-    tiny_processing: Processing, build_actor: Callable[..., Actor], placement: str, caplog: pytest.LogCaptureFixture
+    tiny_processing: Processing, build_actor: BuildActor, placement: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("WARNING", logger="cepo"):
         contexts = builder(tiny_processing, placement=placement, with_images=False)
@@ -179,9 +179,7 @@ def written(rows: list[dict[str, Any]], folder: Path) -> str:
 def scored(tiny_run: list[str], file: str, folder: Path, column: str) -> ScoredBatch:
     """The first step's batch of `rlsd`, whose teacher reads the answer."""
     arguments = [f"data.train_files={file}", "algorithm.adv_estimator=rlsd", f"data.teacher_image_key={column}"]
-    with ExitStack() as stack:
-        config = checked_config([*tiny_run, *arguments, f"trainer.save_checkpoint_path={folder}"])
-        trainer = trainer_of(config, stack)
+    with opened(tiny_run, *arguments, folder=folder) as trainer:
         return trainer.score(trainer.plan(trainer.ask(0)))
 
 
@@ -217,3 +215,36 @@ def test_images_of_another_number_or_no_column_are_refused(
     assert problems[0].teacher_images == ()
     with pytest.raises(ConfigError, match=r"data.teacher_image_key is 'crop', which .* does not have"):
         problems.require_column("teacher_image_key")
+
+
+@pytest.mark.heavy
+def test_leak_gaps_are_log_probs_with_less_without_the_answer(
+    build_actor: BuildActor, tiny_model_folder: Path, tiny_processing: Processing
+) -> None:
+    task, contexts = problem(), builder(tiny_processing)
+    plain = contexts.student(task)
+    responses = [random_response(length, length) for length in (5, 3, 9)]
+    model = reference_model(tiny_model_folder)
+    with_answer, without = (
+        reference_log_probs(model, [ScoringRow(context=context, response_ids=ids) for ids in responses])
+        for context in (contexts.teacher(task, plain, "4"), plain)
+    )
+    gaps = [one - other for one, other in zip(with_answer, without, strict=True)]
+    rollouts = rollouts_of(
+        [*responses, (1, 2)],
+        problems=[task],
+        prompts=[plain],
+        responses=["it is 4", "as the given answer says", "the hint is 4", "not among the rows that are probed"],
+        correct=torch.tensor([True, False, False, True]),
+    )
+    found = results(leak_metrics(rollouts, 3, contexts, cast("Any", build_actor())))
+    assert found == pytest.approx(
+        {
+            "leak/mention_fraction": 2 / 3,
+            "leak/hint_gap_right": float(gaps[0].mean()),
+            "leak/hint_gap_wrong": float(torch.cat(gaps[1:]).mean()),
+            "leak/log_likelihood_gap": sum(float(gap.sum()) for gap in gaps) / 3,
+        },
+        abs=1e-5,
+    )
+    assert min(abs(value) for value in found.values()) > 1e-3

@@ -20,6 +20,7 @@ from tiny_checkpoints import FAMILIES, TEXT_FAMILIES, VISION_FAMILIES, write_che
 from torch import Tensor
 from training_runs import (
     EVERY_WRONG_ROLLOUT_TEACHES,
+    BuildActor,
     FinishedRun,
     Train,
     differing,
@@ -37,19 +38,16 @@ from cepo.models.families import FAMILIES as SUPPORTED
 from cepo.models.families import family_of
 from cepo.models.processing import Processing
 from cepo.models.quantization import quantised_weights
-from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import save_state
 from cepo.workers.merged_model import BaseModel, merge_checkpoint
 from cepo.workers.scoring_model import collate
 from cepo.workers.trained import CompensatedAdamW
 
-BuildActor = Callable[..., Actor]
 Checkpoint = Callable[[str], Path]
+LogProbRounding = Callable[[str], float]
 Record = Callable[[str, object], None]
 """pytest's `record_property`: the figures of docs/models.md are in the report that `--junitxml` writes."""
 
-
-LogProbRounding = Callable[[str], float]
 
 ALTERNATING = """
 def alternating(samples):  # each group has right and wrong responses
@@ -75,6 +73,13 @@ def log_prob_rounding(checkpoint: Checkpoint) -> LogProbRounding:
         return ORDERS * moved_by_one_unit(log_probs, model.parameters())
 
     return measured
+
+
+def sums(folder: Path) -> Path:
+    """A file of 8 problems of text alone, in the columns of EasyR1's math data."""
+    rows = [{"problem": f"What is {number} + {number}?", "answer": str(2 * number)} for number in range(8)]
+    (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return folder / "sums.jsonl"
 
 
 def prompts_of(family: str) -> list[tuple[str, list[Image.Image]]]:
@@ -117,26 +122,21 @@ def plain_model(folder: Path, family: str) -> Any:
     return auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
-def plain_log_probs(model: Any, inputs: dict[str, Tensor], response: tuple[int, ...]) -> Tensor:
-    """log P of each response token by the model's own forward pass over one row without padding."""
-    inputs = dict(inputs)
-    start = inputs["input_ids"].shape[1]
-    inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([response])], dim=1)
-    for name in {"attention_mask", "mm_token_type_ids", "token_type_ids"} & set(inputs):
-        filled = torch.full((1, len(response)), int(name == "attention_mask"))
-        inputs[name] = torch.cat([inputs[name], filled], dim=1)
-    logits = model(**inputs).logits[0, start - 1 : -1]
-    return logits.log_softmax(dim=1).gather(1, torch.tensor(response)[:, None])[:, 0]
-
-
 def expected_log_probs(model: Any, folder: Path, family: str, rows: list[ScoringRow]) -> list[Tensor]:
-    """Of the rows of `rows_of`, whose prompts have the tokens of transformers' own processor."""
+    """By the model's own pass over each row of `rows_of` alone, whose prompts have the tokens of transformers' processor."""
     expected: list[Tensor] = []
     for (text, images), start in zip(prompts_of(family), range(0, len(rows), 2), strict=True):
-        inputs = plain_inputs(folder, text, images)
+        prompt = dict(plain_inputs(folder, text, images))
+        ids = prompt["input_ids"]
         for row in rows[start : start + 2]:
-            assert list(row.context.token_ids) == inputs["input_ids"][0].tolist()
-            expected.append(plain_log_probs(model, inputs, row.response_ids))
+            assert list(row.context.token_ids) == ids[0].tolist()
+            response = torch.tensor([row.response_ids])
+            inputs = prompt | {"input_ids": torch.cat([ids, response], dim=1)}
+            for name in {"attention_mask", "mm_token_type_ids", "token_type_ids"} & set(prompt):
+                further = torch.full_like(response, int(name == "attention_mask"))
+                inputs[name] = torch.cat([prompt[name], further], dim=1)
+            logits = model(**inputs).logits[0, ids.shape[1] - 1 : -1]
+            expected.append(logits.log_softmax(dim=1).gather(1, response.T)[:, 0])
     return expected
 
 
@@ -283,9 +283,7 @@ def test_two_steps_train_and_the_engine_gets_the_weights(
         f"worker.actor.model.lora.rank={8 if weights == 'LoRA' else 0}",
     ]
     if family in TEXT_FAMILIES:
-        sums = [{"problem": f"What is {number} + {number}?", "answer": str(2 * number)} for number in range(8)]
-        rows = tmp_path / "sums.jsonl"
-        rows.write_text("".join(json.dumps(row) + "\n" for row in sums))
+        rows = sums(tmp_path)
         arguments += [f"data.train_files={rows}", f"data.val_files={rows}", "trainer.val_before_train=true"]
     refusal = REFUSED.get((family, engine, setting))
     if in_bf16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
@@ -326,11 +324,8 @@ def test_a_merged_folder_has_the_checkpoints_names_and_shapes(
     assert differing(merged, base) == []
 
 
-Run = Callable[..., FinishedRun]
-
-
 @pytest.fixture
-def run_of(tmp_path: Path, problem_file: Path, parity_reward: str) -> Run:
+def run_of(tmp_path: Path, problem_file: Path, parity_reward: str) -> Train:
     """Trains with EasyR1's configuration and overrides, on data, a model and sizes of ours."""
 
     def run_of(model: Path, theirs: list[str], *further: str, data: Path = problem_file) -> FinishedRun:
@@ -354,7 +349,7 @@ def run_of(tmp_path: Path, problem_file: Path, parity_reward: str) -> Run:
 
 
 @pytest.mark.heavy
-def test_easyr1s_config_with_its_lora_overrides_trains_a_step(tiny_model_folder: Path, run_of: Run) -> None:
+def test_easyr1s_config_with_its_lora_overrides_trains_a_step(tiny_model_folder: Path, run_of: Train) -> None:
     """The step has 10 responses."""
     done = run_of(tiny_model_folder, LORA_SCRIPT)
     trained = [line for line in done.metrics if "actor/lr" in line]
@@ -387,17 +382,12 @@ From examples/ of hiyouga/EasyR1 (Apache-2.0), read on 2026-11-22."""
 @pytest.mark.heavy
 @pytest.mark.parametrize(("family", "overrides"), SCRIPTS)
 def test_easyr1s_script_trains_two_steps_with_its_family(
-    family: str, overrides: list[str], run_of: Run, tmp_path: Path, problem_file: Path
+    family: str, overrides: list[str], run_of: Train, checkpoint: Checkpoint, tmp_path: Path, problem_file: Path
 ) -> None:
-    data = problem_file
-    if family not in VISION_FAMILIES:  # the columns of EasyR1's math data
-        data = tmp_path / "math.jsonl"
-        rows = [{"problem": f"What is {number} + 3?", "answer": str(number + 3)} for number in range(4)]
-        data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    data = problem_file if family in VISION_FAMILIES else sums(tmp_path)
     further = ["data.max_prompt_length=1024", "data.max_response_length=4", "worker.rollout.n=2"]
     further += ["worker.rollout.tensor_parallel_size=1", "trainer.val_before_train=false", "trainer.val_freq=-1"]
-    model = write_checkpoint(family, tmp_path / "model")
-    done = run_of(model, overrides, *further, "trainer.max_steps=2", data=data)
+    done = run_of(checkpoint(family), overrides, *further, "trainer.max_steps=2", data=data)
     assert len(done.steps) == 2
     assert all(line["actor/kl_loss"] >= 0 for line in done.steps)
     if overrides == IN_BF16:

@@ -5,34 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import torch
-from factories import rollouts_of
-from generator_cases import picture, reference_model
 from training_runs import (
     REWARD_FUNCTIONS,
     TWO_TEACHERS,
-    BuildActor,
     Train,
     around,
     json_lines,
     noting,
-    random_response,
     recorded_groups,
-    reference_log_probs,
 )
 
-from cepo.algorithms.settings import TeacherConfig
-from cepo.data.batch import OptimizerBatch, ScoringRow
-from cepo.data.contexts import ContextBuilder
-from cepo.data.dataset import Problem
-from cepo.metrics import results
-from cepo.models.processing import Processing
+from cepo.data.batch import OptimizerBatch
 from cepo.rollout.generator import GenerationRequest
 from cepo.trainer.loop import Trainer
-from cepo.trainer.validation import leak_metrics
 
 pytestmark = pytest.mark.heavy
 
@@ -74,9 +62,8 @@ def test_the_work_of_a_validation_is_no_part_of_the_steps(once: Train, one_step:
     assert {name: other[name] for name in names} == {name: plain[name] for name in names}
 
 
-def test_entropy_and_clip_fraction_do_not_depend_on_the_method(once: Train, one_step: Train) -> None:
-    [plain] = once(ONE_STEP).steps
-    [other] = one_step("algorithm.adv_estimator=opsd").steps
+def test_entropy_and_clip_fraction_do_not_depend_on_the_method(once: Train) -> None:
+    [plain], [other] = once(ONE_STEP).steps, once(ONE_STEP, "algorithm.adv_estimator=opsd").steps
     assert plain["work/live_fraction"] < other["work/live_fraction"] == 1
     assert plain["rollout/entropy"] == other["rollout/entropy"] > 1
     assert other["actor/live_entropy"] != pytest.approx(plain["actor/live_entropy"], rel=1e-3)
@@ -224,38 +211,3 @@ def test_batches_and_greedy_accuracy_leave_the_sampled_one(validated: Train) -> 
     assert sum(verdicts.values()) / len(verdicts) == beside["val/greedy_accuracy"]
     assert {name: beside[name] for name in kept} == {name: one[name] for name in kept}
     assert "val/greedy_accuracy" not in one
-
-
-def test_leak_gaps_are_log_probs_with_less_without_the_answer(
-    build_actor: BuildActor, tiny_model_folder: Path, tiny_processing: Processing
-) -> None:
-    problem = Problem(
-        prompt_id="0", text="<image>Find x.", images=(picture(1),), ground_truth="4", solution=None, columns={}
-    )
-    contexts = ContextBuilder(tiny_processing, TeacherConfig(), max_context_length=512)
-    plain = contexts.student(problem)
-    responses = [random_response(length, length) for length in (5, 3, 9)]
-    model = reference_model(tiny_model_folder)
-    with_answer, without = (
-        reference_log_probs(model, [ScoringRow(context=context, response_ids=ids) for ids in responses])
-        for context in (contexts.teacher(problem, plain, "4"), plain)
-    )
-    gaps = [one - other for one, other in zip(with_answer, without, strict=True)]
-    rollouts = rollouts_of(
-        [*responses, (1, 2)],
-        problems=[problem],
-        prompts=[plain],
-        responses=["it is 4", "as the given answer says", "the hint is 4", "not among the rows that are probed"],
-        correct=torch.tensor([True, False, False, True]),
-    )
-    found = results(leak_metrics(rollouts, 3, contexts, cast("Any", build_actor())))
-    assert found == pytest.approx(
-        {
-            "leak/mention_fraction": 2 / 3,
-            "leak/hint_gap_right": float(gaps[0].mean()),
-            "leak/hint_gap_wrong": float(torch.cat(gaps[1:]).mean()),
-            "leak/log_likelihood_gap": sum(float(gap.sum()) for gap in gaps) / 3,
-        },
-        abs=1e-5,
-    )
-    assert min(abs(value) for value in found.values()) > 1e-3

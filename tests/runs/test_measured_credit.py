@@ -103,9 +103,9 @@ def test_credit_adds_up_to_the_verdict(measured: Path) -> None:
         assert (measured / trace["image"]).read_bytes().startswith(b"\x89PNG")
 
 
-def test_advantages_are_those_that_training_computes(measured: Path, train: Train) -> None:
+def test_advantages_are_those_that_training_computes(measured: Path, once: Train) -> None:
     settings = ["algorithm.adv_estimator=rlsd", "trainer.max_steps=1", "worker.actor.global_batch_size=4"]
-    trained = train(*SETTINGS, *settings)
+    trained = once(*SETTINGS, *settings)
     learnt = {
         (group["prompt_id"], rollout["response"]): rollout["token_advantages"]
         for group in trained.rollouts

@@ -18,7 +18,7 @@ from rounding import LOG_PROBS
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from training_runs import Train, checked_config, differing, encoded, largest_gap, reference_log_probs, run
+from training_runs import Train, checked_config, differing, encoded, largest_gap, reference_log_probs
 
 import cepo
 from cepo.cli import main
@@ -300,38 +300,31 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield found
 
 
-@pytest.mark.heavy
-def test_checkpoint_and_merged_model_have_cards_and_resume(tiny_run: list[str], tmp_path: Path, hub: Hub) -> None:
+def test_checkpoint_and_merged_model_have_cards_and_resume(once: Train, train: Train, tmp_path: Path, hub: Hub) -> None:
     """The second step after a download of the first's checkpoint ends with the weights of the run that never stopped.
 
     The model that is merged from the checkpoint is published with a card of its own.
     """
-    whole = run(tiny_run, *SAVED_LORA, folder=tmp_path / "whole")
-    address = cepo.push(tmp_path / "whole" / "global_step_1", "someone/model")
-    assert address == "https://huggingface.co/someone/model/commit/1"
+    whole = once(*SAVED_LORA)
+    checkpoint = whole.folder / "global_step_1"
+    assert cepo.push(checkpoint, "someone/model") == "https://huggingface.co/someone/model/commit/1"
     assert [each["visibility"] for each in hub.created] == ["private"]
     assert hub.keys == {"Bearer hf_of_a_test"}
-    assert hub.files.keys() >= {
-        "README.md",
-        "curves.png",
-        "config.yaml",
-        "adapter_config.json",
-        "adapter_model.safetensors",
-    }
+    adapter = {"adapter_config.json", "adapter_model.safetensors"}
+    assert hub.files.keys() >= {"README.md", "curves.png", "config.yaml"} | adapter
     _, front, text = hub.files["README.md"].decode().split("---\n", 2)
     assert yaml.safe_load(front) == {"library_name": "peft", "tags": ["cepo", "reinforcement-learning", "grpo"]}
     titles = [f"## {title}\n" for title in ("Data", "Settings", "Curve", "Run", "Versions")]
     assert all(each in text for each in [*titles, "after step 1", "| algorithm.adv_estimator | grpo |"])
-    assert str(tmp_path) not in text
+    assert str(whole.folder) not in text
     for name, content in hub.files.items():
         (tmp_path / "downloaded" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "downloaded" / name).write_bytes(content)
     again = f"trainer.load_checkpoint_path={tmp_path / 'downloaded' / 'global_step_1'}"
-    resumed = run(tiny_run, *SAVED_LORA, again, folder=tmp_path / "resumed")
+    resumed = train(*SAVED_LORA, again)
     assert resumed.first_step == 1
     assert differing(resumed.parameters, whole.parameters) == []
     hub.files.clear()
-    checkpoint = tmp_path / "whole" / "global_step_1"
     assert merge("--checkpoint", checkpoint, "--out", tmp_path / "merged", "--upload", "someone/model") == 0
     assert {"README.md", "config.json", "model.safetensors"} <= set(hub.files)
     assert "library_name: transformers" in hub.files["README.md"].decode()

@@ -12,7 +12,6 @@ import importlib
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,22 +24,11 @@ from reference_trainer.settings import Divergence, Problem, Response, Settings
 from reference_trainer.training import ReferenceTrainer
 from rounding import GRADIENTS
 from torch import Tensor
-from training_runs import (
-    REPOSITORY,
-    actor_of,
-    around,
-    checked_config,
-    differing,
-    parameters_of,
-    recorded_groups,
-    relative_gap,
-    trainer_of,
-)
+from training_runs import REPOSITORY, actor_of, around, differing, opened, parameters_of, recorded_groups, relative_gap
 
 from cepo.algorithms import available_estimators
 from cepo.microgeo.world import ASSETS
 from cepo.rollout.generator import AdapterWeights, Generation, GenerationRequest, SamplingSettings
-from cepo.train import build_trainer
 from cepo.trainer.loop import Trainer
 from cepo.trainer.planning import actor_batches
 from cepo.workers.worker import Worker
@@ -268,9 +256,7 @@ def test_two_steps_end_with_the_weights_of_the_second_trainer(
     name: str, recorded_problems: Path, tiny_model_folder: Path, tiny_run: list[str], tmp_path: Path
 ) -> None:
     settings = CASES[name]
-    command = [*tiny_run, *arguments(settings, recorded_problems), f"trainer.save_checkpoint_path={tmp_path}"]
-    with ExitStack() as stack:
-        trainer = trainer_of(checked_config(command), stack)
+    with opened(tiny_run, *arguments(settings, recorded_problems), folder=tmp_path) as trainer:
         assert isinstance(trainer.backend, Worker)
         around("backend.generate", replay)(trainer)
         initial, critic, head = weights_of(trainer), trainer.backend.critic, None
@@ -305,7 +291,7 @@ def one_file(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module(FILE.stem)
 
 
-def test_it_has_300_lines_and_needs_no_further_library() -> None:
+def test_the_one_file_has_300_lines_and_needs_no_library() -> None:
     source = FILE.read_text(encoding="utf-8")
     assert len(source.splitlines()) <= 300
     imported = re.findall(r"^(?:import|from) (\w+)", source, re.MULTILINE)
@@ -315,18 +301,15 @@ def test_it_has_300_lines_and_needs_no_further_library() -> None:
 
 
 def test_the_same_rollouts_give_the_packages_gradient(one_file: Any, tiny_run: list[str], tmp_path: Path) -> None:
-    arguments = [
-        *tiny_run,
+    overrides = [
         "algorithm.adv_estimator=cepo",
         f"worker.actor.model.model_path={ASSETS}",
         "worker.actor.global_batch_size=4",
         "worker.actor.loss_avg_mode=seq",
         "worker.reward.reward_function=null",
         "data.max_response_length=64",
-        f"trainer.save_checkpoint_path={tmp_path}",
     ]
-    with ExitStack() as stack:
-        trainer = build_trainer(checked_config(arguments), stack)
+    with opened(tiny_run, *overrides, folder=tmp_path) as trainer:
         rollouts = trainer.ask(0)
         plan = trainer.plan(rollouts)
         batch = trainer.score(plan)
@@ -364,7 +347,7 @@ def test_the_wrong_answer_is_the_first_of_a_wrong_rollout(one_file: Any) -> None
 
 
 @pytest.mark.nightly("12 steps take half a minute")
-def test_it_learns(one_file: Any) -> None:
+def test_the_one_file_learns(one_file: Any) -> None:
     """Eight problems again and again: the share of right responses rises far above what chance explains."""
     model, processor = one_file.load(str(ASSETS))
     torch.manual_seed(0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import numpy
 import pytest
 import torch
 from actors import parameters_of
+from factories import response_mask
 from PIL import Image
 from rounding import GRADIENTS
 from torch import Tensor
@@ -134,17 +135,20 @@ def shared_pool(reward: RewardConfig) -> RewardPool:
     return _kept[repr(reward)]
 
 
-def trainer_of(config: RunConfig, stack: ExitStack) -> Trainer:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cepo.rewards.pool.RewardPool", shared_pool)
-        return build_trainer(config, stack)
+@contextmanager
+def opened(arguments: Sequence[str], *overrides: str, folder: Path) -> Iterator[Trainer]:
+    """A trainer that has begun no step."""
+    config = checked_config([*arguments, *overrides, f"trainer.save_checkpoint_path={folder}"])
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("cepo.rewards.pool.RewardPool", shared_pool)
+            trainer = build_trainer(config, stack)
+        yield trainer
 
 
 def run(arguments: Sequence[str], *overrides: str, folder: Path, prepare: Prepare | None = None) -> FinishedRun:
     """A whole run in `folder`; `prepare` may change the trainer before its first step."""
-    config = checked_config([*arguments, *overrides, f"trainer.save_checkpoint_path={folder}"])
-    with ExitStack() as stack:
-        trainer = trainer_of(config, stack)
+    with opened(arguments, *overrides, folder=folder) as trainer:
         if prepare is not None:
             prepare(trainer)
         trainer.fit()
@@ -187,9 +191,10 @@ def random_response(length: int, seed: int) -> tuple[int, ...]:
 
 
 def plain_inputs(model: Any, row: ScoringRow) -> dict[str, Any]:
-    """One unpadded row, as transformers' models with their own handling of positions and pictures take it."""
+    """One unpadded row, as transformers' models with their own handling of positions, pictures and videos take it."""
     ids = torch.tensor([[*row.context.token_ids, *row.response_ids]])
-    inputs: dict[str, Any] = {"input_ids": ids, "mm_token_type_ids": (ids == model.config.image_token_id).int()}
+    kinds = (ids == model.config.image_token_id).int() + 2 * (ids == model.config.video_token_id).int()
+    inputs: dict[str, Any] = {"input_ids": ids, "mm_token_type_ids": kinds}
     if row.context.images is not None:
         inputs |= row.context.images.tensors
     return inputs
@@ -218,8 +223,7 @@ def rows_of(contexts: Sequence[EncodedPrompt], lengths: Sequence[int]) -> list[S
 
 def mask_of(rows: Sequence[ScoringRow]) -> Tensor:
     """(B, T) bool."""
-    lengths = torch.tensor([len(row.response_ids) for row in rows])
-    return torch.arange(int(lengths.max())).unsqueeze(0) < lengths.unsqueeze(1)
+    return response_mask([len(row.response_ids) for row in rows])
 
 
 def padded(values: Sequence[Tensor], mask: Tensor) -> Tensor:
