@@ -122,15 +122,6 @@ def test_gradient_and_update_do_not_depend_on_micro_batches(
     assert_cuts_change_nothing(build, lambda actor: own_batch(actor, rows), moved_apart=1e-3 * 1e-4)
 
 
-def test_gradient_checkpointing_changes_no_gradient(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
-    for rank in (0, 4):
-        found = []
-        for on in (False, True):
-            actor = build_actor(model__enable_gradient_checkpointing=on, model__lora__rank=rank)
-            found.append(gradient_of(actor, own_batch(actor, rows)))
-        assert relative_gap(*found) < GRADIENTS
-
-
 @pytest.mark.parametrize("rank", [1, 4])
 def test_an_adapter_leaves_the_device_in_one_block(build_actor: BuildActor, rank: int) -> None:
     """It has 56 tensors here and 392 in Qwen3-VL-2B; each would be a copy that waits for the device."""

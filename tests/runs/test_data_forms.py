@@ -12,7 +12,7 @@ import pytest
 from generator_cases import picture
 from hypothesis import given
 from hypothesis import strategies as st
-from training_runs import TWO_TEACHERS, Train
+from training_runs import TWO_TEACHERS, Train, write_lines
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import load_config
@@ -73,7 +73,7 @@ def write(folder: Path, form: str, rows: Sequence[dict[str, Any]], *, stem: str 
     elif form == "json":
         file.write_text(json.dumps(list(rows)), encoding="utf-8")
     else:
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        write_lines(file, rows)
     return file
 
 

@@ -30,6 +30,7 @@ from training_runs import (
     random_response,
     run,
     whole,
+    write_lines,
 )
 
 from cepo.data.batch import ScoringRow
@@ -78,8 +79,7 @@ def log_prob_rounding(checkpoint: Checkpoint) -> LogProbRounding:
 def sums(folder: Path) -> Path:
     """A file of 8 problems of text alone, in the columns of EasyR1's math data."""
     rows = [{"problem": f"What is {number} + {number}?", "answer": str(2 * number)} for number in range(8)]
-    (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return folder / "sums.jsonl"
+    return write_lines(folder / "sums.jsonl", rows)
 
 
 def prompts_of(family: str) -> list[tuple[str, list[Image.Image]]]:

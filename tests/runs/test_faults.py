@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from training_runs import (
     differing,
     json_lines,
     parameters_of,
+    write_lines,
 )
 
 import cepo.train
@@ -191,9 +191,7 @@ def write_rows(folder: Path, *changes: dict[str, Any]) -> Path:
     picture(2, (400, 2)).resize((800, 2)).save(folder / "thin.png")
     (folder / "text.png").write_text("this is no picture")
     (folder / "cut.png").write_bytes((folder / "good.png").read_bytes()[:6000])
-    file = folder / "problems.jsonl"
-    file.write_text("".join(json.dumps(GOOD | change) + "\n" for change in changes))
-    return file
+    return write_lines(folder / "problems.jsonl", (GOOD | change for change in changes))
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from training_runs import (
     json_lines,
     recorded_groups,
     reference_logits,
+    write_lines,
 )
 
 from cepo.cli import main
@@ -195,9 +196,8 @@ def test_a_measurement_that_cannot_be_made_is_refused(
 
 def test_a_given_text_is_scored_beside_sampled_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of two problems the first gets it as its first response; its answer is right, and every response is scored."""
-    problems = [{"problem": f"{k} + 1?", "answer": str(k + 1)} for k in range(3)]
-    data, response, out = tmp_path / "data.jsonl", tmp_path / "response.txt", tmp_path / "out"
-    data.write_text("".join(json.dumps(row) + "\n" for row in problems), encoding="utf-8")
+    response, out = tmp_path / "response.txt", tmp_path / "out"
+    data = write_lines(tmp_path / "data.jsonl", ({"problem": f"{k} + 1?", "answer": str(k + 1)} for k in range(3)))
     response.write_text("It is \\boxed{1}\n", encoding="utf-8")
     arguments = ["microgeo:model", str(data), "config=configs/microgeo/base.yaml"]
     settings = ["algorithm.adv_estimator=cepo", EVERY_WRONG_ROLLOUT_TEACHES, "worker.rollout.name=transformers"]

@@ -18,7 +18,7 @@ from rounding import LOG_PROBS
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from training_runs import Train, checked_config, differing, encoded, largest_gap, reference_log_probs
+from training_runs import Train, checked_config, differing, encoded, largest_gap, reference_log_probs, write_lines
 
 import cepo
 from cepo.cli import main
@@ -145,9 +145,9 @@ def test_bf16_end_tokens_template_and_image_settings_are_kept(
 
 
 def test_a_run_with_its_own_chat_template_hands_it_on(train: Train, tmp_path: Path) -> None:
-    template, rows = tmp_path / "template.jinja", tmp_path / "text.jsonl"
+    template = tmp_path / "template.jinja"
     template.write_text("Q: {{ messages[0]['content'] | map(attribute='text') | join('<|image_pad|>') }} A:")
-    rows.write_text("".join(json.dumps({"problem": f"What is {n}?", "answer": "1"}) + "\n" for n in range(8)))
+    rows = write_lines(tmp_path / "text.jsonl", ({"problem": f"What is {n}?", "answer": "1"} for n in range(8)))
     done = train(*LORA, f"data.override_chat_template={template}", "trainer.max_steps=1", f"data.train_files={rows}")
     arguments = ["--checkpoint", done.folder / "global_step_1", "--out", tmp_path / "merged"]
     assert merge(*arguments) == 2  # the record alone may not name a file of this machine

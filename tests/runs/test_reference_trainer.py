@@ -24,7 +24,17 @@ from reference_trainer.settings import Divergence, Problem, Response, Settings
 from reference_trainer.training import ReferenceTrainer
 from rounding import GRADIENTS
 from torch import Tensor
-from training_runs import REPOSITORY, actor_of, around, differing, opened, parameters_of, recorded_groups, relative_gap
+from training_runs import (
+    REPOSITORY,
+    actor_of,
+    around,
+    differing,
+    opened,
+    parameters_of,
+    recorded_groups,
+    relative_gap,
+    write_pictured,
+)
 
 from cepo.algorithms import available_estimators
 from cepo.microgeo.world import ASSETS
@@ -171,16 +181,8 @@ def test_every_registered_method_is_held_to_the_second_trainer() -> None:
 
 @pytest.fixture(scope="module")
 def recorded_problems(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from datasets import Dataset
-
-    rows = {
-        "images": [list(problem.images) for problem in PROBLEMS],
-        "problem": ["<image>" * len(problem.images) + problem.question for problem in PROBLEMS],
-        "answer": [problem.truth for problem in PROBLEMS],
-    }
-    file = tmp_path_factory.mktemp("recorded") / "problems.parquet"
-    Dataset.from_dict(rows).to_parquet(str(file))
-    return file
+    rows = [(problem.images, problem.question, problem.truth) for problem in PROBLEMS]
+    return write_pictured(tmp_path_factory.mktemp("recorded") / "problems.parquet", rows)
 
 
 def arguments(settings: Settings, problems: Path) -> list[str]:

@@ -29,6 +29,7 @@ from training_runs import (
     run,
     shared_pool,
     whole,
+    write_pictured,
 )
 
 from cepo.config import load_config
@@ -97,16 +98,9 @@ def test_a_stopped_and_resumed_run_ends_with_the_same_bits(once: Train, train: T
 def test_resuming_before_an_imageless_batch_gives_the_same_bits(
     once: Train, train: Train, tmp_path: Path, num_pictures: int
 ) -> None:
-    from datasets import Dataset, Features, Image, List, Value
-
-    columns = {
-        "images": [[picture(number)] if number < num_pictures else [] for number in range(8)],
-        "problem": ["<image>" * (number < num_pictures) + f"What is {number}?" for number in range(8)],
-        "answer": [str(number) for number in range(8)],
-    }
-    features = Features({"images": List(Image()), "problem": Value("string"), "answer": Value("string")})
-    Dataset.from_dict(columns, features=features).to_parquet(str(tmp_path / "mixed.parquet"))
-    options = [f"data.train_files={tmp_path / 'mixed.parquet'}", "data.shuffle=false"]
+    shown = [[picture(number)] if number < num_pictures else [] for number in range(8)]
+    rows = [(images, f"What is {number}?", str(number)) for number, images in enumerate(shown)]
+    options = [f"data.train_files={write_pictured(tmp_path / 'mixed.parquet', rows)}", "data.shuffle=false"]
     assert_same_run(once(*FOUR_STEPS, *options), stopped_and_resumed(train, *options, step=2))
 
 

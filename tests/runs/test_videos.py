@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,16 @@ import torch
 from generator_cases import picture, reference_model
 from PIL import Image
 from rounding import LOG_PROBS
-from training_runs import TWO_TEACHERS, BuildActor, Train, encoded, largest_gap, random_response, reference_log_probs
+from training_runs import (
+    TWO_TEACHERS,
+    BuildActor,
+    Train,
+    encoded,
+    largest_gap,
+    random_response,
+    reference_log_probs,
+    write_lines,
+)
 
 from cepo.config.schema import DataConfig
 from cepo.data import videos as reading
@@ -215,9 +223,7 @@ def video_file(video_folder: Path) -> Path:
         {"problem": "<image>in<video>?", "videos": ["b.mp4"], "images": ["p.png"]},
         {"problem": "<image>How long?", "videos": [], "images": ["p.png"]},
     ] * 2
-    file = video_folder / "train.jsonl"
-    file.write_text("".join(json.dumps(row | {"answer": str(n)}) + "\n" for n, row in enumerate(rows)))
-    return file
+    return write_lines(video_folder / "train.jsonl", (row | {"answer": str(n)} for n, row in enumerate(rows)))
 
 
 def test_rows_with_videos_are_measured_as_they_are_encoded(
@@ -231,9 +237,7 @@ def test_rows_with_videos_are_measured_as_they_are_encoded(
         return ProblemSet(str(file), DataConfig(**(usual | settings)), tiny_processing)
 
     def of_row(**row: Any) -> ProblemSet:
-        file = tmp_path / "row.jsonl"
-        file.write_text(json.dumps(row | {"answer": "1"}) + "\n")
-        return problems_of(file)
+        return problems_of(write_lines(tmp_path / "row.jsonl", [row | {"answer": "1"}]))
 
     problems = problems_of(video_file)
     assert (len(problems), problems.most_visuals) == (8, (1, 2))

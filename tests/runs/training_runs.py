@@ -181,6 +181,23 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def write_lines(path: Path, rows: Iterable[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def write_pictured(path: Path, problems: Iterable[tuple[Sequence[Image.Image], str, str]]) -> Path:
+    """A Parquet file as `datasets` writes it of images, the question about them and its answer."""
+    from datasets import Dataset, Features, List, Value
+    from datasets import Image as Picture
+
+    features = {"images": List(Picture()), "problem": Value("string"), "answer": Value("string")}
+    rows = [(list(images), "<image>" * len(images) + question, answer) for images, question, answer in problems]
+    columns = dict(zip(features, map(list, zip(*rows, strict=True)), strict=True))
+    Dataset.from_dict(columns, features=Features(features)).to_parquet(str(path))
+    return path
+
+
 def encoded(processing: Processing, text: str, *images: Image.Image) -> EncodedPrompt:
     return processing.encode("<image>" * len(images) + text, processing.load_images(images))
 
