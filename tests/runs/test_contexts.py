@@ -15,7 +15,16 @@ from factories import rollouts_of
 from generator_cases import picture, reference_model
 from PIL import Image
 from rounding import LOG_PROBS
-from training_runs import BuildActor, Train, checked_config, encoded, opened, random_response, reference_log_probs
+from training_runs import (
+    ONE_STEP,
+    BuildActor,
+    Train,
+    checked_config,
+    encoded,
+    opened,
+    random_response,
+    reference_log_probs,
+)
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.data.batch import ScoringRow
@@ -50,7 +59,7 @@ def test_a_teacher_in_the_students_context_has_no_evidence(train: Train, tmp_pat
     """The deltas, under rlsd teacher minus student, are below 1e-4."""
     template = tmp_path / "nothing.jinja"
     template.write_text(SAYS_NOTHING)
-    options = ["algorithm.adv_estimator=rlsd", f"algorithm.teacher.template={template}", "trainer.max_steps=1"]
+    options = ["algorithm.adv_estimator=rlsd", f"algorithm.teacher.template={template}", ONE_STEP]
     finished = train(*options)
     assert finished.metrics[0]["work/teacher_rows"] >= 8
     rollouts = [rollout for group in finished.rollouts for rollout in group["rollouts"]]
@@ -161,7 +170,7 @@ def test_a_blind_teacher_has_no_image_token(
 
 
 @pytest.fixture
-def rows(problem_file: Path) -> list[dict[str, Any]]:
+def illustrated(problem_file: Path) -> list[dict[str, Any]]:
     """The problems with two further columns: `same` has the row's own images, `crop` the left half of it."""
     rows = pyarrow.parquet.read_table(problem_file).to_pylist()
     for row in rows:
@@ -185,10 +194,10 @@ def scored(tiny_run: list[str], file: str, folder: Path, column: str) -> ScoredB
 
 @pytest.mark.heavy
 def test_only_the_teachers_log_probs_follow_its_images(
-    tiny_run: list[str], rows: list[dict[str, Any]], tmp_path: Path
+    tiny_run: list[str], illustrated: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    rows[0]["crop"] = []
-    file = written(rows, tmp_path)
+    illustrated[0]["crop"] = []
+    file = written(illustrated, tmp_path)
     none, same, crop = (scored(tiny_run, file, tmp_path / column, column) for column in ("null", "same", "crop"))
     assert torch.equal(same.old_log_probs, none.old_log_probs)
     # The teacher with other images shares no prefix with the student, so passes are packed otherwise and rounded otherwise.
@@ -203,15 +212,15 @@ def test_only_the_teachers_log_probs_follow_its_images(
 
 
 def test_images_of_another_number_or_no_column_are_refused(
-    tiny_run: list[str], rows: list[dict[str, Any]], tmp_path: Path, tiny_processing: Any
+    tiny_run: list[str], illustrated: list[dict[str, Any]], tmp_path: Path, tiny_processing: Any
 ) -> None:
-    rows[2]["crop"] = rows[2]["crop"] * 2
+    illustrated[2]["crop"] *= 2
     settings = checked_config([*tiny_run, "data.teacher_image_key=crop"]).data
     with pytest.raises(DataError, match=r"row 2: column 'crop' has 2 images for the teacher, and the row has 1"):
-        ProblemSet(written(rows, tmp_path), settings, tiny_processing)
-    for row in rows:
+        ProblemSet(written(illustrated, tmp_path), settings, tiny_processing)
+    for row in illustrated:
         del row["crop"]
-    problems = ProblemSet(written(rows, tmp_path), settings, tiny_processing)
+    problems = ProblemSet(written(illustrated, tmp_path), settings, tiny_processing)
     assert problems[0].teacher_images == ()
     with pytest.raises(ConfigError, match=r"data.teacher_image_key is 'crop', which .* does not have"):
         problems.require_column("teacher_image_key")

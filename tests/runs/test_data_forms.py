@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -54,6 +53,7 @@ def read(tiny_processing: Processing) -> Reader:
 
 def write(folder: Path, form: str, rows: Sequence[dict[str, Any]], *, stem: str = "train") -> Path:
     """A file of that form; parquet and arrow as the plain libraries write them, without a hint of what is a picture."""
+    import pandas
     import pyarrow
     import pyarrow.parquet
 
@@ -66,10 +66,7 @@ def write(folder: Path, form: str, rows: Sequence[dict[str, Any]], *, stem: str 
         with pyarrow.ipc.new_stream(file, table.schema) as writer:
             writer.write_table(table)
     elif form == "csv":
-        with file.open("w", newline="", encoding="utf-8") as stream:
-            writer = csv.DictWriter(stream, fieldnames=list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        pandas.DataFrame(rows).to_csv(file, index=False)
     elif form == "json":
         file.write_text(json.dumps(list(rows)), encoding="utf-8")
     else:

@@ -14,6 +14,7 @@ import torch
 from generator_cases import picture
 from safetensors.torch import load_file
 from training_runs import (
+    ONE_STEP,
     TWO_TEACHERS,
     Prepare,
     Train,
@@ -267,7 +268,7 @@ def test_a_reward_that_raises_or_hangs_costs_its_own_samples(train: Train, tmp_p
         "    return {'overall': 1.0, 'accuracy': 1.0}\n"
     )
     options = [f"worker.reward.reward_function={reward}:score", "worker.reward.timeout_seconds=1", "worker.rollout.n=2"]
-    finished = train(*options, "data.shuffle=false", "trainer.max_steps=1")
+    finished = train(*options, "data.shuffle=false", ONE_STEP)
     metrics = finished.metrics[0]
     assert metrics["reward/num_raised"] == metrics["reward/num_timed_out"] == 2
     assert metrics["reward/mean"] == 0.5

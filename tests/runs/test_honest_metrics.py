@@ -8,15 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_runs import (
-    REWARD_FUNCTIONS,
-    TWO_TEACHERS,
-    Train,
-    around,
-    json_lines,
-    noting,
-    recorded_groups,
-)
+from training_runs import ONE_STEP, REWARD_FUNCTIONS, TWO_TEACHERS, Train, around, json_lines, noting, recorded_groups
 
 from cepo.data.batch import OptimizerBatch
 from cepo.rollout.generator import GenerationRequest
@@ -24,7 +16,6 @@ from cepo.trainer.loop import Trainer
 
 pytestmark = pytest.mark.heavy
 
-ONE_STEP = "trainer.max_steps=1"
 NEVER_RIGHT = f"worker.reward.reward_function={REWARD_FUNCTIONS}:never"
 WITH_PEERS = ["algorithm.adv_estimator=sdpo", "algorithm.positive.source=peer_full"]
 

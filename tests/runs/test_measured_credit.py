@@ -17,6 +17,7 @@ from generator_cases import reference_model
 from isolation import restored_process
 from training_runs import (
     EVERY_WRONG_ROLLOUT_TEACHES,
+    ONE_STEP,
     REWARD_FUNCTIONS,
     Train,
     checked_config,
@@ -105,7 +106,7 @@ def test_credit_adds_up_to_the_verdict(measured: Path) -> None:
 
 
 def test_advantages_are_those_that_training_computes(measured: Path, once: Train) -> None:
-    settings = ["algorithm.adv_estimator=rlsd", "trainer.max_steps=1", "worker.actor.global_batch_size=4"]
+    settings = ["algorithm.adv_estimator=rlsd", ONE_STEP, "worker.actor.global_batch_size=4"]
     trained = once(*SETTINGS, *settings)
     learnt = {
         (group["prompt_id"], rollout["response"]): rollout["token_advantages"]
@@ -222,16 +223,12 @@ def test_show_without_a_config_says_what_is_missing(capsys: pytest.CaptureFixtur
     assert "give config=FILE" in capsys.readouterr().err
 
 
-GRADIENT_METHODS = "methods=grpo, rlsd(lambda_init=1)"
-
-
 @pytest.mark.nightly("a program of the lab")
 def test_a_group_mean_differs_from_leave_one_out_in_length_alone(tiny_run: list[str], tmp_path: Path) -> None:
     """`R - mean_g` of 4 rollouts is 3/4 of `R - mean of the others`: the same ratio and direction."""
     folder = tmp_path / "measured"
-    assert (
-        measure_gradients([*tiny_run, "data.rollout_batch_size=2", "batches=3", GRADIENT_METHODS, f"out={folder}"]) == 0
-    )
+    options = ["data.rollout_batch_size=2", "batches=3", "methods=grpo, rlsd(lambda_init=1)", f"out={folder}"]
+    assert measure_gradients([*tiny_run, *options]) == 0
     assert not (folder / "gradients").exists(), "vectors are of no use once their products are known"
     results = json.loads((folder / "gradient.json").read_text(encoding="utf-8"))
     uniform, group, other = results["gradient"]

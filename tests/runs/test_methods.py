@@ -13,6 +13,7 @@ import pytest
 import torch
 from generator_cases import picture, reference_model
 from training_runs import (
+    ONE_STEP,
     REPOSITORY,
     TWO_TEACHERS,
     BuildActor,
@@ -34,7 +35,6 @@ from cepo.trainer.loop import Trainer
 from cepo.workers.actor import TeacherWeights
 
 pytestmark = pytest.mark.heavy
-ONE_STEP = "trainer.max_steps=1"
 
 
 def test_a_fifth_of_the_tokens_learns_by_entropy(train: Train) -> None:

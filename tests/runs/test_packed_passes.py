@@ -18,6 +18,7 @@ from generator_cases import open_generator, picture, request
 from rounding import GRADIENTS, LOG_PROBS
 from torch import Tensor
 from training_runs import (
+    ONE_STEP,
     TWO_TEACHERS,
     BuildActor,
     Train,
@@ -127,7 +128,7 @@ def test_equal_images_in_two_objects_are_encoded_once(tiny_processing: Processin
     assert batch.input_ids.numel() == len(one.token_ids) + 2 * 2
 
 
-ONE_OPTIMIZER_BATCH = ["worker.actor.global_batch_size=4", "trainer.max_steps=1"]
+ONE_OPTIMIZER_BATCH = ["worker.actor.global_batch_size=4", ONE_STEP]
 HINT = "Here is a sample answer"
 Calls = list[tuple[bool, int, int]]
 

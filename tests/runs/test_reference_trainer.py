@@ -284,17 +284,17 @@ def test_two_steps_end_with_the_weights_of_the_second_trainer(
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-2)
 
 
-FILE = REPOSITORY / "examples" / "cepo_in_one_file.py"
+ONE_FILE = REPOSITORY / "examples" / "cepo_in_one_file.py"
 
 
 @pytest.fixture
 def one_file(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(FILE.parent)
-    return importlib.import_module(FILE.stem)
+    monkeypatch.syspath_prepend(ONE_FILE.parent)
+    return importlib.import_module(ONE_FILE.stem)
 
 
 def test_the_one_file_has_300_lines_and_needs_no_library() -> None:
-    source = FILE.read_text(encoding="utf-8")
+    source = ONE_FILE.read_text(encoding="utf-8")
     assert len(source.splitlines()) <= 300
     imported = re.findall(r"^(?:import|from) (\w+)", source, re.MULTILINE)
     assert set(imported) - set(sys.stdlib_module_names) == {"torch", "transformers"}

@@ -18,6 +18,7 @@ import pytest
 import yaml
 from generator_cases import picture
 from training_runs import (
+    ONE_STEP,
     TWO_TEACHERS,
     FinishedRun,
     Train,
@@ -238,7 +239,7 @@ def test_a_spoilt_checkpoint_is_passed_over_or_refused_by_name(
 def test_a_new_start_never_resumes_from_an_older_run(train: Train, tmp_path: Path) -> None:
     options = ["trainer.save_freq=1", "trainer.save_limit=1"]
     train(*options, "trainer.max_steps=2")
-    train(*options, "trainer.max_steps=1", "trainer.find_last_checkpoint=false")
+    train(*options, ONE_STEP, "trainer.find_last_checkpoint=false")
     resumed = train(*options, "trainer.max_steps=2")
     assert resumed.first_step == 1
     assert [row["step"] for row in resumed.metrics] == [1, 2]
@@ -308,7 +309,7 @@ def own_data(problem_file: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def folder(once: Train, tmp_path: Path) -> Path:
     """A copy of a run folder after 1 step."""
-    return Path(shutil.copytree(once("trainer.max_steps=1").folder, tmp_path / "run"))
+    return Path(shutil.copytree(once(ONE_STEP).folder, tmp_path / "run"))
 
 
 @pytest.fixture
@@ -368,13 +369,13 @@ def test_a_finished_run_says_so_before_any_engine_starts(
     going_on: Train, tiny_run: list[str], folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With the same settings it ends well; with others it is an error, and the record of the settings stays."""
-    own = ["trainer.max_steps=1", f"trainer.save_checkpoint_path={folder}"]
+    own = [ONE_STEP, f"trainer.save_checkpoint_path={folder}"]
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert main([*tiny_run, *own]) == 0
     assert f"{folder}/global_step_1: all 1 steps of this run are done" in caplog.text
     more = r"all 1 steps of this run are done; raise trainer\.max_steps to add steps"
     with pytest.raises(RunFinishedError, match=more):
-        going_on("trainer.max_steps=1")
+        going_on(ONE_STEP)
     caplog.clear()
     for consent in ([], ["trainer.accept_changes=true"]):
         assert main([*tiny_run, *own, CHANGED[0], *consent]) == 2

@@ -42,6 +42,7 @@ EVERY_WRONG_ROLLOUT_TEACHES = "algorithm.negative.source=peer_full"
 WRONG_ROLLOUTS_TEACH = {name: [EVERY_WRONG_ROLLOUT_TEACHES] for name in ("cepo", "rlcsd")}
 """The same by method, for methods with a wrong side."""
 TWO_TEACHERS = ["algorithm.adv_estimator=cepo", EVERY_WRONG_ROLLOUT_TEACHES]
+ONE_STEP = "trainer.max_steps=1"
 
 
 @dataclass(frozen=True)
