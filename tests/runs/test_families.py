@@ -20,6 +20,7 @@ from tiny_checkpoints import FAMILIES, TEXT_FAMILIES, VISION_FAMILIES, write_che
 from torch import Tensor
 from training_runs import (
     EVERY_WRONG_ROLLOUT_TEACHES,
+    REWARD_FUNCTIONS,
     BuildActor,
     FinishedRun,
     Train,
@@ -48,12 +49,6 @@ Checkpoint = Callable[[str], Path]
 LogProbRounding = Callable[[str], float]
 Record = Callable[[str, object], None]
 """pytest's `record_property`: the figures of docs/models.md are in the report that `--junitxml` writes."""
-
-
-ALTERNATING = """
-def alternating(samples):  # each group has right and wrong responses
-    return [{"overall": number % 2, "accuracy": number % 2} for number in range(len(samples))]
-"""
 
 
 @pytest.fixture(scope="session")
@@ -266,11 +261,9 @@ def test_two_steps_train_and_the_engine_gets_the_weights(
     if engine == "vllm":
         pytest.importorskip("vllm", reason="vLLM is not installed")
     method, weights = setting.split(", ")
-    reward = tmp_path / "reward.py"
-    reward.write_text(ALTERNATING, encoding="utf-8")
     in_bf16 = engine == "vllm" and family in ONE_TYPE_ON_A_CPU
     arguments = [
-        f"worker.reward.reward_function={reward}:alternating",
+        f"worker.reward.reward_function={REWARD_FUNCTIONS}:every_second",
         f"worker.actor.model.model_path={checkpoint(family)}",
         f"worker.rollout.name={engine}",
         f"worker.rollout.dtype={'bf16' if in_bf16 else 'fp32'}",
