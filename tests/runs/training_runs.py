@@ -17,14 +17,12 @@ import torch
 from actors import parameters_of
 from factories import response_mask
 from PIL import Image
-from rounding import GRADIENTS
 from torch import Tensor
 
 from cepo.config import RunConfig, check_config, load_config
 from cepo.config.schema import RewardConfig
 from cepo.data.batch import OptimizerBatch, ScoringRow
 from cepo.losses.objective import LossDenominators
-from cepo.metrics import Metrics
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
@@ -268,14 +266,6 @@ def batch_of(
     )
 
 
-ADVANTAGES = (1.0, -0.7, 0.4, -1.2, 0.9, -0.3)
-
-
-def own_batch(actor: Actor, rows: Sequence[ScoringRow]) -> OptimizerBatch:
-    """The six rows of the fixture `rows`, on the policy's own log-probs."""
-    return batch_of(rows, ADVANTAGES, actor.score(rows))
-
-
 def gradient_of(worker: Any, batch: Any) -> Tensor:
     """All weights' gradients of one optimizer step of an actor or a critic that moves nothing, as one vector."""
     for group in worker.optimizer.param_groups:
@@ -288,22 +278,3 @@ def relative_gap(found: Tensor, expected: Tensor) -> float:
     """The length of the difference, as a share of the expected one's."""
     assert float(expected.norm()) > 0
     return float((found - expected).norm() / expected.norm())
-
-
-def assert_cuts_change_nothing(
-    build: Callable[..., Any], batch: Callable[[Any], Any], *, moved_apart: float
-) -> list[Metrics]:
-    """Micro-batches of 6, 1 and 4 rows give one gradient and one update, to rounding; returns the updates' metrics."""
-    found, weights, metrics = [], [], []
-    for size in (6, 1, 4):
-        worker = build(micro_batch_size_per_device_for_update=size)
-        own = batch(worker)
-        found.append(gradient_of(worker, own))
-        metrics.append(worker.update([own], step=0))
-        weights.append(torch.cat([weight.flatten() for weight in parameters_of(worker).values()]))
-    assert float(found[0].norm()) > 1e-3
-    for other in (1, 2):
-        assert relative_gap(found[other], found[0]) < GRADIENTS
-        # Adam divides tiny gradients by their own size, so a few entries may turn.
-        assert float((weights[0] - weights[other]).abs().mean()) < moved_apart
-    return metrics
