@@ -13,6 +13,12 @@ def parity(samples: list[dict[str, Any]]) -> Scores:
     return [{"overall": verdict, "accuracy": verdict} for verdict in verdicts]
 
 
+def graded(samples: list[dict[str, Any]]) -> Scores:
+    """Eighths, by the character codes of whatever an untrained model writes: a group then has one best response."""
+    shares = [sum(map(ord, sample["response"])) % 8 / 8 for sample in samples]
+    return [{"overall": share, "accuracy": float(share >= 0.5)} for share in shares]
+
+
 def never(samples: list[dict[str, Any]]) -> Scores:
     return [{"overall": 0.0, "accuracy": 0.0} for _ in samples]
 

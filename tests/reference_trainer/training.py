@@ -1,4 +1,4 @@
-"""The training steps."""
+"""The training steps, and which text each teacher is shown."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from reference_trainer import signals
-from reference_trainer.losses import divergences, importance, kl_losses, learning_rate, policy_losses, token_weight
+from reference_trainer import equations
 from reference_trainer.model import Prompts, ValueModel, adapt, load_policy, response_logits, sampled_log_probs
-from reference_trainer.references import right_texts, wrong_texts
 from reference_trainer.settings import Problem, Response, Settings
 
 EVIDENCE, DISTILLATION = ("rlsd", "cepo", "rlcsd", "visual"), ("opsd", "sdpo")
@@ -117,65 +115,65 @@ class ReferenceTrainer:
         """Fills the rows' advantages, and what their teachers say."""
         settings = self.settings
         size, lengths = len(self.problems[0].responses[step]), [len(row.ids) for row in rows]
-        token_rewards = signals.outcome_rewards([row.response.reward for row in rows], lengths)
+        token_rewards = equations.outcome_rewards([row.response.reward for row in rows], lengths)
         if settings.kl is not None and settings.kl[2] == "reward":
             token_rewards = self._penalised(rows, token_rewards)
         rewards = [float(row.sum()) for row in token_rewards]
         method = settings.method
         if method in EVIDENCE:
-            mixing = signals.mixing_at(step, settings.mixing, settings.mixing_steps)
+            mixing = equations.mixing_at(step, settings.mixing, settings.mixing_steps)
             if settings.baseline == "hindsight":
-                plain = signals.hindsight(rewards, self._deltas(rows, step, one_sided=True), size)
+                plain = equations.hindsight(rewards, self._deltas(rows, step, one_sided=True), size)
             else:
-                plain = signals.spread(signals.group_advantages(rewards, size), lengths)
-            advantages = signals.evidence_advantages(plain, self._deltas(rows, step), mixing, settings.radius)
+                plain = equations.spread(equations.group_advantages(rewards, size), lengths)
+            advantages = equations.evidence_advantages(plain, self._deltas(rows, step), mixing, settings.radius)
         elif method == "hindsight":
-            advantages = signals.hindsight(rewards, self._deltas(rows, step), size)
+            advantages = equations.hindsight(rewards, self._deltas(rows, step), size)
         elif method in DISTILLATION:
-            of_groups = [settings.policy_weight * value for value in signals.group_advantages(rewards, size)]
-            advantages = signals.spread(of_groups, lengths)
+            of_groups = [settings.policy_weight * value for value in equations.group_advantages(rewards, size)]
+            advantages = equations.spread(of_groups, lengths)
             self._consult(rows, step)
         elif method == "gae":
             values = [row.values for row in rows if row.values is not None]
-            raw = signals.generalised(token_rewards, values, settings.gamma, settings.gae_lambda)
+            raw = equations.generalised(token_rewards, values, settings.gamma, settings.gae_lambda)
             for row, advantage, value in zip(rows, raw, values, strict=True):
                 row.target = advantage + value
-            advantages = signals.whitened(raw)
+            advantages = equations.whitened(raw)
         elif method == "reinforce_plus_plus":
-            advantages = signals.whitened(signals.returns(token_rewards, settings.gamma))
+            advantages = equations.whitened(equations.returns(token_rewards, settings.gamma))
         elif method == "remax":
             above = [
                 reward - self.problems[row.group].greedy[step].reward for row, reward in zip(rows, rewards, strict=True)
             ]
-            advantages = signals.spread(above, lengths)
+            advantages = equations.spread(above, lengths)
         else:
             of_group = {
-                "grpo": signals.group_advantages,
-                "rloo": signals.leave_one_out,
-                "grpo_passk": signals.best_of_group,
+                "grpo": equations.group_advantages,
+                "rloo": equations.leave_one_out,
+                "grpo_passk": equations.best_of_group,
             }[method]
-            advantages = signals.spread(of_group(rewards, size), lengths)
+            advantages = equations.spread(of_group(rewards, size), lengths)
         for row, advantage in zip(rows, advantages, strict=True):
             row.advantage = advantage
 
-    def _penalised(self, rows: list[Row], token_rewards: signals.Rows) -> signals.Rows:
+    def _penalised(self, rows: list[Row], token_rewards: equations.Rows) -> equations.Rows:
         """r_t - coefficient KL_t; then the coefficient moves."""
         assert self.settings.kl is not None
         penalties = []
         for row in rows:
             assert row.reference is not None
-            penalties.append(signals.kl_estimate(row.old, row.reference, self.settings.kl[0]))
+            penalties.append(equations.kl_estimate(row.old, row.reference, self.settings.kl[0]))
         result = [
             rewards - self.kl_coefficient * penalty for rewards, penalty in zip(token_rewards, penalties, strict=True)
         ]
         if self.settings.adaptive is not None:
             observed = float(numpy.concatenate(penalties).mean())
-            self.kl_coefficient = signals.next_coefficient(
+            self.kl_coefficient = equations.next_coefficient(
                 self.kl_coefficient, observed, *self.settings.adaptive, sequences=len(rows)
             )
         return result
 
-    def _deltas(self, rows: list[Row], step: int, *, one_sided: bool = False) -> signals.Rows:
+    def _deltas(self, rows: list[Row], step: int, *, one_sided: bool = False) -> equations.Rows:
         """log P(with the right answer) - log P(with the wrong answer, or without any)."""
         deltas = []
         for row in rows:
@@ -185,12 +183,12 @@ class ReferenceTrainer:
                 blind = dataclasses.replace(problem, images=())
                 deltas.append(row.old - self._log_probs(self.teacher, self.prompts.encode(blind), row.ids))
                 continue
-            right = right_texts(problem, group, self.settings)[row.place]
+            right = _right_texts(problem, group, self.settings)[row.place]
             if right is None:
                 deltas.append(numpy.zeros(len(row.ids)))
                 continue
             first = self._log_probs(self.teacher, self.prompts.encode(problem, right), row.ids)
-            wrong = [] if one_sided else wrong_texts(group, row.place, self.settings)
+            wrong = [] if one_sided else _wrong_texts(group, row.place, self.settings)
             sides = [self._log_probs(self.teacher, self.prompts.encode(problem, text), row.ids) for text in wrong]
             deltas.append(first - (numpy.log(numpy.mean(numpy.exp(sides), axis=0)) if sides else row.old))
         return deltas
@@ -199,7 +197,7 @@ class ReferenceTrainer:
         for row in rows:
             problem = self.problems[row.group]
             group = problem.responses[step]
-            right = right_texts(problem, group, self.settings)[row.place]
+            right = _right_texts(problem, group, self.settings)[row.place]
             if right is not None:
                 row.teacher_logits = self._logits(self.teacher, self.prompts.encode(problem, right), row.ids)
 
@@ -210,12 +208,12 @@ class ReferenceTrainer:
 
     def _update(self, rows: list[Row], step: int) -> None:
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(step, self.settings.learning_rate, self.settings.horizon)
+            group["lr"] = equations.learning_rate(step, self.settings.learning_rate, self.settings.horizon)
         for part in self._updates(rows) * self.settings.epochs:
             self.optimizer.zero_grad(set_to_none=False)
             lengths = [len(row.ids) for row in part]
             for row in part:
-                (self._losses(row).sum() * token_weight(len(row.ids), lengths, self.settings)).backward()
+                (self._losses(row).sum() * equations.token_weight(len(row.ids), lengths, self.settings)).backward()
             torch.nn.utils.clip_grad_norm_(list(self.trained.values()), self.settings.max_norm)
             self.optimizer.step()
 
@@ -225,15 +223,15 @@ class ReferenceTrainer:
         logits = self._logits(self.policy, row.prompt, row.ids)
         log_probs = sampled_log_probs(logits, row.ids)
         old = torch.tensor(row.old, dtype=torch.float32)
-        losses = policy_losses(log_probs, old, torch.tensor(row.advantage, dtype=torch.float32), settings)
+        losses = equations.policy_losses(log_probs, old, torch.tensor(row.advantage, dtype=torch.float32), settings)
         if settings.kl is not None and settings.kl[2] == "loss":
             assert row.reference is not None
             reference = torch.tensor(row.reference, dtype=torch.float32)
-            losses = losses + settings.kl[1] * kl_losses(log_probs, reference, settings.kl[0])
+            losses = losses + settings.kl[1] * equations.kl_losses(log_probs, reference, settings.kl[0])
         if row.teacher_logits is not None:
             assert settings.divergence is not None
-            weight = importance(log_probs, old, settings.divergence)
-            losses = losses + weight * divergences(logits, row.teacher_logits, settings.divergence)
+            weight = equations.importance(log_probs, old, settings.divergence)
+            losses = losses + weight * equations.divergences(logits, row.teacher_logits, settings.divergence)
         return losses
 
     def _update_critic(self, rows: list[Row], step: int) -> None:
@@ -250,7 +248,7 @@ class ReferenceTrainer:
                 old, target = (torch.tensor(array, dtype=torch.float32) for array in (row.values, row.target))
                 near = old + (values - old).clamp(-clip, clip)
                 losses = torch.maximum((values - target) ** 2, (near - target) ** 2) / 2
-                (losses.sum() * token_weight(len(row.ids), lengths, self.settings)).backward()
+                (losses.sum() * equations.token_weight(len(row.ids), lengths, self.settings)).backward()
             torch.nn.utils.clip_grad_norm_(list(self.critic.parameters()), self.settings.max_norm)
             self.critic_optimizer.step()
 
@@ -264,3 +262,45 @@ class ReferenceTrainer:
                 old.mul_(self.settings.ema_decay).add_(new, alpha=1 - self.settings.ema_decay)
         else:
             assert self.settings.teacher == "reference", self.settings.teacher
+
+
+def _right_texts(problem: Problem, group: Sequence[Response], settings: Settings) -> list[str | None]:
+    """The right side for each response of the group; None for no reference."""
+    if settings.right_source == "ground_truth":
+        return [problem.truth] * len(group)
+    result: list[str | None] = []
+    for own in range(len(group)):
+        peers = [
+            index for index, peer in enumerate(group) if peer.right and (index != own or not settings.exclude_self)
+        ]
+        best = max(peers, key=lambda index: (group[index].reward, -index), default=None)
+        result.append(None if best is None else _shown(group[best], settings.right_source))
+    return result
+
+
+def _wrong_text(group: Sequence[Response], settings: Settings) -> str | None:
+    """The wrong side, the same for the whole group: of the wrong response with the lowest reward, the first of equals."""
+    wrong = [peer for peer in group if not peer.right]
+    if settings.wrong_source == "peer_answer":
+        wrong = [peer for peer in wrong if peer.answer is not None]
+    chosen = min(wrong, key=lambda peer: peer.reward, default=None)
+    return None if chosen is None else _shown(chosen, settings.wrong_source)
+
+
+def _wrong_texts(group: Sequence[Response], own: int, settings: Settings) -> list[str]:
+    """What the wrong teachers of one response read: one text for cepo; for rlcsd those of other responses, each once."""
+    if settings.method == "cepo":
+        text = _wrong_text(group, settings)
+        return [] if text is None else [text]
+    if settings.method != "rlcsd":
+        return []
+    others = [peer for place, peer in enumerate(group) if place != own and not peer.right and peer.answer is not None]
+    texts = [peer.answer for peer in sorted(others, key=lambda peer: peer.reward) if peer.answer is not None]
+    return list(dict.fromkeys(texts))[: settings.num_wrong]
+
+
+def _shown(response: Response, source: str) -> str | None:
+    if source == "peer_answer":
+        return response.answer
+    assert source == "peer_full", source
+    return " ".join(response.text.split())

@@ -1,11 +1,11 @@
-"""One scoring path held against plain transformers, updates that depend on the rows and their signal alone, and teachers."""
+"""One scoring path held against plain transformers, updates that depend on rows and their signal alone, teachers, the critic."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import math
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from training_runs import (
     BuildActor,
-    assert_cuts_change_nothing,
     batch_of,
     denominators_of,
     differing,
@@ -25,8 +24,9 @@ from training_runs import (
     gradient_of,
     largest_gap,
     mask_of,
-    own_batch,
+    padded,
     parameters_of,
+    plain_inputs,
     reference_log_probs,
     reference_logits,
     relative_gap,
@@ -35,15 +35,26 @@ from training_runs import (
 )
 
 from cepo.algorithms.settings import TeacherConfig
+from cepo.config import load_config
 from cepo.config.schema import OptimConfig
-from cepo.data.batch import OptimizerBatch, ScoringRow
+from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
+from cepo.errors import ConfigError
 from cepo.models.processing import Processing
 from cepo.workers.actor import Actor
+from cepo.workers.checkpoint import load_state, save_state
+from cepo.workers.critic import Critic
 from cepo.workers.distributed import process_group_backend
 from cepo.workers.trained import learning_rate_factor, move_state
 from lab.support.rows import gradients_of
 
 pytestmark = pytest.mark.heavy
+
+ADVANTAGES = (1.0, -0.7, 0.4, -1.2, 0.9, -0.3)
+
+
+def own_batch(actor: Actor, rows: Sequence[ScoringRow]) -> OptimizerBatch:
+    """The six rows of the fixture `rows`, on the policy's own log-probs."""
+    return batch_of(rows, ADVANTAGES, actor.score(rows))
 
 
 @pytest.mark.nightly("measures what the tests take as given")
@@ -111,24 +122,6 @@ def test_truncated_weights_scale_the_gradient(build_actor: BuildActor, rows: lis
         lengths[threshold] = actor.update([sampled], step=0)["actor/grad_norm"].result
     plain = build_actor().update([batch], step=0)["actor/grad_norm"].result
     assert lengths == pytest.approx({1.5: 1.5 * plain, 3.0: 2 * plain}, rel=1e-4)
-
-
-@pytest.mark.parametrize("loss_avg_mode", ["token", "seq"])
-def test_gradient_and_update_do_not_depend_on_micro_batches(
-    build_actor: BuildActor, rows: list[ScoringRow], loss_avg_mode: str
-) -> None:
-    """Weights come within a thousandth of a step, which is at a learning rate of 1e-4."""
-    build = partial(build_actor, loss_avg_mode=loss_avg_mode)
-    assert_cuts_change_nothing(build, lambda actor: own_batch(actor, rows), moved_apart=1e-3 * 1e-4)
-
-
-def test_gradient_checkpointing_changes_no_gradient(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
-    for rank in (0, 4):
-        found = []
-        for on in (False, True):
-            actor = build_actor(model__enable_gradient_checkpointing=on, model__lora__rank=rank)
-            found.append(gradient_of(actor, own_batch(actor, rows)))
-        assert relative_gap(*found) < GRADIENTS
 
 
 @pytest.mark.parametrize("rank", [1, 4])
@@ -333,3 +326,156 @@ def test_a_pass_of_the_average_restores_the_students_bits(build_actor: BuildActo
         weights[name].data.copy_(average)
     assert largest_gap(twin.score(rows), taught) < LOG_PROBS
     assert largest_gap(student, taught) > 1e-3
+
+
+BuildCritic = Callable[..., Critic]
+
+
+@pytest.fixture
+def build_critic(tiny_model_folder: Path, tiny_processing: Processing) -> BuildCritic:
+    """Makes a critic on the tiny checkpoint in float32; keywords are settings of `worker.critic`, dots as `__`."""
+
+    def build(*, seed: int = 1, **settings: Any) -> Critic:
+        tree: dict[str, Any] = {"fsdp.mp_param_dtype": "fp32", "optim.lr": "1e-3"} | {
+            name.replace("__", "."): value for name, value in settings.items()
+        }
+        arguments = [f"worker.critic.{name}={value}" for name, value in tree.items()]
+        model = f"worker.actor.model.model_path={tiny_model_folder}"
+        config = load_config(["config=configs/microgeo/base.yaml", model, *arguments])
+        return Critic(config.worker.resolved_critic, tiny_processing, total_steps=10, seed=seed)
+
+    return build
+
+
+def critic_batch(
+    rows: Sequence[ScoringRow],
+    returns: Callable[[Tensor], Tensor],
+    values: Sequence[Tensor],
+    old_values: Callable[[Tensor], Tensor] = lambda value: value,
+) -> CriticBatch:
+    """Rows whose returns and old values are functions of what the critic says now."""
+    mask = mask_of(rows)
+    filled = padded(values, mask)
+    return CriticBatch(
+        rows=rows,
+        old_values=old_values(filled).where(mask, 0.0),
+        returns=returns(filled).where(mask, 0.0),
+        response_mask=mask,
+        denominators=denominators_of(mask),
+    )
+
+
+def rising(values: Tensor) -> Tensor:
+    """Returns that differ from token to token and row to row, within the clip range of the old values or not."""
+    return torch.linspace(-1.0, 1.0, values.numel()).reshape(values.shape)
+
+
+def test_values_and_gradients_are_those_on_plain_hidden_states(
+    build_critic: BuildCritic, tiny_model_folder: Path, rows: list[ScoringRow]
+) -> None:
+    """The gradient reaches the whole body, and no head of the language model."""
+    critic, model = build_critic(max_grad_norm=1e6), reference_model(tiny_model_folder)
+    weight, bias = whole(critic.module.head.weight.detach()), whole(critic.module.head.bias.detach())
+    passes = [model.model(**plain_inputs(model, row)).last_hidden_state[0] for row in rows]
+    states = [each[len(row.context.token_ids) - 1 : -1] for each, row in zip(passes, rows, strict=True)]
+    values = critic.values(rows)
+    assert [tuple(value.shape) for value in values] == [(9,), (3,), (17,), (1,), (6,), (12,)]
+    assert largest_gap(values, [state @ weight[0] + bias[0] for state in states]) < LOG_PROBS
+    assert 1e-3 < float(torch.cat(values).std()) < 0.1
+    assert float(bias) == 0.0
+    batch = critic_batch(rows, rising, values)
+    error = (batch.old_values - batch.returns)[batch.response_mask]
+    gradient_of(critic, batch)
+    found = {name: whole(weight.grad) for name, weight in critic.module.named_parameters()}
+    assert float((found["head.weight"][0] - error @ torch.cat(states) / 48).abs().max()) < LOG_PROBS
+    assert float(found["head.bias"]) == pytest.approx(float(error.mean()), abs=LOG_PROBS)
+    assert [name for name, gradient in found.items() if not gradient.any() and "bias" not in name] == []
+    assert not any("lm_head" in name for name in found)
+
+
+@pytest.mark.parametrize("kind", ["actor, token", "actor, seq", "critic"])
+def test_gradient_loss_and_update_do_not_depend_on_micro_batches(
+    kind: str, build_actor: BuildActor, build_critic: BuildCritic, rows: list[ScoringRow]
+) -> None:
+    """Actors' weights come within a thousandth of a step, which is at a learning rate of 1e-4; the critic's is 1e-3."""
+    found, weights, losses = [], [], []
+    for size in (6, 1, 4):
+        if kind == "critic":
+            worker: Any = build_critic(micro_batch_size_per_device_for_update=size)
+            batch: Any = critic_batch(rows, rising, worker.values(rows))
+        else:
+            mode = kind.removeprefix("actor, ")
+            worker = build_actor(micro_batch_size_per_device_for_update=size, loss_avg_mode=mode)
+            batch = own_batch(worker, rows)
+        found.append(gradient_of(worker, batch))
+        metrics = worker.update([batch], step=0)
+        losses.append(
+            metrics["critic/vf_loss"].result if kind == "critic" else 0.0
+        )  # actors' advantages cancel in theirs
+        weights.append(torch.cat([weight.flatten() for weight in parameters_of(worker).values()]))
+    assert float(found[0].norm()) > 1e-3
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
+    for other in (1, 2):
+        assert relative_gap(found[other], found[0]) < GRADIENTS
+        # Adam divides tiny gradients by their own size, so a few entries may turn.
+        moved_apart = float((weights[0] - weights[other]).abs().mean())
+        assert moved_apart < (GRADIENTS if kind == "critic" else 1e-3 * 1e-4)
+
+
+def test_a_clipped_value_gets_no_push_further_up(build_critic: BuildCritic, rows: list[ScoringRow]) -> None:
+    """The value is 1 above its old one, and the loss that of half above."""
+    critic = build_critic(cliprange_value=0.5)
+    up = critic_batch(rows, lambda value: value + 1.0, critic.values(rows), lambda value: value - 1.0)
+    metrics = critic.update([up], step=0)
+    assert metrics["critic/vf_loss"].result == pytest.approx(1.5**2 / 2, rel=1e-5)
+    assert metrics["critic/vf_clipfrac"].result == 1.0
+    assert metrics["critic/grad_norm"].result == 0.0
+
+
+def test_a_restored_critic_continues_with_the_same_bits(
+    build_critic: BuildCritic, rows: list[ScoringRow], tmp_path: Path
+) -> None:
+    """It is saved after 2 updates."""
+    settings = {"optim__lr_scheduler_type": "cosine", "optim__lr_warmup_steps": 1}
+    critic = build_critic(**settings)
+    batch = critic_batch(rows, rising, critic.values(rows))
+    for step in range(2):
+        critic.update([batch], step=step)
+    save_state(critic, tmp_path / "critic")
+    restored = build_critic(seed=2, **settings)
+    load_state(restored, tmp_path / "critic")
+    assert largest_gap(critic.values(rows), restored.values(rows)) == 0.0
+    metrics = [each.update([batch], step=2) for each in (critic, restored)]
+    assert metrics[0] == metrics[1]
+    assert differing(parameters_of(critic), parameters_of(restored)) == []
+    assert largest_gap(critic.values(rows), restored.values(rows)) == 0.0
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_body_in_bfloat16_leaves_head_and_values_in_float32(
+    build_critic: BuildCritic, rows: list[ScoringRow], dtype: str
+) -> None:
+    critic = build_critic(fsdp__mp_param_dtype="bf16", fsdp__torch_dtype=dtype)
+    values = critic.values(rows)
+    assert largest_gap(values, (each.bfloat16().float() for each in values)) > 0
+    assert largest_gap(values, build_critic().values(rows)) < 0.02
+    assert critic.update([critic_batch(rows, rising, values)], step=0)["critic/grad_norm"].result > 0.0
+    assert values[0].dtype == critic.module.head.weight.dtype == torch.float32
+
+
+def test_a_frozen_tower_of_a_critic_gets_no_gradient(build_critic: BuildCritic, rows: list[ScoringRow]) -> None:
+    critic = build_critic(model__enable_gradient_checkpointing=True, model__freeze_vision_tower=True)
+    tower = [weight for name, weight in critic.module.named_parameters() if "visual" in name]
+    assert len(tower) > 10
+    assert not any(weight.requires_grad for weight in tower)
+    assert critic.update([critic_batch(rows, rising, critic.values(rows))], step=0)["critic/grad_norm"].result > 0
+    assert all(weight.grad is None for weight in tower)
+
+
+def test_a_critic_of_other_tokens_is_refused(build_critic: BuildCritic) -> None:
+    for entry, words in (
+        ("image_token_id", r"model_path=.* uses a different tokenizer than the actor"),
+        ("no_such_entry", r"override_config\.no_such_entry"),
+    ):
+        with pytest.raises(ConfigError, match=rf"worker\.critic\.model\.{words}"):
+            build_critic(model__override_config=f"{{{entry}: 3}}")

@@ -1,24 +1,42 @@
-"""What teachers read: the student's own turn with a reference in it, around the same pictures, before the same response."""
+"""What teachers read: the student's own turn with a reference in it, around its pictures or others, before the same response."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import pyarrow
+import pyarrow.parquet
 import pytest
-from generator_cases import picture
-from training_runs import Train, encoded
+import torch
+from factories import rollouts_of
+from generator_cases import picture, reference_model
+from PIL import Image
+from rounding import LOG_PROBS
+from training_runs import (
+    ONE_STEP,
+    BuildActor,
+    Train,
+    checked_config,
+    encoded,
+    opened,
+    random_response,
+    reference_log_probs,
+)
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.data.batch import ScoringRow
 from cepo.data.contexts import ContextBuilder
-from cepo.data.dataset import Problem
+from cepo.data.dataset import Problem, ProblemSet
+from cepo.errors import ConfigError, DataError
+from cepo.metrics import results
 from cepo.models.inputs import EncodedPrompt, Turn
 from cepo.models.processing import Processing
+from cepo.trainer.planning import ScoredBatch
+from cepo.trainer.validation import leak_metrics
 from cepo.types import Reference
-from cepo.workers.actor import Actor
 
 SAYS_NOTHING = "{{ prompt }}{{ reference[:0] }}"
 
@@ -41,7 +59,7 @@ def test_a_teacher_in_the_students_context_has_no_evidence(train: Train, tmp_pat
     """The deltas, under rlsd teacher minus student, are below 1e-4."""
     template = tmp_path / "nothing.jinja"
     template.write_text(SAYS_NOTHING)
-    options = ["algorithm.adv_estimator=rlsd", f"algorithm.teacher.template={template}", "trainer.max_steps=1"]
+    options = ["algorithm.adv_estimator=rlsd", f"algorithm.teacher.template={template}", ONE_STEP]
     finished = train(*options)
     assert finished.metrics[0]["work/teacher_rows"] >= 8
     rollouts = [rollout for group in finished.rollouts for rollout in group["rollouts"]]
@@ -129,7 +147,7 @@ def test_assistant_prefix_is_between_header_and_response(tiny_processing: Proces
 
 @pytest.mark.parametrize("placement", ["user_suffix", "assistant_prefix"])
 def test_a_blind_teacher_has_no_image_token(
-    tiny_processing: Processing, build_actor: Callable[..., Actor], placement: str, caplog: pytest.LogCaptureFixture
+    tiny_processing: Processing, build_actor: BuildActor, placement: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("WARNING", logger="cepo"):
         contexts = builder(tiny_processing, placement=placement, with_images=False)
@@ -149,3 +167,93 @@ def test_a_blind_teacher_has_no_image_token(
     text_only = encoded(tiny_processing, "Find x.")
     row = [ScoringRow(context=context, response_ids=(65, 66, 67)) for context in (student, teacher, text_only)]
     assert [len(scores) for scores in build_actor().score(row, as_teacher=True)] == [3, 3, 3]
+
+
+@pytest.fixture
+def illustrated(problem_file: Path) -> list[dict[str, Any]]:
+    """The problems with two further columns: `same` has the row's own images, `crop` the left half of it."""
+    rows = pyarrow.parquet.read_table(problem_file).to_pylist()
+    for row in rows:
+        image, buffer = Image.open(BytesIO(row["images"][0]["bytes"])), BytesIO()
+        image.crop((0, 0, image.width // 2, image.height)).save(buffer, format="PNG")
+        row["same"], row["crop"] = row["images"], [{"bytes": buffer.getvalue(), "path": None}]
+    return rows
+
+
+def written(rows: list[dict[str, Any]], folder: Path) -> str:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "rows.parquet")
+    return str(folder / "rows.parquet")
+
+
+def scored(tiny_run: list[str], file: str, folder: Path, column: str) -> ScoredBatch:
+    """The first step's batch of `rlsd`, whose teacher reads the answer."""
+    arguments = [f"data.train_files={file}", "algorithm.adv_estimator=rlsd", f"data.teacher_image_key={column}"]
+    with opened(tiny_run, *arguments, folder=folder) as trainer:
+        return trainer.score(trainer.plan(trainer.ask(0)))
+
+
+@pytest.mark.heavy
+def test_only_the_teachers_log_probs_follow_its_images(
+    tiny_run: list[str], illustrated: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    illustrated[0]["crop"] = []
+    file = written(illustrated, tmp_path)
+    none, same, crop = (scored(tiny_run, file, tmp_path / column, column) for column in ("null", "same", "crop"))
+    assert torch.equal(same.old_log_probs, none.old_log_probs)
+    # The teacher with other images shares no prefix with the student, so passes are packed otherwise and rounded otherwise.
+    torch.testing.assert_close(crop.old_log_probs, none.old_log_probs, rtol=0, atol=LOG_PROBS)
+    teachers = [each.teacher_log_probs["correct"] for each in (none, same, crop)]
+    assert torch.equal(teachers[0], teachers[1])
+    changed = ((teachers[0] - teachers[2]).abs() > 100 * LOG_PROBS).any(dim=1)
+    asked = (teachers[0] != none.old_log_probs).any(dim=1)
+    own = torch.tensor([problem.prompt_id == "0" for problem in none.rollouts.problems for _ in range(4)])
+    assert changed.any()
+    assert torch.equal(changed, asked & ~own)
+
+
+def test_images_of_another_number_or_no_column_are_refused(
+    tiny_run: list[str], illustrated: list[dict[str, Any]], tmp_path: Path, tiny_processing: Any
+) -> None:
+    illustrated[2]["crop"] *= 2
+    settings = checked_config([*tiny_run, "data.teacher_image_key=crop"]).data
+    with pytest.raises(DataError, match=r"row 2: column 'crop' has 2 images for the teacher, and the row has 1"):
+        ProblemSet(written(illustrated, tmp_path), settings, tiny_processing)
+    for row in illustrated:
+        del row["crop"]
+    problems = ProblemSet(written(illustrated, tmp_path), settings, tiny_processing)
+    assert problems[0].teacher_images == ()
+    with pytest.raises(ConfigError, match=r"data.teacher_image_key is 'crop', which .* does not have"):
+        problems.require_column("teacher_image_key")
+
+
+@pytest.mark.heavy
+def test_leak_gaps_are_log_probs_with_less_without_the_answer(
+    build_actor: BuildActor, tiny_model_folder: Path, tiny_processing: Processing
+) -> None:
+    task, contexts = problem(), builder(tiny_processing)
+    plain = contexts.student(task)
+    responses = [random_response(length, length) for length in (5, 3, 9)]
+    model = reference_model(tiny_model_folder)
+    with_answer, without = (
+        reference_log_probs(model, [ScoringRow(context=context, response_ids=ids) for ids in responses])
+        for context in (contexts.teacher(task, plain, "4"), plain)
+    )
+    gaps = [one - other for one, other in zip(with_answer, without, strict=True)]
+    rollouts = rollouts_of(
+        [*responses, (1, 2)],
+        problems=[task],
+        prompts=[plain],
+        responses=["it is 4", "as the given answer says", "the hint is 4", "not among the rows that are probed"],
+        correct=torch.tensor([True, False, False, True]),
+    )
+    found = results(leak_metrics(rollouts, 3, contexts, cast("Any", build_actor())))
+    assert found == pytest.approx(
+        {
+            "leak/mention_fraction": 2 / 3,
+            "leak/hint_gap_right": float(gaps[0].mean()),
+            "leak/hint_gap_wrong": float(torch.cat(gaps[1:]).mean()),
+            "leak/log_likelihood_gap": sum(float(gap.sum()) for gap in gaps) / 3,
+        },
+        abs=1e-5,
+    )
+    assert min(abs(value) for value in found.values()) > 1e-3

@@ -1,8 +1,7 @@
-"""Every form of data that is documented, read through the one path that a run takes, and the order of problems."""
+"""Every form of data that is documented, conversations too, read through the path that a run takes, and the order of problems."""
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,12 +11,16 @@ import pytest
 from generator_cases import picture
 from hypothesis import given
 from hypothesis import strategies as st
+from training_runs import TWO_TEACHERS, Train, write_lines
 
+from cepo.algorithms.settings import TeacherConfig
 from cepo.config import load_config
 from cepo.config.schema import DataConfig
+from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem, ProblemSet, most_visuals, read_training_sets, weighted_indices
 from cepo.data.reading import read_source
 from cepo.errors import ConfigError, DataError
+from cepo.models.inputs import Turn
 from cepo.models.processing import Processing
 
 ROWS = [
@@ -50,6 +53,7 @@ def read(tiny_processing: Processing) -> Reader:
 
 def write(folder: Path, form: str, rows: Sequence[dict[str, Any]], *, stem: str = "train") -> Path:
     """A file of that form; parquet and arrow as the plain libraries write them, without a hint of what is a picture."""
+    import pandas
     import pyarrow
     import pyarrow.parquet
 
@@ -62,14 +66,11 @@ def write(folder: Path, form: str, rows: Sequence[dict[str, Any]], *, stem: str 
         with pyarrow.ipc.new_stream(file, table.schema) as writer:
             writer.write_table(table)
     elif form == "csv":
-        with file.open("w", newline="", encoding="utf-8") as stream:
-            writer = csv.DictWriter(stream, fieldnames=list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        pandas.DataFrame(rows).to_csv(file, index=False)
     elif form == "json":
         file.write_text(json.dumps(list(rows)), encoding="utf-8")
     else:
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        write_lines(file, rows)
     return file
 
 
@@ -271,3 +272,109 @@ def test_a_resumed_run_asks_the_same_problems(step: int, seed: int) -> None:
     settings = {"sizes": [7, 3, 5], "weights": [1, 2, 4], "seed": seed}
     whole = asked(range(step + 1), **settings)
     assert asked(range(step, step + 1), **settings) == whole[-4:]
+
+
+SYSTEM = {"role": "system", "content": "You are brief."}
+TURNS = [
+    SYSTEM,
+    {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is this?"}]},
+    {"role": "assistant", "content": "A square <|im_end|>."},
+    {"role": "user", "content": [{"type": "text", "text": "And this? "}, {"type": "image"}]},
+]
+Conversations = Callable[..., ProblemSet]
+
+
+@pytest.fixture
+def conversations(read: Reader, picture_folder: Path, tmp_path: Path) -> Conversations:
+    """Problems with the given prompts; a row has as many images as asked for."""
+
+    def conversations(prompts: list[Any], num_images: list[int], **settings: Any) -> ProblemSet:
+        rows = [
+            {"problem": prompt, "images": ["a.png"] * count, "answer": "5"}
+            for prompt, count in zip(prompts, num_images, strict=True)
+        ]
+        return read(write(tmp_path, "jsonl", rows), image_dir=str(picture_folder), **settings)
+
+    return conversations
+
+
+def test_messages_are_templated_in_their_order(conversations: Conversations, tiny_processing: Processing) -> None:
+    problems = conversations([TURNS, [{"role": "user", "content": "What is 2 + 3?"}]], [2, 0])
+    first, second = problems
+    assert first.text == "And this? <image>"
+    assert first.history == (
+        Turn("system", "You are brief."),
+        Turn("user", "<image>What is this?"),
+        Turn("assistant", "A square <|im_end|>."),
+    )
+    image = "<|vision_start|><|image_pad|><|vision_end|>"
+    prompt = tiny_processing.encode(first.text, tiny_processing.load_images(first.images), history=first.history)
+    assert tiny_processing.tokenizer.decode(prompt.engine_ids) == (
+        "<|im_start|>system\nYou are brief.<|im_end|>\n"
+        f"<|im_start|>user\n{image}What is this?<|im_end|>\n"
+        "<|im_start|>assistant\nA square <|im_end|>.<|im_end|>\n"
+        f"<|im_start|>user\nAnd this? {image}<|im_end|>\n<|im_start|>assistant\n"
+    )
+    ids = tiny_processing.template_ids(first.text, history=first.history)
+    end = tiny_processing.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert ids.count(end) == 4  # the one in the assistant's text is eight characters
+    assert (second.text, second.history, problems.most_visuals) == ("What is 2 + 3?", (), (2, 0))
+
+
+def test_the_format_prompt_is_around_the_question_alone(conversations: Conversations, tmp_path: Path) -> None:
+    (tmp_path / "format.jinja").write_text("{{ content }} Answer in a box.")
+    problem = conversations([TURNS], [2], format_prompt=str(tmp_path / "format.jinja"))[0]
+    assert problem.text == "And this? <image> Answer in a box."
+    assert problem.history[1].text == "<image>What is this?"
+    with pytest.raises(DataError, match=r"they have 78 to 78 tokens"):
+        conversations([TURNS], [2], max_prompt_length=30)
+    assert len(conversations([TURNS[-1:]], [1], max_prompt_length=30)) == 1
+
+
+def test_contexts_differ_in_the_last_turn_alone(conversations: Conversations, tiny_processing: Processing) -> None:
+    problem = conversations([TURNS], [2])[0]
+    contexts = ContextBuilder(tiny_processing, TeacherConfig(), max_context_length=512)
+    student = contexts.student(problem).token_ids
+    teacher = contexts.teacher(problem, contexts.student(problem), "5").token_ids
+    last = len(tiny_processing.template_ids("")) + 8
+    assert student[: len(student) - last] == teacher[: len(student) - last]
+    assert len(teacher) > len(student)
+
+
+@pytest.mark.parametrize(
+    ("messages", "num_images", "words"),
+    [
+        ([], 0, "the prompt has no message"),
+        ([SYSTEM], 0, "the last message is the system's"),
+        (TURNS[:3], 1, "the last message is the assistant's"),
+        ([{"role": "human", "content": "?"}], 0, "message 0 has the role 'human'; accepted: system, user, assistant"),
+        ([{"role": "user"}], 0, "message 0 has no role or no content"),
+        ([{"role": "user", "content": [{"type": "image", "image": "a.png"}]}], 1, "data.image_key"),
+        ([{"role": "user", "content": [{"type": "audio"}]}], 0, "message 0 has the part {'type': 'audio'}"),
+        (TURNS, 1, "2 '<image>' in the text but 1 images"),
+        ([{"role": "user", "content": " "}], 0, "is empty"),
+    ],
+)
+def test_bad_messages_are_refused_with_what_is_accepted(
+    conversations: Conversations, messages: list[Any], num_images: int, words: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        conversations([messages], [num_images])
+    assert words in str(caught.value)
+
+
+@pytest.mark.heavy
+def test_a_run_on_conversations_trains_and_teachers_read_them(train: Train, tmp_path: Path) -> None:
+    from datasets import Dataset, Features, Image, List, Value
+
+    message = {"role": Value("string"), "content": List({"type": Value("string"), "text": Value("string")})}
+    system = {"role": "system", "content": [{"type": "text", "text": "You are brief."}]}
+    image = {"type": "image", "text": None}
+    turns = [[system, {"role": "user", "content": [image, {"type": "text", "text": f"{n} + 1?"}]}] for n in range(8)]
+    columns = {"problem": turns, "images": [[picture(n)] for n in range(8)], "answer": [str(n + 1) for n in range(8)]}
+    features = Features({"problem": List(message), "images": List(Image()), "answer": Value("string")})
+    Dataset.from_dict(columns, features=features).to_parquet(str(tmp_path / "train.parquet"))
+    finished = train(*TWO_TEACHERS, f"data.train_files={tmp_path / 'train.parquet'}", "data.format_prompt=null")
+    assert [row["step"] for row in finished.metrics] == [1, 2]
+    assert all(row["actor/grad_norm"] > 0 and row["work/teacher_rows"] > 0 for row in finished.metrics)
+    assert {row["problem"] for row in finished.rollouts} <= {f"<image>{n} + 1?" for n in range(8)}

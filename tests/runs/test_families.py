@@ -1,4 +1,4 @@
-"""Every supported model family: what is scored and trained is what plain transformers computes, on both engines."""
+"""Every supported model family is scored and trained as plain transformers computes it, on both engines; EasyR1's scripts."""
 
 from __future__ import annotations
 
@@ -11,13 +11,28 @@ from typing import Any
 
 import pytest
 import torch
+from config_arguments import LORA_SCRIPT, easyr1s_file
 from generator_cases import picture
 from PIL import Image
 from rounding import GRADIENTS, ORDERS, moved_by_one_unit
 from safetensors.torch import load_file
 from tiny_checkpoints import FAMILIES, TEXT_FAMILIES, VISION_FAMILIES, write_checkpoint
 from torch import Tensor
-from training_runs import EVERY_WRONG_ROLLOUT_TEACHES, Train, differing, encoded, largest_gap, random_response, whole
+from training_runs import (
+    EVERY_WRONG_ROLLOUT_TEACHES,
+    REWARD_FUNCTIONS,
+    BuildActor,
+    FinishedRun,
+    Train,
+    differing,
+    encoded,
+    json_lines,
+    largest_gap,
+    random_response,
+    run,
+    whole,
+    write_lines,
+)
 
 from cepo.data.batch import ScoringRow
 from cepo.errors import ConfigError
@@ -25,23 +40,15 @@ from cepo.models.families import FAMILIES as SUPPORTED
 from cepo.models.families import family_of
 from cepo.models.processing import Processing
 from cepo.models.quantization import quantised_weights
-from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import save_state
 from cepo.workers.merged_model import BaseModel, merge_checkpoint
 from cepo.workers.scoring_model import collate
+from cepo.workers.trained import CompensatedAdamW
 
-BuildActor = Callable[..., Actor]
 Checkpoint = Callable[[str], Path]
+LogProbRounding = Callable[[str], float]
 Record = Callable[[str, object], None]
 """pytest's `record_property`: the figures of docs/models.md are in the report that `--junitxml` writes."""
-
-
-LogProbRounding = Callable[[str], float]
-
-ALTERNATING = """
-def alternating(samples):  # each group has right and wrong responses
-    return [{"overall": number % 2, "accuracy": number % 2} for number in range(len(samples))]
-"""
 
 
 @pytest.fixture(scope="session")
@@ -62,6 +69,12 @@ def log_prob_rounding(checkpoint: Checkpoint) -> LogProbRounding:
         return ORDERS * moved_by_one_unit(log_probs, model.parameters())
 
     return measured
+
+
+def sums(folder: Path) -> Path:
+    """A file of 8 problems of text alone, in the columns of EasyR1's math data."""
+    rows = [{"problem": f"What is {number} + {number}?", "answer": str(2 * number)} for number in range(8)]
+    return write_lines(folder / "sums.jsonl", rows)
 
 
 def prompts_of(family: str) -> list[tuple[str, list[Image.Image]]]:
@@ -104,26 +117,21 @@ def plain_model(folder: Path, family: str) -> Any:
     return auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
-def plain_log_probs(model: Any, inputs: dict[str, Tensor], response: tuple[int, ...]) -> Tensor:
-    """log P of each response token by the model's own forward pass over one row without padding."""
-    inputs = dict(inputs)
-    start = inputs["input_ids"].shape[1]
-    inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([response])], dim=1)
-    for name in {"attention_mask", "mm_token_type_ids", "token_type_ids"} & set(inputs):
-        filled = torch.full((1, len(response)), int(name == "attention_mask"))
-        inputs[name] = torch.cat([inputs[name], filled], dim=1)
-    logits = model(**inputs).logits[0, start - 1 : -1]
-    return logits.log_softmax(dim=1).gather(1, torch.tensor(response)[:, None])[:, 0]
-
-
 def expected_log_probs(model: Any, folder: Path, family: str, rows: list[ScoringRow]) -> list[Tensor]:
-    """Of the rows of `rows_of`, whose prompts have the tokens of transformers' own processor."""
+    """By the model's own pass over each row of `rows_of` alone, whose prompts have the tokens of transformers' processor."""
     expected: list[Tensor] = []
     for (text, images), start in zip(prompts_of(family), range(0, len(rows), 2), strict=True):
-        inputs = plain_inputs(folder, text, images)
+        prompt = dict(plain_inputs(folder, text, images))
+        ids = prompt["input_ids"]
         for row in rows[start : start + 2]:
-            assert list(row.context.token_ids) == inputs["input_ids"][0].tolist()
-            expected.append(plain_log_probs(model, inputs, row.response_ids))
+            assert list(row.context.token_ids) == ids[0].tolist()
+            response = torch.tensor([row.response_ids])
+            inputs = prompt | {"input_ids": torch.cat([ids, response], dim=1)}
+            for name in {"attention_mask", "mm_token_type_ids", "token_type_ids"} & set(prompt):
+                further = torch.full_like(response, int(name == "attention_mask"))
+                inputs[name] = torch.cat([prompt[name], further], dim=1)
+            logits = model(**inputs).logits[0, ids.shape[1] - 1 : -1]
+            expected.append(logits.log_softmax(dim=1).gather(1, response.T)[:, 0])
     return expected
 
 
@@ -253,11 +261,9 @@ def test_two_steps_train_and_the_engine_gets_the_weights(
     if engine == "vllm":
         pytest.importorskip("vllm", reason="vLLM is not installed")
     method, weights = setting.split(", ")
-    reward = tmp_path / "reward.py"
-    reward.write_text(ALTERNATING, encoding="utf-8")
     in_bf16 = engine == "vllm" and family in ONE_TYPE_ON_A_CPU
     arguments = [
-        f"worker.reward.reward_function={reward}:alternating",
+        f"worker.reward.reward_function={REWARD_FUNCTIONS}:every_second",
         f"worker.actor.model.model_path={checkpoint(family)}",
         f"worker.rollout.name={engine}",
         f"worker.rollout.dtype={'bf16' if in_bf16 else 'fp32'}",
@@ -270,9 +276,7 @@ def test_two_steps_train_and_the_engine_gets_the_weights(
         f"worker.actor.model.lora.rank={8 if weights == 'LoRA' else 0}",
     ]
     if family in TEXT_FAMILIES:
-        sums = [{"problem": f"What is {number} + {number}?", "answer": str(2 * number)} for number in range(8)]
-        rows = tmp_path / "sums.jsonl"
-        rows.write_text("".join(json.dumps(row) + "\n" for row in sums))
+        rows = sums(tmp_path)
         arguments += [f"data.train_files={rows}", f"data.val_files={rows}", "trainer.val_before_train=true"]
     refusal = REFUSED.get((family, engine, setting))
     if in_bf16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
@@ -311,3 +315,75 @@ def test_a_merged_folder_has_the_checkpoints_names_and_shapes(
     merged, base = (load_file(each / "model.safetensors") for each in (tmp_path / "merged", folder))
     assert merged.keys() == base.keys()
     assert differing(merged, base) == []
+
+
+@pytest.fixture
+def run_of(tmp_path: Path, problem_file: Path, parity_reward: str) -> Train:
+    """Trains with EasyR1's configuration and overrides, on data, a model and sizes of ours."""
+
+    def run_of(model: Path, theirs: list[str], *further: str, data: Path = problem_file) -> FinishedRun:
+        ours = [
+            "data.max_response_length=8",
+            "data.rollout_batch_size=2",
+            f"data.train_files={data}",
+            f"data.val_files={data}",
+            f"worker.actor.model.model_path={model}",
+            "worker.actor.global_batch_size=2",
+            f"worker.reward.reward_function={parity_reward}",
+            "worker.rollout.name=transformers",
+            "worker.rollout.disable_tqdm=true",
+            "trainer.logger=[file]",
+            "trainer.n_gpus_per_node=1",
+            "trainer.max_steps=1",
+        ]
+        return run([easyr1s_file(tmp_path), *theirs, *ours, *further], folder=tmp_path / "run")
+
+    return run_of
+
+
+@pytest.mark.heavy
+def test_easyr1s_config_with_its_lora_overrides_trains_a_step(tiny_model_folder: Path, run_of: Train) -> None:
+    """The step has 10 responses."""
+    done = run_of(tiny_model_folder, LORA_SCRIPT)
+    trained = [line for line in done.metrics if "actor/lr" in line]
+    assert [line["actor/lr"] for line in trained] == [1e-5]
+    assert trained[0]["actor/kl_loss"] >= 0
+    # 512 x 512 pixels, to which EasyR1 enlarges a small figure, are 256 tokens of 32 x 32.
+    assert trained[0]["prompt_length/mean"] > 256
+    adapter = done.folder / "global_step_1" / "actor" / "lora_adapter"
+    settings = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+    assert (settings["r"], settings["lora_alpha"]) == (64, 64)
+    assert len(json_lines(done.folder / "generations.jsonl")) == 2 * 3, "before and after the step, 3 responses"
+
+
+IN_BF16 = ["worker.actor.fsdp.torch_dtype=bf16", "worker.actor.optim.strategy=adamw_bf16"]
+LORA = ["worker.actor.model.lora.rank=64", "worker.actor.model.lora.alpha=64", "worker.actor.optim.lr=1e-5"]
+SECOND = pytest.mark.nightly("settings of the 7B or the 32B script")
+SCRIPTS = [
+    pytest.param("qwen2_5_vl", [], marks=SECOND, id="qwen2_5_vl_3b_geo3k_grpo"),
+    pytest.param("qwen2_5_vl", ["worker.actor.loss_type=cispo"], id="qwen2_5_vl_7b_geo3k_cispo"),
+    pytest.param("qwen2_5_vl", IN_BF16, id="qwen2_5_vl_32b_geo3k_grpo"),
+    pytest.param("qwen3_vl_moe", IN_BF16, marks=SECOND, id="qwen3_vl_30b_geo3k_grpo"),
+    pytest.param("qwen2", [], id="qwen2_5_7b_math_grpo"),
+    pytest.param("qwen3", LORA, id="qwen3_4b_math_grpo_lora"),
+]
+"""EasyR1's scripts: the family of the model that each names, and what it overrides beside data, model, lengths and devices.
+
+From examples/ of hiyouga/EasyR1 (Apache-2.0), read on 2026-11-22."""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("family", "overrides"), SCRIPTS)
+def test_easyr1s_script_trains_two_steps_with_its_family(
+    family: str, overrides: list[str], run_of: Train, checkpoint: Checkpoint, tmp_path: Path, problem_file: Path
+) -> None:
+    data = problem_file if family in VISION_FAMILIES else sums(tmp_path)
+    further = ["data.max_prompt_length=1024", "data.max_response_length=4", "worker.rollout.n=2"]
+    further += ["worker.rollout.tensor_parallel_size=1", "trainer.val_before_train=false", "trainer.val_freq=-1"]
+    done = run_of(checkpoint(family), overrides, *further, "trainer.max_steps=2", data=data)
+    assert len(done.steps) == 2
+    assert all(line["actor/kl_loss"] >= 0 for line in done.steps)
+    if overrides == IN_BF16:
+        assert isinstance(done.actor.optimizer, CompensatedAdamW)
+        assert {parameter.dtype for parameter in done.parameters.values()} == {torch.bfloat16}
+    assert all(line["rollout/log_prob_gap_mean"] < 0.2 for line in done.steps if "rollout/log_prob_gap_mean" in line)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import torch
 from generator_cases import picture
 from safetensors.torch import load_file
 from training_runs import (
+    ONE_STEP,
     TWO_TEACHERS,
     Prepare,
     Train,
@@ -24,6 +24,7 @@ from training_runs import (
     differing,
     json_lines,
     parameters_of,
+    write_lines,
 )
 
 import cepo.train
@@ -191,9 +192,7 @@ def write_rows(folder: Path, *changes: dict[str, Any]) -> Path:
     picture(2, (400, 2)).resize((800, 2)).save(folder / "thin.png")
     (folder / "text.png").write_text("this is no picture")
     (folder / "cut.png").write_bytes((folder / "good.png").read_bytes()[:6000])
-    file = folder / "problems.jsonl"
-    file.write_text("".join(json.dumps(GOOD | change) + "\n" for change in changes))
-    return file
+    return write_lines(folder / "problems.jsonl", (GOOD | change for change in changes))
 
 
 @pytest.mark.parametrize(
@@ -269,7 +268,7 @@ def test_a_reward_that_raises_or_hangs_costs_its_own_samples(train: Train, tmp_p
         "    return {'overall': 1.0, 'accuracy': 1.0}\n"
     )
     options = [f"worker.reward.reward_function={reward}:score", "worker.reward.timeout_seconds=1", "worker.rollout.n=2"]
-    finished = train(*options, "data.shuffle=false", "trainer.max_steps=1")
+    finished = train(*options, "data.shuffle=false", ONE_STEP)
     metrics = finished.metrics[0]
     assert metrics["reward/num_raised"] == metrics["reward/num_timed_out"] == 2
     assert metrics["reward/mean"] == 0.5

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from training_runs import WRONG_ROLLOUTS_TEACH, actor_of, differing, run, whole
+from training_runs import REWARD_FUNCTIONS, WRONG_ROLLOUTS_TEACH, actor_of, differing, run, whole
 
 from cepo.algorithms import available_estimators
 from cepo.rollout.generator import FullWeights
@@ -30,17 +30,14 @@ from cepo.trainer.loop import Trainer
 pytestmark = pytest.mark.heavy
 
 FILE = Path(__file__).with_name("golden_weights.json")
-SETTINGS = ["worker.rollout.temperature=1.2", "worker.rollout.dtype=fp32", "trainer.max_steps=2", "trainer.seed=1"]
+SETTINGS = [
+    "worker.rollout.temperature=1.2", "worker.rollout.dtype=fp32", "trainer.max_steps=2", "trainer.seed=1",
+    f"worker.reward.reward_function={REWARD_FUNCTIONS}:graded",
+]  # fmt: skip
 METHODS = available_estimators()
 NUM_DIRECTIONS = 4
 INSTRUCTION_LIMITS = ("MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 FIRST_STEP = ("reward/mean", "response_length/mean", "actor/grad_norm")
-REWARD = '''
-def graded(samples):
-    """Eighths, by the character codes of whatever an untrained model writes: a group then has one best response."""
-    shares = [sum(map(ord, sample["response"])) % 8 / 8 for sample in samples]
-    return [{"overall": share, "accuracy": float(share >= 0.5)} for share in shares]
-'''
 
 
 def machine() -> str:
@@ -106,17 +103,8 @@ def recorded(method: str, found: dict[str, Any], bits: str) -> dict[str, Any]:
     return entries[method]
 
 
-@pytest.fixture(scope="module")
-def graded_reward(tmp_path_factory: pytest.TempPathFactory) -> str:
-    file = tmp_path_factory.mktemp("reward") / "graded.py"
-    file.write_text(REWARD, encoding="utf-8")
-    return f"worker.reward.reward_function={file}:graded"
-
-
 @pytest.mark.parametrize("method", METHODS)
-def test_two_steps_end_with_the_weights_that_were_recorded(
-    method: str, tiny_run: list[str], graded_reward: str, tmp_path: Path
-) -> None:
+def test_two_steps_end_with_the_weights_that_were_recorded(method: str, tiny_run: list[str], tmp_path: Path) -> None:
     before: dict[str, Tensor] = {}
     gradient: dict[str, Tensor] = {}
 
@@ -124,7 +112,7 @@ def test_two_steps_end_with_the_weights_that_were_recorded(
         before.update(served_weights(trainer))
         keep_first_gradient(trainer, gradient)
 
-    overrides = [*SETTINGS, f"algorithm.adv_estimator={method}", graded_reward]
+    overrides = [*SETTINGS, f"algorithm.adv_estimator={method}"]
     overrides += WRONG_ROLLOUTS_TEACH.get(method, [])
     done = run(tiny_run, *overrides, folder=tmp_path / "run", prepare=prepare)
     after = served_weights(done.trainer)

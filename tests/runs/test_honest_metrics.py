@@ -1,3 +1,5 @@
+"""What a run reports: work, references and filters of a step, and validation."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -6,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_runs import REWARD_FUNCTIONS, TWO_TEACHERS, Train, around, noting
+from training_runs import ONE_STEP, REWARD_FUNCTIONS, TWO_TEACHERS, Train, around, json_lines, noting, recorded_groups
 
 from cepo.data.batch import OptimizerBatch
 from cepo.rollout.generator import GenerationRequest
@@ -14,7 +16,6 @@ from cepo.trainer.loop import Trainer
 
 pytestmark = pytest.mark.heavy
 
-ONE_STEP = "trainer.max_steps=1"
 NEVER_RIGHT = f"worker.reward.reward_function={REWARD_FUNCTIONS}:never"
 WITH_PEERS = ["algorithm.adv_estimator=sdpo", "algorithm.positive.source=peer_full"]
 
@@ -52,9 +53,8 @@ def test_the_work_of_a_validation_is_no_part_of_the_steps(once: Train, one_step:
     assert {name: other[name] for name in names} == {name: plain[name] for name in names}
 
 
-def test_entropy_and_clip_fraction_do_not_depend_on_the_method(once: Train, one_step: Train) -> None:
-    [plain] = once(ONE_STEP).steps
-    [other] = one_step("algorithm.adv_estimator=opsd").steps
+def test_entropy_and_clip_fraction_do_not_depend_on_the_method(once: Train) -> None:
+    [plain], [other] = once(ONE_STEP).steps, once(ONE_STEP, "algorithm.adv_estimator=opsd").steps
     assert plain["work/live_fraction"] < other["work/live_fraction"] == 1
     assert plain["rollout/entropy"] == other["rollout/entropy"] > 1
     assert other["actor/live_entropy"] != pytest.approx(plain["actor/live_entropy"], rel=1e-3)
@@ -132,3 +132,73 @@ def test_the_users_answers_are_what_teachers_read(one_step: Train) -> None:
     for group, reference in shown:
         wrong = [one["response"] for one in group["rollouts"] if one["accuracy"] == 0]
         assert reference is None or reference in [f"{len(response)} characters" for response in wrong]
+
+
+OVERRIDE = "worker.rollout.val_override_config"
+
+
+@pytest.fixture
+def validated(train: Train, problem_file: Path) -> Train:
+    """2 training steps, and validation on 5 held-out problems."""
+    return partial(
+        train,
+        f"data.val_files={problem_file}@train[3:]",
+        "trainer.val_before_train=true",
+        "trainer.val_freq=1",
+        "trainer.val_generations_to_log=2",
+        "trainer.leak_probe_size=0",
+    )
+
+
+def test_validation_asks_2_greedy_samples_of_3_of_5_problems(validated: Train) -> None:
+    """It runs before training and at each step, of the same problems. 2 are recorded, also after a resume."""
+    asked: list[tuple[int, ...]] = []
+
+    def note(requests: Any, *_: Any) -> None:
+        if len(requests) != 4:  # those of a training step
+            asked.append(tuple(request.seed for request in requests))
+
+    greedy = [f"{OVERRIDE}.n=2", f"{OVERRIDE}.temperature=0", "trainer.val_max_samples=3"]
+    validated(*greedy, "trainer.max_steps=1", prepare=noting("backend.generate", note))
+    resumed = validated(*greedy, prepare=noting("backend.generate", note))
+    assert resumed.first_step == 1
+    assert [len(seeds) for seeds in asked] == [3] * 3
+    assert len(set(asked)) == 1
+    found = [row for row in resumed.metrics if "val/reward" in row]
+    assert [row["step"] for row in found] == [0, 1, 2]
+    assert {row["val/num_samples"] for row in found} == {6}
+    assert all(0.1 < row["perf/cpu_memory_used_gb"] < 100 for row in resumed.steps)
+    recorded = json_lines(resumed.folder / "generations.jsonl")
+    responses: dict[tuple[int, str], list[str]] = {}
+    for row in recorded:
+        responses.setdefault((row["step"], row["prompt_id"]), []).append(row["response"])
+    problems = {prompt for _, prompt in responses}
+    assert len(problems) == 2
+    assert responses.keys() == {(step, prompt) for step in (0, 1, 2) for prompt in problems}  # none lost at the resume
+    assert all(len(pair) == 2 and pair[0] == pair[1] for pair in responses.values()), "greedy samples are equal"
+    assert {row["step"] for row in recorded_groups(resumed.folder)} == {1, 2}
+
+
+def test_batches_and_greedy_accuracy_leave_the_sampled_one(validated: Train) -> None:
+    """Batches of 2 find what one batch does; greedy accuracy is what one at temperature 0 finds, one response each.
+
+    Validation alone trains nothing and saves nothing.
+    """
+    only = ["trainer.val_only=true", "trainer.val_before_train=false", "trainer.val_generations_to_log=5"]
+    sampled = [*only, f"{OVERRIDE}.n=3", "trainer.save_freq=1"]
+    plain = validated(*sampled, name="plain")
+    parts = validated(*sampled, "data.val_batch_size=2", name="parts")
+    both = validated(*sampled, "trainer.val_greedy=true", name="both")
+    [one], [other], [beside] = plain.metrics, parts.metrics, both.metrics
+    kept = [name for name in one if name.startswith("val/")]
+    assert (one["step"], one["val/num_samples"]) == (0, 15)
+    assert not any(name.startswith(("actor/", "reward/")) for name in one)
+    assert (list(plain.folder.glob("global_step_*")), plain.rollouts) == ([], [])
+    assert {name: one[name] for name in kept} == pytest.approx({name: other[name] for name in kept}, abs=1e-6)
+    assert json_lines(plain.folder / "generations.jsonl") == json_lines(parts.folder / "generations.jsonl")
+    [greedy] = validated(*only, f"{OVERRIDE}.temperature=0", f"{OVERRIDE}.n=1", name="greedy").metrics
+    assert (beside["val/greedy_accuracy"], beside["val/num_greedy_samples"]) == (greedy["val/accuracy"], 5)
+    verdicts = {row["prompt_id"]: row["greedy_accuracy"] for row in json_lines(both.folder / "generations.jsonl")}
+    assert sum(verdicts.values()) / len(verdicts) == beside["val/greedy_accuracy"]
+    assert {name: beside[name] for name in kept} == {name: one[name] for name in kept}
+    assert "val/greedy_accuracy" not in one

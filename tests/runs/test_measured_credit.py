@@ -17,12 +17,14 @@ from generator_cases import reference_model
 from isolation import restored_process
 from training_runs import (
     EVERY_WRONG_ROLLOUT_TEACHES,
+    ONE_STEP,
     REWARD_FUNCTIONS,
     Train,
     checked_config,
     json_lines,
     recorded_groups,
     reference_logits,
+    write_lines,
 )
 
 from cepo.cli import main
@@ -103,9 +105,9 @@ def test_credit_adds_up_to_the_verdict(measured: Path) -> None:
         assert (measured / trace["image"]).read_bytes().startswith(b"\x89PNG")
 
 
-def test_advantages_are_those_that_training_computes(measured: Path, train: Train) -> None:
-    settings = ["algorithm.adv_estimator=rlsd", "trainer.max_steps=1", "worker.actor.global_batch_size=4"]
-    trained = train(*SETTINGS, *settings)
+def test_advantages_are_those_that_training_computes(measured: Path, once: Train) -> None:
+    settings = ["algorithm.adv_estimator=rlsd", ONE_STEP, "worker.actor.global_batch_size=4"]
+    trained = once(*SETTINGS, *settings)
     learnt = {
         (group["prompt_id"], rollout["response"]): rollout["token_advantages"]
         for group in trained.rollouts
@@ -195,9 +197,8 @@ def test_a_measurement_that_cannot_be_made_is_refused(
 
 def test_a_given_text_is_scored_beside_sampled_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of two problems the first gets it as its first response; its answer is right, and every response is scored."""
-    problems = [{"problem": f"{k} + 1?", "answer": str(k + 1)} for k in range(3)]
-    data, response, out = tmp_path / "data.jsonl", tmp_path / "response.txt", tmp_path / "out"
-    data.write_text("".join(json.dumps(row) + "\n" for row in problems), encoding="utf-8")
+    response, out = tmp_path / "response.txt", tmp_path / "out"
+    data = write_lines(tmp_path / "data.jsonl", ({"problem": f"{k} + 1?", "answer": str(k + 1)} for k in range(3)))
     response.write_text("It is \\boxed{1}\n", encoding="utf-8")
     arguments = ["microgeo:model", str(data), "config=configs/microgeo/base.yaml"]
     settings = ["algorithm.adv_estimator=cepo", EVERY_WRONG_ROLLOUT_TEACHES, "worker.rollout.name=transformers"]
@@ -222,16 +223,12 @@ def test_show_without_a_config_says_what_is_missing(capsys: pytest.CaptureFixtur
     assert "give config=FILE" in capsys.readouterr().err
 
 
-GRADIENT_METHODS = "methods=grpo, rlsd(lambda_init=1)"
-
-
 @pytest.mark.nightly("a program of the lab")
 def test_a_group_mean_differs_from_leave_one_out_in_length_alone(tiny_run: list[str], tmp_path: Path) -> None:
     """`R - mean_g` of 4 rollouts is 3/4 of `R - mean of the others`: the same ratio and direction."""
     folder = tmp_path / "measured"
-    assert (
-        measure_gradients([*tiny_run, "data.rollout_batch_size=2", "batches=3", GRADIENT_METHODS, f"out={folder}"]) == 0
-    )
+    options = ["data.rollout_batch_size=2", "batches=3", "methods=grpo, rlsd(lambda_init=1)", f"out={folder}"]
+    assert measure_gradients([*tiny_run, *options]) == 0
     assert not (folder / "gradients").exists(), "vectors are of no use once their products are known"
     results = json.loads((folder / "gradient.json").read_text(encoding="utf-8"))
     uniform, group, other = results["gradient"]

@@ -18,7 +18,16 @@ from rounding import LOG_PROBS
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from training_runs import Train, checked_config, differing, encoded, largest_gap, reference_log_probs, run
+from training_runs import (
+    ONE_STEP,
+    Train,
+    checked_config,
+    differing,
+    encoded,
+    largest_gap,
+    reference_log_probs,
+    write_lines,
+)
 
 import cepo
 from cepo.cli import main
@@ -31,8 +40,13 @@ from cepo.workers.merged_model import adapter_base
 
 pytestmark = pytest.mark.heavy
 
-FAR = ("worker.actor.fsdp.mp_param_dtype=fp32", "worker.actor.optim.lr=1e-2")
-"""Takes two steps far from their base."""
+FAR = (
+    "worker.actor.fsdp.mp_param_dtype=fp32",
+    "worker.actor.optim.lr=1e-2",
+    "trainer.save_freq=1",
+    "trainer.save_limit=-1",
+)
+"""Takes two steps far from their base, and keeps the checkpoint of each."""
 LORA = ("worker.actor.model.lora.rank=4", "worker.actor.model.lora.alpha=8")
 FULL = ("worker.actor.model.lora.rank=0",)
 FROZEN_TOWER = (*FULL, "worker.actor.model.freeze_vision_tower=true")
@@ -145,10 +159,10 @@ def test_bf16_end_tokens_template_and_image_settings_are_kept(
 
 
 def test_a_run_with_its_own_chat_template_hands_it_on(train: Train, tmp_path: Path) -> None:
-    template, rows = tmp_path / "template.jinja", tmp_path / "text.jsonl"
+    template = tmp_path / "template.jinja"
     template.write_text("Q: {{ messages[0]['content'] | map(attribute='text') | join('<|image_pad|>') }} A:")
-    rows.write_text("".join(json.dumps({"problem": f"What is {n}?", "answer": "1"}) + "\n" for n in range(8)))
-    done = train(*LORA, f"data.override_chat_template={template}", "trainer.max_steps=1", f"data.train_files={rows}")
+    rows = write_lines(tmp_path / "text.jsonl", ({"problem": f"What is {n}?", "answer": "1"} for n in range(8)))
+    done = train(*LORA, f"data.override_chat_template={template}", ONE_STEP, f"data.train_files={rows}")
     arguments = ["--checkpoint", done.folder / "global_step_1", "--out", tmp_path / "merged"]
     assert merge(*arguments) == 2  # the record alone may not name a file of this machine
     assert merge(*arguments, "--chat-template", template) == 0
@@ -178,7 +192,7 @@ def test_what_cannot_be_merged_ends_with_one_message(
     far: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, out = far(*LORA).folder, tmp_path / "merged"
-    critic = far(*FULL, "algorithm.adv_estimator=gae", "trainer.max_steps=1").folder / "global_step_1" / "critic"
+    critic = far(*FULL, "algorithm.adv_estimator=gae", ONE_STEP).folder / "global_step_1" / "critic"
     checkpoint = folder / "global_step_2"
     for name, file in (("empty", None), ("full", "notes.txt"), ("ranks/actor", "model_world_size_1_rank_0.pt")):
         (tmp_path / name).mkdir(parents=True)
@@ -187,7 +201,7 @@ def test_what_cannot_be_merged_ends_with_one_message(
     for source, target, words in (
         (tmp_path / "empty", out, "give a folder global_step_<N>"),
         (tmp_path / "nowhere", out, "give a folder global_step_<N>"),
-        (folder, out, "checkpoints: global_step_2"),
+        (folder, out, "checkpoints: global_step_1, global_step_2"),
         (checkpoint, tmp_path / "full", "is not empty"),
         (tmp_path / "ranks", out, "scripts/model_merger.py"),
         (critic, out, "weights that the base model lacks: 2 (model.head.bias, model.head.weight)"),
@@ -238,9 +252,6 @@ def test_shards_without_data_are_refused_by_every_command(
     assert words in capsys.readouterr().err
     with pytest.raises(CheckpointError, match=words):
         train(*FAR, *FROZEN_TOWER, "trainer.max_steps=3", f"trainer.load_checkpoint_path={checkpoint}")
-
-
-SAVED_LORA = ["worker.actor.model.lora.rank=4", "trainer.save_freq=1", "trainer.save_limit=-1"]
 
 
 class Hub:
@@ -300,38 +311,31 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield found
 
 
-@pytest.mark.heavy
-def test_checkpoint_and_merged_model_have_cards_and_resume(tiny_run: list[str], tmp_path: Path, hub: Hub) -> None:
+def test_checkpoint_and_merged_model_have_cards_and_resume(far: Train, train: Train, tmp_path: Path, hub: Hub) -> None:
     """The second step after a download of the first's checkpoint ends with the weights of the run that never stopped.
 
     The model that is merged from the checkpoint is published with a card of its own.
     """
-    whole = run(tiny_run, *SAVED_LORA, folder=tmp_path / "whole")
-    address = cepo.push(tmp_path / "whole" / "global_step_1", "someone/model")
-    assert address == "https://huggingface.co/someone/model/commit/1"
+    whole = far(*LORA)
+    checkpoint = whole.folder / "global_step_1"
+    assert cepo.push(checkpoint, "someone/model") == "https://huggingface.co/someone/model/commit/1"
     assert [each["visibility"] for each in hub.created] == ["private"]
     assert hub.keys == {"Bearer hf_of_a_test"}
-    assert hub.files.keys() >= {
-        "README.md",
-        "curves.png",
-        "config.yaml",
-        "adapter_config.json",
-        "adapter_model.safetensors",
-    }
+    adapter = {"adapter_config.json", "adapter_model.safetensors"}
+    assert hub.files.keys() >= {"README.md", "curves.png", "config.yaml"} | adapter
     _, front, text = hub.files["README.md"].decode().split("---\n", 2)
     assert yaml.safe_load(front) == {"library_name": "peft", "tags": ["cepo", "reinforcement-learning", "grpo"]}
     titles = [f"## {title}\n" for title in ("Data", "Settings", "Curve", "Run", "Versions")]
     assert all(each in text for each in [*titles, "after step 1", "| algorithm.adv_estimator | grpo |"])
-    assert str(tmp_path) not in text
+    assert str(whole.folder) not in text
     for name, content in hub.files.items():
         (tmp_path / "downloaded" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "downloaded" / name).write_bytes(content)
     again = f"trainer.load_checkpoint_path={tmp_path / 'downloaded' / 'global_step_1'}"
-    resumed = run(tiny_run, *SAVED_LORA, again, folder=tmp_path / "resumed")
+    resumed = train(*FAR, *LORA, again)
     assert resumed.first_step == 1
     assert differing(resumed.parameters, whole.parameters) == []
     hub.files.clear()
-    checkpoint = tmp_path / "whole" / "global_step_1"
     assert merge("--checkpoint", checkpoint, "--out", tmp_path / "merged", "--upload", "someone/model") == 0
     assert {"README.md", "config.json", "model.safetensors"} <= set(hub.files)
     assert "library_name: transformers" in hub.files["README.md"].decode()

@@ -16,14 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from rounding import LOG_PROBS
-from training_runs import (
-    REPOSITORY,
-    TWO_TEACHERS,
-    Train,
-    checked_config,
-    json_lines,
-    recorded_groups,
-)
+from training_runs import REPOSITORY, TWO_TEACHERS, Train, checked_config, json_lines, recorded_groups
 
 from cepo.errors import EngineError, WorkerLostError
 from cepo.train import train as train_config

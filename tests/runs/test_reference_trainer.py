@@ -2,13 +2,17 @@
 
 Two steps of two optimizer batches and two epochs on the same recorded responses, ragged and cut, behind no image, one and
 two, in groups that are mixed, all right and all wrong, at temperature 1.3. Both sides compute in float32, in another order.
+Then the gradient of the paper's method against the example in one file.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
+import re
+import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +22,27 @@ from actors import distance
 from generator_cases import picture
 from reference_trainer.settings import Divergence, Problem, Response, Settings
 from reference_trainer.training import ReferenceTrainer
+from rounding import GRADIENTS
 from torch import Tensor
-from training_runs import actor_of, around, checked_config, parameters_of, recorded_groups, trainer_of
+from training_runs import (
+    REPOSITORY,
+    actor_of,
+    around,
+    differing,
+    opened,
+    parameters_of,
+    recorded_groups,
+    relative_gap,
+    write_pictured,
+)
 
 from cepo.algorithms import available_estimators
+from cepo.microgeo.world import ASSETS
 from cepo.rollout.generator import AdapterWeights, Generation, GenerationRequest, SamplingSettings
 from cepo.trainer.loop import Trainer
+from cepo.trainer.planning import actor_batches
 from cepo.workers.worker import Worker
+from lab.support.rows import gradients_of
 
 pytestmark = pytest.mark.heavy
 METHODS = available_estimators()
@@ -163,16 +181,8 @@ def test_every_registered_method_is_held_to_the_second_trainer() -> None:
 
 @pytest.fixture(scope="module")
 def recorded_problems(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from datasets import Dataset
-
-    rows = {
-        "images": [list(problem.images) for problem in PROBLEMS],
-        "problem": ["<image>" * len(problem.images) + problem.question for problem in PROBLEMS],
-        "answer": [problem.truth for problem in PROBLEMS],
-    }
-    file = tmp_path_factory.mktemp("recorded") / "problems.parquet"
-    Dataset.from_dict(rows).to_parquet(str(file))
-    return file
+    rows = [(problem.images, problem.question, problem.truth) for problem in PROBLEMS]
+    return write_pictured(tmp_path_factory.mktemp("recorded") / "problems.parquet", rows)
 
 
 def arguments(settings: Settings, problems: Path) -> list[str]:
@@ -248,9 +258,7 @@ def test_two_steps_end_with_the_weights_of_the_second_trainer(
     name: str, recorded_problems: Path, tiny_model_folder: Path, tiny_run: list[str], tmp_path: Path
 ) -> None:
     settings = CASES[name]
-    command = [*tiny_run, *arguments(settings, recorded_problems), f"trainer.save_checkpoint_path={tmp_path}"]
-    with ExitStack() as stack:
-        trainer = trainer_of(checked_config(command), stack)
+    with opened(tiny_run, *arguments(settings, recorded_problems), folder=tmp_path) as trainer:
         assert isinstance(trainer.backend, Worker)
         around("backend.generate", replay)(trainer)
         initial, critic, head = weights_of(trainer), trainer.backend.critic, None
@@ -274,3 +282,80 @@ def test_two_steps_end_with_the_weights_of_the_second_trainer(
         found = torch.cat([values["head.weight"].flatten(), values["head.bias"]])
         expected = torch.cat([second.critic.weight.flatten(), second.critic.bias]).detach()
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-2)
+
+
+ONE_FILE = REPOSITORY / "examples" / "cepo_in_one_file.py"
+
+
+@pytest.fixture
+def one_file(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(ONE_FILE.parent)
+    return importlib.import_module(ONE_FILE.stem)
+
+
+def test_the_one_file_has_300_lines_and_needs_no_library() -> None:
+    source = ONE_FILE.read_text(encoding="utf-8")
+    assert len(source.splitlines()) <= 300
+    imported = re.findall(r"^(?:import|from) (\w+)", source, re.MULTILINE)
+    assert set(imported) - set(sys.stdlib_module_names) == {"torch", "transformers"}
+    inner = re.findall(r"^ +(.* import .*)", source, re.MULTILINE)
+    assert inner == ["from cepo.microgeo.world import SHAPES"], "the package gives the data alone"
+
+
+def test_the_same_rollouts_give_the_packages_gradient(one_file: Any, tiny_run: list[str], tmp_path: Path) -> None:
+    overrides = [
+        "algorithm.adv_estimator=cepo",
+        f"worker.actor.model.model_path={ASSETS}",
+        "worker.actor.global_batch_size=4",
+        "worker.actor.loss_avg_mode=seq",
+        "worker.reward.reward_function=null",
+        "data.max_response_length=64",
+    ]
+    with opened(tiny_run, *overrides, folder=tmp_path) as trainer:
+        rollouts = trainer.ask(0)
+        plan = trainer.plan(rollouts)
+        batch = trainer.score(plan)
+        signal = trainer.estimate(batch)
+        (update,) = actor_batches(batch, signal, num_prompts=4, max_response_length=64)
+        actor = actor_of(trainer)
+        gradient = dict(zip(parameters_of(actor), gradients_of(actor, update), strict=True))
+    taught = plan.live & plan.views[1].has_reference
+    assert taught.any(), "some group must be mixed, and have a wrong answer"
+
+    model, processor = one_file.load(str(ASSETS))
+    settings = replace(one_file.Settings(), group_size=4)
+    questions = [each.text.removeprefix("<image>").removesuffix(" Answer in \\boxed{}.") for each in rollouts.problems]
+    problems = [
+        one_file.Problem(each.images[0], question, each.ground_truth)
+        for each, question in zip(rollouts.problems, questions, strict=True)
+    ]
+    responses = [list(generation.response_ids) for generation in rollouts.generations]
+    credit = one_file.credit_of(model, processor, problems, responses, settings, step=0)
+    torch.testing.assert_close(credit.rewards, rollouts.rewards, rtol=0, atol=0)
+    assert torch.equal(credit.mask, rollouts.response_mask)
+    torch.testing.assert_close(credit.advantages, signal.advantages, rtol=0, atol=1e-5)
+
+    one_file.accumulate_gradient(model, processor, problems, responses, credit, settings)
+    own = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    package = {name.removeprefix("model."): each for name, each in gradient.items()}
+    assert set(package) <= set(own), sorted(set(package) - set(own))
+    flat = [torch.cat([each[name].flatten() for name in package]) for each in (own, package)]
+    assert relative_gap(*flat) <= max(1e-5, GRADIENTS)
+
+
+def test_the_wrong_answer_is_the_first_of_a_wrong_rollout(one_file: Any) -> None:
+    assert one_file.wrong_answer(["12", "7", None, "9"], [1.0, 0.0, 0.0, 0.0]) == "7"
+    assert one_file.wrong_answer(["12", None], [1.0, 0.0]) is None
+
+
+@pytest.mark.nightly("12 steps take half a minute")
+def test_the_one_file_learns(one_file: Any) -> None:
+    """Eight problems again and again: the share of right responses rises far above what chance explains."""
+    model, processor = one_file.load(str(ASSETS))
+    torch.manual_seed(0)
+    _, problems = one_file.embedded_world(8)
+    settings = replace(one_file.Settings(), prompts=8, learning_rate=3e-4)
+    before = {name: each.detach().clone() for name, each in model.named_parameters()}
+    curve = one_file.train(model, processor, problems, settings, steps=12)
+    assert differing(before, dict(model.named_parameters()))
+    assert sum(curve[-3:]) / 3 > sum(curve[:3]) / 3 + 0.15, curve

@@ -18,6 +18,7 @@ import pytest
 import yaml
 from generator_cases import picture
 from training_runs import (
+    ONE_STEP,
     TWO_TEACHERS,
     FinishedRun,
     Train,
@@ -29,6 +30,7 @@ from training_runs import (
     run,
     shared_pool,
     whole,
+    write_pictured,
 )
 
 from cepo.config import load_config
@@ -97,44 +99,43 @@ def test_a_stopped_and_resumed_run_ends_with_the_same_bits(once: Train, train: T
 def test_resuming_before_an_imageless_batch_gives_the_same_bits(
     once: Train, train: Train, tmp_path: Path, num_pictures: int
 ) -> None:
-    from datasets import Dataset, Features, Image, List, Value
-
-    columns = {
-        "images": [[picture(number)] if number < num_pictures else [] for number in range(8)],
-        "problem": ["<image>" * (number < num_pictures) + f"What is {number}?" for number in range(8)],
-        "answer": [str(number) for number in range(8)],
-    }
-    features = Features({"images": List(Image()), "problem": Value("string"), "answer": Value("string")})
-    Dataset.from_dict(columns, features=features).to_parquet(str(tmp_path / "mixed.parquet"))
-    options = [f"data.train_files={tmp_path / 'mixed.parquet'}", "data.shuffle=false"]
+    shown = [[picture(number)] if number < num_pictures else [] for number in range(8)]
+    rows = [(images, f"What is {number}?", str(number)) for number, images in enumerate(shown)]
+    options = [f"data.train_files={write_pictured(tmp_path / 'mixed.parquet', rows)}", "data.shuffle=false"]
     assert_same_run(once(*FOUR_STEPS, *options), stopped_and_resumed(train, *options, step=2))
 
 
-def interrupted_in(
-    monkeypatch: pytest.MonkeyPatch, arguments: list[str], *signals: signal.Signals, step: int, folder: Path
-) -> int:
-    """The exit code of a run that hears `signals` while it estimates in the 1-based `step`."""
-    estimate = Trainer.estimate
+Interrupted = Callable[..., int]
 
-    def disturbed(trainer: Trainer, batch: ScoredBatch) -> TokenSignal:
-        for number in signals if batch.rollouts.step + 1 == step else ():
-            os.kill(os.getpid(), number)
-        return estimate(trainer, batch)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "estimate", disturbed)
-        return main([*arguments, f"trainer.save_checkpoint_path={folder}"])
+@pytest.fixture
+def interrupted(tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Interrupted:
+    """The exit code of a run in `tmp_path` that hears SIGTERM so many times while it estimates in its second step."""
+
+    def interrupted(*overrides: str, times: int = 1) -> int:
+        estimate = Trainer.estimate
+
+        def disturbed(trainer: Trainer, batch: ScoredBatch) -> TokenSignal:
+            for _ in range(times if batch.rollouts.step == 1 else 0):
+                os.kill(os.getpid(), signal.SIGTERM)
+            return estimate(trainer, batch)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Trainer, "estimate", disturbed)
+            return main([*tiny_run, *overrides, f"trainer.save_checkpoint_path={tmp_path}"])
+
+    return interrupted
 
 
 def test_a_signal_saves_the_finished_step_to_go_on_from(
-    once: Train, tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    once: Train, interrupted: Interrupted, tiny_run: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Although checkpoints are written only at the end, no step is lost and no bit changes."""
-    arguments = [*tiny_run, *FOUR_STEPS, *AVERAGE, "trainer.save_freq=-1"]
-    assert interrupted_in(monkeypatch, arguments, signal.SIGTERM, step=2, folder=tmp_path) == 143
+    options = [*FOUR_STEPS, *AVERAGE, "trainer.save_freq=-1"]
+    assert interrupted(*options) == 143
     assert "step 2 is finished and saved first (trainer.save_on_interrupt); a second one ends at once" in caplog.text
     assert f"{tmp_path}/global_step_2; the same command resumes from it" in caplog.text
-    resumed = run(arguments, folder=tmp_path)
+    resumed = run(tiny_run, *options, folder=tmp_path)
     assert resumed.first_step == 2
     assert_same_run(once(*FOUR_STEPS, *AVERAGE), resumed)
 
@@ -152,9 +153,8 @@ NONE_YET = ["no checkpoint was written yet", "starts from the beginning"]
     ids=["a second signal", "not wanted", "not looked for"],
 )  # fmt: skip
 def test_an_interrupted_run_says_whether_and_how_to_resume(
-    tiny_run: list[str],
+    interrupted: Interrupted,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     times: int,
     option: str,
@@ -162,8 +162,7 @@ def test_an_interrupted_run_says_whether_and_how_to_resume(
     saved: list[str],
 ) -> None:
     """Nothing is saved at a second signal, or if that is not wanted."""
-    heard = [signal.SIGTERM] * times
-    assert interrupted_in(monkeypatch, [*tiny_run, option], *heard, step=2, folder=tmp_path) == 143
+    assert interrupted(option, times=times) == 143
     assert [path.name for path in tmp_path.glob("global_step_*")] == saved
     message = caplog.records[-1].getMessage()
     assert [word for word in words if word.format(folder=tmp_path) not in message] == [], message
@@ -182,13 +181,13 @@ def test_ctrl_c_during_a_checkpoint_interrupts_the_run(
 
 
 def test_a_run_interrupted_in_its_last_step_validates_if_asked(
-    tiny_run: list[str], tmp_path: Path, problem_file: Path, monkeypatch: pytest.MonkeyPatch
+    interrupted: Interrupted, tiny_run: list[str], tmp_path: Path, problem_file: Path
 ) -> None:
-    arguments = [*tiny_run, f"data.val_files={problem_file}", "trainer.val_freq=2", "trainer.leak_probe_size=0"]
-    assert interrupted_in(monkeypatch, arguments, signal.SIGTERM, step=2, folder=tmp_path) == 143
+    options = [f"data.val_files={problem_file}", "trainer.val_freq=2", "trainer.leak_probe_size=0"]
+    assert interrupted(*options) == 143
     with pytest.raises(RunFinishedError):
-        run(arguments, folder=tmp_path)
-    again = run(arguments, "trainer.val_only=true", folder=tmp_path)
+        run(tiny_run, *options, folder=tmp_path)
+    again = run(tiny_run, *options, "trainer.val_only=true", folder=tmp_path)
     assert [row["step"] for row in again.metrics if "val/reward" in row] == [2]
 
 
@@ -240,7 +239,7 @@ def test_a_spoilt_checkpoint_is_passed_over_or_refused_by_name(
 def test_a_new_start_never_resumes_from_an_older_run(train: Train, tmp_path: Path) -> None:
     options = ["trainer.save_freq=1", "trainer.save_limit=1"]
     train(*options, "trainer.max_steps=2")
-    train(*options, "trainer.max_steps=1", "trainer.find_last_checkpoint=false")
+    train(*options, ONE_STEP, "trainer.find_last_checkpoint=false")
     resumed = train(*options, "trainer.max_steps=2")
     assert resumed.first_step == 1
     assert [row["step"] for row in resumed.metrics] == [1, 2]
@@ -310,7 +309,7 @@ def own_data(problem_file: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def folder(once: Train, tmp_path: Path) -> Path:
     """A copy of a run folder after 1 step."""
-    return Path(shutil.copytree(once("trainer.max_steps=1").folder, tmp_path / "run"))
+    return Path(shutil.copytree(once(ONE_STEP).folder, tmp_path / "run"))
 
 
 @pytest.fixture
@@ -346,11 +345,8 @@ def test_changed_settings_need_a_word_and_the_record_keeps_both(
     done = going_on(*CHANGED, "trainer.accept_changes=true", prepare=look)
     assert seen.pop("moments") > 0
     assert seen == {"groups": [(0.25, (0.8, 0.95))], "steps": {2.0}}  # two optimizer steps per training step
-    rates = {
-        name: yaml.safe_load((folder / name).read_text())["worker"]["actor"]["optim"]["lr"]
-        for name in ("config_until_step_1.yaml", "config.yaml")
-    }
-    assert rates == {"config_until_step_1.yaml": 1e-3, "config.yaml": 5e-4}
+    for name, rate in (("config_until_step_1.yaml", 1e-3), ("config.yaml", 5e-4)):
+        assert yaml.safe_load((folder / name).read_text())["worker"]["actor"]["optim"]["lr"] == rate
     assert [row["actor/lr"] for row in done.metrics] == [1e-3, 5e-4]
     monkeypatch.chdir(own_data.parent)
     (reward,) = [word for word in tiny_run if word.startswith("worker.reward.reward_function=")]
@@ -373,13 +369,13 @@ def test_a_finished_run_says_so_before_any_engine_starts(
     going_on: Train, tiny_run: list[str], folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With the same settings it ends well; with others it is an error, and the record of the settings stays."""
-    own = ["trainer.max_steps=1", f"trainer.save_checkpoint_path={folder}"]
+    own = [ONE_STEP, f"trainer.save_checkpoint_path={folder}"]
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert main([*tiny_run, *own]) == 0
     assert f"{folder}/global_step_1: all 1 steps of this run are done" in caplog.text
     more = r"all 1 steps of this run are done; raise trainer\.max_steps to add steps"
     with pytest.raises(RunFinishedError, match=more):
-        going_on("trainer.max_steps=1")
+        going_on(ONE_STEP)
     caplog.clear()
     for consent in ([], ["trainer.accept_changes=true"]):
         assert main([*tiny_run, *own, CHANGED[0], *consent]) == 2

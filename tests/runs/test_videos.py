@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,16 @@ import torch
 from generator_cases import picture, reference_model
 from PIL import Image
 from rounding import LOG_PROBS
-from torch import Tensor
-from training_runs import TWO_TEACHERS, Train, largest_gap, random_response
+from training_runs import (
+    TWO_TEACHERS,
+    BuildActor,
+    Train,
+    encoded,
+    largest_gap,
+    random_response,
+    reference_log_probs,
+    write_lines,
+)
 
 from cepo.config.schema import DataConfig
 from cepo.data.batch import ScoringRow
@@ -26,7 +33,6 @@ from cepo.errors import ConfigError, DataError
 from cepo.models.inputs import EncodedPrompt, ImageSource, Video
 from cepo.models.processing import Processing
 from cepo.report.page import write_report
-from cepo.workers.actor import Actor
 
 av = pytest.importorskip("av", reason="the extra video is not installed")
 if importlib.util.find_spec("qwen_vl_utils") is None:  # importing it needs a repair of the code under test
@@ -173,46 +179,33 @@ def asked(processing: Processing, videos: Sequence[Video], *images: Image.Image)
     return processing.encode(text, processing.load_images(images, videos=videos))
 
 
-@torch.no_grad()
-def plain_log_probs(model: Any, processing: Processing, row: ScoringRow, visuals: dict[str, Tensor]) -> Tensor:
-    ids = torch.tensor([[*row.context.token_ids, *row.response_ids]])
-    kinds = (ids == processing.image_token_id).int() + 2 * (ids == processing.video_token_id).int()
-    logits = model(input_ids=ids, mm_token_type_ids=kinds, **visuals).logits[0, len(row.context.token_ids) - 1 : -1]
-    return logits.float().log_softmax(dim=1).gather(1, torch.tensor(row.response_ids)[:, None])[:, 0]
-
-
 @pytest.mark.heavy
 def test_inputs_and_scores_of_video_rows_are_transformers_own(
-    build_actor: Callable[..., Actor], tiny_model_folder: Path, tiny_processing: Processing, two: tuple[Video, Video]
+    build_actor: BuildActor, tiny_model_folder: Path, tiny_processing: Processing, two: tuple[Video, Video]
 ) -> None:
     image = picture(5, (64, 96))
     both, one = asked(tiny_processing, two, image), asked(tiny_processing, two[:1])
-    pictured = tiny_processing.encode("<image>Find x.", tiny_processing.load_images([image]))
-    text = tiny_processing.encode("Find <video>.", None)
+    pictured, text = encoded(tiny_processing, "Find x.", image), encoded(tiny_processing, "Find <video>.")
     taught = tiny_processing.encode(QUESTION, both.images, assistant_prefix="It is 4.")
-    contexts = [both, one, both, pictured, text, one, taught]
-    rows = [
-        ScoringRow(context=context, response_ids=random_response(3 + n, seed=n)) for n, context in enumerate(contexts)
-    ]
-    model = reference_model(tiny_model_folder)
     theirs = transformers_inputs(tiny_processing, two, [image])
-    names = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
     assert list(both.token_ids) == theirs["input_ids"][0].tolist()
-    assert both.images is not None
-    assert all(torch.equal(both.images.tensors[name], theirs[name]) for name in names)
-    single = tiny_processing.video_token_id
-    assert (both.engine_ids.count(single), both.engine_ids.count(tiny_processing.image_token_id)) == (2, 1)
     alone = tiny_processing._processor.video_processor(
         videos=[two[0].frames], video_metadata=[two[0].metadata()], do_sample_frames=False, return_tensors="pt"
     )
-    all_of_them = {name: theirs[name] for name in names}
-    first_video, image_alone = (
-        {name: of[name] for name in some} for of, some in ((alone, names[2:]), (theirs, names[:2]))
-    )
-    visuals = [all_of_them, first_video, all_of_them, image_alone, {}, first_video, all_of_them]
-    expected = [plain_log_probs(model, tiny_processing, row, each) for row, each in zip(rows, visuals, strict=True)]
+    names = ["image_grid_thw", "pixel_values", "pixel_values_videos", "video_grid_thw"]
+    for context, own, shown in ((both, theirs, names), (one, alone, names[2:]), (pictured, theirs, names[:2])):
+        assert context.images is not None
+        assert sorted(context.images.tensors) == shown
+        assert all(torch.equal(tensor, own[name]) for name, tensor in context.images.tensors.items())
+    assert text.images is None
+    single = tiny_processing.video_token_id
+    assert (both.engine_ids.count(single), both.engine_ids.count(tiny_processing.image_token_id)) == (2, 1)
+    rows = [
+        ScoringRow(context=context, response_ids=random_response(3 + n, seed=n))
+        for n, context in enumerate([both, one, both, pictured, text, one, taught])
+    ]
     scores = build_actor().score(rows)
-    assert largest_gap(scores, expected) < LOG_PROBS
+    assert largest_gap(scores, reference_log_probs(reference_model(tiny_model_folder), rows)) < LOG_PROBS
     darker = Video(frames=two[0].frames // 2, frame_numbers=two[0].frame_numbers, source_fps=6.0, num_source_frames=12)
     other = ScoringRow(context=asked(tiny_processing, [darker]), response_ids=rows[1].response_ids)
     [moved] = build_actor().score([other])
@@ -229,9 +222,7 @@ def video_file(video_folder: Path) -> Path:
         {"problem": "<image>in<video>?", "videos": ["b.mp4"], "images": ["p.png"]},
         {"problem": "<image>How long?", "videos": [], "images": ["p.png"]},
     ] * 2
-    file = video_folder / "train.jsonl"
-    file.write_text("".join(json.dumps(row | {"answer": str(n)}) + "\n" for n, row in enumerate(rows)))
-    return file
+    return write_lines(video_folder / "train.jsonl", (row | {"answer": str(n)} for n, row in enumerate(rows)))
 
 
 def test_rows_with_videos_are_measured_as_they_are_encoded(
@@ -245,9 +236,7 @@ def test_rows_with_videos_are_measured_as_they_are_encoded(
         return ProblemSet(str(file), DataConfig(**(usual | settings)), tiny_processing)
 
     def of_row(**row: Any) -> ProblemSet:
-        file = tmp_path / "row.jsonl"
-        file.write_text(json.dumps(row | {"answer": "1"}) + "\n")
-        return problems_of(file)
+        return problems_of(write_lines(tmp_path / "row.jsonl", [row | {"answer": "1"}]))
 
     problems = problems_of(video_file)
     assert (len(problems), problems.most_visuals) == (8, (1, 2))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,14 @@ import numpy
 import pytest
 import torch
 from actors import parameters_of
+from factories import response_mask
 from PIL import Image
-from rounding import GRADIENTS
 from torch import Tensor
 
 from cepo.config import RunConfig, check_config, load_config
 from cepo.config.schema import RewardConfig
 from cepo.data.batch import OptimizerBatch, ScoringRow
 from cepo.losses.objective import LossDenominators
-from cepo.metrics import Metrics
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
@@ -41,6 +40,7 @@ EVERY_WRONG_ROLLOUT_TEACHES = "algorithm.negative.source=peer_full"
 WRONG_ROLLOUTS_TEACH = {name: [EVERY_WRONG_ROLLOUT_TEACHES] for name in ("cepo", "rlcsd")}
 """The same by method, for methods with a wrong side."""
 TWO_TEACHERS = ["algorithm.adv_estimator=cepo", EVERY_WRONG_ROLLOUT_TEACHES]
+ONE_STEP = "trainer.max_steps=1"
 
 
 @dataclass(frozen=True)
@@ -134,17 +134,20 @@ def shared_pool(reward: RewardConfig) -> RewardPool:
     return _kept[repr(reward)]
 
 
-def trainer_of(config: RunConfig, stack: ExitStack) -> Trainer:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cepo.rewards.pool.RewardPool", shared_pool)
-        return build_trainer(config, stack)
+@contextmanager
+def opened(arguments: Sequence[str], *overrides: str, folder: Path) -> Iterator[Trainer]:
+    """A trainer that has begun no step."""
+    config = checked_config([*arguments, *overrides, f"trainer.save_checkpoint_path={folder}"])
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("cepo.rewards.pool.RewardPool", shared_pool)
+            trainer = build_trainer(config, stack)
+        yield trainer
 
 
 def run(arguments: Sequence[str], *overrides: str, folder: Path, prepare: Prepare | None = None) -> FinishedRun:
     """A whole run in `folder`; `prepare` may change the trainer before its first step."""
-    config = checked_config([*arguments, *overrides, f"trainer.save_checkpoint_path={folder}"])
-    with ExitStack() as stack:
-        trainer = trainer_of(config, stack)
+    with opened(arguments, *overrides, folder=folder) as trainer:
         if prepare is not None:
             prepare(trainer)
         trainer.fit()
@@ -177,6 +180,23 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def write_lines(path: Path, rows: Iterable[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def write_pictured(path: Path, problems: Iterable[tuple[Sequence[Image.Image], str, str]]) -> Path:
+    """A Parquet file as `datasets` writes it of images, the question about them and its answer."""
+    from datasets import Dataset, Features, List, Value
+    from datasets import Image as Picture
+
+    features = {"images": List(Picture()), "problem": Value("string"), "answer": Value("string")}
+    rows = [(list(images), "<image>" * len(images) + question, answer) for images, question, answer in problems]
+    columns = dict(zip(features, map(list, zip(*rows, strict=True)), strict=True))
+    Dataset.from_dict(columns, features=Features(features)).to_parquet(str(path))
+    return path
+
+
 def encoded(processing: Processing, text: str, *images: Image.Image) -> EncodedPrompt:
     return processing.encode("<image>" * len(images) + text, processing.load_images(images))
 
@@ -187,9 +207,10 @@ def random_response(length: int, seed: int) -> tuple[int, ...]:
 
 
 def plain_inputs(model: Any, row: ScoringRow) -> dict[str, Any]:
-    """One unpadded row, as transformers' models with their own handling of positions and pictures take it."""
+    """One unpadded row, as transformers' models with their own handling of positions, pictures and videos take it."""
     ids = torch.tensor([[*row.context.token_ids, *row.response_ids]])
-    inputs: dict[str, Any] = {"input_ids": ids, "mm_token_type_ids": (ids == model.config.image_token_id).int()}
+    kinds = (ids == model.config.image_token_id).int() + 2 * (ids == model.config.video_token_id).int()
+    inputs: dict[str, Any] = {"input_ids": ids, "mm_token_type_ids": kinds}
     if row.context.images is not None:
         inputs |= row.context.images.tensors
     return inputs
@@ -218,8 +239,7 @@ def rows_of(contexts: Sequence[EncodedPrompt], lengths: Sequence[int]) -> list[S
 
 def mask_of(rows: Sequence[ScoringRow]) -> Tensor:
     """(B, T) bool."""
-    lengths = torch.tensor([len(row.response_ids) for row in rows])
-    return torch.arange(int(lengths.max())).unsqueeze(0) < lengths.unsqueeze(1)
+    return response_mask([len(row.response_ids) for row in rows])
 
 
 def padded(values: Sequence[Tensor], mask: Tensor) -> Tensor:
@@ -246,14 +266,6 @@ def batch_of(
     )
 
 
-ADVANTAGES = (1.0, -0.7, 0.4, -1.2, 0.9, -0.3)
-
-
-def own_batch(actor: Actor, rows: Sequence[ScoringRow]) -> OptimizerBatch:
-    """The six rows of the fixture `rows`, on the policy's own log-probs."""
-    return batch_of(rows, ADVANTAGES, actor.score(rows))
-
-
 def gradient_of(worker: Any, batch: Any) -> Tensor:
     """All weights' gradients of one optimizer step of an actor or a critic that moves nothing, as one vector."""
     for group in worker.optimizer.param_groups:
@@ -266,22 +278,3 @@ def relative_gap(found: Tensor, expected: Tensor) -> float:
     """The length of the difference, as a share of the expected one's."""
     assert float(expected.norm()) > 0
     return float((found - expected).norm() / expected.norm())
-
-
-def assert_cuts_change_nothing(
-    build: Callable[..., Any], batch: Callable[[Any], Any], *, moved_apart: float
-) -> list[Metrics]:
-    """Micro-batches of 6, 1 and 4 rows give one gradient and one update, to rounding; returns the updates' metrics."""
-    found, weights, metrics = [], [], []
-    for size in (6, 1, 4):
-        worker = build(micro_batch_size_per_device_for_update=size)
-        own = batch(worker)
-        found.append(gradient_of(worker, own))
-        metrics.append(worker.update([own], step=0))
-        weights.append(torch.cat([weight.flatten() for weight in parameters_of(worker).values()]))
-    assert float(found[0].norm()) > 1e-3
-    for other in (1, 2):
-        assert relative_gap(found[other], found[0]) < GRADIENTS
-        # Adam divides tiny gradients by their own size, so a few entries may turn.
-        assert float((weights[0] - weights[other]).abs().mean()) < moved_apart
-    return metrics
