@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from cepo.algorithms import Estimator
+from cepo.credit.agreement import MethodSignal, signals_of
 from cepo.credit.session import Session
-from cepo.credit.signals import MethodSignal, signals_of
-from cepo.credit.stored import claim_folder, read_whole
+from cepo.credit.truth import claim_folder, read_whole
 from cepo.errors import DataError
 from cepo.foreign_files import read_json
 from cepo.progress import Progress

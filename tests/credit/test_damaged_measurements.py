@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from cepo.config import load_config
-from cepo.credit.stored import CONTINUATIONS_FILE, SETTINGS_FILE, Continuations, claim_folder
+from cepo.credit.truth import CONTINUATIONS_FILE, SETTINGS_FILE, Continuations, claim_folder
 from cepo.errors import ConfigError, DataError
 
 WHOLE = {"prefix": "0/3", "length": 3, "right": "0110", "entropy": 0.5, "num_tokens": 40}

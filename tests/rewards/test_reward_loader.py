@@ -9,8 +9,13 @@ import pytest
 from cepo.config import load_config
 from cepo.config.schema import RewardConfig
 from cepo.errors import RewardError
-from cepo.rewards.contract import validate_score
-from cepo.rewards.functions import function_names, load_reward, load_reward_function, resolve_reward_path
+from cepo.rewards.functions import (
+    function_names,
+    load_reward,
+    load_reward_function,
+    resolve_reward_path,
+    validate_score,
+)
 from cepo.rewards.pool import RewardPool
 
 BATCH = """
