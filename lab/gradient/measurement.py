@@ -22,8 +22,7 @@ from cepo.foreign_files import read_json
 from cepo.progress import Progress
 from cepo.tracking.run_folder import write_atomically
 from cepo.trainer.planning import actor_batches
-from lab.gradient.signal_to_noise import gradient_figures
-from lab.gradient.store import GradientStore
+from lab.gradient.signal_to_noise import GradientStore, gradient_figures
 from lab.support.rows import gradients_of
 
 logger = logging.getLogger(__name__)

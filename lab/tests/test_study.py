@@ -20,6 +20,7 @@ from cepo.algorithms import build_estimator, load_plugin
 from cepo.config import check_config, load_config
 from lab import study
 from lab.support.study_page import study_page, summary
+from lab.support.study_parts import comparison_parts, comparison_sentences, interval, speed_parts, steps_to_reach
 from lab.support.study_plan import (
     ARMS,
     EQUAL_RATES,
@@ -31,9 +32,7 @@ from lab.support.study_plan import (
     first_runs,
     own_rate_runs,
 )
-from lab.support.study_records import best_rate
-from lab.support.study_speed import comparison_parts, comparison_sentences, interval, speed_parts, steps_to_reach
-from lab.support.study_statistics import Runs, holm, p_value, tail, verdict
+from lab.support.study_statistics import Runs, best_rate, holm, p_value, tail, verdict
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
