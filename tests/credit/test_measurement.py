@@ -1,14 +1,18 @@
-"""The metrics of credit by plain counting, their correction for noise on a truth that is known, and what teachers know.
+"""A measurement of credit: its tokens and prefixes, its metrics by plain counting, what teachers know, damaged folders.
 
-The exact posterior reaches the limit of what a teacher can know of responses, and no other teacher exceeds it.
+Metrics are corrected for the truth's noise, on a truth that is known. Of responses, the exact posterior reaches the limit of
+what a teacher can know, and no other teacher exceeds it.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
+from typing import Any, cast
 
 import numpy
 import pytest
@@ -16,10 +20,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cepo.config import load_config
 from cepo.credit import agreement
 from cepo.credit.agreement import QUARTERS, known
-from cepo.credit.truth import Truth
+from cepo.credit.truth import (
+    CONTINUATIONS_FILE,
+    SETTINGS_FILE,
+    Continuations,
+    Truth,
+    chosen_tokens,
+    claim_folder,
+    needed_prefixes,
+    prefix_of,
+)
 from cepo.data.dataset import Problem
+from cepo.errors import ConfigError, DataError
 from cepo.rollout.generator import Generation
 from cepo.trainer.asking import Rollouts
 
@@ -39,6 +54,22 @@ def truth_of(value: Numbers, credit: Numbers, halves: Numbers | None = None, *, 
         value_halves=numpy.array([value, value]),
         credit_halves=noiseless if halves is None else halves,
         entropy=numpy.zeros(len(credit)),
+    )
+
+
+def rollouts_of(rewards: Sequence[float], responses: Sequence[tuple[int, ...]], *, group_size: int = 2) -> Rollouts:
+    """Rollouts of so many responses to each problem, right where the reward is positive."""
+    return Rollouts(
+        step=0,
+        problems=[
+            Problem(prompt_id=f"p{number}", text="", images=(), ground_truth="", solution=None, columns={})
+            for number in range(len(responses) // group_size)
+        ],
+        prompts=[],
+        generations=[Generation(response_ids=ids, log_probs=(-1.0,) * len(ids), finished=True) for ids in responses],
+        responses=["" for _ in responses],
+        scores=[{"overall": float(reward)} for reward in rewards],
+        correct=torch.tensor(rewards) > 0,
     )
 
 
@@ -169,19 +200,7 @@ def rollouts() -> Rollouts:
     generator = torch.Generator().manual_seed(0)
     drawn = (torch.rand(400, LENGTH, generator=generator, dtype=torch.float64) < ONE).int().tolist()
     responses = [tuple(row) for row in drawn]
-    correct = torch.tensor([is_right(response) for response in responses])
-    return Rollouts(
-        step=0,
-        problems=[
-            Problem(prompt_id=str(number), text="", images=(), ground_truth="", solution=None, columns={})
-            for number in range(4)
-        ],
-        prompts=[],
-        generations=[Generation(response_ids=row, log_probs=(-1.0,) * LENGTH, finished=True) for row in responses],
-        responses=["" for _ in responses],
-        scores=[{"overall": float(right)} for right in correct],
-        correct=correct,
-    )
+    return rollouts_of([float(is_right(response)) for response in responses], responses, group_size=100)
 
 
 def measure(rollouts: Rollouts, teacher: Callable[[tuple[int, ...], int], float]) -> dict[str, float]:
@@ -214,3 +233,70 @@ def test_without_a_wrong_response_its_figure_is_undefined(rollouts: Rollouts) ->
     rows = [row for row, right in enumerate(rollouts.correct.tolist()) if right]
     found = known(torch.zeros(len(rollouts.correct), LENGTH), rollouts, rows, seed=0)
     assert (found["wrong"]["value"], found["nats"]["value"]) == (None, 0.0)
+
+
+def test_only_groups_with_differing_rewards_are_measured() -> None:
+    """Of three problems the second has equal rewards; rows 0, 1, 4 and 5 are left, of which the seed draws three."""
+    rollouts = rollouts_of([1, 0, 1, 1, 0, 1], [(1, 2), (1, 3), (1, 2), (1, 2), (4, 5), (4, 6)])
+    drawn = [tuple(chosen_tokens(rollouts, num_responses=3, num_tokens=9, seed=seed)) for seed in range(30)]
+    assert {row for rows in drawn for row in rows} == {0, 1, 4, 5}
+    assert {len(rows) for rows in drawn} == {3}
+    assert len(set(drawn)) > 1
+    with pytest.raises(DataError, match="all 3 groups of 2 responses have equal rewards"):
+        chosen_tokens(rollouts_of([1] * 6, [(1,)] * 6), num_responses=3, num_tokens=9, seed=0)
+
+
+def test_shared_beginnings_are_continued_once() -> None:
+    """Responses 7 8 9 and 7 8 5 share three of their prefixes: nothing, 7, and 7 8. Whole responses have a verdict."""
+    rollouts = rollouts_of([1, 0, 1, 0], [(7, 8, 9), (7, 8, 5), (7,), (6,)])
+    chosen = chosen_tokens(rollouts, num_responses=9, num_tokens=9, seed=0)
+    assert chosen == {0: [0, 1, 2], 1: [0, 1, 2], 2: [0], 3: [0]}
+    prefixes = needed_prefixes(rollouts, chosen)
+    assert [(prefix.prompt_id, prefix.tokens) for prefix in prefixes] == [
+        ("p0", ()), ("p1", ()), ("p0", (7,)), ("p0", (7, 8)),
+    ]  # fmt: skip
+    assert prefix_of(rollouts, 0, 2).name == prefix_of(rollouts, 1, 2).name
+    assert len({prefix.name for prefix in prefixes}) == 4
+
+
+def test_of_long_responses_both_sides_of_some_tokens_count() -> None:
+    rollouts = rollouts_of([1, 0], [tuple(range(50)), (99,)])
+    chosen = chosen_tokens(rollouts, num_responses=9, num_tokens=5, seed=0)
+    assert len(chosen[0]) == 5
+    assert chosen[0] == sorted(chosen[0])
+    needed = {length for token in chosen[0] for length in (token, token + 1) if length < 50}
+    assert {len(prefix.tokens) for prefix in needed_prefixes(rollouts, {0: chosen[0]})} == needed
+    assert chosen[0] != chosen_tokens(rollouts, num_responses=9, num_tokens=5, seed=1)[0]
+
+
+WHOLE = {"prefix": "0/3", "length": 3, "right": "0110", "entropy": 0.5, "num_tokens": 40}
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"null", b"\xff\xfe"])
+def test_settings_that_cannot_be_read_are_named(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / SETTINGS_FILE).write_bytes(text)
+    config = load_config(["config=configs/microgeo/base.yaml"])
+    with pytest.raises(DataError, match=rf"{tmp_path}/{SETTINGS_FILE} is damaged, .*give a new folder \(--out\)"):
+        claim_folder(tmp_path, {}, config)
+
+
+@pytest.mark.parametrize(
+    "change", [{"prefix": None}, {"right": None}, {"right": "01x0"}, {"entropy": "much"}, {"num_tokens": [4]}]
+)
+def test_continuations_that_cannot_be_read_are_named(tmp_path: Path, change: dict[str, Any]) -> None:
+    row = {key: value for key, value in (WHOLE | change).items() if value is not None}
+    (tmp_path / CONTINUATIONS_FILE).write_text(f"{json.dumps(WHOLE)}\n{json.dumps(row)}\n")
+    nothing = cast("Any", None)  # reading asks no engine
+    with pytest.raises(DataError, match=f"{CONTINUATIONS_FILE} is damaged"):
+        Continuations(tmp_path, nothing, nothing, number=4)
+    (tmp_path / CONTINUATIONS_FILE).write_text(f"{json.dumps(WHOLE)}\n")
+    assert Continuations(tmp_path, nothing, nothing, number=4).done["0/3"].right == "0110"
+
+
+@pytest.mark.parametrize("change", ["algorithm.correct_key=overall", "algorithm.correct_threshold=0.9"])
+def test_verdicts_by_another_rule_are_not_mixed(tmp_path: Path, change: str) -> None:
+    command = ["config=configs/microgeo/base.yaml"]
+    claim_folder(tmp_path / "m", {}, load_config(command))
+    claim_folder(tmp_path / "m", {}, load_config(command))
+    with pytest.raises(ConfigError, match=f"other settings: {change.partition('=')[0]};"):
+        claim_folder(tmp_path / "m", {}, load_config([*command, change]))
