@@ -34,9 +34,9 @@ from cepo.trees import Fields, Tree, leaves
 
 Numbers = NDArray[numpy.float64]
 SETTINGS_FILE = "measurement.json"
-RESPONSES_FILE = "responses.jsonl"
+_RESPONSES_FILE = "responses.jsonl"
 CONTINUATIONS_FILE = "continuations.jsonl"
-CONTINUATION_STEP = -2
+_CONTINUATION_STEP = -2
 """The step in the sampling seeds of continuations. Neither training nor validation uses it."""
 _PREFIXES_AT_ONCE = 64
 
@@ -141,7 +141,7 @@ def kept_rollouts(folder: Path, session: Session) -> Rollouts:
     They include the rewards of greedy responses, which methods that are measured later may need. Raises `DataError` if
     the file is damaged, `EngineError` or `RewardError` if sampling or grading fails.
     """
-    path = folder / RESPONSES_FILE
+    path = folder / _RESPONSES_FILE
     if not path.exists():
         asked = session.ask(0, with_baselines=True)
         assert asked.reward_baselines is not None
@@ -237,7 +237,7 @@ class Continuations:
         longest = settings.max_response_length
         shortest = min(len(prefix.tokens) for prefix in prefixes)
         settings = dataclasses.replace(settings, num_samples=self._number, max_response_length=longest - shortest)
-        seeds = [sampling_seed(rollout.seed, CONTINUATION_STEP, prefix.name) for prefix in prefixes]
+        seeds = [sampling_seed(rollout.seed, _CONTINUATION_STEP, prefix.name) for prefix in prefixes]
         requests = [
             request(problems[prefix.problem], prompts[prefix.problem], seed, prefix.tokens)
             for prefix, seed in zip(prefixes, seeds, strict=True)

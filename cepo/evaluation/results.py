@@ -25,7 +25,7 @@ from cepo.trees import Fields, Tree
 RESULTS_FILE = "evaluation.json"
 GENERATIONS_FILE = "generations.jsonl"
 PAGE_FILE = "evaluation.html"
-AVERAGE, _DIFFERENCE = "Average", "difference"
+_AVERAGE, _DIFFERENCE = "Average", "difference"
 NAMES = {
     "dynamath": "DynaMath",
     "logicvista": "LogicVista",
@@ -326,9 +326,9 @@ def score_table(names: Sequence[str]) -> ScoreTable:
             row = replace(row, cells={**row.cells, _DIFFERENCE: _cell(average_gain, 100.0)})
         first = first or Path(name)
         rows.append(row)
-    known = [*NAMES.values(), *(name for row in rows for name in row.cells if name not in (AVERAGE, _DIFFERENCE))]
+    known = [*NAMES.values(), *(name for row in rows for name in row.cells if name not in (_AVERAGE, _DIFFERENCE))]
     benchmarks = [name for name in dict.fromkeys(known) if any(name in row.cells for row in rows)]
-    columns = [Column(name=name, is_ranked=True) for name in (*benchmarks, AVERAGE)]
+    columns = [Column(name=name, is_ranked=True) for name in (*benchmarks, _AVERAGE)]
     if first is not None and any(_DIFFERENCE in row.cells for row in rows):
         columns.append(Column(name=_DIFFERENCE, signed=True))
         notes.append(f"The difference of averages is from {first.name}, paired by problem.")
@@ -357,7 +357,7 @@ def _evaluated(folder: Path) -> TableRow:
 
 
 def _averaged(row: TableRow) -> TableRow:
-    return replace(row, cells={**_benchmarks(row), AVERAGE: average(row)})
+    return replace(row, cells={**_benchmarks(row), _AVERAGE: average(row)})
 
 
 def average(row: TableRow) -> Cell:
@@ -369,7 +369,7 @@ def average(row: TableRow) -> Cell:
 
 
 def _benchmarks(row: TableRow) -> dict[str, Cell]:
-    return {name: cell for name, cell in row.cells.items() if isinstance(cell, Cell) and name != AVERAGE}
+    return {name: cell for name, cell in row.cells.items() if isinstance(cell, Cell) and name != _AVERAGE}
 
 
 def _cell(estimate: Fields, scale: float) -> Cell:
