@@ -29,7 +29,7 @@ from lab.support.machine import machine_record  # noqa: E402
 CORE = (
     "algorithms/", "losses/", "config/", "errors.py", "metrics.py", "sections.py", "trees.py", "types.py",
     "data/batch.py", "data/contexts.py", "data/dataset.py", "rewards/answers.py", "rewards/benchmark.py",
-    "rewards/contract.py", "rewards/functions.py", "rewards/magnitude.py", "rewards/math.py",
+    "rewards/functions.py", "rewards/magnitude.py", "rewards/math.py",
 )  # fmt: skip
 SETTINGS = """[run]
 branch = true

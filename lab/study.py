@@ -26,7 +26,7 @@ from cepo.report.recorded_run import load_run
 from cepo.train import main as train
 from lab.support.machine import ROOT
 from lab.support.study_plan import METHODS, PLAN, PROFILES, Profile, Run, arguments, first_runs, own_rate_runs
-from lab.support.study_records import DONE, chosen_rates
+from lab.support.study_statistics import DONE, chosen_rates
 from lab.worlds.kinds import KINDS
 
 

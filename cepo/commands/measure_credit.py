@@ -63,9 +63,8 @@ def make_credit_plan(
 
 def measure(plan: CreditPlan, *, dry_run: bool = False) -> list[str]:
     """Measures as planned and writes the results, or only counts the work; returns the last lines to print."""
-    from cepo.credit.measurement import measured
+    from cepo.credit.measurement import PAGE_FILE, credit_tables, measured, write_credit_page
     from cepo.credit.session import opened
-    from cepo.credit.tables import PAGE_FILE, credit_tables, write_credit_page
     from cepo.hardware import require_usable_torch
     from cepo.microgeo.world import with_embedded_world
     from cepo.tracking.run_folder import write_atomically

@@ -1,4 +1,4 @@
-"""Measures credit: samples rollouts, continues their prefixes, and compares each method's credit with the truth."""
+"""Measures the credit of methods and presents the results: tables for the terminal and Markdown, and a page with bars."""
 
 from __future__ import annotations
 
@@ -11,14 +11,49 @@ from torch import Tensor
 
 from cepo.algorithms import Estimator
 from cepo.credit import agreement
+from cepo.credit.agreement import QUARTERS, Arm, MethodSignal, credit_arms, signals_of, value_arms
 from cepo.credit.session import Session
-from cepo.credit.signals import Arm, MethodSignal, credit_arms, signals_of, value_arms
-from cepo.credit.stored import Continuations, claim_folder, kept_rollouts
-from cepo.credit.truth import Truth, assemble, chosen_tokens, needed_prefixes
+from cepo.credit.truth import (
+    Continuations,
+    Truth,
+    assemble,
+    chosen_tokens,
+    claim_folder,
+    kept_rollouts,
+    needed_prefixes,
+)
 from cepo.models.processing import Processing
+from cepo.report.charts import Chart, Series
+from cepo.report.html import Section, scores, write_page
+from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
 from cepo.tracking.run_folder import encode_line, finite_or_none, png_bytes, write_atomically
 from cepo.trainer.asking import Rollouts
-from cepo.trees import Tree
+from cepo.trees import Fields, Tree
+
+PAGE_FILE = "credit.html"
+_ORACLE = "oracle"
+_CREDIT = {
+    "pearson": "Pearson",
+    "pearson_corrected": "Pearson corrected",
+    "spearman": "Spearman",
+    "spearman_corrected": "Spearman corrected",
+    "auroc": "AUROC",
+    "top_hit": "top-1 hit",
+    "share_on_decisive": "share on decisive",
+    "sign_agreement": "sign agreement",
+}
+_VALUE = {"pearson": "Pearson", "pearson_corrected": "Pearson corrected", "calibration_error": "calibration error"}
+_KNOWLEDGE = {
+    "nats": "nats",
+    **{quarter: f"{quarter} quarter" for quarter in QUARTERS},
+    "limit": "limit, -log p",
+    "wrong": "nats of wrong responses",
+}
+_PARTS = {
+    "knowledge": ("What teachers know of right and wrong responses, in nats per response", _KNOWLEDGE),
+    "credit": ("Credit of a token, against A*", _CREDIT),
+    "value": ("Value of a prefix, against V", _VALUE),
+}
 
 
 def measured(
@@ -84,8 +119,8 @@ def compared(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal], 
     half = dataclasses.replace(truth, credit=truth.credit_halves[1], value=truth.value_halves[1])
     credits = [(arm, truth) for arm in credit_arms(truth, rollouts, signals, seed=seed)]
     values = [(arm, truth) for arm in value_arms(truth, rollouts, signals)]
-    credits.append((Arm("oracle", "baseline", truth.credit_halves[0]), half))
-    values.append((Arm("oracle", "baseline", truth.value_halves[0]), half))
+    credits.append((Arm(_ORACLE, "baseline", truth.credit_halves[0]), half))
+    values.append((Arm(_ORACLE, "baseline", truth.value_halves[0]), half))
     return {
         "credit": [
             {"name": arm.name, "kind": arm.kind, **agreement.credit_figures(of, arm.numbers, seed=seed)}
@@ -142,3 +177,79 @@ def _write_traces(
 
 def _of(tensor: Tensor, row: int, length: int) -> list[float | None]:
     return [finite_or_none(float(value)) for value in tensor[row, :length]]
+
+
+def credit_tables(results: Fields, *, with_kinds: bool = False) -> list[ScoreTable]:
+    """Returns the tables with 95 % intervals; an undefined figure has no cell. With kinds, a row's name ends with its kind."""
+    return [
+        ScoreTable(
+            title=f"{title}, ± standard error over problems",
+            columns=[Column(name=column, digits=3) for column in columns.values()],
+            rows=[
+                TableRow(
+                    name=f"{row['name']} ({row['kind']})" if with_kinds and "kind" in row else row["name"],
+                    cells={
+                        column: Cell(mean=found["value"], **{name: found[name] for name in ("error", "low", "high")})
+                        for name, column in columns.items()
+                        if (found := row[name])["value"] is not None
+                    },
+                )
+                for row in results[part]
+            ],
+            notes=_notes(results["counts"]) if part == "credit" else (),
+        )
+        for part, (title, columns) in _PARTS.items()
+        if part in results
+    ]
+
+
+def write_credit_page(results: Fields, out: Path) -> Path:
+    """Writes the page of a measurement: its tables as bars with 95 % intervals, and the values' calibration curves."""
+    description, sections = results["description"], list[Section]()
+    tables = [scores(table, first="method", limit=_ORACLE) for table in credit_tables(results, with_kinds=True)]
+    if results["knowledge"]:
+        sections.append(Section(title="Knowledge", closed=False, notes=[_KNOWING], tables=tables[:1]))
+    if "credit" in results:
+        notes = [*_notes(results["counts"]), _LEGEND]
+        sections += [
+            Section(title="Credit", closed=False, notes=notes, tables=tables[1:2]),
+            Section(title="Value", closed=False, tables=tables[2:], charts=[_calibration(results)]),
+        ]
+    model = "/".join(Path(str(description["checkpoint"] or description["model"])).parts[-2:])
+    return write_page(
+        out,
+        title="Credit of methods" if "credit" in results else "What teachers know",
+        subtitle=f"{model} · {description['generator']}",
+        sections=sections,
+    )
+
+
+def _calibration(results: Fields) -> Chart:
+    curves = [
+        Series(label=row["name"], steps=[one["believed"] for one in points], values=[one["true"] for one in points])
+        for row in results["value"]
+        if (points := row.get("calibration"))
+    ]
+    perfect = Series(label="calibrated", steps=[0.0, 1.0], values=[0.0, 1.0], help="belief and truth are equal")
+    return Chart(title="Calibration", unit="V", series=[*curves, perfect], x="believed chance of a right end")
+
+
+_KNOWING = (
+    "The mean log-probability ratio of teacher to student on right responses: how far the reference announces them. "
+    "No teacher exceeds the limit on average. What it knows in the last quarter alone, it knows of the answer only. On wrong "
+    "responses the mean is the lower, the better the reference tells them from right ones."
+)
+_LEGEND = (
+    "The thin line of a bar is its 95 % interval. The mark across a column is the row 'oracle': what the truth from one "
+    "half of the continuations reaches against that from the other, as far as any credit can be seen to agree with it."
+)
+
+
+def _notes(counts: Fields) -> list[str]:
+    share = counts["decisive_tokens"] / counts["tokens"]
+    return [
+        f"{counts['responses']} responses to {counts['problems']} problems, {counts['tokens']:,} tokens, of which "
+        f"{share:.1%} are decisive (|A*| > 0.25).",
+        f"{counts['continuations']:,} continuations of {counts['prefixes']:,} prefixes with {counts['tokens_sampled']:,} "
+        f"sampled tokens; {counts['share_right']:.3f} of all responses are right.",
+    ]

@@ -1,4 +1,7 @@
-"""Loads reward functions from files, `path/to/file.py:function`, and combines several into a weighted sum."""
+"""What a reward function receives and must return (EasyR1's contract), and how functions are loaded and combined.
+
+A function is named by its file, `path/to/file.py:function`. Reward workers import this module before their path is set.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +10,112 @@ import functools
 import hashlib
 import importlib.util
 import inspect
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import cepo
 from cepo.errors import RewardError, did_you_mean, place_in
-from cepo.rewards.contract import ContractError, RewardScore, validate_scores
 from cepo.trees import Fields
 
+RewardScore = dict[str, float]
+"""The numbers for one sample. `overall` is required and becomes the reward; the others are averaged for the metrics."""
 RewardType = Literal["batch", "sequential"]
-
+LARGEST_SCORE = 1e18
+"""The largest accepted score: its square is finite in float32, in which advantages are computed."""
 _PACKAGE_ROOT = Path(cepo.__file__).resolve().parent
 _PACKAGES = {
     "Levenshtein": "levenshtein", "bs4": "beautifulsoup4", "cv2": "opencv-python-headless",
     "latex2sympy2": "latex2sympy2-extended", "skimage": "scikit-image", "sklearn": "scikit-learn",
 }  # fmt: skip
 """Package names of libraries that are imported under another name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardFailure:
+    """Why a sample has no score."""
+
+    reason: str  # one line
+    details: str = field(repr=False)  # the user's own frames and the exception
+    breaks_contract: bool = False  # the function returned something that is not a score
+    timed_out: bool = False
+
+
+@dataclass(frozen=True)
+class RewardOutcome:
+    """The scores of one call, in the order of its inputs; all fields of failed samples are 0."""
+
+    scores: list[RewardScore]
+    num_raised: int  # samples whose function raised, broke the contract or crashed its process
+    num_timed_out: int
+    first_failure: RewardFailure | None = None
+
+
+class ContractError(RewardError):
+    """A function returned something other than scores, which will happen with every sample."""
+
+
+class BatchContractError(ContractError):
+    """A batch function did not return one score for each sample, so scores cannot be assigned to samples."""
+
+
+def validate_score(score: object, *, sample: int, source: str) -> RewardScore:
+    """Returns the score as plain floats.
+
+    Raises `ContractError`, naming `source` (the reward function) and `sample`, if the score is not a dict with string
+    keys and finite numbers, or has no `overall`.
+    """
+    where = f"{source} returned for sample {sample}"
+    if not isinstance(score, Mapping):
+        raise ContractError(
+            f"{where} a {type(score).__name__}: {score!r:.200}. Return a dict such as {{'overall': 1.0}}."
+        )
+    entries = cast("Mapping[Any, Any]", score)
+    if "overall" not in entries:
+        raise ContractError(
+            f"{where} a dict without 'overall', with {sorted(map(str, entries))}. Add the key 'overall'."
+        )
+    for name in entries:
+        if not isinstance(name, str):
+            raise ContractError(f"{where} the key {name!r} ({type(name).__name__}). Keys are strings.")
+    # A key of a subclass of str may not unpickle in the trainer.
+    return {str.__str__(name): _checked_number(name, value, where) for name, value in entries.items()}
+
+
+def validate_scores(scores: object, num_expected: int, *, source: str, first_sample: int = 0) -> list[RewardScore]:
+    """Checks a batch function's scores by `validate_score`; raises `BatchContractError` if their number is wrong."""
+    kind = type(scores).__name__
+    is_list = isinstance(scores, Sequence) and not isinstance(scores, str | bytes)
+    found = cast("Sequence[Any]", scores) if is_list else ()
+    if not is_list or len(found) != num_expected:
+        returned = f"{len(found)} scores" if is_list else f"a {kind}"
+        raise BatchContractError(
+            f"{source} returned {returned} for {num_expected} samples. Return one per sample, in order, as a list of dicts, "
+            "0 for one that cannot be judged; set REWARD_TYPE = 'sequential' in its file if it takes one sample at a time."
+        )
+    return [validate_score(score, sample=first_sample + index, source=source) for index, score in enumerate(found)]
+
+
+def _checked_number(name: object, value: object, where: str) -> float:
+    try:
+        number = float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:  # an integer too large for a float
+        number = math.inf
+    if not abs(number) <= LARGEST_SCORE:
+        try:
+            shown = f"{value!r:.200}"
+        except Exception as error:  # an integer with too many digits, or a custom repr
+            shown = f"<{type(error).__name__} in its repr>"
+        raise ContractError(
+            f"{where} {name!r} = {shown} ({type(value).__name__}). Return a number from {-LARGEST_SCORE:g} to {LARGEST_SCORE:g}."
+        )
+    return number
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import cepo
 from cepo.errors import EngineError, RewardError
-from cepo.rewards.contract import RewardFailure, RewardOutcome
+from cepo.rewards.functions import RewardFailure, RewardOutcome
 from cepo.trees import Fields
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import cepo
-from cepo.rewards.contract import BatchContractError, ContractError, RewardFailure
+from cepo.rewards.functions import BatchContractError, ContractError, RewardFailure
 from cepo.trees import Tree
 
 _PACKAGE_FOLDER = os.path.dirname(os.path.abspath(cepo.__file__)) + os.sep

@@ -22,7 +22,7 @@ from cepo.metrics import Metric, Metrics, fraction, sum_value
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.progress import StageClock
-from cepo.rewards.contract import RewardOutcome
+from cepo.rewards.functions import RewardOutcome
 from cepo.rewards.pool import RewardPool
 from cepo.rollout.generator import Generation, GenerationRequest, Sampler, SamplingSettings, sampling_seed
 from cepo.trees import Fields, Tree

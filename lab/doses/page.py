@@ -12,10 +12,9 @@ import numpy
 from cepo.report.drawing import Chart, Series, save_figure
 from lab.support.machine import ROOT, machine_record
 from lab.support.study_page import wrapped
+from lab.support.study_parts import comparison_sentences, speed_table
 from lab.support.study_plan import EQUAL_RATES, PLAN, PROFILES, Comparison, Profile, comparisons, first_runs
-from lab.support.study_records import Record, read_record
-from lab.support.study_speed import comparison_sentences, speed_table
-from lab.support.study_statistics import Runs
+from lab.support.study_statistics import Record, Runs, read_record
 from lab.support.tables import table
 from lab.worlds.kinds import DOSES
 

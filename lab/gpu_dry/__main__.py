@@ -24,8 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from lab.gpu_dry.cards import CARDS, build_library, environment
-from lab.gpu_dry.reporting import reported
+from lab.gpu_dry.cards import CARDS, build_library, environment, reported
 from lab.gpu_dry.step import CASES
 from lab.support.machine import ROOT, machine_record
 from lab.support.tables import RESULTS, table

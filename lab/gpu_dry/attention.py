@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from cepo.models.segments import SegmentLayout, attend_by_blocks
+from lab.gpu_dry.cards import report
 from lab.gpu_dry.kernels import shared_memory
-from lab.gpu_dry.reporting import report
 from lab.support.shapes import SHAPES
 
 

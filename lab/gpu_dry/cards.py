@@ -1,7 +1,8 @@
-"""The cards that are stood for, and the environment of a process that is to see one of them."""
+"""The cards that are stood for, the environment of a process that is to see one of them, and how it reports."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -103,3 +104,17 @@ def environment(library: Path, card: Card, count: int, cache: Path) -> dict[str,
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(ROOT),
     }
+
+
+MARK = "gpu_dry: "
+
+
+def report(*, ok: bool, found: str) -> None:
+    """Prints the outcome of this process's check."""
+    print(MARK + json.dumps({"ok": ok, "found": found}), flush=True)
+
+
+def reported(output: str) -> dict[str, object] | None:
+    """Returns the outcome that a process printed; None if it printed none."""
+    lines = [line.removeprefix(MARK) for line in output.splitlines() if line.startswith(MARK)]
+    return json.loads(lines[-1]) if lines else None

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lab.gpu_dry.reporting import report
+from lab.gpu_dry.cards import report
 from lab.support.shapes import SHAPES, model_config
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from cepo.models.head_kernel import log_probs_in_place
+from lab.gpu_dry.cards import report
 from lab.gpu_dry.kernels import loads_of_single_entries_are_safe, shared_memory
-from lab.gpu_dry.reporting import report
 from lab.support.shapes import SHAPES
 
 

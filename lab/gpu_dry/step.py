@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lab.gpu_dry.cards import report
 from lab.gpu_dry.processor_behind import ProcessorBehind
-from lab.gpu_dry.reporting import report
 from lab.support.machine import ROOT
 from lab.support.rows import HINT_TOKENS, build_rows, optimizer_batch
 from lab.support.shapes import MICRO, write_checkpoint

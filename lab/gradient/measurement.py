@@ -14,16 +14,15 @@ import torch
 from torch import Tensor
 
 from cepo.algorithms import Estimator
+from cepo.credit.agreement import MethodSignal, signals_of
 from cepo.credit.session import Session
-from cepo.credit.signals import MethodSignal, signals_of
-from cepo.credit.stored import claim_folder, read_whole
+from cepo.credit.truth import claim_folder, read_whole
 from cepo.errors import DataError
 from cepo.foreign_files import read_json
 from cepo.progress import Progress
 from cepo.tracking.run_folder import write_atomically
 from cepo.trainer.planning import actor_batches
-from lab.gradient.signal_to_noise import gradient_figures
-from lab.gradient.store import GradientStore
+from lab.gradient.signal_to_noise import GradientStore, gradient_figures
 from lab.support.rows import gradients_of
 
 logger = logging.getLogger(__name__)

@@ -12,8 +12,7 @@ from typing import Any
 from cepo.report.drawing import save_figure
 from cepo.report.score_tables import Cell
 from lab.support.machine import machine_record
-from lab.support.study_charts import charts
-from lab.support.study_gradients import gradients_part
+from lab.support.study_parts import charts, comparison_parts, comparison_sentences, gradients_part, speed_parts
 from lab.support.study_plan import (
     ABLATIONS,
     ARMS,
@@ -32,22 +31,25 @@ from lab.support.study_plan import (
     swept,
     trained,
 )
-from lab.support.study_records import Record, best_rate, chosen_rates, final, read_record
-from lab.support.study_speed import comparison_parts, comparison_sentences, speed_parts
 from lab.support.study_statistics import (
     SIGNIFICANT,
     STATEMENTS,
     VERDICTS,
+    Record,
     Runs,
     Statement,
+    arm_table,
+    best_rate,
     cell,
+    chosen_rates,
+    final,
     holm,
     p_value,
     paired,
+    read_record,
     untrained,
     verdict,
 )
-from lab.support.study_tables import arm_table
 from lab.support.tables import table
 from lab.worlds.kinds import KINDS
 

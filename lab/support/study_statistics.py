@@ -1,18 +1,94 @@
-"""Computes the study's statistics over seeds: means with errors, paired differences, verdicts on statements."""
+"""Reads the records of the study's runs; means over seeds with errors, paired differences, verdicts on statements."""
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy
 
+from cepo.report.recorded_run import RunData, load_run
 from cepo.report.score_tables import Cell
-from lab.support.study_plan import EQUAL_RATES, PLAN, RATIO_ARM, RATIO_RATES
-from lab.support.study_records import Record, final
+from lab.support.study_plan import BASELINE, EQUAL_RATES, PLAN, RATIO_ARM, RATIO_RATES, Profile, Run, sweep, swept
+from lab.support.tables import table
+
+DONE = "study_run.json"
+"""The file in the folder of a finished run with what its metrics lack."""
+Record = dict[str, Any]
+_CURVES = {
+    "sampled": "val/accuracy",
+    "greedy": "val/greedy_accuracy",
+    "hint_gap_wrong": "leak/hint_gap_wrong",
+    "mention": "leak/mention_fraction",
+}
+_EVIDENCE = {
+    "positive": ("evidence/positive_fraction",),
+    "negative": ("evidence/negative_fraction",),
+    "clipped": ("evidence/clip_low_rate", "evidence/clip_high_rate"),
+}
+
+
+def read_record(run: Run, out: Path) -> Record | None:
+    """Returns a finished run's accuracies by step, means of the evidence, and costs; None if it is not finished."""
+    folder = out / run.folder
+    if not (folder / DONE).is_file():
+        return None
+    data, extra = load_run(folder), json.loads((folder / DONE).read_text(encoding="utf-8"))
+    assert data.last_step == run.steps, f"{folder} is marked as done and has {data.last_step} of {run.steps} steps"
+    return {
+        **asdict(run),
+        "steps": run.steps,
+        **{name: _rounded(data.values_by_step(metric)) for name, metric in _CURVES.items()},
+        "trained": [round(value, 5) for value in data.series("reward/accuracy")[1]],
+        "evidence": {name: means for name, metrics in _EVIDENCE.items() if (means := _thirds(data, metrics))},
+        "held_out": extra["held_out"],
+        "processor_seconds": round(extra["processor_seconds"], 1),
+        **{name: int(sum(data.series(f"tokens/{name}")[1])) for name in ("generate", "score", "teachers", "update")},
+    }
+
+
+def _rounded(values: dict[int, float]) -> dict[str, float | None]:
+    return {str(step): round(value, 5) if math.isfinite(value) else None for step, value in values.items()}
+
+
+def _thirds(data: RunData, metrics: Sequence[str]) -> list[float]:
+    """Returns means of the metrics' sum over each third of the steps that have them; empty for fewer than three."""
+    series = [data.series(metric)[1] for metric in metrics]
+    sums = [sum(values) for values in zip(*series, strict=True)]
+    size = len(sums) // 3
+    parts = (sums[:size], sums[size:-size], sums[-size:]) if size else ()
+    return [round(statistics.fmean(part), 5) for part in parts]
+
+
+def final(record: Record, name: str = "sampled") -> float:
+    """Returns the accuracy of a run's last validation."""
+    return record[name][str(record["steps"])]
+
+
+def chosen_rates(profile: Profile, out: Path, world: str) -> dict[str, float]:
+    """Returns each swept arm's learning rate with the highest mean sampled accuracy, the lowest of equal ones."""
+    chosen: dict[str, float] = {}
+    for arm in swept(profile) if profile.rates else ():
+        records = [read_record(run, out) for run in sweep(profile, world, arm)]
+        done = [record for record in records if record is not None]
+        if len(done) == len(records):
+            chosen[arm] = best_rate(done)
+    return chosen
+
+
+def best_rate(records: Sequence[Record]) -> float:
+    """Chooses the learning rate of one arm by the rule of `chosen_rates`."""
+    means = {
+        rate: statistics.fmean(final(record) for record in records if record["rate"] == rate)
+        for rate in sorted({record["rate"] for record in records})
+    }
+    return max(means, key=lambda rate: means[rate])
+
 
 BySeed = Mapping[int, Record]
 Measure = Callable[[Record], float | None]
@@ -183,3 +259,31 @@ class Runs:
     def paper(self, arm: str) -> BySeed:
         """Returns the runs of an arm at the paper's ratio of learning rates."""
         return self.at(arm, (RATIO_RATES if arm == RATIO_ARM else EQUAL_RATES)[self.world])
+
+
+def arm_table(runs: Callable[[str], BySeed], arms: Sequence[str], seeds: Sequence[int]) -> str:
+    """Returns final accuracies of the arms and their differences from the baseline's; `runs(arm)` returns runs by seed."""
+    base = runs(BASELINE)
+    found = {arm: runs(arm) for arm in arms}
+    differences = {arm: paired(base, own) for arm, own in found.items() if arm != BASELINE}
+    adjusted = adjusted_cells(differences)
+    begun = [("sampled", untrained), ("greedy", lambda record: record["greedy"]["0"])]
+    rows = [["untrained", len(base), "", *(cell([m(r) for r in base.values()]) for _, m in begun), "", "", ""]]
+    for arm, own in found.items():
+        rate = next((f"{record['rate']:g}" for record in own.values()), "")
+        ends = [cell([measure(record) for record in own.values()]) for measure in (final, _greedy)]
+        if not own:
+            rows.append([arm, f"0 of {len(seeds)}", "", "not run", "not run", "", "", ""])
+            continue
+        compared = [
+            "" if arm == BASELINE else cell(differences[arm], signed=True),
+            adjusted.get(arm, ""),
+            "" if arm == BASELINE else cell(paired(base, own, _greedy), signed=True),
+        ]
+        rows.append([arm, f"{len(own)} of {len(seeds)}", rate, *ends, *compared])
+    head = ["arm", "runs", "rate", "sampled %", "greedy %", f"sampled - {BASELINE}", "p, Holm", f"greedy - {BASELINE}"]
+    return table(head, rows)
+
+
+def _greedy(record: Record) -> float:
+    return final(record, "greedy")

@@ -16,9 +16,8 @@ import torch
 
 from lab.engine_check import run
 from lab.gpu_dry.__main__ import checks, page_table
-from lab.gpu_dry.cards import CARDS, build_library
+from lab.gpu_dry.cards import CARDS, build_library, report, reported
 from lab.gpu_dry.kernels import loads_of_single_entries_are_safe, shared_memory
-from lab.gpu_dry.reporting import report, reported
 from lab.support.tables import RESULTS
 
 PARTS = [

@@ -13,7 +13,6 @@ from coverage import CoverageData
 
 from lab import branches, mutants
 from lab.support.mutations import lines_that_run_it, mutants_of
-from lab.support.reach import Reach
 
 KNOWN = Path(__file__).with_name("known_mutants.json")
 
@@ -89,7 +88,7 @@ def test_rooms_and_the_core_name_files_that_exist() -> None:
 
 
 @pytest.fixture
-def recorded(tmp_path: Path) -> Reach:
+def recorded(tmp_path: Path) -> mutants.Reach:
     """`-difference` in objective.py is run by one test, by a fixture of b.py, and by a child process of c.py."""
     seconds = {"tests/a.py::one": 3.0, "tests/b.py::one": 1.0, "tests/b.py::two[a - b]": 1.0, "tests/c.py::one": 9.0,
                "tests/c.py::two": 1.0, "tests/d.py::one": 0.1}  # fmt: skip
@@ -102,7 +101,7 @@ def recorded(tmp_path: Path) -> Reach:
     data.set_context("tests/d.py::one")
     data.add_arcs({"/somewhere/cepo/losses/objective.py": [(planted.line + 20, -1)]})
     data.write()
-    return Reach(tmp_path)
+    return mutants.Reach(tmp_path)
 
 
 def objective_mutants() -> list[mutants.Mutant]:
@@ -111,7 +110,7 @@ def objective_mutants() -> list[mutants.Mutant]:
     )
 
 
-def test_quick_files_with_tests_of_the_line_come_first(recorded: Reach) -> None:
+def test_quick_files_with_tests_of_the_line_come_first(recorded: mutants.Reach) -> None:
     """2 and 3 seconds fit into the first stage of 8; those of 9 take a second one, unless the budget is spent."""
     (planted,) = (mutant for mutant in objective_mutants() if mutant.before == "-difference")
     first = ["tests/b.py::one", "tests/b.py::two[a - b]", "tests/a.py::one"]
@@ -166,5 +165,5 @@ def test_branches_and_lines_of_a_test_file_are_recorded(tmp_path: Path) -> None:
     assert branches.taken(tmp_path)["trees.py"][0] > 0
     source = (mutants.ROOT / "cepo" / "trees.py").read_text(encoding="utf-8")
     inside = [each for each in mutants_of("trees.py", source) if lines_that_run_it(each, source)]
-    (stage,) = Reach(tmp_path).stages(inside[0], 60, without=())
+    (stage,) = mutants.Reach(tmp_path).stages(inside[0], 60, without=())
     assert all(test.startswith("tests/test_trees.py::") for test in stage)

@@ -23,12 +23,10 @@ from cepo.microgeo.problems import FAMILIES, Problem, generate_problem
 from cepo.microgeo.world import ASSETS
 from lab.support.machine import ROOT as REPOSITORY
 from lab.worlds.__main__ import main
-from lab.worlds.chain import RULER, answer_text, generate_chain_problem
-from lab.worlds.chain_demonstrations import CONNECTIVES
+from lab.worlds.chain import CONNECTIVES, RULER, answer_text, generate_chain_problem
+from lab.worlds.demonstrations import solve, user_messages
 from lab.worlds.kinds import CHAIN, SHAPES, TaughtWorld
 from lab.worlds.model import build_untrained_model
-from lab.worlds.prompts import user_messages
-from lab.worlds.solutions import solve
 from lab.worlds.tokenizer import SPECIAL_TOKENS, build_tokenizer
 from lab.worlds.warmstart import WarmStartSettings, batched_vision_attention, warm_start
 

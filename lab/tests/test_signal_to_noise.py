@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from cepo.errors import ConfigError
-from lab.gradient.signal_to_noise import Products, gradient_figures
-from lab.gradient.store import GradientStore, projected
+from lab.gradient.signal_to_noise import GradientStore, Products, gradient_figures, projected
 
 Numbers = NDArray[numpy.float64]
 

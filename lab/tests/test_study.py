@@ -19,7 +19,8 @@ from factories import log_probs_like, token_batch
 from cepo.algorithms import build_estimator, load_plugin
 from cepo.config import check_config, load_config
 from lab import study
-from lab.support.study_page import study_page, summary
+from lab.support.study_page import study_page
+from lab.support.study_parts import comparison_parts, comparison_sentences, interval, speed_parts, steps_to_reach
 from lab.support.study_plan import (
     ARMS,
     EQUAL_RATES,
@@ -31,9 +32,7 @@ from lab.support.study_plan import (
     first_runs,
     own_rate_runs,
 )
-from lab.support.study_records import best_rate
-from lab.support.study_speed import comparison_parts, comparison_sentences, interval, speed_parts, steps_to_reach
-from lab.support.study_statistics import Runs, holm, p_value, tail, verdict
+from lab.support.study_statistics import Runs, best_rate, holm, p_value, tail, verdict
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -158,32 +157,6 @@ def chain_runs(shares: dict[str, list[float]], *, before: float | None = None, *
 
 def of_chain(runs: list[dict[str, Any]]) -> Runs:
     return Runs(records=runs, world="chain", batch=32, own_rates={}, seeds=PROFILES["small"].seeds)
-
-
-def test_a_page_says_what_its_records_say_and_what_is_not_run() -> None:
-    runs = [
-        *records("grpo", [0.70, 0.71, 0.69]),
-        *records("cepo", [0.80, 0.82, 0.78]),
-        *records("opsd", [0.10, 0.12, 0.11]),
-    ]
-    machine = {"date": "2026-01-01", "cores": 2, "python": "3.11", "versions": {"torch": "2.13"}}
-    told = {"profile": "small", "worlds": ["shapes"], "machine": machine, "own_rates": {"shapes": {}}, "planned": 115}
-    told["runs"] = runs
-    page = study_page(told)
-    assert "cepo ends above and opsd ends below it" in summary(told)
-    for row in (
-        "| cepo | 3 of 5 | 0.0001 | 80.0 ± 1.2 | 80.0 ± 0.0 | +10.0 ± 0.6 | 0.003 |",
-        "| hindsight | 0 of 5 |  | not run | not run |",
-        "| untrained above opsd | +39.0 ± 0.6 | seen |",
-        "| cepo above rlsd | not run | not run |",
-        "| cepo above radius 0.1 | not run | not run |  |  |",
-        "**9 of 115 planned runs are done.**",
-        "| cepo above grpo | +10.0 ± 0.6 | seen |",
-        "## chain\n\nThe world `chain` is not run.",
-    ):
-        assert row in page
-    # 32 and 256 are planned in the small one too
-    assert "Only the profile `full` has batches" not in " ".join(page.split())
 
 
 def test_the_speed_of_an_arm_is_its_accuracy_on_rollouts() -> None:

@@ -1,4 +1,4 @@
-"""Generates demonstrations for the embedded model's warm start: noisy solutions, some with a correct or wrong hint.
+"""What the worlds' weights learn from: prompts, and the shapes world's noisy solutions, some with a right or wrong hint.
 
 The noise makes the model imperfect: a demonstration may misread the image or compute a wrong result, and each family
 has a systematic mistake with its own rate. The hints teach the model what `Here is a sample answer` means. They mostly
@@ -9,10 +9,83 @@ hint makes it less likely.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
-from cepo.microgeo.problems import FAMILIES, Problem
-from lab.worlds.solutions import Slip, Steps, solve
+from cepo.microgeo.problems import FAMILIES, Numbers, Problem
+
+FORMAT_PROMPT = "{{ content | trim }} Answer in \\boxed{}."
+TEACHER_PROMPT = "{{ prompt }}\nHere is a sample answer: {{ reference }}"
+"""Copies of `configs/format_prompt/microgeo.jinja` and `configs/teacher/user_suffix.jinja`."""
+
+
+def user_text(question: str, reference: str | None = None) -> str:
+    """Returns the text of the user turn; with `reference`, that of the teacher's prompt."""
+    text = FORMAT_PROMPT.replace("{{ content | trim }}", question.strip())
+    if reference is None:
+        return text
+    return TEACHER_PROMPT.replace("{{ prompt }}", text).replace("{{ reference }}", reference)
+
+
+def user_messages(question: str, reference: str | None = None) -> list[dict[str, Any]]:
+    """Returns a user turn with the image and then the text, in the format of chat templates."""
+    content = [{"type": "image"}, {"type": "text", "text": user_text(question, reference)}]
+    return [{"role": "user", "content": content}]
+
+
+Slip = Callable[[int], int]
+"""Is applied to every computed result."""
+Steps = list[tuple[str, int]]
+"""The text up to a result, and the result. The last one is the answer."""
+
+
+def no_slip(result: int) -> int:
+    return result
+
+
+def solve(problem: Problem, *, seen: str | None = None, misconceived: bool = False, slip: Slip = no_slip) -> Steps:
+    """Returns the steps for a reader who sees `seen`, by default what the image shows.
+
+    `misconceived` makes the family's typical systematic mistake.
+    """
+    return _SOLVE[problem.family](problem.seen if seen is None else seen, problem.numbers, misconceived, slip)
+
+
+def _perimeter(seen: str, numbers: Numbers, misconceived: bool, slip: Slip) -> Steps:
+    count, side = int(seen), numbers[0]
+    if misconceived:
+        return [(f"{count} sides. {count}+{side}=", slip(count + side))]
+    return [(f"{count} sides. {count}*{side}=", slip(count * side))]
+
+
+def _angle(seen: str, numbers: Numbers, misconceived: bool, slip: Slip) -> Steps:
+    count, (first, second) = int(seen), numbers
+    total = 180 * (count - 1 if misconceived else count - 2)
+    known = slip(first + second)
+    rest = slip(total - known)
+    steps = [(f"{count} corners. {first}+{second}=", known), (f"{total}-{known}=", rest)]
+    if count > 3:
+        steps.append((f"{rest}/{count - 2}=", slip(rest // (count - 2))))
+    return steps
+
+
+def _ticks(seen: str, numbers: Numbers, misconceived: bool, slip: Slip) -> Steps:
+    count, part = int(seen), numbers[0]
+    factor = count + 1 if misconceived else count
+    return [(f"{count} parts. {factor}*{part}=", slip(factor * part))]
+
+
+def _fence(seen: str, numbers: Numbers, misconceived: bool, slip: Slip) -> Steps:
+    width, height = numbers
+    single, double = (width, height) if seen == "width" else (height, width)
+    if misconceived:
+        return [(f"{seen} open. {single}+{double}=", slip(single + double))]
+    doubled = slip(2 * double)
+    return [(f"{seen} open. 2*{double}=", doubled), (f"{doubled}+{single}=", slip(doubled + single))]
+
+
+_SOLVE = {"perimeter": _perimeter, "angle": _angle, "ticks": _ticks, "fence": _fence}
 
 
 @dataclass(frozen=True)

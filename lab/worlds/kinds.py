@@ -11,9 +11,7 @@ from typing import Any
 from cepo.microgeo import world
 from cepo.microgeo.world import WorldKind
 from lab.support.machine import ROOT
-from lab.worlds.chain import DISTRIBUTIONS, NAMES, chain_solution, generate_chain_problem
-from lab.worlds.chain_demonstrations import demonstrate_chain
-from lab.worlds.chain_figures import draw_chain
+from lab.worlds.chain import DISTRIBUTIONS, NAMES, chain_solution, demonstrate_chain, draw_chain, generate_chain_problem
 from lab.worlds.demonstrations import Demonstration, NoiseRates, demonstrate, right_response
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from cepo.microgeo.problems import Problem
+from lab.worlds.demonstrations import user_text
 from lab.worlds.kinds import SHAPES, TaughtWorld
-from lab.worlds.prompts import user_text
 
 if TYPE_CHECKING:
     from transformers import Qwen2Tokenizer

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from lab.worlds.chain import WARM_START
-from lab.worlds.demonstrations import Demonstration
+from lab.worlds.demonstrations import Demonstration, user_messages
 from lab.worlds.kinds import SHAPES, TaughtWorld
-from lab.worlds.prompts import user_messages
 
 if TYPE_CHECKING:
     from transformers import Qwen3VLForConditionalGeneration

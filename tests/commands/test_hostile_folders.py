@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 
 from cepo.cli import main
 from cepo.config import load_config
-from cepo.credit.stored import claim_folder
+from cepo.credit.truth import claim_folder
 from cepo.errors import CepoError, CheckpointError, DataError
 from cepo.evaluation.run import adapter_of
 from cepo.microgeo.world import ASSETS

@@ -30,8 +30,13 @@ from cepo.errors import (
     WorkerLostError,
 )
 from cepo.foreign_files import read_text
-from cepo.rewards.contract import BatchContractError, ContractError, validate_score, validate_scores
-from cepo.rewards.functions import resolve_reward_path
+from cepo.rewards.functions import (
+    BatchContractError,
+    ContractError,
+    resolve_reward_path,
+    validate_score,
+    validate_scores,
+)
 from cepo.sections import SectionError, read_section
 from cepo.tracking.sinks import _writing
 from cepo.trainer.checkpoints import FILES_FILE, STATE_FILE, CheckpointStore, written_files

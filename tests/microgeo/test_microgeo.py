@@ -16,8 +16,7 @@ from PIL import Image
 from cepo.cli import main
 from cepo.microgeo.problems import FAMILIES, Problem, generate_problem
 from cepo.microgeo.world import build_world, draw_figure, split_problems, write_problems
-from lab.worlds.demonstrations import right_response
-from lab.worlds.solutions import solve
+from lab.worlds.demonstrations import right_response, solve
 
 
 def make(family: str, seen: str, *numbers: int, index: int = 0) -> Problem:

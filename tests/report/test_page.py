@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from run_folders import PICTURE, group, rollout, write_run
 
 from cepo.credit.agreement import QUARTERS
-from cepo.credit.tables import write_credit_page
+from cepo.credit.measurement import write_credit_page
 from cepo.evaluation.results import benchmark_figures, write_evaluations, write_results
 from cepo.report.compare import compare_runs, write_comparison
 from cepo.report.credit_view import step_credit

@@ -17,8 +17,7 @@ import pytest
 import cepo
 from cepo.config.schema import RewardConfig
 from cepo.errors import EngineError, RewardError
-from cepo.rewards.contract import ContractError
-from cepo.rewards.functions import load_answer_function
+from cepo.rewards.functions import ContractError, load_answer_function
 from cepo.rewards.pool import RewardPool
 
 MATH = "cepo/rewards/math.py:compute_score"

@@ -28,7 +28,7 @@ from training_runs import (
 )
 
 from cepo.cli import main
-from cepo.credit import stored
+from cepo.credit import truth
 from cepo.credit.agreement import QUARTERS
 from cepo.credit.session import opened
 from cepo.data.batch import ScoringRow
@@ -130,7 +130,7 @@ def test_an_ended_measurement_goes_on_to_the_same_results(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Killed in the middle of a line. What a dry run counts is what was done, whatever is sampled at once."""
-    monkeypatch.setattr(stored, "_PREFIXES_AT_ONCE", 4)
+    monkeypatch.setattr(truth, "_PREFIXES_AT_ONCE", 4)
     rows = (measured / "continuations.jsonl").read_bytes().splitlines(keepends=True)
     for name in ("measurement.json", "responses.jsonl"):
         shutil.copy(measured / name, tmp_path / name)

@@ -1,19 +1,21 @@
-"""Compares how fast arms learn: accuracy on all training rollouts, and the steps to the baseline's accuracy."""
+"""Builds the parts of the study's page that are not tables of accuracy: speed of learning, gradient signal, charts."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy
 from numpy.typing import NDArray
 
-from lab.support.study_plan import BASELINE, EQUAL_RATES, Comparison, Profile, comparisons
-from lab.support.study_records import Record
-from lab.support.study_statistics import Runs, adjusted_cells, cell, paired
-from lab.support.study_tables import arm_table
+from cepo.report.charts import Chart, Series
+from cepo.report.score_tables import Cell
+from lab.support.machine import ROOT
+from lab.support.study_plan import BASELINE, EQUAL_RATES, PLAN, Comparison, Profile, comparisons
+from lab.support.study_statistics import Record, Runs, adjusted_cells, arm_table, cell, final, paired
 from lab.support.tables import table
 
 _DRAWS = 2000
@@ -134,3 +136,52 @@ def _speed_cells(runs: Runs, arm: str, moment: int) -> list[str]:
 
 def _written(value: float, most: int) -> str:
     return f"more than {most}" if math.isinf(value) else f"{value:.0f}"
+
+
+def gradients_part(runs: Runs) -> str:
+    """Returns the page's part with the gradient figures of docs/credit.md and the accuracy of the arms."""
+    moments: Mapping[str, str] = PLAN["gradient_measurements"][runs.world]
+    measured: dict[str, dict[str, str]] = {}
+    for moment, name in moments.items():
+        file = ROOT / "lab" / "results" / f"credit_gradient_{name}.json"
+        for row in json.loads(file.read_text(encoding="utf-8"))["gradient"]:
+            ratio = row["ratio"]
+            text = f"{ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+            measured.setdefault(row["name"], {})[moment] = text
+    base = runs.equal(BASELINE)
+    rows = [
+        [name, *(measured[name][moment] for moment in moments), arm,
+         cell([final(record) for record in runs.equal(arm).values()]),
+         "" if arm == BASELINE else cell(paired(base, runs.equal(arm)), signed=True)]
+        for name, arm in PLAN["gradients"].items() if name in measured
+    ]  # fmt: skip
+    head = ["estimator", *(f"SNR ratio, {moment}" for moment in moments), "arm", "sampled %", f"sampled - {BASELINE}"]
+    return (
+        f"## {runs.world}: gradient signal and accuracy\n\nSignal-to-noise ratio of a batch gradient over that of "
+        "uniform credit, with 95 % intervals, from `lab/results/credit_gradient_*.json` ([credit](credit.md)), "
+        "and the accuracy at equal learning rates. The measured estimators of cepo have lambda 1, while the trained arms start "
+        "at 0.5 and divide by the standard deviation of the group.\n\n" + table(head, rows)
+    )
+
+
+def charts(profile: Profile, runs: Runs) -> list[Chart]:
+    """Returns charts of sampled and greedy accuracy at equal learning rates, by groups of arms."""
+    panels = [(title, arms, "sampled") for title, arms in PLAN["panels"].items()]
+    panels += [(f"{title}, greedy", arms, "greedy") for title, arms in PLAN["panels"].items()]
+    return [
+        Chart(title=f"{runs.world}: {title}", unit=f"{name} accuracy", series=[*_series(runs, arms, name)])
+        for title, arms, name in panels
+        if any(runs.equal(arm) for arm in arms if arm in profile.arms)
+    ]
+
+
+def _series(runs: Runs, arms: Sequence[str], name: str) -> Iterator[Series]:
+    for arm in arms:
+        records = [*runs.equal(arm).values()]
+        if not records:
+            continue
+        steps = sorted(map(int, records[0][name]))
+        spreads = [Cell.over([record[name][str(step)] for record in records]) for step in steps]
+        means, errors = [spread.mean for spread in spreads], [spread.error or 0.0 for spread in spreads]
+        low, high = ([m + sign * e for m, e in zip(means, errors, strict=True)] for sign in (-1, 1))
+        yield Series(label=arm, steps=steps, values=means, low=[*low], high=[*high])

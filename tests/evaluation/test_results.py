@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from cepo.cli import main
 from cepo.errors import DataError
-from cepo.evaluation.published import score_table
 from cepo.evaluation.results import (
     GENERATIONS_FILE,
     Estimate,
@@ -22,6 +21,7 @@ from cepo.evaluation.results import (
     compare_evaluations,
     macro_average,
     pass_at_k,
+    score_table,
     write_results,
 )
 from cepo.report.score_tables import Cell, write_table

@@ -1,0 +1,302 @@
+"""A measurement of credit: its tokens and prefixes, its metrics by plain counting, what teachers know, damaged folders.
+
+Metrics are corrected for the truth's noise, on a truth that is known. Of responses, the exact posterior reaches the limit of
+what a teacher can know, and no other teacher exceeds it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+import numpy
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cepo.config import load_config
+from cepo.credit import agreement
+from cepo.credit.agreement import QUARTERS, known
+from cepo.credit.truth import (
+    CONTINUATIONS_FILE,
+    SETTINGS_FILE,
+    Continuations,
+    Truth,
+    chosen_tokens,
+    claim_folder,
+    needed_prefixes,
+    prefix_of,
+)
+from cepo.data.dataset import Problem
+from cepo.errors import ConfigError, DataError
+from cepo.rollout.generator import Generation
+from cepo.trainer.asking import Rollouts
+
+Numbers = NDArray[numpy.float64]
+
+
+def truth_of(value: Numbers, credit: Numbers, halves: Numbers | None = None, *, tokens: int) -> Truth:
+    """Responses of `tokens` tokens, two of each problem."""
+    row = numpy.arange(len(credit)) // tokens
+    noiseless = numpy.array([credit, credit])
+    return Truth(
+        problem=row // 2,
+        row=row,
+        token=numpy.arange(len(credit)) % tokens,
+        value=value,
+        credit=credit,
+        value_halves=numpy.array([value, value]),
+        credit_halves=noiseless if halves is None else halves,
+        entropy=numpy.zeros(len(credit)),
+    )
+
+
+def rollouts_of(rewards: Sequence[float], responses: Sequence[tuple[int, ...]], *, group_size: int = 2) -> Rollouts:
+    """Rollouts of so many responses to each problem, right where the reward is positive."""
+    return Rollouts(
+        step=0,
+        problems=[
+            Problem(prompt_id=f"p{number}", text="", images=(), ground_truth="", solution=None, columns={})
+            for number in range(len(responses) // group_size)
+        ],
+        prompts=[],
+        generations=[Generation(response_ids=ids, log_probs=(-1.0,) * len(ids), finished=True) for ids in responses],
+        responses=["" for _ in responses],
+        scores=[{"overall": float(reward)} for reward in rewards],
+        correct=torch.tensor(rewards) > 0,
+    )
+
+
+def values_of(figures: dict[str, agreement.Figure]) -> dict[str, float | None]:
+    return {name: figure["value"] for name, figure in figures.items()}
+
+
+def test_correlations_are_numpys_on_numbers_and_on_ranks() -> None:
+    generator = numpy.random.default_rng(0)
+    one, other = generator.normal(size=50), generator.normal(size=50)
+    assert agreement.pearson(one, other) == pytest.approx(numpy.corrcoef(one, other)[0, 1], abs=1e-12)
+    counted = numpy.array([(one < each).sum() + 1.0 for each in one])
+    assert agreement.ranks(one).tolist() == counted.tolist()
+    assert agreement.ranks(numpy.array([2.0, 1.0, 2.0, 5.0])).tolist() == [2.5, 1.0, 2.5, 4.0]
+    assert numpy.isnan(agreement.pearson(numpy.ones(5), one[:5]))
+
+
+def test_the_area_under_the_curve_counts_pairs() -> None:
+    """Of 40 values on a grid of 8, many pairs are ties, which count half."""
+    generator = numpy.random.default_rng(1)
+    numbers, positive = generator.integers(0, 8, 40).astype(float), generator.random(40) < 0.3
+    pairs = [(high > low) + 0.5 * (high == low) for high in numbers[positive] for low in numbers[~positive]]
+    assert agreement.area_under_curve(numbers, positive) == pytest.approx(numpy.mean(pairs), abs=1e-12)
+    assert numpy.isnan(agreement.area_under_curve(numbers, numpy.zeros(40, dtype=bool)))
+
+
+def test_decisive_tokens_of_two_responses_by_hand() -> None:
+    """Only A* of -0.5 and 0.3 decide.
+
+    First response, |credit| 1, 4, 1: the decisive second token is above both others, and the largest. Second response,
+    |credit| 2, 2, 2: 1/2 of the pairs, 1 of 3 equals. Of |credit| 12 the two have 4 + 2; the second has the wrong sign.
+    """
+    credit = numpy.array([0.1, -0.5, 0.0, 0.3, 0.1, 0.0])
+    given = numpy.array([1.0, -4.0, 1.0, -2.0, 2.0, 2.0])
+    truth = truth_of(numpy.zeros(6), credit, tokens=3)
+    found = values_of(agreement.credit_figures(truth, given, seed=0))
+    assert found["auroc"] == pytest.approx((1.0 + 0.5) / 2)
+    assert found["top_hit"] == pytest.approx((1.0 + 1 / 3) / 2)
+    assert found["share_on_decisive"] == pytest.approx(6 / 12)
+    assert found["sign_agreement"] == pytest.approx(1 / 2)
+
+
+def test_the_correction_recovers_a_known_correlation() -> None:
+    """The credit has correlation 0.6 with the noiseless truth, whose noise is as large as itself: 0.6 / sqrt(2) = 0.42."""
+    generator = numpy.random.default_rng(2)
+    exact = generator.normal(size=40_000)
+    given = 0.6 * exact + 0.8 * generator.normal(size=exact.size)
+    halves = exact + generator.normal(scale=numpy.sqrt(2.0), size=(2, exact.size))
+    truth = truth_of(numpy.zeros(exact.size), halves.mean(axis=0), halves, tokens=exact.size)
+    found = values_of(agreement.credit_figures(truth, given, seed=0))
+    assert found["pearson"] == pytest.approx(0.6 / numpy.sqrt(2.0), abs=0.015)
+    assert found["pearson_corrected"] == pytest.approx(0.6, abs=0.02)
+    assert found["spearman_corrected"] == pytest.approx(0.583, abs=0.03)  # 6 / pi asin(0.3), Pearson's own relation
+
+
+def test_halves_without_agreement_give_no_correction() -> None:
+    truth = truth_of(numpy.zeros(4), numpy.array([1.0, -1.0, 1.0, -1.0]), tokens=2)
+    opposed = numpy.array([truth.credit, -truth.credit])
+    assert numpy.isnan(agreement.noise_corrected(numpy.array([0.0, 1.0, 2.0, 3.0]), truth.credit, opposed))
+
+
+def test_calibration_is_the_mean_gap_in_tenths() -> None:
+    """Beliefs 0.12 and 0.18 with mean truth 0.45, and 1.0 with truth 1: gaps 0.3, 0.3 and 0, hence 0.2."""
+    value = numpy.array([0.4, 0.5, 1.0])
+    truth = truth_of(value, numpy.zeros(3), tokens=3)
+    believed = numpy.array([0.12, 0.18, 1.0])
+    points = agreement.calibration(believed, value)
+    assert [(point["num_tokens"], round(point["believed"], 6)) for point in points] == [(2, 0.15), (1, 1.0)]
+    assert agreement.value_figures(truth, believed, seed=0)["calibration_error"]["value"] == pytest.approx(0.2)
+
+
+def test_errors_are_those_of_problems_and_not_of_tokens() -> None:
+    """Tokens of a problem share their value, so that 400 tokens are 50 independent numbers: sd / sqrt(50)."""
+    generator = numpy.random.default_rng(3)
+    shared = generator.normal(size=50)
+    truth = truth_of(numpy.zeros(400), numpy.zeros(400), tokens=4)
+    numbers = shared[truth.problem]
+    found = agreement.bootstrap(truth.problem, lambda tokens: {"mean": float(numbers[tokens].mean())}, seed=[0, 3])
+    error = shared.std(ddof=1) / numpy.sqrt(50)
+    assert found["mean"]["value"] == pytest.approx(shared.mean())
+    assert found["mean"]["error"] == pytest.approx(error, rel=0.1)
+    assert found["mean"]["low"] == pytest.approx(shared.mean() - 1.96 * error, abs=0.2 * error)
+    assert found["mean"]["high"] == pytest.approx(shared.mean() + 1.96 * error, abs=0.2 * error)
+
+
+def test_a_single_problem_gives_figures_without_errors() -> None:
+    truth = truth_of(numpy.zeros(4), numpy.array([0.5, -0.5, 0.1, 0.0]), tokens=2)
+    found = agreement.credit_figures(truth, truth.credit, seed=0)
+    assert found["pearson"]["value"] == pytest.approx(1.0)
+    assert (found["pearson"]["error"], found["pearson"]["low"], found["pearson"]["high"]) == (None, None, None)
+
+
+LENGTH = 8
+ONE = torch.linspace(0.2, 0.9, LENGTH, dtype=torch.float64)
+"""The policy: token t is 1 with this probability, whatever came before."""
+
+
+def is_right(response: tuple[int, ...]) -> bool:
+    return sum(response[:4]) % 2 == 0 and response[7] == 1
+
+
+def chance(response: tuple[int, ...], start: int = 0) -> float:
+    return math.prod(float(ONE[t] if token else 1 - ONE[t]) for t, token in enumerate(response, start))
+
+
+@cache
+def value(prefix: tuple[int, ...]) -> float:
+    """P(right | prefix) by enumeration."""
+    ends = itertools.product((0, 1), repeat=LENGTH - len(prefix))
+    return sum(chance(end, len(prefix)) for end in ends if is_right(prefix + end))
+
+
+def gains(responses: list[tuple[int, ...]], teacher: Callable[[tuple[int, ...], int], float]) -> Tensor:
+    """log P_teacher - log P of each token, from the teacher's unnormalised weight of a token after a prefix."""
+    rows = []
+    for response in responses:
+        row = []
+        for t, token in enumerate(response):
+            weights = [chance((one,), t) * teacher(response[:t], one) for one in (0, 1)]
+            ratio = weights[token] / max(sum(weights), 1e-12) / chance((token,), t)
+            row.append(math.log(max(ratio, 1e-12)))  # a wrong response may be impossible
+        rows.append(row)
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def rollouts() -> Rollouts:
+    generator = torch.Generator().manual_seed(0)
+    drawn = (torch.rand(400, LENGTH, generator=generator, dtype=torch.float64) < ONE).int().tolist()
+    responses = [tuple(row) for row in drawn]
+    return rollouts_of([float(is_right(response)) for response in responses], responses, group_size=100)
+
+
+def measure(rollouts: Rollouts, teacher: Callable[[tuple[int, ...], int], float]) -> dict[str, float]:
+    responses = [generation.response_ids for generation in rollouts.generations]
+    found = known(gains(responses, teacher), rollouts, range(len(responses)), seed=0)
+    assert found.pop("responses") == rollouts.correct.sum()
+    assert all(figure["low"] <= figure["value"] <= figure["high"] for figure in found.values())
+    return {name: figure["value"] for name, figure in found.items()}
+
+
+def test_the_posterior_knows_minus_log_p(rollouts: Rollouts) -> None:
+    """For each right response the log ratios of P(y | right) add up to -log p."""
+    found = measure(rollouts, lambda prefix, token: value((*prefix, token)))
+    assert found["nats"] == pytest.approx(-math.log(value(())), abs=1e-9)
+    assert found["limit"] == pytest.approx(-math.log(value(())), abs=0.1)
+    assert sum(found[quarter] for quarter in QUARTERS) == pytest.approx(found["nats"])
+    assert found["third"] == pytest.approx(0.0, abs=1e-12), "tokens 4 and 5 decide nothing"
+
+
+@pytest.mark.parametrize("trust", [0.0, 0.5, 2.0, -1.0])
+def test_other_teachers_know_less(rollouts: Rollouts, trust: float) -> None:
+    """Of the weights V^trust only trust 1 is the posterior; 0 is the student, and -1 believes the opposite."""
+    found = measure(rollouts, lambda prefix, token: max(value((*prefix, token)), 1e-3) ** trust)
+    assert found["nats"] < found["limit"]
+    assert (found["nats"] > 0) == (trust > 0)
+    assert (found["wrong"] < 0) == (trust > 0), "what announces right responses tells against wrong ones"
+
+
+def test_without_a_wrong_response_its_figure_is_undefined(rollouts: Rollouts) -> None:
+    rows = [row for row, right in enumerate(rollouts.correct.tolist()) if right]
+    found = known(torch.zeros(len(rollouts.correct), LENGTH), rollouts, rows, seed=0)
+    assert (found["wrong"]["value"], found["nats"]["value"]) == (None, 0.0)
+
+
+def test_only_groups_with_differing_rewards_are_measured() -> None:
+    """Of three problems the second has equal rewards; rows 0, 1, 4 and 5 are left, of which the seed draws three."""
+    rollouts = rollouts_of([1, 0, 1, 1, 0, 1], [(1, 2), (1, 3), (1, 2), (1, 2), (4, 5), (4, 6)])
+    drawn = [tuple(chosen_tokens(rollouts, num_responses=3, num_tokens=9, seed=seed)) for seed in range(30)]
+    assert {row for rows in drawn for row in rows} == {0, 1, 4, 5}
+    assert {len(rows) for rows in drawn} == {3}
+    assert len(set(drawn)) > 1
+    with pytest.raises(DataError, match="all 3 groups of 2 responses have equal rewards"):
+        chosen_tokens(rollouts_of([1] * 6, [(1,)] * 6), num_responses=3, num_tokens=9, seed=0)
+
+
+def test_shared_beginnings_are_continued_once() -> None:
+    """Responses 7 8 9 and 7 8 5 share three of their prefixes: nothing, 7, and 7 8. Whole responses have a verdict."""
+    rollouts = rollouts_of([1, 0, 1, 0], [(7, 8, 9), (7, 8, 5), (7,), (6,)])
+    chosen = chosen_tokens(rollouts, num_responses=9, num_tokens=9, seed=0)
+    assert chosen == {0: [0, 1, 2], 1: [0, 1, 2], 2: [0], 3: [0]}
+    prefixes = needed_prefixes(rollouts, chosen)
+    assert [(prefix.prompt_id, prefix.tokens) for prefix in prefixes] == [
+        ("p0", ()), ("p1", ()), ("p0", (7,)), ("p0", (7, 8)),
+    ]  # fmt: skip
+    assert prefix_of(rollouts, 0, 2).name == prefix_of(rollouts, 1, 2).name
+    assert len({prefix.name for prefix in prefixes}) == 4
+
+
+def test_of_long_responses_both_sides_of_some_tokens_count() -> None:
+    rollouts = rollouts_of([1, 0], [tuple(range(50)), (99,)])
+    chosen = chosen_tokens(rollouts, num_responses=9, num_tokens=5, seed=0)
+    assert len(chosen[0]) == 5
+    assert chosen[0] == sorted(chosen[0])
+    needed = {length for token in chosen[0] for length in (token, token + 1) if length < 50}
+    assert {len(prefix.tokens) for prefix in needed_prefixes(rollouts, {0: chosen[0]})} == needed
+    assert chosen[0] != chosen_tokens(rollouts, num_responses=9, num_tokens=5, seed=1)[0]
+
+
+WHOLE = {"prefix": "0/3", "length": 3, "right": "0110", "entropy": 0.5, "num_tokens": 40}
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"null", b"\xff\xfe"])
+def test_settings_that_cannot_be_read_are_named(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / SETTINGS_FILE).write_bytes(text)
+    config = load_config(["config=configs/microgeo/base.yaml"])
+    with pytest.raises(DataError, match=rf"{tmp_path}/{SETTINGS_FILE} is damaged, .*give a new folder \(--out\)"):
+        claim_folder(tmp_path, {}, config)
+
+
+@pytest.mark.parametrize(
+    "change", [{"prefix": None}, {"right": None}, {"right": "01x0"}, {"entropy": "much"}, {"num_tokens": [4]}]
+)
+def test_continuations_that_cannot_be_read_are_named(tmp_path: Path, change: dict[str, Any]) -> None:
+    row = {key: value for key, value in (WHOLE | change).items() if value is not None}
+    (tmp_path / CONTINUATIONS_FILE).write_text(f"{json.dumps(WHOLE)}\n{json.dumps(row)}\n")
+    nothing = cast("Any", None)  # reading asks no engine
+    with pytest.raises(DataError, match=f"{CONTINUATIONS_FILE} is damaged"):
+        Continuations(tmp_path, nothing, nothing, number=4)
+    (tmp_path / CONTINUATIONS_FILE).write_text(f"{json.dumps(WHOLE)}\n")
+    assert Continuations(tmp_path, nothing, nothing, number=4).done["0/3"].right == "0110"
+
+
+@pytest.mark.parametrize("change", ["algorithm.correct_key=overall", "algorithm.correct_threshold=0.9"])
+def test_verdicts_by_another_rule_are_not_mixed(tmp_path: Path, change: str) -> None:
+    command = ["config=configs/microgeo/base.yaml"]
+    claim_folder(tmp_path / "m", {}, load_config(command))
+    claim_folder(tmp_path / "m", {}, load_config(command))
+    with pytest.raises(ConfigError, match=f"other settings: {change.partition('=')[0]};"):
+        claim_folder(tmp_path / "m", {}, load_config([*command, change]))
