@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from cepo.models.processing import Processing
     from cepo.report.page import Run
     from cepo.tracking.sink import Tracker
-    from cepo.trainer.callbacks import Callback
     from cepo.trainer.loop import Trainer
-    from cepo.trainer.protocol import Backend
+    from cepo.trainer.protocol import Backend, Callback
     from cepo.trainer.run_policy import RunPolicy
     from cepo.workers.worker import WorkerFacts
 
@@ -144,7 +143,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
         from cepo.data.dataset import most_visuals
         from cepo.models.processing import load_processing
         from cepo.trainer.loop import Trainer
-        from cepo.trainer.validation import Validator
+        from cepo.trainer.recording import Validator
         from cepo.workers.worker import WorkerFacts
 
         processing = load_processing(worker.actor.model, data)

@@ -35,8 +35,7 @@ from cepo.rewards.functions import resolve_reward_path
 from cepo.sections import SectionError, read_section
 from cepo.tracking.file import _writing
 from cepo.trainer.checkpoints import FILES_FILE, STATE_FILE, CheckpointStore, written_files
-from cepo.trainer.health import Health
-from cepo.trainer.run_policy import RunFinishedError, RunPolicy
+from cepo.trainer.run_policy import Health, RunFinishedError, RunPolicy
 
 PACKAGE = Path(cepo.__file__).parent
 

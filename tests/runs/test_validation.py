@@ -16,7 +16,7 @@ from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem
 from cepo.metrics import results
 from cepo.models.processing import Processing
-from cepo.trainer.validation import leak_metrics
+from cepo.trainer.recording import leak_metrics
 
 pytestmark = pytest.mark.heavy
 
