@@ -217,7 +217,7 @@ def build_backend(
     if under_ray or torch.cuda.is_available():
         memory = estimate_memory(config, with_vllm=vllm_samples(facts.generator, processing.family))
     if under_ray:
-        from cepo.runtime.ray.ray_backend import RayBackend
+        from cepo.runtime.ray_backend import RayBackend
 
         return RayBackend(facts, memory, image_probe)
     from cepo.workers.distributed import this_device

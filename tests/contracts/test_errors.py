@@ -71,8 +71,8 @@ def records_without_room(folder: Path) -> None:
 def a_worker_that_has_died(folder: Path) -> None:
     from ray.exceptions import ActorDiedError
 
-    from cepo.runtime.ray.rank_process import RankLocation
-    from cepo.runtime.ray.ranks import Ranks
+    from cepo.runtime.rank_process import RankLocation
+    from cepo.runtime.ray_backend import Ranks
 
     ranks = object.__new__(Ranks)  # one dies in tests/runs/test_ray.py
     ranks.locations, ranks._logs = [RankLocation("10.0.0.5", 4711, 0, True)], [folder / "rank_0.log"]
