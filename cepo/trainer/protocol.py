@@ -6,25 +6,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Unpack
 
-from torch import Tensor
+if TYPE_CHECKING:  # only: a program that defines a callback loads no library before its configuration is checked
+    from torch import Tensor
 
-from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
-from cepo.metrics import Metrics
-from cepo.rollout.generator import Sampler
-
-if TYPE_CHECKING:
+    from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
+    from cepo.metrics import Metrics
+    from cepo.rollout.generator import Generation, GenerationRequest, OnFinished, SamplingSettings
     from cepo.trainer.asking import Rollouts
     from cepo.trainer.planning import ScoredBatch, ScoringPlan
     from cepo.types import TokenSignal
 
 
-class Backend(Sampler, Protocol):
+class Backend(Protocol):
     """Samples, scores and updates on one device or many, and holds the weights.
 
     `generate` samples with the weights of the last synchronisation. Steps are 0-based.
     """
 
     generator_name: str
+
+    def generate(
+        self, requests: Sequence[GenerationRequest], settings: SamplingSettings, on_finished: OnFinished | None = None
+    ) -> list[list[Generation]]:
+        """Samples responses; see `cepo.rollout.generator.Sampler`."""
+        ...
 
     def score(self, rows: Sequence[ScoringRow], **options: Unpack[ScoringOptions]) -> list[Tensor]:
         """Returns the log-prob, or another `result`, of each row's response tokens, (response length,) float32."""
