@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cepo.tracking.sinks import Tracker
     from cepo.trainer.callbacks import Callback
     from cepo.trainer.loop import Trainer
-    from cepo.trainer.protocol import Backend
+    from cepo.trainer.protocol import Backend, Callback
     from cepo.trainer.run_policy import RunPolicy
     from cepo.workers.worker import WorkerFacts
 
@@ -144,7 +144,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
         from cepo.data.dataset import most_visuals
         from cepo.models.processing import load_processing
         from cepo.trainer.loop import Trainer
-        from cepo.trainer.validation import Validator
+        from cepo.trainer.recording import Validator
         from cepo.workers.worker import WorkerFacts
 
         processing = load_processing(worker.actor.model, data)
@@ -218,7 +218,7 @@ def build_backend(
     if under_ray or torch.cuda.is_available():
         memory = estimate_memory(config, with_vllm=vllm_samples(facts.generator, processing.family))
     if under_ray:
-        from cepo.runtime.ray.ray_backend import RayBackend
+        from cepo.runtime.ray_backend import RayBackend
 
         return RayBackend(facts, memory, image_probe)
     from cepo.workers.distributed import this_device

@@ -42,8 +42,8 @@ from lab.support.machine import ROOT, machine_record
 from lab.support.tables import RESULTS, save
 
 prepare_own_cluster()  # before the next lines import Ray
-import cepo.runtime.ray.ray_backend as ray_backend  # noqa: E402
-from cepo.runtime.ray.ranks import Ranks  # noqa: E402
+import cepo.runtime.ray_backend as ray_backend  # noqa: E402
+from cepo.runtime.ray_backend import Ranks  # noqa: E402
 
 NUM_STEPS = 5
 STAGES = {

@@ -46,11 +46,11 @@ def arguments() -> argparse.Namespace:
 
 def trained(options: argparse.Namespace, variant: str, ranks: int, folder: Path) -> None:
     """Trains under Ray with ranks that count."""
-    import cepo.runtime.ray.ranks as ray_ranks
+    import cepo.runtime.ray_backend as ray_backend
     from cepo.config import check_config, load_config
     from cepo.train import train
 
-    ray_ranks.RankProcess = CountingRank
+    ray_backend.RankProcess = CountingRank
     config = load_config(
         [
             f"config={ROOT}/configs/microgeo/base.yaml",

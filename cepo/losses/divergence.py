@@ -131,9 +131,12 @@ def distillation_losses(
         log_ratio = (log_probs - old_log_probs).detach()
         clipped = log_ratio > math.log(settings.importance_clip)
         metrics["distillation/importance_clip_fraction"] = mean_of(clipped.float(), learning)
-        ratio = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
-        losses = losses * ratio.clamp(max=settings.importance_clip)
+        losses = losses * bounded_ratio(log_ratio).clamp(max=settings.importance_clip)
     return losses, metrics
+
+
+def bounded_ratio(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
 
 
 def _logits(hidden: Tensor, head: Head, temperature: float) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from cepo.losses.divergence import LOG_RATIO_BOUND, distillation_losses
+from cepo.losses.divergence import LOG_RATIO_BOUND, bounded_ratio, distillation_losses
 from cepo.metrics import Metric, Metrics, max_value, mean_of, observations, share_of_mean
 from cepo.types import DivergenceConfig
 
@@ -172,10 +172,6 @@ def policy_metrics(
     if settings.clip_ratio_dual is not None:
         metrics[LOWER] = count((advantages < 0) & (highest > -advantages * settings.clip_ratio_dual))
     return metrics
-
-
-def bounded_ratio(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
 
 
 def _sequence_log_ratio(log_probs: Tensor, old_log_probs: Tensor, response_mask: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""Runs workers: `local` in this process on one device, `ray` in one process per device, on one or many machines."""
+"""Runs one worker process per device under Ray, on one or many machines; the trainer remains in the driver process."""

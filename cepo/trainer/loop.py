@@ -23,7 +23,6 @@ from cepo.progress import StageClock, phase
 from cepo.rewards.pool import RewardPool
 from cepo.tracking.sinks import Tracker
 from cepo.trainer.asking import Asker, Rollouts, ask_until_enough, training_settings
-from cepo.trainer.callbacks import Callback
 from cepo.trainer.checkpoints import TrainerState
 from cepo.trainer.planning import (
     ScoredBatch,
@@ -36,10 +35,9 @@ from cepo.trainer.planning import (
     scored_batch,
     with_scored,
 )
-from cepo.trainer.protocol import Backend
-from cepo.trainer.recording import group_records, reward_metrics, work_metrics
+from cepo.trainer.protocol import Backend, Callback
+from cepo.trainer.recording import Validator, group_records, reward_metrics, work_metrics
 from cepo.trainer.run_policy import RunPolicy
-from cepo.trainer.validation import Validator
 from cepo.types import TokenSignal
 
 logger = logging.getLogger(__name__)

@@ -1,25 +1,35 @@
-"""Defines the protocol between the trainer and its devices."""
+"""Defines what a trainer is connected to: the devices that it trains on, and the callbacks that watch its steps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, Unpack
+from typing import TYPE_CHECKING, Protocol, Unpack
 
-from torch import Tensor
+if TYPE_CHECKING:  # only: a program that defines a callback loads no library before its configuration is checked
+    from torch import Tensor
 
-from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
-from cepo.metrics import Metrics
-from cepo.rollout.generator import Sampler
+    from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
+    from cepo.metrics import Metrics
+    from cepo.rollout.generator import Generation, GenerationRequest, OnFinished, SamplingSettings
+    from cepo.trainer.asking import Rollouts
+    from cepo.trainer.planning import ScoredBatch, ScoringPlan
+    from cepo.types import TokenSignal
 
 
-class Backend(Sampler, Protocol):
+class Backend(Protocol):
     """Samples, scores and updates on one device or many, and holds the weights.
 
     `generate` samples with the weights of the last synchronisation. Steps are 0-based.
     """
 
     generator_name: str
+
+    def generate(
+        self, requests: Sequence[GenerationRequest], settings: SamplingSettings, on_finished: OnFinished | None = None
+    ) -> list[list[Generation]]:
+        """Samples responses; see `cepo.rollout.generator.Sampler`."""
+        ...
 
     def score(self, rows: Sequence[ScoringRow], **options: Unpack[ScoringOptions]) -> list[Tensor]:
         """Returns the log-prob, or another `result`, of each row's response tokens, (response length,) float32."""
@@ -50,3 +60,32 @@ class Backend(Sampler, Protocol):
     def load(self, folder: Path) -> None: ...
 
     def close(self) -> None: ...
+
+
+class Callback:
+    """Is called after each stage of a training step; a subclass overrides the methods that it needs.
+
+    Callbacks run in the process that called `cepo.train`, in the order of the list. They must not change the values that they
+    get. An exception ends the run, which resumes from its last checkpoint when it is started again.
+    """
+
+    def after_ask(self, rollouts: Rollouts) -> None:
+        """Responses were sampled and rewarded; `rollouts.step` is 0-based."""
+
+    def after_plan(self, plan: ScoringPlan) -> None:
+        """It was decided which rows learn, and what their teachers read."""
+
+    def after_score(self, batch: ScoredBatch) -> None:
+        """The student's and the teachers' log-probs were computed: (B, T) in nats, 0 on padding."""
+
+    def after_estimate(self, batch: ScoredBatch, signal: TokenSignal) -> None:
+        """The method computed what each token learns: `signal.advantages` (B, T)."""
+
+    def after_update(self, batch: ScoredBatch, signal: TokenSignal) -> None:
+        """The weights were updated, or a step with a fault was left out."""
+
+    def after_record(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The metrics of the 1-based step `step` were written."""
+
+    def after_validate(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The held-out problems were answered after `step` steps (0: before training)."""

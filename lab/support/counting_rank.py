@@ -11,7 +11,7 @@ from cepo.runtime.reach import prepare_own_cluster
 from lab.support.collectives import Count, install, sharding_of
 
 prepare_own_cluster()  # before the next line imports Ray
-from cepo.runtime.ray.rank_process import Meeting, RankProcess  # noqa: E402
+from cepo.runtime.rank_process import Meeting, RankProcess  # noqa: E402
 
 
 class CountingRank(RankProcess):

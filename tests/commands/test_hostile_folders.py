@@ -34,9 +34,8 @@ from cepo.report.score_tables import Column, ScoreTable, TableRow
 from cepo.terminal import LogHandler
 from cepo.tracking.sinks import RunDescription, build_tracker
 from cepo.tracking.trace import read_rollouts
-from cepo.trainer.checkpoints import CheckpointStore, TrainerState
+from cepo.trainer.checkpoints import CheckpointStore, RunLock, TrainerState
 from cepo.trainer.protocol import Backend
-from cepo.trainer.run_policy import RunLock
 from cepo.workers.merged_model import BaseModel, merge_checkpoint
 
 pytestmark = pytest.mark.heavy

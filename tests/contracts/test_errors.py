@@ -40,8 +40,7 @@ from cepo.rewards.functions import (
 from cepo.sections import SectionError, read_section
 from cepo.tracking.sinks import _writing
 from cepo.trainer.checkpoints import FILES_FILE, STATE_FILE, CheckpointStore, written_files
-from cepo.trainer.health import Health
-from cepo.trainer.run_policy import RunFinishedError, RunPolicy
+from cepo.trainer.run_policy import Health, RunFinishedError, RunPolicy
 
 PACKAGE = Path(cepo.__file__).parent
 
@@ -77,8 +76,8 @@ def records_without_room(folder: Path) -> None:
 def a_worker_that_has_died(folder: Path) -> None:
     from ray.exceptions import ActorDiedError
 
-    from cepo.runtime.ray.rank_process import RankLocation
-    from cepo.runtime.ray.ranks import Ranks
+    from cepo.runtime.rank_process import RankLocation
+    from cepo.runtime.ray_backend import Ranks
 
     ranks = object.__new__(Ranks)  # one dies in tests/runs/test_ray.py
     ranks.locations, ranks._logs = [RankLocation("10.0.0.5", 4711, 0, True)], [folder / "rank_0.log"]

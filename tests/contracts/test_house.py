@@ -153,7 +153,7 @@ def dotted(file: Path) -> str:
 
 
 def test_reading_a_config_or_the_trainer_loads_no_engine() -> None:
-    """A config, the list of methods and the doctor's look at versions, which may find a library missing, need no torch."""
+    """A config, a callback, the list of methods and the doctor's look at versions, which may find one missing, need no torch."""
     script = """
     import sys, importlib, cepo
     def load(names):
@@ -166,7 +166,7 @@ def test_reading_a_config_or_the_trainer_loads_no_engine() -> None:
     load({others!r})
     print(*sys.modules)
     """
-    config = ["cepo.doctor", *(dotted(file) for file in MODULES if unit_of(file) == "config")]
+    config = ["cepo.doctor", "cepo.trainer.protocol", *(dotted(file) for file in MODULES if unit_of(file) == "config")]
     others = [dotted(file) for file in MODULES if unit_of(file) in PURE | {"trainer"}]
     assert "cepo.algorithms.credit" in others
     script = textwrap.dedent(script).format(config=" ".join(config), others=" ".join(others))

@@ -10,7 +10,6 @@ from typing import TypeVar
 
 import pytest
 import torch
-from rank_processes import run_ranks
 from rank_scenarios import (
     ACTORS,
     ADAPTER,
@@ -24,6 +23,7 @@ from rank_scenarios import (
     Outcome,
     every_run,
     resumed_runs,
+    run_ranks,
     saved_folder,
 )
 from rounding import GRADIENTS, LOG_PROBS

@@ -50,7 +50,7 @@ def train_on_ray(tiny_run: list[str], tmp_path: Path) -> TrainOnRay:
 
 def kill_rank_1(monkeypatch: pytest.MonkeyPatch, *, method: str, call: int, with_signal: int) -> list[int]:
     """Ends rank 1 a moment after the `call`-th call of a worker method has begun; gives the killed process's number."""
-    from cepo.runtime.ray.ray_backend import RayBackend
+    from cepo.runtime.ray_backend import RayBackend
 
     killed: list[int] = []
     plain, calls = RayBackend.call, []
@@ -92,7 +92,7 @@ def test_2_workers_sample_and_learn_as_this_process(
 
     monkeypatch.setattr(Trainer, "record", look)
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))  # where the counting workers' own module is found
-    monkeypatch.setattr("cepo.runtime.ray.ranks.RankProcess", CountingRank)
+    monkeypatch.setattr("cepo.runtime.ray_backend.RankProcess", CountingRank)
     train_on_ray(*TWO_TEACHERS, TWO_WORKERS)
     here = once(*TWO_TEACHERS)
     assert responses(tmp_path) == responses(here.folder)

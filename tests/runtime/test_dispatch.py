@@ -22,7 +22,7 @@ from cepo.losses.objective import LossDenominators
 from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageSource, Video
 from cepo.rollout.generator import GenerationRequest, SamplingSettings
 from cepo.runtime import dispatch
-from cepo.runtime.wire import Receiver, Sender, encode
+from cepo.runtime.dispatch import Receiver, Sender, encode
 from cepo.types import Distillation, DivergenceConfig
 
 

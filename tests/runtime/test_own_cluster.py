@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("ray")
-from cepo.runtime.ray.cluster import worker_environment
+from cepo.runtime.cluster import worker_environment
 
 PRELUDE = """
 import json, os, pathlib, psutil
@@ -20,7 +20,7 @@ prepare_own_cluster()
 import ray
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import ConfigError
-from cepo.runtime.ray import cluster
+from cepo.runtime import cluster
 
 def answer():
     return ray.get(ray.remote(lambda: 7).remote(), timeout=60)

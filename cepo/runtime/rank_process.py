@@ -24,7 +24,7 @@ from cepo.data.reading import ImageStore
 from cepo.errors import EngineError
 from cepo.hardware import require_usable_torch
 from cepo.models.processing import load_processing
-from cepo.runtime.wire import Receiver, encode
+from cepo.runtime.dispatch import Receiver, encode
 from cepo.sizing import require_memory
 from cepo.workers.distributed import process_group_backend, stay_on_loopback, this_device
 from cepo.workers.worker import Worker
@@ -59,7 +59,7 @@ def _failure_in_log() -> Iterator[None]:
 
 
 class RankProcess:
-    """The process of one device, started by Ray. All its output goes to `log_file`; results are encoded by `runtime.wire`.
+    """The process of one device, started by Ray. All its output goes to `log_file`; results are encoded by `runtime.dispatch`.
 
     Relative paths of the configuration refer to `folder`, the driver's working directory.
     """
