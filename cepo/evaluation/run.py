@@ -16,8 +16,8 @@ from cepo.data.dataset import ProblemSet
 from cepo.data.reading import read_source
 from cepo.evaluation.benchmarks import REWARD, Benchmark, converted, recognise
 from cepo.leftovers import OwnFolder
+from cepo.models.pretrained import read_quantization
 from cepo.models.processing import Processing
-from cepo.models.quantization import read_quantization
 from cepo.rewards.benchmark import kind_of, read_answer
 from cepo.rewards.pool import RewardPool
 from cepo.rollout.factory import build_generator, settings_of_run

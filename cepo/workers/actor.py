@@ -21,12 +21,12 @@ from cepo.types import DivergenceConfig
 from cepo.workers.distributed import (
     GatheredWeights,
     MergedWeights,
+    build_scoring_model,
     on_first_rank,
     reshard,
     trained_weights,
     whole_tensor,
 )
-from cepo.workers.loading import build_scoring_model
 from cepo.workers.passes import RankPass
 from cepo.workers.scoring_model import ScoringModel, TeacherStates
 from cepo.workers.trained import Trained

@@ -12,8 +12,7 @@ from cepo.data.batch import CriticBatch, ScoringRow
 from cepo.losses.objective import value_loss, value_metrics
 from cepo.metrics import Metrics, fraction
 from cepo.models.processing import Processing
-from cepo.workers.distributed import reshard
-from cepo.workers.loading import build_value_model
+from cepo.workers.distributed import build_value_model, reshard
 from cepo.workers.passes import RankPass
 from cepo.workers.scoring_model import ValueModel
 from cepo.workers.trained import Trained

@@ -20,11 +20,10 @@ from cepo.foreign_files import irregular_file, read_json, size_of
 from cepo.models import pretrained
 from cepo.models.families import family_of
 from cepo.models.inputs import Family
+from cepo.models.pretrained import read_quantization
 from cepo.models.processing import Processing
-from cepo.models.quantization import read_quantization
 from cepo.rollout.generator import AdapterWeights
-from cepo.workers.checkpoint import ADAPTER, SHARDS
-from cepo.workers.shards import Shards, shape_of
+from cepo.workers.checkpoint import ADAPTER, SHARDS, Shards, shape_of
 
 logger = logging.getLogger(__name__)
 

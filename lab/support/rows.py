@@ -35,7 +35,7 @@ def build_rows(
     import torch
 
     from cepo.data.batch import ScoringRow
-    from cepo.models.families.qwen import GridReader
+    from cepo.models.families import GridReader
     from cepo.models.inputs import EncodedPrompt, ImageInputs
 
     reader = processing.images

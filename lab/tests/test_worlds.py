@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from cepo.config.checks import MICROGEO_DATA
-from cepo.microgeo.problems import generate_problem
-from cepo.microgeo.world import SHAPES
+from cepo.microgeo.world import SHAPES, generate_problem
 from lab.doses.demonstrations import _SHARES, demonstrate_worked
 from lab.worlds.chain import chain_solution, generate_chain_problem
 from lab.worlds.demonstrations import Demonstration, NoiseRates, demonstrate

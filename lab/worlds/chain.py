@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from string import ascii_uppercase
 
-from cepo.microgeo.problems import Numbers, Problem
+from cepo.microgeo.world import Numbers, Problem
 from lab.worlds.solutions import Slip, no_slip
 
 RULER = 20

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from cepo.microgeo.problems import FAMILIES, Problem
+from cepo.microgeo.world import FAMILIES, Problem
 from lab.worlds.solutions import Slip, Steps, solve
 
 

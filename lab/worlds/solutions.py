@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cepo.microgeo.problems import Numbers, Problem
+from cepo.microgeo.world import Numbers, Problem
 
 Slip = Callable[[int], int]
 """Is applied to every computed result."""

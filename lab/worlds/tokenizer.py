@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from cepo.microgeo.problems import Problem
+from cepo.microgeo.world import Problem
 from lab.worlds.kinds import SHAPES, TaughtWorld
 from lab.worlds.prompts import user_text
 
