@@ -41,7 +41,7 @@ from lab.support.warm_tests import OVERDUE, Copy, import_libraries  # noqa: E402
 
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.json")
 ROOMS: Mapping[str, tuple[str, ...]] = {
-    "teacher": ("algorithms/references.py", "data/contexts.py", "trainer/planning.py", "workers/actor.py"),
+    "teacher": ("algorithms/references.py", "data/contexts.py", "trainer/planning.py", "workers/actor_critic.py"),
     "algorithms": ("algorithms/",),
     "losses": ("losses/",),
     "trainer": ("trainer/",),

@@ -7,7 +7,7 @@ import torch
 from actors import distance
 from gpu_places import LOG_PROB_LIMITS, SAME_TRAINING, Place, build_actor, gaps, rows_for, trained, weights_of, within
 
-from cepo.workers.actor import Actor
+from cepo.workers.actor_critic import Actor
 
 
 def held() -> int:

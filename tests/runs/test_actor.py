@@ -38,7 +38,7 @@ from cepo.algorithms.settings import TeacherConfig
 from cepo.config.schema import OptimConfig
 from cepo.data.batch import OptimizerBatch, ScoringRow
 from cepo.models.processing import Processing
-from cepo.workers.actor import Actor
+from cepo.workers.actor_critic import Actor
 from cepo.workers.distributed import process_group_backend
 from cepo.workers.trained import learning_rate_factor, move_state
 from lab.support.rows import gradients_of

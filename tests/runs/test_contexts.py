@@ -18,7 +18,7 @@ from cepo.data.dataset import Problem
 from cepo.models.inputs import EncodedPrompt, Turn
 from cepo.models.processing import Processing
 from cepo.types import Reference
-from cepo.workers.actor import Actor
+from cepo.workers.actor_critic import Actor
 
 SAYS_NOTHING = "{{ prompt }}{{ reference[:0] }}"
 

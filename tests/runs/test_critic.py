@@ -28,8 +28,8 @@ from cepo.config import load_config
 from cepo.data.batch import CriticBatch, ScoringRow
 from cepo.errors import ConfigError
 from cepo.models.processing import Processing
+from cepo.workers.actor_critic import Critic
 from cepo.workers.checkpoint import load_state, save_state
-from cepo.workers.critic import Critic
 
 pytestmark = pytest.mark.heavy
 BuildCritic = Callable[..., Critic]

@@ -25,7 +25,7 @@ from cepo.models.families import FAMILIES as SUPPORTED
 from cepo.models.families import family_of
 from cepo.models.pretrained import quantised_weights
 from cepo.models.processing import Processing
-from cepo.workers.actor import Actor
+from cepo.workers.actor_critic import Actor
 from cepo.workers.checkpoint import save_state
 from cepo.workers.merged_model import BaseModel, merge_checkpoint
 from cepo.workers.scoring_model import collate

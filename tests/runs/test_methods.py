@@ -13,7 +13,7 @@ from cepo.algorithms.settings import TeacherConfig
 from cepo.data.batch import OWN_VIEW
 from cepo.models.processing import Processing
 from cepo.trainer.loop import Trainer
-from cepo.workers.actor import Actor, TeacherWeights
+from cepo.workers.actor_critic import Actor, TeacherWeights
 
 pytestmark = pytest.mark.heavy
 ONE_STEP = "trainer.max_steps=1"

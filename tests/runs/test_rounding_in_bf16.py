@@ -19,7 +19,7 @@ from cepo.data.batch import ScoringRow
 from cepo.models.processing import Processing
 from cepo.models.segments import ATTENTION_NAME, segment_attention
 from cepo.rollout.generator import SamplingSettings
-from cepo.workers.actor import Actor
+from cepo.workers.actor_critic import Actor
 from cepo.workers.passes import forest_of
 from cepo.workers.scoring_model import CollatedRows, collate
 

@@ -27,7 +27,7 @@ from cepo.errors import ConfigError, DataError
 from cepo.models.inputs import EncodedPrompt, ImageSource, Video
 from cepo.models.processing import Processing
 from cepo.report.page import write_report
-from cepo.workers.actor import Actor
+from cepo.workers.actor_critic import Actor
 
 av = pytest.importorskip("av", reason="the extra video is not installed")
 if importlib.util.find_spec("qwen_vl_utils") is None:  # importing it needs a repair of the code under test
