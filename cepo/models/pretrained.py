@@ -100,7 +100,7 @@ def load_model(
         # layers. The vision tower has a small share of the weights, and its features are computed once per image.
         quantization.llm_int8_skip_modules = ["lm_head", *(f"model.{name}" for name in family.vision_modules)]
         model = auto.from_pretrained(path, config=config, quantization_config=quantization, **options)
-        prepare_quantised(model)
+        _prepare_quantised(model)
         return model
     except Exception as error:  # damaged files make transformers and torch raise almost anything
         raise EngineError(
@@ -222,7 +222,7 @@ QUANTIZATION_CONFIG = "quantization_config.json"
 """The file stored with an adapter for a 4-bit base, with the arguments of transformers' `BitsAndBytesConfig`."""
 
 logger = logging.getLogger(__name__)
-# PEFT imports bitsandbytes if installed, which warns of a missing kernel that is not used here (`prepare_quantised`).
+# PEFT imports bitsandbytes if installed, which warns of a missing kernel that is not used here (`_prepare_quantised`).
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
@@ -239,27 +239,27 @@ def quantization_of(lora: LoraConfig, *, dtype: torch.dtype) -> BitsAndBytesConf
     )
 
 
-def prepare_quantised(model: Any) -> None:
+def _prepare_quantised(model: Any) -> None:
     """Makes 4-bit layers compute the same with and without gradient, and removes their scales from state dicts.
 
     On a CPU with AVX512-BF16, bitsandbytes would repack a weight in the first pass without gradient, for a kernel that
     rounds activations to bf16 and has no backward pass. Scales are not saved, because the base is quantised again.
     """
-    layers = [layer for layer in model.modules() if is_quantised(getattr(layer, "weight", None))]
+    layers = [layer for layer in model.modules() if _is_quantised(getattr(layer, "weight", None))]
     for layer in layers:
         layer.support_avx512bf16_for_cpu = False
         layer.register_state_dict_post_hook(_without_scales)
     weights = sum(layer.in_features * layer.out_features for layer in layers)
-    rest = sum(weight.numel() for weight in model.parameters() if not is_quantised(weight))
+    rest = sum(weight.numel() for weight in model.parameters() if not _is_quantised(weight))
     logger.info("%d linear layers with %d weights are stored in 4 bits, %d weights are not", len(layers), weights, rest)
 
 
-def is_quantised(weight: object) -> bool:
+def _is_quantised(weight: object) -> bool:
     return getattr(weight, "quant_state", None) is not None  # only bitsandbytes' parameters have it
 
 
 def quantised_weights(module: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: weight for name, weight in module.named_parameters() if is_quantised(weight)}
+    return {name: weight for name, weight in module.named_parameters() if _is_quantised(weight)}
 
 
 def dequantised(weight: Any) -> Tensor:

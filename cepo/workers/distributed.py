@@ -31,7 +31,7 @@ def build_scoring_model(config: ActorConfig, *, temperature: float, seed: int) -
     compute_dtype = pretrained.torch_dtype(config.fsdp.mp_param_dtype)
     with_adapter = config.model.lora.rank > 0
     quantization = pretrained.quantization_of(config.model.lora, dtype=compute_dtype)
-    base = _load(config, "worker.actor.model", compute_dtype if with_adapter else trained_dtype, quantization)
+    base = _load_model(config, "worker.actor.model", compute_dtype if with_adapter else trained_dtype, quantization)
     if config.model.fp32_logits and compute_dtype is not torch.float32:
         use_float32_logits(base)
     model = base
@@ -47,7 +47,7 @@ def build_scoring_model(config: ActorConfig, *, temperature: float, seed: int) -
 def build_value_model(config: CriticConfig, processing: Processing, *, seed: int) -> ValueModel:
     """Builds the sharded critic: the checkpoint with its LM head replaced by a value head initialised from `seed`."""
     mesh = data_parallel_mesh(config.fsdp.fsdp_size)
-    model = _load(config, "worker.critic.model", pretrained.torch_dtype(config.fsdp.torch_dtype or "fp32"))
+    model = _load_model(config, "worker.critic.model", pretrained.torch_dtype(config.fsdp.torch_dtype or "fp32"))
     _require_vocabulary(model, processing, config.model.model_path)
     del model.lm_head
     value_model = ValueModel(model, seed=seed)
@@ -55,7 +55,7 @@ def build_value_model(config: CriticConfig, processing: Processing, *, seed: int
     return value_model
 
 
-def _load(config: ActorConfig | CriticConfig, section: str, dtype: torch.dtype, quantization: Any = None) -> Any:
+def _load_model(config: ActorConfig | CriticConfig, section: str, dtype: torch.dtype, quantization: Any = None) -> Any:
     settings = config.model
     assert settings.model_path is not None, "the critic's settings come resolved"
     model = pretrained.load_model(

@@ -146,9 +146,7 @@ def _has_adapter(folder: Path) -> bool:
 
 
 def _declared_dtype(base: BaseModel) -> torch.dtype:
-    import transformers
-
-    config: Any = transformers.AutoConfig.from_pretrained(base.path, trust_remote_code=base.trust_remote_code)
+    config: Any = pretrained.read_config(base.path, trust_remote_code=base.trust_remote_code)
     # Older checkpoints declare the type only in their text part, or not at all.
     declared = getattr(config, "dtype", None) or getattr(getattr(config, "text_config", None), "dtype", None)
     if isinstance(declared, str):

@@ -314,10 +314,10 @@ def llava_onevision() -> Parts:
 
 
 FAMILIES: dict[str, Callable[[], Parts]] = {
-    "qwen2": lambda: _text("Qwen2", tokens.QWEN_TEXT_TOKENS, templates.QWEN2),  # with biases in the attention
-    "qwen3": lambda: _text(
-        "Qwen3", tokens.QWEN_TOKENS, templates.QWEN3, head_dim=HEAD_DIM
-    ),  # normalises queries and keys
+    # With biases in the attention.
+    "qwen2": lambda: _text("Qwen2", tokens.QWEN_TEXT_TOKENS, templates.QWEN2),
+    # Normalises queries and keys.
+    "qwen3": lambda: _text("Qwen3", tokens.QWEN_TOKENS, templates.QWEN3, head_dim=HEAD_DIM),
     "qwen2_vl": lambda: _old("Qwen2VL", embed_dim=64, hidden_size=HIDDEN_SIZE, mlp_ratio=2),
     # Windows of 2 x 2 image tokens in the tower's first block, the whole image in its second.
     "qwen2_5_vl": lambda: _old("Qwen2_5_VL", **_WINDOWS, out_hidden_size=HIDDEN_SIZE, tokens_per_second=2),
