@@ -230,7 +230,7 @@ def tensors_of(checkpoint: Path) -> dict[str, Any]:
     """Returns all tensors of the actor's state by name: weights, optimizer, teacher weights."""
     import torch
 
-    from cepo.workers.shards import Shards
+    from cepo.workers.checkpoint import Shards
 
     shards = Shards(checkpoint / "actor" / "distributed")
     tensors = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shards.shapes.items()}

@@ -1,14 +1,22 @@
-"""Saves and restores a worker's state in safetensors files, and the adapter in PEFT's format."""
+"""Saves and restores a worker's state: tensors in safetensors files with each rank's rows, and the adapter in PEFT's format.
+
+FSDP shards every weight, and what belongs to it, along the first dimension. `rank_<i>_of_<n>.safetensors` has the rows
+of rank i. Its header also states with which row each tensor begins there, the rows of the whole tensor, and the rank's
+notes. Reading such a file runs no code, and it cannot state a tensor without its values.
+"""
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -17,12 +25,12 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_state_dict,
 )
+from torch.distributed.tensor import DTensor, Shard
 
 from cepo.errors import CheckpointError
-from cepo.models.quantization import write_quantization
-from cepo.workers.actor import Actor
-from cepo.workers.critic import Critic
-from cepo.workers.shards import load_shards, write_shards
+from cepo.foreign_files import size_of
+from cepo.models.pretrained import write_quantization
+from cepo.workers.actor_critic import Actor, Critic
 
 SHARDS = "distributed"
 ADAPTER = "lora_adapter"
@@ -114,3 +122,144 @@ def _set_random_state(saved: Mapping[str, Any]) -> None:
     random.setstate((version, tuple(numbers), gauss))
     if saved["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state(torch.tensor(saved["cuda"], dtype=torch.uint8))
+
+
+_FILE = "rank_{}_of_{}.safetensors"
+_ROWS, _NOTES = "rows", "notes"
+_TYPES = {
+    torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64",
+    torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+
+class _Rows(NamedTuple):
+    """Consecutive rows of a tensor that a file has."""
+
+    first: int
+    end: int
+    file: Any
+
+
+def write_shards(tensors: Mapping[str, Tensor], folder: Path, notes: Mapping[str, Any]) -> None:
+    """Writes this rank's rows of `tensors`, and `notes`, a mapping in JSON. Copies one tensor at a time to the CPU."""
+    folder.mkdir(parents=True, exist_ok=True)
+    held = [(name, *_own_rows(tensor)) for name, tensor in tensors.items() if _is_first_copy(tensor)]
+    held.sort(key=lambda entry: -entry[1].element_size())  # so that every number is aligned in the file
+    own = {name: (rows, first) for name, rows, first in held if len(rows) > 0}
+    whole = {name: [first, shape_of(tensors[name])[0]] for name, (_, first) in own.items()}
+    header: dict[str, Any] = {"__metadata__": {_ROWS: json.dumps(whole), _NOTES: json.dumps(notes)}}
+    end = 0
+    for name, (rows, _) in own.items():
+        start, end = end, end + rows.nbytes
+        header[name] = {"dtype": _TYPES[rows.dtype], "shape": list(rows.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with (folder / _FILE.format(dist.get_rank(), dist.get_world_size())).open("xb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for rows, _ in own.values():
+            content: Any = rows.cpu().contiguous().flatten().view(torch.uint8).numpy()
+            file.write(content)
+
+
+class Shards:
+    """The tensors in the files of all ranks.
+
+    Attributes:
+        shapes: the shape of each tensor by name; that of a number is (1,).
+        notes: the notes of each rank.
+
+    Raises:
+        CheckpointError: a file is missing, damaged or not regular, or a tensor's rows are not each stored once.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if (folder / ".metadata").exists():
+            raise CheckpointError(f"{folder} has the format of cepo 0.4.0; merge it with the version that wrote it")
+        self._folder = folder
+        self._stored: dict[str, list[_Rows]] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.notes: list[dict[str, Any]] = []
+        num_files = len(list(folder.iterdir())) if folder.is_dir() else 0
+        for rank in range(num_files or 1):
+            with _reading(folder / _FILE.format(rank, num_files or 1)) as path:
+                self._add(path)
+        for name, rows in self._stored.items():
+            rows.sort(key=lambda part: part[:2])
+            ends = [0, *(part.end for part in rows)]
+            if [part.first for part in rows] != ends[:-1] or ends[-1] != self.shapes[name][0]:
+                raise CheckpointError(f"{folder} does not have every row of {name!a} once; give another checkpoint")
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copies stored tensors to those of the same names, which are whole or this rank's shards."""
+        for name, tensor in tensors.items():
+            target, begin = _own_rows(tensor.detach())
+            for first, end, file in self._stored[name]:
+                start, stop = max(first, begin), min(end, begin + len(target))
+                if start < stop:
+                    with _reading(self._folder):
+                        target[start - begin : stop - begin].copy_(file.get_slice(name)[start - first : stop - first])
+
+    def _add(self, path: Path) -> None:
+        size_of(path, within=self._folder)
+        file = safe_open(path, "pt")
+        described = file.metadata()
+        whole, notes = json.loads(described[_ROWS]), json.loads(described[_NOTES])
+        self.notes.append(dict(notes))
+        for name in file.keys():  # noqa: SIM118
+            first, total = whole[name]
+            num_rows, *others = file.get_slice(name).get_shape()
+            if not type(first) is type(total) is int:
+                raise ValueError(f"the rows of {name!a} are no whole numbers")
+            if self.shapes.setdefault(name, (total, *others)) != (total, *others):
+                raise ValueError(f"{name!a} has another shape than in other files")
+            self._stored.setdefault(name, []).append(_Rows(first, first + num_rows, file))
+
+
+def load_shards(tensors: Mapping[str, Tensor], folder: Path) -> Shards:
+    """Fills `tensors`, on any number of ranks; the folder must have the same of each kind, the first part of a name.
+
+    Raises:
+        CheckpointError: it has others, or is refused by `Shards`.
+    """
+    shards = Shards(folder)
+    kinds = {name.partition(".")[0] for name in tensors}
+    own = {name: shape_of(tensor) for name, tensor in tensors.items()}
+    saved = {name: shape for name, shape in shards.shapes.items() if name.partition(".")[0] in kinds}
+    if differing := sorted({name for name, _ in own.items() ^ saved.items()}):
+        name = differing[0]
+        raise CheckpointError(
+            f"{folder} cannot be restored into this model: {len(differing)} tensors differ, such as {name!a} with the shape "
+            f"{saved.get(name)}, here {own.get(name)}; give another checkpoint"
+        )
+    shards.fill(tensors)
+    return shards
+
+
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """Returns the shape in which a tensor is stored."""
+    return tuple(tensor.shape) or (1,)
+
+
+def _own_rows(tensor: Tensor) -> tuple[Tensor, int]:
+    """Returns this rank's rows of a tensor, and the index of the first of them."""
+    if not isinstance(tensor, DTensor):
+        return tensor.view(shape_of(tensor)), 0
+    mesh = tensor.device_mesh
+    assert tensor.placements[-1] == Shard(0), f"the placement {tensor.placements} is not one of FSDP"
+    rows_per_rank = -(-len(tensor) // mesh.size(mesh.ndim - 1))
+    return tensor.to_local(), min(mesh.get_local_rank(mesh.ndim - 1) * rows_per_rank, len(tensor))
+
+
+def _is_first_copy(tensor: Tensor) -> bool:
+    """Returns whether this rank is the first of those with the same rows of a tensor."""
+    if not isinstance(tensor, DTensor):
+        return dist.get_rank() == 0
+    return all(tensor.device_mesh.get_local_rank(axis) == 0 for axis in range(tensor.device_mesh.ndim - 1))
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[Path]:
+    try:
+        yield path
+    except Exception as error:  # damaged bytes make the reading raise almost anything
+        raise CheckpointError(f"{path} cannot be read: {error!s:.300}; give another checkpoint") from error

@@ -20,11 +20,10 @@ from cepo.foreign_files import irregular_file, read_json, size_of
 from cepo.models import pretrained
 from cepo.models.families import family_of
 from cepo.models.inputs import Family
+from cepo.models.pretrained import read_quantization
 from cepo.models.processing import Processing
-from cepo.models.quantization import read_quantization
 from cepo.rollout.generator import AdapterWeights
-from cepo.workers.checkpoint import ADAPTER, SHARDS
-from cepo.workers.shards import Shards, shape_of
+from cepo.workers.checkpoint import ADAPTER, SHARDS, Shards, shape_of
 
 logger = logging.getLogger(__name__)
 
@@ -147,9 +146,7 @@ def _has_adapter(folder: Path) -> bool:
 
 
 def _declared_dtype(base: BaseModel) -> torch.dtype:
-    import transformers
-
-    config: Any = transformers.AutoConfig.from_pretrained(base.path, trust_remote_code=base.trust_remote_code)
+    config: Any = pretrained.read_config(base.path, trust_remote_code=base.trust_remote_code)
     # Older checkpoints declare the type only in their text part, or not at all.
     declared = getattr(config, "dtype", None) or getattr(getattr(config, "text_config", None), "dtype", None)
     if isinstance(declared, str):

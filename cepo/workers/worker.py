@@ -24,9 +24,8 @@ from cepo.models.processing import Processing
 from cepo.progress import phase
 from cepo.rollout.factory import build_generator, settings_of_run
 from cepo.rollout.generator import Generation, GenerationRequest, GeneratorSettings, OnFinished, SamplingSettings
-from cepo.workers.actor import Actor
+from cepo.workers.actor_critic import Actor, Critic
 from cepo.workers.checkpoint import load_state, save_state
-from cepo.workers.critic import Critic
 from cepo.workers.distributed import this_device
 
 

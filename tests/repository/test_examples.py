@@ -20,8 +20,7 @@ from torch import Tensor
 from cepo.algorithms import build_estimator, load_plugin
 from cepo.config import check_config, load_config
 from cepo.errors import ConfigError
-from cepo.microgeo.problems import generate_problem
-from cepo.microgeo.world import ASSETS, draw_figure, split_problems, write_problems
+from cepo.microgeo.world import ASSETS, draw_figure, generate_problem, split_problems, write_problems
 from cepo.rewards.functions import load_reward_function
 from cepo.tracking.trace import read_rollouts
 from cepo.train import train

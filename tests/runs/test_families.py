@@ -38,6 +38,7 @@ from cepo.data.batch import ScoringRow
 from cepo.errors import ConfigError
 from cepo.models.families import FAMILIES as SUPPORTED
 from cepo.models.families import family_of
+from cepo.models.pretrained import quantised_weights
 from cepo.models.processing import Processing
 from cepo.models.quantization import quantised_weights
 from cepo.workers.checkpoint import save_state

@@ -18,7 +18,7 @@ from cepo.cli import main
 from cepo.data.batch import ScoringRow
 from cepo.errors import ConfigError
 from cepo.models import pretrained
-from cepo.models.quantization import quantised_weights
+from cepo.models.pretrained import quantised_weights
 from cepo.rollout.generator import FullWeights
 from cepo.sizing import bytes_in_4_bits
 from cepo.workers.passes import RankPass, forest_of

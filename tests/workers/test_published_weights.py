@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cepo.errors import CheckpointError
-from cepo.models.families.qwen import Qwen3VLMoe
+from cepo.models.families import Qwen3VLMoe
 from cepo.workers.merged_model import _publish, _require_none
 
 

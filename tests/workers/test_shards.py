@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from cepo.errors import CheckpointError
+from cepo.workers.checkpoint import Shards, load_shards, write_shards
 from cepo.workers.distributed import data_parallel_mesh
-from cepo.workers.shards import Shards, load_shards, write_shards
 
 FILE = "rank_0_of_1.safetensors"
 

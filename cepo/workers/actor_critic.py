@@ -1,4 +1,4 @@
-"""Implements the policy on one device: it scores rows, is updated, acts as teacher, and feeds the rollout engine."""
+"""Implements policy and critic on one device. The policy is scored, updated, used as teacher, and sent to the engine."""
 
 from __future__ import annotations
 
@@ -11,9 +11,17 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from cepo.algorithms.settings import TeacherConfig
-from cepo.config.schema import ActorConfig
-from cepo.data.batch import OWN_VIEW, OptimizerBatch, ScoringOptions, ScoringRow
-from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, agreement_metrics, objective, step_metrics
+from cepo.config.schema import ActorConfig, CriticConfig
+from cepo.data.batch import OWN_VIEW, CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
+from cepo.losses.objective import (
+    ObjectiveSettings,
+    ObjectiveTerms,
+    agreement_metrics,
+    objective,
+    step_metrics,
+    value_loss,
+    value_metrics,
+)
 from cepo.metrics import Metrics, fraction, max_value, merge_metrics, sum_value
 from cepo.models.processing import Processing
 from cepo.rollout.generator import AdapterWeights, FullWeights, Weights
@@ -21,14 +29,15 @@ from cepo.types import DivergenceConfig
 from cepo.workers.distributed import (
     GatheredWeights,
     MergedWeights,
+    build_scoring_model,
+    build_value_model,
     on_first_rank,
     reshard,
     trained_weights,
     whole_tensor,
 )
-from cepo.workers.loading import build_scoring_model
 from cepo.workers.passes import RankPass
-from cepo.workers.scoring_model import ScoringModel, TeacherStates
+from cepo.workers.scoring_model import ScoringModel, TeacherStates, ValueModel
 from cepo.workers.trained import Trained
 
 FULL_KL = DivergenceConfig(kind="reverse_kl")
@@ -305,3 +314,57 @@ class TeacherWeights:
         reshard(self._module)  # drops gathered copies, whose changes would be lost
         named = self._module.named_parameters()
         return [(name, parameter.detach()) for name, parameter in named if parameter.requires_grad]
+
+
+class Critic(Trained[CriticConfig, ValueModel, CriticBatch]):
+    """A separate value model, with all weights trained. It reads the actor's tokens, with the actor's `processing`.
+
+    Raises:
+        ConfigError: the model cannot be loaded, or its tokens differ from the actor's.
+    """
+
+    name = "critic"
+
+    def __init__(
+        self,
+        config: CriticConfig,
+        processing: Processing,
+        *,
+        total_steps: int,
+        seed: int,
+        longest_row: int | None = None,
+    ) -> None:
+        module = build_value_model(config, processing, seed=seed)
+        super().__init__(config, processing, module, total_steps=total_steps, longest_row=longest_row)
+
+    @torch.no_grad()
+    def values(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
+        """Returns each row's values before its response tokens, (response length,) float32 on the CPU."""
+        self.to_device()
+        self.module.eval()
+        found = self._evaluate(rows, lambda part: self.module(self.collate(part)), "values")
+        reshard(self.module)
+        return found
+
+    def update(self, batches: Sequence[CriticBatch], *, step: int) -> Metrics:
+        metrics = super().update(batches, step=step)
+        self.module.encoder.forget()
+        return metrics
+
+    def _accumulate_gradient(self, batch: CriticBatch, weights: Tensor, part: RankPass) -> Metrics:
+        flat = self.module(self.collate(part))
+        if not part.indices:
+            flat.sum().mul(0.0).backward()
+            return {}
+        mask, old_values, returns, weight = (
+            tensor[part.indices].to(self.device)
+            for tensor in (batch.response_mask, batch.old_values, batch.returns, weights)
+        )
+        values = torch.zeros_like(old_values).masked_scatter(mask, flat)
+        clip = self._config.cliprange_value
+        loss = (value_loss(values, old_values, returns, clip) * weight).sum()
+        loss.backward()
+        metrics = value_metrics(values.detach(), old_values, returns, mask, clip)
+        # The weights of a batch's micro-batches sum to 1, so merging gives the mean loss of the optimizer steps.
+        metrics["critic/vf_loss"] = fraction(float(loss.detach()), len(part.indices) / batch.denominators.num_sequences)
+        return metrics

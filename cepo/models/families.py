@@ -1,0 +1,315 @@
+"""Finds the model family of a checkpoint by its `model_type`. Only this module distinguishes families."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from cepo.errors import ConfigError
+from cepo.models.inputs import EngineUse, Family, ImageFeatures, ImageInputs, ImageReader
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessedFamily(Family):
+    """All images of a prompt are encoded together, in padded rows.
+
+    `siglip` towers have `vision_model` in their names in published checkpoints; transformers omits it.
+    """
+
+    siglip: bool = False
+    why_padded = "the family's own processor and forward pass require padded rows"
+
+    def published(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
+        if self.siglip:
+            name = re.sub(r"^(model\.)?vision_tower\.(?!vision_model\.)", r"\1vision_tower.vision_model.", name)
+        return name, weight
+
+
+class LlavaOneVision(ProcessedFamily):
+    """Supports LLaVA-OneVision. Only a prompt's sole image is tiled; `batch_num_images` tells the model."""
+
+    def why_not_vllm(self, use: EngineUse) -> str | None:
+        """vLLM serves no adapters for this architecture, and tiles images even if a prompt has several."""
+        if use.with_adapter:
+            return "vLLM serves no LoRA adapters on LLaVA-OneVision"
+        if use.most_images > 1:
+            return "vLLM cuts each of several images into tiles, but the model's own processor cuts none of them"
+        return None
+
+    def feature_inputs(self, features: Sequence[ImageFeatures]) -> dict[str, object]:
+        """Returns the features as a list, which the model concatenates itself."""
+        return {"mm_encoder_outputs": {"image": SimpleNamespace(pooler_output=[one.embeddings for one in features])}}
+
+
+_JOINED_LINES = (("\n", "\n\n", "\n\n\n"), ("\n\n", "\n", "\n\n\n"), ("\n\n", "\n\n", "\n\n\n\n"))
+"""Pairs of line-break tokens with the single token that the tokenizer produces for them within a text."""
+
+
+class Gemma3Reader(ImageReader):
+    """Reads Gemma 3's images. The empty lines around an image merge with adjacent line breaks into one token."""
+
+    @cached_property
+    def _rules(self) -> list[list[int]]:
+        vocabulary = self._processor.tokenizer.get_vocab()
+        return [[vocabulary[text] for text in rule] for rule in _JOINED_LINES if vocabulary.keys() >= set(rule)]
+
+    def expand(self, engine_ids: Sequence[int], images: ImageInputs) -> list[int]:
+        """See `ImageReader.expand`. Adjacent line breaks are then merged, as by the tokenizer and vLLM in a text."""
+        expanded = super().expand(engine_ids, images)
+        for one, two, both in self._rules:
+            joined: list[int] = []
+            for token in expanded:
+                if joined and (joined[-1], token) == (one, two):
+                    joined[-1] = both
+                else:
+                    joined.append(token)
+            expanded = joined
+        return expanded
+
+
+class Gemma3(ProcessedFamily):
+    image_reader = Gemma3Reader
+
+    def why_not_vllm(self, use: EngineUse) -> str | None:
+        """On a CPU, vLLM's attention is causal even among an image's tokens, which changes log-probs by 0.1 nats."""
+        if use.on_gpu or not use.most_images:
+            return None
+        return "vLLM on a CPU masks later tokens of the same image, to which this model attends"
+
+    def token_inputs(self, input_ids: Int64[Tensor, "R L"], config: PreTrainedConfig) -> dict[str, Tensor]:
+        """Returns which tokens belong to an image; the model builds its attention mask from them."""
+        return {"token_type_ids": (input_ids == config.image_token_id).long()}
+
+
+_PIXELS = ("pixel_values", "pixel_values_videos")
+
+
+class GridReader(ImageReader):
+    """Reads images as patches on a grid and, if the family does, videos as images preceded by their times.
+
+    Each image, and each temporal patch of a video, is a unit.
+    """
+
+    def __init__(self, family: Family, processor: Any, config: PreTrainedConfig) -> None:
+        super().__init__(family, processor, config)
+        self._token_of = {"image": self.image_token_id, "video": self.video_token_id}
+        self.merge_size: int = processor.image_processor.merge_size
+
+    def num_tokens(self, size: tuple[int, int]) -> int:
+        width, height = size
+        patches = self._processor.image_processor.get_number_of_image_patches(height, width, {})
+        return int(patches) // self.merge_size**2
+
+    def positions(self, token_ids: Sequence[int], images: ImageInputs) -> Int64[Tensor, "3 L"]:
+        """Returns the M-RoPE positions of a context by Qwen3-VL's rule.
+
+        Text advances all three axes by one per token. An image of (h, w) merged patches that starts at position p has
+        time p, height p + row and width p + column. The text after it continues at p + max(h, w). Each temporal patch
+        of a video is such an image, preceded by its time as text.
+        """
+        remaining = {self._token_of[kind]: iter(grid.tolist()) for kind, grid in images.grids.items()}
+        columns: list[tuple[int, int, int]] = []
+        position = 0
+        while len(columns) < len(token_ids):
+            token, height, width = token_ids[len(columns)], 1, 1
+            if token in remaining:
+                height, width = (side // self.merge_size for side in next(remaining[token])[1:])
+            columns += [
+                (position, position + row, position + column) for row in range(height) for column in range(width)
+            ]
+            position += max(height, width)
+        return torch.tensor(columns).t()
+
+    def units_inside(self, token_ids: Sequence[int], images: ImageInputs, start: int, stop: int) -> list[int]:
+        found: list[int] = []
+        first = 0
+        for kind, grid in images.grids.items():
+            before = token_ids[:start].count(self._token_of[kind])
+            here = token_ids[start:stop].count(self._token_of[kind])
+            ends = (grid.prod(dim=1) // self.merge_size**2).cumsum(0).tolist()
+            found += [first + index for index, end in enumerate(ends) if before < end <= before + here]
+            first += len(grid)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridFamily(Family):
+    """Implements families with M-RoPE positions whose tower encodes patches on a grid and returns features per image.
+
+    The placeholder of an image of (h, w) patches is replaced by h w / merge^2 tokens. Equal images are encoded once, and
+    rows that share an image can be packed.
+    """
+
+    vision_modules: tuple[str, ...] = ("visual",)
+    num_position_axes = 3
+    image_reader = GridReader
+
+    def features(self, model: Any, images: Sequence[ImageInputs], device: torch.device) -> list[list[ImageFeatures]]:
+        """Computes the features of all prompts' images in one pass of the tower."""
+        pixels = [one.tensors[name] for one in images for name in _PIXELS if name in one.tensors]
+        kinds = [kind for one in images for kind, grid in one.grids.items() for _ in grid]
+        grid_thw = torch.cat([grid for one in images for grid in one.grids.values()]).to(device)
+        output = model.model.get_image_features(torch.cat(pixels).to(device), grid_thw, return_dict=True)
+        levels = getattr(output, "deepstack_features", None) or ()  # only Qwen3-VL has them
+        found = iter(
+            ImageFeatures(embeddings=embeddings, levels=tuple(deeper), kind=kind)
+            for kind, embeddings, *deeper in zip(kinds, output.pooler_output, *levels, strict=True)
+        )
+        return [list(islice(found, one.num_encoded)) for one in images]
+
+    def feature_inputs(self, features: Sequence[ImageFeatures]) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for kind in dict.fromkeys(one.kind for one in features):
+            chosen = [one for one in features if one.kind == kind]
+            found[kind] = SimpleNamespace(
+                pooler_output=tuple(one.embeddings for one in chosen),
+                deepstack_features=[tuple(level) for level in zip(*(one.levels for one in chosen), strict=True)],
+            )
+        return {"mm_encoder_outputs": found}
+
+
+class Qwen3VLMoe(GridFamily):
+    def published(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
+        """Transposes experts from transformers' (experts, out, in) to published checkpoints' (experts, in, out)."""
+        is_expert = name.endswith(("experts.gate_up_proj", "experts.down_proj"))
+        return name, weight.transpose(-1, -2) if is_expert else weight
+
+
+class Qwen35(GridFamily):
+    """Supports Qwen3.5. LoRA adapts attention and, in a mixture of experts, the expert that all tokens share."""
+
+    why_padded = (
+        "linear-attention layers carry a state from token to token, which the branches of a packed row cannot share"
+    )
+
+    def why_not_vllm(self, use: EngineUse) -> str | None:
+        """vLLM's CPU build has a linear-attention kernel only for bf16."""
+        if use.on_gpu:
+            return super().why_not_vllm(use)
+        if use.dtype != "bf16":
+            return f"vLLM computes linear attention on a CPU only in bf16, but worker.rollout.dtype is {use.dtype}"
+        # torch has no public name for what oneDNN computes on this processor; ONEDNN_MAX_CPU_ISA limits it.
+        if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return "vLLM computes linear attention on a CPU with oneDNN's products in bf16, which this processor lacks"
+        return super().why_not_vllm(use)
+
+
+logger = logging.getLogger(__name__)
+
+_TOWER = ("vision_tower", "multi_modal_projector")
+
+FAMILIES: tuple[Family, ...] = (
+    GridFamily(title="Qwen2-VL", model_types=("qwen2_vl",)),
+    GridFamily(title="Qwen2.5-VL", model_types=("qwen2_5_vl",)),
+    GridFamily(title="Qwen3-VL", model_types=("qwen3_vl",), reads_videos=True),
+    Qwen3VLMoe(title="Qwen3-VL-MoE", model_types=("qwen3_vl_moe",), reads_videos=True, has_experts=True),
+    Qwen35(title="Qwen3.5", model_types=("qwen3_5",)),
+    Qwen35(title="Qwen3.5-MoE", model_types=("qwen3_5_moe",), has_experts=True),
+    # It cuts a large image into tiles of equally many tokens between `<img>` and `</img>`.
+    ProcessedFamily(title="InternVL3", model_types=("internvl",), vision_modules=_TOWER),
+    # Features are (tiles, tokens per tile, H), which the model merges.
+    ProcessedFamily(
+        title="SmolVLM2, Idefics3",
+        model_types=("smolvlm", "idefics3"),
+        vision_modules=("vision_model", "connector"),
+    ),
+    Gemma3(title="Gemma 3", model_types=("gemma3",), placeholder="boi_token_id", vision_modules=_TOWER, siglip=True),
+    LlavaOneVision(
+        title="LLaVA-OneVision",
+        model_types=("llava_onevision",),
+        vision_modules=_TOWER,
+        vision_parameters=("image_newline",),
+        siglip=True,
+    ),
+    Family(title="Qwen3", model_types=("qwen3",)),
+    Family(
+        title="Qwen2, Qwen2.5, Llama, Mistral, SmolLM3, OLMo 2, Phi-3",
+        model_types=("qwen2", "llama", "mistral", "smollm3", "olmo2", "phi3"),
+    ),
+    Family(title="Qwen2-MoE, Qwen3-MoE", model_types=("qwen2_moe", "qwen3_moe"), has_experts=True),
+)
+"""All supported families, in the order of the table in docs/models.md."""
+
+_BY_TYPE: dict[str, Family] = {model_type: family for family in FAMILIES for model_type in family.model_types}
+
+
+def family_of(
+    config: PreTrainedConfig, *, section: str = "worker.actor.model", trust_remote_code: bool = False
+) -> Family:
+    """Returns the family of a transformers configuration. An unlisted text model is tested once per process.
+
+    Raises `ConfigError`, which names `section`: the architecture is not supported.
+    """
+    family = _BY_TYPE.get(config.model_type)
+    has_tower = getattr(config, "vision_config", None) is not None  # text models' configurations lack the entry
+    if family is not None and family.reads_images == has_tower:
+        return family
+    reason = "its images are not read here"
+    if family is None and not has_tower:
+        try:
+            gap = plain_head_gap(config, trust_remote_code=trust_remote_code)
+        except ConfigError as error:
+            reason = str(error)
+        else:
+            if gap <= LARGEST_GAP:
+                _BY_TYPE[config.model_type] = Family(title="text model", model_types=())
+                logger.warning(
+                    "no test covers model_type '%s'; a tiny model was tried, and its log-probs are correct to %.0e nats",
+                    config.model_type,
+                    gap,
+                )
+                return _BY_TYPE[config.model_type]
+            reason = f"its log-probs are not those of a plain head on its last layer (they differ by {gap:.1e} nats)"
+    # A configuration that was not read from a checkpoint has no architectures.
+    architecture = ", ".join(getattr(config, "architectures", None) or ()) or "no named architecture"
+    raise ConfigError(
+        f"{section}.model_path is a checkpoint of model_type '{config.model_type}' ({architecture}), which is not supported: "
+        f"{reason}. Supported are {', '.join(family.title for family in FAMILIES)} (docs/models.md)"
+    )
+
+
+LARGEST_GAP = 1e-5
+"""The largest accepted gap in nats between the model's own float32 log-probs and those of a plain head."""
+
+
+def plain_head_gap(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> float:
+    """Returns the largest gap between the log-probs of a plain head and those of the model's own forward pass.
+
+    The model has two layers, a small vocabulary and random weights. A gap reveals scaled or capped logits, or a last
+    layer that is not the head. Raises `ConfigError`: such a model cannot be built or run.
+    """
+    from transformers import AutoModelForCausalLM
+
+    small = copy.deepcopy(config)
+    small.num_hidden_layers, small.vocab_size = min(2, small.num_hidden_layers), 1024
+    small.pad_token_id = small.bos_token_id = small.eos_token_id = None
+    if getattr(small, "layer_types", None):  # only some configurations list their layers
+        small.layer_types = small.layer_types[: small.num_hidden_layers]
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(0)
+            model: Any = AutoModelForCausalLM.from_config(
+                small, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=trust_remote_code
+            ).eval()
+            inputs = {"input_ids": torch.arange(8)[None], "position_ids": torch.arange(8)[None]}
+            own = model(**inputs, use_cache=False).logits.log_softmax(-1)
+            plain = model.lm_head(model.model(**inputs, use_cache=False).last_hidden_state).log_softmax(-1)
+    except (AttributeError, TypeError, ValueError, RuntimeError, KeyError, IndexError, ImportError) as error:
+        raise ConfigError(
+            f"a tiny model of this architecture cannot be run: {type(error).__name__}: {error}"
+        ) from error
+    return float((own - plain).abs().max())

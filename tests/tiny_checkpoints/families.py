@@ -1,0 +1,329 @@
+"""What the checkpoint folders of each family are made of: a tiny configuration and processor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tiny_checkpoints import templates, tokens
+
+HIDDEN_SIZE = 64
+HEAD_DIM = 32
+NUM_LAYERS = 2
+MAX_POSITIONS = 2048
+IMAGE_MEAN = [0.5, 0.5, 0.5]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """A family's configuration and processor, both tiny.
+
+    Attributes:
+        processor: the tokenizer for a text model.
+        end_tokens: texts of the tokens that end a response.
+        transposed: ends of the names of tensors whose last two axes change places in the published files.
+        renamed: starts of the names of tensors that transformers writes, and what published files have in their place.
+    """
+
+    config: Any
+    processor: Any
+    end_tokens: tuple[str, ...] = ("<|im_end|>", "<|endoftext|>")
+    transposed: tuple[str, ...] = ()
+    renamed: dict[str, str] = field(default_factory=dict)
+
+
+def token_ids(tokenizer: Any, **tokens: str) -> dict[str, int]:
+    """The ids of the tokens, under the names that the configuration gives them."""
+    return {name: tokenizer.convert_tokens_to_ids(token) for name, token in tokens.items()}
+
+
+def text_sizes(tokenizer: Any, **others: Any) -> dict[str, Any]:
+    """The entries that the text models of all families share."""
+    return {
+        "vocab_size": -(-len(tokenizer) // 64) * 64,  # as in real checkpoints, where some ids have no token
+        "hidden_size": HIDDEN_SIZE,
+        "intermediate_size": 2 * HIDDEN_SIZE,
+        "num_hidden_layers": NUM_LAYERS,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": MAX_POSITIONS,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "dtype": "float32",
+    } | others
+
+
+def assemble(
+    name: str,
+    tokenizer: Any,
+    *,
+    config: dict[str, Any],
+    processor: str | None = None,
+    images: tuple[str, dict[str, Any]] | None = None,
+    videos: tuple[str, dict[str, Any]] | None = None,
+    options: dict[str, Any] | None = None,
+    **parts: Any,
+) -> Parts:
+    """Builds configuration and processor from transformers' classes, each given by its name's start and its arguments."""
+    import transformers
+
+    made = getattr(transformers, f"{name}Config")(**config)
+    if images is None:
+        return Parts(config=made, processor=tokenizer)
+    of_kinds = {"image_processor": ("ImageProcessor", images), "video_processor": ("VideoProcessor", videos)}
+    readers = {
+        kind: getattr(transformers, given[0] + end)(**given[1]) for kind, (end, given) in of_kinds.items() if given
+    }
+    whole: Any = getattr(transformers, f"{processor or name}Processor")
+    return Parts(config=made, processor=whole(tokenizer=tokenizer, **readers, **options or {}), **parts)
+
+
+_MERGE = 2
+_MIN_TOKENS, _MAX_TOKENS = 4, 64
+# Half of a head's channels, shared among time, height and width.
+_SECTIONS = [4, 6, 6]
+_VISION_TOKENS = {
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+}
+# `norm_topk_prob` is in the real files and read by vLLM alone: transformers always normalises.
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "norm_topk_prob": True}
+# The real files hold an expert's matrices as (in, out), the model as (out, in).
+_TRANSPOSED = ("experts.gate_up_proj", "experts.down_proj")
+
+
+def _text(name: str, special_tokens: tuple[str, ...], template: str, **sizes: Any) -> Parts:
+    tokenizer = _tokenizer(special_tokens, template)
+    return assemble(name, tokenizer, config=text_sizes(tokenizer, tie_word_embeddings=True, **sizes))
+
+
+def _old(name: str, **tower: Any) -> Parts:
+    """14-pixel patches; the head is tied to the embeddings."""
+    tower |= {"depth": 2, "num_heads": 2, "patch_size": 14, "spatial_merge_size": _MERGE, "temporal_patch_size": 2}
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": _SECTIONS}}
+    tokenizer = _tokenizer(tokens.QWEN_TOKENS, templates.QWEN2_VL)
+    return _vision(name, tokenizer, rope, tower | {"dtype": "float32"}, tied=True, is_new=False)
+
+
+def _new(name: str, *, tied: bool, transposed: tuple[str, ...] = (), **experts: Any) -> Parts:
+    """16-pixel patches and features of both tower blocks behind the first decoder layers."""
+    text = {"head_dim": HEAD_DIM, "rope_parameters": _rope(), **experts}
+    tokenizer, tower = _tokenizer(tokens.QWEN_TOKENS, templates.QWEN3_VL), _tower(deepstack_visual_indexes=[0, 1])
+    return _vision(name, tokenizer, text, tower, tied=tied, is_new=True, transposed=transposed)
+
+
+def _linear(name: str, **experts: int) -> Parts:
+    """Three layers of linear attention and one of full attention, with a gate on its output."""
+    tokenizer = _tokenizer((*tokens.QWEN_TOKENS, "<think>", "</think>"), templates.QWEN3_5, "Qwen3_5Tokenizer")
+    text = {
+        "num_hidden_layers": 2 * NUM_LAYERS,
+        "head_dim": 64,
+        "rope_parameters": _rope(partial_rotary_factor=0.5),
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+    }
+    return _vision(name, tokenizer, text | experts, _tower(), tied=False, is_new=True)
+
+
+def _vision(
+    name: str, tokenizer: Any, text: dict[str, Any], tower: dict[str, Any], *, tied: bool, is_new: bool, **parts: Any
+) -> Parts:
+    """An image has 4 to 64 tokens of 2 x 2 patches."""
+    config = {
+        "text_config": text_sizes(tokenizer, tie_word_embeddings=tied, **text),
+        "vision_config": tower,
+        **token_ids(tokenizer, **_VISION_TOKENS),
+        "tie_word_embeddings": tied,
+        "dtype": "float32",
+    }
+    of_token = (tower["patch_size"] * _MERGE) ** 2
+    pixels = {"patch_size": tower["patch_size"], "merge_size": _MERGE, "temporal_patch_size": 2}
+    pixels |= {"image_mean": IMAGE_MEAN, "image_std": IMAGE_MEAN}
+    pixels["size"] = {"shortest_edge": _MIN_TOKENS * of_token, "longest_edge": _MAX_TOKENS * of_token}
+    return assemble(
+        name,
+        tokenizer,
+        config=config,
+        processor="Qwen3VL" if is_new else name,
+        images=("Qwen2VL", pixels),
+        videos=("Qwen3VL" if is_new else "Qwen2VL", pixels),
+        options={"chat_template": tokenizer.chat_template},
+        **parts,
+    )
+
+
+def _tokenizer(special_tokens: tuple[str, ...], template: str, kind: str = "Qwen2Tokenizer") -> Any:
+    tokenizer = tokens.byte_level_tokenizer(special_tokens, kind=kind)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def _rope(**others: Any) -> dict[str, Any]:
+    interleaved = {"mrope_interleaved": True, "mrope_section": _SECTIONS}
+    return {"rope_type": "default", "rope_theta": 10000.0, **interleaved, **others}
+
+
+def _tower(**others: Any) -> dict[str, Any]:
+    return {
+        "depth": 2,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_heads": 2,
+        "patch_size": 16,
+        "spatial_merge_size": _MERGE,
+        "temporal_patch_size": 2,
+        "out_hidden_size": HIDDEN_SIZE,
+        "num_position_embeddings": 16,
+        "dtype": "float32",
+    } | others
+
+
+_WINDOWS = {"window_size": 56, "fullatt_block_indexes": [1], "hidden_size": 64, "intermediate_size": 128}
+
+
+_TOWER_SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "dtype": "float32",
+}
+_SIGLIP_NAMES = {"vision_tower.": "vision_tower.vision_model."}
+_NORMALISED: dict[str, Any] = {"image_mean": IMAGE_MEAN, "image_std": IMAGE_MEAN}
+_TILES: dict[str, Any] = {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}, **_NORMALISED}
+
+
+def internvl() -> Parts:
+    """Tiles of 56 x 56 pixels with 4 tokens each, up to 4 by the image's shape, and a thumbnail where there are several."""
+    side, per_tile = 56, {"image_seq_length": 4}
+    named = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>"}
+    tokenizer = tokens.byte_level_tokenizer(tokens.INTERNVL_TOKENS, named=named | {"video_token": "<video>"})
+    tower = {"image_size": [side, side], "patch_size": [14, 14], "attention_bias": True, "use_mean_pooling": True}
+    config = {
+        "text_config": {"model_type": "qwen2", **text_sizes(tokenizer, tie_word_embeddings=False)},
+        "vision_config": _TOWER_SIZES | tower,
+        **token_ids(tokenizer, image_token_id="<IMG_CONTEXT>"),
+        "downsample_ratio": 0.5,
+        "tie_word_embeddings": False,
+        "dtype": "float32",
+    }
+    size = {"size": {"height": side, "width": side}, **_NORMALISED}
+    return assemble(
+        "InternVL",
+        tokenizer,
+        config=config | per_tile,
+        images=("GotOcr2", size | {"crop_to_patches": True, "max_patches": 4}),
+        videos=("InternVL", size),
+        options={"chat_template": templates.INTERNVL, **per_tile},
+    )
+
+
+def smolvlm() -> Parts:
+    """An image becomes 64 pixels wide, tiles of 32 x 32 pixels with 4 tokens each, and the whole image as one more."""
+    named = {"fake_image_token": "<fake_token_around_image>", "image_token": "<image>"}
+    named |= {"end_of_utterance_token": "<end_of_utterance>", "global_image_token": "<global-img>"}
+    ends = {"begin": "<|im_start|>", "end": "<end_of_utterance>", "pad": "<|im_end|>"}
+    tokenizer = tokens.byte_level_tokenizer(tokens.SMOLVLM_TOKENS, **ends, kind="GPT2Tokenizer", named=named)
+    side = {"longest_edge": 32}
+    videos = {"size": side, "max_image_size": side, "num_frames": 4, "fps": 1, **_NORMALISED}
+    return _idefics("SmolVLM", tokenizer, templates.SMOLVLM, ("<end_of_utterance>",), videos=("SmolVLM", videos))
+
+
+def idefics3() -> Parts:
+    """The same tiles and tower as `smolvlm`, with Llama 3's special tokens."""
+    ends = {"begin": "<|begin_of_text|>", "end": "<|end_of_text|>", "pad": "<|finetune_right_pad_id|>", "unknown": None}
+    tokenizer = tokens.byte_level_tokenizer(tokens.IDEFICS3_TOKENS, **ends, kind="PreTrainedTokenizerFast")
+    return _idefics("Idefics3", tokenizer, templates.IDEFICS3, ("<end_of_utterance>", "<|end_of_text|>"))
+
+
+def _idefics(name: str, tokenizer: Any, template: str, end_tokens: tuple[str, ...], **parts: Any) -> Parts:
+    """Tiles of 4 x 4 patches, of which 2 x 2 make a token, in front of a Llama."""
+    text = text_sizes(tokenizer, tie_word_embeddings=False, head_dim=HEAD_DIM)
+    config = {
+        "text_config": {"model_type": "llama", **text},
+        "vision_config": _TOWER_SIZES | {"image_size": 32, "patch_size": 8},
+        "scale_factor": 2,
+        "pad_token_id": tokenizer.pad_token_id,
+        **token_ids(tokenizer, image_token_id="<image>"),
+        "tie_word_embeddings": False,
+        "dtype": "float32",
+    }
+    options = {"chat_template": template, "image_seq_len": 4}
+    return assemble(
+        name, tokenizer, config=config, images=(name, _TILES), options=options, end_tokens=end_tokens, **parts
+    )
+
+
+def gemma3() -> Parts:
+    """4 tokens an image that see each other, a layer that sees 32 tokens back and one that sees all."""
+    side, per_image = 56, 4
+    tokenizer = tokens.gemma_tokenizer()
+    layers = {"sliding_window": 32, "layer_types": ["sliding_attention", "full_attention"]}
+    heads = {"head_dim": HEAD_DIM, "query_pre_attn_scalar": HEAD_DIM}
+    marks = {"boi_token_index": "<start_of_image>", "eoi_token_index": "<end_of_image>"}
+    config = {
+        "text_config": text_sizes(tokenizer, **heads, **layers, tie_word_embeddings=True),
+        "vision_config": _TOWER_SIZES | {"image_size": side, "patch_size": 14, "vision_use_head": False},
+        "mm_tokens_per_image": per_image,
+        **token_ids(tokenizer, **marks, image_token_index="<image_soft_token>"),
+        "tie_word_embeddings": True,
+        "dtype": "float32",
+    }
+    return assemble(
+        "Gemma3",
+        tokenizer,
+        config=config,
+        images=("Gemma3", {"size": {"height": side, "width": side}, **_NORMALISED}),
+        options={"chat_template": templates.GEMMA3, "image_seq_length": per_image},
+        end_tokens=("<eos>", "<end_of_turn>"),
+        renamed=_SIGLIP_NAMES,
+    )
+
+
+def llava_onevision() -> Parts:
+    """The whole image as 4 tokens, then tiles of 28 x 28 pixels without their padding, with a newline behind each row."""
+    side = 28
+    sides = [side * tiles for tiles in (1, 2, 3)]
+    pinpoints = {"image_grid_pinpoints": [[height, width] for height in sides for width in sides]}
+    tokenizer = tokens.byte_level_tokenizer(tokens.LLAVA_TOKENS)
+    tower = {"model_type": "siglip_vision_model", "image_size": side, "patch_size": 14, "vision_use_head": False}
+    config = {
+        "text_config": {"model_type": "qwen2", **text_sizes(tokenizer, tie_word_embeddings=True)},
+        "vision_config": _TOWER_SIZES | tower,
+        **token_ids(tokenizer, image_token_index="<image>", video_token_index="<video>"),
+        "dtype": "float32",
+    }
+    size = {"size": {"height": side, "width": side}, **_NORMALISED}
+    features = {"num_image_tokens": 4, "vision_feature_select_strategy": "full"}
+    return assemble(
+        "LlavaOnevision",
+        tokenizer,
+        config=config | pinpoints,
+        images=("LlavaOnevision", size | pinpoints),
+        videos=("LlavaOnevision", size),
+        options={"chat_template": templates.LLAVA_ONEVISION, **features},
+        renamed=_SIGLIP_NAMES,
+    )
+
+
+FAMILIES: dict[str, Callable[[], Parts]] = {
+    # With biases in the attention.
+    "qwen2": lambda: _text("Qwen2", tokens.QWEN_TEXT_TOKENS, templates.QWEN2),
+    # Normalises queries and keys.
+    "qwen3": lambda: _text("Qwen3", tokens.QWEN_TOKENS, templates.QWEN3, head_dim=HEAD_DIM),
+    "qwen2_vl": lambda: _old("Qwen2VL", embed_dim=64, hidden_size=HIDDEN_SIZE, mlp_ratio=2),
+    # Windows of 2 x 2 image tokens in the tower's first block, the whole image in its second.
+    "qwen2_5_vl": lambda: _old("Qwen2_5_VL", **_WINDOWS, out_hidden_size=HIDDEN_SIZE, tokens_per_second=2),
+    "qwen3_vl": lambda: _new("Qwen3VL", tied=True),
+    # 4 experts a layer, 2 of them for each token, and a head of its own.
+    "qwen3_vl_moe": lambda: _new("Qwen3VLMoe", tied=False, transposed=_TRANSPOSED, **_EXPERTS),
+    "qwen3_5": lambda: _linear("Qwen3_5"),
+    "qwen3_5_moe": lambda: _linear("Qwen3_5Moe", shared_expert_intermediate_size=64, **_EXPERTS),
+} | {build.__name__: build for build in (internvl, smolvlm, idefics3, gemma3, llava_onevision)}
