@@ -18,8 +18,7 @@ from cepo.progress import live_view, log_to_stderr, phase
 from cepo.runtime.reach import prepare_own_cluster
 
 if TYPE_CHECKING:
-    from cepo.config.data_schema import DataConfig
-    from cepo.config.trainer_schema import TrainerConfig
+    from cepo.config.schema import DataConfig, TrainerConfig
     from cepo.data.dataset import ProblemSet, TrainingProblems
     from cepo.models.inputs import ImageSource
     from cepo.models.processing import Processing

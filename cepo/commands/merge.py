@@ -17,7 +17,7 @@ from cepo.tracking.run_folder import CONFIG_FILE
 from cepo.trees import Fields
 
 if TYPE_CHECKING:
-    from cepo.config.rollout_schema import FloatType
+    from cepo.config.worker_schema import FloatType
     from cepo.workers.merged_model import BaseModel
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from cepo.algorithms import build_estimator
 from cepo.config.paths import PACKAGE_FOLDER, checkpoint_folders, find_path, searched, split_function, without_user
 from cepo.config.plan import plan_lines
-from cepo.config.schema import ModelConfig, RewardConfig, RunConfig
+from cepo.config.schema import RunConfig
+from cepo.config.worker_schema import ModelConfig, RewardConfig
 from cepo.errors import ConfigError, ForeignFileError, did_you_mean
 from cepo.foreign_files import hub_folder, read_json, read_text
 from cepo.trees import Tree, is_mapping

@@ -19,9 +19,8 @@ from cepo.algorithms.settings import SharedSettings
 from cepo.config.easyr1 import EASYR1_KEYS, report_engine_keys, without_engine_keys
 from cepo.config.paths import located
 from cepo.config.private import environment_references, with_references, without_secrets
-from cepo.config.schema import RunConfig, RunSettings
+from cepo.config.schema import RunConfig, RunSettings, TrainerConfig
 from cepo.config.sources import Origins, Source, read_arguments
-from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import ConfigError, did_you_mean, place_in
 from cepo.sections import default_tree, fields_of, is_decisive, merged_trees
 from cepo.trees import Fields, Tree, is_dict, is_mapping, leaves, texts_of, with_texts

@@ -12,10 +12,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from cepo.config.data_schema import parts_of
 from cepo.config.easyr1 import EASYR1_KEYS
 from cepo.config.paths import PACKAGE_FOLDER, SHIPPED_FOLDER, find_path, split_function, without_user
 from cepo.config.sources import Origins, Source, read_file
+from cepo.config.worker_schema import parts_of
 from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import require_within
 from cepo.trees import Fields, Tree, is_list, leaves, nested, texts_of, with_texts

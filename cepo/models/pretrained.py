@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from cepo.config.schema import LoraConfig
+from cepo.config.worker_schema import LoraConfig
 from cepo.errors import ConfigError, DataError, EngineError
 from cepo.foreign_files import LARGEST_JSON, hub_folder, open_regular, read_json
 from cepo.models.families import family_of

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cepo.config.checks import INSTALL_BITSANDBYTES
-from cepo.config.schema import LoraConfig
+from cepo.config.worker_schema import LoraConfig
 from cepo.errors import CheckpointError
 from cepo.foreign_files import read_json
 

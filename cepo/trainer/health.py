@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cepo.config.trainer_schema import TrainerConfig
+from cepo.config.schema import TrainerConfig
 from cepo.errors import EngineError
 from cepo.metrics import Metric, Metrics, fraction, max_value, sum_value
 from cepo.trainer.planning import ScoredBatch

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cepo import interrupts
-from cepo.config.trainer_schema import TrainerConfig
+from cepo.config.schema import TrainerConfig
 from cepo.errors import CepoError, CheckpointError, WorkerLostError
 from cepo.metrics import Metrics, sum_value
 from cepo.tracking.run_folder import LOCK_FILE, require_own_records

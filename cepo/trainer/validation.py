@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from cepo.config.data_schema import DataConfig
-from cepo.config.schema import AlgorithmConfig, WorkerConfig
-from cepo.config.trainer_schema import TrainerConfig
+from cepo.config.schema import AlgorithmConfig, DataConfig, TrainerConfig
+from cepo.config.worker_schema import WorkerConfig
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import ProblemSet
 from cepo.metrics import Metrics, fraction, mean_of, merge_metrics, sum_value

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from cepo.algorithms.settings import TeacherConfig
-from cepo.config.schema import ActorConfig
+from cepo.config.worker_schema import ActorConfig
 from cepo.data.batch import OWN_VIEW, OptimizerBatch, ScoringOptions, ScoringRow
 from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, agreement_metrics, objective, step_metrics
 from cepo.metrics import Metrics, fraction, max_value, merge_metrics, sum_value

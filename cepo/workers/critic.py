@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cepo.config.schema import CriticConfig
+from cepo.config.worker_schema import CriticConfig
 from cepo.data.batch import CriticBatch, ScoringRow
 from cepo.losses.objective import value_loss, value_metrics
 from cepo.metrics import Metrics, fraction

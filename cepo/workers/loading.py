@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from cepo.config.schema import ActorConfig, CriticConfig, FsdpConfig
+from cepo.config.worker_schema import ActorConfig, CriticConfig, FsdpConfig
 from cepo.errors import ConfigError
 from cepo.models import pretrained
 from cepo.models.families import family_of

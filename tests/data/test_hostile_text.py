@@ -16,7 +16,8 @@ from factories import rollouts_of
 
 from cepo.algorithms import build_estimator
 from cepo.algorithms.settings import TeacherConfig
-from cepo.config.schema import DataConfig, RewardConfig
+from cepo.config.schema import DataConfig
+from cepo.config.worker_schema import RewardConfig
 from cepo.data.contexts import ContextBuilder, Problem, sanitise_reference
 from cepo.data.dataset import ProblemSet
 from cepo.errors import DataError

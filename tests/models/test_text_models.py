@@ -46,7 +46,7 @@ def test_a_picture_for_a_text_model_is_refused_with_its_row(text_model: Path, tm
 def test_a_text_models_default_adapter_warns_0_times(text_model: Path) -> None:
     from transformers import Qwen3ForCausalLM
 
-    from cepo.config.schema import LoraConfig
+    from cepo.config.worker_schema import LoraConfig
     from cepo.workers.adapters import add_adapter
 
     model: Any = Qwen3ForCausalLM.from_pretrained(text_model, dtype=torch.float32)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tiny_checkpoints import FAMILIES, write_checkpoint
 
-from cepo.config.schema import LoraConfig
+from cepo.config.worker_schema import LoraConfig
 from cepo.errors import ConfigError
 from cepo.models.families import FAMILIES as SUPPORTED
 from cepo.models.families import family_of, plain_head_gap

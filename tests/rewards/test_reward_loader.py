@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cepo.config import load_config
-from cepo.config.schema import RewardConfig
+from cepo.config.worker_schema import RewardConfig
 from cepo.errors import RewardError
 from cepo.rewards.contract import validate_score
 from cepo.rewards.functions import function_names, load_reward, load_reward_function, resolve_reward_path

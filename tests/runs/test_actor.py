@@ -35,7 +35,7 @@ from training_runs import (
 )
 
 from cepo.algorithms.settings import TeacherConfig
-from cepo.config.schema import OptimConfig
+from cepo.config.worker_schema import OptimConfig
 from cepo.data.batch import OptimizerBatch, ScoringRow
 from cepo.models.processing import Processing
 from cepo.workers.actor import Actor

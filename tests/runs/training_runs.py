@@ -20,7 +20,7 @@ from rounding import GRADIENTS
 from torch import Tensor
 
 from cepo.config import RunConfig, check_config, load_config
-from cepo.config.schema import RewardConfig
+from cepo.config.worker_schema import RewardConfig
 from cepo.data.batch import OptimizerBatch, ScoringRow
 from cepo.losses.objective import LossDenominators
 from cepo.metrics import Metrics

@@ -11,7 +11,7 @@ from factories import rollouts_of
 
 from cepo.algorithms.references import wrong_candidates, wrong_reference
 from cepo.algorithms.settings import NegativeConfig
-from cepo.config.schema import RewardConfig
+from cepo.config.worker_schema import RewardConfig
 from cepo.data.dataset import Problem
 from cepo.rewards.pool import RewardPool
 from cepo.trainer.planning import rollout_groups

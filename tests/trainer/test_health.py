@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cepo.algorithms import build_estimator
-from cepo.config.trainer_schema import TrainerConfig
+from cepo.config.schema import TrainerConfig
 from cepo.errors import EngineError
 from cepo.metrics import fraction
 from cepo.trainer.health import Health

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cepo.config.trainer_schema import TrainerConfig
+from cepo.config.schema import TrainerConfig
 from cepo.errors import CheckpointError
 from cepo.train import main
 from cepo.trainer.run_policy import LOCK_FILE, RunLock, RunPolicy

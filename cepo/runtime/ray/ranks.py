@@ -15,7 +15,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from cepo.config.trainer_schema import TrainerConfig
+from cepo.config.schema import TrainerConfig
 from cepo.errors import CepoError, EngineError, WorkerLostError
 from cepo.progress import SECONDS_BETWEEN_LINES, phase
 from cepo.runtime.ray.cluster import reserve, worker_environment
