@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cepo import interrupts
 from cepo.config import RunConfig, check_config
-from cepo.config.checks import require_weights
+from cepo.config.paths import require_weights
 from cepo.config.schema import TrainerConfig
 from cepo.config.worker_schema import ActorConfig
 from cepo.data.hub import require_hub_names

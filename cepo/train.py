@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from cepo import interrupts, preflight
 from cepo.config import RunConfig, dump_for_record, load_config
-from cepo.config.loader import decisive_settings, run_identity
+from cepo.config.record import decisive_settings, run_identity
 from cepo.errors import CepoError, WorkerLostError, place_in
 from cepo.leftovers import remove_left_behind
 from cepo.progress import live_view, log_to_stderr, phase

@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from cepo.config import RunConfig, load_config
-from cepo.config.checks import HUB_NAME, MICROGEO_MODELS
-from cepo.config.recorded import recorded_for_evaluation
+from cepo.config.paths import HUB_NAME, MICROGEO_MODELS
+from cepo.config.record import recorded_for_evaluation
 from cepo.errors import CheckpointError, ConfigError
 from cepo.tracking.run_folder import CONFIG_FILE
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cepo.config.recorded import CHAT_TEMPLATE, MODEL, recorded_model
+from cepo.config.record import CHAT_TEMPLATE, MODEL, recorded_model
 from cepo.errors import CheckpointError, ConfigError, ForeignFileError
 from cepo.foreign_files import irregular_file, read_text
 from cepo.progress import log_to_stderr, phase

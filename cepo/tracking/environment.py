@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import cepo
-from cepo.config.private import masked_argument
+from cepo.config.record import masked_argument
 from cepo.hardware import num_processors, processor_name, visible_gpus
 from cepo.tracking.run_folder import RECORDS_FORMAT
 from cepo.trees import Tree

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cepo.config.checks import MICROGEO_DATA
+from cepo.config.paths import MICROGEO_DATA
 from cepo.microgeo.problems import generate_problem
 from cepo.microgeo.world import SHAPES
 from lab.doses.demonstrations import _SHARES, demonstrate_worked

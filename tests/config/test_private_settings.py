@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from cepo.config import dump_for_record, load_config
-from cepo.config.loader import decisive_settings
-from cepo.config.private import masked_argument
+from cepo.config.record import decisive_settings, masked_argument
 from cepo.tracking.external import config_tree
 from cepo.tracking.sink import RunDescription, build_tracker
 

@@ -12,7 +12,7 @@ from run_folders import write_checkpoint
 from cepo.cli import main
 from cepo.commands.merge import find_base
 from cepo.config import load_config
-from cepo.config.recorded import recorded_for_evaluation, recorded_model
+from cepo.config.record import recorded_for_evaluation, recorded_model
 from cepo.errors import CheckpointError, ConfigError
 from cepo.report.recorded_run import load_run
 
