@@ -10,7 +10,7 @@ import pytest
 from run_folders import write_checkpoint
 
 from cepo.cli import main
-from cepo.commands.merge import find_base
+from cepo.commands.checkpoint_arguments import find_base
 from cepo.config import load_config
 from cepo.config.record import recorded_for_evaluation, recorded_model
 from cepo.errors import CheckpointError, ConfigError
