@@ -88,7 +88,7 @@ def merge(
         CheckpointError: the checkpoint or its base cannot be read, or `out` cannot be written.
         ConfigError: the run's config.yaml names a file outside the run, or refers to another setting.
     """
-    from cepo.commands.merge import find_base
+    from cepo.commands.checkpoint_arguments import find_base
     from cepo.workers.merged_model import actor_folder, merge_checkpoint
 
     actor = actor_folder(Path(checkpoint))

@@ -158,7 +158,7 @@ def config(settings: Sequence[str], schema: bool) -> None:
 
     from cepo.config import check_config, load_config
     from cepo.config.listing import file_schema
-    from cepo.config.loader import dump_config
+    from cepo.config.record import dump_config
 
     if schema:
         sys.stdout.write(json.dumps(file_schema(), indent=1) + "\n")

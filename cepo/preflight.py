@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from cepo import interrupts
 from cepo.config import RunConfig, check_config
-from cepo.config.checks import require_weights
-from cepo.config.schema import ActorConfig
-from cepo.config.trainer_schema import TrainerConfig
+from cepo.config.paths import require_weights
+from cepo.config.schema import TrainerConfig
+from cepo.config.worker_schema import ActorConfig
 from cepo.data.hub import require_hub_names
 from cepo.errors import ConfigError, RewardError
 from cepo.hardware import device_in_words, num_processors, require_devices, require_usable_torch

@@ -12,7 +12,14 @@ import torch
 
 from cepo.algorithms import build_estimator
 from cepo.config import RunConfig
-from cepo.config.schema import ActorConfig, CriticConfig, CriticModelConfig, LoraConfig, ModelConfig, RolloutConfig
+from cepo.config.worker_schema import (
+    ActorConfig,
+    CriticConfig,
+    CriticModelConfig,
+    LoraConfig,
+    ModelConfig,
+    RolloutConfig,
+)
 from cepo.errors import ConfigError
 from cepo.models import pretrained
 from cepo.models.families import family_of

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 
 from cepo import interrupts, preflight
 from cepo.config import RunConfig, dump_for_record, load_config
-from cepo.config.loader import decisive_settings, run_identity
+from cepo.config.record import decisive_settings, run_identity
 from cepo.errors import CepoError, WorkerLostError, place_in
 from cepo.leftovers import remove_left_behind
 from cepo.progress import live_view, log_to_stderr, phase
 from cepo.runtime.reach import prepare_own_cluster
 
 if TYPE_CHECKING:
-    from cepo.config.data_schema import DataConfig
-    from cepo.config.trainer_schema import TrainerConfig
+    from cepo.config.schema import DataConfig, TrainerConfig
     from cepo.data.dataset import ProblemSet, TrainingProblems
     from cepo.models.inputs import ImageSource
     from cepo.models.processing import Processing

@@ -18,7 +18,7 @@ from cepo.algorithms.settings import SharedSettings
 from cepo.config import RunConfig, load_config
 from cepo.config.easyr1 import EASYR1_KEYS, ENGINE_KEYS, TABLE, engine_key_of
 from cepo.config.listing import REQUIRED, Setting, all_settings, file_schema, method_settings, settings_of, written
-from cepo.config.schema import LoraConfig
+from cepo.config.worker_schema import LoraConfig
 from cepo.models.families import FAMILIES
 from cepo.sections import default_tree
 from cepo.sizing import ModelShape, estimate_memory, fit, shape_of

@@ -1,4 +1,4 @@
-"""Finds the configuration and the weights of a checkpoint that a command names."""
+"""Finds the configuration, the weights and the base model of a checkpoint that a command names."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import dataclasses
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cepo.config import RunConfig, load_config
-from cepo.config.checks import HUB_NAME, MICROGEO_MODELS
-from cepo.config.recorded import recorded_for_evaluation
-from cepo.errors import CheckpointError, ConfigError
+from cepo.config.paths import HUB_NAME, MICROGEO_MODELS
+from cepo.config.record import CHAT_TEMPLATE, MODEL, recorded_for_evaluation, recorded_model
+from cepo.errors import CheckpointError, ConfigError, ForeignFileError
+from cepo.foreign_files import read_text
 from cepo.tracking.run_folder import CONFIG_FILE
+from cepo.trees import Fields
 
-_MODEL = "worker.actor.model.model_path"
+if TYPE_CHECKING:
+    from cepo.workers.merged_model import BaseModel
+
+_MODEL = f"{MODEL}.model_path"
 
 
 def config_of_checkpoint(
@@ -62,8 +68,6 @@ def _resolved(checkpoint: str | None) -> tuple[Path | None, str | None]:
 
 def _with_base(config: RunConfig, actor: Path, *, chosen: bool) -> RunConfig:
     """Returns the configuration with the checkpoint's base model, which its run or its adapter names."""
-    from cepo.commands.merge import find_base
-
     model = config.worker.actor.model
     path = model.model_path if chosen else None
     try:
@@ -79,3 +83,42 @@ def _with_base(config: RunConfig, actor: Path, *, chosen: bool) -> RunConfig:
     )
     actor_section = dataclasses.replace(config.worker.actor, model=model)
     return dataclasses.replace(config, worker=dataclasses.replace(config.worker, actor=actor_section))
+
+
+def find_base(
+    actor: Path, *, path: str | None = None, chat_template: Path | None = None, trust_remote_code: bool = False
+) -> BaseModel:
+    """Finds the base model of an actor's folder: `path`, else the one in the run's config.yaml, else the adapter's.
+
+    Tokenizer, chat template and changed entries of the model's configuration come from the run's config.yaml, if there
+    is one. The file `chat_template` replaces the recorded template.
+    """
+    from cepo.workers.merged_model import BaseModel, adapter_base
+
+    config_file = actor.resolve().parent.parent / CONFIG_FILE
+    given = [key for key, value in ((_MODEL, path), (CHAT_TEMPLATE, chat_template)) if value is not None]
+    settings: Fields = {}
+    # Other recorded settings are ignored: reward files, plugins and data need not exist where the merge runs. Consent to
+    # remote code and references to environment variables must come from the user.
+    if config_file.is_file():
+        settings, recorded = recorded_model(config_file, given)
+        chat_template = chat_template or (None if recorded is None else Path(recorded))
+    try:
+        template = None if chat_template is None else read_text(chat_template)
+    except ForeignFileError as error:
+        raise CheckpointError(
+            f"the chat template {chat_template} {error.fault}; the model was trained with it, so restore the file, or give "
+            "its path with --chat-template"
+        ) from error
+    found = path or settings.get("model_path") or adapter_base(actor)
+    if found is None:
+        raise CheckpointError(
+            f"{actor} does not say which model was trained (there is no {config_file}); name it with --base"
+        )
+    return BaseModel(
+        path=found,
+        tokenizer_path=settings.get("tokenizer_path"),
+        chat_template=template,
+        override_config=settings.get("override_config") or {},
+        trust_remote_code=trust_remote_code,
+    )

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from cepo import interrupts
 from cepo.commands.checkpoint_arguments import config_of_checkpoint, name_of_results
 from cepo.config import RunConfig
-from cepo.config.checks import check_model_and_data
-from cepo.config.paths import located_data
+from cepo.config.paths import check_model_and_data, located_data
 from cepo.data.hub import require_hub_names
 from cepo.errors import ConfigError
 from cepo.foreign_files import read_text

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cepo.commands.checkpoint_arguments import config_of_checkpoint, name_of_results
 from cepo.config import RunConfig
-from cepo.config.loader import plain_tree
+from cepo.config.record import plain_tree
 from cepo.errors import ConfigError
 from cepo.live_view import SafeConsole
 from cepo.progress import log_to_stderr
@@ -40,7 +40,7 @@ def make_credit_plan(
     **numbers: int,
 ) -> CreditPlan:
     """Resolves and checks a command line without loading a model; the parameters are the options of `cepo credit`."""
-    from cepo.config.checks import check_model_and_data
+    from cepo.config.paths import check_model_and_data
     from cepo.credit.method_list import read_methods
 
     sources = [] if data is None else [f"data.train_files={data}"]

@@ -1,24 +1,37 @@
-"""Implements `cepo merge`: exports a checkpoint as a Hugging Face folder."""
+"""Implements `cepo merge` and `cepo.push`: exports a checkpoint as a Hugging Face folder, and publishes it with a card."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cepo.config.recorded import CHAT_TEMPLATE, MODEL, recorded_model
-from cepo.errors import CheckpointError, ConfigError, ForeignFileError
-from cepo.foreign_files import irregular_file, read_text
+import cepo
+from cepo.commands.checkpoint_arguments import find_base
+from cepo.config.paths import find_path
+from cepo.errors import CheckpointError, ConfigError
+from cepo.foreign_files import irregular_file
 from cepo.progress import log_to_stderr, phase
 from cepo.terminal import print_plain
-from cepo.tracking.run_folder import CONFIG_FILE
-from cepo.trees import Fields
+from cepo.tracking.run_folder import CONFIG_FILE, METRICS_FILE, read_environment
+from cepo.trees import Fields, is_mapping
 
 if TYPE_CHECKING:
-    from cepo.config.rollout_schema import FloatType
-    from cepo.workers.merged_model import BaseModel
+    from cepo.config.worker_schema import FloatType
+    from cepo.report.recorded_run import RunData
+
+CARD_FILE = "README.md"
+CURVES_FILE = "curves.png"
+_SHOWN = """
+    algorithm.adv_estimator data.rollout_batch_size data.max_response_length trainer.seed trainer.max_steps
+    worker.actor.global_batch_size worker.actor.optim.lr worker.actor.model.lora.rank
+    worker.rollout.n worker.rollout.temperature worker.reward.reward_function
+""".split()  # noqa: SIM905
+"""The settings that the card names; `config.yaml` beside it has all."""
+_VERSIONS = ("cepo", "torch", "transformers", "peft", "vllm")
 
 
 def merge_and_upload(
@@ -49,10 +62,7 @@ def merge_and_upload(
     if upload is not None:
         import huggingface_hub
 
-        from cepo.commands.model_card import write_card
-
         write_card(actor, out, base_model=model.path, adapter=None)
-
         with _hub_errors(f"{out} is whole; once the cause is gone, publish it with `hf upload {upload} {out}`"):
             commit = huggingface_hub.upload_folder(repo_id=upload, folder_path=out, commit_message="Merged by cepo")
         print_plain(f"uploaded: {commit}")
@@ -83,7 +93,6 @@ def publish_checkpoint(checkpoint: Path, name: str, *, private: bool) -> str:
     """Implements `cepo.push`. The run's record has no secrets, but it has paths of this machine."""
     import huggingface_hub
 
-    from cepo.commands.model_card import write_card
     from cepo.workers.merged_model import ADAPTER, actor_folder, adapter_base
 
     actor = actor_folder(checkpoint).resolve()
@@ -118,40 +127,75 @@ def _hub_errors(situation: str) -> Iterator[None]:
         ) from error
 
 
-def find_base(
-    actor: Path, *, path: str | None = None, chat_template: Path | None = None, trust_remote_code: bool = False
-) -> BaseModel:
-    """Finds the base model of an actor's folder: `path`, else the one in the run's config.yaml, else the adapter's.
+def write_card(actor: Path, folder: Path, *, base_model: str | None, adapter: str | None) -> None:
+    """Writes `README.md` and `curves.png` of an actor's run into `folder`, which is to be published.
 
-    Tokenizer, chat template and changed entries of the model's configuration come from the run's config.yaml, if there
-    is one. The file `chat_template` replaces the recorded template.
+    Figures are those at the checkpoint's step, if it is known; the image shows the whole run. `adapter` is the adapter's
+    folder within `folder`, None for whole weights. Paths of this machine are shortened to names. Without the run's metrics
+    nothing is written; raises `DataError` if they are damaged.
     """
-    from cepo.workers.merged_model import BaseModel, adapter_base
+    from cepo.report.page import result_lines, save_curves, summary_rows
+    from cepo.report.recorded_run import load_run
 
-    config_file = actor.resolve().parent.parent / CONFIG_FILE
-    given = [key for key, value in ((f"{MODEL}.model_path", path), (CHAT_TEMPLATE, chat_template)) if value is not None]
-    settings: Fields = {}
-    # Other recorded settings are ignored: reward files, plugins and data need not exist where the merge runs. Consent to
-    # remote code and references to environment variables must come from the user.
-    if config_file.is_file():
-        settings, recorded = recorded_model(config_file, given)
-        chat_template = chat_template or (None if recorded is None else Path(recorded))
-    try:
-        template = None if chat_template is None else read_text(chat_template)
-    except ForeignFileError as error:
-        raise CheckpointError(
-            f"the chat template {chat_template} {error.fault}; the model was trained with it, so restore the file, or give "
-            "its path with --chat-template"
-        ) from error
-    found = path or settings.get("model_path") or adapter_base(actor)
-    if found is None:
-        raise CheckpointError(
-            f"{actor} does not say which model was trained (there is no {config_file}); name it with --base"
-        )
-    return BaseModel(
-        path=found,
-        tokenizer_path=settings.get("tokenizer_path"),
-        chat_template=template,
-        override_config=settings.get("override_config") or {},
-        trust_remote_code=trust_remote_code,
+    checkpoint = actor.resolve().parent
+    if not (checkpoint.parent / METRICS_FILE).is_file():
+        return
+    run, step = load_run(checkpoint.parent), checkpoint.name.removeprefix("global_step_")
+    if step.isdecimal():
+        run = replace(run, rows=[row for row in run.rows if row.step <= int(step)])
+    starts = read_environment(run.folder)
+    recorded = starts[-1].get("versions") if starts else None
+    versions: Fields = recorded if is_mapping(recorded) else {}
+    weights = "Weights" if adapter is None else "A LoRA adapter"
+    after = f", after step {step}" if step.isdecimal() else ""
+    parts = [
+        _front_matter(run, base_model, adapter),
+        f"# {run.name}",
+        f"{weights} of {_public(base_model) or 'a model'}, trained with [cepo](https://arxiv.org/abs/2605.19436) "
+        f"{cepo.__version__}{after}.",
+        "" if adapter is None else f"The adapter is in `{adapter}`, in PEFT's format.",
+        _section("Result", ((name, f"{last}, {change}") for last, name, change in result_lines(run))),
+        _section("Data", ((key, _public(run.setting(f"data.{key}"))) for key in ("train_files", "val_files"))),
+        _section("Settings", ((key, run.setting(key)) for key in _SHOWN)),
+        f"## Curve\n\n![curves]({CURVES_FILE})" if run.rows else "",
+        _section("Run", summary_rows(run)),
+        _section("Versions", ((name, versions.get(name)) for name in _VERSIONS)),
+    ]
+    if run.rows:
+        save_curves(run.folder, folder / CURVES_FILE)
+    (folder / CARD_FILE).write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
+
+
+def _front_matter(run: RunData, base_model: str | None, adapter: str | None) -> str:
+    from huggingface_hub import ModelCardData
+
+    data = _public(run.setting("data.train_files"))
+    card = ModelCardData(
+        library_name="transformers" if adapter is None else "peft",
+        tags=["cepo", "reinforcement-learning", run.estimator],
+        base_model=None if base_model is None or _is_local(base_model) else base_model,
+        datasets=[data.partition("@")[0]] if data and "/" in data else None,  # a hub name
     )
+    return f"---\n{card.to_yaml()}\n---"
+
+
+def _section(title: str, rows: Iterable[tuple[str, object]]) -> str:
+    lines = [f"| {_cell(name)} | {_cell(value)} |" for name, value in rows if value not in (None, "")]
+    return "\n".join([f"## {title}", "", "| | |", "| --- | --- |", *lines]) if lines else ""
+
+
+def _is_local(name: str) -> bool:
+    return Path(name).expanduser().is_absolute() or name.startswith((".", "~")) or find_path(name) is not None
+
+
+def _public(name: object) -> str | None:
+    """Returns a hub name as it is, and of a path only its last part, which says nothing about the machine."""
+    if name in (None, ""):
+        return None
+    parts = [part.strip() for part in str(name).split(",")]
+    return ", ".join(Path(part).name if _is_local(part.partition("@")[0]) else part for part in parts)
+
+
+def _cell(value: object) -> str:
+    text = Path(str(value)).name if str(value).startswith("/") else str(value)
+    return " ".join(text.replace("|", "\\|").split())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cepo.config import load_config
-from cepo.config.checks import require_file
+from cepo.config.paths import require_file
 from cepo.errors import ConfigError
 from cepo.foreign_files import read_text
 from cepo.progress import live_view, log_to_stderr

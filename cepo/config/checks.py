@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import re
-from collections.abc import Sequence
-from pathlib import Path
 
 from cepo.algorithms import build_estimator
-from cepo.config.paths import PACKAGE_FOLDER, checkpoint_folders, find_path, searched, split_function, without_user
-from cepo.config.plan import plan_lines
-from cepo.config.schema import ModelConfig, RewardConfig, RunConfig
-from cepo.errors import ConfigError, ForeignFileError, did_you_mean
-from cepo.foreign_files import hub_folder, read_json, read_text
-from cepo.trees import Tree, is_mapping
+from cepo.algorithms.settings import SharedSettings
+from cepo.config.paths import (
+    MICROGEO_MODELS,
+    PACKAGE_FOLDER,
+    find_path,
+    last_checkpoint,
+    require_data,
+    require_file,
+    require_folder,
+    require_model,
+    split_function,
+    without_user,
+)
+from cepo.config.schema import RunConfig
+from cepo.config.worker_schema import ModelConfig, RewardConfig
+from cepo.errors import ConfigError, ForeignFileError
+from cepo.foreign_files import hub_folder, read_json
+from cepo.sections import default_tree
+from cepo.trees import Tree, is_mapping, leaves
 
-MICROGEO_MODELS = ("microgeo:model",)
-MICROGEO_DATA = ("microgeo:train", "microgeo:validation")
 INSTALL_BITSANDBYTES = "pip install 'bitsandbytes>=0.49'"
-
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_DATA_ENDINGS = (".parquet", ".json", ".jsonl", ".csv", ".arrow")
 
 
 def check_config(config: RunConfig) -> list[str]:
@@ -212,21 +219,21 @@ def _check_devices(config: RunConfig) -> None:
 def _check_files(config: RunConfig) -> None:
     data, model, trainer = config.data, config.worker.actor.model, config.trainer
     for source in data.train_sources:
-        _require_data("data.train_files", source)
+        require_data("data.train_files", source)
     if data.val_files is not None:
-        _require_data("data.val_files", data.val_files)
-    _require_model("worker.actor.model.model_path", model.model_path)
-    _require_model("worker.actor.model.tokenizer_path", model.tokenizer_path)
+        require_data("data.val_files", data.val_files)
+    require_model("worker.actor.model.model_path", model.model_path)
+    require_model("worker.actor.model.tokenizer_path", model.tokenizer_path)
     if config.algorithm.needs_critic:
-        _require_model("worker.critic.model.model_path", config.worker.critic.model.model_path)
+        require_model("worker.critic.model.model_path", config.worker.critic.model.model_path)
     require_file("data.format_prompt", data.format_prompt)
     require_file("data.override_chat_template", data.override_chat_template)
     _check_rewards(config.worker.reward)
     for path in trainer.plugins:
         require_file("trainer.plugins", path)
-    _require_folder("data.image_dir", data.image_dir)
+    require_folder("data.image_dir", data.image_dir)
     key, path = "trainer.load_checkpoint_path", trainer.load_checkpoint_path
-    _require_folder(key, path)
+    require_folder(key, path)
     if path is not None and (checkpoint := last_checkpoint(without_user(path))) != without_user(path):
         last = "give a folder global_step_<N>" if checkpoint is None else f"its last one is {checkpoint}; give that"
         raise ConfigError(f"{key}={path} is not a complete checkpoint: it has no trainer_state.json; {last}.")
@@ -252,96 +259,73 @@ def _require_function(key: str, name: str) -> None:
     require_file(key, file)
 
 
-def check_model_and_data(model_path: str, sources: Sequence[str]) -> None:
-    """Raises `ConfigError` if the model or a data set neither exists nor has the form of a hub name."""
-    _require_model("worker.actor.model.model_path", model_path)
-    for source in sources:
-        _require_data("data", source)
-
-
-def require_file(key: str, path: str | Path | None) -> None:
-    """Raises `ConfigError` if `path` is given and is no file with text in UTF-8; `key` names the setting."""
-    if path is None:
-        return
-    found = find_path(str(path))
-    if found is None or not found.is_file():
-        raise ConfigError(f"{key}={path}: there is no such file ({searched(str(path))}).")
-    try:
-        read_text(found)
-    except ForeignFileError as error:
-        raise ConfigError(f"{key}={path}: this file {error.fault}; accepted: text in UTF-8.") from error
-
-
-def _require_folder(key: str, path: str | None) -> None:
-    if path is not None and not ((found := find_path(path)) and found.is_dir()):
-        raise ConfigError(f"{key}={path}: there is no such folder.")
-
-
-def _is_embedded(key: str, name: str, known: Sequence[str]) -> bool:
-    """Returns whether a part of the embedded world is named; raises `ConfigError` if it has none of that name."""
-    if not name.startswith("microgeo:"):
-        return False
-    if name not in known:
-        near = did_you_mean(name, known)
-        raise ConfigError(f"{key}={name}: unknown part of the embedded world.{near} Known: {', '.join(known)}.")
-    return True
-
-
-def _require_data(key: str, name: str) -> None:
-    if _is_embedded(key, name, MICROGEO_DATA) or (name and find_path(name) is not None):
-        return
-    path, separator, split = name.partition("@")
-    if "@" in split or (separator and not split) or not path:
-        raise ConfigError(
-            f"{key}={name!r} must have the form name@split with one '@', or be a path; single commas separate several."
+def plan_lines(config: RunConfig) -> list[str]:
+    data, actor, rollout, trainer = config.data, config.worker.actor, config.worker.rollout, config.trainer
+    samples = data.rollout_batch_size * rollout.n
+    devices = trainer.num_devices
+    updates = data.rollout_batch_size // actor.global_batch_size * actor.ppo_epochs
+    per_update = actor.global_batch_size * rollout.n
+    size = actor.micro_batch_size_per_device_for_update
+    if actor.dynamic_batching:
+        passes = f"passes of at most {size * (data.max_prompt_length + data.max_response_length)} tokens"
+    else:
+        passes = f"{-(-per_update // size)} micro-batches of at most {size}"
+    method = config.algorithm.adv_estimator
+    views = build_estimator(method, config.methods.get(method)).views
+    lora, optim = actor.model.lora, actor.optim
+    adapter = "DoRA" if lora.use_dora else "LoRA"
+    if lora.quantization is not None:
+        adapter = f"Q{adapter} ({lora.quantization})"
+    trained = f"{adapter}, rank {lora.rank}, scale {lora.alpha / lora.rank:g}" if lora.rank else "all"
+    warm_up = f"{optim.lr_warmup_ratio:g} of the steps warm-up"
+    if optim.lr_warmup_steps is not None:
+        warm_up = f"{optim.lr_warmup_steps} warm-up steps"
+    lines = [
+        f"method: {method}, teacher views: {', '.join(views) or 'none'}",
+        f"samples per step: {data.rollout_batch_size} prompts x {rollout.n} responses = {samples}"
+        + (f", on each of {devices} devices at most {-(-samples // devices)}" if devices > 1 else ""),
+        f"optimizer updates per step: {updates}, each over {per_update} samples in {passes}",
+        f"tokens per sample: at most {data.max_prompt_length} + {data.max_response_length} = "
+        f"{data.max_prompt_length + data.max_response_length}",
+        f"trained weights: {trained}{', vision tower frozen' if actor.model.freeze_vision_tower else ''}",
+        f"length: {trainer.total_epochs} epochs" if trainer.max_steps is None else f"length: {trainer.max_steps} steps",
+        f"learning rate: {optim.lr:g}, {optim.lr_scheduler_type}, {warm_up}",
+        f"devices: {_devices_in_words(config)}",
+        f"run folder: {trainer.run_folder}",
+    ]
+    if config.algorithm.needs_critic:
+        critic = config.worker.resolved_critic
+        assert critic.global_batch_size is not None
+        steps = data.rollout_batch_size // critic.global_batch_size * critic.ppo_epochs
+        lines.append(
+            f"critic: all weights of {critic.model.model_path}, {steps} optimizer updates per step, "
+            f"learning rate {critic.optim.lr:g}"
         )
-    if find_path(path) is None and (path.endswith(_DATA_ENDINGS) or not HUB_NAME.fullmatch(path)):
-        raise ConfigError(
-            f"{key}={name}: there is no such file or folder ({searched(path)}), or hub name org/name@split."
+    lines += [f"note: {line}" for line in _settings_not_read(config)]
+    if rollout.top_p < 1 or rollout.top_k > 0:
+        lines.append(
+            "note: top_p or top_k truncates the distribution that is sampled; log-probs are those of the whole distribution"
         )
+    return lines
 
 
-def _require_model(key: str, name: str | None) -> None:
-    """Raises `ConfigError` if a model does not exist, is a file, a checkpoint of a run, or an adapter alone."""
-    if name is None or _is_embedded(key, name, MICROGEO_MODELS):
-        return
-    found = find_path(name)
-    if found is None:
-        if not HUB_NAME.fullmatch(name):
-            raise ConfigError(
-                f"{key}={name}: there is no such folder ({searched(name)}), and it is no hub name org/name."
-            )
-        return
-    if not found.is_dir():
-        raise ConfigError(f"{key}={name} is a file; a model is a folder with config.json and weights.")
-    checkpoint, is_adapter = last_checkpoint(found), (found / "adapter_config.json").is_file()
-    is_model = key.endswith("tokenizer_path") or (found / "config.json").is_file()
-    if not is_model and (checkpoint is not None or is_adapter):
-        kind = "an adapter without its model" if checkpoint is None else "a checkpoint of a run, not a model"
-        resume = "" if checkpoint is None else f", or continue that run with trainer.load_checkpoint_path={checkpoint}"
-        raise ConfigError(
-            f"{key}={name} is {kind}. Export it with `cepo merge --checkpoint {checkpoint or found} --out FOLDER` and give "
-            f"FOLDER{resume}."
-        )
+def _settings_not_read(config: RunConfig) -> list[str]:
+    """Returns changed settings of `algorithm` that the chosen method does not read."""
+    method, defaults = config.algorithm.adv_estimator, dict(leaves(default_tree(SharedSettings)))
+    read, given = dict(leaves(config.methods[method])), dataclasses.asdict(config.algorithm)
+    return [
+        f"algorithm.{key}={value} has no effect: {method} does not read it"
+        for key, value in leaves(given)
+        if key in defaults and key not in read and value != defaults[key]
+    ]
 
 
-def require_weights(model_path: str) -> None:
-    """Raises `ConfigError` if a local model has no configuration or no weights. A check of the settings needs neither."""
-    folder = find_path(model_path)
-    if folder is None:
-        return
-    kinds = {"config.json": ("config.json",), "weights (*.safetensors or *.bin)": ("*.safetensors", "*.bin")}
-    for what, patterns in kinds.items():
-        if not any(True for pattern in patterns for _ in folder.glob(pattern)):
-            raise ConfigError(
-                f"worker.actor.model.model_path={model_path} has no {what}; give a folder with a whole Hugging Face checkpoint, "
-                "or a hub name org/name."
-            )
-
-
-def last_checkpoint(folder: Path) -> Path | None:
-    """Returns the checkpoint that `folder` is, or the last one of the run folder that it is; None if it is neither."""
-    if (folder / "trainer_state.json").is_file():
-        return folder
-    steps = checkpoint_folders(folder)
-    return steps[max(steps)] if steps else None
+def _devices_in_words(config: RunConfig) -> str:
+    trainer, devices = config.trainer, config.trainer.num_devices
+    if config.trainer.chosen_launcher == "local":
+        return "one, in this process"
+    words = f"{devices} ({trainer.nnodes} x {trainer.n_gpus_per_node}), one worker each under Ray"
+    if config.worker.actor.global_batch_size < devices:
+        idle = devices - config.worker.actor.global_batch_size
+        words += f"; an optimizer step has {config.worker.actor.global_batch_size} prompts, so {idle} devices are idle"
+    return words

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from omegaconf import OmegaConf
@@ -14,21 +13,21 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from cepo import interrupts
 from cepo.algorithms import available_estimators, estimator_class, load_plugin, section_of
-from cepo.algorithms.base import SHARED, own_fields, path_of, presets_of
+from cepo.algorithms.base import own_fields, path_of, presets_of
 from cepo.algorithms.settings import SharedSettings
 from cepo.config.easyr1 import EASYR1_KEYS, report_engine_keys, without_engine_keys
 from cepo.config.paths import located
-from cepo.config.private import environment_references, with_references, without_secrets
-from cepo.config.schema import RunConfig, RunSettings
+from cepo.config.schema import RunConfig, RunSettings, TrainerConfig
 from cepo.config.sources import Origins, Source, read_arguments
-from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import ConfigError, did_you_mean, place_in
-from cepo.sections import default_tree, fields_of, is_decisive, merged_trees
+from cepo.sections import default_tree, fields_of, merged_trees
 from cepo.trees import Fields, Tree, is_dict, is_mapping, leaves, texts_of, with_texts
 
 logger = logging.getLogger(__name__)
 
-_KEYWORDS = "worker.reward.reward_function_kwargs"
+_Keys = tuple[str, ...]
+_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\b")
+_REFERENCE = re.compile(r"\$\{\s*([\w.-]+)\s*\}")
 _SHARED_KEYS = [key for key, _ in leaves(default_tree(SharedSettings))]
 # Runs with another trainer.seed alone would otherwise see the same rows and, at first, the same responses.
 _ONE_SEED: Tree = {"data": {"seed": "${trainer.seed}"}, "worker": {"rollout": {"seed": "${trainer.seed}"}}}
@@ -64,7 +63,7 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
     tree, without_effect = without_engine_keys(_resolved(merged, origins), origins)
     run = _read_run(tree, origins)
     report_engine_keys(without_effect, origins)
-    return dataclasses.replace(run, from_environment=environment_references(merged))
+    return dataclasses.replace(run, from_environment=_environment_references(merged))
 
 
 def _read_run(tree: Tree, origins: Origins) -> RunConfig:
@@ -98,38 +97,6 @@ def _require_own_keys(name: str, section: object, origins: Origins) -> None:
             near = did_you_mean(key, [*own, *_SHARED_KEYS])
             near = f" Did you mean 'algorithm.{min(moved, key=len)}'?" if moved else near
             raise origins.error(f"{path}.{key}", f"unknown key '{path}.{key}'.{near}")
-
-
-def plain_tree(config: RunConfig) -> Tree:
-    """Returns all settings as plain mappings, lists and values, under the keys of configuration files."""
-    tree = dataclasses.asdict(config)
-    tree.pop("from_environment")
-    for name, settings in tree.pop("methods").items():
-        if own := {field: settings[field] for field in own_fields(name)}:
-            tree["algorithm"][name] = own
-    return tree
-
-
-def dump_config(config: RunConfig) -> str:
-    """Returns all settings as YAML, with defaults and method sections; it loads as an equal `RunConfig`."""
-    return OmegaConf.to_yaml(OmegaConf.create(_escaped(plain_tree(config))))
-
-
-def record_tree(config: RunConfig) -> Tree:
-    """Returns the settings of a run for records that others may read, without those that its method does not read.
-
-    Values from the environment remain references, and secret settings (`api_key`, `token`, ...) are masked.
-    """
-    tree = plain_tree(config)
-    read = config.methods[config.algorithm.adv_estimator]
-    for name in SHARED:
-        del tree["algorithm"][name]
-    tree["algorithm"].update({name: value for name, value in read.items() if name in SHARED})
-    return with_references(without_secrets(_escaped(tree)), config.from_environment)
-
-
-def dump_for_record(config: RunConfig) -> str:
-    return OmegaConf.to_yaml(OmegaConf.create(record_tree(config)))
 
 
 def _merged(sources: Sequence[Source], defaults: Tree) -> Tree:
@@ -201,31 +168,28 @@ def _load_plugins(merged: Tree, origins: Origins) -> None:
             raise origins.error(key, f"{key}: importing {where} failed: {type(error).__name__}: {error}") from error
 
 
-def _escaped(value: object) -> Any:
-    """Escapes `${`, so that resolved text is not interpreted as a reference when it is loaded again."""
-    return with_texts(value, lambda text: text.replace("${", "\\${"))
+def _environment_references(tree: Mapping[str, object]) -> dict[_Keys, object]:
+    """Returns the settings that take text from the environment, directly or through other settings.
 
-
-def run_identity(config: RunConfig) -> Tree:
-    """Returns the settings without which a checkpoint does not fit at all: method, model and form of the weights."""
-    model, lora = config.worker.actor.model, config.worker.actor.model.lora
-    return {
-        "adv_estimator": config.algorithm.adv_estimator,
-        "model_path": model.model_path,
-        "lora_rank": lora.rank,
-        "quantization": lora.quantization,
-        "double_quantization": None if lora.quantization is None else lora.double_quantization,
-    }
-
-
-def decisive_settings(config: RunConfig) -> Tree:
-    """Returns the recorded settings that decide what is trained, by dotted key, without empty mappings.
-
-    They are those that the schema marks so. Of the reward function's keywords, which may be confidential, a digest is
-    kept.
+    The result maps each setting's path to its unresolved text or list.
     """
-    tree = leaves(record_tree(config))
-    found = {key: value for key, value in tree if is_decisive(RunSettings, key) and not is_mapping(value)}
-    keywords = {key: found.pop(key) for key in list(found) if key.startswith(_KEYWORDS)}
-    digest = hashlib.sha256(json.dumps(keywords, sort_keys=True).encode()).hexdigest()[:16]
-    return found | {f"{_KEYWORDS} (digest)": digest}
+    leaves = dict(_leaves(tree, ()))
+    found = {path: value for path, value in leaves.items() if any(map(_ENVIRONMENT.search, texts_of(value)))}
+    while True:
+        more: dict[_Keys, object] = {}
+        for path, value in leaves.items():
+            named = [tuple(name.split(".")) for text in texts_of(value) for name in _REFERENCE.findall(text)]
+            if path not in found and any(at[: len(to)] == to[: len(at)] for to in named for at in found):
+                more[path] = value
+        if not more:
+            return found
+        found.update(more)
+
+
+def _leaves(tree: Mapping[str, object], path: _Keys) -> Iterator[tuple[_Keys, object]]:
+    for key, value in tree.items():
+        below = (*path, str(key))
+        if is_mapping(value):
+            yield from _leaves(value, below)
+        else:
+            yield below, value

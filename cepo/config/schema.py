@@ -4,17 +4,83 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from cepo.algorithms import estimator_class
 from cepo.algorithms.settings import DEFAULT_ESTIMATOR, SharedSettings
-from cepo.config.data_schema import DataConfig
-from cepo.config.rollout_schema import FloatType, RewardConfig, RolloutConfig
-from cepo.config.trainer_schema import TrainerConfig
-from cepo.sections import NOT_DECISIVE, BelowOne, Count, CountOrOff, Natural, NotNegative, Positive, Share, section
+from cepo.config.paths import File, located_data
+from cepo.config.worker_schema import Joined, WorkerConfig, parts_of
+from cepo.sections import DECISIVE, NOT_DECISIVE, Count, CountOrOff, Natural, NotNegative, Positive, section
 from cepo.trees import Fields
+
+
+@section
+class DataConfig:
+    """`data.*`: the sources of the problems and how prompts are made from them."""
+
+    train_files: Annotated[Joined, AfterValidator(lambda text: ",".join(map(located_data, parts_of(text))))]
+    """Training set: hub name `org/name@split`, local file or folder, or `microgeo:train`. Give several as a list, or
+    separated by commas."""
+    train_weights: list[Positive] | None = None
+    """Share of problems from each training set, in the order of train_files; the sum does not matter. null: all rows
+    form one set."""
+    val_files: Annotated[Annotated[str, AfterValidator(located_data)] | None, NOT_DECISIVE] = None
+    """Validation set, in the same forms; null: no validation."""
+    prompt_key: str = "prompt"
+    """Column with the question: text, or a list of chat messages."""
+    answer_key: str = "answer"
+    """Column with the reference answer."""
+    solution_key: str = "solution"
+    """Column with a worked solution; a dataset may lack it."""
+    image_key: str = "images"
+    """Column with the list of images; a row may have none."""
+    teacher_image_key: str | None = None
+    """Column with the images that teachers see instead of the row's, as many as those: crops, for example, or annotated
+    figures. A row without any shows its own; null: all rows do."""
+    image_hosts: list[str] = []
+    """Hosts (`name` or `name:port`, by https; `http://name` allows http) from which images given as addresses are
+    downloaded. Empty: an address is an error."""
+    video_key: str = "videos"
+    """Column with the list of videos; a row may have none. Needs the extra `video`."""
+    video_fps: Positive = 2.0
+    """Frames per second that are taken from a video."""
+    image_dir: File | None = None
+    """Folder that paths of images and videos are relative to and must lie in; null: the working directory, and paths
+    may lead anywhere."""
+    max_prompt_length: Count = 512
+    """Longest prompt in tokens, expanded image tokens included."""
+    max_response_length: Count = 512
+    """Longest response in tokens."""
+    rollout_batch_size: Count = 512
+    """Prompts per training step."""
+    mini_rollout_batch_size: Count | None = None
+    """Prompts sampled per round of algorithm.online_filtering; null: rollout_batch_size."""
+    val_batch_size: Annotated[CountOrOff, NOT_DECISIVE] = -1
+    """Prompts per validation batch; -1: the whole set. A small value limits how many videos are in memory at once."""
+    format_prompt: File | None = None
+    """Jinja file that wraps the question (variable `content`); null: the question alone."""
+    override_chat_template: File | None = None
+    """File with a chat template that replaces the model's own."""
+    shuffle: bool = True
+    """Visit the training rows in a seeded random order; false: in the order of the data."""
+    seed: Natural = 1
+    """Seed of the order of the training rows; trainer.seed if it is not set."""
+    min_pixels: Count | None = 262144
+    """Enlarge images with fewer pixels; null: the processor's own limit, which keeps small figures cheap."""
+    max_pixels: Count | None = 4194304
+    """Shrink images with more pixels; null: the processor's own limit. A lower value gives images fewer tokens."""
+    filter_overlong_prompts: bool = True
+    """Drop and count rows whose prompt exceeds max_prompt_length; false: such a row is an error."""
+    skip_bad_rows: bool = False
+    """Drop and count rows with an unreadable image, mismatched placeholders or an empty answer; false: such a row is an
+    error."""
+
+    @property
+    def train_sources(self) -> list[str]:
+        return parts_of(self.train_files)
 
 
 @section
@@ -63,221 +129,118 @@ class AlgorithmConfig(SharedSettings):
 
 
 @section
-class LoraConfig:
-    """`worker.actor.model.lora.*`."""
+class TrainerConfig:
+    """`trainer.*`: length of the run, validation, records and checkpoints."""
 
-    rank: Natural = 0
-    """Rank of the LoRA adapter; 0 trains all weights (full fine-tuning)."""
-    alpha: Count = 64
-    """Numerator of the adapter's scale, alpha / rank."""
-    use_dora: bool = False
-    """Train a DoRA adapter, which also learns each adapted row's magnitude. The rollout engine then receives merged
-    weights, not an adapter."""
-    quantization: Literal["nf4", "fp4"] | None = None
-    """QLoRA: store the language model's linear layers in this 4-bit type of bitsandbytes, to save memory. The rollout
-    engine receives dequantised weights with the adapter merged in. null: the base model keeps the compute type."""
-    double_quantization: bool = True
-    """Quantise the scales of the 4-bit weights too: 0.52 instead of 0.56 bytes per weight."""
-    target_modules: str = "all-linear"
-    """Modules that get an adapter: `all-linear`, or names separated by commas."""
-    exclude_modules: str | None = ".*visual.*"
-    """Regular expression of modules that get no adapter; null: exclude none. The default means the vision tower,
-    whatever the model calls it."""
-
-    def served_rank(self, *, merged: bool) -> int:
-        """Returns the rank of the adapter that the rollout engine serves on the base; 0 if it loads all weights instead.
-
-        It loads them if the adapter is `merged` by request, is a DoRA adapter, which vLLM cannot serve, or was trained
-        on a 4-bit base, which is not the one that vLLM reads from the checkpoint.
-        """
-        return 0 if merged or self.use_dora or self.quantization is not None else self.rank
-
-
-@section
-class LoadedModelConfig:
-    """`worker.{actor,critic}.model.*`."""
-
-    override_config: Fields = {}
-    """Entries that replace those of the model's own configuration."""
-    enable_gradient_checkpointing: Annotated[bool, NOT_DECISIVE] = True
-    """Recompute activations in the backward pass. This saves memory and costs time."""
-    trust_remote_code: bool = False
-    """Run Python code that comes with the model. Enable it only for a model you trust."""
-    freeze_vision_tower: bool = False
-    """Train only what follows the vision tower."""
-
-
-@section
-class ModelConfig(LoadedModelConfig):
-    """`worker.actor.model.*`."""
-
-    model_path: str
-    """Model to train: hub name `org/name`, local folder, or `microgeo:model`."""
-    tokenizer_path: str | None = None
-    """Where the tokenizer and the processor are loaded from; null: model_path."""
-    fp32_logits: bool = True
-    """Accumulate and keep the LM head's logits in float32, in the trainer and in the rollout engine; false: both round
-    them to the 16-bit type they compute in."""
-    lora: LoraConfig = LoraConfig()
-
-
-@section
-class CriticModelConfig(LoadedModelConfig):
-    """`worker.critic.model.*`. The value head replaces the language head; the critic has no adapter."""
-
-    model_path: str | None = None
-    """Value model, in the same forms as the actor's; null: the actor's model, with its override_config and
-    trust_remote_code."""
-
-
-@section
-class OptimConfig:
-    """`worker.actor.optim.*` and `worker.critic.optim.*`. The scheduler advances once per training step."""
-
-    lr: Share = 1e-6
-    """Peak learning rate, about the most by which a step moves a weight."""
-    betas: Annotated[list[BelowOne], Field(min_length=2, max_length=2)] = [0.9, 0.999]
-    """Adam's decay rates of the first and the second moment."""
-    weight_decay: NotNegative = 0.01
-    """Decoupled weight decay."""
-    strategy: Literal["adamw", "adamw_bf16"] = "adamw"
-    """Optimizer. adamw_bf16, for weights stored in bf16 (fsdp.torch_dtype), has a bf16 momentum and carries each
-    weight's rounding error to the next step."""
-    lr_warmup_ratio: Share = 0.0
-    """Warm-up steps as a share of all training steps."""
-    lr_warmup_steps: Natural | None = None
-    """Number of warm-up steps; null: lr_warmup_ratio decides."""
-    min_lr_ratio: Share | None = None
-    """Final learning rate of cosine and linear, as a share of lr; null: 0."""
-    lr_scheduler_type: Literal["constant", "cosine", "linear"] = "constant"
-    """Learning-rate schedule after warm-up."""
-
-
-@section
-class FsdpConfig:
-    """`worker.actor.fsdp.*` and `worker.critic.fsdp.*`."""
-
-    torch_dtype: FloatType | None = None
-    """Data type in which the trained weights are stored; null: fp32."""
-    mp_param_dtype: FloatType = "bf16"
-    """Data type of the forward and backward passes."""
-    mp_reduce_dtype: FloatType = "fp32"
-    """Data type in which gradients are reduced across devices."""
-    enable_full_shard: Annotated[bool, NOT_DECISIVE] = True
-    """Free the gathered weights of a layer after its forward pass. false: keep them until the backward pass, which
-    saves a gather and takes more memory."""
-    enable_cpu_offload: Annotated[bool, NOT_DECISIVE] = False
-    """Keep weights, gradients and optimizer state in host memory, for models that do not fit on the device. No effect
-    on a CPU."""
-    enable_rank0_init: Annotated[bool, NOT_DECISIVE] = False
-    """Rank 0 reads the weights and sends them to the other ranks; false: each rank reads them."""
-    fsdp_size: Annotated[CountOrOff, NOT_DECISIVE] = -1
-    """Number of devices the weights are sharded over, a divisor of all devices; the others hold replicas of the shards.
-    -1: all devices."""
-
-
-@section
-class OffloadConfig:
-    """`worker.actor.offload.*` and `worker.critic.offload.*`: what leaves the device while it is not used."""
-
-    offload_params: bool = False
-    """Move the weights to host memory while responses are sampled. No effect on a CPU."""
-    offload_optimizer: bool = False
-    """Keep the optimizer state in host memory except during updates. No effect on a CPU."""
-
-
-@section
-class UpdateConfig:
-    """`worker.{actor,critic}.*`: how a model is scored and updated. One declaration for both, so that they cannot differ."""
-
-    micro_batch_size_per_device_for_update: Annotated[Count, NOT_DECISIVE] = 4
-    """Samples per forward and backward pass on a device. Lower it if an update runs out of memory."""
-    micro_batch_size_per_device_for_experience: Annotated[Count, NOT_DECISIVE] = 16
-    """Samples per log-prob pass on a device. Lower it if scoring runs out of memory."""
-    dynamic_batching: Annotated[bool, NOT_DECISIVE] = True
-    """Fill each pass up to a number of tokens: the micro-batch size times the longest prompt plus the longest response.
-    false: each pass has micro-batch size samples."""
-    max_grad_norm: Positive = 1.0
-    """The gradient is clipped to this norm."""
-    loss_avg_mode: Literal["token", "seq", "seq_sum", "constant"] = "token"
-    """Average of the token losses. token: over all tokens; seq: over sequences, of their token means; seq_sum: over
-    sequences, of their token sums; constant: sum divided by the number of sequences times data.max_response_length (Dr.
-    GRPO)."""
-    ppo_epochs: Count = 1
-    """Number of times the update passes over each rollout batch."""
-    optim: OptimConfig = OptimConfig()
-    fsdp: FsdpConfig = FsdpConfig()
-    offload: Annotated[OffloadConfig, NOT_DECISIVE] = OffloadConfig()
-
-
-@section
-class ActorConfig(UpdateConfig):
-    """`worker.actor.*`: the trained policy and its update."""
-
-    global_batch_size: Count = 256
-    """Prompts per optimizer step; it must divide data.rollout_batch_size."""
-    padding_free: Annotated[bool, NOT_DECISIVE] = True
-    """Pack rows without padding, and compute tokens that several rows share only once; false: pad the rows."""
-    clip_ratio_low: Share = 0.2
-    """Lower clip range: the probability ratio is clipped at 1 - clip_ratio_low."""
-    clip_ratio_high: NotNegative = 0.28
-    """Upper clip range: the probability ratio is clipped at 1 + clip_ratio_high."""
-    clip_ratio_dual: Annotated[float, Field(gt=1)] | None = 3.0
-    """Dual clip: a token with negative advantage A has a loss of at most -A times this; null: no bound."""
-    loss_type: Literal["default", "gspo", "gspo_token", "cispo", "sapo"] = "default"
-    """Policy loss; `default` is PPO's clipped surrogate."""
-    rollout_is: Literal["none", "truncate", "mask"] = "none"
-    """Weight of each token's loss that corrects the mismatch between trainer and rollout engine, rho = P_trainer /
-    P_engine. truncate: rho, at most rollout_is_threshold; mask: rho, but 0 outside 1 / rollout_is_threshold to
-    rollout_is_threshold; none: off. Needs temperature 1."""
-    rollout_is_threshold: Annotated[float, Field(gt=1)] = 2.0
-    """Bound of rho in rollout_is."""
-    tau_positive: Positive = 1.0
-    """Temperature of the gate of loss_type `sapo` for advantages of 0 or more."""
-    tau_negative: Positive = 1.05
-    """Temperature of the gate of loss_type `sapo` for negative advantages."""
-    model: ModelConfig = Field()
-
-
-@section
-class CriticConfig(UpdateConfig):
-    """`worker.critic.*`: the value model and its update, for methods that need values."""
-
-    global_batch_size: Count | None = None
-    """Prompts per optimizer step; null: the actor's."""
-    padding_free: Annotated[bool, NOT_DECISIVE] = False
-    """As worker.actor.padding_free."""
-    cliprange_value: Positive = 0.5
-    """Clip range of the value loss: how far a value may move from its value before the update."""
-    model: CriticModelConfig = CriticModelConfig()
-
-
-@section
-class WorkerConfig:
-    """`worker.*`."""
-
-    actor: ActorConfig = Field()
-    critic: CriticConfig = CriticConfig()
-    rollout: Annotated[RolloutConfig, NOT_DECISIVE] = RolloutConfig()
-    reward: Annotated[RewardConfig, NOT_DECISIVE] = RewardConfig()
+    total_epochs: Count = 15
+    """Passes over the training set; max_steps overrides it."""
+    max_steps: Natural | None = None
+    """Number of training steps, also for the learning-rate schedule; null: total_epochs decides."""
+    project_name: str = "cepo"
+    """Project in trackers, and outer folder of checkpoints and records."""
+    experiment_name: str = "demo"
+    """Run in trackers, and folder within the project's."""
+    logger: list[Literal["console", "file", "tensorboard", "wandb", "mlflow", "swanlab", "trackio"]] = [
+        "console",
+        "file",
+    ]
+    """Where metrics are written; wandb, mlflow, swanlab and trackio need the extra `trackers`."""
+    launcher: Literal["auto", "local", "ray"] = "auto"
+    """Where the workers run. local: in this process; ray: one process per device under Ray; auto: ray for more than one
+    device."""
+    nnodes: Count = 1
+    """Number of machines."""
+    n_gpus_per_node: Count = 1
+    """Devices per machine. Without GPUs: worker processes, at most one per processor."""
+    ray_address: str | None = None
+    """Running Ray cluster to join, `auto` or host:port. null: RAY_ADDRESS, else a cluster is started on this
+    machine."""
+    start_timeout_seconds: Positive = 900.0
+    """Under Ray: how long to wait for free devices, and for the workers to load their models, in seconds."""
+    stage_timeout_seconds: Positive = 3600.0
+    """Under Ray: time limit for one stage of a step, in seconds; a worker that exceeds it counts as hung and is
+    restarted."""
+    max_restarts: Natural = 2
+    """Under Ray: how often a run restarts lost workers and continues from its last checkpoint."""
+    critic_warmup: Annotated[Natural, DECISIVE] = 0
+    """Number of first steps that train the critic only."""
+    val_freq: CountOrOff = -1
+    """Validate every this many steps and after the last step; -1: not during training."""
+    val_before_train: bool = True
+    """Validate before the first step, and after the last step too."""
+    val_only: bool = False
+    """Validate once and stop without training."""
+    val_max_samples: CountOrOff = -1
+    """Problems per validation, drawn once with trainer.seed; -1: the whole validation set."""
+    val_greedy: bool = False
+    """Also measure the accuracy of one greedy response to each validation problem."""
+    val_generations_to_log: Natural = 0
+    """Validation problems whose responses are recorded at each validation."""
+    leak_probe_size: Natural = 64
+    """Responses of each validation that are scored with and without the answer in the context, to detect a leak of
+    answers; 0: none."""
+    rollouts_to_log: Natural = 2
+    """Groups of responses recorded in rollouts/ at each recorded step."""
+    rollouts_freq: Count = 1
+    """Record responses every this many steps, beginning with the first step."""
+    rollouts_max_mb: Count = 256
+    """Size limit of recorded responses and images, in MB; beyond it every second recorded step is removed."""
+    save_freq: CountOrOff = -1
+    """Write a checkpoint every this many steps, and after the last step; -1: after the last step only."""
+    save_limit: CountOrOff = -1
+    """Number of checkpoints to keep: the last one, the best by val/reward, and the most recent others; -1: all."""
+    save_model_only: bool = False
+    """Write checkpoints with weights only: smaller, and enough for evaluation and merging, but no run can resume from
+    them."""
+    save_on_interrupt: bool = True
+    """After Ctrl-C or SIGTERM finish the step and save a checkpoint first; a second signal ends at once."""
+    save_checkpoint_path: str | None = None
+    """Run folder; null: checkpoints/<project_name>/<experiment_name>."""
+    load_checkpoint_path: str | None = None
+    """Checkpoint folder global_step_<N> to start from."""
+    find_last_checkpoint: bool = True
+    """Resume from the last checkpoint in the run folder, if there is one."""
+    accept_changes: bool = False
+    """Resume even if a setting that decides what is trained (data, method, batch, learning rate and others) has changed
+    since the checkpoint."""
+    max_try_make_batch: Annotated[int, DECISIVE] = 20
+    """Most sampling rounds per step under online filtering; after them, groups that were filtered out fill the batch. 0
+    or less: rounds end only if three passes over the data keep no group."""
+    max_skipped_steps: CountOrOff = 10
+    """End the run after this many consecutive steps whose updates were all skipped because gradients were not finite;
+    -1: never."""
+    on_fault: Literal["warn", "skip", "stop"] = "warn"
+    """Reaction to a fault: log-probs, rewards or advantages that are not finite, an engine gap above max_log_prob_gap,
+    or collapsed responses or rewards. warn: log a warning; skip: also skip the update, if the fault is found before it;
+    stop: also end the run and keep the last good checkpoint."""
+    collapse_steps: Count = 10
+    """Number of consecutive steps that count as collapse if in each of them half of the responses are empty or repeat
+    one token, or all rewards are equal."""
+    max_log_prob_gap: Positive = 1.0
+    """Largest mean gap between the log-probs of rollout engine and trainer, in nats per token, that is not a fault."""
+    plugins: Annotated[list[File], DECISIVE] = []
+    """Python files that register further methods."""
+    seed: Annotated[Natural, DECISIVE] = 1
+    """Seed of the run: of the order of rows, of sampling, and of everything that has no seed of its own."""
 
     @property
-    def resolved_critic(self) -> CriticConfig:
-        """`critic`, with batch size and model path taken from the actor if they are null.
+    def num_devices(self) -> int:
+        """The number of devices of the whole run; without GPUs, the number of worker processes."""
+        return self.nnodes * self.n_gpus_per_node
 
-        The actor's model path brings its `override_config`, which the critic's entries override, and
-        `trust_remote_code`.
-        """
-        model, actors = self.critic.model, self.actor.model
-        if model.model_path is None:
-            model = dataclasses.replace(
-                model,
-                model_path=actors.model_path,
-                override_config={**actors.override_config, **model.override_config},
-                trust_remote_code=actors.trust_remote_code or model.trust_remote_code,
-            )
-        size = self.critic.global_batch_size or self.actor.global_batch_size
-        return dataclasses.replace(self.critic, model=model, global_batch_size=size)
+    @property
+    def chosen_launcher(self) -> str:
+        """`local` or `ray`: `launcher`, with `auto` resolved for this run's devices."""
+        if self.launcher != "auto":
+            return self.launcher
+        return "ray" if self.num_devices > 1 else "local"
+
+    @property
+    def run_folder(self) -> Path:
+        """The run folder: `save_checkpoint_path`, else checkpoints/<project_name>/<experiment_name>."""
+        if self.save_checkpoint_path is not None:
+            return Path(self.save_checkpoint_path)
+        return Path("checkpoints") / self.project_name / self.experiment_name
 
 
 @section

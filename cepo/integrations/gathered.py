@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from cepo.algorithms import Estimator, build_estimator
-from cepo.config.schema import RewardConfig
+from cepo.config.worker_schema import RewardConfig
 from cepo.data.contexts import ContextBuilder, Problem
 from cepo.errors import ConfigError, DataError
 from cepo.metrics import Metrics, fraction

@@ -20,8 +20,8 @@ from PIL.Image import Image
 from torch import Tensor
 
 import cepo
-from cepo.config.data_schema import DataConfig
-from cepo.config.schema import ModelConfig
+from cepo.config.schema import DataConfig
+from cepo.config.worker_schema import ModelConfig
 from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import read_text
 from cepo.models.families import family_of

@@ -15,7 +15,7 @@ import yaml
 
 from cepo.config.listing import written
 from cepo.config.paths import checkpoint_folders
-from cepo.config.recorded import without_interpolation
+from cepo.config.record import without_interpolation
 from cepo.config.sources import read_file
 from cepo.errors import ConfigError, DataError
 from cepo.metrics import wilson_interval

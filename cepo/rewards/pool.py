@@ -22,7 +22,7 @@ from cepo.rewards.functions import RewardFailure, RewardOutcome
 from cepo.trees import Fields
 
 if TYPE_CHECKING:
-    from cepo.config.schema import RewardConfig
+    from cepo.config.worker_schema import RewardConfig
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,8 @@ from cepo.models.inputs import EngineUse, Family
 from cepo.rollout.generator import Generator, GeneratorSettings
 
 if TYPE_CHECKING:
-    from cepo.config.data_schema import DataConfig
-    from cepo.config.rollout_schema import RolloutConfig
-    from cepo.config.schema import WorkerConfig
+    from cepo.config.schema import DataConfig
+    from cepo.config.worker_schema import RolloutConfig, WorkerConfig
     from cepo.models.processing import Processing
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from PIL.Image import Image
 from torch import Tensor
 
-from cepo.config.rollout_schema import RolloutConfig
+from cepo.config.worker_schema import RolloutConfig
 from cepo.errors import EngineError
 from cepo.sections import Count, Natural, section
 from cepo.trees import Tree

@@ -13,8 +13,8 @@ import ray
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
-from cepo.config.private import is_secret
-from cepo.config.trainer_schema import TrainerConfig
+from cepo.config.record import is_secret
+from cepo.config.schema import TrainerConfig
 from cepo.errors import ConfigError, EngineError
 from cepo.leftovers import OwnFolder
 from cepo.progress import phase

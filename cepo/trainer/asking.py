@@ -12,9 +12,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from cepo.config.data_schema import DataConfig
-from cepo.config.rollout_schema import RolloutConfig
-from cepo.config.schema import AlgorithmConfig, WorkerConfig
+from cepo.config.schema import AlgorithmConfig, DataConfig
+from cepo.config.worker_schema import RolloutConfig, WorkerConfig
 from cepo.data.batch import OWN_VIEW, ScoringRow
 from cepo.data.contexts import ContextBuilder, Problem
 from cepo.errors import RewardError

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from cepo.algorithms import Estimator
-from cepo.config.data_schema import DataConfig
-from cepo.config.schema import AlgorithmConfig, WorkerConfig
-from cepo.config.trainer_schema import TrainerConfig
+from cepo.config.schema import AlgorithmConfig, DataConfig, TrainerConfig
+from cepo.config.worker_schema import WorkerConfig
 from cepo.data.batch import OWN_VIEW, RowName, ScoringRow
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import TrainingProblems

@@ -13,7 +13,7 @@ from peft.tuners.lora.layer import Linear
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from cepo.config.schema import ActorConfig, LoraConfig
+from cepo.config.worker_schema import ActorConfig, LoraConfig
 from cepo.errors import ConfigError, did_you_mean
 from cepo.models import pretrained
 

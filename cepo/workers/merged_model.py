@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from cepo.config.schema import FloatType
+from cepo.config.worker_schema import FloatType
 from cepo.errors import CheckpointError, ConfigError, DataError, EngineError
 from cepo.foreign_files import irregular_file, read_json, size_of
 from cepo.models import pretrained

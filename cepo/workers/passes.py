@@ -17,7 +17,7 @@ from itertools import accumulate
 import torch
 import torch.distributed as dist
 
-from cepo.config.schema import ActorConfig, CriticConfig
+from cepo.config.worker_schema import ActorConfig, CriticConfig
 from cepo.data.batch import ScoringRow
 from cepo.models.inputs import EncodedPrompt, ImageInputs
 from cepo.models.processing import Processing

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from cepo.config.schema import ActorConfig, CriticConfig, OptimConfig
+from cepo.config.worker_schema import ActorConfig, CriticConfig, OptimConfig
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
 from cepo.losses.objective import token_weights
 from cepo.metrics import Metrics, max_value, mean_value, merge_metrics, sum_value

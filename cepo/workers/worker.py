@@ -13,9 +13,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from cepo.algorithms.settings import TeacherConfig
-from cepo.config.data_schema import DataConfig
-from cepo.config.schema import ActorConfig, AlgorithmConfig, WorkerConfig
-from cepo.config.trainer_schema import TrainerConfig
+from cepo.config.schema import AlgorithmConfig, DataConfig, TrainerConfig
+from cepo.config.worker_schema import ActorConfig, WorkerConfig
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
 from cepo.errors import CheckpointError
 from cepo.losses.objective import ObjectiveSettings

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from cepo.config.checks import MICROGEO_DATA
+from cepo.config.paths import MICROGEO_DATA
 from cepo.microgeo.problems import generate_problem
 from cepo.microgeo.world import SHAPES, split_problems, write_problems
 from cepo.rewards.answers import extract_answer

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cepo.algorithms import Estimator, available_estimators, base, register_estimator
 from cepo.config import dump_config, load_config, record_tree
 from cepo.config.listing import all_settings
-from cepo.config.schema import OptimConfig
+from cepo.config.worker_schema import OptimConfig
 from cepo.errors import ConfigError
 from cepo.types import TokenBatch, TokenSignal
 

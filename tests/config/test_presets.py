@@ -13,7 +13,7 @@ import yaml
 from cepo.algorithms import build_estimator
 from cepo.cli import main
 from cepo.config import RunConfig, check_config, load_config
-from cepo.config.loader import plain_tree
+from cepo.config.record import plain_tree
 from cepo.data.contexts import HintTemplate
 from cepo.trees import leaves
 

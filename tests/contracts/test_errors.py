@@ -16,8 +16,7 @@ from datasets import Dataset
 
 import cepo
 from cepo.config import check_config
-from cepo.config.schema import DataConfig
-from cepo.config.trainer_schema import TrainerConfig
+from cepo.config.schema import DataConfig, TrainerConfig
 from cepo.data.dataset import ProblemSet
 from cepo.errors import (
     CepoError,

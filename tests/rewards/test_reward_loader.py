@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cepo.config import load_config
-from cepo.config.schema import RewardConfig
+from cepo.config.worker_schema import RewardConfig
 from cepo.errors import RewardError
 from cepo.rewards.functions import (
     function_names,

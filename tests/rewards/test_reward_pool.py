@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import cepo
-from cepo.config.schema import RewardConfig
+from cepo.config.worker_schema import RewardConfig
 from cepo.errors import EngineError, RewardError
 from cepo.rewards.functions import ContractError, load_answer_function
 from cepo.rewards.pool import RewardPool

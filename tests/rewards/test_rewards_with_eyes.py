@@ -19,7 +19,7 @@ from local_server import local_server
 from PIL import Image
 
 from cepo.config import check_config, load_config
-from cepo.config.schema import RewardConfig
+from cepo.config.worker_schema import RewardConfig
 from cepo.data.dataset import Problem
 from cepo.errors import ConfigError, RewardError
 from cepo.models.inputs import Video

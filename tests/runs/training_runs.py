@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from cepo.config import RunConfig, check_config, load_config
-from cepo.config.schema import RewardConfig
+from cepo.config.worker_schema import RewardConfig
 from cepo.data.batch import OptimizerBatch, ScoringRow
 from cepo.losses.objective import LossDenominators
 from cepo.models.inputs import EncodedPrompt

@@ -18,7 +18,7 @@ import json, os, pathlib, psutil
 from cepo.runtime.reach import prepare_own_cluster, why_no_answer
 prepare_own_cluster()
 import ray
-from cepo.config.trainer_schema import TrainerConfig
+from cepo.config.schema import TrainerConfig
 from cepo.errors import ConfigError
 from cepo.runtime import cluster
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from cepo.config.schema import OptimConfig
+from cepo.config.worker_schema import OptimConfig
 from cepo.workers.trained import CompensatedAdamW, build_optimizer
 
 

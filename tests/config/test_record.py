@@ -1,20 +1,24 @@
-"""A run folder's config.yaml is data: it chooses no code that runs, and reads nothing of this machine."""
+"""A run's record: it holds no secrets; read back, it is data that chooses no code and reads nothing of this machine."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import stat
 from pathlib import Path
 
 import pytest
+import yaml
 from run_folders import write_checkpoint
 
 from cepo.cli import main
-from cepo.commands.merge import find_base
-from cepo.config import load_config
-from cepo.config.recorded import recorded_for_evaluation, recorded_model
+from cepo.commands.checkpoint_arguments import find_base
+from cepo.config import dump_for_record, load_config
+from cepo.config.record import decisive_settings, masked_argument, recorded_for_evaluation, recorded_model
 from cepo.errors import CheckpointError, ConfigError
 from cepo.report.recorded_run import load_run
+from cepo.tracking.external import config_tree
+from cepo.tracking.sink import RunDescription, build_tracker
 
 CODE = "import os\nos.mkdir({trace!r})\ndef reward(samples):\n    return [{{'overall': 0.0}} for _ in samples]\n"
 
@@ -161,3 +165,85 @@ def test_merge_says_what_is_no_configuration(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "run" / "config.yaml").write_text("worker: 5\n", encoding="utf-8")
     assert main(["merge", "--checkpoint", str(checkpoint), "--out", str(tmp_path / "out")]) == 2
     assert "worker.actor.model is not a section" in capsys.readouterr().err
+
+
+BASE = "config=configs/microgeo/base.yaml"
+SECRET = "s3cret-value"
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CEPO_KEY", SECRET)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "worker.reward.reward_function_kwargs={format_weight: 0.5, note: '${oc.env:CEPO_KEY}'}",
+        "worker.reward.reward_function_kwargs={nested: {list: [1, 'x-${oc.env:CEPO_KEY}']}}",
+        f"worker.reward.reward_function_kwargs={{api_key: {SECRET}}}",
+        f"worker.reward.reward_function_kwargs={{judge: {{hf-token: {SECRET}}}}}",
+        f"worker.reward.reward_function_kwargs={{headers: {{Authorization: Bearer {SECRET}}}}}",
+        f"worker.reward.reward_function_kwargs={{auth: {SECRET}, pwd: {SECRET}, openai_key: [{SECRET}]}}",
+        f"worker.reward.reward_function_kwargs={{private_key: '{SECRET}'}}",
+        f"worker.reward.reward_function_kwargs={{urls: ['https://judge:{SECRET}@host:8000/v1']}}",
+        "trainer.project_name=${oc.env:CEPO_KEY}",
+        "data.train_files=['${oc.env:CEPO_KEY}', other]",
+    ],
+)
+def test_a_secret_is_used_and_not_recorded(tmp_path: Path, argument: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config([BASE, argument, "trainer.experiment_name=of-${trainer.project_name}"])
+    assert SECRET in repr(config), "the run itself has it"
+    text = dump_for_record(config)
+    run = RunDescription(folder=tmp_path, config_text=text, max_steps=1)
+    monkeypatch.setattr("sys.argv", ["cepo", argument])
+    build_tracker(["file"], run).close()
+    for file in tmp_path.iterdir():
+        assert SECRET not in file.read_text(), file
+    assert SECRET not in str(config_tree(run))
+    for name in ("config.yaml", "environment.json"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600, name
+
+
+def test_a_reference_is_recorded_as_written_and_resolves_again(tmp_path: Path) -> None:
+    arguments = [BASE, "trainer.project_name=${oc.env:CEPO_KEY}"]
+    config = load_config(arguments)
+    text = dump_for_record(config)
+    assert yaml.safe_load(text)["trainer"]["project_name"] == "${oc.env:CEPO_KEY}"
+    (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
+    assert load_config([f"config={tmp_path / 'config.yaml'}"]) == config
+
+
+@pytest.mark.parametrize(
+    ("argument", "recorded"),
+    [
+        ("a.api_key=abc", "a.api_key=***"),
+        ("a.OPENAI_API_KEY=abc", "a.OPENAI_API_KEY=***"),
+        ("--token=abc", "--token=***"),
+        ('a.kwargs={url: "x", password: "a b", n: 3}', 'a.kwargs={url: "x", password: ***, n: 3}'),
+        ("a.kwargs={'secret':abc}", "a.kwargs={'secret':***}"),
+        ("a.api_key=${oc.env:KEY}", "a.api_key=${oc.env:KEY}"),
+        ("a.kwargs={Authorization: Bearer abc, n: 3}", "a.kwargs={Authorization: ***, n: 3}"),
+        ("a.kwargs={url: https://me:abc@host/x}", "a.kwargs={url: https://***@host/x}"),
+        ("a.url=https://host:8000/x@y", "a.url=https://host:8000/x@y"),
+        ("data.prompt_key=problem", "data.prompt_key=problem"),
+        ("worker.rollout.max_num_batched_tokens=8192", "worker.rollout.max_num_batched_tokens=8192"),
+        ("a.tokenizer_path=b", "a.tokenizer_path=b"),
+    ],
+)
+def test_arguments_are_masked_by_their_names(argument: str, recorded: str) -> None:
+    assert masked_argument(argument) == recorded
+
+
+def test_a_checkpoint_records_a_digest_of_the_rewards_keywords() -> None:
+    """Only their equality matters to a resume, and other keywords than those with secret names may be confidential."""
+
+    def recorded(*arguments: str) -> dict[str, object]:
+        return decisive_settings(load_config([BASE, *arguments]))
+
+    one, same, other = (
+        recorded(f"worker.reward.reward_function_kwargs={{prompt: {text}}}") for text in (SECRET, SECRET, "x")
+    )
+    assert SECRET not in str(one)
+    assert one == same
+    assert {key for key in one if one[key] != other[key]} == {"worker.reward.reward_function_kwargs (digest)"}

@@ -13,8 +13,7 @@ from live_tensors import LiveTensors
 
 from cepo import sizing
 from cepo.config import load_config
-from cepo.config.rollout_schema import RolloutConfig
-from cepo.config.schema import LoraConfig
+from cepo.config.worker_schema import LoraConfig, RolloutConfig
 from cepo.errors import ConfigError
 from cepo.sizing import ASLEEP_BYTES, Memory, ModelShape, Stack, estimate_memory, fit, require_memory, shape_of
 from lab.support.published_models import PUBLISHED_SIZES, published_config

@@ -1,8 +1,13 @@
-"""The doctor's view of memory, GPUs, compilers, the disk, versions, and of what a configuration's engine needs."""
+"""The doctor's view of the machine, the versions and what a configuration needs, and the first command on a rented GPU, dry.
+
+No card is there for that command: a stand-in (fake_cuda) answers for `nvidia-smi` and for torch where it is asked about devices,
+and the model is Qwen3-VL-2B's configuration alone. What the engine would be started with: tests/rollout/test_engine_options.py.
+"""
 
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -10,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fake_machine import REPOSITORY, WHEEL_CUDA_13
+from fake_machine import REPOSITORY, WHEEL_CUDA_13, card, fake_machine
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
@@ -31,6 +36,7 @@ from cepo.hardware import Finding
 from cepo.models.families import FAMILIES
 from cepo.rollout import factory
 from cepo.sizing import Memory, gib
+from lab.support.published_models import published_config
 
 GIB = 2**30
 WHEEL_CUDA_12_4 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
@@ -122,8 +128,8 @@ def test_a_checkpoint_needs_room_on_its_disk(tmp_path: Path, monkeypatch: pytest
 
 def test_dora_needs_no_adapters_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     """LLaVA-OneVision gets no adapters from vLLM; the run hands DoRA's over as full weights."""
+    monkeypatch.setattr(factory.importlib.util, "find_spec", lambda name: name)  # vLLM is installed, for GPUs
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(factory.importlib.util, "find_spec", lambda name: name)  # vLLM is installed
     (llava,) = (family for family in FAMILIES if family.title == "LLaVA-OneVision")
     for use_dora, generator in (("false", "transformers"), ("true", "vllm")):
         settings = ["worker.rollout.name=auto", f"worker.actor.model.lora.use_dora={use_dora}"]
@@ -174,3 +180,51 @@ def test_each_failure_names_its_remedy_in_the_table() -> None:
     with pytest.raises(AssertionError):
         Finding("b", "fail", "c")
     assert (gib(3 * 2**20), gib(1.5 * GIB)) == ("3 MiB", "1.5 GiB")
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("qwen3_vl_2b")
+    published_config("2B").save_pretrained(folder)
+    return folder
+
+
+def dry_run(model: Path, *settings: str) -> subprocess.CompletedProcess[str]:
+    """The paper's command on a B200, which looks at the machine first and starts nothing."""
+    environment = fake_machine(
+        card("NVIDIA B200", (10, 0), 180),
+        DRY_RUN="1", SKIP_DOCTOR="0", NUM_GPUS="1", MODEL_PATH=str(model), COLUMNS="3000", HF_HUB_OFFLINE="1",
+    )  # fmt: skip
+    command = ["bash", str(REPOSITORY / "scripts" / "geo3k" / "cepo.sh"), *settings]
+    return subprocess.run(command, cwd=model, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.heavy  # a launcher, which starts Python several times
+def test_the_papers_command_would_start_on_a_b200(model_folder: Path) -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    done = dry_run(model_folder)
+    assert done.returncode == 0, done.stderr
+    found = [" ".join(line.replace("│", " ").split()) for line in done.stderr.splitlines()]
+    for line in (
+        "device ok NVIDIA B200, 168 GiB",
+        "model ok Qwen3-VL; rows that share tokens are packed",
+        "generator ok vllm",
+        "needed info 2,127,532,032 parameters; weights 4.0 GiB, optimizer 133 MiB, generator 4.3 GiB with one request, "
+        "largest pass at most 6.1 GiB",
+        "fits GPU 0 ok 167.2 GiB are free",
+    ):
+        assert line in found
+    plan = done.stdout.splitlines()
+    assert "# samples per step: 32 prompts x 8 responses = 256" in plan
+    assert "# trained weights: LoRA, rank 16, scale 2" in plan
+    assert "# length: 50 steps" in plan
+
+
+@pytest.mark.heavy  # a launcher, which starts Python several times
+def test_the_launcher_ends_where_the_doctor_says_no(model_folder: Path) -> None:
+    pytest.importorskip("vllm", reason="vLLM, whose share of the memory this is, is not installed")
+    done = dry_run(model_folder, "worker.rollout.gpu_memory_utilization=0.99")
+    assert done.returncode == 1
+    assert "another share for vLLM (worker.rollout.gpu_memory_utilization)" in " ".join(done.stderr.split())
+    assert "SKIP_DOCTOR=1 tries it nevertheless" in done.stderr.splitlines()[-1]
+    assert done.stdout == ""

@@ -1,4 +1,4 @@
-"""A machine with GPUs that are not there, for commands run as processes of their own; see tests/fake_cuda."""
+"""A machine with GPUs that are not there, for commands run as processes of their own; see fake_cuda beside this file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 STAND_IN = Path(__file__).resolve().parent / "fake_cuda"
 WHEEL_CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 _OWN = ("CUDA_VISIBLE_DEVICES", "CUDA_HOME", "CUDA_PATH", "CC", "CXX", "RAY_ADDRESS")

@@ -1,0 +1,350 @@
+"""Declares the settings of a run's models, sampling and rewards, `worker.*`; a part of the schema."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from typing_extensions import TypedDict
+
+from cepo.config.paths import located, split_function
+from cepo.sections import (
+    DECISIVE,
+    NOT_DECISIVE,
+    BelowOne,
+    Count,
+    CountOrOff,
+    Natural,
+    NotNegative,
+    Positive,
+    Share,
+    section,
+)
+from cepo.trees import Fields, is_list
+
+FloatType = Literal["bf16", "fp16", "fp32"]
+
+
+@section
+class LoraConfig:
+    """`worker.actor.model.lora.*`."""
+
+    rank: Natural = 0
+    """Rank of the LoRA adapter; 0 trains all weights (full fine-tuning)."""
+    alpha: Count = 64
+    """Numerator of the adapter's scale, alpha / rank."""
+    use_dora: bool = False
+    """Train a DoRA adapter, which also learns each adapted row's magnitude. The rollout engine then receives merged
+    weights, not an adapter."""
+    quantization: Literal["nf4", "fp4"] | None = None
+    """QLoRA: store the language model's linear layers in this 4-bit type of bitsandbytes, to save memory. The rollout
+    engine receives dequantised weights with the adapter merged in. null: the base model keeps the compute type."""
+    double_quantization: bool = True
+    """Quantise the scales of the 4-bit weights too: 0.52 instead of 0.56 bytes per weight."""
+    target_modules: str = "all-linear"
+    """Modules that get an adapter: `all-linear`, or names separated by commas."""
+    exclude_modules: str | None = ".*visual.*"
+    """Regular expression of modules that get no adapter; null: exclude none. The default means the vision tower,
+    whatever the model calls it."""
+
+    def served_rank(self, *, merged: bool) -> int:
+        """Returns the rank of the adapter that the rollout engine serves on the base; 0 if it loads all weights instead.
+
+        It loads them if the adapter is `merged` by request, is a DoRA adapter, which vLLM cannot serve, or was trained
+        on a 4-bit base, which is not the one that vLLM reads from the checkpoint.
+        """
+        return 0 if merged or self.use_dora or self.quantization is not None else self.rank
+
+
+@section
+class LoadedModelConfig:
+    """`worker.{actor,critic}.model.*`."""
+
+    override_config: Fields = {}
+    """Entries that replace those of the model's own configuration."""
+    enable_gradient_checkpointing: Annotated[bool, NOT_DECISIVE] = True
+    """Recompute activations in the backward pass. This saves memory and costs time."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model. Enable it only for a model you trust."""
+    freeze_vision_tower: bool = False
+    """Train only what follows the vision tower."""
+
+
+@section
+class ModelConfig(LoadedModelConfig):
+    """`worker.actor.model.*`."""
+
+    model_path: str
+    """Model to train: hub name `org/name`, local folder, or `microgeo:model`."""
+    tokenizer_path: str | None = None
+    """Where the tokenizer and the processor are loaded from; null: model_path."""
+    fp32_logits: bool = True
+    """Accumulate and keep the LM head's logits in float32, in the trainer and in the rollout engine; false: both round
+    them to the 16-bit type they compute in."""
+    lora: LoraConfig = LoraConfig()
+
+
+@section
+class CriticModelConfig(LoadedModelConfig):
+    """`worker.critic.model.*`. The value head replaces the language head; the critic has no adapter."""
+
+    model_path: str | None = None
+    """Value model, in the same forms as the actor's; null: the actor's model, with its override_config and
+    trust_remote_code."""
+
+
+@section
+class OptimConfig:
+    """`worker.actor.optim.*` and `worker.critic.optim.*`. The scheduler advances once per training step."""
+
+    lr: Share = 1e-6
+    """Peak learning rate, about the most by which a step moves a weight."""
+    betas: Annotated[list[BelowOne], Field(min_length=2, max_length=2)] = [0.9, 0.999]
+    """Adam's decay rates of the first and the second moment."""
+    weight_decay: NotNegative = 0.01
+    """Decoupled weight decay."""
+    strategy: Literal["adamw", "adamw_bf16"] = "adamw"
+    """Optimizer. adamw_bf16, for weights stored in bf16 (fsdp.torch_dtype), has a bf16 momentum and carries each
+    weight's rounding error to the next step."""
+    lr_warmup_ratio: Share = 0.0
+    """Warm-up steps as a share of all training steps."""
+    lr_warmup_steps: Natural | None = None
+    """Number of warm-up steps; null: lr_warmup_ratio decides."""
+    min_lr_ratio: Share | None = None
+    """Final learning rate of cosine and linear, as a share of lr; null: 0."""
+    lr_scheduler_type: Literal["constant", "cosine", "linear"] = "constant"
+    """Learning-rate schedule after warm-up."""
+
+
+@section
+class FsdpConfig:
+    """`worker.actor.fsdp.*` and `worker.critic.fsdp.*`."""
+
+    torch_dtype: FloatType | None = None
+    """Data type in which the trained weights are stored; null: fp32."""
+    mp_param_dtype: FloatType = "bf16"
+    """Data type of the forward and backward passes."""
+    mp_reduce_dtype: FloatType = "fp32"
+    """Data type in which gradients are reduced across devices."""
+    enable_full_shard: Annotated[bool, NOT_DECISIVE] = True
+    """Free the gathered weights of a layer after its forward pass. false: keep them until the backward pass, which
+    saves a gather and takes more memory."""
+    enable_cpu_offload: Annotated[bool, NOT_DECISIVE] = False
+    """Keep weights, gradients and optimizer state in host memory, for models that do not fit on the device. No effect
+    on a CPU."""
+    enable_rank0_init: Annotated[bool, NOT_DECISIVE] = False
+    """Rank 0 reads the weights and sends them to the other ranks; false: each rank reads them."""
+    fsdp_size: Annotated[CountOrOff, NOT_DECISIVE] = -1
+    """Number of devices the weights are sharded over, a divisor of all devices; the others hold replicas of the shards.
+    -1: all devices."""
+
+
+@section
+class OffloadConfig:
+    """`worker.actor.offload.*` and `worker.critic.offload.*`: what leaves the device while it is not used."""
+
+    offload_params: bool = False
+    """Move the weights to host memory while responses are sampled. No effect on a CPU."""
+    offload_optimizer: bool = False
+    """Keep the optimizer state in host memory except during updates. No effect on a CPU."""
+
+
+@section
+class UpdateConfig:
+    """`worker.{actor,critic}.*`: how a model is scored and updated. One declaration for both, so that they cannot differ."""
+
+    micro_batch_size_per_device_for_update: Annotated[Count, NOT_DECISIVE] = 4
+    """Samples per forward and backward pass on a device. Lower it if an update runs out of memory."""
+    micro_batch_size_per_device_for_experience: Annotated[Count, NOT_DECISIVE] = 16
+    """Samples per log-prob pass on a device. Lower it if scoring runs out of memory."""
+    dynamic_batching: Annotated[bool, NOT_DECISIVE] = True
+    """Fill each pass up to a number of tokens: the micro-batch size times the longest prompt plus the longest response.
+    false: each pass has micro-batch size samples."""
+    max_grad_norm: Positive = 1.0
+    """The gradient is clipped to this norm."""
+    loss_avg_mode: Literal["token", "seq", "seq_sum", "constant"] = "token"
+    """Average of the token losses. token: over all tokens; seq: over sequences, of their token means; seq_sum: over
+    sequences, of their token sums; constant: sum divided by the number of sequences times data.max_response_length (Dr.
+    GRPO)."""
+    ppo_epochs: Count = 1
+    """Number of times the update passes over each rollout batch."""
+    optim: OptimConfig = OptimConfig()
+    fsdp: FsdpConfig = FsdpConfig()
+    offload: Annotated[OffloadConfig, NOT_DECISIVE] = OffloadConfig()
+
+
+@section
+class ActorConfig(UpdateConfig):
+    """`worker.actor.*`: the trained policy and its update."""
+
+    global_batch_size: Count = 256
+    """Prompts per optimizer step; it must divide data.rollout_batch_size."""
+    padding_free: Annotated[bool, NOT_DECISIVE] = True
+    """Pack rows without padding, and compute tokens that several rows share only once; false: pad the rows."""
+    clip_ratio_low: Share = 0.2
+    """Lower clip range: the probability ratio is clipped at 1 - clip_ratio_low."""
+    clip_ratio_high: NotNegative = 0.28
+    """Upper clip range: the probability ratio is clipped at 1 + clip_ratio_high."""
+    clip_ratio_dual: Annotated[float, Field(gt=1)] | None = 3.0
+    """Dual clip: a token with negative advantage A has a loss of at most -A times this; null: no bound."""
+    loss_type: Literal["default", "gspo", "gspo_token", "cispo", "sapo"] = "default"
+    """Policy loss; `default` is PPO's clipped surrogate."""
+    rollout_is: Literal["none", "truncate", "mask"] = "none"
+    """Weight of each token's loss that corrects the mismatch between trainer and rollout engine, rho = P_trainer /
+    P_engine. truncate: rho, at most rollout_is_threshold; mask: rho, but 0 outside 1 / rollout_is_threshold to
+    rollout_is_threshold; none: off. Needs temperature 1."""
+    rollout_is_threshold: Annotated[float, Field(gt=1)] = 2.0
+    """Bound of rho in rollout_is."""
+    tau_positive: Positive = 1.0
+    """Temperature of the gate of loss_type `sapo` for advantages of 0 or more."""
+    tau_negative: Positive = 1.05
+    """Temperature of the gate of loss_type `sapo` for negative advantages."""
+    model: ModelConfig = Field()
+
+
+@section
+class CriticConfig(UpdateConfig):
+    """`worker.critic.*`: the value model and its update, for methods that need values."""
+
+    global_batch_size: Count | None = None
+    """Prompts per optimizer step; null: the actor's."""
+    padding_free: Annotated[bool, NOT_DECISIVE] = False
+    """As worker.actor.padding_free."""
+    cliprange_value: Positive = 0.5
+    """Clip range of the value loss: how far a value may move from its value before the update."""
+    model: CriticModelConfig = CriticModelConfig()
+
+
+class SamplingOverrides(TypedDict, total=False):
+    """`worker.rollout.val_override_config`: the entries that it may have."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)  # pyright: ignore[reportGeneralTypeIssues]
+
+    n: Count
+    temperature: NotNegative
+    top_p: Annotated[float, Field(gt=0, le=1)]
+    top_k: CountOrOff
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)]
+
+
+@section
+class RolloutConfig:
+    """`worker.rollout.*`: how responses are sampled."""
+
+    name: Literal["auto", "vllm", "transformers"] = "auto"
+    """Rollout engine; auto: vLLM if it is installed, else transformers."""
+    n: Annotated[Count, DECISIVE] = 1
+    """Responses per prompt, which form a group."""
+    temperature: Annotated[Positive, DECISIVE] = 1.0
+    """Sampling temperature; log-probs are computed from logits divided by it."""
+    top_p: Annotated[float, Field(gt=0, le=1), DECISIVE] = 1.0
+    """Nucleus sampling; 1.0: off. Log-probs are those of the whole distribution."""
+    top_k: Annotated[CountOrOff, DECISIVE] = -1
+    """Sample among the k most probable tokens; -1: off. Log-probs are those of the whole distribution."""
+    seed: Annotated[Natural, DECISIVE] = 1
+    """Sampling seed, combined with the step and the prompt; trainer.seed if it is not set."""
+    dtype: FloatType = "bf16"
+    """Data type in which the rollout engine computes."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.6
+    """Share of the device's memory that vLLM takes. Raise it if vLLM finds too little memory for its KV cache; lower it
+    if the trainer runs out of memory."""
+    enforce_eager: bool = False
+    """Run vLLM without CUDA graphs."""
+    sleep: bool = True
+    """On a GPU, vLLM frees its memory during scoring and updates, at the cost of copying its weights twice per step."""
+    limit_images: Natural = 0
+    """Most images in a prompt; 0: as many as the data has."""
+    max_model_len: Count | None = None
+    """Context length of the rollout engine in tokens; null: data.max_prompt_length + data.max_response_length."""
+    max_num_batched_tokens: Count = 8192
+    """Tokens that the rollout engine processes in one pass, at least its context length."""
+    max_num_seqs: Count | None = None
+    """Responses that one vLLM engine samples at once; null: as many as it gets in a step, 128 to 1024."""
+    merge_lora: bool = False
+    """Sample from weights with the adapter merged into them, instead of computing the adapter beside them: each token
+    is cheaper and each update loads all weights. The sums are rounded to dtype."""
+    ignore_eos: Annotated[bool, DECISIVE] = False
+    """Do not stop at the end-of-sequence token: every response has the full length."""
+    disable_tqdm: bool = False
+    """Hide the progress bar of sampling."""
+    tensor_parallel_size: Count = 1
+    """Devices of a machine that share one vLLM engine (tensor parallelism), a divisor of trainer.n_gpus_per_node. Raise
+    it if the model does not fit on one device."""
+    val_override_config: SamplingOverrides = {}
+    """Sampling settings for validation only: n, temperature (0: greedy), top_p, top_k, presence_penalty."""
+
+
+def parts_of(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")]
+
+
+def _joined(value: Any) -> Any:
+    texts = is_list(value) and value and all(isinstance(entry, str) and "," not in entry for entry in value)
+    return ",".join(value) if texts else value
+
+
+Joined = Annotated[str, BeforeValidator(_joined, json_schema_input_type=str | list[str])]
+"""Text with one or more names, separated by commas or as a list."""
+
+
+def _located_functions(text: str) -> str:
+    functions = [split_function(part) for part in parts_of(text)]
+    return ",".join(f"{located(file)}:{function}" for file, function in functions)
+
+
+@section
+class RewardConfig:
+    """`worker.reward.*`."""
+
+    reward_function: Annotated[Joined, AfterValidator(_located_functions), DECISIVE] = (
+        "cepo/rewards/math.py:compute_score"
+    )
+    """Reward function as `file.py:function`; without a function name, `main`. The scores of several functions, as a
+    list or separated by commas, are added up."""
+    reward_weights: Annotated[list[float] | None, DECISIVE] = None
+    """Weights of the reward functions, one each; null: 1 each."""
+    reward_function_kwargs: Annotated[Fields, DECISIVE] = {}
+    """Keyword arguments of the reward function. For several functions: one section each, named after the function's
+    file."""
+    answer_function: Annotated[Annotated[str, AfterValidator(_located_functions)] | None, DECISIVE] = None
+    """Function as `file.py:function` that returns the final answer in a response's text, or None; null: the last
+    `\\boxed{}` or `<answer>`. Rewards receive the answer as `extracted_answer`, teachers as a reference."""
+    skip_special_tokens: Annotated[bool, DECISIVE] = True
+    """Decode responses without special tokens."""
+    num_cpus: Count = 1
+    """Number of worker processes that score responses. Raise it if a run waits for rewards."""
+    timeout_seconds: Positive = 10.0
+    """Time limit for scoring one response, in seconds; beyond it the response scores 0."""
+
+    @property
+    def reward_functions(self) -> list[str]:
+        return parts_of(self.reward_function)
+
+
+@section
+class WorkerConfig:
+    """`worker.*`."""
+
+    actor: ActorConfig = Field()
+    critic: CriticConfig = CriticConfig()
+    rollout: Annotated[RolloutConfig, NOT_DECISIVE] = RolloutConfig()
+    reward: Annotated[RewardConfig, NOT_DECISIVE] = RewardConfig()
+
+    @property
+    def resolved_critic(self) -> CriticConfig:
+        """`critic`, with batch size and model path taken from the actor if they are null.
+
+        The actor's model path brings its `override_config`, which the critic's entries override, and
+        `trust_remote_code`.
+        """
+        model, actors = self.critic.model, self.actor.model
+        if model.model_path is None:
+            model = dataclasses.replace(
+                model,
+                model_path=actors.model_path,
+                override_config={**actors.override_config, **model.override_config},
+                trust_remote_code=actors.trust_remote_code or model.trust_remote_code,
+            )
+        size = self.critic.global_batch_size or self.actor.global_batch_size
+        return dataclasses.replace(self.critic, model=model, global_batch_size=size)
