@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from cepo.models.processing import Processing
     from cepo.report.page import Run
     from cepo.tracking.sinks import Tracker
-    from cepo.trainer.callbacks import Callback
     from cepo.trainer.loop import Trainer
     from cepo.trainer.protocol import Backend, Callback
     from cepo.trainer.run_policy import RunPolicy

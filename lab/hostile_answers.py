@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cepo.config.schema import RewardConfig
+from cepo.config.worker_schema import RewardConfig
 from cepo.rewards.functions import RewardOutcome
 from cepo.rewards.pool import RewardPool
 from lab.support.hostile import GOLDS, hostile_answer

@@ -23,8 +23,7 @@ from cepo.credit.truth import (
     needed_prefixes,
 )
 from cepo.models.processing import Processing
-from cepo.report.charts import Chart, Series
-from cepo.report.html import Section, scores, write_page
+from cepo.report.drawing import Chart, Section, Series, scores, write_page
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
 from cepo.tracking.run_folder import encode_line, finite_or_none, png_bytes, write_atomically
 from cepo.trainer.asking import Rollouts

@@ -17,7 +17,7 @@ from typing import TypedDict
 from cepo.errors import DataError
 from cepo.foreign_files import damaged_as, read_json, read_objects
 from cepo.report.drawing import Sample, Section, Table, samples_table, write_page
-from cepo.report.score_tables import Cell
+from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
 from cepo.rewards.benchmark import KINDS
 from cepo.tracking.run_folder import write_atomically
 from cepo.trees import Fields, Tree

@@ -24,8 +24,8 @@ from cepo.data.dataset import ProblemSet
 from cepo.data.reading import read_row, read_source, without_decoding
 from cepo.errors import DataError
 from cepo.leftovers import OwnFolder
+from cepo.models.pretrained import read_quantization
 from cepo.models.processing import IMAGE_MARK, Processing
-from cepo.models.quantization import read_quantization
 from cepo.rewards.benchmark import LETTERS, kind_of, options_in_text, read_answer
 from cepo.rewards.pool import RewardPool
 from cepo.rollout.factory import build_generator, settings_of_run

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from cepo.config.checks import INSTALL_BITSANDBYTES
-from cepo.config.schema import LoraConfig
+from cepo.config.worker_schema import LoraConfig
 from cepo.errors import CheckpointError, ConfigError, DataError, EngineError
 from cepo.foreign_files import LARGEST_JSON, hub_folder, open_regular, read_json
 from cepo.models.families import family_of

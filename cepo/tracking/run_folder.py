@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cepo
-from cepo.config.private import masked_argument
+from cepo.config.record import masked_argument
 from cepo.errors import CepoError, DataError, ForeignFileError
 from cepo.foreign_files import damaged_as, irregular_file, objects_in, open_regular, read_json, read_objects
 from cepo.hardware import num_processors, processor_name, visible_gpus

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cepo import interrupts
-from cepo.config.trainer_schema import TrainerConfig
+from cepo.config.schema import TrainerConfig
 from cepo.errors import CepoError, CheckpointError, EngineError, WorkerLostError
 from cepo.metrics import Metric, Metrics, fraction, max_value, sum_value
 from cepo.trainer.checkpoints import CheckpointStore, RunLock, TrainerState

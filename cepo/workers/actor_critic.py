@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from cepo.algorithms.settings import TeacherConfig
-from cepo.config.schema import ActorConfig, CriticConfig
+from cepo.config.worker_schema import ActorConfig, CriticConfig
 from cepo.data.batch import OWN_VIEW, CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
 from cepo.losses.objective import (
     ObjectiveSettings,

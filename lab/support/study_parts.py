@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy
 from numpy.typing import NDArray
 
-from cepo.report.charts import Chart, Series
+from cepo.report.drawing import Chart, Series
 from cepo.report.score_tables import Cell
 from lab.support.machine import ROOT
 from lab.support.study_plan import BASELINE, EQUAL_RATES, PLAN, Comparison, Profile, comparisons

@@ -15,8 +15,7 @@ import pytest
 from PIL import Image
 
 from cepo.config.paths import MICROGEO_DATA
-from cepo.microgeo.problems import generate_problem
-from cepo.microgeo.world import SHAPES, split_problems, write_problems
+from cepo.microgeo.world import SHAPES, generate_problem, split_problems, write_problems
 from cepo.rewards.answers import extract_answer
 from lab.doses.training import _SHARES, demonstrate_worked
 from lab.support.chain_values import Chances, steps_of, token_advantages, values_along

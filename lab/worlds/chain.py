@@ -26,8 +26,7 @@ from string import ascii_uppercase
 
 from PIL import Image, ImageDraw
 
-from cepo.microgeo.problems import Numbers, Problem
-from cepo.microgeo.world import FILLS, INKS, MERGE_SIZE, PAPERS, PATCH_SIZE, Point
+from cepo.microgeo.world import FILLS, INKS, MERGE_SIZE, PAPERS, PATCH_SIZE, Numbers, Point, Problem
 from lab.worlds.demonstrations import Demonstration, Slip, near_number, no_slip
 
 RULER = 20

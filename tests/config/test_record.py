@@ -18,7 +18,7 @@ from cepo.config.record import decisive_settings, masked_argument, recorded_for_
 from cepo.errors import CheckpointError, ConfigError
 from cepo.report.recorded_run import load_run
 from cepo.tracking.external import config_tree
-from cepo.tracking.sink import RunDescription, build_tracker
+from cepo.tracking.sinks import RunDescription, build_tracker
 
 CODE = "import os\nos.mkdir({trace!r})\ndef reward(samples):\n    return [{{'overall': 0.0}} for _ in samples]\n"
 

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from cepo.algorithms import build_estimator
 from cepo.algorithms.settings import TeacherConfig
-from cepo.config.schema import DataConfig, RewardConfig
+from cepo.config.schema import DataConfig
+from cepo.config.worker_schema import RewardConfig
 from cepo.data.contexts import TEMPLATES, ContextBuilder, HintTemplate, Problem, sanitise_reference
 from cepo.data.dataset import ProblemSet
 from cepo.errors import ConfigError, DataError

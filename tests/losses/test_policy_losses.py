@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cepo.config.schema import ActorConfig, AlgorithmConfig
+from cepo.algorithms import build_estimator
+from cepo.config.schema import AlgorithmConfig
+from cepo.config.worker_schema import ActorConfig
 from cepo.losses.objective import (
     AGGREGATIONS,
     KL_PENALTIES,

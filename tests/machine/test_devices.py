@@ -184,8 +184,8 @@ def test_driver_570_ends_runs_with_code_2_and_the_doctors_words(tmp_path: Path) 
 @pytest.mark.heavy
 def test_a_ray_worker_without_a_gpu_says_so_first(tmp_path: Path) -> None:
     script = f"""
-from cepo.runtime.ray.rank_process import Meeting, RankProcess
-from cepo.runtime.wire import encode
+from cepo.runtime.rank_process import Meeting, RankProcess
+from cepo.runtime.dispatch import encode
 meeting = Meeting(rank=0, num_ranks=2, address="127.0.0.1", port=1, timeout_seconds=5.0)
 RankProcess({str(tmp_path)!r}, {str(tmp_path / "log")!r}).build(encode(None), meeting)
 """

@@ -14,8 +14,15 @@ import pytest
 from PIL import Image
 
 from cepo.cli import main
-from cepo.microgeo.problems import FAMILIES, Problem, generate_problem
-from cepo.microgeo.world import build_world, draw_figure, split_problems, write_problems
+from cepo.microgeo.world import (
+    FAMILIES,
+    Problem,
+    build_world,
+    draw_figure,
+    generate_problem,
+    split_problems,
+    write_problems,
+)
 from lab.worlds.demonstrations import right_response, solve
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from tiny_checkpoints import FAMILIES, write_checkpoint
 
-from cepo.config.schema import DataConfig, LoraConfig
+from cepo.config.schema import DataConfig
+from cepo.config.worker_schema import LoraConfig
 from cepo.data.dataset import ProblemSet
 from cepo.errors import ConfigError, DataError
 from cepo.models.families import FAMILIES as SUPPORTED

@@ -40,7 +40,6 @@ from cepo.models.families import FAMILIES as SUPPORTED
 from cepo.models.families import family_of
 from cepo.models.pretrained import quantised_weights
 from cepo.models.processing import Processing
-from cepo.models.quantization import quantised_weights
 from cepo.workers.checkpoint import save_state
 from cepo.workers.merged_model import BaseModel, merge_checkpoint
 from cepo.workers.scoring_model import collate

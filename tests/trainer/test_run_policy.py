@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from cepo.algorithms import build_estimator
-from cepo.config.trainer_schema import TrainerConfig
+from cepo.config.schema import TrainerConfig
 from cepo.errors import CheckpointError, EngineError
 from cepo.metrics import fraction
 from cepo.tracking.run_folder import LOCK_FILE
