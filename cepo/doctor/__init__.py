@@ -46,7 +46,7 @@ def print_findings(settings: Sequence[str]) -> int:
 
 def _findings(config: RunConfig | None) -> dict[str, list[Finding]]:
     """Returns all findings by heading; if a library is missing, only those about versions."""
-    installed = {name: platform.python_version() if name == "python" else installed_version(name) for name in TESTED}
+    installed = installed_versions()
     findings = {"versions": version_findings(installed)}
     if any(each.mark == "fail" and installed[each.subject] is None for each in findings["versions"]):
         return findings
@@ -56,6 +56,11 @@ def _findings(config: RunConfig | None) -> dict[str, list[Finding]]:
     gpus = usable_gpus()
     findings["machine"] = machine_findings(gpus)
     return findings if config is None else findings | run_findings(with_embedded_world(config), gpus)
+
+
+def installed_versions() -> dict[str, str | None]:
+    """Returns the version of each tested package, None if it is not installed, without importing any."""
+    return {name: platform.python_version() if name == "python" else installed_version(name) for name in TESTED}
 
 
 def version_findings(installed: Mapping[str, str | None]) -> list[Finding]:

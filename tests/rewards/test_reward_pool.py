@@ -209,7 +209,7 @@ def test_workers_end_when_their_parent_is_killed(response: str, tmp_path: Path) 
     pid_file = tmp_path / "pid"
     program = f"""
         import threading, time
-        from cepo.config.schema import RewardConfig
+        from cepo.config.worker_schema import RewardConfig
         from cepo.rewards.pool import RewardPool
         limit = 600.0 if {response!r} == "child" else 1.5
         pool = RewardPool(RewardConfig(reward_function={BATCH!r}, timeout_seconds=limit))
@@ -242,7 +242,7 @@ def test_neither_side_of_the_pool_imports_torch(tmp_path: Path) -> None:
     )
     program = f"""
         import sys
-        from cepo.config.schema import RewardConfig
+        from cepo.config.worker_schema import RewardConfig
         from cepo.rewards.pool import RewardPool
         with RewardPool(RewardConfig(reward_function={f"{path}:main"!r})) as pool:
             scores = pool.score([{{"response": ""}}]).scores
