@@ -10,6 +10,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import Pipe
@@ -29,6 +30,7 @@ logger = logging.getLogger(__name__)
 START_SECONDS = 60.0
 _SAMPLES_TOGETHER = 32
 _LONGEST_LOOK_SECONDS = 1.0
+_MOST_REPLY_BYTES = 1 << 26
 
 _Action = Literal["score", "extract", "match", "value"]
 
@@ -38,6 +40,7 @@ class WorkerProcess:
 
     def __init__(self, setup: Mapping[str, object]) -> None:
         self._connection, other_end = Pipe()
+        self._fault = ""
         python_path = [str(Path(cepo.__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.process = subprocess.Popen(
             # -P: a file in the working directory must not shadow a module of the worker.
@@ -69,13 +72,33 @@ class WorkerProcess:
     def received(self, seconds: float) -> tuple[str, Any]:
         """Returns the next message. A pause of this process and the worker's costs 1 s of the time at most.
 
-        Raises `TimeoutError` if it is late, `EOFError` or `OSError` if the process has ended.
+        Raises `TimeoutError` if it is late, `EOFError` or `OSError` if the process has ended or wrote something else.
         """
         while not self._connection.poll(min(seconds, _LONGEST_LOOK_SECONDS)):
             seconds -= _LONGEST_LOOK_SECONDS
             if seconds <= 0:
                 raise TimeoutError
-        return self._connection.recv()
+        is_late = threading.Event()
+
+        def end() -> None:
+            is_late.set()
+            self.process.kill()
+
+        timer = threading.Timer(max(seconds, 0.1), end)  # a reward that writes part of a message must not block us
+        timer.start()
+        try:
+            return pickle.loads(self._connection.recv_bytes(_MOST_REPLY_BYTES))
+        except (EOFError, ConnectionError):
+            raise
+        except Exception as error:  # a false length, or bytes that can be any pickle or none
+            if is_late.is_set():
+                raise TimeoutError from error
+            self._fault = (
+                f"the reward wrote to the worker's connection, or a reply has over {_MOST_REPLY_BYTES >> 20} MiB"
+            )
+            raise EOFError from error
+        finally:
+            timer.cancel()
 
     def kill(self) -> str:
         """Kills the process and those of its group; describes how it ended."""
@@ -85,7 +108,7 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         code = self.process.wait()
-        return f"the worker process ended with {f'signal {-code}' if code < 0 else f'code {code}'}"
+        return self._fault or f"the worker process ended with {f'signal {-code}' if code < 0 else f'code {code}'}"
 
 
 class RewardStream:
