@@ -122,17 +122,21 @@ class GridReader(ImageReader):
         of a video is such an image, preceded by its time as text.
         """
         remaining = {self._token_of[kind]: iter(grid.tolist()) for kind, grid in images.grids.items()}
-        columns: list[tuple[int, int, int]] = []
-        position = 0
-        while len(columns) < len(token_ids):
-            token, height, width = token_ids[len(columns)], 1, 1
-            if token in remaining:
-                height, width = (side // self.merge_size for side in next(remaining[token])[1:])
-            columns += [
-                (position, position + row, position + column) for row in range(height) for column in range(width)
-            ]
-            position += max(height, width)
-        return torch.tensor(columns).t()
+        pieces: list[Tensor] = []
+        position = index = 0
+        while index < len(token_ids):
+            if token_ids[index] in remaining:
+                height, width = (side // self.merge_size for side in next(remaining[token_ids[index]])[1:])
+                end, size = index + height * width, max(height, width)
+                rows, columns = torch.arange(height).repeat_interleave(width), torch.arange(width).repeat(height)
+                offsets = torch.stack([torch.zeros_like(rows), rows, columns])
+            else:
+                end = next((at for at in range(index, len(token_ids)) if token_ids[at] in remaining), len(token_ids))
+                size = end - index
+                offsets = torch.arange(size).expand(3, -1)
+            pieces.append(offsets + position)
+            position, index = position + size, end
+        return torch.cat(pieces, dim=1)
 
     def units_inside(self, token_ids: Sequence[int], images: ImageInputs, start: int, stop: int) -> list[int]:
         found: list[int] = []
