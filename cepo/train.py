@@ -152,7 +152,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
     contexts = ContextBuilder(processing, estimator.teacher, max_context_length=data.max_prompt_length)
     with phase("reading and checking the problems"):
         problems, held_out = _problem_sets(data, processing, with_solutions=estimator.needs_solutions)
-    total_steps = _total_steps(len(problems), data, settings)
+    total_steps = _total_steps(problems, data, settings)
     policy.choose_start(data=problems.content(), total_steps=total_steps, kl_coefficient=algorithm.kl_coef)
     preflight.check_before_loading(worker.actor, rewards, problems)
     policy.lock.acquire()  # last of the checks: a refused run leaves no folder
@@ -196,10 +196,10 @@ def _problem_sets(
     return problems, None if data.val_files is None else ProblemSet(data.val_files, data, processing)
 
 
-def _total_steps(num_problems: int, data: DataConfig, settings: TrainerConfig) -> int:
-    per_epoch = num_problems // data.rollout_batch_size  # an incomplete last batch is dropped
+def _total_steps(problems: TrainingProblems, data: DataConfig, settings: TrainerConfig) -> int:
+    per_epoch = problems.steps_per_epoch(data.rollout_batch_size)
     total_steps = per_epoch * settings.total_epochs if settings.max_steps is None else settings.max_steps
-    logger.info("plan: %d problems make %d steps per epoch; %d steps in total", num_problems, per_epoch, total_steps)
+    logger.info("plan: %d problems make %d steps per epoch; %d steps in total", len(problems), per_epoch, total_steps)
     return total_steps
 
 

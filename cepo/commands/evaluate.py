@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("cepo.commands.evaluate")
 
-_PAPERS = {"n": "1", "temperature": "1", "top_p": "1", "top_k": "40", "presence_penalty": "2"}
+_PAPER_SAMPLING = {"n": "1", "temperature": "1", "top_p": "1", "top_k": "40", "presence_penalty": "2"}
 """The sampling settings of `protocol=paper`, from the paper's section on experiments."""
 
 
@@ -80,10 +80,10 @@ def evaluate_planned(plan: Plan) -> int:
 
 def make_plan(options: Mapping[str, str], settings: Sequence[str]) -> Plan:
     """Resolves and checks the options and settings of a command line without loading a model."""
-    checkpoint, protocol = options.get("checkpoint"), _PAPERS if "protocol" in options else {}
+    checkpoint, protocol = options.get("checkpoint"), _PAPER_SAMPLING if "protocol" in options else {}
     sampling = {**protocol, **options}
     length = ["data.max_response_length=32000"] if protocol else []
-    chosen = [f"worker.rollout.val_override_config.{key}={sampling[key]}" for key in _PAPERS if key in sampling]
+    chosen = [f"worker.rollout.val_override_config.{key}={sampling[key]}" for key in _PAPER_SAMPLING if key in sampling]
     config, actor = config_of_checkpoint(checkpoint, [*length, *settings, *chosen])
     override = config.worker.rollout.val_override_config
     if override.get("temperature") == 0 and override.get("n", config.worker.rollout.n) > 1:

@@ -271,11 +271,14 @@ class TrainingProblems:
                 step, sizes=sizes, weights=weights, batch_size=batch_size, shuffle=shuffle, seed=seed
             )
             return [self._begins[part] + index for part, index in chosen]
-        per_epoch = len(self) // batch_size  # an incomplete last batch is dropped, as in EasyR1
+        per_epoch = self.steps_per_epoch(batch_size)
         assert per_epoch > 0, "a batch must not be larger than the problem set; checked when the run is put together"
         epoch, number = divmod(step, per_epoch)
         order = shuffled(len(self), f"{seed}/{epoch}") if shuffle else range(len(self))
         return [*order[number * batch_size : (number + 1) * batch_size]]
+
+    def steps_per_epoch(self, batch_size: int) -> int:
+        return len(self) // batch_size  # an incomplete last batch is dropped, as in EasyR1
 
     def content(self) -> str:
         return "; ".join(part.content() for part in self._parts)

@@ -163,7 +163,7 @@ def write_page(
     shown = {"title": title, "subtitle": subtitle, "results": results, "first": first, "sections": sections}
     text = environment.get_template("page.html").render(shown, credit=credit, clocks=clocks or {})
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.encode("utf-8", errors="replace").decode("utf-8"))
+    write_atomically(path, text.encode("utf-8", errors="replace"))
     return path
 
 
