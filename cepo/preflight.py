@@ -21,7 +21,7 @@ from cepo.tracking.run_folder import read_environment
 from cepo.trees import leaves
 
 if TYPE_CHECKING:
-    from cepo.data.dataset import TrainingProblems
+    from cepo.data.training_set import TrainingProblems
     from cepo.rewards.pool import RewardPool
 
 logger = logging.getLogger("cepo.train")

@@ -19,7 +19,8 @@ from cepo.runtime.reach import prepare_own_cluster
 
 if TYPE_CHECKING:
     from cepo.config.schema import DataConfig, TrainerConfig
-    from cepo.data.dataset import ProblemSet, TrainingProblems
+    from cepo.data.dataset import ProblemSet
+    from cepo.data.training_set import TrainingProblems
     from cepo.models.inputs import ImageSource
     from cepo.models.processing import Processing
     from cepo.report.page import Run
@@ -139,7 +140,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
     rewards = stack.enter_context(RewardPool(worker.reward))
     with interrupts.loading(), phase("loading libraries and the tokenizer"):
         from cepo.data.contexts import ContextBuilder
-        from cepo.data.dataset import most_visuals
+        from cepo.data.training_set import most_visuals
         from cepo.models.processing import load_processing
         from cepo.trainer.loop import Trainer
         from cepo.trainer.recording import Validator
@@ -190,7 +191,8 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
 def _problem_sets(
     data: DataConfig, processing: Processing, *, with_solutions: bool
 ) -> tuple[TrainingProblems, ProblemSet | None]:
-    from cepo.data.dataset import ProblemSet, read_training_sets
+    from cepo.data.dataset import ProblemSet
+    from cepo.data.training_set import read_training_sets
 
     problems = read_training_sets(data, processing, with_solutions=with_solutions)
     return problems, None if data.val_files is None else ProblemSet(data.val_files, data, processing)

@@ -102,7 +102,7 @@ def make_plan(options: Mapping[str, str], settings: Sequence[str]) -> Plan:
 
 def evaluate(plan: Plan) -> Tree:
     """Evaluates the model as planned and writes the results; returns the content of evaluation.json."""
-    from cepo.data.dataset import most_visuals
+    from cepo.data.training_set import most_visuals
     from cepo.evaluation.results import GENERATIONS_FILE, benchmark_figures, write_results
     from cepo.evaluation.run import REWARD, asker_of, engine, graded_rows
     from cepo.tracking.run_folder import LineFile

@@ -10,7 +10,7 @@ from pathlib import Path
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import RunConfig
 from cepo.data.contexts import ContextBuilder, Problem
-from cepo.data.dataset import TrainingProblems, most_visuals, read_training_sets
+from cepo.data.training_set import TrainingProblems, most_visuals, read_training_sets
 from cepo.models.processing import Processing, load_processing
 from cepo.rewards.pool import RewardPool
 from cepo.tracking.run_folder import describe_software

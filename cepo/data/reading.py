@@ -13,7 +13,7 @@ import datasets  # pyright: ignore[reportMissingTypeStubs]
 from PIL import Image
 
 from cepo.config.schema import DataConfig
-from cepo.data.visuals import decoded_images
+from cepo.data.images import decoded_images
 from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import hub_folder, open_regular, size_of
 from cepo.models.inputs import ImageInputs, ImageSource

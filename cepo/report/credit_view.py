@@ -20,7 +20,7 @@ import numpy
 
 from cepo.algorithms import Estimator, available_estimators, build_estimator, credit, section_of
 from cepo.algorithms.settings import DEFAULT_ESTIMATOR
-from cepo.data.visuals import open_image
+from cepo.data.images import open_image
 from cepo.foreign_files import damaged_as
 from cepo.report.recorded_run import RunData
 from cepo.tracking.run_folder import finite_or_none

@@ -14,7 +14,7 @@ from cepo.config.schema import AlgorithmConfig, DataConfig, TrainerConfig
 from cepo.config.worker_schema import WorkerConfig
 from cepo.data.batch import OWN_VIEW, RowName, ScoringRow
 from cepo.data.contexts import ContextBuilder
-from cepo.data.dataset import TrainingProblems
+from cepo.data.training_set import TrainingProblems
 from cepo.losses.objective import adapted_coefficient, agreement_metrics, kl_penalty
 from cepo.metrics import Metrics, mean_of, mean_value, merge_metrics, results, sum_value
 from cepo.models.processing import Processing

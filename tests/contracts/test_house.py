@@ -1,4 +1,4 @@
-"""The rules of the house: who may import whom, who knows a method's name, how long things may get."""
+"""The rules of the house: who may import whom, who knows a method's name, how long a function may get."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ HOMES = {
     "ray": {"runtime"}, "trl": {"integrations"}, "vllm": {"rollout"}, "peft": {"workers", "models", "rollout"},
     "wandb": {"tracking"}, "mlflow": {"tracking"}, "swanlab": {"tracking"}, "trackio": {"tracking"},
 }  # fmt: skip
-COMMON_STEMS = {"__init__", "__main__"}
 HEAVY = ("ray", "vllm", "transformers", "peft", "wandb", "mlflow", "swanlab", "trackio")
 
 
@@ -127,14 +126,6 @@ def test_there_is_no_circle_of_imports_between_modules_or_rooms() -> None:
             TopologicalSorter(graph).prepare()
         except CycleError as error:
             pytest.fail(" imports ".join(reversed(error.args[1])))
-
-
-def test_no_file_name_stands_in_two_rooms() -> None:
-    homes: dict[str, list[str]] = {}
-    for file in MODULES:
-        homes.setdefault(file.stem, []).append(str(file.relative_to(REPOSITORY)))
-    shared = {stem: found for stem, found in homes.items() if len(found) > 1 and stem not in COMMON_STEMS}
-    assert not shared, shared
 
 
 def test_pure_packages_import_torch_jaxtyping_and_pydantic_alone() -> None:
@@ -227,12 +218,6 @@ def test_the_search_for_decisions_on_a_name_sees_5_of_5() -> None:
 
 
 SIZED = [file for folder in ("cepo", "scripts", "lab", "examples") for file in (REPOSITORY / folder).rglob("*.py")]
-
-
-def test_modules_have_at_most_400_lines() -> None:
-    lengths = {file: len(file.read_text(encoding="utf-8").splitlines()) for file in SIZED}
-    long = [f"{place(file, 1)} has {length} lines" for file, length in lengths.items() if length > 400]
-    assert not long, "\n".join(long)
 
 
 def test_functions_have_at_most_60_lines() -> None:

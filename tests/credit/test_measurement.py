@@ -33,7 +33,7 @@ from cepo.credit.truth import (
     needed_prefixes,
     prefix_of,
 )
-from cepo.data.dataset import Problem
+from cepo.data.contexts import Problem
 from cepo.errors import ConfigError, DataError
 from cepo.rollout.generator import Generation
 from cepo.trainer.asking import Rollouts

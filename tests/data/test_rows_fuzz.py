@@ -23,9 +23,10 @@ from PIL import Image
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config.schema import DataConfig
 from cepo.data.contexts import ContextBuilder
-from cepo.data.dataset import ROLES, ProblemSet, read_turns
+from cepo.data.dataset import ProblemSet
+from cepo.data.images import load_rgb, verify_image
+from cepo.data.messages import ROLES, read_turns
 from cepo.data.reading import FORMATS, local_files, read_source
-from cepo.data.visuals import load_rgb, verify_image
 from cepo.errors import ConfigError, DataError
 from cepo.models.processing import IMAGE_MARK, VIDEO_MARK, Processing
 

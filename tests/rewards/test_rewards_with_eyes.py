@@ -20,7 +20,7 @@ from PIL import Image
 
 from cepo.config import check_config, load_config
 from cepo.config.worker_schema import RewardConfig
-from cepo.data.dataset import Problem
+from cepo.data.contexts import Problem
 from cepo.errors import ConfigError, RewardError
 from cepo.models.inputs import Video
 from cepo.rewards.functions import load_reward

@@ -28,8 +28,8 @@ from training_runs import (
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.data.batch import ScoringRow
-from cepo.data.contexts import ContextBuilder
-from cepo.data.dataset import Problem, ProblemSet
+from cepo.data.contexts import ContextBuilder, Problem
+from cepo.data.dataset import ProblemSet
 from cepo.errors import ConfigError, DataError
 from cepo.metrics import results
 from cepo.models.inputs import EncodedPrompt, Turn

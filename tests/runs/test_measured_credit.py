@@ -32,7 +32,7 @@ from cepo.credit import truth
 from cepo.credit.agreement import QUARTERS
 from cepo.credit.session import opened
 from cepo.data.batch import ScoringRow
-from cepo.data.dataset import read_training_sets
+from cepo.data.training_set import read_training_sets
 from lab.gradient.__main__ import main as measure_gradients
 
 pytestmark = pytest.mark.heavy

@@ -28,7 +28,7 @@ from training_runs import (
 from cepo.config.schema import DataConfig
 from cepo.data.batch import ScoringRow
 from cepo.data.dataset import ProblemSet
-from cepo.data.visuals import load_video
+from cepo.data.videos import load_video
 from cepo.errors import ConfigError, DataError
 from cepo.models.inputs import EncodedPrompt, ImageSource, Video
 from cepo.models.processing import Processing
@@ -131,7 +131,7 @@ def test_what_is_no_video_is_refused_with_the_reason(
     for value, words in cases:
         with pytest.raises(DataError, match=words):
             read(value, None)
-    monkeypatch.setattr("cepo.data.visuals._VIDEO_LIBRARIES", ("no_such_library",))
+    monkeypatch.setattr("cepo.data.videos._VIDEO_LIBRARIES", ("no_such_library",))
     with pytest.raises(ConfigError, match=r"cepo\[video\]"):
         read(whole, None)
 

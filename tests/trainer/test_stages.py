@@ -17,7 +17,7 @@ from cepo.algorithms.references import wrong_candidates, wrong_reference
 from cepo.algorithms.settings import NegativeConfig
 from cepo.config.schema import AlgorithmConfig
 from cepo.config.worker_schema import RewardConfig
-from cepo.data.dataset import Problem
+from cepo.data.contexts import Problem
 from cepo.losses.objective import kl_penalty
 from cepo.metrics import results
 from cepo.rewards.pool import RewardPool

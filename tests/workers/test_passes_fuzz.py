@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.data.batch import ScoringRow
-from cepo.data.contexts import ContextBuilder
-from cepo.data.dataset import Problem
+from cepo.data.contexts import ContextBuilder, Problem
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.runtime.dispatch import Assignment, split_batches

@@ -1,0 +1,133 @@
+"""Combines training sets, and decides the order of their problems."""
+
+from __future__ import annotations
+
+import logging
+import random
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import accumulate
+
+import numpy
+
+from cepo.config.schema import DataConfig
+from cepo.data.contexts import Problem
+from cepo.data.dataset import ProblemSet
+from cepo.errors import ConfigError
+from cepo.models.inputs import ImageSource
+from cepo.models.processing import Processing
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingProblems:
+    """Concatenates the usable rows of one or several sources. Of several, a problem's id is `<source number>:<row>`.
+
+    Without `data.train_weights` all rows form one set: an epoch uses each row once, whatever its source.
+    """
+
+    def __init__(self, parts: Sequence[ProblemSet], config: DataConfig) -> None:
+        self._parts, self._config = parts, config
+        self._ends = list(accumulate(len(part) for part in parts))
+        self._begins = [0, *self._ends]
+        self.most_visuals = most_visuals(*parts)
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> Problem:
+        part = bisect_right(self._ends, index)
+        problem = self._parts[part][index - self._begins[part]]
+        if len(self._parts) == 1:
+            return problem
+        return replace(problem, prompt_id=f"{part}:{problem.prompt_id}")
+
+    def indices(self, step: int, batch_size: int) -> list[int]:
+        """Returns the problems of the 0-based `step`, which depend only on the step and `data.seed`.
+
+        Without weights, each pass over the data has its own order.
+        """
+        weights, shuffle, seed = self._config.train_weights, self._config.shuffle, self._config.seed
+        if weights is not None and len(self._parts) > 1:
+            sizes = [len(part) for part in self._parts]
+            chosen = weighted_indices(
+                step, sizes=sizes, weights=weights, batch_size=batch_size, shuffle=shuffle, seed=seed
+            )
+            return [self._begins[part] + index for part, index in chosen]
+        per_epoch = self.steps_per_epoch(batch_size)
+        assert per_epoch > 0, "a batch must not be larger than the problem set; checked when the run is put together"
+        epoch, number = divmod(step, per_epoch)
+        order = shuffled(len(self), f"{seed}/{epoch}") if shuffle else range(len(self))
+        return [*order[number * batch_size : (number + 1) * batch_size]]
+
+    def steps_per_epoch(self, batch_size: int) -> int:
+        return len(self) // batch_size  # an incomplete last batch is dropped, as in EasyR1
+
+    def content(self) -> str:
+        return "; ".join(part.content() for part in self._parts)
+
+    def image_probe(self) -> ImageSource | None:
+        """Returns the first source's probe that is not None."""
+        return next(filter(None, (part.image_probe() for part in self._parts)), None)
+
+
+def read_training_sets(config: DataConfig, processing: Processing, *, with_solutions: bool = False) -> TrainingProblems:
+    """Reads all of `data.train_files` and checks every row.
+
+    Raises as `ProblemSet`, for fewer problems than a step needs, and `with_solutions` for a problem that has none.
+    """
+    parts: list[ProblemSet] = []
+    for source in config.train_sources:
+        logger.info("reading and checking %s", source)
+        part = ProblemSet(source, config, processing)
+        if config.teacher_image_key is not None:
+            part.require_column("teacher_image_key")
+        if with_solutions:
+            part.require_solutions()
+        parts.append(part)
+    sizes = [len(part) for part in parts]
+    if sum(sizes) < config.rollout_batch_size:
+        raise ConfigError(
+            f"data.rollout_batch_size is {config.rollout_batch_size}, but {config.train_files} has {sum(sizes)} usable "
+            "problems; accepted: at most as many"
+        )
+    weights = config.train_weights or sizes
+    for source, size, weight in zip(config.train_sources, sizes, weights, strict=True) if len(parts) > 1 else ():
+        logger.info("plan: %.1f %% of the prompts from %s (%d problems)", 100 * weight / sum(weights), source, size)
+    return TrainingProblems(parts, config)
+
+
+@lru_cache(maxsize=16)
+def shuffled(size: int, seed: str) -> tuple[int, ...]:
+    """Returns the numbers below `size` in the order of this seed."""
+    order = list(range(size))
+    random.Random(seed).shuffle(order)
+    return tuple(order)
+
+
+def weighted_indices(
+    step: int, *, sizes: Sequence[int], weights: Sequence[float], batch_size: int, shuffle: bool, seed: int
+) -> list[tuple[int, int]]:
+    """Returns pairs (set, index in the set) for the 0-based `step`, with sets drawn in proportion to `weights`.
+
+    Each set has its own epochs, with every problem once per epoch and a new order for each. As in `datasets`'
+    `interleave_datasets`, sets are drawn by numpy's generator; its first numbers do not depend on how many are drawn.
+    """
+    shares = [weight / sum(weights) for weight in weights]
+    drawn = numpy.random.default_rng(seed).choice(len(sizes), size=(step + 1) * batch_size, p=shares)
+    counts: list[int] = numpy.bincount(drawn[: step * batch_size], minlength=len(sizes)).tolist()
+    chosen: list[tuple[int, int]] = []
+    parts: list[int] = drawn[step * batch_size :].tolist()
+    for part in parts:
+        epoch, index = divmod(counts[part], sizes[part])
+        counts[part] += 1
+        chosen.append((part, shuffled(sizes[part], f"{seed}/{part}/{epoch}")[index] if shuffle else index))
+    return chosen
+
+
+def most_visuals(*problem_sets: ProblemSet | TrainingProblems | None) -> tuple[int, int]:
+    """Returns the largest numbers of images and videos in a prompt, which the engine must accept; ignores None."""
+    images, videos = zip(*(problems.most_visuals for problems in problem_sets if problems is not None), strict=True)
+    return max(images), max(videos)
