@@ -13,7 +13,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def warn_unusable(error: Exception) -> None:
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator[Path]:
+def new_file(path: Path) -> Generator[Path]:
     """Yields a path beside `path` for a file to write, which replaces `path` at the end, complete and on the disk.
 
     Several processes may do so at once; the last one wins. After an exception nothing is left.
