@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from cepo.config.schema import DataConfig
+from cepo.data.cells import has_column, solution_of
 from cepo.data.contexts import Problem
 from cepo.data.images import listed
-from cepo.data.reading import read_row, read_source, without_decoding
-from cepo.data.rows import RowMeasure, RowReader, worked_solution
+from cepo.data.reading import read_source
+from cepo.data.rows import RowMeasure, RowReader
+from cepo.data.table import rows_of
 from cepo.errors import ConfigError, DataError
 from cepo.models.inputs import ImageSource
 from cepo.models.processing import Processing
@@ -31,8 +33,7 @@ class ProblemSet(Sequence[Problem]):
     def __init__(self, source: str, config: DataConfig, processing: Processing, *, rows: Any = None) -> None:
         self._source, self._config = source, config
         self._rows_are_given = rows is not None
-        read = read_source(source, text_columns=(config.prompt_key, config.answer_key)) if rows is None else rows
-        self._rows = without_decoding(read)
+        self._rows = read_source(source) if rows is None else rows_of(rows)
         self._reader = RowReader(source, self._rows.column_names, config, processing)
         usable = self._usable_rows()
         self._usable = list(usable)
@@ -67,13 +68,13 @@ class ProblemSet(Sequence[Problem]):
         """Raises `ConfigError` if a usable row has no worked solution."""
         key, names = self._config.solution_key, self._rows.column_names
         missing: Sequence[int] = self._usable
-        if key in names:
-            solutions = self._rows.select_columns(key)
-            missing = [row for row in self._usable if worked_solution(solutions[row][key]) is None]
+        if has_column(names, key):
+            solutions = self._rows.select_columns([key])
+            missing = [row for row in self._usable if not solution_of(solutions[row], key)]
         if missing:
             raise ConfigError(
                 f"algorithm.positive.source=solution shows worked solutions, but {len(missing)} of {len(self)} rows of "
-                f"{self._source} have none ({'' if key in names else 'no '}column '{key}'), the first of them row "
+                f"{self._source} have none ({'' if has_column(names, key) else 'no '}column '{key}'), the first of them row "
                 f"{missing[0]}; name the column in data.solution_key (there are "
                 f"{', '.join(names)}), or choose solution_or_answer or another source"
             )
@@ -101,7 +102,7 @@ class ProblemSet(Sequence[Problem]):
         for number in shown(range(len(self._rows)), f"checking {self._source}", len(self._rows)):
             where = f"{self._source}, row {number}"
             try:
-                measured = self._reader.measure(read_row(self._rows, number))
+                measured = self._reader.measure(self._rows[number])
             except DataError as error:
                 if not config.skip_bad_rows:
                     raise DataError(f"{where}: {error}. data.skip_bad_rows=true leaves such rows out") from error

@@ -24,9 +24,10 @@ from cepo.algorithms.settings import TeacherConfig
 from cepo.config.schema import DataConfig
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import ProblemSet
+from cepo.data.formats import FORMATS
 from cepo.data.images import load_rgb, verify_image
 from cepo.data.messages import ROLES, read_turns
-from cepo.data.reading import FORMATS, local_files, read_source
+from cepo.data.reading import read_source
 from cepo.errors import ConfigError, DataError
 from cepo.models.processing import IMAGE_MARK, VIDEO_MARK, Processing
 
