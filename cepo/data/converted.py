@@ -68,13 +68,13 @@ def open_part(path: Path, *, within: Path | str | None = None) -> Part:
         table = _converted(path, kind, within)
     if kind in TEXT_FORMATS:
         return _text_part(table, path)
-    return TypedPart(table, str(path))
+    return TypedPart(table, [path])
 
 
 def _text_part(table: Any, path: Path) -> TextPart:
     last = table.num_rows - 1
     names: list[str] = json.loads(table.column("text")[last].as_py())
-    part = TextPart(table.slice(0, last), names, str(path))
+    part = TextPart(table.slice(0, last), names, path)
     if len(part) and not names:
         try:
             part.row(0, None)

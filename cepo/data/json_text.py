@@ -32,6 +32,9 @@ class WrittenFloat(float):
         number.text = text
         return number
 
+    def __reduce__(self) -> tuple[type[WrittenFloat], tuple[str]]:
+        return WrittenFloat, (self.text,)
+
 
 def read_object(line: bytes) -> Tree:
     """Returns the JSON object of a row, with numbers as `WrittenFloat` and int, and None for NaN.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from pathlib import PurePath
+from pathlib import Path
 from typing import Any, Protocol, overload
 
 from cepo.data.cells import root_column
@@ -19,6 +19,7 @@ class Part(Protocol):
     """The rows of one file. A row may lack columns."""
 
     names: Sequence[str]
+    files: Sequence[Path]  # none for rows that a program made
 
     def __len__(self) -> int: ...
 
@@ -30,10 +31,10 @@ class Part(Protocol):
 class TextPart:
     """Rows of a JSON or CSV file: `table` has each row's `text` in JSON, or its `fault`, and its `line` in the file."""
 
-    def __init__(self, table: Any, names: Sequence[str], file: str) -> None:
+    def __init__(self, table: Any, names: Sequence[str], file: Path) -> None:
         self.names = names
         self._table = table
-        self._name = PurePath(file).name
+        self.files: Sequence[Path] = [file]
 
     def __len__(self) -> int:
         return self._table.num_rows
@@ -43,7 +44,7 @@ class TextPart:
         fault = entry.column("fault")[0].as_py()
         if fault is not None:
             line = entry.column("line")[0].as_py()
-            raise DataError(f"the row, line {line:,} of {self._name}, {fault}")
+            raise DataError(f"the row, line {line:,} of {self.files[0].name}, {fault}")
         row = read_object(entry.column("text")[0].as_py())
         return row if names is None else {name: row.get(name) for name in names}
 
@@ -51,7 +52,8 @@ class TextPart:
 class TypedPart:
     """Rows of a Parquet or Arrow file, or of a data set of the `datasets` library."""
 
-    def __init__(self, table: Any, file: str) -> None:
+    def __init__(self, table: Any, files: Sequence[Path]) -> None:
+        self.files = files
         self._table = table
         features = features_of(table.schema)
         try:
@@ -62,7 +64,8 @@ class TypedPart:
                 if refine is not None:
                     self._refiners[name] = refine
         except DataError as error:
-            raise DataError(f"data file {file}: {error}") from error
+            name = f"data file {files[0]}" if files else "the data set"
+            raise DataError(f"{name}: {error}") from error
 
     def __len__(self) -> int:
         return self._table.num_rows
@@ -90,6 +93,7 @@ class GivenPart:
 
     def __init__(self, rows: Sequence[Tree]) -> None:
         self._rows = rows
+        self.files: Sequence[Path] = []
         self.names: Sequence[str] = [*dict.fromkeys(name for row in rows for name in row)]
 
     def __len__(self) -> int:
@@ -113,7 +117,8 @@ class Rows(Sequence[Tree]):
         self._parts, self._names = parts, names
         self._ends = list(accumulate(len(part) for part in parts))
         total = self._ends[-1] if self._ends else 0
-        self._begin = begin
+        self.begin = begin
+        self.files = [file for part in parts for file in part.files]
         self._size = (total if end is None else end) - begin
         known = dict.fromkeys(name for part in parts for name in part.names)
         self.column_names: list[str] = list(known) if names is None else list(names)
@@ -128,7 +133,7 @@ class Rows(Sequence[Tree]):
     def __getitem__(self, index: int | slice) -> Tree | list[Tree]:
         if isinstance(index, slice):
             return [self[number] for number in range(len(self))[index]]
-        number = self._begin + range(len(self))[index]
+        number = self.begin + range(len(self))[index]
         position = bisect_right(self._ends, number)
         part = self._parts[position]
         row = part.row(number - (self._ends[position] - len(part)), self._names)
@@ -140,8 +145,8 @@ class Rows(Sequence[Tree]):
         The others are not read from a file with types.
         """
         roots = [root_column(self.column_names, name) for name in names]
-        end = self._begin + self._size
-        return Rows(self._parts, begin=self._begin, end=end, names=list(dict.fromkeys(roots)))
+        end = self.begin + self._size
+        return Rows(self._parts, begin=self.begin, end=end, names=list(dict.fromkeys(roots)))
 
     def select(self, numbers: Iterable[int]) -> Iterable[Tree]:
         """Yields the rows of these numbers, one at a time."""
@@ -158,7 +163,8 @@ def rows_of(rows: Any) -> Rows:
     if not hasattr(rows, "with_format"):
         return Rows([GivenPart(rows)])
     features = rows.features.arrow_schema.metadata
-    return Rows([TypedPart(_Formatted(rows.with_format("arrow"), features), "the data set")])
+    files = [Path(entry["filename"]) for entry in rows.cache_files]
+    return Rows([TypedPart(_Formatted(rows.with_format("arrow"), features), files)])
 
 
 class _Formatted:
