@@ -20,8 +20,14 @@ from cepo.trees import Fields, is_list, is_mapping
 if TYPE_CHECKING:
     from cepo.config.schema import DataConfig
 
-_TAGGED = re.compile(r"(?:<think>.*</think>)?\s*<answer>(?P<inner>.*?)</answer>", re.DOTALL)
+_TAGGED = re.compile(
+    r"(?:<think>.*</think>)?\s*<answer>(?P<inner>(?:(?!</answer>).)*)</answer>", re.DOTALL | re.IGNORECASE
+)
 _BOXED = re.compile(r"(?P<dollars>\$\$?)?\s*\\boxed\s*\{(?P<inner>.*)\}\s*(?P=dollars)?", re.DOTALL)
+
+
+_LONGEST_WRAPPED, _MOST_WRAPPINGS = 100_000, 4
+"""The characters of an answer, thoughts included, that is searched for something around it, and how often."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,16 +158,22 @@ def cell_text(value: object, key: str) -> str:
 
 
 def unwrapped(answer: str) -> str:
-    """Returns an answer without the `\\boxed{}` or the `<answer>` tags that are around all of it."""
+    """Returns an answer without the `\\boxed{}` or the `<answer>` tags that are around all of it, one in the other too."""
     answer = answer.strip()
-    while True:
-        tagged, boxed = _TAGGED.fullmatch(answer), _BOXED.fullmatch(answer)
-        if tagged is not None and tagged["inner"].strip():
-            answer = tagged["inner"].strip()
-        elif boxed is not None and boxed["inner"].strip() and _is_balanced(boxed["inner"]):
-            answer = boxed["inner"].strip()
-        else:
-            return answer
+    if len(answer) > _LONGEST_WRAPPED:
+        return answer
+    for _ in range(_MOST_WRAPPINGS):
+        tagged = _TAGGED.fullmatch(answer)
+        boxed = _BOXED.fullmatch(answer)
+        inner = ""
+        if tagged is not None:
+            inner = tagged["inner"].strip()
+        elif boxed is not None and _is_balanced(boxed["inner"]):
+            inner = boxed["inner"].strip()
+        if not inner:
+            break
+        answer = inner
+    return answer
 
 
 def _is_balanced(text: str) -> bool:

@@ -24,6 +24,7 @@ from cepo.data.formats import (
     ARROW,
     BATCH_BYTES,
     BATCH_ROWS,
+    JSON,
     MOST_COLUMNS,
     PARQUET,
     TEXT_FORMATS,
@@ -67,11 +68,11 @@ def open_part(path: Path, *, within: Path | str | None = None) -> Part:
     if table is None:
         table = _converted(path, kind, within)
     if kind in TEXT_FORMATS:
-        return _text_part(table, path)
+        return _text_part(table, path, kind)
     return TypedPart(table, [path])
 
 
-def _text_part(table: Any, path: Path) -> TextPart:
+def _text_part(table: Any, path: Path, kind: str) -> TextPart:
     last = table.num_rows - 1
     names: list[str] = json.loads(table.column("text")[last].as_py())
     part = TextPart(table.slice(0, last), names, path)
@@ -79,7 +80,8 @@ def _text_part(table: Any, path: Path) -> TextPart:
         try:
             part.row(0, None)
         except DataError as error:
-            raise ConfigError(f"data file {path} has no readable row: {error}") from error
+            hint = ". Accepted: one JSON object in each line, or one array of objects" if kind == JSON else ""
+            raise ConfigError(f"data file {path} has no readable row: {error}{hint}") from error
     return part
 
 
