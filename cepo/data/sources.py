@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from cepo.config.paths import split_source
+from cepo.config.paths import find_path, split_source
 from cepo.data.formats import FORMATS, format_of
 from cepo.errors import ConfigError, ForeignFileError
 from cepo.foreign_files import hub_folder, read_json
@@ -37,8 +37,11 @@ _COPY = re.compile(
 )
 """What a copy's name has after the name of its original: of notebooks, file managers, editors, and people."""
 _SPLIT = re.compile(r"(?P<name>[\w.\-]+)(\[(?P<begin>-?\d+%?)?:(?P<end>-?\d+%?)?\])?")
-_SHARD = re.compile(r"([._-]?(part|shard|chunk|split)?[._-]?\d+)*([._-]?of[._-]?(?P<total>\d+))?([._-][0-9a-f]{8,})?")
+_SHARD = re.compile(
+    r"([._-]?(part|shard|chunk|split)?[._-]?\d++)*+([._-]?of[._-]?(?P<total>\d+))?([._-][0-9a-f]{8,})?", re.IGNORECASE
+)
 """What the names of the parts of one split have after its name: `-00000-of-00002`, `_1`, `.part3`."""
+_VERSION = re.compile(r"[._-]?v(er(sion)?)?[._-]?\d+", re.IGNORECASE)
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_]+")
 _ALIASES = {
     "train": ("train", "training"),
@@ -48,7 +51,7 @@ _ALIASES = {
 _HELD_OUT = {
     *_ALIASES["validation"],
     *_ALIASES["test"],
-    *(
+    *[
         "validate",
         "development",
         "eval",
@@ -59,7 +62,8 @@ _HELD_OUT = {
         "heldout",
         "holdout",
         "benchmark",
-    ),
+    ],
+    *["测试", "测试集", "验证", "验证集"],
 }
 """The words that name rows which are not for training."""
 
@@ -97,8 +101,8 @@ def local_source(source: str) -> LocalSource | None:
     meant, or if they are of several formats or of none that is read.
     """
     name, split = split_source(source)
-    path = Path(name).expanduser()
-    if not path.exists():
+    path = find_path(name)
+    if path is None:
         return None
     wanted = _SPLIT.fullmatch(split or TRAIN)
     if wanted is None:
@@ -143,6 +147,12 @@ def _folder_files(source: str, folder: Path, split: str) -> list[Path]:
             f"{_listed(held_out, folder)}. All files: {_listed(files, folder)}. Give the path of the training file itself, or "
             "name the split: FOLDER@NAME"
         )
+    places = [file.with_suffix("") for file in files]
+    doubles = [file for file, place in zip(files, places, strict=True) if places.count(place) > 1]
+    if doubles:
+        raise ConfigError(
+            f"data files '{source}': files of one name may hold the same rows: {_listed(doubles, folder)}. Give the path of one"
+        )
     return files
 
 
@@ -176,7 +186,7 @@ def _saved_files(folder: Path) -> tuple[list[Path], str] | None:
     files: list[Path] = []
     for entry in listed:
         name = entry.get("filename") if is_dict(entry) else None
-        if not isinstance(name, str) or Path(name).name != name:
+        if not isinstance(name, str) or not name or Path(name).name != name:
             raise ForeignFileError(
                 folder / _SAVED, f"names the data file {name!r:.100}, which is no name of a file beside it"
             )
@@ -285,7 +295,8 @@ def _require_one_place(source: str, files: Sequence[Path], folder: Path, name: s
         "whole" if not ending else "part" if shard else "other" for ending, shard in zip(endings, shards, strict=True)
     }
     totals = {shard["total"] for shard in shards if shard is not None and shard["total"]}
-    if len(kinds) > 1 or len(totals) > 1 or ("whole" in kinds and len(named) > 1):
+    versions = [ending for ending in endings if _VERSION.fullmatch(ending)]
+    if len(kinds) > 1 or len(totals) > 1 or len(versions) > 1 or ("whole" in kinds and len(named) > 1):
         raise ConfigError(
             f"data files '{source}': it is not clear which files are the split '{name}': {_listed(named, folder)}. Give the path "
             "of one, or several as a list"

@@ -137,7 +137,7 @@ SHAPES: Sequence[Shape] = [
         1,
     ),
     (
-        "A-OKVQA and others with a class",
+        "a set with classes as answers",
         {"question": "Where?", "answer": 1, "image": PICTURE},
         "class.parquet",
         ("<image>Where?", "kitchen"),
