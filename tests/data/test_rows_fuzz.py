@@ -103,14 +103,6 @@ def odd_rows(draw: st.DrawFn) -> list[Any]:
     return rows
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _caches_go(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Every file that is read leaves a copy in the cache of `datasets`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-        yield
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("rows")
