@@ -126,7 +126,7 @@ class ProblemSet(Sequence[Problem]):
             source=source,
             columns=self._rows.column_names,
             config=config,
-            processing=self._processing.arguments,
+            processing=self._processing,
         )
         with closing(checked_rows(self._rows, numbers, self._reader, setup)) as checked:
             for number, row in checked:
