@@ -18,7 +18,7 @@ from cepo.data.check_process import CheckSetup
 from cepo.data.checking import checked_rows
 from cepo.data.contexts import Problem
 from cepo.data.measures import RowMeasures
-from cepo.data.reading import read_source, without_decoding
+from cepo.data.reading import read_row, read_source, without_decoding
 from cepo.data.remembering import identity_of, recall, remember
 from cepo.data.rows import RowReader, worked_solution
 from cepo.errors import ConfigError, DataError
@@ -67,7 +67,10 @@ class ProblemSet(Sequence[Problem]):
             return [self[i] for i in range(len(self))[cast("slice[int, int, int]", index)]]
         number = int(self._usable[cast(int, index)])
         source = None if self._rows_are_given else ImageSource(data=self._source, row=number)
-        return self._reader.problem(number, self._rows[number], source)
+        try:
+            return self._reader.problem(number, read_row(self._rows, number), source)
+        except DataError as error:  # a file that has changed since the check
+            raise DataError(f"{self._source}, row {number}: {error}") from error
 
     def content(self) -> str:
         """Describes the usable rows by their number and a CRC-32 of prompts and answers, without images."""
