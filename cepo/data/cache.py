@@ -91,10 +91,13 @@ def new_file(path: Path) -> Generator[Path]:
 
 def read_entry(kind: str, key: str) -> bytes | None:
     """Returns the content that was written under `key`, a hexadecimal digest; None without a whole and sound entry."""
-    folder = usable_folder(kind)
-    if folder is None or not (folder / key).exists():
+    try:
+        folder = cache_folder() / kind
+        path = folder / key
+        if not path.exists():
+            return None
+    except (OSError, RuntimeError):  # writing an entry reports it
         return None
-    path = folder / key
     try:
         entry = read_bytes(path, within=folder, largest=LARGEST_ENTRY)
     except ForeignFileError as error:

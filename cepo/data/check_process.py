@@ -1,23 +1,15 @@
-"""Checks rows in a process of their own: `python -m cepo.data.check_process`, started by `CheckProcess`, never by hand.
-
-It is a fresh interpreter, not a fork (this process has threads and devices) and not a `multiprocessing` child (which
-would run the user's main script again).
-"""
+"""Starts processes that check rows as this one does, and says what passes between them."""
 
 from __future__ import annotations
 
-import logging
 import os
-import pickle
 import signal
 import subprocess
 import sys
-import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import cepo
@@ -34,12 +26,12 @@ _LONGEST_REASON = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class CheckSetup:
-    """What a process needs to check rows as this one does: the arguments of `RowReader`, and those of its `Processing`."""
+    """What a process needs to check rows as this one does: the arguments of `RowReader`."""
 
     source: str
     columns: Sequence[str]
     config: DataConfig
-    processing: Tree
+    processing: Processing
 
 
 @dataclass(kw_only=True)
@@ -72,16 +64,17 @@ def checked_row(reader: RowReader, row: Tree | DataError) -> CheckedRow:
 
 
 class CheckProcess:
-    """A process that checks chunks of rows, one after the other."""
+    """A process that runs `cepo.data.check_program`, which checks chunks of rows one after the other."""
 
     def __init__(self, setup: CheckSetup) -> None:
         self._connection, other_end = Pipe()
         python_path = [str(Path(cepo.__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-        local = os.path.isdir(setup.processing["path"])
+        arguments = setup.processing.arguments
+        local = os.path.isdir(arguments["path"])
         offline = {} if local else {"HF_HUB_OFFLINE": "1"}  # this process has just loaded those files
         self.process = subprocess.Popen(
             # -P: a file in the working directory must not shadow a module of the process.
-            [sys.executable, "-P", "-m", "cepo.data.check_process", str(other_end.fileno())],
+            [sys.executable, "-P", "-m", "cepo.data.check_program", str(other_end.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -97,7 +90,7 @@ class CheckProcess:
         )
         other_end.close()
         with suppress(OSError):  # it has ended; the caller learns this when it waits for the first reply
-            self._connection.send(setup)
+            self._connection.send((setup.source, list(setup.columns), setup.config, arguments))
 
     def send(self, rows: bytes) -> None:
         """Sends a chunk of rows, pickled; raises `OSError` if the process has ended."""
@@ -128,57 +121,3 @@ class CheckProcess:
         """Frees what a killed process leaves; no other thread may wait for a reply."""
         self.process.wait()
         self._connection.close()
-
-
-class _Messages(logging.Handler):
-    """Collects what is logged, because the parent reports it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.collected: list[tuple[str, int, str]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.collected.append((record.name, record.levelno, record.getMessage()))
-
-
-def main() -> None:
-    """Answers chunks of rows until the parent has ended or kills this process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    descriptor = int(sys.argv[1])
-    os.set_inheritable(descriptor, False)
-    with suppress(OSError):  # makes Linux kill this process rather than the trainer when memory runs out
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    connection = Connection(descriptor)
-    with suppress(EOFError, ConnectionError):
-        _serve(connection)
-    os.killpg(0, signal.SIGKILL)  # the renderer of chat templates too
-
-
-def _serve(connection: Connection) -> None:
-    setup: CheckSetup = connection.recv()
-    reader = RowReader(setup.source, setup.columns, setup.config, Processing(**setup.processing))
-    messages = _Messages()
-    logging.basicConfig(level=logging.WARNING, handlers=[messages])
-    logging.getLogger("cepo").setLevel(logging.INFO)
-    connection.send(None)
-    while True:
-        rows = pickle.loads(connection.recv_bytes())
-        chunk = _checked_chunk(reader, rows)
-        chunk.messages, messages.collected = messages.collected, []
-        connection.send(chunk)
-
-
-def _checked_chunk(reader: RowReader, rows: Sequence[Tree | DataError]) -> CheckedChunk:
-    chunk = CheckedChunk()
-    try:
-        for row in rows:
-            chunk.rows.append(checked_row(reader, row))
-    except ConfigError as error:
-        chunk.error = error
-    except Exception:
-        chunk.failure = traceback.format_exc()
-    return chunk
-
-
-if __name__ == "__main__":
-    main()

@@ -233,6 +233,8 @@ class _Helpers:
                     "a process that checks rows ended with %s; if memory has run out, that is why. The others check its rows",
                     process.ending(),
                 )
+        except Exception:  # whatever a row does to pickle
+            logger.warning("rows cannot be handed to another process", exc_info=True)
         finally:
             for chunk, _ in held:
                 self._work.give_back(chunk)

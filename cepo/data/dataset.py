@@ -67,7 +67,10 @@ class ProblemSet(Sequence[Problem]):
             return [self[i] for i in range(len(self))[cast("slice[int, int, int]", index)]]
         number = int(self._usable[cast(int, index)])
         source = None if self._rows_are_given else ImageSource(data=self._source, row=number)
-        return self._reader.problem(number, self._rows[number], source)
+        try:
+            return self._reader.problem(number, self._rows[number], source)
+        except DataError as error:  # a file that has changed since the check
+            raise DataError(f"{self._source}, row {number}: {error}") from error
 
     def content(self) -> str:
         """Describes the usable rows by their number and a CRC-32 of prompts and answers, without images."""
@@ -120,7 +123,7 @@ class ProblemSet(Sequence[Problem]):
             source=source,
             columns=self._rows.column_names,
             config=config,
-            processing=self._processing.arguments,
+            processing=self._processing,
         )
         with closing(checked_rows(self._rows, numbers, self._reader, setup)) as checked:
             for number, row in checked:

@@ -101,7 +101,7 @@ def _settings(config: DataConfig) -> Tree:
     for name in _FILES_NAMED_BY_SETTINGS:
         if settings[name] is not None:
             settings[name] = content_digest(Path(settings[name]))
-    settings["image_dir"] = str(Path.cwd() / (config.image_dir or ""))
+    settings["image_dir"] = [config.image_dir is None, str(Path.cwd() / (config.image_dir or ""))]
     return settings
 
 

@@ -244,7 +244,7 @@ def test_rows_with_videos_are_measured_as_they_are_encoded(
     visuals = [tiny_processing.load_images(problem.images, videos=problem.videos) for problem in problems]
     prompts = [tiny_processing.encode(problem.text, each) for problem, each in zip(problems, visuals, strict=True)]
     lengths = [len(prompt.token_ids) for prompt in prompts]
-    assert lengths == [problems._measure(dict(problems._rows[number])).length for number in range(8)]
+    assert lengths == [problems._reader.measure(dict(problems._rows[number])).length for number in range(8)]
     assert lengths[1] == max(lengths)
     shorter = problems_of(video_file, max_prompt_length=lengths[1] - 1)
     assert [problem.prompt_id for problem in shorter] == ["0", "2", "3", "4", "6", "7"]
