@@ -15,7 +15,6 @@ from typing import Any
 
 from cepo.data.check_process import CheckedChunk, CheckProcess, CheckSetup, checked_row
 from cepo.data.measures import CheckedRow
-from cepo.data.reading import read_row
 from cepo.data.rows import RowReader
 from cepo.errors import ConfigError, DataError
 from cepo.hardware import num_processors
@@ -73,7 +72,7 @@ class _Work:
         with self._reading:
             for number in chunk.numbers:
                 try:
-                    values.append(read_row(self._rows, number))
+                    values.append(self._rows[number])
                 except DataError as error:
                     values.append(error)
         return values

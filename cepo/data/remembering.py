@@ -18,7 +18,7 @@ import cepo
 from cepo.config.schema import DataConfig
 from cepo.data.cache import content_digest, read_entry, write_entry
 from cepo.data.measures import RowMeasures, decoded
-from cepo.data.reading import local_files
+from cepo.data.table import Rows
 from cepo.errors import CepoError
 from cepo.foreign_files import hub_folder
 from cepo.models.processing import Processing
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _KIND = "checks"
 WITHOUT_INFLUENCE = frozenset(
     {
-        *("train_files", "train_weights", "val_files", "solution_key", "shuffle", "seed"),
+        *("train_files", "train_weights", "val_files", "shuffle", "seed"),
         *("max_response_length", "rollout_batch_size", "mini_rollout_batch_size", "val_batch_size"),
         *("filter_overlong_prompts", "skip_bad_rows"),
     }
@@ -44,7 +44,7 @@ _LIBRARIES = (
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".ckpt")
 
 
-def identity_of(source: str, rows: Any, config: DataConfig, processing: Processing) -> str | None:
+def identity_of(source: str, rows: Rows, config: DataConfig, processing: Processing) -> str | None:
     """Returns a digest of all that the check of a source's rows depends on, except the files that rows name.
 
     These are the content of its files in their order and the part that is read, the settings, the files of tokenizer,
@@ -53,7 +53,7 @@ def identity_of(source: str, rows: Any, config: DataConfig, processing: Processi
     """
     try:
         facts: Tree = {
-            "source": _source_facts(source, rows),
+            "source": _source_facts(rows),
             "settings": _settings(config),
             "processing": _processing_facts(processing),
             "code": _code_digest(),
@@ -84,14 +84,11 @@ def remember(identity: str, measures: RowMeasures) -> None:
     write_entry(_KIND, identity, measures.encoded())
 
 
-def _source_facts(source: str, rows: Any) -> Any:
+def _source_facts(rows: Rows) -> Any:
     """Returns digests of the files of a source and the part of their rows that is read; None if there are no files."""
-    name, _, _ = source.partition("@")
-    if Path(name).expanduser().exists():
-        files, part = local_files(source)
-        return [part, [[file.suffix, content_digest(file)] for file in files]]
-    files = [Path(entry["filename"]) for entry in rows.cache_files]  # of a data set from the hub
-    return [source, [content_digest(file) for file in files]] if files else None
+    if not rows.files:
+        return None
+    return [rows.begin, len(rows), [[file.suffix, content_digest(file)] for file in rows.files]]
 
 
 def _settings(config: DataConfig) -> Tree:

@@ -136,7 +136,7 @@ def test_a_rewrite_with_size_and_time_kept_is_checked(check: Check, folder: Path
         {"max_prompt_length": 4095},
         {"image_dir": None},
         {"image_hosts": ["pictures.example"]},
-        {"answer_key": "prompt"},
+        {"video_key": "clips"},
         {"video_fps": 1.0},
     ],
     ids=lambda change: next(iter(change)),
@@ -150,7 +150,7 @@ def test_a_setting_that_matters_makes_rows_be_checked(
     assert len(measured) == 2 * len(ALL)
 
 
-@pytest.mark.parametrize("change", [{"seed": 7}, {"solution_key": "steps"}, {"shuffle": False}])
+@pytest.mark.parametrize("change", [{"seed": 7}, {"rollout_batch_size": 7}, {"shuffle": False}])
 def test_other_settings_check_no_row_again(check: Check, measured: list[str], change: dict[str, Any]) -> None:
     check()
     check(**change)
