@@ -138,6 +138,7 @@ def test_a_rewrite_with_size_and_time_kept_is_checked(check: Check, folder: Path
         {"image_hosts": ["pictures.example"]},
         {"answer_key": "images"},
         {"solution_key": "steps"},
+        {"video_key": "clips"},
         {"video_fps": 1.0},
     ],
     ids=lambda change: next(iter(change)),
@@ -151,7 +152,7 @@ def test_a_setting_that_matters_makes_rows_be_checked(
     assert len(measured) == 2 * len(ALL)
 
 
-@pytest.mark.parametrize("change", [{"seed": 7}, {"shuffle": False}])
+@pytest.mark.parametrize("change", [{"seed": 7}, {"rollout_batch_size": 7}, {"shuffle": False}])
 def test_other_settings_check_no_row_again(check: Check, measured: list[str], change: dict[str, Any]) -> None:
     check()
     check(**change)
