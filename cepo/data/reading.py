@@ -13,7 +13,7 @@ import datasets  # pyright: ignore[reportMissingTypeStubs]
 from PIL import Image
 
 from cepo.config.schema import DataConfig
-from cepo.data.images import decoded_images
+from cepo.data.images import ImageRules, decoded_images, located
 from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import hub_folder, open_regular, size_of
 from cepo.models.inputs import ImageInputs, ImageSource
@@ -157,8 +157,10 @@ class ImageStore:
     def images(self, source: ImageSource) -> tuple[Image.Image, ...]:
         """Returns a row's decoded images for the rollout engine; raises `ConfigError` or `DataError` on failure."""
         if source not in self._images:
-            row = self._data(source.data)[source.row]
-            self._images[source] = decoded_images(row, self._config, source.column or "")
+            column = source.column or self._config.image_key
+            with located(f"{source.data}, row {source.row}"):
+                row = read_row(self._data(source.data), source.row)
+                self._images[source] = decoded_images(row, column, ImageRules.of(self._config))
         return self._images[source]
 
     def inputs(self, source: ImageSource) -> ImageInputs:

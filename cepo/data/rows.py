@@ -9,7 +9,7 @@ from typing import Any
 
 from cepo.config.schema import DataConfig
 from cepo.data.contexts import Problem, UserTemplate
-from cepo.data.images import decoded_images, limited_size, listed, verify_image
+from cepo.data.images import ImageRules, PixelBudget, decoded_images, listed, located, shown_sizes
 from cepo.data.messages import plain_text, read_turns
 from cepo.data.videos import load_video
 from cepo.errors import ConfigError, DataError
@@ -38,6 +38,7 @@ class RowReader:
 
     def __init__(self, source: str, columns: Sequence[str], config: DataConfig, processing: Processing) -> None:
         self._source, self._columns, self._config, self._processing = source, columns, config, processing
+        self._rules = ImageRules.of(config)
         self._template = None
         if config.format_prompt is not None:
             text, origin = read_text(Path(config.format_prompt)).strip(), f"data.format_prompt '{config.format_prompt}'"
@@ -57,10 +58,13 @@ class RowReader:
         """Returns the problem of the row `number`; `source` is where its images can be read again, if they can."""
         row, config = dict(row), self._config
         *history, last = self._turns(row)
-        videos = tuple(self._video(value) for value in listed(row, config.video_key))
+        budget = PixelBudget()
+        with located(f"{self._source}, row {number}"):
+            videos = self._videos(row, budget)
+            images = decoded_images(row, config.image_key, self._rules, budget)
+            shown = decoded_images(row, config.teacher_image_key, self._rules, budget)
         if videos:  # which are sent by value, and the images with them
             source = None
-        images, shown = (decoded_images(row, config, column) for column in ("", config.teacher_image_key))
         answer = plain_text(row.pop(config.answer_key)).strip()
         for key in (config.image_key, config.video_key, config.teacher_image_key):
             if key is not None:
@@ -86,8 +90,14 @@ class RowReader:
             last = Turn(last.role, self._template.render(content=last.text))
         return [*history, last]
 
-    def _video(self, value: object) -> Video:
-        return load_video(value, self._config, factor=self._processing.reader.video_factor)
+    def _videos(self, row: Fields, budget: PixelBudget) -> tuple[Video, ...]:
+        key, fps = self._config.video_key, self._config.video_fps
+        videos: list[Video] = []
+        for value in listed(row, key):
+            with located(f"column '{key}'"):
+                factor = self._processing.reader.video_factor
+                videos.append(load_video(value, self._rules, fps=fps, factor=factor, budget=budget))
+        return tuple(videos)
 
     def measure(self, row: Fields) -> RowMeasure:
         """Measures the prompt and its images. Videos are decoded completely, the only way to find damaged ones."""
@@ -116,12 +126,16 @@ class RowReader:
         for mark, values, name in ((IMAGE_MARK, images, "images"), (VIDEO_MARK, videos, "videos")):
             if text.count(mark) != len(values) and (values or mark == IMAGE_MARK):  # without videos it is plain text
                 raise DataError(f"{text.count(mark)} '{mark}' in the text but {len(values)} {name}; they must agree")
-        sizes = [verify_image(value, config.image_dir, hosts=config.image_hosts) for value in (*images, *shown)]
+        budget = PixelBudget()
+        sizes = shown_sizes(row, config.image_key, self._rules, budget)
+        teachers_sizes = shown_sizes(row, config.teacher_image_key, self._rules, budget)
         visual = 0
         if sizes or videos:
-            reader, limits = self._processing.reader, (config.min_pixels, config.max_pixels)
-            visual += sum(reader.num_tokens(limited_size(size, *limits)) for size in sizes[: len(images)])
-            visual += sum(reader.num_video_tokens(self._video(value)) for value in videos)
+            reader = self._processing.reader
+            visual += sum(reader.num_tokens(size) for size in sizes)
+            visual += sum(reader.num_video_tokens(video) for video in self._videos(row, budget))
+            for size in teachers_sizes:  # which are not in the prompt, but must be readable
+                reader.num_tokens(size)
         # The text has one placeholder token per image and video, which their own tokens replace.
         template = self._processing.template_ids(last.text, with_videos=bool(videos), history=history)
         length = visual + len(template) - len(images) - len(videos)

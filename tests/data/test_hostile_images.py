@@ -162,7 +162,7 @@ def test_damaged_large_and_other_base64_is_refused(monkeypatch: pytest.MonkeyPat
     for text, words in ((blue()[:-6] + "*", "is not valid base64"), (program, "cannot be read")):
         with pytest.raises(DataError, match=words):
             verify_image(text, None)
-    monkeypatch.setattr("cepo.data.images.LARGEST_IMAGE", 50)
+    monkeypatch.setattr("cepo.data.image_files.LARGEST_IMAGE", 50)
     with pytest.raises(DataError, match="accepted: at most 50"):
         verify_image(blue(), None)
 
@@ -254,7 +254,7 @@ def test_redirects_away_errors_and_odd_answers_are_refused(
     server: Server, monkeypatch: pytest.MonkeyPatch, path: str, words: str
 ) -> None:
     if path == "/image":
-        monkeypatch.setattr("cepo.data.images.LARGEST_DOWNLOAD", 20)
+        monkeypatch.setattr("cepo.data.image_files.LARGEST_DOWNLOAD", 20)
     if path == "/slow":
         monkeypatch.setattr("cepo.foreign_files._DOWNLOAD_SECONDS", 0.5)
     began = time.monotonic()

@@ -28,6 +28,7 @@ from training_runs import (
 from cepo.config.schema import DataConfig
 from cepo.data.batch import ScoringRow
 from cepo.data.dataset import ProblemSet
+from cepo.data.images import ImageRules
 from cepo.data.videos import load_video
 from cepo.errors import ConfigError, DataError
 from cepo.models.inputs import EncodedPrompt, ImageSource, Video
@@ -75,9 +76,9 @@ def two(video_folder: Path) -> tuple[Video, Video]:
 def read(
     value: object, folder: Path | None, fps: float = 2.0, least: int | None = 4096, most: int | None = None
 ) -> Video:
-    limits = {"video_fps": fps, "min_pixels": least, "max_pixels": most}
     image_dir = None if folder is None else str(folder)
-    return load_video(value, DataConfig(train_files="rows", image_dir=image_dir, **limits), factor=32)
+    rules = ImageRules(image_dir=image_dir, min_pixels=least, max_pixels=most)
+    return load_video(value, rules, fps=fps, factor=32)
 
 
 def test_fps_chooses_frames_evenly_and_pixel_bounds_their_size(video_folder: Path) -> None:
@@ -244,7 +245,7 @@ def test_rows_with_videos_are_measured_as_they_are_encoded(
     visuals = [tiny_processing.load_images(problem.images, videos=problem.videos) for problem in problems]
     prompts = [tiny_processing.encode(problem.text, each) for problem, each in zip(problems, visuals, strict=True)]
     lengths = [len(prompt.token_ids) for prompt in prompts]
-    assert lengths == [problems._measure(dict(problems._rows[number])).length for number in range(8)]
+    assert lengths == [problems._reader.measure(dict(problems._rows[number])).length for number in range(8)]
     assert lengths[1] == max(lengths)
     shorter = problems_of(video_file, max_prompt_length=lengths[1] - 1)
     assert [problem.prompt_id for problem in shorter] == ["0", "2", "3", "4", "6", "7"]
