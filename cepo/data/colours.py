@@ -65,19 +65,25 @@ def _scaled(image: Image.Image) -> Image.Image:
     NaN is black.
     """
     values = numpy.array(image, dtype=numpy.float32)
-    finite = values[numpy.isfinite(values)]
-    darkest, brightest = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+    finite = numpy.isfinite(values)
+    darkest = float(values.min(where=finite, initial=numpy.inf)) if finite.any() else 0.0
+    brightest = float(values.max(where=finite, initial=-numpy.inf)) if finite.any() else 0.0
     if image.mode == "I" and image.format in _RANGES:
         darkest, brightest = 0.0, float(_RANGES[image.format])
     elif image.mode == "F" and darkest >= 0 and brightest <= 1:
         darkest, brightest = 0.0, 1.0
     elif darkest >= 0 and brightest <= 255:
         darkest, brightest = 0.0, 255.0
-    # Both are halved, because the difference of two finite numbers may be infinite.
-    span = brightest / 2 - darkest / 2
-    shares = (values / 2 - darkest / 2) / span if span > 0 else numpy.zeros_like(values)
-    shares = numpy.nan_to_num(shares, nan=0.0, posinf=1.0, neginf=0.0)
-    return Image.fromarray(numpy.rint(shares.clip(0, 1) * 255).astype(numpy.uint8))
+    # Both are halved, because the difference of two finite numbers may be infinite. One array is used throughout, because
+    # a large image fills 256 MB.
+    half_span = brightest / 2 - darkest / 2
+    values /= 2
+    values -= darkest / 2
+    values /= half_span if half_span > 0 else 1.0
+    numpy.nan_to_num(values, copy=False, nan=0.0, posinf=1.0, neginf=0.0)
+    values.clip(0, 1, out=values)
+    values *= 255
+    return Image.fromarray(numpy.rint(values, out=values).astype(numpy.uint8))
 
 
 def _in_srgb(colours: Image.Image, profile: object) -> Image.Image:
@@ -96,10 +102,7 @@ def _in_srgb(colours: Image.Image, profile: object) -> Image.Image:
 
 @lru_cache(maxsize=16)
 def _transform(profile: bytes, mode: str) -> Any:
-    """Returns the conversion from a colour profile to sRGB; None if the profile cannot be used or is sRGB already.
-
-    A profile that cannot be used is logged once.
-    """
+    """Returns the conversion from a colour profile to sRGB; None if the profile cannot be used or is sRGB already."""
     try:
         if len(profile) > _LARGEST_PROFILE:
             raise ValueError(f"it has {len(profile):,} bytes")
@@ -109,9 +112,15 @@ def _transform(profile: bytes, mode: str) -> Any:
             raise ValueError(f"it is made for {space}, the image is {mode}")
         transform = ImageCms.buildTransform(source, ImageCms.createProfile("sRGB"), mode, "RGB")
     except (ImageCms.PyCMSError, OSError, TypeError, ValueError) as error:
-        logger.warning("an image's colour profile cannot be used, and its colours are taken for sRGB: %s", error)
+        _log_unusable(str(error))
         return None
     return None if mode == "RGB" and _changes_nothing(transform) else transform
+
+
+@lru_cache(maxsize=64)
+def _log_unusable(reason: str) -> None:
+    """Logs once per reason, and not once for each of a hundred thousand images."""
+    logger.warning("an image's colour profile cannot be used, and its colours are taken for sRGB: %s", reason)
 
 
 def _changes_nothing(transform: Any) -> bool:

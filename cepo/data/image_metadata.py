@@ -15,6 +15,9 @@ from cepo.errors import DataError
 _MOST_SEGMENTS = 10_000
 _MOST_CHUNKS = 50_000
 """Files have some dozens; a PNG file of 200 MB in the usual chunks of 8 kB has 25,000."""
+_INFLATED_AT_ONCE = 1_000_000
+_PASSES = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]
+"""The passes of an interlaced PNG file: first column and row, and the steps between columns and rows."""
 _ORIENTATION = 0x0112
 _INTEGERS = {1: "B", 3: "H", 4: "I", 8: "h", 9: "i"}
 """The codes in EXIF data of integer types and their names in `struct`."""
@@ -73,15 +76,19 @@ def jpeg_parts(content: bytes, name: str) -> JpegParts:
             exif += body.removeprefix(_EXIF_HEAD) if exif else body
         elif marker == 0xE1 and body.startswith(_XMP_HEAD):
             xmp = body
-        elif marker in _NEEDED or (marker, body.partition(b"\0")[0]) in ((0xE0, b"JFIF"), (0xE2, b"ICC_PROFILE")):
-            needed.append(content[position:end])
-        elif marker == 0xEE and body.startswith(b"Adobe"):  # says how colours are stored
+        elif marker in _NEEDED or _is_for_pixels(marker, body):
             needed.append(content[position:end])
         position = end
     else:
         raise DataError(f"{name} has more than {_MOST_SEGMENTS:,} segments of metadata; it is damaged")
     needed.append(content[position:])
     return JpegParts(b"".join(needed), exif, xmp)
+
+
+def _is_for_pixels(marker: int, body: bytes) -> bool:
+    """Whether a segment for applications says how colours are stored: JFIF, a colour profile, or Adobe's transform."""
+    heads = {0xE0: b"JFIF\0", 0xE2: b"ICC_PROFILE\0", 0xEE: b"Adobe"}
+    return marker in heads and body.startswith(heads[marker])
 
 
 def require_png_chunks(content: bytes, name: str) -> None:
@@ -101,6 +108,36 @@ def require_png_chunks(content: bytes, name: str) -> None:
             return
         position = end + 4
     raise DataError(f"{name} has more than {_MOST_CHUNKS:,} chunks; write it again with larger ones")
+
+
+def require_png_rows(content: bytes) -> None:
+    """Raises `DataError` if the data of a PNG file hold fewer rows than its header states; the file is whole otherwise."""
+    expected = _png_bytes(content)
+    inflate = zlib.decompressobj()
+    position, inflated = 8, 0
+    while position < len(content) and inflated < expected:
+        length, kind = struct.unpack_from(">I4s", content, position)
+        data = content[position + 8 : position + 8 + length] if kind == b"IDAT" else b""
+        while data and inflated < expected:
+            inflated += len(inflate.decompress(data, _INFLATED_AT_ONCE))
+            data = inflate.unconsumed_tail
+        position += 12 + length
+    if inflated < expected:
+        raise DataError(f"its data end after {inflated:,} of {expected:,} bytes")
+
+
+def _png_bytes(content: bytes) -> int:
+    """Returns the number of bytes of a PNG file's rows, each with a byte that names its filter."""
+    width, height, bits, kind = struct.unpack_from(">IIBB", content, 16)
+    is_interlaced = content[28] != 0
+    bits *= {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[kind]
+    total = 0
+    for left, top, across, down in _PASSES if is_interlaced else [(0, 0, 1, 1)]:
+        columns = (width - left + across - 1) // across
+        rows = (height - top + down - 1) // down
+        if columns > 0:
+            total += max(0, rows) * (1 + (columns * bits + 7) // 8)
+    return total
 
 
 def stated_orientation(info: Mapping[object, object]) -> int:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from cepo.data.colours import to_srgb_on_white
 from cepo.data.image_files import file_content, name_of
-from cepo.data.image_metadata import TURNS, jpeg_parts, require_png_chunks, stated_orientation
+from cepo.data.image_metadata import TURNS, jpeg_parts, require_png_chunks, require_png_rows, stated_orientation
 from cepo.errors import DataError
 
 if TYPE_CHECKING:
@@ -27,13 +27,19 @@ MOST_DECODED = 640_000_000
 """The largest number of pixels in all image files of a row, which take some seconds to decode."""
 MOST_HELD = 256_000_000
 """The largest number of pixels of a row within the pixel limits (768 MB), frames of videos included."""
+MOST_FRAMES = 36_000
+"""The largest number of frames in all videos of a row: 20 minutes at 30 per second. All frames are decoded, because few
+files can be entered anywhere."""
+MOST_FRAME_PIXELS = 2_000_000_000
+"""The largest number of pixels in all these frames, which take some ten seconds to decode: a minute at 1280 x 720 and 30
+frames per second, or 5 minutes at 640 x 360."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """The accepted image formats; an MPO file is read as the JPEG file that it begins with. Pillow's other formats start
 programs (EPS: Ghostscript) or do not occur in datasets."""
 _MOST_READS = 10_000
-_LARGEST_FOR_PYTHON = 32_000_000
-"""The largest file, in bytes, whose pixels Pillow decodes in Python, about 8 MB per second: PPM as text or with 16 bits,
-BMP with run lengths."""
+_LARGEST_SLOW = {"bmp_rle": 4_000_000, "ppm": 8_000_000, "ppm_plain": 16_000_000}
+"""The largest files, in bytes, of the forms that Pillow decodes in Python, in some seconds: BMP with run lengths, PPM with
+another largest value than 255 or 65,535, and PPM as text."""
 _MOST_SCANS = 30
 """The largest number of scans of a JPEG file of `LARGEST_PIXELS`; smaller images may have more. Cameras write about 10."""
 
@@ -60,8 +66,8 @@ class ImageRules:
         """Returns the (width, height) within the pixel limits; raises `DataError` if it is empty or too thin."""
         _require_sides(size, name, "")
         shown = limited_size(size, self.min_pixels, self.max_pixels)
-        limits = f" within data.min_pixels={self.min_pixels} and data.max_pixels={self.max_pixels}"
-        _require_sides(shown, name, limits)
+        limits = f"data.min_pixels={self.min_pixels or 'null'} and data.max_pixels={self.max_pixels or 'null'}"
+        _require_sides(shown, name, f" within {limits}")
         return shown
 
 
@@ -77,7 +83,7 @@ class PixelBudget:
     """Bounds the pixels of one row: those that are decoded, and those that are held at the same time."""
 
     def __init__(self) -> None:
-        self._decoded = self._held = 0
+        self._decoded = self._held = self._frames = self._frame_pixels = 0
 
     def decode(self, size: tuple[int, int]) -> None:
         """Counts an image file; raises `DataError` if the row's files have more than `MOST_DECODED` pixels."""
@@ -85,6 +91,19 @@ class PixelBudget:
         if self._decoded > MOST_DECODED:
             raise DataError(
                 f"the files of the row's images have more than {MOST_DECODED:,} pixels together; store them smaller"
+            )
+
+    def play(self, size: tuple[int, int], count: int = 1) -> None:
+        """Counts `count` frames of a video file; raises `DataError` for more frames or pixels than a row may have."""
+        self._frames += count
+        self._frame_pixels += size[0] * size[1] * count
+        if size[0] * size[1] > LARGEST_PIXELS:
+            raise DataError(f"its frames are {size[0]} x {size[1]}; accepted: at most {LARGEST_PIXELS:,} pixels")
+        if self._frames > MOST_FRAMES or self._frame_pixels > MOST_FRAME_PIXELS:
+            raise DataError(
+                f"the files of the row's videos have {self._frames:,} frames or more, with {self._frame_pixels:,} pixels; "
+                f"accepted: at most {MOST_FRAMES:,} frames and {MOST_FRAME_PIXELS:,} pixels together. Cut the videos, or "
+                "store them with smaller frames"
             )
 
     def hold(self, size: tuple[int, int], count: int = 1) -> None:
@@ -131,6 +150,8 @@ def open_image(content: bytes, *, formats: tuple[str, ...] = FORMATS, name: str 
         image = Image.open(file, formats=formats)
     except DataError as error:
         raise DataError(f"{name} cannot be read: {error}") from error
+    except Image.DecompressionBombError as error:
+        raise DataError(f"{name} is too large; accepted: at most {LARGEST_PIXELS:,} pixels") from error
     except Exception as error:  # damaged bytes make decoders raise almost anything
         raise DataError(f"{name} cannot be read ({type(error).__name__}); accepted: {', '.join(formats)}") from error
     file.is_bounded = False
@@ -155,10 +176,10 @@ def _require_bounds(image: Image.Image, content: bytes, name: str) -> None:
             f"{name} is a JPEG file of {scans:,} scans, which would take too long to decode; write it again"
         )
     tiles: Any = getattr(image, "tile", ())
-    if tiles and tiles[0][0] in Image.DECODERS and len(content) > _LARGEST_FOR_PYTHON:
+    largest = _LARGEST_SLOW.get(tiles[0][0] if tiles else "", len(content))
+    if len(content) > largest:
         raise DataError(
-            f"{name} has {len(content):,} bytes in a form that decodes slowly; accepted: at most {_LARGEST_FOR_PYTHON:,}. "
-            "Write it as PNG"
+            f"{name} has {len(content):,} bytes in a form that decodes slowly; accepted: at most {largest:,}. Write it as PNG"
         )
 
 
@@ -188,16 +209,33 @@ def verify_image(value: object, image_dir: str | None, *, hosts: Collection[str]
 
 def _verified_size(image: Image.Image, name: str) -> tuple[int, int]:
     """Decodes an image as cheaply as its format allows, and one of its pixels as `_upright` does; returns its size."""
-    width, height = image.size
+    size = image.size
     try:
         if image.format == "JPEG":  # read as a whole, but at an eighth of its size
             image.draft(None, (1, 1))
-        image.load()
+        _load(image)
+        if image.format != "JPEG":  # Pillow turns TIFF files while it loads them
+            size = image.size
         to_srgb_on_white(image.crop((0, 0, 1, 1)))
     except Exception as error:  # damaged bytes make decoders raise almost anything
         raise DataError(f"{name} is damaged ({error})") from error
+    width, height = size
     is_on_its_side = _orientation(image) >= 5
     return (height, width) if is_on_its_side else (width, height)
+
+
+def _load(image: Image.Image) -> None:
+    """Decodes an image; raises any error if it is damaged, also for a PNG file whose data end early but properly."""
+    file: Any = getattr(image, "fp", None)
+    is_interlaced = bool(image.info.get("interlace"))
+    image.load()
+    if image.format != "PNG":
+        return
+    width, height = image.size
+    last: Any = image.getpixel((width - 1, height - 1))
+    is_zero = not any(last) if isinstance(last, tuple) else not last
+    if is_zero or is_interlaced:  # missing pixels are zeros
+        require_png_rows(file.getvalue())
 
 
 def _orientation(image: Image.Image) -> int:
@@ -224,6 +262,7 @@ def load_rgb(
 def _upright(image: Image.Image, name: str) -> Image.Image:
     try:
         frame = _frame_of_gif(image)
+        _load(image)
         pixels = to_srgb_on_white(image)
         if frame is not None and frame != (0, 0, *pixels.size):
             canvas = Image.new("RGB", pixels.size, "white")

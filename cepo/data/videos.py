@@ -14,18 +14,13 @@ from PIL import Image
 
 from cepo.data.colours import to_srgb_on_white
 from cepo.data.image_files import content_or_path, name_of
-from cepo.data.images import LARGEST_PIXELS, ImageRules, PixelBudget, load_rgb
+from cepo.data.images import MOST_FRAMES, ImageRules, PixelBudget, load_rgb, located
 from cepo.errors import ConfigError, DataError, ForeignFileError
 from cepo.foreign_files import size_of
 
 if TYPE_CHECKING:
     from cepo.models.inputs import Video
 
-MOST_FRAMES = 36_000
-"""The largest number of frames of a video: 20 minutes at 30 per second. All are decoded, because few files can be entered
-at any frame."""
-MOST_PIXELS = 20_000_000_000
-"""The largest number of pixels in all frames of a video: 12 minutes at 1280 x 720 and 30 per second."""
 _VIDEO_LIBRARIES = ("av", "qwen_vl_utils", "torchvision")
 _CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,flv,ogg,gif,asf"
 """FFmpeg's names of the accepted containers. Others name further files or addresses, which it would open: playlists."""
@@ -54,17 +49,27 @@ def load_video(
     budget = budget or PixelBudget()
     if isinstance(value, list | tuple):
         return _of_images(cast("Sequence[object]", value), rules, fps, factor, budget)
-    name, value = name_of(value, "video"), content_or_path(value)
+    name = name_of(value, "video")
+    source = _playable(value, rules.image_dir, name)
+    with located(name):
+        return _of_file(source, rules, fps, factor, budget)
+
+
+def _playable(value: object, image_dir: str | None, name: str) -> str | io.BytesIO:
+    """Returns what FFmpeg opens: the path of a regular file in `image_dir`, or a file in memory."""
+    value = content_or_path(value)
     if isinstance(value, bytes):
-        return _of_file(io.BytesIO(value), name, rules, fps, factor, budget)
-    if isinstance(value, str):
-        file = Path(rules.image_dir or "") / value
-        try:
-            size_of(file, within=rules.image_dir)
-        except ForeignFileError as error:
-            raise DataError(f"{name} {error.fault}") from error
-        return _of_file(str(file), name, rules, fps, factor, budget)
-    raise DataError(f"{name} is a {type(value).__name__}; accepted: path, bytes, {{bytes, path}}, or a list of frames")
+        return io.BytesIO(value)
+    if not isinstance(value, str):
+        raise DataError(
+            f"{name} is a {type(value).__name__}; accepted: path, bytes, {{bytes, path}}, or a list of frames"
+        )
+    file = Path(image_dir or "") / value
+    try:
+        size_of(file, within=image_dir)
+    except ForeignFileError as error:
+        raise DataError(f"{name} {error.fault}") from error
+    return str(file)
 
 
 class _Frames:
@@ -105,54 +110,46 @@ def _of_images(values: Sequence[object], rules: ImageRules, fps: float, factor: 
     return Video(frames=frames.pixels, frame_numbers=tuple(range(count)), source_fps=fps, num_source_frames=count)
 
 
-def _of_file(
-    source: object, name: str, rules: ImageRules, wanted_fps: float, factor: int, budget: PixelBudget
-) -> Video:
+def _of_file(source: str | io.BytesIO, rules: ImageRules, wanted_fps: float, factor: int, budget: PixelBudget) -> Video:
     from cepo.models.inputs import Video  # loads torch, which the images of a report do not need
 
-    with _opened(source, name) as (container, stream):
-        _require_length(name, stream.frames, stream.frames * stream.width * stream.height)
-        # Not every file states how many frames it has.
-        total = stream.frames or sum(1 for _ in _decoded(container, stream, name))
-        fps = stream.average_rate or stream.guessed_rate
-    if not total or not fps:
-        raise DataError(f"{name} has no frame, or does not state its frame rate")
-    numbers = _frame_numbers(total, float(fps), wanted_fps, name)
+    total, fps = _length(source)
+    numbers = _frame_numbers(total, fps, wanted_fps)
     frames = _Frames(len(numbers), rules, factor, budget)
     missing = list(numbers)
-    if isinstance(source, io.BytesIO):
-        source.seek(0)
-    with _opened(source, name) as (container, stream):
-        for number, frame in enumerate(_decoded(container, stream, name)):
+    with _opened(source) as (container, stream):
+        for number, frame in enumerate(_decoded(container, stream, budget)):
             if number == missing[0]:
                 frames.add(_upright(frame))
                 missing.pop(0)
             if not missing:
                 break
     if missing:
-        raise DataError(f"{name} announces {total} frames, but ends before frame {missing[0]}; it is damaged")
-    return Video(frames=frames.pixels, frame_numbers=tuple(numbers), source_fps=float(fps), num_source_frames=total)
+        raise DataError(f"it announces {total} frames, but ends before frame {missing[0]}; it is damaged")
+    return Video(frames=frames.pixels, frame_numbers=tuple(numbers), source_fps=fps, num_source_frames=total)
 
 
-def _decoded(container: Any, stream: Any, name: str) -> Generator[Any]:
-    """Yields the frames of a video; raises `DataError` if it has more frames or pixels than are accepted."""
-    pixels = 0
-    for number, frame in enumerate(container.decode(stream), start=1):
-        pixels += frame.width * frame.height
-        if frame.width * frame.height > LARGEST_PIXELS:
-            raise DataError(
-                f"{name} has frames of {frame.width} x {frame.height}; accepted: at most {LARGEST_PIXELS:,} pixels"
-            )
-        _require_length(name, number, pixels)
+def _length(source: str | io.BytesIO) -> tuple[int, float]:
+    """Returns the number of frames of a video, and how many are shown per second."""
+    with _opened(source) as (container, stream):
+        total, fps = stream.frames, stream.average_rate or stream.guessed_rate
+        size = (stream.width, stream.height)
+        # A file may state another number than it has, or none. A packet holds a frame, and is found without decoding it.
+        num_packets = total or sum(1 for _ in container.demux(stream))
+        PixelBudget().play(size, num_packets)
+    if not total:
+        with _opened(source) as (container, stream):
+            total = sum(1 for _ in _decoded(container, stream, PixelBudget()))
+    if not total or not fps:
+        raise DataError("it has no frame, or does not state its frame rate")
+    return total, float(fps)
+
+
+def _decoded(container: Any, stream: Any, budget: PixelBudget) -> Generator[Any]:
+    """Yields the frames of a video; raises `DataError` if there are more frames or pixels than the budget allows."""
+    for frame in container.decode(stream):
+        budget.play((frame.width, frame.height))
         yield frame
-
-
-def _require_length(name: str, num_frames: int, pixels: int) -> None:
-    if num_frames > MOST_FRAMES or pixels > MOST_PIXELS:
-        raise DataError(
-            f"{name} has {num_frames:,} frames or more, with {pixels:,} pixels; accepted: at most {MOST_FRAMES:,} frames "
-            f"and {MOST_PIXELS:,} pixels. Cut it, or store it with smaller frames"
-        )
 
 
 def _upright(frame: Any) -> Image.Image:
@@ -166,26 +163,29 @@ def _upright(frame: Any) -> Image.Image:
 
 
 @contextmanager
-def _opened(source: object, name: str) -> Generator[tuple[Any, Any]]:
+def _opened(source: str | io.BytesIO) -> Generator[tuple[Any, Any]]:
     import av
 
+    if isinstance(source, io.BytesIO):
+        source.seek(0)
     try:
         with av.open(source, options={"format_whitelist": _CONTAINERS}) as container:
-            if not container.streams.video:
-                raise DataError(f"{name} has no video in it")
-            yield container, container.streams.video[0]
+            stream: Any = next(iter(container.streams.video), None)
+            if stream is None or stream.codec_context is None:
+                raise DataError("it has no video in it that can be decoded")
+            yield container, stream
     except DataError:
         raise
     except (av.FFmpegError, OSError, ValueError) as error:
-        raise DataError(f"{name} cannot be read ({error}); accepted: {_CONTAINERS}") from error
+        raise DataError(f"it cannot be read ({error}); accepted: {_CONTAINERS}") from error
 
 
-def _frame_numbers(total: int, fps: float, wanted_fps: float, name: str) -> list[int]:
+def _frame_numbers(total: int, fps: float, wanted_fps: float) -> list[int]:
     """Returns evenly spaced frame numbers from the first to the last frame of the video."""
     try:
         count = _qwen_rules().smart_nframes({"fps": wanted_fps}, total_frames=total, video_fps=fps)
     except ValueError as error:
-        raise DataError(f"{name} has {total} frames; accepted: at least 2") from error
+        raise DataError(f"it has {total} frames; accepted: at least 2") from error
     return numpy.linspace(0, total - 1, int(count)).round().astype(int).tolist()
 
 

@@ -218,7 +218,7 @@ def test_min_and_max_pixels_bound_images_and_lengths(read: Reader, tmp_path: Pat
     assert all(2048 <= area <= 3000 for area in areas)
     for number, problem in enumerate(problems):
         prompt = tiny_processing.encode(problem.text, tiny_processing.load_images(problem.images))
-        assert problems._measure(dict(problems._rows[number])).length == len(prompt.token_ids)
+        assert problems._reader.measure(dict(problems._rows[number])).length == len(prompt.token_ids)
 
 
 def test_several_files_are_one_set_or_weighted(
