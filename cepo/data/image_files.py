@@ -60,16 +60,15 @@ def content_or_path(value: object, *, hosts: Collection[str] = ()) -> object:
         value = entries["bytes"] if entries.get("bytes") is not None else entries.get("path")
     if not isinstance(value, str):
         return value
-    if value.startswith(("http://", "https://")):
-        return _downloaded(value, hosts)
-    if _holds_file(value):
+    is_address = value.startswith(("http://", "https://"))
+    if not is_address and _holds_file(value):
         return _decoded(value)
     if len(value) > _LONGEST_PATH:
         raise DataError(
-            f"{shortened(value)} does not exist: it is too long for a path, and not base64 of an accepted format. Encode the "
-            "file again, or give its path"
+            f"{shortened(value)} does not exist: it is too long for a path or an address, and not base64 of an accepted "
+            "format. Encode the file again, or give its path"
         )
-    return value
+    return _downloaded(value, hosts) if is_address else value
 
 
 def file_content(value: object, image_dir: str | None, *, hosts: Collection[str] = ()) -> bytes:

@@ -309,6 +309,20 @@ def located(where: str) -> Generator[None]:
         raise DataError(f"{where}: {error}") from error
 
 
+def _values(row: Mapping[str, object], column: str | None, rules: ImageRules) -> list[Any]:
+    """Returns a row's images in `column` (None: none); refuses a list of large files before the first is decoded."""
+    values = [] if column is None else listed(row, column)
+    if len(values) * LARGEST_PIXELS > MOST_DECODED:
+        budget = PixelBudget()
+        for value in values:
+            budget.decode(_opened(value, rules).size)
+    return values
+
+
+def _opened(value: object, rules: ImageRules) -> Image.Image:
+    return open_image(file_content(value, rules.image_dir, hosts=rules.image_hosts), name=name_of(value))
+
+
 def shown_sizes(
     row: Mapping[str, object], column: str | None, rules: ImageRules, budget: PixelBudget
 ) -> list[tuple[int, int]]:
@@ -317,10 +331,9 @@ def shown_sizes(
     Raises `DataError`, with the column's name, for all that it would raise, and for pixels beyond the `budget`.
     """
     sizes: list[tuple[int, int]] = []
-    for value in [] if column is None else listed(row, column):
-        with located(f"column '{column}'"):
-            name = name_of(value)
-            image = open_image(file_content(value, rules.image_dir, hosts=rules.image_hosts), name=name)
+    with located(f"column '{column}'"):
+        for value in _values(row, column, rules):
+            image, name = _opened(value, rules), name_of(value)
             budget.decode(image.size)
             size = rules.shown_size(_verified_size(image, name), name)
             budget.hold(size)
@@ -338,8 +351,8 @@ def decoded_images(
     """
     budget = budget or PixelBudget()
     images: list[Image.Image] = []
-    for value in [] if column is None else listed(row, column):
-        with located(f"column '{column}'"):
+    with located(f"column '{column}'"):
+        for value in _values(row, column, rules):
             pixels = load_rgb(value, rules.image_dir, hosts=rules.image_hosts, budget=budget)
             size = rules.shown_size(pixels.size, name_of(value))
             budget.hold(size)
