@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy
 from PIL import Image, ImageCms
@@ -94,7 +94,7 @@ def _in_srgb(colours: Image.Image, profile: object) -> Image.Image:
     if transform is None and colours.mode == "LAB":  # it has no meaning of its own in RGB
         transform = _lab()
     if transform is None:
-        return colours.convert("RGB")
+        return colours if colours.mode == "RGB" else colours.convert("RGB")
     converted = transform.apply(colours)
     converted.info = {}
     return converted
@@ -106,11 +106,11 @@ def _transform(profile: bytes, mode: str) -> Any:
     try:
         if len(profile) > _LARGEST_PROFILE:
             raise ValueError(f"it has {len(profile):,} bytes")
-        source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        source: Any = ImageCms.ImageCmsProfile(io.BytesIO(profile))
         space = source.profile.xcolor_space.strip()
         if space != _SPACES[mode]:
             raise ValueError(f"it is made for {space}, the image is {mode}")
-        transform = ImageCms.buildTransform(source, ImageCms.createProfile("sRGB"), mode, "RGB")
+        transform = ImageCms.buildTransform(source, _built_in("sRGB"), mode, "RGB")
     except (ImageCms.PyCMSError, OSError, TypeError, ValueError) as error:
         _log_unusable(str(error))
         return None
@@ -133,4 +133,9 @@ def _changes_nothing(transform: Any) -> bool:
 
 @lru_cache(maxsize=1)
 def _lab() -> Any:
-    return ImageCms.buildTransform(ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB"), "LAB", "RGB")
+    return ImageCms.buildTransform(_built_in("LAB"), _built_in("sRGB"), "LAB", "RGB")
+
+
+def _built_in(space: Literal["sRGB", "LAB"]) -> Any:
+    create: Any = ImageCms.createProfile  # its result has no type
+    return create(space)

@@ -233,7 +233,7 @@ def _load(image: Image.Image) -> None:
         return
     width, height = image.size
     last: Any = image.getpixel((width - 1, height - 1))
-    is_zero = not any(last) if isinstance(last, tuple) else not last
+    is_zero = last in (0, (0,) * len(image.getbands()))
     if is_zero or is_interlaced:  # missing pixels are zeros
         require_png_rows(file.getvalue())
 

@@ -164,7 +164,7 @@ def _upright(frame: Any) -> Image.Image:
 
 @contextmanager
 def _opened(source: str | io.BytesIO) -> Generator[tuple[Any, Any]]:
-    import av
+    import av.error
 
     if isinstance(source, io.BytesIO):
         source.seek(0)
@@ -176,7 +176,7 @@ def _opened(source: str | io.BytesIO) -> Generator[tuple[Any, Any]]:
             yield container, stream
     except DataError:
         raise
-    except (av.FFmpegError, OSError, ValueError) as error:
+    except (av.error.FFmpegError, OSError, ValueError) as error:
         raise DataError(f"it cannot be read ({error}); accepted: {_CONTAINERS}") from error
 
 
