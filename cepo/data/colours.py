@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy
 from PIL import Image, ImageCms
@@ -137,5 +137,4 @@ def _lab() -> Any:
 
 
 def _built_in(space: Literal["sRGB", "LAB"]) -> Any:
-    create: Any = ImageCms.createProfile  # its result has no type
-    return create(space)
+    return cast("Any", ImageCms).createProfile(space)  # whose result has no type
