@@ -15,8 +15,9 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator
 from contextlib import closing, contextmanager
+from contextvars import ContextVar
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from ipaddress import ip_address
 from pathlib import Path
@@ -38,6 +39,30 @@ LARGEST_DOWNLOAD = 50_000_000
 """The largest image that is downloaded."""
 _DOWNLOAD_SECONDS = 30.0
 _MOST_REDIRECTS = 3
+
+OpenedFile = tuple[str, os.stat_result | None]
+"""An absolute path, or an address, and what its file system said of the opened file; None if it could not be opened."""
+_opened: ContextVar[list[OpenedFile] | None] = ContextVar("opened files", default=None)
+
+
+@contextmanager
+def noting_opened_files() -> Generator[list[OpenedFile]]:
+    """Yields a list to which this module adds every file that this thread opens, or fails to open, in the context.
+
+    A failed download is added too, by its address.
+    """
+    noted: list[OpenedFile] = []
+    token = _opened.set(noted)
+    try:
+        yield noted
+    finally:
+        _opened.reset(token)
+
+
+def _note(path: Path | None, status: os.stat_result | None, *, address: str = "") -> None:
+    noted = _opened.get()
+    if noted is not None:
+        noted.append((address if path is None else str(Path.cwd() / path), status))
 
 
 def require_within(path: Path, folder: Path | str | None) -> Path:
@@ -72,14 +97,13 @@ def open_regular(
     Raises `ForeignFileError` if a link leads out of the folder `within`, the file has more than `largest` bytes, or it
     breaks this module's policy otherwise.
     """
-    # Without O_NONBLOCK, opening a pipe would wait for its other end. The path has no more links.
-    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (os.O_RDWR if writable else os.O_RDONLY)
-    target = require_within(path, within)
     try:
-        descriptor = os.open(target, flags)
-    except OSError as error:
-        raise ForeignFileError(path, _unreadable(error)) from error
+        descriptor = _open_target(path, within, writable=writable)
+    except ForeignFileError:
+        _note(path, None)
+        raise
     status = os.fstat(descriptor)
+    _note(path, status)
     fault = None if stat.S_ISREG(status.st_mode) else "is not a regular file"
     if largest is not None and status.st_size > largest:
         fault = f"has {status.st_size:,} bytes; accepted: at most {largest:,}"
@@ -87,6 +111,17 @@ def open_regular(
         os.close(descriptor)
         raise ForeignFileError(path, fault)
     return cast(BinaryIO, os.fdopen(descriptor, "r+b" if writable else "rb"))
+
+
+def _open_target(path: Path, within: Path | str | None, *, writable: bool) -> int:
+    """Returns a descriptor of the file to which a path leads; raises `ForeignFileError` if there is none to open."""
+    # Without O_NONBLOCK, opening a pipe would wait for its other end. The path has no more links.
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (os.O_RDWR if writable else os.O_RDONLY)
+    target = require_within(path, within)
+    try:
+        return os.open(target, flags)
+    except OSError as error:
+        raise ForeignFileError(path, _unreadable(error)) from error
 
 
 def irregular_file(folder: Path) -> Path | None:
@@ -180,17 +215,26 @@ def require_host(address: str, hosts: Collection[str]) -> SplitResult:
         parts = urlsplit(address)
         host = parts.hostname if parts.port is None else f"{parts.hostname}:{parts.port}"
     except ValueError as error:
-        raise DataError(f"{address:.200} is not a valid address ({error})") from error
+        raise DataError(f"{address:.100} is not a valid address ({error})") from error
     named = {"https": host, "http": f"http://{host}"}.get(parts.scheme)
     if named is None or named not in hosts:
         raise DataError(
-            f"{address:.200} is an address; images are downloaded only from data.image_hosts, which is "
-            f"{', '.join(hosts) or 'empty'}. Name {named or 'an https host'} there, or download the file and give its path"
+            f"{address:.100} is an address; images are downloaded only from data.image_hosts, which is "
+            f"{', '.join(hosts) or 'empty'}. Name {named or 'an https host':.100} there, or download the file and give its path"
         )
     return parts
 
 
 def download(address: str, hosts: Collection[str], *, largest: int) -> bytes:
+    """Returns what an address holds; see `_downloaded`, whose failures `noting_opened_files` notes."""
+    try:
+        return _downloaded(address, hosts, largest)
+    except DataError:
+        _note(None, None, address=address)
+        raise
+
+
+def _downloaded(address: str, hosts: Collection[str], largest: int) -> bytes:
     """Returns what an address holds, without proxies, within `_DOWNLOAD_SECONDS` in all.
 
     Redirects stay within `hosts`. A name that leads to an address that is not public is refused after connecting and
@@ -204,11 +248,11 @@ def download(address: str, hosts: Collection[str], *, largest: int) -> bytes:
             found = _answer_of(parts, until, largest)
         except (OSError, HTTPException, ValueError) as error:
             why = f"no answer within {_DOWNLOAD_SECONDS:g} s" if time.monotonic() >= until else str(error)
-            raise DataError(f"{address:.200} cannot be downloaded: {why or type(error).__name__}") from error
+            raise DataError(f"{address:.100} cannot be downloaded: {why or type(error).__name__}") from error
         if isinstance(found, bytes):
             return found
         address = urljoin(address, found)
-    raise DataError(f"{address:.200} cannot be downloaded: more than {_MOST_REDIRECTS} redirects")
+    raise DataError(f"{address:.100} cannot be downloaded: more than {_MOST_REDIRECTS} redirects")
 
 
 def _answer_of(parts: SplitResult, until: float, largest: int) -> bytes | str:

@@ -21,7 +21,7 @@ SHIPPED_FOLDER = _IN_WHEEL if _IN_WHEEL.is_dir() else PACKAGE_FOLDER.parent
 MICROGEO_MODELS = ("microgeo:model",)
 MICROGEO_DATA = ("microgeo:train", "microgeo:validation")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_DATA_ENDINGS = (".parquet", ".json", ".jsonl", ".csv", ".arrow")
+_DATA_ENDINGS = (".parquet", ".json", ".jsonl", ".csv", ".tsv", ".arrow")
 
 # Folders whose files can be named by relative paths from any working directory, and what lies around them.
 _SHIPPED_FOLDERS = {"configs": SHIPPED_FOLDER, "examples": SHIPPED_FOLDER, "cepo": PACKAGE_FOLDER.parent}
@@ -70,8 +70,22 @@ def located_data(name: str) -> str:
     """Applies `located` to a data set, which may have a split after an `@`; hub and embedded names are unchanged."""
     if find_path(name) is not None:
         return located(name)
+    path, split = split_source(name)
+    return located(path) if split is None else f"{located(path)}@{split}"
+
+
+def split_source(name: str) -> tuple[str, str | None]:
+    """Returns the path or hub name of a data set and its split, which may stand after an `@`; None without one.
+
+    A path that exists may have an `@` in it; the split is then what follows the last one behind the path.
+    """
+    if find_path(name) is not None:
+        return name, None
+    path, separator, split = name.rpartition("@")
+    if separator and find_path(path) is not None:
+        return path, split
     path, separator, split = name.partition("@")
-    return f"{located(path)}{separator}{split}"
+    return path, split if separator else None
 
 
 def find_config_file(path: str) -> Path | None:
@@ -143,8 +157,8 @@ def _is_embedded(key: str, name: str, known: Sequence[str]) -> bool:
 def require_data(key: str, name: str) -> None:
     if _is_embedded(key, name, MICROGEO_DATA) or (name and find_path(name) is not None):
         return
-    path, separator, split = name.partition("@")
-    if "@" in split or (separator and not split) or not path:
+    path, split = split_source(name)
+    if (split is not None and (not split or "@" in split)) or not path:
         raise ConfigError(
             f"{key}={name!r} must have the form name@split with one '@', or be a path; single commas separate several."
         )

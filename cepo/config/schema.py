@@ -30,13 +30,17 @@ class DataConfig:
     val_files: Annotated[Annotated[str, AfterValidator(located_data)] | None, NOT_DECISIVE] = None
     """Validation set, in the same forms; null: no validation."""
     prompt_key: str = "prompt"
-    """Column with the question: text, or a list of chat messages."""
+    """Column with the question: text, or a list of chat messages. For all keys, dots lead into nested columns:
+    `extra_info.question`."""
     answer_key: str = "answer"
-    """Column with the reference answer."""
+    """Column with the reference answer. If it is prompt_key, that of a conversation: its last turn, the assistant's."""
     solution_key: str = "solution"
     """Column with a worked solution; a dataset may lack it."""
     image_key: str = "images"
     """Column with the list of images; a row may have none."""
+    image_marks: Literal["text", "front"] = "text"
+    """Where a question's images stand: `text`: at its `<image>` marks, one for each; `front`: marks that are missing are
+    put in front of the question."""
     teacher_image_key: str | None = None
     """Column with the images that teachers see instead of the row's, as many as those: crops, for example, or annotated
     figures. A row without any shows its own; null: all rows do."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -158,6 +159,12 @@ class ContextBuilder:
         self.template = HintTemplate(teacher.placement, teacher.template)
         self._special_texts = processing.special_texts
         self._max_context_length = max_context_length
+
+    def for_another_thread(self) -> ContextBuilder:
+        """Returns an equal builder with a tokenizer of its own, because calls change the state of a tokenizer."""
+        other = copy(self)
+        other._processing = Processing(**self._processing.arguments)
+        return other
 
     def student(self, problem: Problem) -> EncodedPrompt:
         """Encodes the student's prompt; raises `DataError` if it is too long, because a question is never cut."""

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import logging
+import time
 import zlib
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any, cast
 
+import numpy
+from numpy.typing import NDArray
+
 from cepo.config.schema import DataConfig
+from cepo.data.cells import has_column, solution_of
+from cepo.data.check_process import CheckSetup
+from cepo.data.checking import checked_rows
 from cepo.data.contexts import Problem
-from cepo.data.images import listed
-from cepo.data.reading import read_row, read_source, without_decoding
-from cepo.data.rows import RowMeasure, RowReader, worked_solution
+from cepo.data.measures import RowMeasures
+from cepo.data.reading import read_source
+from cepo.data.remembering import identity_of, recall, remember
+from cepo.data.rows import RowReader
+from cepo.data.table import rows_of
 from cepo.errors import ConfigError, DataError
 from cepo.models.inputs import ImageSource
 from cepo.models.processing import Processing
-from cepo.progress import shown
 
 logger = logging.getLogger(__name__)
+
+WORTH_REMEMBERING_SECONDS = 1.0
+"""The time of a check from which its results are remembered."""
+_REASONS_SHOWN = 3
 
 
 class ProblemSet(Sequence[Problem]):
@@ -29,15 +42,16 @@ class ProblemSet(Sequence[Problem]):
     """
 
     def __init__(self, source: str, config: DataConfig, processing: Processing, *, rows: Any = None) -> None:
-        self._source, self._config = source, config
+        self._source, self._config, self._processing = source, config, processing
         self._rows_are_given = rows is not None
-        read = read_source(source, text_columns=(config.prompt_key, config.answer_key)) if rows is None else rows
-        self._rows = without_decoding(read)
+        self._rows = read_source(source) if rows is None else rows_of(rows)
         self._reader = RowReader(source, self._rows.column_names, config, processing)
-        usable = self._usable_rows()
-        self._usable = list(usable)
-        images, videos = zip(*((each.num_images, each.num_videos) for each in usable.values()), strict=True)
-        self.most_visuals: tuple[int, int] = max(images), max(videos)
+        measures = self._measured()
+        self._usable = self._usable_rows(measures)
+        images, videos = measures.num_images[self._usable], measures.num_videos[self._usable]
+        self.most_visuals: tuple[int, int] = int(images.max()), int(videos.max())
+        # Other nodes get videos by value, and the images of such a row with them.
+        self._has_images_alone = self._usable[(images > 0) & (videos == 0)]
         if self.skipped:
             logger.warning("%s: %d rows are used, left out: %s", source, len(self._usable), dict(self.skipped))
 
@@ -51,29 +65,33 @@ class ProblemSet(Sequence[Problem]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(len(self))[cast("slice[int, int, int]", index)]]
-        number = self._usable[cast(int, index)]
+        number = int(self._usable[cast(int, index)])
         source = None if self._rows_are_given else ImageSource(data=self._source, row=number)
-        return self._reader.problem(number, self._rows[number], source)
+        try:
+            return self._reader.problem(number, self._rows[number], source)
+        except DataError as error:  # a file that has changed since the check
+            raise DataError(f"{self._source}, row {number}: {error}") from error
 
     def content(self) -> str:
         """Describes the usable rows by their number and a CRC-32 of prompts and answers, without images."""
-        texts = self._rows.select_columns([self._config.prompt_key, self._config.answer_key]).select(self._usable)
         total = 0
-        for row in texts:
-            total = zlib.crc32(repr(tuple(row.values())).encode("utf-8", "surrogatepass"), total)
+        rows = self._rows.select_columns([self._config.prompt_key, self._config.answer_key])
+        for number in self._usable:
+            values = tuple(rows[int(number)].values())
+            total = zlib.crc32(repr(values).encode("utf-8", "surrogatepass"), total)
         return f"{len(self)} rows, CRC-32 {total:08x}"
 
     def require_solutions(self) -> None:
         """Raises `ConfigError` if a usable row has no worked solution."""
         key, names = self._config.solution_key, self._rows.column_names
-        missing: Sequence[int] = self._usable
-        if key in names:
-            solutions = self._rows.select_columns(key)
-            missing = [row for row in self._usable if worked_solution(solutions[row][key]) is None]
+        missing: Sequence[int] = self._usable.tolist()
+        if has_column(names, key):
+            rows = self._rows.select_columns([key])
+            missing = [number for number in missing if solution_of(rows[number], key) is None]
         if missing:
             raise ConfigError(
                 f"algorithm.positive.source=solution shows worked solutions, but {len(missing)} of {len(self)} rows of "
-                f"{self._source} have none ({'' if key in names else 'no '}column '{key}'), the first of them row "
+                f"{self._source} have none ({'' if has_column(names, key) else 'no '}column '{key}'), the first of them row "
                 f"{missing[0]}; name the column in data.solution_key (there are "
                 f"{', '.join(names)}), or choose solution_or_answer or another source"
             )
@@ -83,47 +101,85 @@ class ProblemSet(Sequence[Problem]):
 
         Nothing is decoded. Rows with videos are skipped, because their content is sent by value.
         """
-        most_images, _ = self.most_visuals
-        for number in self._usable if most_images and not self._rows_are_given else ():
-            row = self._rows[number]
-            if listed(row, self._config.image_key) and not listed(row, self._config.video_key):
-                return ImageSource(data=self._source, row=number)
-        return None
+        if self._rows_are_given or len(self._has_images_alone) == 0:
+            return None
+        return ImageSource(data=self._source, row=int(self._has_images_alone[0]))
 
-    def _usable_rows(self) -> dict[int, RowMeasure]:
-        """Returns the measures of the rows that can be used by number, and counts in `skipped` those left out.
+    def _measured(self) -> RowMeasures:
+        """Returns the measures of all rows; those that are remembered and still hold are not measured again.
 
-        A row takes about 1 ms with an image.
+        Raises `DataError` at the first measured row that cannot be used and is not to be left out.
         """
-        config, limit = self._config, self._config.max_prompt_length
-        usable: dict[int, RowMeasure] = {}
-        overlong: list[RowMeasure] = []
-        for number in shown(range(len(self._rows)), f"checking {self._source}", len(self._rows)):
-            where = f"{self._source}, row {number}"
-            try:
-                measured = self._reader.measure(read_row(self._rows, number))
-            except DataError as error:
-                if not config.skip_bad_rows:
-                    raise DataError(f"{where}: {error}. data.skip_bad_rows=true leaves such rows out") from error
-                logger.warning("%s is left out: %s", where, error)
-                continue
-            if measured.length <= limit:
-                usable[number] = measured
-            elif config.filter_overlong_prompts:
-                overlong.append(measured)
-            else:
-                raise DataError(
-                    f"{where}: the prompt has {measured}; data.max_prompt_length is {limit}. "
-                    "data.filter_overlong_prompts=true leaves such rows out"
-                )
-        self.skipped = +Counter(bad=len(self._rows) - len(usable) - len(overlong), overlong=len(overlong))
-        if overlong and not usable:
-            shortest, longest = (choose(overlong, key=lambda measured: measured.length) for choose in (min, max))
+        source, config, num_rows = self._source, self._config, len(self._rows)
+        identity = self._identity()
+        recalled = None if identity is None else recall(identity, num_rows)
+        measures = RowMeasures(num_rows) if recalled is None else recalled
+        numbers = range(num_rows) if recalled is None else measures.stale_rows()
+        if recalled is not None:
+            again = f"; {len(numbers)} are checked again, because images have changed" if numbers else ""
+            logger.info("%s: the results of checking its %d rows are remembered%s", source, num_rows, again)
+        begin = time.monotonic()
+        setup = CheckSetup(
+            source=source,
+            columns=self._rows.column_names,
+            config=config,
+            processing=self._processing,
+        )
+        with closing(checked_rows(self._rows, numbers, self._reader, setup)) as checked:
+            for number, row in checked:
+                measures.put(number, row)
+                self._refuse(number, measures)
+                if row.measure is None:
+                    logger.warning("%s, row %d is left out: %s", source, number, row.reason)
+        is_new = len(numbers) > 0 and (recalled is not None or time.monotonic() - begin > WORTH_REMEMBERING_SECONDS)
+        # Compared again, because a file that has changed meanwhile may have been read before or after the change.
+        if is_new and identity is not None and identity == self._identity():
+            remember(identity, measures)
+        if recalled is not None and measures.reasons:
+            self._repeat_reasons(measures.reasons)
+        return measures
+
+    def _identity(self) -> str | None:
+        if self._rows_are_given:
+            return None
+        return identity_of(self._source, self._rows, self._config, self._processing)
+
+    def _repeat_reasons(self, reasons: dict[int, str]) -> None:
+        first = [f"row {number}: {reason}" for number, reason in sorted(reasons.items())[:_REASONS_SHOWN]]
+        more = f"; and {len(reasons) - len(first)} more" if len(reasons) > len(first) else ""
+        logger.warning("%s: %d bad rows are left out: %s%s", self._source, len(reasons), "; ".join(first), more)
+
+    def _refuse(self, number: int, measures: RowMeasures) -> None:
+        """Raises `DataError` if a row is bad or overlong and not to be left out."""
+        config, where = self._config, f"{self._source}, row {number}"
+        reason = measures.reasons.get(number)
+        if reason is not None and not config.skip_bad_rows:
+            raise DataError(f"{where}: {reason}. data.skip_bad_rows=true leaves such rows out")
+        if measures.lengths[number] > config.max_prompt_length and not config.filter_overlong_prompts:
             raise DataError(
-                f"{self._source}: all of its {len(overlong)} prompts are overlong: they have {shortest.length} to "
-                f"{longest}, and data.max_prompt_length={limit}. Raise it to {longest.length} for all of them"
+                f"{where}: the prompt has {measures[number]}; data.max_prompt_length is {config.max_prompt_length}. "
+                "data.filter_overlong_prompts=true leaves such rows out"
             )
-        if not usable:
+
+    def _usable_rows(self, measures: RowMeasures) -> NDArray[numpy.int64]:
+        """Returns the numbers of the rows that can be used, and counts in `skipped` those left out.
+
+        Raises `DataError` if a row is not to be left out, or none remains.
+        """
+        limit, lengths = self._config.max_prompt_length, measures.lengths
+        is_overlong = lengths > limit
+        is_usable = (lengths >= 0) & ~is_overlong
+        for number in numpy.flatnonzero(~is_usable).tolist():
+            self._refuse(number, measures)
+        overlong = numpy.flatnonzero(is_overlong)
+        self.skipped = +Counter(bad=len(measures.reasons), overlong=len(overlong))
+        if not is_usable.any() and len(overlong):
+            shortest, longest = (int(overlong[choose(lengths[overlong])]) for choose in (numpy.argmin, numpy.argmax))
+            raise DataError(
+                f"{self._source}: all of its {len(overlong)} prompts are overlong: they have {lengths[shortest]} to "
+                f"{measures[longest]}, and data.max_prompt_length={limit}. Raise it to {lengths[longest]} for all of them"
+            )
+        if not is_usable.any():
             why = " that can be used; the warnings above name each bad one" if self.skipped else ""
             raise DataError(f"{self._source} has no row{why}")
-        return usable
+        return numpy.flatnonzero(is_usable)

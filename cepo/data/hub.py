@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from cepo.config.paths import find_path
+from cepo.config.paths import find_path, split_source
 from cepo.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ def require_hub_names(models: Iterable[tuple[str, str | None]], data: Iterable[t
     """
     for kind, names in (("model", models), ("dataset", data)):
         for key, name in names:
-            repository = (name or "").partition("@")[0]
+            repository = split_source(name)[0] if name else ""
             if name and not name.startswith("microgeo:") and not (find_path(name) or find_path(repository)):
                 _require(key, repository, kind)
 

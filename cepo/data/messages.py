@@ -1,61 +1,164 @@
-"""Reads the cell of a prompt: a text, or a conversation of messages."""
+"""Reads conversations of messages in the forms that public data sets have."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+from urllib.parse import unquote
 
 from cepo.errors import DataError
 from cepo.models.inputs import Turn
 from cepo.models.processing import IMAGE_MARK, VIDEO_MARK
-from cepo.trees import Fields, is_mapping
+from cepo.trees import Fields, is_list, is_mapping
 
 ROLES = ("system", "user", "assistant")
-_ACCEPTED = "accepted: a list of messages {role, content}, of which the last is the user's"
+_LLAVA_ROLES = {"human": "user", "gpt": "assistant"} | {role: role for role in ROLES}
+"""The roles of messages in LLaVA's form, `{from, value}`."""
+_ACCEPTED = "accepted: a list of messages {role, content} or {from, value}, of which the last is the user's"
+_PARTS = {
+    "text": "text", "input_text": "text",
+    "image": "image", "image_url": "image", "input_image": "image",
+    "video": "video", "video_url": "video", "input_video": "video",
+}  # fmt: skip
+"""The types of a message's parts in the forms of Qwen and OpenAI, and what they stand for."""
+_CONTENT_KEYS = {
+    "text": ("text",),
+    "image": ("image", "image_url", "url", "path", "bytes", "base64"),
+    "video": ("video", "video_url", "url", "path", "bytes"),
+}
+"""The keys that can hold the content of a part, by what it is."""
+_HINTS = ("type", "detail")
+"""Keys of a part that say nothing about its content."""
 
 
-def plain_text(value: object) -> str:
-    """Returns a cell as text: empty for None, and whole numbers without the `.0` of a float column."""
-    if value is None:
-        return ""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+@dataclass(frozen=True)
+class Conversation:
+    """The turns of a prompt, of which the last is the user's.
 
-
-def read_turns(prompt: Any) -> list[Turn]:
-    """Returns the turns of a cell of the prompt column, which holds text or messages. The last turn is the question.
-
-    A message's content is text or a list of parts: `{type: text, text: ...}`, `{type: image}` and `{type: video}`.
-    Image and video parts stand for the row's images and videos in order. Anything else raises `DataError`.
+    `images` has an entry for each `<image>` in the turns' texts, in order: the image that the message itself holds, or
+    None for the next one of the row's images. `videos` is alike.
     """
-    if not isinstance(prompt, list | tuple):
-        return [Turn("user", plain_text(prompt))]
-    if not prompt:
+
+    turns: list[Turn]
+    images: list[object]
+    videos: list[object]
+
+
+def read_turns(messages: object) -> list[Turn]:
+    """Returns the turns of a list of messages; raises `DataError` as `read_conversation`."""
+    return read_conversation(messages).turns
+
+
+def read_conversation(messages: object) -> Conversation:
+    """Reads a list of messages, `{role, content}` or LLaVA's `{from: human|gpt|system, value}`.
+
+    A message's content is text or a list of parts: `{type: text, text: ...}`, `{type: image}` and `{type: video}`, which
+    stand for the row's next image or video, or parts that hold one: `{type: image, image: path}`, `{image: path}`,
+    `{type: image_url, image_url: {url: ...}}`. Anything else raises `DataError`.
+    """
+    if not isinstance(messages, list | tuple) or not messages:
         raise DataError(f"the prompt has no message; {_ACCEPTED}")
-    turns = [_turn(message, number) for number, message in enumerate(cast("Sequence[object]", prompt))]
-    if turns[-1].role != "user":
-        raise DataError(f"the last message is the {turns[-1].role}'s; {_ACCEPTED}")
-    return turns
+    conversation = Conversation([], [], [])
+    for number, message in enumerate(cast("Sequence[object]", messages)):
+        role, parts = _role_and_parts(message, number)
+        texts: list[str] = []
+        for part in parts:
+            kind, content = _part(part, number)
+            if kind == "text":
+                texts.append(cast(str, content))
+                conversation.images.extend([None] * texts[-1].count(IMAGE_MARK))
+                conversation.videos.extend([None] * texts[-1].count(VIDEO_MARK))
+            elif kind == "image":
+                texts.append(IMAGE_MARK)
+                conversation.images.append(content)
+            else:
+                texts.append(VIDEO_MARK)
+                conversation.videos.append(content)
+        conversation.turns.append(Turn(role, "".join(texts)))
+    if conversation.turns[-1].role != "user":
+        raise DataError(f"the last message is the {conversation.turns[-1].role}'s; {_ACCEPTED}")
+    return conversation
 
 
-def _turn(message: object, number: int) -> Turn:
-    given: Fields = message if is_mapping(message) else {}
-    content: object = given.get("content")
-    if "role" not in given or not isinstance(content, str | list | tuple):
+def split_answer(messages: object, key: str) -> tuple[list[object], str]:
+    """Returns the messages before the last one, and the text of that one: the assistant's answer.
+
+    Raises `DataError` if the column `key` has no such messages.
+    """
+    if not isinstance(messages, list | tuple) or not messages:
+        raise DataError(
+            f"column '{key}' is both data.prompt_key and data.answer_key, so it must hold messages, of which the last is the "
+            f"assistant's; it holds a {type(cast(object, messages)).__name__}"
+        )
+    listed = [*cast("Sequence[object]", messages)]
+    number = len(listed) - 1
+    role, parts = _role_and_parts(listed.pop(), number)
+    if role != "assistant":
+        raise DataError(
+            f"column '{key}' is both data.prompt_key and data.answer_key, so its last message must be the assistant's answer; "
+            f"it is the {role}'s"
+        )
+    texts: list[str] = []
+    for part in parts:
+        kind, content = _part(part, number)
+        if kind != "text":
+            raise DataError(f"message {number}, the answer, has a part of the type {kind}; accepted: text")
+        texts.append(cast(str, content))
+    return listed, "".join(texts)
+
+
+def _role_and_parts(message: object, number: int) -> tuple[str, Sequence[object]]:
+    fields: Fields = message if is_mapping(message) else {}
+    is_llava = fields.get("role") is None and fields.get("from") is not None
+    role = fields.get("from" if is_llava else "role")
+    content = fields.get("value" if is_llava else "content")
+    if role is None or not isinstance(content, str | list | tuple):
         raise DataError(f"message {number} has no role or no content of text or parts: {message!r:.200}; {_ACCEPTED}")
-    if given["role"] not in ROLES:
-        raise DataError(f"message {number} has the role {given['role']!r}; accepted: {', '.join(ROLES)}")
-    parts = cast("Sequence[object]", [{"type": "text", "text": content}] if isinstance(content, str) else content)
-    return Turn(given["role"], "".join(_part(part, number) for part in parts))
+    known: Mapping[str, str] = _LLAVA_ROLES if is_llava else {role: role for role in ROLES}
+    if not isinstance(role, str) or role not in known:
+        raise DataError(f"message {number} has the role {role!r:.100}; accepted: {', '.join(known)}")
+    if isinstance(content, str):
+        return known[role], [{"type": "text", "text": content}]
+    return known[role], cast("Sequence[object]", content)
 
 
-def _part(part: object, number: int) -> str:
-    given: Fields = {key: value for key, value in part.items() if value is not None} if is_mapping(part) else {}
-    kind = given.get("type")
-    if kind == "text" and isinstance(given.get("text"), str):
-        return given["text"]
-    if kind in ("image", "video") and len(given) == 1:
-        return IMAGE_MARK if kind == "image" else VIDEO_MARK
+def _part(part: object, number: int) -> tuple[str, object]:
+    """Returns what a part of a message is, text, image or video, and its content, which is None for the row's next one."""
+    fields: Fields = {key: value for key, value in part.items() if value is not None} if is_mapping(part) else {}
+    label = fields.get("type", next((key for key in _PARTS if key in fields), None))
+    kind = _PARTS.get(label) if isinstance(label, str) else None
+    if kind is not None:
+        contents = [fields[key] for key in _CONTENT_KEYS[kind] if key in fields]
+        if set(fields) <= {*_CONTENT_KEYS[kind], *_HINTS} and len(contents) <= 1:
+            if kind == "text" and contents and isinstance(contents[0], str):
+                return kind, contents[0]
+            if kind != "text" and (contents or label in ("image", "video")):
+                return kind, media_value(contents[0], kind) if contents else None
     raise DataError(
-        f"message {number} has the part {str(given or part)[:200]}; accepted: {{type: text, text: ...}}, {{type: image}} and "
-        "{type: video}, whose images and videos stand in the row's columns data.image_key and data.video_key"
+        f"message {number} has the part {str(fields or part)[:200]}; accepted: {{type: text, text: ...}}, {{type: image}} and "
+        "{type: video}, whose images and videos stand in the row's columns data.image_key and data.video_key, or parts "
+        "that hold them: {type: image, image: PATH}, {type: image_url, image_url: {url: ADDRESS}}"
     )
+
+
+def media_value(value: object, kind: str = "image") -> object:
+    """Returns what an entry of a row's images or videos holds: bytes, text (a path, an address, base64), or `{bytes, path}`.
+
+    Takes it out of `{image: ...}`, `{image_url: {url: ...}}` and the like, and the path out of `file://PATH`. Raises
+    `DataError` for a mapping that has nothing of the kind.
+    """
+    if is_mapping(value):
+        fields: Fields = value
+        if fields.get("bytes") is not None or fields.get("path") is not None:
+            return value
+        content = next((fields[key] for key in _CONTENT_KEYS[kind] if fields.get(key) is not None), None)
+        if content is None or (is_mapping(content) and content is value):
+            named = ", ".join(str(key) for key, entry in fields.items() if entry is not None) or "nothing"
+            raise DataError(f"an entry of the {kind}s has {named:.200}; accepted: bytes, a path, or {{bytes, path}}")
+        return media_value(content, kind)
+    if isinstance(value, str) and value.startswith("file://"):
+        return unquote(value.removeprefix("file://"))
+    if is_list(value) and kind == "video":  # frames
+        return [media_value(frame) for frame in value]
+    return cast(object, value)

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from cepo.config.schema import DataConfig
+from cepo.data.cells import Cells, has_column, read_cells
 from cepo.data.contexts import Problem, UserTemplate
-from cepo.data.images import decoded_images, limited_size, listed, verify_image
-from cepo.data.messages import plain_text, read_turns
+from cepo.data.images import ImageRules, PixelBudget, decoded_images, located, shown_sizes
+from cepo.data.json_text import without_spelling
 from cepo.data.videos import load_video
 from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import read_text
 from cepo.models.inputs import ImageSource, Turn, Video
 from cepo.models.processing import IMAGE_MARK, VIDEO_MARK, Processing
 from cepo.trees import Fields
+
+MOST_CHARACTERS, CHARACTERS_PER_TOKEN = 100_000, 16
+"""A text has at most the first number of characters, or the second times data.max_prompt_length if that is more. A
+tokenizer needs minutes for much longer ones, or ends the process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,95 +42,139 @@ class RowReader:
 
     def __init__(self, source: str, columns: Sequence[str], config: DataConfig, processing: Processing) -> None:
         self._source, self._columns, self._config, self._processing = source, columns, config, processing
+        self._rules = ImageRules.of(config)
+        self._most_characters = max(MOST_CHARACTERS, CHARACTERS_PER_TOKEN * config.max_prompt_length)
         self._template = None
         if config.format_prompt is not None:
-            text, origin = read_text(Path(config.format_prompt)).strip(), f"data.format_prompt '{config.format_prompt}'"
-            self._template = UserTemplate(text, origin, "content")
+            text = read_text(Path(config.format_prompt)).strip()
+            self._template = UserTemplate(text, f"data.format_prompt '{config.format_prompt}'", "content")
         for name in ("prompt_key", "answer_key"):
             self.require_column(name)
 
     def require_column(self, name: str) -> None:
         """Raises `ConfigError` if the source lacks the column that the setting `data.<name>` names."""
         key = getattr(self._config, name)
-        if key not in self._columns:
+        if not has_column(self._columns, key):
             raise ConfigError(
                 f"data.{name} is '{key}', which {self._source} does not have. Its columns: {', '.join(self._columns)}"
             )
 
-    def problem(self, number: int, row: dict[str, Any], source: ImageSource | None) -> Problem:
+    def problem(self, number: int, row: Fields, source: ImageSource | None) -> Problem:
         """Returns the problem of the row `number`; `source` is where its images can be read again, if they can."""
-        row, config = dict(row), self._config
-        *history, last = self._turns(row)
-        videos = tuple(self._video(value) for value in listed(row, config.video_key))
+        config, cells = self._config, read_cells(row, self._config)
+        *history, last = self._turns(cells)
+        budget = PixelBudget()
+        videos = self._videos(cells, budget)
+        images = decoded_images({config.image_key: cells.images}, config.image_key, self._rules, budget)
+        teacher_key = config.teacher_image_key
+        teacher_images = decoded_images({str(teacher_key): cells.teacher_images}, teacher_key, self._rules, budget)
         if videos:  # which are sent by value, and the images with them
             source = None
-        images, shown = (decoded_images(row, config, column) for column in ("", config.teacher_image_key))
-        answer = plain_text(row.pop(config.answer_key)).strip()
-        for key in (config.image_key, config.video_key, config.teacher_image_key):
-            if key is not None:
-                row.pop(key, None)
+        taken = (config.answer_key, config.image_key, config.video_key, config.teacher_image_key)
+        teacher_source = None if source is None else replace(source, column=config.teacher_image_key)
         return Problem(
             prompt_id=str(number),
             text=last.text,
             history=tuple(history),
             images=images,
-            ground_truth=answer,
-            solution=worked_solution(row.get(config.solution_key)),
-            columns=row,
+            ground_truth=cells.answer,
+            solution=cells.solution,
+            columns={name: without_spelling(value) for name, value in row.items() if name not in taken},
             videos=videos,
             image_source=source,
-            teacher_images=shown,
-            teacher_image_source=None if source is None else replace(source, column=config.teacher_image_key),
+            teacher_images=teacher_images,
+            teacher_image_source=teacher_source,
         )
 
-    def _turns(self, row: Fields) -> list[Turn]:
+    def _turns(self, cells: Cells) -> list[Turn]:
         """Returns the prompt's turns, with the format prompt applied to the last one."""
-        *history, last = read_turns(row[self._config.prompt_key])
+        *history, last = cells.turns
         if self._template is not None:
             last = Turn(last.role, self._template.render(content=last.text))
         return [*history, last]
 
-    def _video(self, value: object) -> Video:
-        return load_video(value, self._config, factor=self._processing.reader.video_factor)
+    def _videos(self, cells: Cells, budget: PixelBudget) -> tuple[Video, ...]:
+        videos: list[Video] = []
+        for value in cells.videos:
+            with located(f"column '{self._config.video_key}'"):
+                factor, fps = self._processing.reader.video_factor, self._config.video_fps
+                videos.append(load_video(value, self._rules, fps=fps, factor=factor, budget=budget))
+        return tuple(videos)
 
     def measure(self, row: Fields) -> RowMeasure:
-        """Measures the prompt and its images. Videos are decoded completely, the only way to find damaged ones."""
-        config = self._config
-        for key, wrong, accepted in (
-            (config.prompt_key, (dict, bytes), "text, a number, or a list of messages"),
-            (config.answer_key, (list, dict, bytes), "text or a number"),
-        ):
-            if isinstance(row[key], wrong):
-                raise DataError(f"column '{key}' holds a {type(row[key]).__name__}; accepted: {accepted}")
-        if not read_turns(row[config.prompt_key])[-1].text.strip():
-            raise DataError(f"column '{config.prompt_key}' is empty")
-        if not plain_text(row[config.answer_key]).strip():
-            raise DataError(f"column '{config.answer_key}' is empty; a problem without an answer cannot be rewarded")
-        *history, last = self._turns(row)
-        text = "".join(turn.text for turn in (*history, last))
-        images, videos = listed(row, config.image_key), listed(row, config.video_key)
-        shown = [] if config.teacher_image_key is None else listed(row, config.teacher_image_key)
-        if shown and len(shown) != len(images):
-            raise DataError(
-                f"column '{config.teacher_image_key}' has {len(shown)} images for the teacher, and the row has "
-                f"{len(images)}; they must agree"
-            )
-        if IMAGE_MARK in text and config.image_key not in row:
-            self.require_column("image_key")
-        for mark, values, name in ((IMAGE_MARK, images, "images"), (VIDEO_MARK, videos, "videos")):
-            if text.count(mark) != len(values) and (values or mark == IMAGE_MARK):  # without videos it is plain text
-                raise DataError(f"{text.count(mark)} '{mark}' in the text but {len(values)} {name}; they must agree")
-        sizes = [verify_image(value, config.image_dir, hosts=config.image_hosts) for value in (*images, *shown)]
-        visual = 0
-        if sizes or videos:
-            reader, limits = self._processing.reader, (config.min_pixels, config.max_pixels)
-            visual += sum(reader.num_tokens(limited_size(size, *limits)) for size in sizes[: len(images)])
-            visual += sum(reader.num_video_tokens(self._video(value)) for value in videos)
+        """Measures the prompt and its images. Videos are decoded completely, the only way to find damaged ones.
+
+        Raises `DataError` for a row that cannot be used.
+        """
+        cells = read_cells(row, self._config)
+        self._require_texts(cells)
+        turns = self._turns(cells)
+        self._require_marks(cells, "".join(turn.text for turn in turns), row)
+        self._require_lengths(cells)
+        visual = self._visual_tokens(cells)
         # The text has one placeholder token per image and video, which their own tokens replace.
-        template = self._processing.template_ids(last.text, with_videos=bool(videos), history=history)
-        length = visual + len(template) - len(images) - len(videos)
-        return RowMeasure(length=length, num_images=len(images), num_videos=len(videos), visual_tokens=visual)
+        template = self._template_ids(turns, with_videos=bool(cells.videos))
+        length = visual + len(template) - len(cells.images) - len(cells.videos)
+        return RowMeasure(
+            length=length, num_images=len(cells.images), num_videos=len(cells.videos), visual_tokens=visual
+        )
 
+    def _require_texts(self, cells: Cells) -> None:
+        """Raises `DataError` if the question or the answer is empty."""
+        if not cells.turns[-1].text.strip():
+            raise DataError(f"column '{self._config.prompt_key}' is empty")
+        if not cells.answer:
+            raise DataError(
+                f"column '{self._config.answer_key}' is empty; a problem without an answer cannot be rewarded"
+            )
 
-def worked_solution(value: object) -> str | None:
-    return None if value is None or not str(value).strip() else str(value)
+    def _require_lengths(self, cells: Cells) -> None:
+        """Raises `DataError` for a text that is too long for a tokenizer."""
+        for name, text in cells.texts:
+            if len(text) > self._most_characters:
+                raise DataError(
+                    f"the {name} has {len(text):,} characters; accepted: at most {self._most_characters:,}, or "
+                    f"{CHARACTERS_PER_TOKEN} times data.max_prompt_length"
+                )
+
+    def _require_marks(self, cells: Cells, text: str, row: Fields) -> None:
+        """Raises `DataError` if the prompt's marks and the row's images and videos do not agree."""
+        config = self._config
+        if cells.teacher_images and len(cells.teacher_images) != len(cells.images):
+            raise DataError(
+                f"column '{config.teacher_image_key}' has {len(cells.teacher_images)} images for the teacher, and the row has "
+                f"{len(cells.images)}; they must agree"
+            )
+        if IMAGE_MARK in text and not cells.images and not has_column(row, config.image_key):
+            self.require_column("image_key")
+        for mark, values, name in ((IMAGE_MARK, cells.images, "images"), (VIDEO_MARK, cells.videos, "videos")):
+            is_mark = bool(values) or mark == IMAGE_MARK  # without videos it is plain text
+            if is_mark and text.count(mark) != len(values):
+                front = ". data.image_marks=front puts missing marks in front" if mark == IMAGE_MARK else ""
+                raise DataError(
+                    f"{text.count(mark)} '{mark}' in the text but {len(values)} {name}; they must agree{front}"
+                )
+
+    def _visual_tokens(self, cells: Cells) -> int:
+        """Returns the number of tokens of the images and videos, all of which are checked."""
+        key, teacher_key = self._config.image_key, self._config.teacher_image_key
+        budget = PixelBudget()
+        sizes = shown_sizes({key: cells.images}, key, self._rules, budget)
+        teacher_sizes = shown_sizes({str(teacher_key): cells.teacher_images}, teacher_key, self._rules, budget)
+        if not sizes and not cells.videos:
+            return 0
+        reader = self._processing.reader
+        tokens = sum(reader.num_tokens(size) for size in sizes)
+        tokens += sum(reader.num_video_tokens(video) for video in self._videos(cells, budget))
+        for size in teacher_sizes:  # which are not in the prompt, but must be readable
+            reader.num_tokens(size)
+        return tokens
+
+    def _template_ids(self, turns: Sequence[Turn], *, with_videos: bool) -> list[int]:
+        *history, last = turns
+        try:
+            return self._processing.template_ids(last.text, with_videos=with_videos, history=history)
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # of the tokenizer's Rust code; it is no Exception
+                raise
+            raise DataError(f"the prompt cannot be tokenised ({error})") from error

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
-
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import RunConfig
+from cepo.config.paths import split_source
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import ProblemSet
-from cepo.data.reading import read_row, read_source, without_decoding
+from cepo.data.reading import read_source
+from cepo.data.table import Rows
 from cepo.errors import DataError
 from cepo.leftovers import OwnFolder
 from cepo.models.pretrained import read_quantization
@@ -66,13 +66,13 @@ def recognise(columns: Sequence[str]) -> Benchmark | None:
     return next((known for known in BENCHMARKS if known.columns <= set(columns)), None)
 
 
-def converted(rows: Any, benchmark: Benchmark) -> Any:
-    """Converts a datasets table to problems without decoding images; raises `DataError` with a bad row's number."""
-    rows, problems = without_decoding(rows), []
+def converted(rows: Rows, benchmark: Benchmark) -> list[Tree]:
+    """Converts rows to problems without decoding images; raises `DataError` with a bad row's number."""
+    problems: list[Tree] = []
     for number in range(len(rows)):
         usual: Tree = {"benchmark": benchmark.name, "answer_kind": None, "choices": [], "tolerance": None}
         try:
-            row = read_row(rows, number)
+            row = rows[number]
             images = [image for image in [row.get(benchmark.image)] if image is not None]
             usual |= {"problem": IMAGE_MARK + row["question"], "images": images}
             usual |= {"answer": row.get("answer"), "cluster": str(number)}
@@ -81,7 +81,7 @@ def converted(rows: Any, benchmark: Benchmark) -> Any:
             raise DataError(
                 f"{benchmark.name}, row {number}: it does not match this benchmark's format ({error})"
             ) from error
-    return Dataset.from_list(problems)
+    return problems
 
 
 def _dynamath(row: Fields) -> Tree:
@@ -186,12 +186,12 @@ def read_task(source: str, config: RunConfig, processing: Processing, taken: Col
     The name is the benchmark's, or the source's without folders and extension, with a number if it is `taken`.
     """
     data = config.data
-    rows = read_source(source, text_columns=(data.prompt_key, data.answer_key))
+    rows = read_source(source)
     benchmark = None if {data.prompt_key, data.answer_key} <= set(rows.column_names) else recognise(rows.column_names)
     if benchmark is None:
         problems = ProblemSet(source, data, processing)
-        path, at, split = source.partition("@")
-        name = f"{Path(path).stem}{at}{split}"
+        path, split = split_source(source)
+        name = Path(path).stem if split is None else f"{Path(path).stem}@{split}"
     else:
         logger.info("%s has the columns of %s", source, benchmark.name)
         keys = dataclasses.replace(data, prompt_key="problem", answer_key="answer", image_key="images")

@@ -27,7 +27,7 @@ from cepo.foreign_files import read_text
 from cepo.models.families import family_of
 from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageReader, ImageSource, Turn, Video
 from cepo.models.pretrained import read_config, unreadable
-from cepo.trees import Fields
+from cepo.trees import Fields, Tree
 
 IMAGE_MARK, VIDEO_MARK = "<image>", "<video>"
 """The marks that stand for an image or a video in a dataset's text, as in EasyR1."""
@@ -46,7 +46,7 @@ class Processing:
     Text from datasets or models never produces special tokens: `<|im_end|>` in a problem becomes plain characters.
 
     For `image_token_id`, `video_token_id` and `placeholders`, those of a whole image and a whole video, see
-    `ImageReader`; they are None for what is not read.
+    `ImageReader`; they are None for what is not read. `arguments` make an equal object in another process.
     """
 
     def __init__(self, path: str, *, trust_remote_code: bool = False, chat_template: str | None = None) -> None:
@@ -57,6 +57,7 @@ class Processing:
         with unreadable("worker.actor.model", path):
             self._processor: Any = AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
         self._path = path
+        self.arguments: Tree = {"path": path, "trust_remote_code": trust_remote_code, "chat_template": chat_template}
         self.tokenizer: Any = getattr(self._processor, "tokenizer", self._processor)  # a text model's is the tokenizer
         self._template = f"the chat template of worker.actor.model.model_path '{path}'"
         if chat_template is not None:

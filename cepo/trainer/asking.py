@@ -127,9 +127,18 @@ class Asker:
         self._clock = clock or StageClock()
 
     def ask(
-        self, problems: Sequence[Problem], engine: Sampler, settings: SamplingSettings, *, step: int, attempt: int = 0
+        self,
+        problems: Sequence[Problem],
+        engine: Sampler,
+        settings: SamplingSettings,
+        *,
+        step: int,
+        attempt: int = 0,
+        prompts: Sequence[EncodedPrompt] | None = None,
     ) -> Rollouts:
         """Samples and rewards responses in the problems' order; a failed or late reward affects only its response.
+
+        `prompts` are the problems' encoded prompts, if the caller has them.
 
         Finished groups are rewarded while others are still being sampled, so the stage "reward" measures only the time
         that generation does not cover. Sampling seeds depend only on (seed, step, attempt, problem, its occurrence).
@@ -144,7 +153,8 @@ class Asker:
                 stream.add(index, [self._input(problems[index], text, one.response_ids) for text, one in pairs])
 
             with self._clock.stage("generate"):
-                prompts = [self._contexts.student(problem) for problem in problems]
+                if prompts is None:
+                    prompts = [self._contexts.student(problem) for problem in problems]
                 requests: list[GenerationRequest] = []
                 asked: Counter[str] = Counter()
                 for problem, prompt in zip(problems, prompts, strict=True):
@@ -177,7 +187,7 @@ class Asker:
     def with_baselines(self, rollouts: Rollouts, engine: Sampler, settings: SamplingSettings) -> Rollouts:
         """Returns the rollouts with each prompt's greedy response rewarded as a baseline; raises as `ask` does."""
         greedy = dataclasses.replace(settings, num_samples=1, temperature=0.0)
-        answered = self.ask(rollouts.problems, engine, greedy, step=rollouts.step)
+        answered = self.ask(rollouts.problems, engine, greedy, step=rollouts.step, prompts=rollouts.prompts)
         return dataclasses.replace(rollouts, reward_baselines=answered.rewards.repeat_interleave(rollouts.group_size))
 
     def answers(self, rollouts: Rollouts) -> list[str | None]:

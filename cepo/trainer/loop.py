@@ -14,6 +14,7 @@ from cepo.config.schema import AlgorithmConfig, DataConfig, TrainerConfig
 from cepo.config.worker_schema import WorkerConfig
 from cepo.data.batch import OWN_VIEW, RowName, ScoringRow
 from cepo.data.contexts import ContextBuilder
+from cepo.data.read_ahead import ProblemReader, problems_and_prompts
 from cepo.data.training_set import TrainingProblems
 from cepo.losses.objective import adapted_coefficient, agreement_metrics, kl_penalty
 from cepo.metrics import Metrics, mean_of, mean_value, merge_metrics, results, sum_value
@@ -69,12 +70,18 @@ class Trainer:
     def __post_init__(self) -> None:
         self.clock = StageClock()
         self._asker = Asker(self.worker, self.algorithm, self.contexts, self.processing, self.rewards, self.clock)
+        self._reader = ProblemReader(self.problems, self.contexts, self._problems_per_round)
         self._first_step = self.state.step
         self._last_validation: tuple[int, float | None] = (-1, None)
 
     @property
     def state(self) -> TrainerState:
         return self.policy.state
+
+    @property
+    def _problems_per_round(self) -> int:
+        filtered = self.data.mini_rollout_batch_size if self.algorithm.online_filtering else None
+        return filtered or self.data.rollout_batch_size
 
     def fit(self) -> None:
         """Trains from `state.step` to `total_steps`, with validations and checkpoints at set steps and at the end."""
@@ -90,6 +97,8 @@ class Trainer:
             if self.policy.saves_interruption:
                 self.save()
             raise
+        finally:
+            self._reader.close()
 
     def _train(self) -> None:
         settings = self.settings
@@ -129,13 +138,14 @@ class Trainer:
     def ask(self, step: int) -> Rollouts:
         """Samples and rewards responses to `rollout_batch_size` problems, in several rounds with online filtering."""
         algorithm, data, settings = self.algorithm, self.data, training_settings(self.worker.rollout, self.data)
-        size = (algorithm.online_filtering and data.mini_rollout_batch_size) or data.rollout_batch_size
 
         def next_round(attempt: int) -> Rollouts:
-            indices = self.problems.indices(self.state.rounds, size)  # depend only on the seed and this number
+            with self.clock.stage("read"):
+                problems, prompts = problems_and_prompts(self._reader.round(self.state.rounds))
             self.state.rounds += 1
-            problems = [self.problems[index] for index in indices]
-            return self._asker.ask(problems, self.backend, settings, step=step, attempt=attempt)
+            if step + 1 < self.total_steps or algorithm.online_filtering:
+                self._reader.read_ahead(self.state.rounds)
+            return self._asker.ask(problems, self.backend, settings, step=step, attempt=attempt, prompts=prompts)
 
         if algorithm.online_filtering:
             rollouts = ask_until_enough(
@@ -143,7 +153,7 @@ class Trainer:
                 algorithm,
                 num_groups=data.rollout_batch_size,
                 max_rounds=self.settings.max_try_make_batch,
-                rounds_per_pass=-(-len(self.problems) // size),
+                rounds_per_pass=-(-len(self.problems) // self._problems_per_round),
             )
         else:
             rollouts = next_round(0)

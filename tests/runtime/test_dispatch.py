@@ -17,7 +17,7 @@ from PIL import Image
 
 from cepo.config import load_config
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
-from cepo.data.reading import ImageStore
+from cepo.data.image_store import ImageStore
 from cepo.losses.objective import LossDenominators
 from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageSource, Video
 from cepo.rollout.generator import GenerationRequest, SamplingSettings

@@ -1,0 +1,56 @@
+"""Reads the images of rows again by their places, as ranks and sampling engines need them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cepo.data.cells import read_cells
+from cepo.data.images import ImageRules, decoded_images, located
+from cepo.data.reading import read_source
+from cepo.data.table import Rows
+from cepo.models.inputs import ImageInputs, ImageSource
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from cepo.config.schema import DataConfig
+    from cepo.models.processing import Processing
+
+
+class ImageStore:
+    """Reads the images of rows as the trainer does, each once."""
+
+    def __init__(self, config: DataConfig, processing: Processing) -> None:
+        self._config, self._processing = config, processing
+        self._rows: dict[str, Rows] = {}
+        self._images: dict[ImageSource, tuple[Image.Image, ...]] = {}
+        self._inputs: dict[ImageSource, ImageInputs] = {}
+
+    def images(self, source: ImageSource) -> tuple[Image.Image, ...]:
+        """Returns a row's decoded images for the rollout engine; raises `ConfigError` or `DataError` on failure."""
+        if source not in self._images:
+            key = source.column or self._config.image_key
+            with located(f"{source.data}, row {source.row}"):
+                cells = read_cells(self._rows_of(source.data)[source.row], self._config)
+                is_teachers = source.column is not None and source.column != self._config.image_key
+                values = cells.teacher_images if is_teachers else cells.images
+                self._images[source] = decoded_images({key: values}, key, ImageRules.of(self._config))
+        return self._images[source]
+
+    def inputs(self, source: ImageSource) -> ImageInputs:
+        """Returns the images of a row as inputs of the vision tower."""
+        if source not in self._inputs:
+            inputs = self._processing.load_images(self.images(source), source)
+            assert inputs is not None, f"row {source.row} of {source.data} has no image"
+            self._inputs[source] = inputs
+        return self._inputs[source]
+
+    def forget(self) -> None:
+        """Frees all images; the data sets remain open."""
+        self._images.clear()
+        self._inputs.clear()
+
+    def _rows_of(self, name: str) -> Rows:
+        if name not in self._rows:
+            self._rows[name] = read_source(name)
+        return self._rows[name]

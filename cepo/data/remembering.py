@@ -1,0 +1,157 @@
+"""Remembers what a check of a source found, under everything that it depends on, and recalls it at a later start."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from datetime import date
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import cepo
+from cepo.config.schema import DataConfig
+from cepo.data.cache import content_digest, read_entry, write_entry
+from cepo.data.measures import RowMeasures, decoded
+from cepo.data.table import Rows
+from cepo.errors import CepoError
+from cepo.foreign_files import hub_folder
+from cepo.models.processing import Processing
+from cepo.trees import Tree
+
+logger = logging.getLogger(__name__)
+
+_KIND = "checks"
+WITHOUT_INFLUENCE = frozenset(
+    {
+        *("train_files", "train_weights", "val_files", "shuffle", "seed"),
+        *("max_response_length", "rollout_batch_size", "mini_rollout_batch_size", "val_batch_size"),
+        *("filter_overlong_prompts", "skip_bad_rows"),
+    }
+)
+"""Settings of `data` on which no measure of a row depends. All others are taken to matter, new ones too."""
+_FILES_NAMED_BY_SETTINGS = ("format_prompt", "override_chat_template")
+_FOLDERS_OF_CODE = ("data", "models")
+_LIBRARIES = (
+    *("av", "datasets", "jinja2", "numpy", "pillow", "pyarrow"),
+    *("qwen-vl-utils", "tokenizers", "torchvision", "transformers"),
+)
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".ckpt")
+
+
+def identity_of(source: str, rows: Rows, config: DataConfig, processing: Processing) -> str | None:
+    """Returns a digest of all that the check of a source's rows depends on, except the files that rows name.
+
+    These are the content of its files in their order and the part that is read, the settings, the files of tokenizer,
+    processor and chat template, the code of this package that reads rows, and the versions of the libraries. None if the
+    source has no files, or if one cannot be read.
+    """
+    try:
+        facts: Tree = {
+            "source": _source_facts(rows),
+            "settings": _settings(config),
+            "processing": _processing_facts(processing),
+            "code": _code_digest(),
+            "libraries": {name: _version(name) for name in _LIBRARIES} | {"python": sys.version},
+        }
+    except (CepoError, OSError) as error:
+        logger.info("the results of checking %s are not remembered: %s", source, error)
+        return None
+    if facts["source"] is None or facts["processing"] is None:
+        return None
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def recall(identity: str, num_rows: int) -> RowMeasures | None:
+    """Returns what was found of a source with this identity; None if it is not known."""
+    content = read_entry(_KIND, identity)
+    if content is None:
+        return None
+    try:
+        return decoded(content, num_rows)
+    except ValueError as error:
+        logger.info("a remembered check is not used, because it is damaged: %s", error)
+        return None
+
+
+def remember(identity: str, measures: RowMeasures) -> None:
+    """Keeps what was found, for later starts."""
+    write_entry(_KIND, identity, measures.encoded())
+
+
+def _source_facts(rows: Rows) -> Any:
+    """Returns digests of the files of a source and the part of their rows that is read; None if there are no files."""
+    if not rows.files:
+        return None
+    return [rows.begin, len(rows), [[file.suffix, content_digest(file)] for file in rows.files]]
+
+
+def _settings(config: DataConfig) -> Tree:
+    """Returns the settings that may matter, with the content of files and the place of folders that they name."""
+    settings: Tree = {
+        entry.name: getattr(config, entry.name)
+        for entry in dataclasses.fields(config)
+        if entry.name not in WITHOUT_INFLUENCE
+    }
+    for name in _FILES_NAMED_BY_SETTINGS:
+        if settings[name] is not None:
+            settings[name] = content_digest(Path(settings[name]))
+    settings["image_dir"] = [config.image_dir is None, str(Path.cwd() / (config.image_dir or ""))]
+    return settings
+
+
+def _processing_facts(processing: Processing) -> Any:
+    """Returns what tokenizer, processor and chat template are made from; None if their files cannot be found."""
+    arguments = processing.arguments
+    folder = _model_folder(arguments["path"])
+    if folder is None:
+        return None
+    found = {*folder.glob("*"), *folder.glob("additional_chat_templates/*"), *folder.rglob("*.py")}
+    files = [file for file in sorted(found) if file.is_file() and file.suffix not in _WEIGHTS]
+    within = hub_folder(folder)
+    digests = {str(file.relative_to(folder)): content_digest(file, within=within) for file in files}
+    reads_the_date = any("strftime_now" in template for template in _templates(processing))
+    today = date.today().isoformat() if reads_the_date else None
+    return [digests, arguments["trust_remote_code"], arguments["chat_template"], today]
+
+
+def _model_folder(path: str) -> Path | None:
+    """Returns the folder of a model, which for a name on the hub is that of the revision that was loaded."""
+    if Path(path).is_dir():
+        return Path(path)
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(path, "config.json")
+    return Path(config).parent if isinstance(config, str) else None
+
+
+def _templates(processing: Processing) -> Sequence[str]:
+    template = processing.tokenizer.chat_template
+    if isinstance(template, dict):
+        return [str(each) for each in template.values()]
+    return [str(template)]
+
+
+@cache
+def _code_digest() -> str:
+    """Returns a digest of the modules by which rows are read and measured, so that a change of one is a new identity."""
+    package = Path(cepo.__file__).parent
+    files = [package / "foreign_files.py"]
+    for name in _FOLDERS_OF_CODE:
+        files += sorted((package / name).glob("*.py"))
+    digest = hashlib.sha256(cepo.__version__.encode())
+    for file in files:
+        digest.update(file.name.encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def _version(library: str) -> str | None:
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return None

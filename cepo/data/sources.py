@@ -1,0 +1,308 @@
+"""Finds the files and the rows that a local data source names: a file, or a split of a folder.
+
+A name is a name, never a pattern. What other programs leave beside data is no data. A split is named by its files or
+folders, and where only another split is named, nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from cepo.config.paths import find_path, split_source
+from cepo.data.formats import FORMATS, format_of
+from cepo.errors import ConfigError, ForeignFileError
+from cepo.foreign_files import hub_folder, read_json
+from cepo.trees import is_dict, is_list
+
+logger = logging.getLogger(__name__)
+
+TRAIN = "train"
+_SAVED, _SAVED_SPLITS = "state.json", "dataset_dict.json"
+"""The files in which `Dataset.save_to_disk` and `DatasetDict.save_to_disk` list what they wrote."""
+_NO_DATA = re.compile(
+    r"dataset_infos?\.json|dataset_dict\.json|state\.json|(tokenizer|special_tokens_map|generation_config|package).*\.json"
+    r"|cache-.*\.arrow|tmp.*\.arrow|indices.*\.arrow|readme.*|licen[cs]e.*|.*~",
+    re.IGNORECASE,
+)
+_NO_FOLDER = re.compile(r"\..*|__.*")
+_COPY = re.compile(
+    r"(-copy\d*|[ _-]+copy( ?\(?\d+\)?)?| ?\(\d+\)|-checkpoint|[._-](bak|backup|old|orig|original|tmp|temp))+\Z",
+    re.IGNORECASE,
+)
+"""What a copy's name has after the name of its original: of notebooks, file managers, editors, and people."""
+_SPLIT = re.compile(r"(?P<name>[\w.\-]+)(\[(?P<begin>-?\d+%?)?:(?P<end>-?\d+%?)?\])?")
+_SHARD = re.compile(
+    r"([._-]?(part|shard|chunk|split)?[._-]?\d++)*+([._-]?of[._-]?(?P<total>\d+))?([._-][0-9a-f]{8,})?", re.IGNORECASE
+)
+"""What the names of the parts of one split have after its name: `-00000-of-00002`, `_1`, `.part3`."""
+_VERSION = re.compile(r"[._-]?v(er(sion)?)?[._-]?\d+", re.IGNORECASE)
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_]+")
+_ALIASES = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing"),
+}
+_HELD_OUT = {
+    *_ALIASES["validation"],
+    *_ALIASES["test"],
+    *[
+        "validate",
+        "development",
+        "eval",
+        "evaluation",
+        "testmini",
+        "minitest",
+        "minival",
+        "heldout",
+        "holdout",
+        "benchmark",
+    ],
+    *["测试", "测试集", "验证", "验证集"],
+}
+"""The words that name rows which are not for training."""
+
+
+@dataclass(frozen=True)
+class LocalSource:
+    """The files of a local source in order, all of one format, and the slice of their rows to read.
+
+    `begin` and `end` are numbers of rows, which count from the end if they are negative, or shares in percent, as texts.
+    """
+
+    files: list[Path]
+    begin: str | None
+    end: str | None
+    within: Path | None  # the folder in which all files must lie; None for a single file
+
+    def bounds(self, size: int) -> tuple[int, int]:
+        """Returns the first of the rows to read and the one after the last, of `size` rows."""
+        begin = 0 if self.begin is None else _row_number(self.begin, size)
+        end = size if self.end is None else _row_number(self.end, size)
+        return begin, max(begin, end)
+
+
+def _row_number(text: str, size: int) -> int:
+    number = round(int(text[:-1]) * size / 100) if text.endswith("%") else int(text)
+    if number < 0:
+        number += size
+    return min(max(number, 0), size)
+
+
+def local_source(source: str) -> LocalSource | None:
+    """Returns the files of a local source, or None if it is no local path.
+
+    Raises `ConfigError` if it has no such split, if its files name only other splits, if it is not clear which files are
+    meant, or if they are of several formats or of none that is read.
+    """
+    name, split = split_source(source)
+    path = find_path(name)
+    if path is None:
+        return None
+    wanted = _SPLIT.fullmatch(split or TRAIN)
+    if wanted is None:
+        raise ConfigError(f"data files '{source}': the split '{split}' is neither a name nor a slice like train[:100]")
+    within = hub_folder(path) if path.is_dir() else None
+    files = _folder_files(source, path, wanted["name"]) if path.is_dir() else [path]
+    if path.is_file() and wanted["name"] != TRAIN:
+        raise ConfigError(f"data files '{source}': a single file has only the split train, got '{wanted['name']}'")
+    kinds = {format_of(file) for file in files}
+    if len(kinds) != 1 or None in kinds:
+        names = f": {_listed(files, path)}" if len(kinds) > 1 else ""
+        raise ConfigError(
+            f"data files '{source}': no data of a single format there{names}; accepted: {', '.join(FORMATS)}"
+        )
+    return LocalSource(files, wanted["begin"], wanted["end"], within)
+
+
+def _folder_files(source: str, folder: Path, split: str) -> list[Path]:
+    """Returns the files of a split of a folder, in the order of their names."""
+    if (folder / _SAVED_SPLITS).exists():
+        return _files_of_saved_split(source, folder, split)
+    saved = _saved_files(folder)
+    if saved is not None:
+        files, named = saved
+        if split not in (TRAIN, named):
+            raise ConfigError(f"data files '{source}': this saved data set is the split '{named}', got '{split}'")
+        return files
+    files = _without_copies(_data_files(folder))
+    if not files:
+        raise ConfigError(f"data files '{source}': no data of a single format there; accepted: {', '.join(FORMATS)}")
+    chosen = _split_files(source, files, folder, split)
+    if chosen:
+        return chosen
+    if split != TRAIN:
+        raise ConfigError(
+            f"data files '{source}': no file there is named '{split}'. There are: {_listed(files, folder)}"
+        )
+    held_out = [file for file in files if _words(file.relative_to(folder)) & _HELD_OUT]
+    if held_out:
+        raise ConfigError(
+            f"data files '{source}': no file there is named '{TRAIN}', and these are named after another split: "
+            f"{_listed(held_out, folder)}. All files: {_listed(files, folder)}. Give the path of the training file itself, or "
+            "name the split: FOLDER@NAME"
+        )
+    places = [file.with_suffix("") for file in files]
+    doubles = [file for file, place in zip(files, places, strict=True) if places.count(place) > 1]
+    if doubles:
+        raise ConfigError(
+            f"data files '{source}': files of one name may hold the same rows: {_listed(doubles, folder)}. Give the path of one"
+        )
+    return files
+
+
+# Folders that `datasets` saved
+
+
+def _files_of_saved_split(source: str, folder: Path, split: str) -> list[Path]:
+    """Returns the files of a split of a folder that `DatasetDict.save_to_disk` wrote."""
+    listed: object = read_json(folder / _SAVED_SPLITS, dict, within=hub_folder(folder)).get("splits")
+    names = [name for name in listed if isinstance(name, str)] if is_list(listed) else []
+    by_lower = {name.lower(): name for name in names}
+    wanted = [split, *(by_lower[word] for word in _names_of(split) if word in by_lower)]
+    name = next((name for name in wanted if name in names), None)
+    saved = None if name is None else _saved_files(folder / name)
+    if saved is None:
+        raise ConfigError(f"data files '{source}': no split there is named '{split}'. There are: {', '.join(names)}")
+    return saved[0]
+
+
+def _saved_files(folder: Path) -> tuple[list[Path], str] | None:
+    """Returns the files of a data set that `Dataset.save_to_disk` wrote, by its own list, and the name of its split.
+
+    Returns None if the folder is no such data set.
+    """
+    if not (folder / _SAVED).exists():
+        return None
+    state = read_json(folder / _SAVED, dict, within=hub_folder(folder))
+    listed: object = state.get("_data_files")
+    if not is_list(listed):
+        return None
+    files: list[Path] = []
+    for entry in listed:
+        name = entry.get("filename") if is_dict(entry) else None
+        if not isinstance(name, str) or not name or Path(name).name != name:
+            raise ForeignFileError(
+                folder / _SAVED, f"names the data file {name!r:.100}, which is no name of a file beside it"
+            )
+        files.append(folder / name)
+    return files, str(state.get("_split") or TRAIN)
+
+
+# Other folders
+
+
+def _data_files(folder: Path) -> list[Path]:
+    """Returns the data files below a folder, sorted, without those that other programs keep beside data."""
+    files: list[Path] = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not _NO_FOLDER.fullmatch(name)]
+        saved = _saved_files(Path(place))
+        if saved is not None:
+            files += saved[0]
+            continue
+        for name in names:
+            if not name.startswith(".") and not _NO_DATA.fullmatch(name) and format_of(Path(name)) is not None:
+                files.append(Path(place) / name)
+    return sorted(files)
+
+
+def _without_copies(files: Sequence[Path]) -> list[Path]:
+    """Leaves out files whose names say that they are copies of others which are there too."""
+    there = {(file.parent, file.stem.lower(), file.suffix.lower()) for file in files}
+    kept: list[Path] = []
+    for file in files:
+        stem = file.stem.lower().removeprefix("copy of ")
+        ending = _COPY.search(stem)
+        original = stem if ending is None else stem[: ending.start()]
+        if original != file.stem.lower() and (file.parent, original, file.suffix.lower()) in there:
+            logger.warning(
+                "%s is left out: by its name it is a copy of the file %s beside it", file, original + file.suffix
+            )
+        else:
+            kept.append(file)
+    return kept
+
+
+def _names_of(split: str) -> list[str]:
+    """Returns the words that name a split, in small letters: its own name, then others that mean the same."""
+    own = split.lower()
+    alike = next((words for words in _ALIASES.values() if own in words), ())
+    return [own, *(word for word in alike if word != own)]
+
+
+def _words(path: Path) -> set[str]:
+    """Returns the words in a path's folders and stem, in small letters, and those of pairs joined: `held-out`, `test_set`."""
+    words: set[str] = set()
+    for part in (*path.parent.parts, path.stem):
+        texts = [text.lower() for text in _WORDS.findall(part)]
+        pairs = [first + second for first, second in pairwise(texts)]
+        words.update(texts, pairs)
+    return words | {re.sub(r"(data|set|file|split|s)$", "", word) for word in words}
+
+
+def _split_files(source: str, files: Sequence[Path], folder: Path, split: str) -> list[Path]:
+    """Returns the files that are named after a split, by its own name or else by another that means the same.
+
+    A file is if its name begins with that of the split or it is in a folder of that name, else if it has the word
+    anywhere in its name. Raises `ConfigError` if such files are in several places or are not parts of one whole.
+    """
+    names = _names_of(split)
+    others: set[str] = set()  # for a name of the user's own, such as test_hard
+    if split.lower() in _HELD_OUT | set(_ALIASES[TRAIN]):
+        others = (_HELD_OUT | set(_ALIASES[TRAIN])) - set(names)
+    possible = [file for file in files if not _words(file.relative_to(folder)) & others]
+    for name in names:
+        chosen = [file for file in possible if _begins_with(file.stem, name) or _folder_named(file, folder, name)]
+        if chosen:
+            _require_one_place(source, chosen, folder, name)
+            return chosen
+    return [file for file in possible if _words(Path(file.name)) & set(names)]
+
+
+def _begins_with(stem: str, name: str) -> bool:
+    """Returns whether a file's name begins with a split's, as a word."""
+    return re.match(rf"{re.escape(name)}(?![^\W\d_])", stem, re.IGNORECASE) is not None
+
+
+def _folder_named(file: Path, folder: Path, name: str) -> Path | None:
+    """Returns the outermost folder of that name around the file, below `folder`; None if there is none."""
+    place = folder
+    for part in file.relative_to(folder).parts[:-1]:
+        place = place / part
+        if part.lower() == name:
+            return place
+    return None
+
+
+def _require_one_place(source: str, files: Sequence[Path], folder: Path, name: str) -> None:
+    """Raises `ConfigError` unless the files named after a split are one file, its numbered parts, or one folder."""
+    places = {_folder_named(file, folder, name) or file.parent for file in files}
+    if len(places) > 1:
+        raise ConfigError(
+            f"data files '{source}': files named '{name}' are in several folders, which may hold the same rows: "
+            f"{_listed(files, folder)}. Give the path of one, or several as a list"
+        )
+    named = [file for file in files if _folder_named(file, folder, name) is None]
+    endings = [file.stem[len(name) :] for file in named]
+    shards = [_SHARD.fullmatch(ending) for ending in endings]
+    kinds = {
+        "whole" if not ending else "part" if shard else "other" for ending, shard in zip(endings, shards, strict=True)
+    }
+    totals = {shard["total"] for shard in shards if shard is not None and shard["total"]}
+    versions = [ending for ending in endings if _VERSION.fullmatch(ending)]
+    if len(kinds) > 1 or len(totals) > 1 or len(versions) > 1 or ("whole" in kinds and len(named) > 1):
+        raise ConfigError(
+            f"data files '{source}': it is not clear which files are the split '{name}': {_listed(named, folder)}. Give the path "
+            "of one, or several as a list"
+        )
+
+
+def _listed(files: Sequence[Path], folder: Path) -> str:
+    names = [str(file.relative_to(folder)) if folder in file.parents else str(file) for file in files]
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
