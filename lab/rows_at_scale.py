@@ -67,7 +67,11 @@ def make(folder: Path, rows: int) -> None:
     with (folder / "text.jsonl").open("w") as texts, (folder / "images.jsonl").open("w") as with_images:
         for number in range(rows):
             problem = f"Problem {number}. " + " ".join(words.choice(_WORDS) for _ in range(60))
-            row = {"prompt": problem, "answer": str(number % 97), "solution": f"It is {number % 97}."}
+            row: dict[str, object] = {
+                "prompt": problem,
+                "answer": str(number % 97),
+                "solution": f"It is {number % 97}.",
+            }
             texts.write(json.dumps(row) + "\n")
             row["prompt"] = f"<image>{problem}"
             row["images"] = [f"pictures/{number % DISTINCT_IMAGES:03d}.jpg"]

@@ -22,7 +22,7 @@ from cepo.data.table import Rows
 from cepo.errors import CepoError
 from cepo.foreign_files import hub_folder
 from cepo.models.processing import Processing
-from cepo.trees import Tree
+from cepo.trees import Tree, is_mapping
 
 logger = logging.getLogger(__name__)
 
@@ -131,10 +131,8 @@ def _model_folder(path: str) -> Path | None:
 
 
 def _templates(processing: Processing) -> Sequence[str]:
-    template = processing.tokenizer.chat_template
-    if isinstance(template, dict):
-        return [str(each) for each in template.values()]
-    return [str(template)]
+    template: object = processing.tokenizer.chat_template
+    return [str(each) for each in template.values()] if is_mapping(template) else [str(template)]
 
 
 @cache
