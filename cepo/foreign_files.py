@@ -215,12 +215,12 @@ def require_host(address: str, hosts: Collection[str]) -> SplitResult:
         parts = urlsplit(address)
         host = parts.hostname if parts.port is None else f"{parts.hostname}:{parts.port}"
     except ValueError as error:
-        raise DataError(f"{address:.200} is not a valid address ({error})") from error
+        raise DataError(f"{address:.100} is not a valid address ({error})") from error
     named = {"https": host, "http": f"http://{host}"}.get(parts.scheme)
     if named is None or named not in hosts:
         raise DataError(
-            f"{address:.200} is an address; images are downloaded only from data.image_hosts, which is "
-            f"{', '.join(hosts) or 'empty'}. Name {named or 'an https host'} there, or download the file and give its path"
+            f"{address:.100} is an address; images are downloaded only from data.image_hosts, which is "
+            f"{', '.join(hosts) or 'empty'}. Name {named or 'an https host':.100} there, or download the file and give its path"
         )
     return parts
 
@@ -248,11 +248,11 @@ def _downloaded(address: str, hosts: Collection[str], largest: int) -> bytes:
             found = _answer_of(parts, until, largest)
         except (OSError, HTTPException, ValueError) as error:
             why = f"no answer within {_DOWNLOAD_SECONDS:g} s" if time.monotonic() >= until else str(error)
-            raise DataError(f"{address:.200} cannot be downloaded: {why or type(error).__name__}") from error
+            raise DataError(f"{address:.100} cannot be downloaded: {why or type(error).__name__}") from error
         if isinstance(found, bytes):
             return found
         address = urljoin(address, found)
-    raise DataError(f"{address:.200} cannot be downloaded: more than {_MOST_REDIRECTS} redirects")
+    raise DataError(f"{address:.100} cannot be downloaded: more than {_MOST_REDIRECTS} redirects")
 
 
 def _answer_of(parts: SplitResult, until: float, largest: int) -> bytes | str:

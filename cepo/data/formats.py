@@ -86,6 +86,8 @@ def text_rows(path: Path, kind: str, *, within: Path | str | None = None) -> Ite
             yield from _table_rows(path, file, "," if kind == CSV else "\t")
         elif _begins_array(path, file):
             yield from _array_rows(path, file)
+        elif _begins_object_of_lines(file):
+            yield from _object_rows(file)
         else:
             yield from _line_rows(file)
 
@@ -112,6 +114,51 @@ def _begins_array(path: Path, file: BinaryIO) -> bool:
     if not head.startswith(b"["):
         return False
     return path.suffix.lower() == ".json" or head[1:2] in (b"{", b"]", b"n")
+
+
+def _begins_object_of_lines(file: BinaryIO) -> bool:
+    """Returns whether a JSON file begins with an object that is spread over lines. Leaves the position as it is.
+
+    The first line then opens more than it closes, and the second goes on with a name.
+    """
+    start = file.tell()
+    lines = [line.strip(_SPACE) for line in file.read(65536).split(b"\n")]
+    file.seek(start)
+    lines = [line for line in lines if line]
+    if len(lines) < 2 or not lines[0].startswith(b"{") or not lines[1].startswith(b'"'):
+        return False
+    tokens = [match[0] for match in _TOKENS.finditer(lines[0])]
+    return tokens.count(b"{") + tokens.count(b"[") > tokens.count(b"}") + tokens.count(b"]")
+
+
+def _object_rows(file: BinaryIO) -> Iterator[TextRow]:
+    """Yields the objects of a file in which each is spread over lines, and what stands between them as bad rows."""
+    content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    begin = file.tell()
+    depth = 0
+    line = 1
+    for match in _TOKENS.finditer(cast(Any, content), begin):
+        at = match.start()
+        token = content[at : at + 1]
+        if token in b"[{":
+            depth += 1
+        elif depth and token in b"]}":
+            depth -= 1
+            if depth == 0:
+                yield from _piece(line, content[begin : at + 1])
+                line += content[begin : at + 1].count(b"\n")
+                begin = at + 1
+    yield from _piece(line, content[begin:])
+
+
+def _piece(line: int, text: bytes) -> Iterator[TextRow]:
+    """Yields the row that stands in a piece of a file which begins in `line`, unless the piece is blank."""
+    row = text.strip(_SPACE)
+    if len(row) > LARGEST_LINE:
+        yield TextRow(line, b"", (), f"has more than {LARGEST_LINE:,} bytes")
+    elif row:
+        blank = len(text) - len(text.lstrip(_SPACE))
+        yield _json_row(line + text[:blank].count(b"\n"), row)
 
 
 def _line_rows(file: BinaryIO) -> Iterator[TextRow]:
@@ -144,14 +191,11 @@ def _array_rows(path: Path, file: BinaryIO) -> Iterator[TextRow]:
         elif depth and token in b"]}":
             depth -= 1
         elif depth == 0 and token in b",]}":
-            row = content[begin:at] if at - begin <= LARGEST_LINE else None
-            blank = 0 if row is None else len(row) - len(row.lstrip(_SPACE))
-            first_line = line + content[begin : begin + blank].count(b"\n")
-            if row is None:
-                yield TextRow(first_line, b"", (), f"has more than {LARGEST_LINE:,} bytes")
-            elif row.strip(_SPACE) or token == b",":
-                yield _json_row(first_line, row.strip(_SPACE))
-            line += content[begin:at].count(b"\n")
+            row = content[begin:at]
+            if token == b"," and not row.strip(_SPACE):
+                yield TextRow(line, b"", (), "is empty: two commas follow each other")
+            yield from _piece(line, row)
+            line += row.count(b"\n")
             begin = at + 1
             if token != b",":
                 end = at + 1
@@ -295,8 +339,12 @@ def arrow_batches(path: Path, *, within: Path | str | None = None) -> Iterator[A
 
 def mapped_content(path: Path, *, within: Path | str | None = None) -> Any:
     """Returns the content of a file, mapped into memory; raises as `open_regular`."""
-    with open_regular(path, within=within) as file:
-        return pyarrow.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    with open_regular(path, within=within) as file, named_errors(path):
+        # Under this name it is the file that was opened and checked. What is mapped needs no open file afterwards.
+        mapped = pyarrow.memory_map(f"/dev/fd/{file.fileno()}")
+        content = mapped.read_buffer()
+        mapped.close()
+    return content
 
 
 def _lies_in(batch: Any, content: Any) -> bool:

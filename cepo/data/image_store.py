@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cepo.data.cells import read_cells
-from cepo.data.images import decoded_images
+from cepo.data.images import ImageRules, decoded_images, located
 from cepo.data.reading import read_source
 from cepo.data.table import Rows
 from cepo.models.inputs import ImageInputs, ImageSource
@@ -29,16 +29,12 @@ class ImageStore:
     def images(self, source: ImageSource) -> tuple[Image.Image, ...]:
         """Returns a row's decoded images for the rollout engine; raises `ConfigError` or `DataError` on failure."""
         if source not in self._images:
-            if source.data not in self._rows:
-                self._rows[source.data] = read_source(source.data)
-            cells = read_cells(self._rows[source.data][source.row], self._config)
             key = source.column or self._config.image_key
-            values = (
-                cells.images
-                if source.column is None or source.column == self._config.image_key
-                else cells.teacher_images
-            )
-            self._images[source] = decoded_images({key: values}, self._config, key)
+            with located(f"{source.data}, row {source.row}"):
+                cells = read_cells(self._rows_of(source.data)[source.row], self._config)
+                is_teachers = source.column is not None and source.column != self._config.image_key
+                values = cells.teacher_images if is_teachers else cells.images
+                self._images[source] = decoded_images({key: values}, key, ImageRules.of(self._config))
         return self._images[source]
 
     def inputs(self, source: ImageSource) -> ImageInputs:
@@ -53,3 +49,8 @@ class ImageStore:
         """Frees all images; the data sets remain open."""
         self._images.clear()
         self._inputs.clear()
+
+    def _rows_of(self, name: str) -> Rows:
+        if name not in self._rows:
+            self._rows[name] = read_source(name)
+        return self._rows[name]

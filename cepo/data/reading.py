@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cepo.config.paths import split_source
-from cepo.data.converted import open_part
+from cepo.data.converted import open_parts
 from cepo.data.sources import LocalSource, local_source
 from cepo.data.table import Rows, rows_of
 from cepo.errors import ConfigError
@@ -34,7 +34,7 @@ def _local_rows(source: str, local: LocalSource) -> Rows:
     for file in local.files:
         if size_of(file, within=local.within) == 0:
             raise ConfigError(f"data files '{source}': {file} is empty (0 bytes); remove it or write it again")
-    parts = [open_part(file, within=local.within) for file in local.files]
+    parts = open_parts(local.files, within=local.within)
     begin, end = local.bounds(sum(len(part) for part in parts))
     return Rows(parts, begin=begin, end=end)
 

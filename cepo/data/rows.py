@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from cepo.config.schema import DataConfig
 from cepo.data.cells import Cells, has_column, read_cells
 from cepo.data.contexts import Problem, UserTemplate
-from cepo.data.images import decoded_images, limited_size, verify_image
+from cepo.data.images import ImageRules, PixelBudget, decoded_images, located, shown_sizes
 from cepo.data.json_text import without_spelling
 from cepo.data.videos import load_video
 from cepo.errors import ConfigError, DataError
@@ -18,9 +17,6 @@ from cepo.foreign_files import read_text
 from cepo.models.inputs import ImageSource, Turn, Video
 from cepo.models.processing import IMAGE_MARK, VIDEO_MARK, Processing
 from cepo.trees import Fields
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 MOST_CHARACTERS, CHARACTERS_PER_TOKEN = 100_000, 16
 """A text has at most the first number of characters, or the second times data.max_prompt_length if that is more. A
@@ -46,6 +42,7 @@ class RowReader:
 
     def __init__(self, source: str, columns: Sequence[str], config: DataConfig, processing: Processing) -> None:
         self._source, self._columns, self._config, self._processing = source, columns, config, processing
+        self._rules = ImageRules.of(config)
         self._most_characters = max(MOST_CHARACTERS, CHARACTERS_PER_TOKEN * config.max_prompt_length)
         self._template = None
         if config.format_prompt is not None:
@@ -66,7 +63,11 @@ class RowReader:
         """Returns the problem of the row `number`; `source` is where its images can be read again, if they can."""
         config, cells = self._config, read_cells(row, self._config)
         *history, last = self._turns(cells)
-        videos = tuple(self._video(value) for value in cells.videos)
+        budget = PixelBudget()
+        videos = self._videos(cells, budget)
+        images = decoded_images({config.image_key: cells.images}, config.image_key, self._rules, budget)
+        teacher_key = config.teacher_image_key
+        teacher_images = decoded_images({str(teacher_key): cells.teacher_images}, teacher_key, self._rules, budget)
         if videos:  # which are sent by value, and the images with them
             source = None
         taken = (config.answer_key, config.image_key, config.video_key, config.teacher_image_key)
@@ -75,13 +76,13 @@ class RowReader:
             prompt_id=str(number),
             text=last.text,
             history=tuple(history),
-            images=self._images(cells.images),
+            images=images,
             ground_truth=cells.answer,
             solution=cells.solution,
             columns={name: without_spelling(value) for name, value in row.items() if name not in taken},
             videos=videos,
             image_source=source,
-            teacher_images=self._images(cells.teacher_images),
+            teacher_images=teacher_images,
             teacher_image_source=teacher_source,
         )
 
@@ -92,11 +93,13 @@ class RowReader:
             last = Turn(last.role, self._template.render(content=last.text))
         return [*history, last]
 
-    def _images(self, values: list[Any]) -> tuple[Image, ...]:
-        return decoded_images({"images": values}, self._config, "images")
-
-    def _video(self, value: object) -> Video:
-        return load_video(value, self._config, factor=self._processing.reader.video_factor)
+    def _videos(self, cells: Cells, budget: PixelBudget) -> tuple[Video, ...]:
+        videos: list[Video] = []
+        for value in cells.videos:
+            with located(f"column '{self._config.video_key}'"):
+                factor, fps = self._processing.reader.video_factor, self._config.video_fps
+                videos.append(load_video(value, self._rules, fps=fps, factor=factor, budget=budget))
+        return tuple(videos)
 
     def measure(self, row: Fields) -> RowMeasure:
         """Measures the prompt and its images. Videos are decoded completely, the only way to find damaged ones.
@@ -154,17 +157,17 @@ class RowReader:
 
     def _visual_tokens(self, cells: Cells) -> int:
         """Returns the number of tokens of the images and videos, all of which are checked."""
-        config = self._config
-        values = [*cells.images, *cells.teacher_images]
-        sizes = [verify_image(value, config.image_dir, hosts=config.image_hosts) for value in values]
+        key, teacher_key = self._config.image_key, self._config.teacher_image_key
+        budget = PixelBudget()
+        sizes = shown_sizes({key: cells.images}, key, self._rules, budget)
+        teacher_sizes = shown_sizes({str(teacher_key): cells.teacher_images}, teacher_key, self._rules, budget)
         if not sizes and not cells.videos:
             return 0
         reader = self._processing.reader
-        tokens = 0
-        for size in sizes[: len(cells.images)]:
-            tokens += reader.num_tokens(limited_size(size, config.min_pixels, config.max_pixels))
-        for value in cells.videos:
-            tokens += reader.num_video_tokens(self._video(value))
+        tokens = sum(reader.num_tokens(size) for size in sizes)
+        tokens += sum(reader.num_video_tokens(video) for video in self._videos(cells, budget))
+        for size in teacher_sizes:  # which are not in the prompt, but must be readable
+            reader.num_tokens(size)
         return tokens
 
     def _template_ids(self, turns: Sequence[Turn], *, with_videos: bool) -> list[int]:

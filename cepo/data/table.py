@@ -29,12 +29,15 @@ class Part(Protocol):
 
 
 class TextPart:
-    """Rows of a JSON or CSV file: `table` has each row's `text` in JSON, or its `fault`, and its `line` in the file."""
+    """Rows of JSON or CSV files.
 
-    def __init__(self, table: Any, names: Sequence[str], file: Path) -> None:
+    `table` has each row's `text` in JSON, or its `fault`, the number of its `file` in `files`, and its `line` there.
+    """
+
+    def __init__(self, table: Any, names: Sequence[str], files: Sequence[Path]) -> None:
         self.names = names
         self._table = table
-        self.files: Sequence[Path] = [file]
+        self.files = files
 
     def __len__(self) -> int:
         return self._table.num_rows
@@ -43,8 +46,10 @@ class TextPart:
         entry = self._table.slice(number, 1)
         fault = entry.column("fault")[0].as_py()
         if fault is not None:
+            number_of_file: int = entry.column("file")[0].as_py()
+            file = self.files[number_of_file]
             line = entry.column("line")[0].as_py()
-            raise DataError(f"the row, line {line:,} of {self.files[0].name}, {fault}")
+            raise DataError(f"the row, line {line:,} of {file.name}, {fault}")
         row = read_object(entry.column("text")[0].as_py())
         return row if names is None else {name: row.get(name) for name in names}
 

@@ -1,10 +1,10 @@
-"""Reads videos: chooses frames evenly, decodes and resizes them by Qwen's rules."""
+"""Reads videos: chooses frames evenly, decodes and resizes them one by one by Qwen's rules, within bounds."""
 
 from __future__ import annotations
 
 import importlib.util
 import io
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -12,91 +12,172 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy
 from PIL import Image
 
-from cepo.data.images import bytes_or_path, load_rgb
-from cepo.errors import ConfigError, DataError
+from cepo.data.colours import to_srgb_on_white
+from cepo.data.image_files import content_or_path, name_of
+from cepo.data.images import MOST_FRAMES, ImageRules, PixelBudget, load_rgb, located
+from cepo.errors import ConfigError, DataError, ForeignFileError
 from cepo.foreign_files import size_of
 
 if TYPE_CHECKING:
-    from cepo.config.schema import DataConfig
     from cepo.models.inputs import Video
 
 _VIDEO_LIBRARIES = ("av", "qwen_vl_utils", "torchvision")
 _CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,flv,ogg,gif,asf"
 """FFmpeg's names of the accepted containers. Others name further files or addresses, which it would open: playlists."""
+_QUARTER_TURNS = {
+    90: Image.Transpose.ROTATE_90,
+    180: Image.Transpose.ROTATE_180,
+    -180: Image.Transpose.ROTATE_180,
+    -90: Image.Transpose.ROTATE_270,
+}
+"""Maps the rotation that a video states, in degrees against the clock, to the one that shows its frames upright."""
 
 
-def load_video(value: object, config: DataConfig, *, factor: int) -> Video:
-    """Returns the chosen frames of a video: a path in `data.image_dir`, bytes, a mapping with either, or a list of images.
+def load_video(
+    value: object, rules: ImageRules, *, fps: float, factor: int, budget: PixelBudget | None = None
+) -> Video:
+    """Returns `fps` frames per second of a video: a path in `rules.image_dir`, bytes, a mapping with either, or a list of
+    images, which are all shown.
 
-    The sides of frames are multiples of `factor`, the patch size times the merge size. Raises `ConfigError` without the
-    libraries of the extra `video`, `DataError` if the video is not readable or too short.
+    The sides of frames are multiples of `factor`, the patch size times the merge size. Each frame is upright, in RGB, and
+    resized as soon as it is decoded. Raises `ConfigError` without the libraries of the extra `video`, and `DataError` if
+    the video is not readable, is too short or too long, or has more pixels than are left of the row's `budget`.
     """
     missing = [library for library in _VIDEO_LIBRARIES if importlib.util.find_spec(library) is None]
     if missing:
         raise ConfigError(f"videos need {', '.join(missing)}, not installed here: pip install 'cepo[video]'")
+    budget = budget or PixelBudget()
     if isinstance(value, list | tuple):
-        frames = [load_rgb(frame, config.image_dir) for frame in cast("Sequence[object]", value)]
-        if not frames:
-            raise DataError("the video has no frame")
-        frames += frames[-1:] * (len(frames) % 2)
-        return _of_frames(dict(enumerate(frames)), config, factor, fps=config.video_fps, total=len(frames))
-    value = bytes_or_path(value)
+        return _of_images(cast("Sequence[object]", value), rules, fps, factor, budget)
+    name = name_of(value, "video")
+    source = _playable(value, rules.image_dir, name)
+    with located(name):
+        return _of_file(source, rules, fps, factor, budget)
+
+
+def _playable(value: object, image_dir: str | None, name: str) -> str | io.BytesIO:
+    """Returns what FFmpeg opens: the path of a regular file in `image_dir`, or a file in memory."""
+    value = content_or_path(value)
     if isinstance(value, bytes):
-        return _decoded_video(io.BytesIO(value), config, factor)
-    if isinstance(value, str):
-        file = Path(config.image_dir or "") / value
-        size_of(file, within=config.image_dir)
-        return _decoded_video(str(file), config, factor)
-    raise DataError(
-        f"the video is a {type(value).__name__}; accepted: path, bytes, {{bytes, path}}, or a list of frames"
-    )
+        return io.BytesIO(value)
+    if not isinstance(value, str):
+        raise DataError(
+            f"{name} is a {type(value).__name__}; accepted: path, bytes, {{bytes, path}}, or a list of frames"
+        )
+    file = Path(image_dir or "") / value
+    try:
+        size_of(file, within=image_dir)
+    except ForeignFileError as error:
+        raise DataError(f"{name} {error.fault}") from error
+    return str(file)
 
 
-def _decoded_video(source: object, config: DataConfig, factor: int) -> Video:
-    with _opened(source) as (container, stream):
-        total = stream.frames or sum(1 for _ in container.decode(stream))  # not every file states it
-        fps = stream.average_rate or stream.guessed_rate
-    if not total or not fps:
-        raise DataError("the video has no frame, or does not state its frame rate")
-    wanted = _frame_numbers(total, float(fps), config.video_fps)
-    frames: dict[int, Image.Image] = {}
-    if isinstance(source, io.BytesIO):
-        source.seek(0)
-    with _opened(source) as (container, stream):
-        for number, frame in enumerate(container.decode(stream)):
-            if number in wanted:
-                frames[number] = frame.to_image()
-            if number >= wanted[-1]:
-                break
-    lost = [number for number in wanted if number not in frames]
-    if lost:
-        raise DataError(f"the video announces {total} frames, but ends before frame {lost[0]}; it is damaged")
-    return _of_frames({number: frames[number] for number in wanted}, config, factor, fps=float(fps), total=total)
+class _Frames:
+    """Collects the frames of a video, each resized to the size of the first within the limits."""
+
+    def __init__(self, count: int, rules: ImageRules, factor: int, budget: PixelBudget) -> None:
+        self._count, self._rules, self._factor, self._budget = count, rules, factor, budget
+        self.pixels: numpy.ndarray = numpy.empty((0, 0, 0, 3), numpy.uint8)
+        self._filled = 0
+
+    def add(self, frame: Image.Image) -> None:
+        if self._filled == 0:
+            width, height = _frame_size(frame.size, self._count, self._rules, self._factor)
+            self._budget.hold((width, height), self._count)
+            self.pixels = numpy.empty((self._count, height, width, 3), numpy.uint8)
+        _, height, width, _ = self.pixels.shape
+        if frame.size != (width, height):
+            frame = frame.resize((width, height), Image.Resampling.BICUBIC)
+        self.pixels[self._filled] = numpy.asarray(frame)
+        self._filled += 1
 
 
-def _of_frames(frames: Mapping[int, Image.Image], config: DataConfig, factor: int, *, fps: float, total: int) -> Video:
+def _of_images(values: Sequence[object], rules: ImageRules, fps: float, factor: int, budget: PixelBudget) -> Video:
+    """Returns a video of images, with the last one twice if their number is odd."""
     from cepo.models.inputs import Video  # loads torch, which the images of a report do not need
 
-    chosen = list(frames.values())
-    size = _frame_size(chosen[0].size, len(chosen), config, factor)
-    resized = [frame if frame.size == size else frame.resize(size, Image.Resampling.BICUBIC) for frame in chosen]
-    pixels = numpy.stack([numpy.asarray(frame.convert("RGB")) for frame in resized])
-    return Video(frames=pixels, frame_numbers=tuple(frames), source_fps=fps, num_source_frames=total)
+    if not values:
+        raise DataError("the video has no frame")
+    if len(values) > MOST_FRAMES:
+        raise DataError(f"the video has {len(values):,} frames; accepted: at most {MOST_FRAMES:,}")
+    count = len(values) + len(values) % 2
+    frames = _Frames(count, rules, factor, budget)
+    for value in values:
+        image = load_rgb(value, rules.image_dir, hosts=rules.image_hosts, budget=budget)
+        frames.add(image)
+    if count > len(values):
+        frames.pixels[-1] = frames.pixels[-2]
+    return Video(frames=frames.pixels, frame_numbers=tuple(range(count)), source_fps=fps, num_source_frames=count)
+
+
+def _of_file(source: str | io.BytesIO, rules: ImageRules, wanted_fps: float, factor: int, budget: PixelBudget) -> Video:
+    from cepo.models.inputs import Video  # loads torch, which the images of a report do not need
+
+    total, fps = _length(source)
+    numbers = _frame_numbers(total, fps, wanted_fps)
+    frames = _Frames(len(numbers), rules, factor, budget)
+    missing = list(numbers)
+    with _opened(source) as (container, stream):
+        for number, frame in enumerate(_decoded(container, stream, budget)):
+            if number == missing[0]:
+                frames.add(_upright(frame))
+                missing.pop(0)
+            if not missing:
+                break
+    if missing:
+        raise DataError(f"it announces {total} frames, but ends before frame {missing[0]}; it is damaged")
+    return Video(frames=frames.pixels, frame_numbers=tuple(numbers), source_fps=fps, num_source_frames=total)
+
+
+def _length(source: str | io.BytesIO) -> tuple[int, float]:
+    """Returns the number of frames of a video, and how many are shown per second."""
+    with _opened(source) as (container, stream):
+        total, fps = stream.frames, stream.average_rate or stream.guessed_rate
+        size = (stream.width, stream.height)
+        # A file may state another number than it has, or none. A packet holds a frame, and is found without decoding it.
+        num_packets = total or sum(1 for _ in container.demux(stream))
+        PixelBudget().play(size, num_packets)
+    if not total:
+        with _opened(source) as (container, stream):
+            total = sum(1 for _ in _decoded(container, stream, PixelBudget()))
+    if not total or not fps:
+        raise DataError("it has no frame, or does not state its frame rate")
+    return total, float(fps)
+
+
+def _decoded(container: Any, stream: Any, budget: PixelBudget) -> Generator[Any]:
+    """Yields the frames of a video; raises `DataError` if there are more frames or pixels than the budget allows."""
+    for frame in container.decode(stream):
+        budget.play((frame.width, frame.height))
+        yield frame
+
+
+def _upright(frame: Any) -> Image.Image:
+    """Returns a frame in RGB, turned as the video states; transparent parts are white."""
+    if any(component.is_alpha for component in frame.format.components):
+        image = to_srgb_on_white(Image.fromarray(frame.to_ndarray(format="rgba")))
+    else:
+        image = frame.to_image()
+    turn = _QUARTER_TURNS.get(round(frame.rotation))
+    return image if turn is None else image.transpose(turn)
 
 
 @contextmanager
-def _opened(source: object) -> Generator[tuple[Any, Any]]:
-    import av
+def _opened(source: str | io.BytesIO) -> Generator[tuple[Any, Any]]:
+    import av.error
 
+    if isinstance(source, io.BytesIO):
+        source.seek(0)
     try:
         with av.open(source, options={"format_whitelist": _CONTAINERS}) as container:
-            if not container.streams.video:
-                raise DataError("the file has no video in it")
-            yield container, container.streams.video[0]
-    except (OSError, ValueError) as error:  # PyAV raises both; DataError is a ValueError too
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"the video cannot be read ({error}); accepted: {_CONTAINERS}") from error
+            stream: Any = next(iter(container.streams.video), None)
+            if stream is None or stream.codec_context is None:
+                raise DataError("it has no video in it that can be decoded")
+            yield container, stream
+    except DataError:
+        raise
+    except (av.error.FFmpegError, OSError, ValueError) as error:
+        raise DataError(f"it cannot be read ({error}); accepted: {_CONTAINERS}") from error
 
 
 def _frame_numbers(total: int, fps: float, wanted_fps: float) -> list[int]:
@@ -104,20 +185,20 @@ def _frame_numbers(total: int, fps: float, wanted_fps: float) -> list[int]:
     try:
         count = _qwen_rules().smart_nframes({"fps": wanted_fps}, total_frames=total, video_fps=fps)
     except ValueError as error:
-        raise DataError(f"the video has {total} frames; accepted: at least 2") from error
+        raise DataError(f"it has {total} frames; accepted: at least 2") from error
     return numpy.linspace(0, total - 1, int(count)).round().astype(int).tolist()
 
 
-def _frame_size(size: tuple[int, int], num_frames: int, config: DataConfig, factor: int) -> tuple[int, int]:
+def _frame_size(size: tuple[int, int], num_frames: int, rules: ImageRules, factor: int) -> tuple[int, int]:
     """Returns (width, height) of each frame within the pixel limits; all frames together fit the model's context."""
     qwen = _qwen_rules()
     area = factor**2
-    lowest = config.min_pixels or qwen.VIDEO_MIN_TOKEN_NUM * area
-    if config.min_pixels is None and config.max_pixels is not None and config.max_pixels < lowest:
+    lowest = rules.min_pixels or qwen.VIDEO_MIN_TOKEN_NUM * area
+    if rules.min_pixels is None and rules.max_pixels is not None and rules.max_pixels < lowest:
         lowest = area  # a configured limit wins over a default one
     share = qwen.MODEL_SEQ_LEN * area * 0.9 / num_frames * qwen.FRAME_FACTOR
     ceiling = max(min(qwen.VIDEO_MAX_TOKEN_NUM * area, share), int(lowest * 1.05))
-    highest = min(config.max_pixels or ceiling, ceiling)
+    highest = min(rules.max_pixels or ceiling, ceiling)
     width, height = size
     try:
         height, width = qwen.smart_resize(

@@ -17,7 +17,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from cepo.errors import ConfigError
-from cepo.models.inputs import EngineUse, Family, ImageFeatures, ImageInputs, ImageReader
+from cepo.models.inputs import REFUSALS, EngineUse, Family, ImageFeatures, ImageInputs, ImageReader, refused
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -111,7 +111,10 @@ class GridReader(ImageReader):
 
     def num_tokens(self, size: tuple[int, int]) -> int:
         width, height = size
-        patches = self._processor.image_processor.get_number_of_image_patches(height, width, {})
+        try:
+            patches = self._processor.image_processor.get_number_of_image_patches(height, width, {})
+        except REFUSALS as error:
+            raise refused([size], error) from error
         return int(patches) // self.merge_size**2
 
     def positions(self, token_ids: Sequence[int], images: ImageInputs) -> Int64[Tensor, "3 L"]:

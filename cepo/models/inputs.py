@@ -167,6 +167,16 @@ class EngineUse:
     most_images: int
 
 
+REFUSALS = (ValueError, RuntimeError, ZeroDivisionError)
+"""What processors raise for images that they do not accept."""
+
+
+def refused(sizes: Sequence[tuple[int, int]], error: Exception) -> DataError:
+    """Returns the error for images of these sizes, (width, height), that the model's processor refused with `error`."""
+    listed = ", ".join(f"{width} x {height}" for width, height in sizes)
+    return DataError(f"the model's processor refuses images of {listed} pixels ({error})")
+
+
 class ImageReader:
     """Converts images and videos to tokens, tensors and positions by a checkpoint's own processor.
 
@@ -203,9 +213,8 @@ class ImageReader:
         text = tokenizer.eos_token.join(tokenizer.convert_ids_to_tokens(marks))
         try:
             values = self._processor(text=[text], return_tensors="pt", add_special_tokens=False, **given)
-        except (ValueError, RuntimeError, ZeroDivisionError) as error:
-            sizes = ", ".join("{} x {}".format(*each.size) for each in (*images, *videos))
-            raise DataError(f"the model's processor refuses images of {sizes} pixels ({error})") from error
+        except REFUSALS as error:
+            raise refused([each.size for each in (*images, *videos)], error) from error
         ids = values["input_ids"][0].tolist()
         ends = [-1, *(index for index, token in enumerate(ids) if token == tokenizer.eos_token_id), len(ids)]
         expansions: dict[int, list[tuple[int, ...]]] = {}

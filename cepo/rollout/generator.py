@@ -64,7 +64,9 @@ class GenerationRequest:
 
     prompt_ids: tuple[int, ...]  # with ONE placeholder token per image and per video, which the engine expands
     num_prompt_tokens: int  # with expanded placeholders
-    images: tuple[Image, ...]  # in RGB, already resized to the pixel limits of the section `data`
+    images: tuple[
+        Image, ...
+    ]  # as `cepo.data.images` returns them: upright, in RGB, within the limits, without metadata
     seed: int  # non-negative
     videos: tuple[Video, ...] = ()  # their selected frames, within the same limits
     image_source: ImageSource | None = None

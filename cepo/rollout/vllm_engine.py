@@ -215,6 +215,8 @@ def _prompt(request: GenerationRequest) -> Any:
     prompt: dict[str, Any] = {"prompt_token_ids": list(request.prompt_ids)}
     visuals: dict[str, Any] = {}
     if request.images:
+        # vLLM turns images by their metadata, and the trainer does not.
+        assert not any(image.info for image in request.images), "images are pixels without metadata"
         visuals["image"] = list(request.images)
     if request.videos:
         visuals["video"] = [(video.frames, video.metadata()) for video in request.videos]

@@ -136,6 +136,8 @@ def test_a_rewrite_with_size_and_time_kept_is_checked(check: Check, folder: Path
         {"max_prompt_length": 4095},
         {"image_dir": None},
         {"image_hosts": ["pictures.example"]},
+        {"answer_key": "images"},
+        {"solution_key": "steps"},
         {"video_key": "clips"},
         {"video_fps": 1.0},
     ],

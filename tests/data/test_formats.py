@@ -106,6 +106,33 @@ def test_rows_with_other_keys_and_types_are_read(tmp_path: Path) -> None:
     assert read_cells(table[3], CONFIG).turns[0].text == "4"
 
 
+def test_objects_over_several_lines_are_rows(tmp_path: Path) -> None:
+    good = json.dumps({"prompt": "}{", "answer": "1", "x": {"y": [1]}}, indent=4)
+    assert answers(rows(tmp_path, "one.json", good)) == ["1"]
+    assert answers(rows(tmp_path, "two.jsonl", f"{good}\n\n{good}\n")) == ["1", "1"]
+    found = faults(rows(tmp_path, "bad.json", f"{good}\n{good.replace(':', '=')}\n{good}"))
+    assert [found[0], found[2]] == [None, None]
+    assert "the row, line 10 of bad.json, is not valid JSON" in str(found[1])
+    assert rows(tmp_path, "whole.json", json.dumps({"data": [1]}, indent=1)).column_names == ["data"]
+
+
+def test_a_file_for_each_row_is_one_table(tmp_path: Path) -> None:
+    """300 files need no 300 copies, and no file stays open."""
+    for number in range(300):
+        (tmp_path / f"{number:03d}.json").write_text(json.dumps({"prompt": "q", "answer": number, f"x{number % 3}": 1}))
+    (tmp_path / "150.json").write_text("damaged")
+    before = len(os.listdir("/dev/fd"))
+    table = read_source(str(tmp_path))
+    assert len(os.listdir("/dev/fd")) == before
+    assert answers(table.select(number for number in range(300) if number != 150)) == [
+        str(number) for number in range(300) if number != 150
+    ]
+    assert "line 1 of 150.json" in str(faults(table)[150])
+    assert len(table.files) == 300
+    (tmp_path / "299.json").write_text(json.dumps({"prompt": "q", "answer": "changed"}))
+    assert answers(read_source(f"{tmp_path}@train[-1:]")) == ["changed"]
+
+
 @pytest.mark.parametrize("text", ["null", "NaN", '""', '"  "', "[]"])
 def test_null_nan_and_blank_are_an_empty_answer(tmp_path: Path, text: str) -> None:
     assert answers(rows(tmp_path, "a.jsonl", f'{{"prompt": "q", "answer": {text}}}\n{GOOD}')) == ["", "1"]
@@ -194,7 +221,7 @@ def test_text_in_another_encoding_is_a_bad_row(tmp_path: Path, name: str, bad: b
         (f"[{GOOD}", "is not closed; it may be incomplete"),
         (f"[{GOOD}] {GOOD}", "text follows after the end of its array"),
         (
-            json.dumps({"data": [{}]}, indent=2),
+            "{'a': 1}",
             "no readable row.*one JSON object in each line, or one array of objects",
         ),
         ("[]", "has no rows"),

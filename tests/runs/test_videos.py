@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import numpy
 import pytest
 import torch
 from generator_cases import picture, reference_model
+from image_files import encoded as encoded_image
+from image_files import grey_png
 from PIL import Image
 from rounding import LOG_PROBS
 from training_runs import (
@@ -28,6 +32,7 @@ from training_runs import (
 from cepo.config.schema import DataConfig
 from cepo.data.batch import ScoringRow
 from cepo.data.dataset import ProblemSet
+from cepo.data.images import ImageRules, PixelBudget
 from cepo.data.videos import load_video
 from cepo.errors import ConfigError, DataError
 from cepo.models.inputs import EncodedPrompt, ImageSource, Video
@@ -75,9 +80,9 @@ def two(video_folder: Path) -> tuple[Video, Video]:
 def read(
     value: object, folder: Path | None, fps: float = 2.0, least: int | None = 4096, most: int | None = None
 ) -> Video:
-    limits = {"video_fps": fps, "min_pixels": least, "max_pixels": most}
     image_dir = None if folder is None else str(folder)
-    return load_video(value, DataConfig(train_files="rows", image_dir=image_dir, **limits), factor=32)
+    rules = ImageRules(image_dir=image_dir, min_pixels=least, max_pixels=most)
+    return load_video(value, rules, fps=fps, factor=32)
 
 
 def test_fps_chooses_frames_evenly_and_pixel_bounds_their_size(video_folder: Path) -> None:
@@ -134,6 +139,92 @@ def test_what_is_no_video_is_refused_with_the_reason(
     monkeypatch.setattr("cepo.data.videos._VIDEO_LIBRARIES", ("no_such_library",))
     with pytest.raises(ConfigError, match=r"cepo\[video\]"):
         read(whole, None)
+
+
+def video_of(image: Image.Image, count: int, *, form: str = "mp4", codec: str = "mpeg4") -> bytes:
+    """A file in memory that shows one image."""
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=form) as container:
+        stream = container.add_stream(codec, rate=30)
+        stream.width, stream.height, stream.pix_fmt = *image.size, "yuv420p"
+        frame = av.VideoFrame.from_image(image)
+        for number in range(count):
+            frame.pts = number
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("form", ["mp4", "matroska", "mpegts"])
+def test_too_many_frames_or_pixels_are_refused_at_once(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not the file states how many it has: 300 frames of 64 x 64 have 1,228,800 pixels."""
+    content = video_of(Image.new("RGB", (64, 64)), 300, form=form)
+    assert read(content, None).num_source_frames == 300
+    for name, most in (("MOST_FRAMES", 299), ("MOST_FRAME_PIXELS", 1_228_799), ("LARGEST_PIXELS", 4095)):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"cepo.data.images.{name}", most)
+            patch.setattr("cepo.data.videos._Frames.add", lambda *_: pytest.fail("a frame was taken"))
+            with pytest.raises(DataError, match=r"the video: .*(accepted: at most|more than 299)"):
+                read(content, None)
+
+
+def test_videos_of_a_row_have_one_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four frames of 64 x 64 are held of each, 16,384 pixels, and 12 are decoded."""
+    content, rules = video_of(Image.new("RGB", (64, 64)), 12), ImageRules(min_pixels=4096)
+    for name, most in (("MOST_HELD", 32_767), ("MOST_FRAMES", 23), ("MOST_FRAME_PIXELS", 98_303)):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"cepo.data.images.{name}", most)
+            budget = PixelBudget()
+            load_video(content, rules, fps=2.0, factor=32, budget=budget)
+            with pytest.raises(DataError, match=r"the row's (images and frames|videos) have"):
+                load_video(content, rules, fps=2.0, factor=32, budget=budget)
+    large = [{"bytes": grey_png(200)}] * 5
+    monkeypatch.setattr("cepo.data.images.MOST_DECODED", 199_999)
+    with pytest.raises(DataError, match="more than 199,999 pixels together"):
+        load_video(large, rules, fps=2.0, factor=32)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "corner"),
+    [((1, 0, 0, 1), (0, 0)), ((0, 1, -1, 0), (0, 1)), ((-1, 0, 0, -1), (1, 1)), ((0, -1, 1, 0), (1, 0))],
+)
+def test_a_video_is_turned_as_its_file_states(matrix: tuple[int, ...], corner: tuple[int, int]) -> None:
+    """Phones store videos on their side, with a matrix: red is stored at the top left, and shown at (row, column)."""
+    image = Image.new("RGB", (96, 64), "blue")
+    image.paste("red", (0, 0, 48, 32))
+    content = bytearray(video_of(image, 8))
+    a, b, c, d = (number << 16 for number in matrix)
+    place = content.index(b"tkhd") + 4 + 40
+    content[place : place + 36] = struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30)
+    shown = read(bytes(content), None).frames[0].astype(int)
+    height, width, _ = shown.shape
+    assert (width, height) == ((96, 64) if a else (64, 96))
+    for row in (0, 1):
+        for column in (0, 1):
+            red, _, blue = shown[height // 4 + row * height // 2, width // 4 + column * width // 2]
+            assert (red > blue) == ((row, column) == corner)
+
+
+def test_a_frame_that_is_not_there_or_thin_is_refused() -> None:
+    """A list's first frame decides the size; each is named by its file."""
+    frames_of = [{"bytes": grey_png(64)}, {"path": "/nowhere/frame.png"}]
+    with pytest.raises(DataError, match=r"the image '/nowhere/frame\.png' does not exist"):
+        read(frames_of, None)
+    with pytest.raises(DataError, match=r"the video's frames are 900 x 2"):
+        read([{"bytes": encoded_image(Image.new("L", (900, 2)))}], None)
+    transparent = read([{"bytes": encoded_image(Image.new("RGBA", (64, 64)))}], None)
+    assert (transparent.frames == 255).all()
+
+
+def test_damaged_videos_end_in_no_other_error(video_folder: Path) -> None:
+    """Cut or with random bytes anywhere, a file is read or refused."""
+    whole, random = (video_folder / "a.mp4").read_bytes(), numpy.random.default_rng(0)
+    for number in range(60):
+        content = bytearray(whole)
+        for place in random.integers(0, len(whole), 30):
+            content[place] = random.integers(256)
+        with suppress(DataError):
+            assert read(bytes(content[: len(whole) - 20 * number]), None).frames.dtype == numpy.uint8
 
 
 PLAYLISTS = {
