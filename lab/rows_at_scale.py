@@ -35,9 +35,9 @@ def main() -> None:
     if options.command == "make":
         make(options.folder, options.rows)
     elif options.command == "start":
-        start(options.data)
+        start(options.data, alone=options.alone)
     else:
-        measure(options.data, options.starts)
+        measure(options.data, options.starts, alone=options.alone)
 
 
 def _arguments() -> argparse.Namespace:
@@ -51,6 +51,8 @@ def _arguments() -> argparse.Namespace:
     measuring.add_argument("--starts", type=int, default=2)
     starting = commands.add_parser("start", help="one start; used by measure")
     starting.add_argument("data", type=Path)
+    for command in (measuring, starting):
+        command.add_argument("--alone", action="store_true", help="check in one process")
     return parser.parse_args()
 
 
@@ -93,8 +95,12 @@ def _photograph(seed: int, path: Path) -> None:
     Image.fromarray(noisy.clip(0, 255).astype(numpy.uint8)).save(path, quality=88)
 
 
-def start(data: Path) -> None:
+def start(data: Path, *, alone: bool) -> None:
     """Reads and checks a set as training does; the parent process takes the time between the two lines."""
+    if alone:
+        from cepo.data import checking
+
+        checking.MOST_PROCESSES = 1
     from cepo.config.schema import DataConfig
     from cepo.data.training_set import read_training_sets
     from cepo.models.processing import Processing
@@ -115,17 +121,19 @@ def start(data: Path) -> None:
     sys.stdin.readline()
 
 
-def measure(data: Path, starts: int) -> None:
+def measure(data: Path, starts: int, *, alone: bool) -> None:
     """Starts `starts` times with a common cache, which is empty at first, and prints what each start took."""
     with tempfile.TemporaryDirectory() as cache:
         for number in range(starts):
-            print(json.dumps({"start": number + 1, "data": data.name} | _one_start(data, cache)), flush=True)
+            print(
+                json.dumps({"start": number + 1, "data": data.name} | _one_start(data, cache, alone=alone)), flush=True
+            )
 
 
-def _one_start(data: Path, cache: str) -> dict[str, object]:
+def _one_start(data: Path, cache: str, *, alone: bool) -> dict[str, object]:
     places = {"XDG_CACHE_HOME": cache, "HF_HOME": f"{cache}/hf"}
     child = subprocess.Popen(
-        [sys.executable, str(Path(__file__).resolve()), "start", str(data)],
+        [sys.executable, str(Path(__file__).resolve()), "start", str(data), *(["--alone"] if alone else [])],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
