@@ -2,12 +2,15 @@
 
     python -m lab.rows_at_scale make FOLDER --rows 100000
     python -m lab.rows_at_scale measure FOLDER/images.jsonl --starts 2
+    python -m lab.rows_at_scale steps FOLDER/images.jsonl --seconds 10
 
 `make` writes a tiny model and two sets of rows: `text.jsonl`, and `images.jsonl` with an image of 1024 x 768 in each row,
 of which few are distinct. `measure` starts a process for each start, which reads the set as training does, and prints a
 line of JSON for each: seconds and processor seconds from the loaded tokenizer to the checked rows, and the peaks of the
 resident memory of the main process and of all processes together. The first start finds an empty cache. Memory that
 processes share counts once in `peak_all_gb` (proportional) and for each process in `peak_all_resident_gb`.
+
+`steps` prints how long steps of 64 prompts wait for their images if each then takes `--seconds` on other devices.
 """
 
 from __future__ import annotations
@@ -22,8 +25,10 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 DISTINCT_IMAGES = 200
+PROMPTS = 64
 SIZE = (1024, 768)
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -35,9 +40,11 @@ def main() -> None:
     if options.command == "make":
         make(options.folder, options.rows)
     elif options.command == "start":
-        start(options.data)
+        start(options.data, alone=options.alone)
+    elif options.command == "steps":
+        steps(options.data, options.seconds)
     else:
-        measure(options.data, options.starts)
+        measure(options.data, options.starts, alone=options.alone)
 
 
 def _arguments() -> argparse.Namespace:
@@ -51,6 +58,11 @@ def _arguments() -> argparse.Namespace:
     measuring.add_argument("--starts", type=int, default=2)
     starting = commands.add_parser("start", help="one start; used by measure")
     starting.add_argument("data", type=Path)
+    waiting = commands.add_parser("steps", help="how long steps wait for their images")
+    waiting.add_argument("data", type=Path)
+    waiting.add_argument("--seconds", type=float, default=10.0)
+    for command in (measuring, starting):
+        command.add_argument("--alone", action="store_true", help="check in one process")
     return parser.parse_args()
 
 
@@ -67,7 +79,11 @@ def make(folder: Path, rows: int) -> None:
     with (folder / "text.jsonl").open("w") as texts, (folder / "images.jsonl").open("w") as with_images:
         for number in range(rows):
             problem = f"Problem {number}. " + " ".join(words.choice(_WORDS) for _ in range(60))
-            row = {"prompt": problem, "answer": str(number % 97), "solution": f"It is {number % 97}."}
+            row: dict[str, object] = {
+                "prompt": problem,
+                "answer": str(number % 97),
+                "solution": f"It is {number % 97}.",
+            }
             texts.write(json.dumps(row) + "\n")
             row["prompt"] = f"<image>{problem}"
             row["images"] = [f"pictures/{number % DISTINCT_IMAGES:03d}.jpg"]
@@ -89,19 +105,20 @@ def _photograph(seed: int, path: Path) -> None:
     Image.fromarray(noisy.clip(0, 255).astype(numpy.uint8)).save(path, quality=88)
 
 
-def start(data: Path) -> None:
+def start(data: Path, *, alone: bool) -> None:
     """Reads and checks a set as training does; the parent process takes the time between the two lines."""
+    if alone:
+        from cepo.data import checking
+
+        checking.MOST_PROCESSES = 1
     from cepo.config.schema import DataConfig
     from cepo.data.training_set import read_training_sets
     from cepo.models.processing import Processing
     from cepo.progress import log_to_stderr
 
     log_to_stderr()
-    folder = data.parent
-    config = DataConfig(
-        train_files=str(data), image_dir=str(folder), rollout_batch_size=64, min_pixels=None, max_prompt_length=2048
-    )
-    processing = Processing(str(folder / "model"))
+    config = DataConfig(**_settings(data))
+    processing = Processing(str(data.parent / "model"))
     print("loaded", flush=True)
     problems = read_training_sets(config, processing)
     content = problems.content()
@@ -111,17 +128,56 @@ def start(data: Path) -> None:
     sys.stdin.readline()
 
 
-def measure(data: Path, starts: int) -> None:
+def _settings(data: Path) -> dict[str, Any]:
+    return {
+        "train_files": str(data),
+        "image_dir": str(data.parent),
+        "rollout_batch_size": PROMPTS,
+        "min_pixels": None,
+        "max_prompt_length": 2048,
+    }
+
+
+def steps(data: Path, seconds: float) -> None:
+    """Prints the wait of five steps that read ahead, and of five that do not."""
+    from cepo.algorithms.settings import TeacherConfig
+    from cepo.config.schema import DataConfig
+    from cepo.data import read_ahead
+    from cepo.data.contexts import ContextBuilder
+    from cepo.data.training_set import read_training_sets
+    from cepo.models.processing import Processing
+
+    config = DataConfig(**_settings(data))
+    processing = Processing(str(data.parent / "model"))
+    problems = read_training_sets(config, processing)
+    contexts = ContextBuilder(processing, TeacherConfig(), max_context_length=config.max_prompt_length)
+    for worthwhile in (float("inf"), 0.0):
+        read_ahead.WORTHWHILE_SECONDS = worthwhile
+        reader = read_ahead.ProblemReader(problems, contexts, PROMPTS)
+        waits: list[float] = []
+        for number in range(5):
+            begin = time.monotonic()
+            reader.round(number)
+            waits.append(round(time.monotonic() - begin, 3))
+            reader.read_ahead(number + 1)
+            time.sleep(seconds)
+        reader.close()
+        print(json.dumps({"reads_ahead": worthwhile == 0.0, "seconds_waited": waits}), flush=True)
+
+
+def measure(data: Path, starts: int, *, alone: bool) -> None:
     """Starts `starts` times with a common cache, which is empty at first, and prints what each start took."""
     with tempfile.TemporaryDirectory() as cache:
         for number in range(starts):
-            print(json.dumps({"start": number + 1, "data": data.name} | _one_start(data, cache)), flush=True)
+            print(
+                json.dumps({"start": number + 1, "data": data.name} | _one_start(data, cache, alone=alone)), flush=True
+            )
 
 
-def _one_start(data: Path, cache: str) -> dict[str, object]:
+def _one_start(data: Path, cache: str, *, alone: bool) -> dict[str, object]:
     places = {"XDG_CACHE_HOME": cache, "HF_HOME": f"{cache}/hf"}
     child = subprocess.Popen(
-        [sys.executable, str(Path(__file__).resolve()), "start", str(data)],
+        [sys.executable, str(Path(__file__).resolve()), "start", str(data), *(["--alone"] if alone else [])],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

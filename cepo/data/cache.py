@@ -177,8 +177,11 @@ def content_digest(path: Path, *, within: Path | str | None = None) -> str:
 
 
 def is_settled(status: os.stat_result) -> bool:
-    """Returns whether a file's last change is old enough for the next one to have another time."""
-    return time.time() - max(status.st_mtime, status.st_ctime) > SETTLED_SECONDS
+    """Returns whether a file's last change is old enough for the next one to have another time.
+
+    The time of its content's last change does not count here, because programs set it, even to the future.
+    """
+    return time.time() - status.st_ctime > SETTLED_SECONDS
 
 
 def _identity(path: Path, status: os.stat_result) -> str:

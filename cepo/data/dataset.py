@@ -20,7 +20,7 @@ from cepo.data.checking import checked_rows
 from cepo.data.contexts import Problem
 from cepo.data.measures import RowMeasures
 from cepo.data.reading import read_source
-from cepo.data.remembering import identity_of, recall, remember
+from cepo.data.remembering import file_digests, identity_of, recall, remember
 from cepo.data.rows import RowReader
 from cepo.data.table import rows_of
 from cepo.errors import ConfigError, DataError
@@ -44,6 +44,7 @@ class ProblemSet(Sequence[Problem]):
     def __init__(self, source: str, config: DataConfig, processing: Processing, *, rows: Any = None) -> None:
         self._source, self._config, self._processing = source, config, processing
         self._rows_are_given = rows is not None
+        self._digests = file_digests(source) if rows is None else None  # before the files are opened
         self._rows = read_source(source) if rows is None else rows_of(rows)
         self._reader = RowReader(source, self._rows.column_names, config, processing)
         measures = self._measured()
@@ -142,7 +143,7 @@ class ProblemSet(Sequence[Problem]):
     def _identity(self) -> str | None:
         if self._rows_are_given:
             return None
-        return identity_of(self._source, self._rows, self._config, self._processing)
+        return identity_of(self._source, self._rows, self._config, self._processing, before=self._digests)
 
     def _repeat_reasons(self, reasons: dict[int, str]) -> None:
         first = [f"row {number}: {reason}" for number, reason in sorted(reasons.items())[:_REASONS_SHOWN]]

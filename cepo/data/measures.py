@@ -118,7 +118,7 @@ class RowMeasures:
         if self._files.has_leftovers:
             self._files = self._files.compacted()
         texts = {"paths": self._files.paths, "reasons": {str(row): reason for row, reason in self.reasons.items()}}
-        arrays = {name: getattr(self, name) for name in _COUNTS} | self._files.arrays()
+        arrays: dict[str, Any] = {name: getattr(self, name) for name in _COUNTS} | self._files.arrays()
         stream = io.BytesIO()
         numpy.savez(stream, texts=numpy.frombuffer(json.dumps(texts).encode(), dtype=numpy.uint8), **arrays)
         return stream.getvalue()

@@ -18,11 +18,12 @@ import cepo
 from cepo.config.schema import DataConfig
 from cepo.data.cache import content_digest, read_entry, write_entry
 from cepo.data.measures import RowMeasures, decoded
+from cepo.data.sources import local_source
 from cepo.data.table import Rows
 from cepo.errors import CepoError
 from cepo.foreign_files import hub_folder
 from cepo.models.processing import Processing
-from cepo.trees import Tree
+from cepo.trees import Tree, is_mapping
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +45,14 @@ _LIBRARIES = (
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".ckpt")
 
 
-def identity_of(source: str, rows: Rows, config: DataConfig, processing: Processing) -> str | None:
+def identity_of(
+    source: str, rows: Rows, config: DataConfig, processing: Processing, *, before: Sequence[str] | None
+) -> str | None:
     """Returns a digest of all that the check of a source's rows depends on, except the files that rows name.
 
     These are the content of its files in their order and the part that is read, the settings, the files of tokenizer,
     processor and chat template, the code of this package that reads rows, and the versions of the libraries. None if the
-    source has no files, or if one cannot be read.
+    source has no files, or if one cannot be read or has changed since `before`, its `file_digests` before it was opened.
     """
     try:
         facts: Tree = {
@@ -63,6 +66,8 @@ def identity_of(source: str, rows: Rows, config: DataConfig, processing: Process
         logger.info("the results of checking %s are not remembered: %s", source, error)
         return None
     if facts["source"] is None or facts["processing"] is None:
+        return None
+    if before is not None and before != facts["source"]["content"]:
         return None
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -84,11 +89,22 @@ def remember(identity: str, measures: RowMeasures) -> None:
     write_entry(_KIND, identity, measures.encoded())
 
 
-def _source_facts(rows: Rows) -> Any:
+def file_digests(source: str) -> list[str] | None:
+    """Returns the digests of a local source's files in order; None for a source on the hub. Raises as `read_source`."""
+    local = local_source(source)
+    return None if local is None else [content_digest(file, within=local.within) for file in local.files]
+
+
+def _source_facts(rows: Rows) -> Tree | None:
     """Returns digests of the files of a source and the part of their rows that is read; None if there are no files."""
     if not rows.files:
         return None
-    return [rows.begin, len(rows), [[file.suffix, content_digest(file)] for file in rows.files]]
+    return {
+        "content": [content_digest(file) for file in rows.files],
+        "endings": [file.suffix for file in rows.files],
+        "begin": rows.begin,
+        "rows": len(rows),
+    }
 
 
 def _settings(config: DataConfig) -> Tree:
@@ -131,10 +147,8 @@ def _model_folder(path: str) -> Path | None:
 
 
 def _templates(processing: Processing) -> Sequence[str]:
-    template = processing.tokenizer.chat_template
-    if isinstance(template, dict):
-        return [str(each) for each in template.values()]
-    return [str(template)]
+    template: object = processing.tokenizer.chat_template
+    return [str(each) for each in template.values()] if is_mapping(template) else [str(template)]
 
 
 @cache

@@ -236,6 +236,45 @@ def test_a_failed_download_is_tried_again(check: Check, folder: Path, measured: 
     assert measured == ["<image>a", "b", "<image>a"]
 
 
+def test_data_that_change_as_they_are_read_are_not_remembered(
+    check: Check, folder: Path, measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the file is replaced after it was opened, and once while its rows are checked."""
+    read_source = dataset.read_source
+
+    def then_replaced(source: str) -> Any:
+        rows = read_source(source)
+        rewritten_with_its_times(folder / "train.jsonl", '"answer": "3"', '"answer": "9"')
+        return rows
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dataset, "read_source", then_replaced)
+        check()
+    assert not (cache.cache_folder() / "checks").exists()
+    original = RowReader.measure
+
+    def replacing(reader: RowReader, row: Any) -> RowMeasure:
+        if row["prompt"] == "c":
+            rewritten_with_its_times(folder / "train.jsonl", '"answer": "9"', '"answer": "7"')
+        return original(reader, row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RowReader, "measure", replacing)
+        check()
+    assert not (cache.cache_folder() / "checks").exists()
+    assert check()[1].ground_truth == "7"
+    assert len(measured) == 3 * len(ALL)
+
+
+def test_an_image_of_the_future_is_remembered(check: Check, folder: Path, measured: list[str]) -> None:
+    """Its time is another clock's, or made up; that of its entry is the file system's."""
+    future = time.time() + 1e8
+    os.utime(folder / "0.png", (future, future))
+    check()
+    check()
+    assert measured == ALL
+
+
 @pytest.mark.parametrize("damage", ["truncated", "of other data", "foreign"])
 def test_a_damaged_entry_is_checked_anew(check: Check, measured: list[str], damage: str) -> None:
     check()
