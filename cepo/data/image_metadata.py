@@ -22,6 +22,7 @@ _ORIENTATION = 0x0112
 _INTEGERS = {1: "B", 3: "H", 4: "I", 8: "h", 9: "i"}
 """The codes in EXIF data of integer types and their names in `struct`."""
 _XMP_ORIENTATION = re.compile(rb"""tiff:Orientation\s{0,9}(?:=\s{0,9}["']|>)\s{0,9}([1-8])\s{0,9}["'<]""")
+_WEBP_ANIMATION, _WEBP_ALPHA = 0x02, 0x10
 _EXIF_HEAD = b"Exif\0\0"
 _XMP_HEAD = b"http://ns.adobe.com/xap/1.0/\0"
 _START_OF_SCAN = 0xDA
@@ -89,6 +90,17 @@ def _is_for_pixels(marker: int, body: bytes) -> bool:
     """Whether a segment for applications says how colours are stored: JFIF, a colour profile, or Adobe's transform."""
     heads = {0xE0: b"JFIF\0", 0xE2: b"ICC_PROFILE\0", 0xEE: b"Adobe"}
     return marker in heads and body.startswith(heads[marker])
+
+
+def with_alpha_stated(content: bytes) -> bytes:
+    """Returns a WebP file; an animated one states that it has an alpha channel.
+
+    Its canvas is transparent where the first frame is not, which a decoder shows as black otherwise.
+    """
+    is_animated = content[12:16] == b"VP8X" and len(content) > 20 and content[20] & _WEBP_ANIMATION != 0
+    if not is_animated:
+        return content
+    return content[:20] + bytes([content[20] | _WEBP_ALPHA]) + content[21:]
 
 
 def require_png_chunks(content: bytes, name: str) -> None:

@@ -13,7 +13,14 @@ from PIL import Image
 
 from cepo.data.colours import to_srgb_on_white
 from cepo.data.image_files import file_content, name_of
-from cepo.data.image_metadata import TURNS, jpeg_parts, require_png_chunks, require_png_rows, stated_orientation
+from cepo.data.image_metadata import (
+    TURNS,
+    jpeg_parts,
+    require_png_chunks,
+    require_png_rows,
+    stated_orientation,
+    with_alpha_stated,
+)
 from cepo.errors import DataError
 
 if TYPE_CHECKING:
@@ -62,13 +69,13 @@ class ImageRules:
             max_pixels=config.max_pixels,
         )
 
-    def shown_size(self, size: tuple[int, int], name: str = "the image") -> tuple[int, int]:
+    def size_within_limits(self, size: tuple[int, int], name: str = "the image") -> tuple[int, int]:
         """Returns the (width, height) within the pixel limits; raises `DataError` if it is empty or too thin."""
         _require_sides(size, name, "")
-        shown = limited_size(size, self.min_pixels, self.max_pixels)
+        limited = limited_size(size, self.min_pixels, self.max_pixels)
         limits = f"data.min_pixels={self.min_pixels or 'null'} and data.max_pixels={self.max_pixels or 'null'}"
-        _require_sides(shown, name, f" within {limits}")
-        return shown
+        _require_sides(limited, name, f" within {limits}")
+        return limited
 
 
 def _require_sides(size: tuple[int, int], name: str, limits: str) -> None:
@@ -145,6 +152,8 @@ def open_image(content: bytes, *, formats: tuple[str, ...] = FORMATS, name: str 
     if content.startswith(b"\xff\xd8"):
         parts = jpeg_parts(content, name)
         content, metadata = parts.pixels, {"exif": parts.exif, "xmp": parts.xmp}
+    if content.startswith(b"RIFF"):
+        content = with_alpha_stated(content)
     file = _BoundedFile(content)
     try:
         image = Image.open(file, formats=formats)
@@ -323,7 +332,7 @@ def _opened(value: object, rules: ImageRules) -> Image.Image:
     return open_image(file_content(value, rules.image_dir, hosts=rules.image_hosts), name=name_of(value))
 
 
-def shown_sizes(
+def checked_sizes(
     row: Mapping[str, object], column: str | None, rules: ImageRules, budget: PixelBudget
 ) -> list[tuple[int, int]]:
     """Checks a row's images in `column` (None: none); returns the sizes with which `decoded_images` shows them.
@@ -335,7 +344,7 @@ def shown_sizes(
         for value in _values(row, column, rules):
             image, name = _opened(value, rules), name_of(value)
             budget.decode(image.size)
-            size = rules.shown_size(_verified_size(image, name), name)
+            size = rules.size_within_limits(_verified_size(image, name), name)
             budget.hold(size)
             sizes.append(size)
     return sizes
@@ -354,7 +363,7 @@ def decoded_images(
     with located(f"column '{column}'"):
         for value in _values(row, column, rules):
             pixels = load_rgb(value, rules.image_dir, hosts=rules.image_hosts, budget=budget)
-            size = rules.shown_size(pixels.size, name_of(value))
+            size = rules.size_within_limits(pixels.size, name_of(value))
             budget.hold(size)
             images.append(pixels if size == pixels.size else pixels.resize(size, Image.Resampling.BICUBIC))
     return tuple(images)

@@ -9,7 +9,7 @@ from typing import Any
 
 from cepo.config.schema import DataConfig
 from cepo.data.contexts import Problem, UserTemplate
-from cepo.data.images import ImageRules, PixelBudget, decoded_images, listed, located, shown_sizes
+from cepo.data.images import ImageRules, PixelBudget, checked_sizes, decoded_images, listed, located
 from cepo.data.messages import plain_text, read_turns
 from cepo.data.videos import load_video
 from cepo.errors import ConfigError, DataError
@@ -62,7 +62,7 @@ class RowReader:
         with located(f"{self._source}, row {number}"):
             videos = self._videos(row, budget)
             images = decoded_images(row, config.image_key, self._rules, budget)
-            shown = decoded_images(row, config.teacher_image_key, self._rules, budget)
+            teacher_images = decoded_images(row, config.teacher_image_key, self._rules, budget)
         if videos:  # which are sent by value, and the images with them
             source = None
         answer = plain_text(row.pop(config.answer_key)).strip()
@@ -79,7 +79,7 @@ class RowReader:
             columns=row,
             videos=videos,
             image_source=source,
-            teacher_images=shown,
+            teacher_images=teacher_images,
             teacher_image_source=None if source is None else replace(source, column=config.teacher_image_key),
         )
 
@@ -127,8 +127,8 @@ class RowReader:
             if text.count(mark) != len(values) and (values or mark == IMAGE_MARK):  # without videos it is plain text
                 raise DataError(f"{text.count(mark)} '{mark}' in the text but {len(values)} {name}; they must agree")
         budget = PixelBudget()
-        sizes = shown_sizes(row, config.image_key, self._rules, budget)
-        teachers_sizes = shown_sizes(row, config.teacher_image_key, self._rules, budget)
+        sizes = checked_sizes(row, config.image_key, self._rules, budget)
+        teachers_sizes = checked_sizes(row, config.teacher_image_key, self._rules, budget)
         visual = 0
         if sizes or videos:
             reader = self._processing.reader
