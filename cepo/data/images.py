@@ -90,7 +90,10 @@ class PixelBudget:
     """Bounds the pixels of one row: those that are decoded, and those that are held at the same time."""
 
     def __init__(self) -> None:
-        self._decoded = self._held = self._frames = self._frame_pixels = 0
+        self._decoded = 0
+        self._held = 0
+        self._frames = 0
+        self._frame_pixels = 0
 
     def decode(self, size: tuple[int, int]) -> None:
         """Counts an image file; raises `DataError` if the row's files have more than `MOST_DECODED` pixels."""
@@ -129,7 +132,8 @@ class _BoundedFile(io.BytesIO):
     def __init__(self, content: bytes) -> None:
         super().__init__(content)
         self.is_bounded = True
-        self._reads, self._bytes = _MOST_READS, 4 * len(content) + 1_000_000
+        self._reads = _MOST_READS
+        self._bytes = 4 * len(content) + 1_000_000
 
     def read(self, size: int | None = -1, /) -> bytes:
         content = super().read(size)
@@ -342,7 +346,8 @@ def checked_sizes(
     sizes: list[tuple[int, int]] = []
     with located(f"column '{column}'"):
         for value in _values(row, column, rules):
-            image, name = _opened(value, rules), name_of(value)
+            name = name_of(value)
+            image = _opened(value, rules)
             budget.decode(image.size)
             size = rules.size_within_limits(_verified_size(image, name), name)
             budget.hold(size)
