@@ -181,7 +181,8 @@ def _require_bounds(image: Image.Image, content: bytes, name: str) -> None:
     if width * height > LARGEST_PIXELS:
         raise DataError(f"{name} is {width} x {height}; accepted: at most {LARGEST_PIXELS:,} pixels")
     tags: Any = getattr(image, "tag_v2", {})  # of TIFF: the sides of a tile, which may exceed the image's
-    if tags and tags.get(322, 1) * tags.get(323, 1) > LARGEST_PIXELS:
+    sides = (tags.get(322, 1), tags.get(323, 1))
+    if not all(isinstance(side, int) for side in sides) or sides[0] * sides[1] > LARGEST_PIXELS:
         raise DataError(f"{name} has tiles of more than {LARGEST_PIXELS:,} pixels; write it again in strips")
     scans = content.count(b"\xff\xda") if image.format == "JPEG" else 0
     if scans > _MOST_SCANS and scans * width * height > _MOST_SCANS * LARGEST_PIXELS:
