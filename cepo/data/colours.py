@@ -28,13 +28,17 @@ def to_srgb_on_white(image: Image.Image) -> Image.Image:
     Raises any error of Pillow's if the image is damaged or has a mode that cannot be converted.
     """
     image.load()
-    profile, transparency = image.info.get("icc_profile"), image.info.get("transparency")
+    profile = image.info.get("icc_profile")
+    transparency = image.info.get("transparency")
     if image.mode.startswith("I;16"):
         values = numpy.asarray(image)
-        alpha = None if transparency is None else Image.fromarray((values != transparency).astype(numpy.uint8) * 255)
         colours = Image.fromarray((values >> 8).astype(numpy.uint8))
+        alpha = None
+        if transparency is not None:
+            alpha = Image.fromarray((values != transparency).astype(numpy.uint8) * 255)
     elif image.mode in ("I", "F"):
-        colours, alpha = _scaled(image), None
+        colours = _scaled(image)
+        alpha = None
     else:
         colours, alpha = _separated(image)
     colours = _in_srgb(colours, profile)
@@ -49,8 +53,8 @@ def to_srgb_on_white(image: Image.Image) -> Image.Image:
 def _separated(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
     """Returns the colours of an 8-bit image in a mode without alpha, and its alpha, or None if it is opaque."""
     if not image.has_transparency_data:
-        mode = image.mode if image.mode in _SPACES else "L" if image.mode == "1" else "RGB"
-        return image.convert(mode), None
+        mode = image.mode if image.mode in _SPACES else "RGB"
+        return image.convert("L" if image.mode == "1" else mode), None
     if image.mode in ("RGBa", "La"):  # colours multiplied by alpha
         image = image.convert(image.mode.upper())
     with_alpha = image.convert("RGBA")
@@ -66,8 +70,11 @@ def _scaled(image: Image.Image) -> Image.Image:
     """
     values = numpy.array(image, dtype=numpy.float32)
     finite = numpy.isfinite(values)
-    darkest = float(values.min(where=finite, initial=numpy.inf)) if finite.any() else 0.0
-    brightest = float(values.max(where=finite, initial=-numpy.inf)) if finite.any() else 0.0
+    darkest = 0.0
+    brightest = 0.0
+    if finite.any():
+        darkest = float(values.min(where=finite, initial=numpy.inf))
+        brightest = float(values.max(where=finite, initial=-numpy.inf))
     if image.mode == "I" and image.format in _RANGES:
         darkest, brightest = 0.0, float(_RANGES[image.format])
     elif image.mode == "F" and darkest >= 0 and brightest <= 1:

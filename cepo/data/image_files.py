@@ -76,7 +76,8 @@ def file_content(value: object, image_dir: str | None, *, hosts: Collection[str]
 
     Raises `DataError` if there is no such file, it lies outside of `image_dir`, or it is too large.
     """
-    name, value = name_of(value), content_or_path(value, hosts=hosts)
+    name = name_of(value)
+    value = content_or_path(value, hosts=hosts)
     if isinstance(value, str):
         try:
             return read_bytes(Path(image_dir or "") / value, within=image_dir, largest=LARGEST_IMAGE)

@@ -22,6 +22,8 @@ _ORIENTATION = 0x0112
 _INTEGERS = {1: "B", 3: "H", 4: "I", 8: "h", 9: "i"}
 """The codes in EXIF data of integer types and their names in `struct`."""
 _XMP_ORIENTATION = re.compile(rb"""tiff:Orientation\s{0,9}(?:=\s{0,9}["']|>)\s{0,9}([1-8])\s{0,9}["'<]""")
+_WEBP_ANIMATION = 0x02
+_WEBP_ALPHA = 0x10
 _EXIF_HEAD = b"Exif\0\0"
 _XMP_HEAD = b"http://ns.adobe.com/xap/1.0/\0"
 _START_OF_SCAN = 0xDA
@@ -54,7 +56,8 @@ def jpeg_parts(content: bytes, name: str) -> JpegParts:
     Decoders would parse these: EXIF data of some kilobytes can describe gigabytes. Of an MPO file, the first image
     remains. Raises `DataError` for more segments than any camera writes.
     """
-    needed, exif, xmp = [content[:2]], b"", b""
+    needed = [content[:2]]
+    exif = xmp = b""
     position = 2
     for _ in range(_MOST_SEGMENTS):
         position = content.find(b"\xff", position)
@@ -91,9 +94,21 @@ def _is_for_pixels(marker: int, body: bytes) -> bool:
     return marker in heads and body.startswith(heads[marker])
 
 
+def with_alpha_stated(content: bytes) -> bytes:
+    """Returns a WebP file; an animated one states that it has an alpha channel.
+
+    Its canvas is transparent where the first frame is not, which a decoder shows as black otherwise.
+    """
+    is_animated = content[12:16] == b"VP8X" and len(content) > 20 and content[20] & _WEBP_ANIMATION != 0
+    if not is_animated:
+        return content
+    return content[:20] + bytes([content[20] | _WEBP_ALPHA]) + content[21:]
+
+
 def require_png_chunks(content: bytes, name: str) -> None:
     """Raises `DataError` if a checksum of a PNG file is wrong, its end is missing, or it has too many chunks."""
-    view, position = memoryview(content), 8
+    view = memoryview(content)
+    position = 8
     for _ in range(_MOST_CHUNKS):
         if position + 12 > len(content):
             raise DataError(f"{name} is damaged (it ends before its last chunk)")
@@ -114,7 +129,8 @@ def require_png_rows(content: bytes) -> None:
     """Raises `DataError` if the data of a PNG file hold fewer rows than its header states; the file is whole otherwise."""
     expected = _png_bytes(content)
     inflate = zlib.decompressobj()
-    position, inflated = 8, 0
+    position = 8
+    inflated = 0
     while position < len(content) and inflated < expected:
         length, kind = struct.unpack_from(">I4s", content, position)
         data = content[position + 8 : position + 8 + length] if kind == b"IDAT" else b""

@@ -13,7 +13,14 @@ from PIL import Image
 
 from cepo.data.colours import to_srgb_on_white
 from cepo.data.image_files import file_content, name_of
-from cepo.data.image_metadata import TURNS, jpeg_parts, require_png_chunks, require_png_rows, stated_orientation
+from cepo.data.image_metadata import (
+    TURNS,
+    jpeg_parts,
+    require_png_chunks,
+    require_png_rows,
+    stated_orientation,
+    with_alpha_stated,
+)
 from cepo.errors import DataError
 
 if TYPE_CHECKING:
@@ -62,13 +69,13 @@ class ImageRules:
             max_pixels=config.max_pixels,
         )
 
-    def shown_size(self, size: tuple[int, int], name: str = "the image") -> tuple[int, int]:
+    def size_within_limits(self, size: tuple[int, int], name: str = "the image") -> tuple[int, int]:
         """Returns the (width, height) within the pixel limits; raises `DataError` if it is empty or too thin."""
         _require_sides(size, name, "")
-        shown = limited_size(size, self.min_pixels, self.max_pixels)
+        limited = limited_size(size, self.min_pixels, self.max_pixels)
         limits = f"data.min_pixels={self.min_pixels or 'null'} and data.max_pixels={self.max_pixels or 'null'}"
-        _require_sides(shown, name, f" within {limits}")
-        return shown
+        _require_sides(limited, name, f" within {limits}")
+        return limited
 
 
 def _require_sides(size: tuple[int, int], name: str, limits: str) -> None:
@@ -83,7 +90,10 @@ class PixelBudget:
     """Bounds the pixels of one row: those that are decoded, and those that are held at the same time."""
 
     def __init__(self) -> None:
-        self._decoded = self._held = self._frames = self._frame_pixels = 0
+        self._decoded = 0
+        self._held = 0
+        self._frames = 0
+        self._frame_pixels = 0
 
     def decode(self, size: tuple[int, int]) -> None:
         """Counts an image file; raises `DataError` if the row's files have more than `MOST_DECODED` pixels."""
@@ -122,7 +132,8 @@ class _BoundedFile(io.BytesIO):
     def __init__(self, content: bytes) -> None:
         super().__init__(content)
         self.is_bounded = True
-        self._reads, self._bytes = _MOST_READS, 4 * len(content) + 1_000_000
+        self._reads = _MOST_READS
+        self._bytes = 4 * len(content) + 1_000_000
 
     def read(self, size: int | None = -1, /) -> bytes:
         content = super().read(size)
@@ -145,6 +156,8 @@ def open_image(content: bytes, *, formats: tuple[str, ...] = FORMATS, name: str 
     if content.startswith(b"\xff\xd8"):
         parts = jpeg_parts(content, name)
         content, metadata = parts.pixels, {"exif": parts.exif, "xmp": parts.xmp}
+    if content.startswith(b"RIFF"):
+        content = with_alpha_stated(content)
     file = _BoundedFile(content)
     try:
         image = Image.open(file, formats=formats)
@@ -168,7 +181,8 @@ def _require_bounds(image: Image.Image, content: bytes, name: str) -> None:
     if width * height > LARGEST_PIXELS:
         raise DataError(f"{name} is {width} x {height}; accepted: at most {LARGEST_PIXELS:,} pixels")
     tags: Any = getattr(image, "tag_v2", {})  # of TIFF: the sides of a tile, which may exceed the image's
-    if tags and tags.get(322, 1) * tags.get(323, 1) > LARGEST_PIXELS:
+    sides = (tags.get(322, 1), tags.get(323, 1))
+    if not all(isinstance(side, int) for side in sides) or sides[0] * sides[1] > LARGEST_PIXELS:
         raise DataError(f"{name} has tiles of more than {LARGEST_PIXELS:,} pixels; write it again in strips")
     scans = content.count(b"\xff\xda") if image.format == "JPEG" else 0
     if scans > _MOST_SCANS and scans * width * height > _MOST_SCANS * LARGEST_PIXELS:
@@ -323,7 +337,7 @@ def _opened(value: object, rules: ImageRules) -> Image.Image:
     return open_image(file_content(value, rules.image_dir, hosts=rules.image_hosts), name=name_of(value))
 
 
-def shown_sizes(
+def checked_sizes(
     row: Mapping[str, object], column: str | None, rules: ImageRules, budget: PixelBudget
 ) -> list[tuple[int, int]]:
     """Checks a row's images in `column` (None: none); returns the sizes with which `decoded_images` shows them.
@@ -333,9 +347,10 @@ def shown_sizes(
     sizes: list[tuple[int, int]] = []
     with located(f"column '{column}'"):
         for value in _values(row, column, rules):
-            image, name = _opened(value, rules), name_of(value)
+            name = name_of(value)
+            image = _opened(value, rules)
             budget.decode(image.size)
-            size = rules.shown_size(_verified_size(image, name), name)
+            size = rules.size_within_limits(_verified_size(image, name), name)
             budget.hold(size)
             sizes.append(size)
     return sizes
@@ -354,7 +369,7 @@ def decoded_images(
     with located(f"column '{column}'"):
         for value in _values(row, column, rules):
             pixels = load_rgb(value, rules.image_dir, hosts=rules.image_hosts, budget=budget)
-            size = rules.shown_size(pixels.size, name_of(value))
+            size = rules.size_within_limits(pixels.size, name_of(value))
             budget.hold(size)
             images.append(pixels if size == pixels.size else pixels.resize(size, Image.Resampling.BICUBIC))
     return tuple(images)

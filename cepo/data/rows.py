@@ -9,7 +9,7 @@ from pathlib import Path
 from cepo.config.schema import DataConfig
 from cepo.data.cells import Cells, has_column, read_cells
 from cepo.data.contexts import Problem, UserTemplate
-from cepo.data.images import ImageRules, PixelBudget, decoded_images, located, shown_sizes
+from cepo.data.images import ImageRules, PixelBudget, decoded_images, located, checked_sizes
 from cepo.data.json_text import without_spelling
 from cepo.data.videos import load_video
 from cepo.errors import ConfigError, DataError
@@ -159,8 +159,8 @@ class RowReader:
         """Returns the number of tokens of the images and videos, all of which are checked."""
         key, teacher_key = self._config.image_key, self._config.teacher_image_key
         budget = PixelBudget()
-        sizes = shown_sizes({key: cells.images}, key, self._rules, budget)
-        teacher_sizes = shown_sizes({str(teacher_key): cells.teacher_images}, teacher_key, self._rules, budget)
+        sizes = checked_sizes({key: cells.images}, key, self._rules, budget)
+        teacher_sizes = checked_sizes({str(teacher_key): cells.teacher_images}, teacher_key, self._rules, budget)
         if not sizes and not cells.videos:
             return 0
         reader = self._processing.reader

@@ -76,7 +76,10 @@ class _Frames:
     """Collects the frames of a video, each resized to the size of the first within the limits."""
 
     def __init__(self, count: int, rules: ImageRules, factor: int, budget: PixelBudget) -> None:
-        self._count, self._rules, self._factor, self._budget = count, rules, factor, budget
+        self._count = count
+        self._rules = rules
+        self._factor = factor
+        self._budget = budget
         self.pixels: numpy.ndarray = numpy.empty((0, 0, 0, 3), numpy.uint8)
         self._filled = 0
 
@@ -132,7 +135,8 @@ def _of_file(source: str | io.BytesIO, rules: ImageRules, wanted_fps: float, fac
 def _length(source: str | io.BytesIO) -> tuple[int, float]:
     """Returns the number of frames of a video, and how many are shown per second."""
     with _opened(source) as (container, stream):
-        total, fps = stream.frames, stream.average_rate or stream.guessed_rate
+        total = stream.frames
+        fps = stream.average_rate or stream.guessed_rate
         size = (stream.width, stream.height)
         # A file may state another number than it has, or none. A packet holds a frame, and is found without decoding it.
         num_packets = total or sum(1 for _ in container.demux(stream))

@@ -21,10 +21,10 @@ from cepo.data.image_store import ImageStore
 from cepo.data.images import (
     ImageRules,
     PixelBudget,
+    checked_sizes,
     decoded_images,
     limited_size,
     load_rgb,
-    shown_sizes,
 )
 from cepo.errors import DataError
 from cepo.models.inputs import ImageSource
@@ -84,7 +84,7 @@ def test_the_check_says_the_size_that_is_used() -> None:
         orientation = int(random.integers(1, 9))
         row = {"images": [{"bytes": encoded(Image.new("L", (width, height)), "WEBP", exif=exif(orientation))}]}
         try:
-            sizes = shown_sizes(row, "images", rules, PixelBudget())
+            sizes = checked_sizes(row, "images", rules, PixelBudget())
         except DataError as error:
             with pytest.raises(DataError, match=re.escape(str(error))):
                 decoded_images(row, "images", rules)
@@ -148,7 +148,7 @@ def test_a_row_may_hold_and_decode_so_many_pixels(monkeypatch: pytest.MonkeyPatc
     limited, free = ImageRules(max_pixels=2500), ImageRules()
     monkeypatch.setattr("cepo.data.images.MOST_HELD", 29_999)
     assert len(decoded_images(row, "images", limited)) == 3
-    for refused in (decoded_images, shown_sizes):
+    for refused in (decoded_images, checked_sizes):
         with pytest.raises(DataError, match=r"column 'images': .* more than 29,999 pixels .*lower data\.max_pixels"):
             refused(row, "images", free, PixelBudget())
     budget = PixelBudget()
@@ -156,19 +156,19 @@ def test_a_row_may_hold_and_decode_so_many_pixels(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(DataError, match="more than 29,999 pixels"):  # a row's columns have one budget
         decoded_images(row, "images", free, budget)
     monkeypatch.setattr("cepo.data.images.MOST_DECODED", 29_999)
-    for refused in (decoded_images, shown_sizes):
+    for refused in (decoded_images, checked_sizes):
         with pytest.raises(DataError, match="more than 29,999 pixels together; store them smaller"):
             refused(row, "images", limited, PixelBudget())
 
 
 PROBE = """
 import resource, sys
-from cepo.data.images import ImageRules, PixelBudget, decoded_images, shown_sizes
+from cepo.data.images import ImageRules, PixelBudget, decoded_images, checked_sizes
 from cepo.errors import DataError
 start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 number, most = int(sys.argv[2]), int(sys.argv[3])
 row, rules = {"images": [sys.argv[1]] * number}, ImageRules(max_pixels=most)
-for read in (lambda: shown_sizes(row, "images", rules, PixelBudget()), lambda: decoded_images(row, "images", rules)):
+for read in (lambda: checked_sizes(row, "images", rules, PixelBudget()), lambda: decoded_images(row, "images", rules)):
     try:
         print(len(read()))
     except DataError as error:

@@ -196,12 +196,12 @@ def test_a_video_is_turned_as_its_file_states(matrix: tuple[int, ...], corner: t
     a, b, c, d = (number << 16 for number in matrix)
     place = content.index(b"tkhd") + 4 + 40
     content[place : place + 36] = struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30)
-    shown = read(bytes(content), None).frames[0].astype(int)
-    height, width, _ = shown.shape
+    upright = read(bytes(content), None).frames[0].astype(int)
+    height, width, _ = upright.shape
     assert (width, height) == ((96, 64) if a else (64, 96))
     for row in (0, 1):
         for column in (0, 1):
-            red, _, blue = shown[height // 4 + row * height // 2, width // 4 + column * width // 2]
+            red, _, blue = upright[height // 4 + row * height // 2, width // 4 + column * width // 2]
             assert (red > blue) == ((row, column) == corner)
 
 
