@@ -98,9 +98,7 @@ def merge(
     actor = actor_folder(Path(checkpoint))
     template = None if chat_template is None else Path(chat_template)
     trusted = None if config is None else Path(config)
-    model = find_base(
-        actor, path=base, chat_template=template, trust_remote_code=trust_remote_code, config=trusted
-    )
+    model = find_base(actor, path=base, chat_template=template, trust_remote_code=trust_remote_code, config=trusted)
     merge_checkpoint(actor, Path(out), model, dtype=dtype)
     return Path(out)
 

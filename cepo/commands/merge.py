@@ -55,9 +55,7 @@ def merge_and_upload(
         raise ConfigError("--public applies only to --upload; add --upload ORG/NAME, or leave --public out")
     actor = actor_folder(checkpoint)
     require_file("--config", config)
-    model = find_base(
-        actor, path=base, chat_template=chat_template, trust_remote_code=trust_remote_code, config=config
-    )
+    model = find_base(actor, path=base, chat_template=chat_template, trust_remote_code=trust_remote_code, config=config)
     if upload is not None:
         prepare_repository(upload, private=not public)
     print_plain(f"merging {actor} with base {model.path}")

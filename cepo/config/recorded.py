@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -233,21 +233,24 @@ def _accepted(taken: Fields) -> Iterator[tuple[str, object]]:
     """Yields the settings that a stranger's record may decide."""
     functions = _listed_functions(taken.get(_REWARD))
     for key, value in taken.items():
-        if key in LISTED and not (key.endswith("_pixels") and isinstance(value, int) and value > _MOST_PIXELS):
-            yield key, value
-        elif key == _REWARD and functions is not None:
+        if key == _REWARD and functions is not None:
             yield key, ",".join(functions.values())
-        elif key.startswith(f"{_KEYWORDS}.") and functions is not None:
-            if _is_listed_keyword(key.removeprefix(f"{_KEYWORDS}."), value, functions):
-                yield key, value
-        elif key in (TRAIN_FILES, VAL_FILES) and value in MICROGEO_DATA:
+        elif _may_decide(key, value, functions):
             yield key, value
-        elif key == _MODEL_PATH and value in MICROGEO_MODELS:
-            yield key, value
-        elif key == f"{MODEL}.lora.target_modules" and isinstance(value, str) and _MODULE_NAMES.fullmatch(value):
-            yield key, value
-        elif key in (CHAT_TEMPLATE, FORMAT_PROMPT) and value is not None:
-            yield key, value  # `_require_file_of_run` decides
+
+
+def _may_decide(key: str, value: object, functions: Mapping[str, str] | None) -> bool:
+    """Returns whether a stranger's record may decide a setting, if it chooses these reward functions."""
+    if key.startswith(f"{_KEYWORDS}."):
+        return functions is not None and _is_listed_keyword(key.removeprefix(f"{_KEYWORDS}."), value, functions)
+    if key in LISTED:
+        return not (key.endswith("_pixels") and isinstance(value, int) and value > _MOST_PIXELS)
+    if key in (CHAT_TEMPLATE, FORMAT_PROMPT):
+        return value is not None  # `_require_file_of_run` decides
+    if key == f"{MODEL}.lora.target_modules":
+        return isinstance(value, str) and _MODULE_NAMES.fullmatch(value) is not None
+    shipped = {TRAIN_FILES: MICROGEO_DATA, VAL_FILES: MICROGEO_DATA, _MODEL_PATH: MICROGEO_MODELS}
+    return value in shipped.get(key, ())
 
 
 def _listed_functions(value: object) -> dict[str, str] | None:

@@ -184,6 +184,7 @@ def test_merge_says_what_is_no_configuration(tmp_path: Path, capsys: pytest.Capt
     assert main(["merge", "--checkpoint", str(checkpoint), "--out", str(tmp_path / "out")]) == 2
     assert "worker.actor.model is not a section" in capsys.readouterr().err
 
+
 NEEDS_THE_USERS_WORD = {
     "data.train_files", "data.val_files", "data.image_hosts", "data.image_dir",
     "data.format_prompt", "data.override_chat_template",
@@ -209,18 +210,22 @@ def test_every_setting_is_listed_or_needs_the_users_word() -> None:
 def test_the_listed_keywords_are_the_numbers_of_the_function(file: str) -> None:
     around = PACKAGE_FOLDER.parent if file.startswith("cepo/") else SHIPPED_FOLDER
     spec = importlib.util.spec_from_file_location("listed", around / file)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    keywords = [each for each in inspect.signature(module.compute_score).parameters.values() if each.kind == each.KEYWORD_ONLY]
+    keywords = [
+        each for each in inspect.signature(module.compute_score).parameters.values() if each.kind == each.KEYWORD_ONLY
+    ]
     assert {each.name for each in keywords if each.annotation in ("int", "float", "bool")} == LISTED_REWARDS[file]
 
 
 JUDGE = "worker.reward.reward_function=cepo/rewards/judge.py:compute_score"
+JUDGED = "{base_url: 'http://HOST/v1', model: m, api_key_variable: CANARY, cache: DIR/out}"
 FOREIGN = {
-    "a judge": (JUDGE, "worker.reward.reward_function_kwargs={base_url: 'http://HOST/v1', model: m, api_key_variable: CANARY, cache: DIR/out}"),
+    "a judge": (JUDGE, f"worker.reward.reward_function_kwargs={JUDGED}"),
     "a judge by its absolute path": (f"worker.reward.reward_function={PACKAGE_FOLDER}/rewards/judge.py:compute_score",),
-    "a judge beside a verifier": ("worker.reward.reward_function=[cepo/rewards/math.py:compute_score, cepo/rewards/judge.py:compute_score]",),
+    "a judge beside a verifier": ("worker.reward.reward_function=[cepo/rewards/math.py:compute_score, cepo/rewards/judge.py]",),
     "a reward model": ("worker.reward.reward_function=examples/reward_function/reward_model.py:compute_score",),
     "another function of a listed file": ("worker.reward.reward_function=cepo/rewards/math.py:answers_equal",),
     "a keyword with text": ("worker.reward.reward_function_kwargs={format_weight: '/etc/passwd'}",),
@@ -244,7 +249,9 @@ FOREIGN = {
 }  # fmt: skip
 """Settings of a stranger's record, of which each alone is refused."""
 NOT_READ_BY_A_MERGE = {
-    name for name in FOREIGN if not name.startswith(("another tokenizer", "another model", "a model", "an entry", "a template"))
+    name
+    for name in FOREIGN
+    if not name.startswith(("another tokenizer", "another model", "a model", "an entry", "a template"))
 }
 
 
@@ -316,7 +323,9 @@ def test_a_strangers_record_decides_what_is_listed(tmp_path: Path) -> None:
     assert config.worker.reward.reward_function_kwargs == {"max_response_length": 77, "overlong_buffer_length": 10}
 
 
-def test_a_file_in_the_working_directory_is_not_a_listed_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_in_the_working_directory_is_not_a_listed_reward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The stranger's folder has a file of that name, and the user stands in it."""
     shadow = tmp_path / "cepo" / "rewards" / "math.py"
     shadow.parent.mkdir(parents=True)
@@ -397,10 +406,10 @@ def test_an_adapter_of_a_stranger_names_no_model(tmp_path: Path) -> None:
     (tmp_path / "run" / "config.yaml").unlink()
     assert find_base(actor).path == "microgeo:model"
     for name in ("org/base", "/home/alice/private"):
-        (actor / "lora_adapter" / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": name, "r": 4}))
+        (actor / "lora_adapter" / "adapter_config.json").write_text(
+            json.dumps({"base_model_name_or_path": name, "r": 4})
+        )
         with pytest.raises(CheckpointError, match=rf"name it with --base {name}"):
             find_base(actor)
         assert find_base(actor, named={"model_path": name}).path == name
         assert find_base(actor, path=name).path == name
-
-

@@ -106,6 +106,7 @@ def test_a_template_whose_name_is_a_path_is_written_nowhere(tmp_path: Path, name
     templates = [{"name": "default", "template": template}, {"name": name, "template": "x"}]
     changed("tokenizer_config.json", lambda tree: tree | {"chat_template": templates})(folder)
     before = sorted(path for path in tmp_path.rglob("*") if out not in path.parents)
-    with pytest.raises(ConfigError, match=r"tokenizer and processor of .* cannot be written"):
+    words = r"tokenizer and processor of .* cannot be written|which leads out of the folder"
+    with pytest.raises(ConfigError, match=words):
         Processing(str(folder)).save(out)
     assert sorted(path for path in tmp_path.rglob("*") if out not in path.parents) == before
