@@ -22,6 +22,7 @@ from cepo.models.families import family_of
 from cepo.models.folder_check import check_model_folder
 from cepo.models.segments import ATTENTION_NAME, segment_attention
 from cepo.models.weights_check import check_loaded, check_stored
+from cepo.trees import Fields
 
 if TYPE_CHECKING:
     from transformers import BitsAndBytesConfig, PreTrainedConfig
@@ -256,9 +257,24 @@ def read_quantization(folder: Path) -> BitsAndBytesConfig | None:
 
     try:
         settings = read_json(path, dict, within=folder)
-        return BitsAndBytesConfig.from_dict(settings)  # pyright: ignore[reportReturnType]
+        return BitsAndBytesConfig(**_quantization_settings(settings))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} cannot be read as settings of a 4-bit base: {error}") from error
+
+
+def _quantization_settings(recorded: Fields) -> dict[str, Any]:
+    """Returns the recorded settings that a 4-bit base has; raises ValueError for other values."""
+    accepted: dict[str, tuple[object, ...]] = {
+        "load_in_4bit": (True,),
+        "bnb_4bit_quant_type": ("nf4", "fp4"),
+        "bnb_4bit_use_double_quant": (True, False),
+        "bnb_4bit_compute_dtype": tuple(DTYPE_NAMES.values()),
+    }
+    for name, values in accepted.items():
+        value = recorded.get(name)
+        if not any(value is known or (isinstance(value, str) and value == known) for known in values):
+            raise ValueError(f"{name} is {value!r:.100}; accepted: {', '.join(map(str, values))}")
+    return {name: recorded[name] for name in accepted}
 
 
 def _without_scales(layer: nn.Module, state: dict[str, object], prefix: str, _: object) -> None:
