@@ -251,6 +251,16 @@ def test_no_control_character_of_a_name_reaches_the_terminal(
     assert not set(CONTROL) & set(output.out + output.err) - set("]0;title[2J31m")
 
 
+def test_no_control_character_of_a_response_is_in_a_page(tmp_path: Path) -> None:
+    """An editor or a terminal that shows the page's text would follow them."""
+    sample = {"prompt_id": "1", "accuracy": 1.0, "prompt": CONTROL, "response": f"so{CONTROL}", "ground_truth": CONTROL}
+    run = write_run(tmp_path / "run", validated(0.3, 0.5), generations={0: [sample], 1: [sample]})
+    assert main(["report", str(run)]) == 0
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert "so\N{REPLACEMENT CHARACTER}]0;title" in page
+    assert not set(CONTROL) & set(page) - set("]0;title[2J31m")
+
+
 def test_no_control_character_of_a_name_reaches_the_log(capfd: pytest.CaptureFixture[str]) -> None:
     record = logging.LogRecord("cepo", logging.INFO, "file", 1, "reading %s", (f"a\t{CONTROL}\n",), None)
     LogHandler().emit(record)
