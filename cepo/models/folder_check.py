@@ -20,7 +20,7 @@ from cepo.trees import Fields, Tree, is_list, is_mapping
 
 CONFIG, GENERATION_CONFIG, WEIGHTS_INDEX = "config.json", "generation_config.json", "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
-_ADAPTER = "adapter_config.json"
+_ADAPTER, _MISTRAL = "adapter_config.json", "tekken.json"
 _TOKENIZER_CONFIG, _SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
 _PROCESSORS = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 _CHECKED = (
@@ -62,6 +62,15 @@ CLASSES = {
     "backend": ("tokenizers",),
 }
 """The classes of the supported families by the entry that names one; an ending `Fast` or `Pil` names the same."""
+_READERS = {
+    "qwen": ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL"),
+    "internvl": ("InternVL", "GotOcr2"),
+    "smolvlm": ("SmolVLM", "Idefics3"),
+    "idefics3": ("SmolVLM", "Idefics3"),
+    "gemma3": ("Gemma3",),
+    "llava_onevision": ("LlavaOnevision",),
+}
+"""The starts of the names of processors by that of the `model_type` whose images they read."""
 _PARTS = re.compile(
     r"(qwen2|qwen3|llama|mistral|smollm3|olmo2|phi3|gemma3|qwen2_vl|qwen2_5_vl|qwen3_vl|qwen3_vl_moe|qwen3_5|qwen3_5_moe|"
     r"internvl|smolvlm|idefics3|siglip|qwen3_moe|qwen2_moe)(_text|_vision|_vision_model)?"
@@ -89,10 +98,14 @@ def check_model_folder(path: str, *, trusted: bool = False) -> None:
             f"{folder / _ADAPTER} would change the model whose {CONFIG} is beside it; merge the adapter into the model, or "
             "move it to a folder of its own"
         )
+    if (folder / _MISTRAL).exists() and not trusted:
+        raise DataError(
+            f"{folder / _MISTRAL} would be read in place of {TOKENIZER}, with patterns of its own; remove it"
+        )
     files = {name: read_json(folder / name, dict) for name in _CHECKED if (folder / name).exists()}
-    for name, tree in files.items():
-        _check_names(folder / name, tree, trusted=trusted)
     config = files.get(CONFIG, {})
+    for name, tree in files.items():
+        _check_names(folder / name, tree, config, trusted=trusted)
     _check_values(folder, files, config, trusted=trusted)
     check_index(folder)
 
@@ -120,7 +133,7 @@ def check_index(folder: Path) -> None:
             raise DataError(f"{folder / file} lacks {len(missing)} weights of the index, such as {missing[0][:100]!a}")
 
 
-def _check_names(file: Path, tree: Fields, *, trusted: bool) -> None:
+def _check_names(file: Path, tree: Fields, config: Fields, *, trusted: bool) -> None:
     """Refuses entries that name files, programs and classes."""
     for name, value in entries(tree):
         if value is None or name == "chat_template":
@@ -128,9 +141,11 @@ def _check_names(file: Path, tree: Fields, *, trusted: bool) -> None:
         if name in _NAMES_OF_CODE and not trusted:
             raise DataError(f"{file}: {name} names code that comes with the model; trust_remote_code is off")
         if name in CLASSES and not trusted:
-            _check_class(file, name, value)
+            _check_class(file, name, value, str(config.get("model_type")))
         if _HARMLESS_NAMES.fullmatch(name):
             continue
+        if name.endswith("_implementation") and not trusted and re.fullmatch(r"\w*", str(value)) is None:
+            raise DataError(f"{file}: {name} is {str(value)[:100]!a}, which names code to download")
         if _NAMES_OF_FILES.fullmatch(name):
             raise DataError(
                 f"{file}: {name} names a file to open; remove it, since the folder's own files are found by name"
@@ -140,8 +155,11 @@ def _check_names(file: Path, tree: Fields, *, trusted: bool) -> None:
                 raise DataError(f"{file}: {name} is {text[:100]!a}, which leads out of the folder; remove it")
 
 
-def _check_class(file: Path, name: str, value: object) -> None:
+def _check_class(file: Path, name: str, value: object, model_type: str) -> None:
     known = CLASSES[name]
+    starts = [start for kind, names in _READERS.items() if model_type.startswith(kind) for start in names]
+    if starts and name not in ("tokenizer_class", "backend"):
+        known = [each for each in known if each.startswith(tuple(starts))]
     if not isinstance(value, str) or re.sub("(Fast|Pil)$", "", value) not in known:
         raise DataError(
             f"{file}: {name} is {str(value)[:100]!a}, which no supported family has; accepted: {', '.join(known)}"
@@ -158,6 +176,8 @@ def _check_values(folder: Path, files: Fields, config: Fields, *, trusted: bool)
     for name in _PROCESSORS:
         if name in files:
             folder_values.check_processor(folder / name, files[name], config)
+    if _TOKENIZER_CONFIG in files:
+        folder_values.check_tokenizer_config(folder / _TOKENIZER_CONFIG, files[_TOKENIZER_CONFIG])
     if _SPECIAL_TOKENS in files:
         strange = [name for name in files[_SPECIAL_TOKENS] if not str(name).endswith(("_token", "_tokens"))]
         if strange:

@@ -10,6 +10,10 @@ from cepo.errors import DataError
 from cepo.trees import Fields, Tree, is_list, is_mapping
 
 _LONGEST_LIST = 4_096
+_LONGEST_TOKEN = 1_000
+_MOST_ADDED = 100_000
+_NUMBERED = ("added_tokens_decoder.", "id2label.", "label2id.")
+"""Mappings with an entry for each of many tokens or labels."""
 _MOST_PIXELS = 64_000_000
 """The most pixels of an image that is read, and so the most that a processor needs to make of one."""
 _LONGEST_SIDE = 8_000
@@ -54,8 +58,11 @@ _CONFIG_RANGES = {
     "image_seq_length": (1, 1_000_000),
     "mm_tokens_per_image": (1, 1_000_000),
     "window_size": (1, _LONGEST_SIDE),
+    "image_grid_pinpoints": (1, _LONGEST_SIDE),
+    "num_labels": (0, 100_000),
 }
 """The smallest and largest value of an entry of `config.json`, at any depth; a list has such values."""
+_TYPES = ("float64", "float32", "float16", "bfloat16", "auto")
 _PROCESSOR_RANGES = {
     "patch_size": (1, 1_024),
     "merge_size": (1, 64),
@@ -67,9 +74,9 @@ _PROCESSOR_RANGES = {
     "height": (1, _LONGEST_SIDE),
     "width": (1, _LONGEST_SIDE),
     "fps": (1e-3, 1_000),
-    "num_frames": (1, 100_000),
-    "min_frames": (1, 100_000),
-    "max_frames": (1, 100_000),
+    "num_frames": (1, 10_000),
+    "min_frames": (1, 10_000),
+    "max_frames": (1, 10_000),
     "max_video_tokens": (1, 10_000_000),
     "image_seq_len": (1, 1_000_000),
     "image_seq_length": (1, 1_000_000),
@@ -96,6 +103,26 @@ def check_config(file: Path, config: Fields) -> None:
         for name, value in tree.items():
             if name.endswith(("token_id", "token_index")):
                 _check_tokens(file, f"{path}{name}", value, config)
+            if name in ("dtype", "torch_dtype") and not _is_type(value):
+                raise DataError(f"{file}: {path}{name} is {value!r:.100}; accepted: {', '.join(_TYPES)}")
+
+
+def check_tokenizer_config(file: Path, tree: Fields) -> None:
+    """Raises DataError for a `tokenizer_config.json` with long lists, or with tokens that are no texts with numbers."""
+    _check_plain(file, tree)
+    longest = tree.get("model_max_length")
+    if longest is not None and not (type(longest) in (int, float) and longest > 0):
+        raise DataError(f"{file}: model_max_length is {longest!r:.100}; accepted: a number above 0")
+    names = tree.get("model_input_names")
+    if names is not None and not (is_list(names) and "input_ids" in names):
+        raise DataError(f"{file}: model_input_names is {names!r:.100}; it has no input_ids")
+    added = tree.get("added_tokens_decoder", {})
+    if not is_mapping(added) or len(added) > _MOST_ADDED:
+        raise DataError(f"{file}: added_tokens_decoder is not a mapping of at most {_MOST_ADDED:,} tokens")
+    for index, token in added.items():
+        content = token.get("content") if is_mapping(token) else None
+        if not str(index).isdecimal() or not isinstance(content, str) or not 0 < len(content) <= _LONGEST_TOKEN:
+            raise DataError(f"{file}: added_tokens_decoder.{index!s:.50} is not a text with its number")
 
 
 def check_generation(file: Path, generation: Fields, config: Fields) -> None:
@@ -115,6 +142,8 @@ def check_processor(file: Path, processor: Fields, config: Fields) -> None:
                 _require_range(file, f"{path}{name}", value, *_PROCESSOR_RANGES[name], whole=name not in _FRACTIONS)
             if name in ("image_mean", "image_std") and value is not None:
                 _check_colours(file, f"{path}{name}", value)
+            if name == "device" and value is not None:
+                raise DataError(f"{file}: {path}device is {value!r:.100}; accepted: null")
             if name.startswith("do_") and not isinstance(value, bool | None):
                 raise DataError(f"{file}: {path}{name} is {value!r:.100}; accepted: true or false")
         _check_edges(file, path, tree)
@@ -135,8 +164,15 @@ def vocabulary_size(config: Fields) -> int | None:
     return size if isinstance(size, int) else None
 
 
+def _is_type(value: object) -> bool:
+    return value is None or (isinstance(value, str) and value.removeprefix("torch.") in _TYPES)
+
+
 def _check_plain(file: Path, tree: Fields) -> None:
-    """Refuses long lists and numbers that are not finite or larger than any size."""
+    """Refuses long lists and mappings, and numbers that are not finite or larger than any size."""
+    for path, section in _sections(tree):
+        if len(section) > _LONGEST_LIST and not path.endswith(_NUMBERED):
+            raise DataError(f"{file}: {path or 'it'} has {len(section):,} entries; accepted: at most {_LONGEST_LIST:,}")
     for name, value in _leaves(tree, ""):
         if is_list(value) and len(value) > _LONGEST_LIST:
             raise DataError(f"{file}: {name} has {len(value):,} entries; accepted: at most {_LONGEST_LIST:,}")
@@ -237,7 +273,9 @@ def _check_edges(file: Path, path: str, tree: Fields) -> None:
             if size.get(edge) is not None:
                 _require_range(file, f"{path}{name}.{edge}", size[edge], 1, largest)
                 edges[f"{name}.{edge}"] = size[edge]
-        if size is not None and not is_mapping(size):
+        if size is not None and not is_mapping(size) and type(size) is not int:
+            raise DataError(f"{file}: {path}{name} is {size!r:.100}; accepted: a mapping of edges, or one number")
+        if type(size) is int:
             _require_range(file, f"{path}{name}", size, 1, _LONGEST_SIDE)
     low, high = edges.get("size.shortest_edge"), edges.get("size.longest_edge")
     if low is not None and high is not None and low > high:
@@ -245,9 +283,29 @@ def _check_edges(file: Path, path: str, tree: Fields) -> None:
     low, high = tree.get("min_pixels"), tree.get("max_pixels")
     if low is not None and high is not None and low > high:
         raise DataError(f"{file}: {path}min_pixels is {low}, more than its max_pixels {high}")
+    _check_tiles(file, path, tree)
     whole, tile = edges.get("size.longest_edge"), edges.get("max_image_size.longest_edge")
     if whole is not None and tile is not None and whole > _MOST_TILES_PER_SIDE * tile:
         raise DataError(
             f"{file}: {path}size.longest_edge is {whole}, more than {_MOST_TILES_PER_SIDE} tiles of "
             f"max_image_size.longest_edge {tile}"
         )
+
+
+def _check_tiles(file: Path, path: str, tree: Fields) -> None:
+    """Refuses tiles that have many more pixels together than the image of which they are cut."""
+    size = tree.get("size")
+    if not is_mapping(size) or not isinstance(size.get("height"), int) or not isinstance(size.get("width"), int):
+        return
+    tiles = tree.get("max_patches")
+    if isinstance(tiles, int) and tiles * size["height"] * size["width"] > _MOST_PIXELS:
+        raise DataError(
+            f"{file}: {path}max_patches is {tiles}, which makes more than {_MOST_PIXELS:,} pixels of tiles of "
+            f"{size['height']} x {size['width']}"
+        )
+    smallest = min(size["height"], size["width"])
+    for pair in tree.get("image_grid_pinpoints") or ():
+        if is_list(pair) and max(pair, default=0) > _MOST_TILES_PER_SIDE * smallest:
+            raise DataError(
+                f"{file}: {path}image_grid_pinpoints has {pair!r:.50}, more than {_MOST_TILES_PER_SIDE} tiles of {smallest}"
+            )

@@ -67,6 +67,17 @@ class Processing:
         self.eos_token_ids = _eos_token_ids(path, config, self.tokenizer, trust_remote_code)
         pad_token_id = self.tokenizer.pad_token_id
         self.pad_token_id: int = self.eos_token_ids[0] if pad_token_id is None else pad_token_id
+        self._in_vocabulary([self.pad_token_id, *self.eos_token_ids])
+
+    def _in_vocabulary(self, token_ids: list[int]) -> list[int]:
+        """Returns the tokens; raises `ConfigError` if one has no row in the model's embeddings."""
+        largest = max(token_ids, default=0)
+        if largest >= self._vocabulary_size:
+            raise ConfigError(
+                f"worker.actor.model.model_path '{self._path}': the tokenizer has a token {largest:,}, and the model has "
+                f"embeddings of {self._vocabulary_size:,} tokens"
+            )
+        return token_ids
 
     @property
     def special_texts(self) -> tuple[str, ...]:
@@ -84,7 +95,7 @@ class Processing:
         visual = {self.image_token_id, self.video_token_id, *self.placeholders} - {None}
         unused = range(max(self.tokenizer.get_vocab().values()) + 1, self._vocabulary_size)
         banned = special.union(self.tokenizer.all_special_ids, visual, unused)
-        return tuple(sorted(banned - set(self.eos_token_ids)))
+        return tuple(sorted(index for index in banned - set(self.eos_token_ids) if index < self._vocabulary_size))
 
     def load_images(
         self, images: Sequence[Image], source: ImageSource | None = None, videos: Sequence[Video] = ()
@@ -132,7 +143,7 @@ class Processing:
         messages = [{"role": turn.role, "content": self._content(turn.text, marks)} for turn in turns]
         whole = self.tokenizer(self._rendered(messages), add_special_tokens=False)["input_ids"]
         controls = [[token for token in ids if token in self._added_token_ids] for ids in (whole, safe)]
-        token_ids = whole if controls[0] == controls[1] else safe
+        token_ids = self._in_vocabulary(whole if controls[0] == controls[1] else safe)
         for mark, placeholder in zip(marks, self.placeholders, strict=False):
             if placeholder is None:
                 continue
@@ -191,7 +202,8 @@ class Processing:
         """Tokenises plain text without special tokens. A lone surrogate, which no tokenizer accepts, becomes `?`."""
         if not text:
             return []
-        return self.tokenizer(_encodable(text), add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        token_ids = self.tokenizer(_encodable(text), add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        return self._in_vocabulary(token_ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self.tokenizer.decode(

@@ -13,8 +13,7 @@ from typing import Any
 
 from cepo.errors import DataError
 from cepo.foreign_files import read_json
-from cepo.models.folder_check import CONFIG, TOKENIZER
-from cepo.models.folder_values import vocabulary_size
+from cepo.models.folder_check import TOKENIZER
 from cepo.models.limited_process import ask
 from cepo.trees import Fields, is_list, is_mapping
 
@@ -22,6 +21,8 @@ SECONDS = 20.0
 """The processor time of a tokenizer's check; those of 260,000 tokens take about 3."""
 _MOST_PARTS = 12
 _LONGEST_TEXT = 1_000
+_MOST_TOKENS_PER_CHARACTER = 8
+_MOST_TOKENS = 10_000_000
 _PROBE = (
     "Find x: 3.5×√2 + ½ ≤ 10^6?\n\n\n\t<|im_end|> Länge 12345678 — 图中 🙂 "
     + "a" * 500
@@ -88,8 +89,7 @@ def check_tokenizer(path: str, *, trusted: bool = False) -> None:
             f"{file} does not exist; other forms of a tokenizer are read only of models whose code is trusted. Load the "
             "tokenizer with transformers' AutoTokenizer and write it with save_pretrained"
         )
-    config = read_json(folder / CONFIG, dict) if (folder / CONFIG).exists() else {}
-    request = {"file": str(file.absolute()), "trusted": trusted, "vocabulary": vocabulary_size(config)}
+    request = {"file": str(file.absolute()), "trusted": trusted}
     kind, answer = ask("tokenizer", request, seconds=SECONDS)
     if kind == "ended" and answer == -signal.SIGPROF:
         raise DataError(f"{file} is not done with a short text within {SECONDS:g} s of processor time")
@@ -107,7 +107,7 @@ def read_tokenizer(request: Fields) -> tuple[str, Any]:
         tree = read_json(file, dict)
         if not request["trusted"]:
             _check_parts(tree)
-        _check_tokens(tree, request["vocabulary"])
+        _check_tokens(tree)
         tokenizer = Tokenizer.from_file(str(file))
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -119,6 +119,8 @@ def read_tokenizer(request: Fields) -> tuple[str, Any]:
         return "fault", f"cannot be used: {error!s:.300}" if str(error) else type(error).__name__
     if not ids:
         return "fault", "makes no tokens of a text"
+    if len(ids) > _MOST_TOKENS_PER_CHARACTER * len(_PROBE):
+        return "fault", f"makes {len(ids):,} tokens of {len(_PROBE):,} characters"
     return "usable", None
 
 
@@ -185,8 +187,8 @@ def _check_part(name: str, kind: str, part: Fields) -> None:
             raise DataError(f"its {name} has a long {entry}")
 
 
-def _check_tokens(tree: Fields, vocabulary: int | None) -> None:
-    """Refuses ids of tokens that are no numbers or beyond the model's embeddings, and added tokens without a text."""
+def _check_tokens(tree: Fields) -> None:
+    """Refuses ids of tokens that are no numbers of a vocabulary, and added tokens without a text."""
     model = tree.get("model")
     tokens = model.get("vocab") if is_mapping(model) else None
     ids = list(tokens.values()) if is_mapping(tokens) else []
@@ -202,5 +204,5 @@ def _check_tokens(tree: Fields, vocabulary: int | None) -> None:
         ids.append(token.get("id"))
     if not ids or not all(type(index) is int and index >= 0 for index in ids):
         raise DataError("the numbers of its tokens are not integers from 0")
-    if vocabulary is not None and max(ids) >= vocabulary:
-        raise DataError(f"it has a token {max(ids):,}, and the model has embeddings of {vocabulary:,} tokens")
+    if max(ids) >= _MOST_TOKENS:
+        raise DataError(f"it has a token {max(ids):,}; accepted: numbers below {_MOST_TOKENS:,}")

@@ -25,15 +25,12 @@ _HEADS = re.compile(r"lm_head\..*|score\..*|v_head\..*|value_head\..*")
 def check_stored(folder: Path, model: nn.Module) -> None:
     """Raises DataError unless a folder's files have about as many numbers as the `model` without weights, all floating.
 
-    Loading would otherwise first fill the memory for what a configuration declares and no file has. Folders without
-    safetensors files are left to the loading itself.
+    Loading would otherwise first fill the memory for what a configuration declares and no file has.
     """
     from safetensors import SafetensorError, safe_open
 
     files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        return
-    stored = 0
+    stored = sum(file.stat().st_size for file in folder.glob("*.bin"))  # each number has a byte or more
     for file in files:
         try:
             with safe_open(file, "pt") as tensors:

@@ -194,6 +194,13 @@ def halved(folder: Path) -> None:
 ADAPTER = {"peft_type": "LORA", "r": 4, "target_modules": "((([a-z]+)+)+[.]?)+[A-Z]", "base_model_name_or_path": "x"}
 GROWING = {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 10}
 SPLIT = {"type": "Split", "pattern": {"Regex": "(a|aa)+$"}, "behavior": "Isolated", "invert": False}
+PIECES = [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "x", "type_id": 0}}]
+LONG_TEMPLATE = {
+    "type": "TemplateProcessing",
+    "single": PIECES,
+    "pair": [],
+    "special_tokens": {"x": {"id": "x", "ids": [1] * 10**6, "tokens": ["x"] * 10**6}},
+}
 NOT_DATA: dict[str, tuple[Change, str]] = {
     # Names of files, of programs and of classes.
     "a tokenizer's text file": (
@@ -336,7 +343,7 @@ NOT_DATA: dict[str, tuple[Change, str]] = {
     "a part that is text": (part("normalizer", "NFC"), "is 'NFC', not a mapping"),
     "parts that are text": (part("decoder", {"type": "Sequence", "decoders": "x"}), "decoders is not a list"),
     "random tokens": (tokenizer(lambda tree: tree["model"].update(dropout=0.5)), "has a dropout"),
-    "a token beyond the embeddings": (
+    "a token of 10^9": (
         tokenizer(lambda tree: tree["added_tokens"][0].update(id=10**9)),
         "has a token 1,000,000,000",
     ),
@@ -394,6 +401,41 @@ NOT_DATA: dict[str, tuple[Change, str]] = {
     "an infinite number": (sizes("text_config", rms_norm_eps=float("inf")), "rms_norm_eps is inf"),
     "10^6 experts": (sizes("text_config", num_experts=10**6), "num_experts is 1000000"),
     "a number beyond all sizes": (sizes("text_config", attention_window=10**15), "attention_window is out of range"),
+    "10^9 labels": (entry("config.json", num_labels=10**9), "num_labels is 1000000000"),
+    "10^5 entries": (entry("config.json", **{f"k{k}": 1 for k in range(10**5)}), "it has 100,011 entries"),
+    "a type of nobody": (sizes("text_config", dtype="load"), "dtype is 'load'"),
+    "attention to download": (
+        sizes("text_config", _attn_implementation="evil/kernel:f"),
+        "names code to download",
+    ),
+    "experts to download": (entry("config.json", experts_implementation="evil/kernel"), "names code to download"),
+    "tiles of 8,000 x 8,000": (
+        images(size={"height": 8000, "width": 8000}, max_patches=256),
+        "max_patches is 256, which",
+    ),
+    "64 million tiles": (
+        images(size={"height": 1, "width": 1}, image_grid_pinpoints=[[8000, 8000]]),
+        "image_grid_pinpoints has",
+    ),
+    "10^9 frames": (images(max_frames=10**9), "max_frames is 1000000000"),
+    "a size in a list": (images(size=[1, 2]), "size is "),
+    "a device": (images(device="cuda:99"), "device is 'cuda:99'"),
+    "the images of another family": (images(image_processor_type="Gemma3ImageProcessor"), "accepted: Qwen2VLImage"),
+    "a tokenizer of another library": (text("tekken.json", "{}"), "would be read in place of tokenizer.json"),
+    "tokens without input_ids": (entry("tokenizer_config.json", model_input_names=["x"]), "it has no input_ids"),
+    "a length of text": (entry("tokenizer_config.json", model_max_length="x"), "model_max_length is 'x'"),
+    "10^5 added tokens": (
+        entry("tokenizer_config.json", added_tokens_decoder={str(k): {"content": f"t{k}"} for k in range(10**5 + 1)}),
+        "not a mapping of at most 100,000 tokens",
+    ),
+    "an added token without text": (
+        entry("tokenizer_config.json", added_tokens_decoder={"500": {"content": ""}}),
+        "added_tokens_decoder.500 is not a text",
+    ),
+    "a text of 10^6 tokens": (
+        part("post_processor", LONG_TEMPLATE),
+        "tokens of",
+    ),
     "a generation config that is a list": (text("generation_config.json", "[]"), "does not hold an object"),
     "end tokens of many kinds": (entry("generation_config.json", eos_token_id=[-5, "x", None]), "eos_token_id is"),
     "an end token of text": (entry("generation_config.json", eos_token_id="x"), "eos_token_id is 'x'"),
@@ -450,6 +492,19 @@ def test_a_critic_may_lack_a_head_and_bring_another(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"weights that the model does not have: 1 \(score\.weight\)"):
         load_model(str(folder), **options)
     assert load_model(str(folder), **options, section="worker.critic.model") is not None
+
+
+def test_a_token_beyond_the_embeddings_is_named(tmp_path: Path) -> None:
+    """The forward pass would end in an index error. Such a token is only an error where a text has it."""
+    folder = tmp_path / "model"
+    shutil.copytree(ASSETS, folder)
+    tokenizer(lambda tree: tree["model"]["vocab"].update({"\u00c3\u00bc": 700}))(folder)
+    tokenizer(lambda tree: tree["model"]["merges"].append(["\u00c3", "\u00bc"]))(folder)
+    processing = Processing(str(folder))
+    assert processing.encode_text("2 + 3")
+    assert max(processing.banned_token_ids) < 500
+    with pytest.raises(ConfigError, match=r"a token 700, and the model has embeddings of 500 tokens"):
+        processing.encode_text("ü")
 
 
 def test_where_a_folder_once_was_is_no_path(tmp_path: Path) -> None:
