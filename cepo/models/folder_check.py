@@ -15,7 +15,7 @@ from typing import Any
 from cepo.errors import DataError
 from cepo.foreign_files import LARGEST_JSON, hub_folder, open_regular, read_json
 from cepo.models import folder_values
-from cepo.models.families import FAMILIES
+from cepo.models.families import FAMILIES, TOKENIZERS, is_part, processors_of
 from cepo.trees import Fields, Tree, is_list, is_mapping
 
 CONFIG, GENERATION_CONFIG, WEIGHTS_INDEX = "config.json", "generation_config.json", "model.safetensors.index.json"
@@ -37,45 +37,13 @@ _HARMLESS_NAMES = re.compile(r"_?name_or_path|.*_tokens?|added_tokens_decoder|co
 """Entries with a text that nothing opens: a token may look like a path, and folders say where they once were."""
 _PATH = re.compile(r"[/~\\]|[A-Za-z]:[/\\]|.*://|(.*[/\\])?\.\.([/\\]|$)")
 
-_TOKENIZERS = (
-    "Qwen2Tokenizer", "Qwen3_5Tokenizer", "LlamaTokenizer", "GemmaTokenizer", "GPT2Tokenizer", "GPTNeoXTokenizer",
-    "PreTrainedTokenizer", "TokenizersBackend",
-)  # fmt: skip
-_PROCESSOR_CLASSES = (
-    "Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor", "InternVLProcessor", "SmolVLMProcessor",
-    "Idefics3Processor", "Gemma3Processor", "LlavaOnevisionProcessor",
-)  # fmt: skip
-_IMAGE_PROCESSORS = (
-    "Qwen2VLImageProcessor", "Qwen3VLImageProcessor", "GotOcr2ImageProcessor", "InternVLImageProcessor",
-    "SmolVLMImageProcessor", "Idefics3ImageProcessor", "Gemma3ImageProcessor", "LlavaOnevisionImageProcessor",
-)  # fmt: skip
-_VIDEO_PROCESSORS = (
-    "Qwen2VLVideoProcessor", "Qwen3VLVideoProcessor", "InternVLVideoProcessor", "SmolVLMVideoProcessor",
-    "LlavaOnevisionVideoProcessor",
-)  # fmt: skip
-CLASSES = {
-    "tokenizer_class": _TOKENIZERS,
-    "processor_class": _PROCESSOR_CLASSES,
-    "image_processor_type": _IMAGE_PROCESSORS,
-    "feature_extractor_type": _IMAGE_PROCESSORS,
-    "video_processor_type": _VIDEO_PROCESSORS,
-    "backend": ("tokenizers",),
-}
-"""The classes of the supported families by the entry that names one; an ending `Fast` or `Pil` names the same."""
 _READERS = {
-    "qwen": ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL"),
-    "internvl": ("InternVL", "GotOcr2"),
-    "smolvlm": ("SmolVLM", "Idefics3"),
-    "idefics3": ("SmolVLM", "Idefics3"),
-    "gemma3": ("Gemma3",),
-    "llava_onevision": ("LlavaOnevision",),
+    "processor_class": ("Processor",),
+    "image_processor_type": ("ImageProcessor",),
+    "feature_extractor_type": ("ImageProcessor", "FeatureExtractor"),
+    "video_processor_type": ("VideoProcessor",),
 }
-"""The starts of the names of processors by that of the `model_type` whose images they read."""
-_PARTS = re.compile(
-    r"(qwen2|qwen3|llama|mistral|smollm3|olmo2|phi3|gemma3|qwen2_vl|qwen2_5_vl|qwen3_vl|qwen3_vl_moe|qwen3_5|qwen3_5_moe|"
-    r"internvl|smolvlm|idefics3|siglip|qwen3_moe|qwen2_moe)(_text|_vision|_vision_model)?"
-)
-"""The kinds of text models and vision towers that the supported families have as parts."""
+"""The entries that name classes of processors, and the ends of these names."""
 _SUPPORTED = {kind for family in FAMILIES for kind in family.model_types}
 
 
@@ -140,8 +108,8 @@ def _check_names(file: Path, tree: Fields, config: Fields, *, trusted: bool) -> 
             continue
         if name in _NAMES_OF_CODE and not trusted:
             raise DataError(f"{file}: {name} names code that comes with the model; trust_remote_code is off")
-        if name in CLASSES and not trusted:
-            _check_class(file, name, value, str(config.get("model_type")))
+        if not trusted:
+            _check_class(file, name, value, config)
         if _HARMLESS_NAMES.fullmatch(name):
             continue
         if name.endswith("_implementation") and not trusted and re.fullmatch(r"\w*", str(value)) is None:
@@ -155,11 +123,16 @@ def _check_names(file: Path, tree: Fields, config: Fields, *, trusted: bool) -> 
                 raise DataError(f"{file}: {name} is {text[:100]!a}, which leads out of the folder; remove it")
 
 
-def _check_class(file: Path, name: str, value: object, model_type: str) -> None:
-    known = CLASSES[name]
-    starts = [start for kind, names in _READERS.items() if model_type.startswith(kind) for start in names]
-    if starts and name not in ("tokenizer_class", "backend"):
-        known = [each for each in known if each.startswith(tuple(starts))]
+def _check_class(file: Path, name: str, value: object, config: Fields) -> None:
+    """Refuses an entry that names another class than those of the supported families."""
+    if name in _READERS:
+        known = [f"{start}{end}" for start in processors_of(config.get("model_type")) for end in _READERS[name]]
+    elif name == "tokenizer_class":
+        known = list(TOKENIZERS)
+    elif name == "backend":
+        known = ["tokenizers"]
+    else:
+        return
     if not isinstance(value, str) or re.sub("(Fast|Pil)$", "", value) not in known:
         raise DataError(
             f"{file}: {name} is {str(value)[:100]!a}, which no supported family has; accepted: {', '.join(known)}"
@@ -192,7 +165,7 @@ def _check_parts(file: Path, config: Fields) -> None:
         return
     for name, part in config.items():
         kind = part.get("model_type") if is_mapping(part) else None
-        if kind is not None and not (isinstance(kind, str) and _PARTS.fullmatch(kind)):
+        if kind is not None and not (isinstance(kind, str) and is_part(kind)):
             raise DataError(f"{file}: {name}.model_type is {str(kind)[:100]!a}, which no supported family has")
 
 

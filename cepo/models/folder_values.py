@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from cepo.errors import DataError
+from cepo.models.families import reads_grids
 from cepo.trees import Fields, Tree, is_list, is_mapping
 
 _LONGEST_LIST = 4_096
@@ -146,14 +148,21 @@ def check_processor(file: Path, processor: Fields, config: Fields) -> None:
                 raise DataError(f"{file}: {path}device is {value!r:.100}; accepted: null")
             if name.startswith("do_") and not isinstance(value, bool | None):
                 raise DataError(f"{file}: {path}{name} is {value!r:.100}; accepted: true or false")
-        _check_edges(file, path, tree)
+        is_grid = reads_grids(config.get("model_type"))
+        _check_edges(file, path, tree, largest=_MOST_PIXELS if is_grid else _LONGEST_SIDE)
         tower = config.get("vision_config")
-        for name, of_tower in _SHARED.items() if is_mapping(tower) and "merge_size" in tree else ():
-            if tower.get(of_tower) is not None and tree.get(name) not in (None, tower[of_tower]):
-                raise DataError(
-                    f"{file}: {path}{name} is {tree[name]}, but the vision tower's {of_tower} in config.json is "
-                    f"{tower[of_tower]}; they must be equal"
-                )
+        if is_grid and is_mapping(tower):
+            _check_tower(file, path, tree, tower)
+
+
+def _check_tower(file: Path, path: str, tree: Fields, tower: Fields) -> None:
+    """Refuses an image processor whose patches are not those of the vision tower."""
+    for name, of_tower in _SHARED.items():
+        if tower.get(of_tower) is not None and tree.get(name) not in (None, tower[of_tower]):
+            raise DataError(
+                f"{file}: {path}{name} is {tree[name]}, but the vision tower's {of_tower} in config.json is "
+                f"{tower[of_tower]}; they must be equal"
+            )
 
 
 def vocabulary_size(config: Fields) -> int | None:
@@ -252,31 +261,28 @@ def _check_tokens(file: Path, name: str, value: object, config: Fields) -> None:
 
 
 def _check_colours(file: Path, name: str, value: object) -> None:
-    channels = value if is_list(value) else [value]
-    numbers = all(type(each) in (int, float) and abs(each) <= 1e3 for each in channels)
-    if not numbers or len(channels) not in (1, 3) or (name.endswith("std") and not all(each > 0 for each in channels)):
+    channels: list[Any] = [*value] if is_list(value) else [value]
+    low = 1e-6 if name.endswith("std") else -1e3
+    if len(channels) not in (1, 3) or not all(type(each) in (int, float) and low <= each <= 1e3 for each in channels):
         raise DataError(
             f"{file}: {name} is {value!r:.100}; accepted: a number for each of the three colours, for std above 0"
         )
 
 
-def _check_edges(file: Path, path: str, tree: Fields) -> None:
-    """Refuses sizes of images that would fill the memory.
-
-    The edges of Qwen's processors, which have a `merge_size`, are numbers of pixels of the whole image.
-    """
-    largest = _MOST_PIXELS if "merge_size" in tree else _LONGEST_SIDE
+def _check_edges(file: Path, path: str, tree: Fields, *, largest: int) -> None:
+    """Refuses sizes of images that would fill the memory; their edges are at most `largest`."""
     edges: dict[str, int] = {}
     for name in ("size", "crop_size", "max_image_size"):
-        size = tree.get(name)
-        for edge in ("shortest_edge", "longest_edge") if is_mapping(size) else ():
-            if size.get(edge) is not None:
-                _require_range(file, f"{path}{name}.{edge}", size[edge], 1, largest)
-                edges[f"{name}.{edge}"] = size[edge]
-        if size is not None and not is_mapping(size) and type(size) is not int:
-            raise DataError(f"{file}: {path}{name} is {size!r:.100}; accepted: a mapping of edges, or one number")
+        size: Any = tree.get(name)
         if type(size) is int:
             _require_range(file, f"{path}{name}", size, 1, _LONGEST_SIDE)
+        elif size is not None and not is_mapping(size):
+            raise DataError(f"{file}: {path}{name} is {size!r:.100}; accepted: a mapping of edges, or one number")
+        elif size is not None:
+            for edge in ("shortest_edge", "longest_edge"):
+                if size.get(edge) is not None:
+                    _require_range(file, f"{path}{name}.{edge}", size[edge], 1, largest)
+                    edges[f"{name}.{edge}"] = size[edge]
     low, high = edges.get("size.shortest_edge"), edges.get("size.longest_edge")
     if low is not None and high is not None and low > high:
         raise DataError(f"{file}: {path}size.shortest_edge is {low}, more than its longest_edge {high}")

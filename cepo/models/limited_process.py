@@ -67,7 +67,7 @@ def main() -> None:
     """Answers requests until the standard input ends, one line of JSON each."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     from cepo.models.chat_template import render
-    from cepo.models.tokenizer_check import read_tokenizer
+    from cepo.models.tokenizer_parts import read_tokenizer
 
     works = {"render": render, "tokenizer": read_tokenizer}
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

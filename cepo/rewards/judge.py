@@ -175,9 +175,10 @@ _OPENER = urllib.request.build_opener(_NoRedirect)
 def _count(reply: Fields, name: str) -> float:
     """Returns a number of tokens that the server says it has used; 0 if it says none: the verdict does not depend on it."""
     usage = reply.get("usage")
-    count = usage.get(name) if is_mapping(usage) else None
-    is_count = type(count) in (int, float) and 0 <= count <= _MOST_TOKENS  # False for NaN
-    return float(count) if is_count else 0.0
+    count: object = usage.get(name) if is_mapping(usage) else None
+    if isinstance(count, bool) or not isinstance(count, int | float):
+        return 0.0
+    return float(count) if 0 <= count <= _MOST_TOKENS else 0.0  # not for NaN
 
 
 def _images(sample: Fields) -> list[bytes]:

@@ -161,7 +161,7 @@ def test_a_report_shows_a_reference_as_text(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
     run = load_run(tmp_path)
     assert run.estimator == "${oc.env:CEPO_SECRET}"
-    assert run.config["algorithm"]["note"] == "${kept}"
+    assert dict(leaves(run.config))["algorithm.note"] == "${kept}"
 
 
 def test_what_describes_an_own_run_is_taken_whole(tmp_path: Path) -> None:
