@@ -71,6 +71,7 @@ def merge(
     *,
     base: str | None = None,
     chat_template: Path | str | None = None,
+    config: Path | str | None = None,
     dtype: Literal["bf16", "fp16", "fp32"] | None = None,
     trust_remote_code: bool = False,
 ) -> Path:
@@ -81,20 +82,24 @@ def merge(
         out: a folder that does not exist or is empty.
         base: the model that training started from; None for the one that the run names.
         chat_template: file of the template that the run was trained with; None for the run's.
+        config: the run's configuration, if you trust it; None for the run's config.yaml, which of a stranger's run decides
+            no model and no file outside the run.
         dtype: type of the written weights; None for the base's.
         trust_remote_code: whether Python code that comes with the base may run.
 
     Raises:
         CheckpointError: the checkpoint or its base cannot be read, or `out` cannot be written.
-        ConfigError: the run's config.yaml names a file outside the run, or refers to another setting.
+        ConfigError: the run's config.yaml names a model of a stranger or a file outside the run, or refers to another
+            setting.
     """
     from cepo.commands.checkpoint_arguments import find_base
     from cepo.workers.merged_model import actor_folder, merge_checkpoint
 
     actor = actor_folder(Path(checkpoint))
     template = None if chat_template is None else Path(chat_template)
-    found = find_base(actor, path=base, chat_template=template, trust_remote_code=trust_remote_code)
-    merge_checkpoint(actor, Path(out), found, dtype=dtype)
+    trusted = None if config is None else Path(config)
+    model = find_base(actor, path=base, chat_template=template, trust_remote_code=trust_remote_code, config=trusted)
+    merge_checkpoint(actor, Path(out), model, dtype=dtype)
     return Path(out)
 
 

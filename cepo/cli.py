@@ -306,6 +306,7 @@ def credit(dry_run: bool, **options: Any) -> None:
 @click.option("--out", type=_FOLDER, required=True, help="New folder for the merged model.")
 @click.option("--base", help="Model that training started from; default: the one in the run's config.yaml.")
 @click.option("--chat-template", type=_FILE, help="Chat template of the run, if it is not its model's.")
+@click.option("--config", type=_FILE, help="Configuration that you trust, such as RUN/config.yaml; default: see docs.")
 @click.option("--dtype", type=click.Choice(("bf16", "fp16", "fp32")), help="Type of the weights; default: the base's.")
 @click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the base model.")
 @click.option("--upload", metavar="ORG/NAME", help="Upload the folder to the hub; a new repository is private.")

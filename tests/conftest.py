@@ -6,6 +6,8 @@ import gc
 import inspect
 import os
 import random
+import shutil
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from shutil import copytree
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 
 # Imports make millions of objects that stay; collections between them would take a third of their time.
 gc.disable()
+# Runs of tests are noted as the user's own here, not in his home.
+_STATE = tempfile.mkdtemp(prefix="cepo_tests_state_")
+os.environ["XDG_STATE_HOME"] = _STATE
 # Before any test module imports them: Ray reads its variables, and the hook acts, on first import only.
 prepare_own_cluster()
 install_import_hook(["cepo.losses"], "beartype.beartype")
@@ -57,6 +62,12 @@ def _garbage_at_last() -> Iterator[None]:
     """Bindings that count what is left at the exit find nothing."""
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _state_removed() -> Iterator[None]:
+    yield
+    shutil.rmtree(_STATE)
 
 
 @pytest.fixture(scope="module", autouse=True)

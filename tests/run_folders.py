@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from cepo.config import dump_config, load_config
+from cepo.config.own_records import remember_own_record
 from cepo.tracking.run_folder import png_bytes
 from cepo.tracking.sinks import RunDescription, build_tracker
 from cepo.tracking.trace import GroupRecord, RolloutRecord
@@ -45,14 +46,20 @@ def write_run(
     return folder
 
 
-def write_checkpoint(run: Path, *settings: str, model: str = "microgeo:model") -> Path:
-    """A checkpoint with an adapter in a run folder, whose record has further settings; returns the checkpoint."""
+def write_checkpoint(run: Path, *settings: str, model: str = "microgeo:model", own: bool = False) -> Path:
+    """A checkpoint with an adapter in a run folder, whose record has further settings; returns the checkpoint.
+
+    The run is that of a stranger, or else the user's `own`.
+    """
     adapter = run / "global_step_2" / "actor" / "lora_adapter"
     adapter.mkdir(parents=True)
     (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": model, "r": 4}))
     base = dump_config(load_config(["config=configs/microgeo/base.yaml", f"worker.actor.model.model_path={model}"]))
     tree = OmegaConf.merge(OmegaConf.create(base), OmegaConf.from_dotlist(list(settings)))
-    (run / "config.yaml").write_text(OmegaConf.to_yaml(tree), encoding="utf-8")
+    text = OmegaConf.to_yaml(tree)
+    (run / "config.yaml").write_text(text, encoding="utf-8")
+    if own:
+        remember_own_record(text)
     return run / "global_step_2"
 
 

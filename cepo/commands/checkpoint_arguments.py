@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from cepo.config import RunConfig, load_config
 from cepo.config.paths import HUB_NAME, MICROGEO_MODELS
-from cepo.config.record import CHAT_TEMPLATE, MODEL, recorded_for_evaluation, recorded_model
+from cepo.config.recorded import CHAT_TEMPLATE, MODEL, recorded_for_evaluation, recorded_model
 from cepo.errors import CheckpointError, ConfigError, ForeignFileError
 from cepo.foreign_files import read_text
 from cepo.tracking.run_folder import CONFIG_FILE
@@ -20,29 +20,35 @@ if TYPE_CHECKING:
     from cepo.workers.merged_model import BaseModel
 
 _MODEL = f"{MODEL}.model_path"
+_OVERRIDES = f"{MODEL}.override_config"
 
 
 def config_of_checkpoint(
-    checkpoint: str | None, settings: Sequence[str], *, also: Collection[str] = ()
+    checkpoint: str | None, settings: Sequence[str], *, also: Collection[str] = (), unread: Collection[str] = ()
 ) -> tuple[RunConfig, Path | None]:
     """Returns the configuration, whose model is loaded first, and the folder of trained weights to load into it if any.
 
     Without `config=` among the settings, data, model, sampling, correctness rule and the sections `also` are those of
-    the checkpoint's run.
+    the checkpoint's run, as far as `cepo.config.recorded` takes them. The command does not read the data `unread`.
     """
     actor, model = _resolved(checkpoint)
-    given, recorded = [argument.partition("=")[0] for argument in settings], None
+    given = [argument.partition("=")[0] for argument in settings]
+    recorded = None
     if "config" not in given:
-        file = None if actor is None else actor.resolve().parent.parent / CONFIG_FILE
+        file = None if actor is None else _config_file(actor)
         if file is None or not file.is_file():
             where = "" if file is None else f" (there is no {file})"
             raise ConfigError(f"give config=FILE, which defines the prompts{where}")
-        recorded = recorded_for_evaluation(file, given, also=also)
+        recorded = recorded_for_evaluation(file, given, also=also, without_data=unread)
     arguments = [*settings, *([] if model is None else [f"{_MODEL}={model}"])]
     config = load_config(arguments, recorded=recorded)
     if actor is not None:
-        config = _with_base(config, actor, chosen=_MODEL in given)
+        config = _with_base(config, actor, given)
     return config, actor
+
+
+def _config_file(actor: Path) -> Path:
+    return actor.resolve().parent.parent / CONFIG_FILE
 
 
 def name_of_results(checkpoint: str) -> str:
@@ -66,19 +72,29 @@ def _resolved(checkpoint: str | None) -> tuple[Path | None, str | None]:
     )
 
 
-def _with_base(config: RunConfig, actor: Path, *, chosen: bool) -> RunConfig:
-    """Returns the configuration with the checkpoint's base model, which its run or its adapter names."""
+def _with_base(config: RunConfig, actor: Path, given: Collection[str]) -> RunConfig:
+    """Returns the configuration with the checkpoint's base model, which its run or its adapter names.
+
+    Entries of the model that are among the keys `given` on the command line remain.
+    """
     model = config.worker.actor.model
-    path = model.model_path if chosen else None
+    named = dataclasses.asdict(model)
     try:
-        base = find_base(actor, path=path, trust_remote_code=model.trust_remote_code)
+        base = find_base(
+            actor,
+            path=model.model_path if _MODEL in given else None,
+            trust_remote_code=model.trust_remote_code,
+            named=named,
+            given=given,
+        )
     except CheckpointError as error:
-        raise CheckpointError(f"{error} (of cepo merge), here with worker.actor.model.model_path=MODEL") from error
+        raise CheckpointError(f"{error} (of cepo merge), here with {_MODEL}=MODEL") from error
+    overridden = any(key.startswith(_OVERRIDES) for key in given)
     model = dataclasses.replace(
         model,
         model_path=base.path,
         tokenizer_path=model.tokenizer_path or base.tokenizer_path,
-        override_config=base.override_config,
+        override_config=model.override_config if overridden else base.override_config,
         trust_remote_code=base.trust_remote_code,
     )
     actor_section = dataclasses.replace(config.worker.actor, model=model)
@@ -86,22 +102,39 @@ def _with_base(config: RunConfig, actor: Path, *, chosen: bool) -> RunConfig:
 
 
 def find_base(
-    actor: Path, *, path: str | None = None, chat_template: Path | None = None, trust_remote_code: bool = False
+    actor: Path,
+    *,
+    path: str | None = None,
+    chat_template: Path | None = None,
+    trust_remote_code: bool = False,
+    config: Path | None = None,
+    named: Fields | None = None,
+    given: Collection[str] = (),
 ) -> BaseModel:
     """Finds the base model of an actor's folder: `path`, else the one in the run's config.yaml, else the adapter's.
 
     Tokenizer, chat template and changed entries of the model's configuration come from the run's config.yaml, if there
     is one. The file `chat_template` replaces the recorded template.
-    """
-    from cepo.workers.merged_model import BaseModel, adapter_base
 
-    config_file = actor.resolve().parent.parent / CONFIG_FILE
-    given = [key for key, value in ((_MODEL, path), (CHAT_TEMPLATE, chat_template)) if value is not None]
+    Args:
+        config: a file to read in place of the run's config.yaml, which the user trusts.
+        named: entries of `worker.actor.model` that the user has named; a record or an adapter of a stranger may repeat
+            them, and names no other model but `microgeo:model`.
+        given: keys that the command line has, whose recorded values are not read.
+
+    Raises:
+        ConfigError: the run's config.yaml names what it may not decide.
+        CheckpointError: no model is named, an adapter of a stranger names one, or the chat template cannot be read.
+    """
+    from cepo.workers.merged_model import BaseModel
+
+    config_file = config or _config_file(actor)
+    elsewhere = [*given, *(key for key, value in ((_MODEL, path), (CHAT_TEMPLATE, chat_template)) if value is not None)]
     settings: Fields = {}
     # Other recorded settings are ignored: reward files, plugins and data need not exist where the merge runs. Consent to
     # remote code and references to environment variables must come from the user.
     if config_file.is_file():
-        settings, recorded = recorded_model(config_file, given)
+        settings, recorded = recorded_model(config_file, elsewhere, named=named, trusted=config is not None)
         chat_template = chat_template or (None if recorded is None else Path(recorded))
     try:
         template = None if chat_template is None else read_text(chat_template)
@@ -110,15 +143,28 @@ def find_base(
             f"the chat template {chat_template} {error.fault}; the model was trained with it, so restore the file, or give "
             "its path with --chat-template"
         ) from error
-    found = path or settings.get("model_path") or adapter_base(actor)
-    if found is None:
+    base = path or settings.get("model_path") or _base_of_adapter(actor, named)
+    if base is None:
         raise CheckpointError(
             f"{actor} does not say which model was trained (there is no {config_file}); name it with --base"
         )
     return BaseModel(
-        path=found,
+        path=base,
         tokenizer_path=settings.get("tokenizer_path"),
         chat_template=template,
         override_config=settings.get("override_config") or {},
         trust_remote_code=trust_remote_code,
+    )
+
+
+def _base_of_adapter(actor: Path, named: Fields | None) -> str | None:
+    """Returns the base model that the adapter names; raises `CheckpointError` if the user has not named it."""
+    from cepo.workers.merged_model import adapter_base
+
+    base = adapter_base(actor)
+    if base is None or base in MICROGEO_MODELS or base == (named or {}).get("model_path"):
+        return base
+    raise CheckpointError(
+        f"{actor} names the base model {base[:200]!a}, and anybody can have written that; if it is the one you mean, name it "
+        f"with --base {base:.200}"
     )

@@ -15,6 +15,7 @@ from cepo import interrupts
 from cepo.commands.checkpoint_arguments import config_of_checkpoint, name_of_results
 from cepo.config import RunConfig
 from cepo.config.paths import check_model_and_data, located_data
+from cepo.config.recorded import TRAIN_FILES, VAL_FILES
 from cepo.data.hub import require_hub_names
 from cepo.errors import ConfigError
 from cepo.foreign_files import read_text
@@ -84,7 +85,8 @@ def make_plan(options: Mapping[str, str], settings: Sequence[str]) -> Plan:
     sampling = {**protocol, **options}
     length = ["data.max_response_length=32000"] if protocol else []
     chosen = [f"worker.rollout.val_override_config.{key}={sampling[key]}" for key in _PAPER_SAMPLING if key in sampling]
-    config, actor = config_of_checkpoint(checkpoint, [*length, *settings, *chosen])
+    unread = (TRAIN_FILES, VAL_FILES) if options.get("data") else (TRAIN_FILES,)
+    config, actor = config_of_checkpoint(checkpoint, [*length, *settings, *chosen], unread=unread)
     override = config.worker.rollout.val_override_config
     if override.get("temperature") == 0 and override.get("n", config.worker.rollout.n) > 1:
         raise ConfigError("temperature=0 samples the same response n times; set n=1")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from cepo.commands.checkpoint_arguments import config_of_checkpoint, name_of_results
 from cepo.config import RunConfig
 from cepo.config.record import plain_tree
+from cepo.config.recorded import TRAINED, VAL_FILES
 from cepo.errors import ConfigError
 from cepo.live_view import SafeConsole
 from cepo.progress import log_to_stderr
@@ -44,7 +45,7 @@ def make_credit_plan(
     from cepo.credit.method_list import read_methods
 
     sources = [] if data is None else [f"data.train_files={data}"]
-    config, actor = config_of_checkpoint(checkpoint, [*settings, *sources], also=("worker.actor",))
+    config, actor = config_of_checkpoint(checkpoint, [*settings, *sources], also=TRAINED, unread=(VAL_FILES,))
     if config.worker.rollout.n < 2:
         raise ConfigError(
             f"worker.rollout.n={config.worker.rollout.n}: responses are compared within groups of at least 2"

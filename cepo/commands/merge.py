@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import cepo
 from cepo.commands.checkpoint_arguments import find_base
-from cepo.config.paths import find_path
+from cepo.config.paths import find_path, require_file
 from cepo.errors import CheckpointError, ConfigError
 from cepo.foreign_files import irregular_file
 from cepo.progress import log_to_stderr, phase
@@ -40,6 +40,7 @@ def merge_and_upload(
     *,
     base: str | None,
     chat_template: Path | None,
+    config: Path | None,
     dtype: FloatType | None,
     trust_remote_code: bool,
     upload: str | None,
@@ -53,7 +54,8 @@ def merge_and_upload(
     if public and upload is None:
         raise ConfigError("--public applies only to --upload; add --upload ORG/NAME, or leave --public out")
     actor = actor_folder(checkpoint)
-    model = find_base(actor, path=base, chat_template=chat_template, trust_remote_code=trust_remote_code)
+    require_file("--config", config)
+    model = find_base(actor, path=base, chat_template=chat_template, trust_remote_code=trust_remote_code, config=config)
     if upload is not None:
         prepare_repository(upload, private=not public)
     print_plain(f"merging {actor} with base {model.path}")

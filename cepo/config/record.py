@@ -1,8 +1,7 @@
-"""Writes a configuration as YAML and for the record of its run, and reads such a record of an unknown source back.
+"""Writes a configuration as YAML and for the record of its run, which `cepo.config.recorded` reads back.
 
 A record keeps secrets out: it has references in place of values from the environment, and masks settings with secret-like
-names. A run folder may have been downloaded, so its configuration must neither choose code that runs here nor read this
-machine's environment. Users who trust it pass `config=<folder>/config.yaml` or the setting on the command line.
+names.
 """
 
 from __future__ import annotations
@@ -10,46 +9,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import logging
 import re
-from collections.abc import Collection, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from cepo.algorithms.base import SHARED, own_fields
-from cepo.config.easyr1 import EASYR1_KEYS
-from cepo.config.paths import PACKAGE_FOLDER, SHIPPED_FOLDER, find_path, split_function, without_user
 from cepo.config.schema import RunConfig, RunSettings
-from cepo.config.sources import Origins, Source, read_file
-from cepo.config.worker_schema import parts_of
-from cepo.errors import ConfigError, DataError
-from cepo.foreign_files import require_within
 from cepo.sections import is_decisive
-from cepo.trees import Fields, Tree, is_dict, is_list, is_mapping, leaves, nested, texts_of, with_texts
+from cepo.trees import Tree, is_dict, is_list, is_mapping, leaves, with_texts
 
-logger = logging.getLogger(__name__)
-
-MODEL = "worker.actor.model"
-CHAT_TEMPLATE, FORMAT_PROMPT = "data.override_chat_template", "data.format_prompt"
-_EVALUATED = (
-    "data",
-    MODEL,
-    "worker.rollout",
-    "worker.reward.reward_function",
-    "worker.reward.reward_function_kwargs",
-    "worker.reward.reward_weights",
-    "worker.reward.answer_function",
-    "worker.reward.skip_special_tokens",
-    "worker.reward.timeout_seconds",
-    "algorithm.correct_key",
-    "algorithm.correct_threshold",
-)
-_REMOTE_CODE = f"{MODEL}.trust_remote_code"
-_FUNCTIONS = ("worker.reward.reward_function", "worker.reward.answer_function")
-_INTERPOLATION = re.compile(r"(?<!\\)(?:\\\\)*\$\{")
-"""Matches `${` after an even number of backslashes; after an odd number it is text."""
 _KEYWORDS = "worker.reward.reward_function_kwargs"
 _MASK = "***"
 _SECRET_NAME = (
@@ -164,80 +134,3 @@ def masked_argument(argument: str) -> str:
     if separator and value and is_secret(key.rpartition(".")[2].lstrip("-")) and not value.startswith("${"):
         return f"{key}={_MASK}"
     return _USER_IN_URL.sub(_MASK, _SECRET_ENTRY.sub(rf"\g<name>{_MASK}", argument))
-
-
-def recorded_for_evaluation(file: Path, given: Collection[str], *, also: Collection[str] = ()) -> Source:
-    """Returns data, model, sampling and verdict settings of a run's `config.yaml`, without the keys `given` elsewhere.
-
-    `also` are further sections to read, which must not name files. Raises `ConfigError` if a needed setting names a reward
-    file that is not part of cepo, a chat template or a format prompt outside the run folder, or is a reference, which may
-    read the environment.
-    """
-    kept, origins = _kept(file, (*_EVALUATED, *also), given)
-    for key in _FUNCTIONS:
-        value = kept.get(key)
-        names = [] if value is None else value if is_list(value) else parts_of(str(value))
-        for name in map(str, names):
-            if not _is_shipped(split_function(name)[0]):
-                raise ConfigError(
-                    f"{origins.place_of(key)}: the run was rewarded by {name}, a file that is not part of cepo and would run "
-                    f"here. If you trust it, give {key}={name}, or config={file} for the whole configuration"
-                )
-    for key in (CHAT_TEMPLATE, FORMAT_PROMPT):
-        _require_own_file(kept, key, file, f"{key}=")
-    return Source(nested(kept), origins)
-
-
-def recorded_model(file: Path, given: Collection[str]) -> tuple[Fields, str | None]:
-    """Returns the run's `worker.actor.model`, without `trust_remote_code`, and the file of its chat template."""
-    kept, _ = _kept(file, (MODEL, CHAT_TEMPLATE), given)
-    of_model = {key.removeprefix(f"{MODEL}."): value for key, value in kept.items() if key.startswith(f"{MODEL}.")}
-    model = without_interpolation(nested(of_model))
-    if not model:
-        raise ConfigError(f"{file} is not the configuration of a run: {MODEL} is not a section")
-    _require_own_file(kept, CHAT_TEMPLATE, file, "--chat-template ")
-    return model, without_interpolation(kept.get(CHAT_TEMPLATE))
-
-
-def _require_own_file(kept: Fields, key: str, file: Path, remedy: str) -> None:
-    """Refuses a file outside the run folder, unless it is part of cepo: a record could expose any of this machine."""
-    name = kept.get(key)
-    if name is None or _is_shipped(str(name)):
-        return
-    try:
-        require_within(without_user(str(name)), file.parent)
-    except DataError as error:
-        raise ConfigError(
-            f"{file}: {key} is {name}, which is not in the run's folder. If you trust that record, give {remedy}{name}"
-        ) from error
-
-
-def _kept(file: Path, taken: Collection[str], given: Collection[str]) -> tuple[Tree, Origins]:
-    """Returns the file's settings below `taken` by dotted key, and the lines of all."""
-    source, _ = read_file(file, within=file.parent)
-    kept: Tree = {}
-    for key, value in leaves(source.tree, whole=EASYR1_KEYS):
-        if not _below(key, taken) or _below(key, given):
-            continue
-        if key == _REMOTE_CODE:
-            if value:
-                place = source.origins.place_of(key)
-                logger.warning(f"{place}: {key} is not taken from a run's own record; if you trust it, set it yourself")
-            continue
-        if any(map(_INTERPOLATION.search, texts_of(value))):
-            raise ConfigError(
-                f"{source.origins.place_of(key)}: {key} refers to {value!r}, and references of a run's own record are not "
-                f"followed, since they may read the environment; give {key}=..."
-            )
-        kept[key] = value
-    return kept, source.origins
-
-
-def _below(key: str, sections: Collection[str]) -> bool:
-    return any(key == section or key.startswith(f"{section}.") for section in sections)
-
-
-def _is_shipped(file: str) -> bool:
-    found = find_path(file)
-    folders = (PACKAGE_FOLDER, SHIPPED_FOLDER / "configs", SHIPPED_FOLDER / "examples")
-    return found is not None and any(found.resolve().is_relative_to(folder.resolve()) for folder in folders)

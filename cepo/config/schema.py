@@ -17,6 +17,16 @@ from cepo.sections import DECISIVE, NOT_DECISIVE, Count, CountOrOff, Natural, No
 from cepo.trees import Fields
 
 
+def _one_line(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError(f"{text!a} has a line end or another control character; give a name without it")
+    return text
+
+
+OneLine = Annotated[str, AfterValidator(_one_line)]
+"""A name of a folder without line ends and other control characters, which shells and YAML change."""
+
+
 @section
 class DataConfig:
     """`data.*`: the sources of the problems and how prompts are made from them."""
@@ -140,9 +150,9 @@ class TrainerConfig:
     """Passes over the training set; max_steps overrides it."""
     max_steps: Natural | None = None
     """Number of training steps, also for the learning-rate schedule; null: total_epochs decides."""
-    project_name: str = "cepo"
+    project_name: OneLine = "cepo"
     """Project in trackers, and outer folder of checkpoints and records."""
-    experiment_name: str = "demo"
+    experiment_name: OneLine = "demo"
     """Run in trackers, and folder within the project's."""
     logger: list[Literal["console", "file", "tensorboard", "wandb", "mlflow", "swanlab", "trackio"]] = [
         "console",
@@ -198,9 +208,9 @@ class TrainerConfig:
     them."""
     save_on_interrupt: bool = True
     """After Ctrl-C or SIGTERM finish the step and save a checkpoint first; a second signal ends at once."""
-    save_checkpoint_path: str | None = None
+    save_checkpoint_path: OneLine | None = None
     """Run folder; null: checkpoints/<project_name>/<experiment_name>."""
-    load_checkpoint_path: str | None = None
+    load_checkpoint_path: OneLine | None = None
     """Checkpoint folder global_step_<N> to start from."""
     find_last_checkpoint: bool = True
     """Resume from the last checkpoint in the run folder, if there is one."""

@@ -16,7 +16,7 @@ from cepo.config.paths import find_config_file, find_path, searched
 from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import read_text
 from cepo.sections import SectionError, read_section
-from cepo.trees import Tree, is_mapping
+from cepo.trees import Tree, is_mapping, leaves
 
 _Section = TypeVar("_Section")
 _ARGUMENT_KEY = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
@@ -151,6 +151,12 @@ def read_argument(argument: str) -> Source:
     except (OmegaConfBaseException, ValueError, TypeError, AssertionError, RecursionError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ConfigError(f"argument '{argument[:200]}': {reason}.") from error
+    parsed = dict(leaves(tree)).get(key)
+    if isinstance(parsed, str) and len(value.strip().splitlines()) > 1 and "\n" not in parsed:
+        raise ConfigError(
+            f"argument {argument!a}: YAML would make a space of the line end; give a value in one line, or quoted as in "
+            'key="one\\ntwo".'
+        )
     places: dict[str, str] = {}
     _collect_argument_keys(tree, "", f"argument '{argument}'", places)
     return Source(tree, Origins(places, {key: value}))

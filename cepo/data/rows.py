@@ -9,7 +9,7 @@ from pathlib import Path
 from cepo.config.schema import DataConfig
 from cepo.data.cells import Cells, has_column, read_cells
 from cepo.data.contexts import Problem, UserTemplate
-from cepo.data.images import ImageRules, PixelBudget, decoded_images, located, checked_sizes
+from cepo.data.images import ImageRules, PixelBudget, checked_sizes, decoded_images, located
 from cepo.data.json_text import without_spelling
 from cepo.data.videos import load_video
 from cepo.errors import ConfigError, DataError
@@ -64,10 +64,11 @@ class RowReader:
         config, cells = self._config, read_cells(row, self._config)
         *history, last = self._turns(cells)
         budget = PixelBudget()
-        videos = self._videos(cells, budget)
-        images = decoded_images({config.image_key: cells.images}, config.image_key, self._rules, budget)
         teacher_key = config.teacher_image_key
-        teacher_images = decoded_images({str(teacher_key): cells.teacher_images}, teacher_key, self._rules, budget)
+        with located(f"{self._source}, row {number}"):
+            videos = self._videos(cells, budget)
+            images = decoded_images({config.image_key: cells.images}, config.image_key, self._rules, budget)
+            teacher_images = decoded_images({str(teacher_key): cells.teacher_images}, teacher_key, self._rules, budget)
         if videos:  # which are sent by value, and the images with them
             source = None
         taken = (config.answer_key, config.image_key, config.video_key, config.teacher_image_key)

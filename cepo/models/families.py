@@ -162,6 +162,7 @@ class GridFamily(Family):
     """
 
     vision_modules: tuple[str, ...] = ("visual",)
+    processors: tuple[str, ...] = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL")
     num_position_axes = 3
     image_reader = GridReader
 
@@ -227,19 +228,30 @@ FAMILIES: tuple[Family, ...] = (
     Qwen35(title="Qwen3.5", model_types=("qwen3_5",)),
     Qwen35(title="Qwen3.5-MoE", model_types=("qwen3_5_moe",), has_experts=True),
     # It cuts a large image into tiles of equally many tokens between `<img>` and `</img>`.
-    ProcessedFamily(title="InternVL3", model_types=("internvl",), vision_modules=_TOWER),
+    ProcessedFamily(
+        title="InternVL3", model_types=("internvl",), vision_modules=_TOWER, processors=("InternVL", "GotOcr2")
+    ),
     # Features are (tiles, tokens per tile, H), which the model merges.
     ProcessedFamily(
         title="SmolVLM2, Idefics3",
         model_types=("smolvlm", "idefics3"),
         vision_modules=("vision_model", "connector"),
+        processors=("SmolVLM", "Idefics3"),
     ),
-    Gemma3(title="Gemma 3", model_types=("gemma3",), placeholder="boi_token_id", vision_modules=_TOWER, siglip=True),
+    Gemma3(
+        title="Gemma 3",
+        model_types=("gemma3",),
+        placeholder="boi_token_id",
+        vision_modules=_TOWER,
+        processors=("Gemma3",),
+        siglip=True,
+    ),
     LlavaOneVision(
         title="LLaVA-OneVision",
         model_types=("llava_onevision",),
         vision_modules=_TOWER,
         vision_parameters=("image_newline",),
+        processors=("LlavaOnevision",),
         siglip=True,
     ),
     Family(title="Qwen3", model_types=("qwen3",)),
@@ -251,7 +263,30 @@ FAMILIES: tuple[Family, ...] = (
 )
 """All supported families, in the order of the table in docs/models.md."""
 
+TOKENIZERS = (
+    "Qwen2Tokenizer", "Qwen3_5Tokenizer", "LlamaTokenizer", "GemmaTokenizer", "GPT2Tokenizer", "GPTNeoXTokenizer",
+    "PreTrainedTokenizer", "TokenizersBackend",
+)  # fmt: skip
+"""The classes of the families' tokenizers, as `tokenizer_config.json` names them; an ending `Fast` names the same."""
+
 _BY_TYPE: dict[str, Family] = {model_type: family for family in FAMILIES for model_type in family.model_types}
+
+
+def is_part(kind: str) -> bool:
+    """Returns whether a supported model may have a text model or a vision tower of this `model_type`."""
+    base = re.sub("(_text|_vision|_vision_model)$", "", kind)
+    return base == "siglip" or any(base in family.model_types for family in FAMILIES)
+
+
+def processors_of(model_type: object) -> list[str]:
+    """Returns the starts of the names of the processors of a `model_type`; of all families, if none has that type."""
+    named = [family for family in FAMILIES if model_type in family.model_types and family.reads_images]
+    return list(dict.fromkeys(start for family in named or FAMILIES for start in family.processors))
+
+
+def reads_grids(model_type: object) -> bool:
+    """Returns whether a family's processor takes a size as a number of pixels; the others take it as edges."""
+    return any(isinstance(family, GridFamily) for family in FAMILIES if model_type in family.model_types)
 
 
 def family_of(

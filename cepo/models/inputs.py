@@ -285,6 +285,7 @@ class Family:
         has_experts: whether it is a mixture of experts. Experts are not linear layers, so LoRA adapts only the others.
         vision_modules: names under `model.model` of the modules that compute image features and nothing else.
         vision_parameters: names under `model.model` of other parameters on which the features depend.
+        processors: starts of the names of transformers' classes that read its images and videos.
         placeholder: the configuration's entry for the placeholder of a whole image in a prompt for the rollout engine.
         why_padded: the reason why rows cannot be packed; empty if they can, given full causal attention in every layer.
         num_position_axes: 3 with M-RoPE (time, height, width), else 1.
@@ -297,6 +298,7 @@ class Family:
     has_experts: bool = False
     vision_modules: tuple[str, ...] = ()
     vision_parameters: tuple[str, ...] = ()
+    processors: tuple[str, ...] = ()
     placeholder: str = "image_token_id"
     why_padded: ClassVar[str] = ""
     num_position_axes: ClassVar[int] = 1

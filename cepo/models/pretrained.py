@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
 import logging
@@ -15,11 +16,13 @@ from torch import Tensor, nn
 
 from cepo.config.checks import INSTALL_BITSANDBYTES
 from cepo.config.worker_schema import LoraConfig
-from cepo.errors import CheckpointError, ConfigError, DataError, EngineError
-from cepo.foreign_files import LARGEST_JSON, hub_folder, open_regular, read_json
+from cepo.errors import CheckpointError, ConfigError, EngineError
+from cepo.foreign_files import read_json
 from cepo.models.families import family_of
+from cepo.models.folder_check import check_model_folder
 from cepo.models.segments import ATTENTION_NAME, segment_attention
-from cepo.trees import is_list, is_mapping
+from cepo.models.weights_check import check_loaded, check_stored
+from cepo.trees import Fields
 
 if TYPE_CHECKING:
     from transformers import BitsAndBytesConfig, PreTrainedConfig
@@ -36,7 +39,7 @@ def read_config(path: str, *, trust_remote_code: bool, section: str = "worker.ac
     import transformers
 
     with unreadable(section, path):
-        check_model_files(path)
+        check_model_folder(path, trusted=trust_remote_code)
         return transformers.AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
 
 
@@ -45,7 +48,10 @@ def unreadable(section: str, path: str) -> Iterator[None]:
     """Makes every error a `ConfigError`: damaged files make transformers and tokenizers raise almost anything."""
     try:
         yield
-    except Exception as error:
+    except BaseException as error:
+        # A panic of tokenizers, which is written in Rust, is no Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ConfigError(
             f"{section}.model_path '{path}': no model can be read there ({first_line}); "
@@ -72,8 +78,6 @@ def load_model(
     quantised, or `override_config` names an unknown entry; `EngineError`: the weights are missing or damaged.
     """
     import transformers
-    from accelerate import init_empty_weights
-    from transformers.initialization import no_init_weights
 
     config = read_config(path, trust_remote_code=trust_remote_code, section=section)
     family = family_of(config, section=section, trust_remote_code=trust_remote_code)
@@ -87,26 +91,38 @@ def load_model(
             "were made from; worker.actor.model.lora.quantization=nf4 quantises it as it is loaded"
         )
     auto: Any = transformers.AutoModelForImageTextToText if family.reads_images else transformers.AutoModelForCausalLM
-    options = {"dtype": dtype, "attn_implementation": "sdpa", "trust_remote_code": trust_remote_code}
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa", "trust_remote_code": trust_remote_code}
     try:
         if not with_weights:
-            with no_init_weights(), init_empty_weights(include_buffers=False):
-                model = auto.from_config(config, **options)
-            model.tie_weights()
-            return model
-        if quantization is None:
-            return auto.from_pretrained(path, config=config, **options)
-        # An error in the head affects all logits of every token, and a tied head is the embeddings, which are not linear
-        # layers. The vision tower has a small share of the weights, and its features are computed once per image.
-        quantization.llm_int8_skip_modules = ["lm_head", *(f"model.{name}" for name in family.vision_modules)]
-        model = auto.from_pretrained(path, config=config, quantization_config=quantization, **options)
-        _prepare_quantised(model)
+            return _empty_model(auto, config, options)
+        if Path(path).is_dir():
+            check_stored(Path(path), _empty_model(auto, config, options))
+        if quantization is not None:
+            # An error in the head affects all logits of every token, and a tied head is the embeddings, which are not
+            # linear layers. The vision tower has a small share of the weights, and its features are computed once per image.
+            quantization.llm_int8_skip_modules = ["lm_head", *(f"model.{name}" for name in family.vision_modules)]
+            options["quantization_config"] = quantization
+        model, info = auto.from_pretrained(path, config=config, output_loading_info=True, **options)
+        check_loaded(info, is_critic=section == "worker.critic.model")
+        if quantization is not None:
+            _prepare_quantised(model)
         return model
     except Exception as error:  # damaged files make transformers and torch raise almost anything
         raise EngineError(
             f"{section}.model_path '{path}': its weights cannot be loaded ({type(error).__name__}: {error}). If a file is "
             "truncated or damaged, copy or download the folder again"
         ) from error
+
+
+def _empty_model(auto: Any, config: Any, options: Mapping[str, Any]) -> Any:
+    """Returns a model whose parameters are on the meta device; buffers are real, because no checkpoint holds them."""
+    from accelerate import init_empty_weights
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights(), init_empty_weights(include_buffers=False):
+        model = auto.from_config(copy.deepcopy(config), **options)
+    model.tie_weights()
+    return model
 
 
 def sharded_blocks(model: Any, *, without: Sequence[nn.Module] = ()) -> list[nn.Module]:
@@ -167,55 +183,6 @@ def share_segments(model: Any) -> str | None:
     AttentionInterface.register(ATTENTION_NAME, segment_attention)
     config._attn_implementation = ATTENTION_NAME
     return None
-
-
-_CONFIG, WEIGHTS_INDEX = "config.json", "model.safetensors.index.json"
-_COPIED = (".json", ".jinja", ".txt", ".model")
-"""Files whose content a merge copies into its own folder. Weights may be links to another disk."""
-_LARGEST = {
-    "num_hidden_layers": 2_000,
-    "depth": 2_000,
-    "num_attention_heads": 10_000,
-    "num_key_value_heads": 10_000,
-    "hidden_size": 1_000_000,
-    "intermediate_size": 10_000_000,
-    "vocab_size": 10_000_000,
-}
-"""Sizes above these would fill the memory before a weight is read."""
-
-
-def check_model_files(path: str) -> None:
-    """Raises DataError unless a folder's files are regular, its index names files in it, and its sizes are possible.
-
-    Hub names are not checked: the hub's client writes only regular files.
-    """
-    folder = Path(path)
-    if not folder.is_dir():
-        return
-    for file in (*folder.iterdir(), *folder.glob("additional_chat_templates/*")):
-        if not file.is_dir():
-            copied = file.suffix in _COPIED
-            open_regular(
-                file, within=hub_folder(folder) if copied else None, largest=LARGEST_JSON if copied else None
-            ).close()
-    if (folder / _CONFIG).exists():
-        for name, value in _entries(read_json(folder / _CONFIG, dict)):
-            if name in _LARGEST and isinstance(value, int) and not 0 <= value <= _LARGEST[name]:
-                raise DataError(f"{folder / _CONFIG}: {name} is out of range; accepted: 0 to {_LARGEST[name]:,}")
-    if (folder / WEIGHTS_INDEX).exists():
-        names = read_json(folder / WEIGHTS_INDEX, dict).get("weight_map")
-        inside = is_mapping(names) and all(isinstance(name, str) and Path(name).name == name for name in names.values())
-        if not inside:
-            raise DataError(f"{folder / WEIGHTS_INDEX} does not map weights to files of its folder")
-
-
-def _entries(tree: object) -> Iterator[tuple[str, object]]:
-    """Yields the entries of all mappings in a configuration."""
-    for name, value in tree.items() if is_mapping(tree) else ():
-        yield name, value
-        yield from _entries(value)
-    for value in tree if is_list(tree) else ():
-        yield from _entries(value)
 
 
 QUANTIZATION_CONFIG = "quantization_config.json"
@@ -290,9 +257,24 @@ def read_quantization(folder: Path) -> BitsAndBytesConfig | None:
 
     try:
         settings = read_json(path, dict, within=folder)
-        return BitsAndBytesConfig.from_dict(settings)  # pyright: ignore[reportReturnType]
+        return BitsAndBytesConfig(**_quantization_settings(settings))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} cannot be read as settings of a 4-bit base: {error}") from error
+
+
+def _quantization_settings(recorded: Fields) -> dict[str, Any]:
+    """Returns the recorded settings that a 4-bit base has; raises ValueError for other values."""
+    accepted: dict[str, tuple[object, ...]] = {
+        "load_in_4bit": (True,),
+        "bnb_4bit_quant_type": ("nf4", "fp4"),
+        "bnb_4bit_use_double_quant": (True, False),
+        "bnb_4bit_compute_dtype": tuple(DTYPE_NAMES.values()),
+    }
+    for name, values in accepted.items():
+        value = recorded.get(name)
+        if not any(value is known or (isinstance(value, str) and value == known) for known in values):
+            raise ValueError(f"{name} is {value!r:.100}; accepted: {', '.join(map(str, values))}")
+    return {name: recorded[name] for name in accepted}
 
 
 def _without_scales(layer: nn.Module, state: dict[str, object], prefix: str, _: object) -> None:

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +13,15 @@ from jaxtyping import Int64
 from PIL.Image import Image
 from torch import Tensor
 
-import cepo
 from cepo.config.schema import DataConfig
 from cepo.config.worker_schema import ModelConfig
 from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import read_text
 from cepo.models.families import family_of
 from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageReader, ImageSource, Turn, Video
+from cepo.models.limited_process import ask
 from cepo.models.pretrained import read_config, unreadable
+from cepo.models.tokenizer_check import check_tokenizer
 from cepo.trees import Fields, Tree
 
 IMAGE_MARK, VIDEO_MARK = "<image>", "<video>"
@@ -37,7 +32,6 @@ SECONDS = 10.0
 """The processor time of one rendering, which normally takes about a millisecond."""
 MOST_OWN_CHARACTERS = 1_000_000
 """The maximum number of characters that a template may add to the texts of a conversation."""
-_PACKAGE_PARENT = str(Path(cepo.__file__).resolve().parent.parent)
 
 
 class Processing:
@@ -55,6 +49,7 @@ class Processing:
         config: Any = read_config(path, trust_remote_code=trust_remote_code)
         self.family = family_of(config, trust_remote_code=trust_remote_code)
         with unreadable("worker.actor.model", path):
+            check_tokenizer(path, trusted=trust_remote_code)
             self._processor: Any = AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
         self._path = path
         self.arguments: Tree = {"path": path, "trust_remote_code": trust_remote_code, "chat_template": chat_template}
@@ -64,7 +59,8 @@ class Processing:
             self._processor.chat_template = self.tokenizer.chat_template = chat_template
             self._template = "the chat template in data.override_chat_template"
         self._vocabulary_size: int = config.get_text_config().vocab_size
-        self.images = reader = self.family.reader(self._processor, config)
+        with unreadable("worker.actor.model", path):
+            self.images = reader = self.family.reader(self._processor, config)
         self.image_token_id = None if reader is None else reader.image_token_id
         self.video_token_id = None if reader is None else reader.video_token_id
         self.placeholders = (None if reader is None else reader.placeholder_id, self.video_token_id)
@@ -72,6 +68,17 @@ class Processing:
         self.eos_token_ids = _eos_token_ids(path, config, self.tokenizer, trust_remote_code)
         pad_token_id = self.tokenizer.pad_token_id
         self.pad_token_id: int = self.eos_token_ids[0] if pad_token_id is None else pad_token_id
+        self._in_vocabulary([self.pad_token_id, *self.eos_token_ids])
+
+    def _in_vocabulary(self, token_ids: list[int]) -> list[int]:
+        """Returns the tokens; raises `ConfigError` if one has no row in the model's embeddings."""
+        largest = max(token_ids, default=0)
+        if largest >= self._vocabulary_size:
+            raise ConfigError(
+                f"worker.actor.model.model_path '{self._path}': the tokenizer has a token {largest:,}, and the model has "
+                f"embeddings of {self._vocabulary_size:,} tokens"
+            )
+        return token_ids
 
     @property
     def special_texts(self) -> tuple[str, ...]:
@@ -89,7 +96,7 @@ class Processing:
         visual = {self.image_token_id, self.video_token_id, *self.placeholders} - {None}
         unused = range(max(self.tokenizer.get_vocab().values()) + 1, self._vocabulary_size)
         banned = special.union(self.tokenizer.all_special_ids, visual, unused)
-        return tuple(sorted(banned - set(self.eos_token_ids)))
+        return tuple(sorted(index for index in banned - set(self.eos_token_ids) if index < self._vocabulary_size))
 
     def load_images(
         self, images: Sequence[Image], source: ImageSource | None = None, videos: Sequence[Video] = ()
@@ -137,7 +144,7 @@ class Processing:
         messages = [{"role": turn.role, "content": self._content(turn.text, marks)} for turn in turns]
         whole = self.tokenizer(self._rendered(messages), add_special_tokens=False)["input_ids"]
         controls = [[token for token in ids if token in self._added_token_ids] for ids in (whole, safe)]
-        token_ids = whole if controls[0] == controls[1] else safe
+        token_ids = self._in_vocabulary(whole if controls[0] == controls[1] else safe)
         for mark, placeholder in zip(marks, self.placeholders, strict=False):
             if placeholder is None:
                 continue
@@ -160,10 +167,9 @@ class Processing:
         request = {
             "messages": messages,
             "variables": {**self.tokenizer.special_tokens_map, "chat_template": template},
-            "seconds": SECONDS,
             "most_characters": MOST_OWN_CHARACTERS + len(str(messages)),
         }
-        kind, found = _reply(request)
+        kind, found = ask("render", request, seconds=SECONDS)
         if kind == "text":
             return found
         if kind == "raised":
@@ -197,7 +203,8 @@ class Processing:
         """Tokenises plain text without special tokens. A lone surrogate, which no tokenizer accepts, becomes `?`."""
         if not text:
             return []
-        return self.tokenizer(_encodable(text), add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        token_ids = self.tokenizer(_encodable(text), add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        return self._in_vocabulary(token_ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self.tokenizer.decode(
@@ -248,46 +255,14 @@ def _eos_token_ids(path: str, config: Any, tokenizer: Any, trust_remote_code: bo
     """Returns the tokens that end a response, from the generation config, if there is one, and the tokenizer."""
     from transformers import GenerationConfig
 
-    try:
-        declared = GenerationConfig.from_pretrained(path, trust_remote_code=trust_remote_code).eos_token_id
-    except OSError:  # a checkpoint without generation_config.json
-        declared = getattr(config, "eos_token_id", None)  # only some configurations declare it
+    with unreadable("worker.actor.model", path):
+        try:
+            declared = GenerationConfig.from_pretrained(path, trust_remote_code=trust_remote_code).eos_token_id
+        except OSError:  # a checkpoint without generation_config.json
+            declared = getattr(config, "eos_token_id", None)  # only some configurations declare it
     ids = [declared] if isinstance(declared, int) else list(declared or [])
     if tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in ids:
         ids.append(tokenizer.eos_token_id)
     if not ids:
         raise ConfigError(f"worker.actor.model.model_path '{path}' declares no token that ends a response")
     return tuple(ids)
-
-
-_processes: dict[int, subprocess.Popen[bytes]] = {}
-_locks: dict[int, threading.Lock] = {}
-"""The renderer of each process and its lock, because a forked process must not share its parent's."""
-
-
-def _reply(request: Fields) -> tuple[str, Any]:
-    """Returns what `cepo.models.chat_template` answers, or ("ended", the exit code) if rendering ended the process."""
-    with _locks.setdefault(os.getpid(), threading.Lock()):
-        process = _processes.pop(os.getpid(), None) or _start()  # kept only if it answers this request
-        assert process.stdin is not None and process.stdout is not None, "both are pipes"
-        line = b""
-        with suppress(BrokenPipeError):  # it ended before it read the request
-            process.stdin.write(json.dumps(request).encode() + b"\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        if not line:
-            process.communicate()
-            return "ended", process.returncode
-        _processes[os.getpid()] = process
-        kind, found = json.loads(line)
-        return kind, found
-
-
-def _start() -> subprocess.Popen[bytes]:
-    python_path = [_PACKAGE_PARENT, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "cepo.models.chat_template"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(python_path), "OMP_NUM_THREADS": "1"},
-    )

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cepo.report.score_tables import NOTHING, Cell, ScoreTable
+from cepo.terminal import without_controls
 from cepo.tracking.run_folder import THUMBNAIL, finite_or_none, write_atomically
 from cepo.trees import Fields, Tree
 
@@ -151,7 +152,7 @@ def write_page(
     credit: Mapping[str, object] | None = None,
     clocks: Mapping[str, Mapping[int, float]] | None = None,
 ) -> Path:
-    """Writes a page and returns its path. All texts are escaped.
+    """Writes a page and returns its path. All texts are escaped, and control characters replaced.
 
     The first screen has the `results`, of each measure its value, name and change, and the chart `first` beside a rollout
     of `credit`, the result of `credit_view.credit_view`, which is shown above the sections.
@@ -163,7 +164,7 @@ def write_page(
     shown = {"title": title, "subtitle": subtitle, "results": results, "first": first, "sections": sections}
     text = environment.get_template("page.html").render(shown, credit=credit, clocks=clocks or {})
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.encode("utf-8", errors="replace"))
+    write_atomically(path, without_controls(text).encode())
     return path
 
 

@@ -21,7 +21,7 @@ from cepo.errors import ConfigError, DataError, RewardError
 from cepo.foreign_files import read_json
 from cepo.sections import Count, read_section, section
 from cepo.tracking.run_folder import png_bytes
-from cepo.trees import Fields, Tree
+from cepo.trees import Fields, Tree, is_mapping
 
 REWARD_NAME = "judge"
 REWARD_TYPE = "batch"
@@ -45,6 +45,7 @@ _SCORE = re.compile(r"<score>\s*([0-9]+(?:\.[0-9]+)?)\s*</score>")
 _FIELD = re.compile(r"\{(prompt|ground_truth|response)\}")
 _LARGEST_SCORE = 10.0
 _LARGEST_REPLY = 1_000_000
+_MOST_TOKENS = 1_000_000_000
 _FRAMES_PER_VIDEO = 8
 _RETRIED = (408, 409, 429, 500, 502, 503, 504)
 
@@ -76,15 +77,14 @@ class Judge:
             reply, attempts = self._asked(body)
         try:
             text = str(reply["choices"][0]["message"]["content"])
-        except (LookupError, TypeError) as error:
+        except (LookupError, TypeError, AttributeError) as error:
             raise RewardError(f"the judge's reply has no choices[0].message.content: {str(reply)[:200]}") from error
         found = _SCORE.findall(text)
         if not found:
             raise RewardError(f"the judge's reply has no <score>: {text[-200:]!r}")
         if place is not None and attempts:
             _keep(place, reply)
-        spent: Fields = reply.get("usage") or {}
-        tokens = [float(spent.get(name) or 0) if attempts else 0.0 for name in ("prompt_tokens", "completion_tokens")]
+        tokens = [_count(reply, name) if attempts else 0.0 for name in ("prompt_tokens", "completion_tokens")]
         return {
             "overall": min(float(found[-1]), _LARGEST_SCORE) / _LARGEST_SCORE,
             "judge_attempts": float(attempts),
@@ -139,7 +139,7 @@ class Judge:
             content = response.read(_LARGEST_REPLY)
         try:
             return json.loads(content)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RewardError(f"the judge at {self.base_url} did not reply with JSON") from error
 
 
@@ -170,6 +170,15 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 _OPENER = urllib.request.build_opener(_NoRedirect)
+
+
+def _count(reply: Fields, name: str) -> float:
+    """Returns a number of tokens that the server says it has used; 0 if it says none: the verdict does not depend on it."""
+    usage = reply.get("usage")
+    count: object = usage.get(name) if is_mapping(usage) else None
+    if isinstance(count, bool) or not isinstance(count, int | float):
+        return 0.0
+    return float(count) if 0 <= count <= _MOST_TOKENS else 0.0  # not for NaN
 
 
 def _images(sample: Fields) -> list[bytes]:

@@ -17,6 +17,7 @@ from typing import ClassVar, Protocol
 
 from rich.text import Text
 
+from cepo.config.own_records import remember_own_record
 from cepo.config.paths import checkpoint_folders
 from cepo.errors import CepoError, ConfigError, did_you_mean
 from cepo.foreign_files import read_text
@@ -238,6 +239,7 @@ class FileSink(Sink):
             if earlier != run.config_text and not kept.exists():
                 write_atomically(kept, earlier, private=True)
         write_atomically(path, run.config_text, private=True)
+        remember_own_record(run.config_text)
 
 
 @contextmanager

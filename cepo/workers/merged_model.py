@@ -23,6 +23,7 @@ from cepo.models.inputs import Family
 from cepo.models.pretrained import read_quantization
 from cepo.models.processing import Processing
 from cepo.rollout.generator import AdapterWeights
+from cepo.trees import is_list
 from cepo.workers.checkpoint import ADAPTER, SHARDS, Shards, shape_of
 
 logger = logging.getLogger(__name__)
@@ -80,9 +81,12 @@ def adapter_base(folder: Path) -> str | None:
         return None
     path = folder / ADAPTER / ADAPTER_CONFIG
     try:
-        return read_json(path, dict, within=folder).get("base_model_name_or_path") or None
+        base = read_json(path, dict, within=folder).get("base_model_name_or_path") or None
     except DataError as error:
         raise CheckpointError(f"{path} cannot be read as an adapter's configuration: {error}") from error
+    if not isinstance(base, str | None):
+        raise CheckpointError(f"{path} names a base model that is not a text")
+    return base
 
 
 def merge_checkpoint(actor: Path, out: Path, base: BaseModel, *, dtype: FloatType | None = None) -> torch.dtype:
@@ -184,6 +188,11 @@ def _load_shards(model: Any, folder: Path) -> None:
     differing = [f"{name} {shape} for {needed}" for name, (shape, needed) in shapes.items() if shape != needed]
     _require_none(differing, f"{folder} has weights of other shapes than the base model")
     _require_none(_untrained(model, own, saved), f"{folder} lacks weights of the base model")
+    types = {shards.types[name] for name in saved}
+    if len(types) > 1 or not types <= {"F64", "F32", "F16", "BF16"}:
+        raise CheckpointError(
+            f"{folder} has weights of the types {', '.join(sorted(types))}; a run writes all weights in one floating type"
+        )
     logger.info("reading %d tensors from %s", len(saved), folder)
     shards.fill({name: own[name] for name in saved})
 
@@ -242,6 +251,8 @@ def _publish(folder: Path, family: Family) -> None:
 
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_LARGEST_RANK = 65_536
+_SWITCHES = ("use_rslora", "use_dora", "lora_bias", "fan_in_fan_out")
 _PREFIX, _DOWN = "base_model.model.", ".lora_A.weight"
 _READ = ("r", "lora_alpha", "use_rslora", "use_dora", "modules_to_save", "bias", "lora_bias", "fan_in_fan_out")
 _NEEDLESS = (
@@ -274,6 +285,28 @@ def read_adapter(folder: Path) -> AdapterWeights:
 
 
 def _settings(recorded: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Returns the settings of an adapter for PEFT; raises ValueError for others, and for what contradicts the tensors."""
+    _check_settings(recorded)
+    rank = recorded["r"]
+    layers = {name.removesuffix(_DOWN): tensor for name, tensor in tensors.items() if name.endswith(_DOWN)}
+    if not layers:
+        raise ValueError(f"{ADAPTER_WEIGHTS} has no tensor lora_A")
+    if other := [name for name, tensor in layers.items() if tensor.ndim != 2 or tensor.shape[0] != rank]:
+        raise ValueError(f"{ADAPTER_CONFIG} names the rank {rank}, which is not that of {min(other)}")
+    types = {str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items() if ".lora_" in name}
+    if len(types) > 1 or not all(tensor.is_floating_point() for tensor in tensors.values()):
+        raise ValueError(
+            f"{ADAPTER_WEIGHTS} has the types {', '.join(sorted(types))}; an adapter has one floating type"
+        )
+    if infinite := [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]:
+        raise ValueError(f"{min(infinite)} has values that are not finite")
+    adapted = {name.partition(".lora_")[0].removeprefix(_PREFIX) for name in tensors if ".lora_" in name}
+    kept = {name: recorded[name] for name in _READ if name in recorded}
+    return kept | {"peft_type": "LORA", "target_modules": sorted(adapted)}
+
+
+def _check_settings(recorded: dict[str, Any]) -> None:
+    """Refuses settings that are not read, and values of those that are read of another type than PEFT's."""
     from peft import LoraConfig
 
     plain = LoraConfig().to_dict()
@@ -282,17 +315,15 @@ def _settings(recorded: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str,
     if foreign:
         raise ValueError(f"{ADAPTER_CONFIG} has settings that cepo does not read: {', '.join(foreign)}")
     rank, alpha = recorded.get("r"), recorded.get("lora_alpha", plain["lora_alpha"])
-    if not isinstance(rank, int):
-        raise ValueError(f"{ADAPTER_CONFIG} names no rank r")
-    if not isinstance(alpha, int | float) or not math.isfinite(alpha):
+    if type(rank) is not int or not 1 <= rank <= _LARGEST_RANK:
+        raise ValueError(f"{ADAPTER_CONFIG} names no rank r from 1 to {_LARGEST_RANK:,}")
+    if type(alpha) not in (int, float) or not math.isfinite(alpha):
         raise ValueError(f"{ADAPTER_CONFIG} has a lora_alpha that is not a number")
-    layers = {name.removesuffix(_DOWN): tensor for name, tensor in tensors.items() if name.endswith(_DOWN)}
-    if not layers:
-        raise ValueError(f"{ADAPTER_WEIGHTS} has no tensor lora_A")
-    if other := [name for name, tensor in layers.items() if tensor.ndim != 2 or tensor.shape[0] != rank]:
-        raise ValueError(f"{ADAPTER_CONFIG} names the rank {rank}, which is not that of {min(other)}")
-    if infinite := [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]:
-        raise ValueError(f"{min(infinite)} has values that are not finite")
-    adapted = {name.partition(".lora_")[0].removeprefix(_PREFIX) for name in tensors if ".lora_" in name}
-    kept = {name: recorded[name] for name in _READ if name in recorded}
-    return kept | {"peft_type": "LORA", "target_modules": sorted(adapted)}
+    for name in _SWITCHES:
+        if not isinstance(recorded.get(name, False), bool):
+            raise ValueError(f"{ADAPTER_CONFIG} has a {name} that is not true or false")
+    if recorded.get("bias", "none") != "none":
+        raise ValueError(f"{ADAPTER_CONFIG} has bias {recorded['bias']!a}; an adapter of cepo has none")
+    modules = recorded.get("modules_to_save")
+    if modules is not None and not (is_list(modules) and all(isinstance(name, str) for name in modules)):
+        raise ValueError(f"{ADAPTER_CONFIG} has modules_to_save that are not a list of names")

@@ -29,7 +29,7 @@ from cepo.credit.truth import claim_folder
 from cepo.errors import CepoError, CheckpointError, DataError
 from cepo.evaluation.run import adapter_of
 from cepo.microgeo.world import ASSETS
-from cepo.models.pretrained import load_model
+from cepo.models.pretrained import load_model, read_quantization
 from cepo.report.score_tables import Column, ScoreTable, TableRow
 from cepo.terminal import LogHandler
 from cepo.tracking.sinks import RunDescription, build_tracker
@@ -251,6 +251,16 @@ def test_no_control_character_of_a_name_reaches_the_terminal(
     assert not set(CONTROL) & set(output.out + output.err) - set("]0;title[2J31m")
 
 
+def test_no_control_character_of_a_response_is_in_a_page(tmp_path: Path) -> None:
+    """An editor or a terminal that shows the page's text would follow them."""
+    sample = {"prompt_id": "1", "accuracy": 1.0, "prompt": CONTROL, "response": f"so{CONTROL}", "ground_truth": CONTROL}
+    run = write_run(tmp_path / "run", validated(0.3, 0.5), generations={0: [sample], 1: [sample]})
+    assert main(["report", str(run)]) == 0
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert "so\N{REPLACEMENT CHARACTER}]0;title" in page
+    assert not set(CONTROL) & set(page) - set("]0;title[2J31m")
+
+
 def test_no_control_character_of_a_name_reaches_the_log(capfd: pytest.CaptureFixture[str]) -> None:
     record = logging.LogRecord("cepo", logging.INFO, "file", 1, "reading %s", (f"a\t{CONTROL}\n",), None)
     LogHandler().emit(record)
@@ -395,7 +405,7 @@ LAYER = "base_model.model.model.language_model.layers.0.self_attn.q_proj"
 ENDLESS = r"((\w|\.)+)+$!"
 """A pattern that takes forever to find that a name does not match."""
 MISLEADING: dict[str, tuple[dict[str, Any], float, str]] = {
-    "a rank that the tensors do not have": ({"r": 10**9}, 1.0, "rank 1000000000, which is not that of"),
+    "a rank that the tensors do not have": ({"r": 8}, 1.0, "rank 8, which is not that of"),
     "ranks for patterns": ({"rank_pattern": {ENDLESS: 8}}, 1.0, "settings that cepo does not read: rank_pattern"),
     "scales for patterns": ({"alpha_pattern": {ENDLESS: 8}}, 1.0, "does not read: alpha_pattern"),
     "a module to import": ({"megatron_core": "evil"}, 1.0, "does not read: megatron_core"),
@@ -405,6 +415,18 @@ MISLEADING: dict[str, tuple[dict[str, Any], float, str]] = {
     "another kind of adapter": ({"peft_type": "IA3"}, 1.0, "does not read: peft_type"),
     "an infinite scale": ({"lora_alpha": float("inf")}, 1.0, "lora_alpha that is not a number"),
     "values that are not numbers": ({}, float("nan"), "values that are not finite"),
+    "a scale that is true": ({"lora_alpha": True}, 1.0, "lora_alpha that is not a number"),
+    "a scale of text": ({"lora_alpha": "8"}, 1.0, "lora_alpha that is not a number"),
+    "a rank that is true": ({"r": True}, 1.0, "names no rank r from 1"),
+    "a rank of 0": ({"r": 0}, 1.0, "names no rank r from 1"),
+    "a scale by the root of text": ({"use_rslora": "no"}, 1.0, "use_rslora that is not true or false"),
+    "a scale by the root of 1": ({"use_rslora": 1}, 1.0, "use_rslora that is not true or false"),
+    "magnitudes of text": ({"use_dora": "no"}, 1.0, "use_dora that is not true or false"),
+    "turned matrices": ({"fan_in_fan_out": "no"}, 1.0, "fan_in_fan_out that is not true or false"),
+    "biases of the base": ({"bias": "all"}, 1.0, "has bias 'all'"),
+    "biases in a list": ({"bias": ["all"]}, 1.0, r"has bias \['all'\]"),
+    "a module in text": ({"modules_to_save": "lm_head"}, 1.0, "modules_to_save that are not a list"),
+    "a module of numbers": ({"modules_to_save": [1]}, 1.0, "modules_to_save that are not a list"),
 }
 
 
@@ -414,6 +436,49 @@ def test_an_adapter_that_means_something_else_is_refused(tmp_path: Path, name: s
     actor = write_checkpoint(tmp_path / "run") / "actor"
     adapter(actor, {f"{LAYER}.lora_A.weight": torch.full((4, 64), value)}, **settings)
     refused_adapter(actor, tmp_path / "out", words)
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.bool, torch.uint8])
+def test_an_adapter_of_integers_is_refused(tmp_path: Path, kind: torch.dtype) -> None:
+    actor = write_checkpoint(tmp_path / "run") / "actor"
+    adapter(actor, {f"{LAYER}.lora_{part}.weight": torch.ones(4, 4).to(kind) for part in "AB"})
+    refused_adapter(actor, tmp_path / "out", "an adapter has one floating type")
+
+
+def test_an_adapter_of_two_types_is_refused(tmp_path: Path) -> None:
+    actor = write_checkpoint(tmp_path / "run") / "actor"
+    types = {"A": torch.float16, "B": torch.bfloat16}
+    adapter(actor, {f"{LAYER}.lora_{part}.weight": torch.ones(4, 4, dtype=kind) for part, kind in types.items()})
+    refused_adapter(actor, tmp_path / "out", "has the types bfloat16, float16")
+
+
+QUANTIZATION = {
+    "load_in_4bit": True,
+    "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_use_double_quant": True,
+    "bnb_4bit_compute_dtype": "bfloat16",
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"load_in_4bit": 1},
+        {"bnb_4bit_quant_type": "int4"},
+        {"bnb_4bit_quant_type": ["nf4"]},
+        {"bnb_4bit_use_double_quant": "no"},
+        {"bnb_4bit_compute_dtype": "load"},
+    ],
+)
+def test_settings_of_a_quantised_base_are_a_list(tmp_path: Path, change: dict[str, Any]) -> None:
+    pytest.importorskip("bitsandbytes", reason="a base in 4 bits needs bitsandbytes")
+    (tmp_path / "quantization_config.json").write_text(json.dumps(QUANTIZATION | {"llm_int8_threshold": "x"}))
+    settings = read_quantization(tmp_path)
+    assert settings is not None
+    assert settings.bnb_4bit_compute_dtype is torch.bfloat16
+    (tmp_path / "quantization_config.json").write_text(json.dumps(QUANTIZATION | change))
+    with pytest.raises(CheckpointError, match=rf"{next(iter(change))} is "):
+        read_quantization(tmp_path)
 
 
 def test_an_adapter_with_a_pattern_has_the_layers_of_its_tensors(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from cepo.config import check_config, dump_config, load_config
 from cepo.config.easyr1 import TABLE
 from cepo.config.listing import all_settings, settings_of
+from cepo.errors import ConfigError
 from cepo.trees import nested
 
 
@@ -38,6 +39,19 @@ def test_an_empty_value_before_another_setting_is_no_space() -> None:
     assert "without spaces: trainer.max_steps=3" in message_of([*REQUIRED, "trainer.max_steps=", "3"])
     assert "without spaces: trainer.max_steps=3" in message_of([*REQUIRED, "trainer.max_steps", "=3"])
     assert load("data.format_prompt=", "trainer.max_steps=3").trainer.max_steps == 3
+
+
+@pytest.mark.parametrize("name", ["save_checkpoint_path", "load_checkpoint_path", "project_name", "experiment_name"])
+@pytest.mark.parametrize("value", ["a\nb", "'a\n b'", '"a\\nb"', '"a\\u202eb"', '"a\\eb"'])
+def test_a_folder_has_a_name_without_line_ends(name: str, value: str) -> None:
+    """YAML would make a space of the first, and the run would be written elsewhere than its user said."""
+    with pytest.raises(ConfigError, match="line end"):
+        load_config(["config=configs/microgeo/base.yaml", f"trainer.{name}={value}"])
+
+
+def test_a_mapping_may_have_lines() -> None:
+    config = load_config(["config=configs/microgeo/base.yaml", "worker.reward.reward_function_kwargs={a: 1,\n b: x}"])
+    assert config.worker.reward.reward_function_kwargs == {"a": 1, "b": "x"}
 
 
 def test_an_unknown_key_in_a_base_file_names_the_base_file(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cepo.errors import ConfigError, DataError
+from cepo.models import limited_process
 from cepo.models import processing as rendering
 from cepo.models.inputs import Turn
 from cepo.models.processing import IMAGE_MARK, Processing
@@ -70,7 +71,7 @@ def test_a_chat_template_of_the_folder_is_named(tiny_model_folder: Path, tmp_pat
 def test_a_killed_renderer_is_named_and_replaced(tiny_model_folder: Path) -> None:
     processing = Processing(str(tiny_model_folder))
     whole = processing.template_ids("What is x?")
-    process = rendering._processes[os.getpid()]
+    process = limited_process._processes[os.getpid()]
     process.kill()
     process.wait()
     with pytest.raises(ConfigError, match="ends its process with code -9"):
@@ -82,7 +83,7 @@ def test_a_pause_in_a_rendering_exceeds_no_limit(tiny_model_folder: Path, monkey
     monkeypatch.setattr(rendering, "SECONDS", 0.2)
     processing = Processing(str(tiny_model_folder))
     whole = processing.template_ids("What is x?")
-    process = rendering._processes[os.getpid()]
+    process = limited_process._processes[os.getpid()]
     process.send_signal(signal.SIGSTOP)
     threading.Timer(1.0, process.send_signal, [signal.SIGCONT]).start()
     assert processing.template_ids("What is x?") == whole

@@ -141,6 +141,24 @@ def test_a_reply_without_a_verdict_is_a_final_error(
     assert len(judge.requests) == 1
 
 
+@pytest.mark.parametrize(
+    "usage",
+    [
+        "missing", None, "many", [], [1], 7, True, {"prompt_tokens": "many"}, {"prompt_tokens": float("nan")},
+        {"prompt_tokens": float("inf"), "completion_tokens": -1e400}, {"prompt_tokens": -3}, {"prompt_tokens": {"a": 1}},
+        {"prompt_tokens": None, "completion_tokens": True}, {"prompt_tokens": 10**400},
+    ],
+)  # fmt: skip
+def test_a_verdict_does_not_depend_on_the_usage(usage: Any) -> None:
+    """Servers say in many ways what they have used; what is no number of tokens counts as 0."""
+    content: dict[str, Any] = {"choices": [{"message": {"content": "<score>5</score>"}}], "usage": usage}
+    if usage == "missing":
+        del content["usage"]
+    with serving(lambda _: (200, {}, json.dumps(content))) as judge:
+        (score,) = compute_score([sample()], base_url=judge.url, model="m", input_price=3.0)
+    assert score == {"overall": 0.5, "judge_attempts": 1.0, "judge_tokens": 0.0, "judge_cost": 0.0}
+
+
 def test_a_wrong_setting_of_the_judge_is_refused() -> None:
     for words, settings in (("http:// or https://", {"base_url": "file:///etc"}), ("retires", {"retires": 1})):
         with pytest.raises(ConfigError, match=words):

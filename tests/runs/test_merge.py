@@ -81,22 +81,24 @@ def test_a_merged_folder_scores_as_the_trained_model(
     assert largest_gap(merged, folder_log_probs(tiny_model_folder, rows)) > 0.1
 
 
-def test_pefts_adapter_alone_merges_into_its_or_a_given_base(
-    tiny_model_folder: Path, tmp_path: Path, rows: list[ScoringRow]
+def test_pefts_adapter_alone_merges_into_a_given_base(
+    tiny_model_folder: Path, tmp_path: Path, rows: list[ScoringRow], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The adapter is written as EasyR1 writes it, in EasyR1's layout."""
+    """The adapter is written as EasyR1 writes it, in EasyR1's layout. The base that it names needs the user's word."""
     model, _ = random_adapter(tiny_model_folder, seed=3)
     actor = tmp_path / "global_step_5" / "actor"
     model.save_pretrained(str(actor / "lora_adapter"))
     (actor / "huggingface").mkdir()
     for kind in ("model", "optim", "extra_state"):
         (actor / f"{kind}_world_size_2_rank_0.pt").touch()
-    assert merge("--checkpoint", tmp_path / "global_step_5", "--out", tmp_path / "named") == 0
+    assert "name it with --base" in refusal(capsys, "--checkpoint", actor, "--out", tmp_path / "named")
+    base = ("--base", tiny_model_folder)
+    assert merge("--checkpoint", tmp_path / "global_step_5", "--out", tmp_path / "named", *base) == 0
     file = actor / "lora_adapter" / "adapter_config.json"
     settings_of_file = json.loads(file.read_text())
     assert settings_of_file["base_model_name_or_path"] == str(tiny_model_folder)
     file.write_text(json.dumps(settings_of_file | {"base_model_name_or_path": "gone/away"}))
-    assert merge("--checkpoint", actor, "--out", tmp_path / "given", "--base", tiny_model_folder) == 0
+    assert merge("--checkpoint", actor, "--out", tmp_path / "given", *base) == 0
     expected = [each.detach() for each in reference_log_probs(model, rows)]
     for name in ("named", "given"):
         assert largest_gap(folder_log_probs(tmp_path / name, rows), expected) < LOG_PROBS
@@ -213,7 +215,9 @@ def test_what_cannot_be_merged_ends_with_one_message(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "full", "ranks"]
 
 
-def test_an_adapter_of_other_weights_is_refused(far: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_adapter_of_other_weights_is_refused(
+    far: Train, tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It has 1 weight too few, 1 too many or one of another shape; none is left out."""
     actor = tmp_path / "actor"
     shutil.copytree(far(*LORA).folder / "global_step_2" / "actor", actor)
@@ -227,7 +231,8 @@ def test_an_adapter_of_other_weights_is_refused(far: Train, tmp_path: Path, caps
     }
     for words, changed in changes.items():
         save_file(changed, file)
-        assert words in refusal(capsys, "--checkpoint", actor, "--out", tmp_path / "merged")
+        arguments = ("--checkpoint", actor, "--out", tmp_path / "merged", "--base", tiny_model_folder)
+        assert words in refusal(capsys, *arguments)
     assert not (tmp_path / "merged").exists()
 
 

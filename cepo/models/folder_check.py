@@ -1,0 +1,186 @@
+"""Checks a model folder, which may be a stranger's, before transformers reads it.
+
+Its files are data. They name no other file, no program, and no class but those of the supported families, and their
+numbers are possible (`cepo.models.folder_values`). The tokenizer's file is checked by `cepo.models.tokenizer_check`.
+Names of the hub are not checked: the user has chosen such a name, and the hub's client writes only regular files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cepo.errors import DataError
+from cepo.foreign_files import LARGEST_JSON, hub_folder, open_regular, read_json
+from cepo.models import folder_values
+from cepo.models.families import FAMILIES, TOKENIZERS, is_part, processors_of
+from cepo.trees import Fields, Tree, is_list, is_mapping
+
+CONFIG, GENERATION_CONFIG, WEIGHTS_INDEX = "config.json", "generation_config.json", "model.safetensors.index.json"
+TOKENIZER = "tokenizer.json"
+_ADAPTER, _MISTRAL = "adapter_config.json", "tekken.json"
+_TOKENIZER_CONFIG, _SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
+_PROCESSORS = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+_CHECKED = (
+    CONFIG, GENERATION_CONFIG, _TOKENIZER_CONFIG, _SPECIAL_TOKENS, *_PROCESSORS, "chat_template.json", "added_tokens.json",
+)  # fmt: skip
+"""The JSON files that transformers reads, except the tokenizer's own."""
+_COPIED = (".json", ".jinja", ".txt", ".model")
+"""Files whose content a merge copies into its own folder. Weights may be links to another disk."""
+
+_NAMES_OF_FILES = re.compile(r".*_(file|files|path|paths|dir|folder)|init_inputs|transformers_weights|vocab|merges")
+"""Entries that make transformers open a file."""
+_NAMES_OF_CODE = ("auto_map", "custom_pipelines", "custom_generate")
+_HARMLESS_NAMES = re.compile(r"_?name_or_path|.*_tokens?|added_tokens_decoder|content|template|special_tokens_map_file")
+"""Entries with a text that nothing opens: a token may look like a path, and folders say where they once were."""
+_PATH = re.compile(r"[/~\\]|[A-Za-z]:[/\\]|.*://|(.*[/\\])?\.\.([/\\]|$)")
+
+_READERS = {
+    "processor_class": ("Processor",),
+    "image_processor_type": ("ImageProcessor",),
+    "feature_extractor_type": ("ImageProcessor", "FeatureExtractor"),
+    "video_processor_type": ("VideoProcessor",),
+}
+"""The entries that name classes of processors, and the ends of these names."""
+_SUPPORTED = {kind for family in FAMILIES for kind in family.model_types}
+
+
+def check_model_folder(path: str, *, trusted: bool = False) -> None:
+    """Raises DataError unless a folder's files are regular, complete as far as its index says, and plain data.
+
+    If the model is `trusted` to run its own code, its files may name other classes and programs.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        return
+    for file in (*folder.iterdir(), *folder.glob("additional_chat_templates/*")):
+        if not file.is_dir():
+            copied = file.suffix in _COPIED
+            open_regular(
+                file, within=hub_folder(folder) if copied else None, largest=LARGEST_JSON if copied else None
+            ).close()
+    if (folder / CONFIG).exists() and (folder / _ADAPTER).exists():
+        raise DataError(
+            f"{folder / _ADAPTER} would change the model whose {CONFIG} is beside it; merge the adapter into the model, or "
+            "move it to a folder of its own"
+        )
+    if (folder / _MISTRAL).exists() and not trusted:
+        raise DataError(
+            f"{folder / _MISTRAL} would be read in place of {TOKENIZER}, with patterns of its own; remove it"
+        )
+    files = {name: read_json(folder / name, dict) for name in _CHECKED if (folder / name).exists()}
+    config = files.get(CONFIG, {})
+    for name, tree in files.items():
+        _check_names(folder / name, tree, config, trusted=trusted)
+    _check_values(folder, files, config, trusted=trusted)
+    check_index(folder)
+
+
+def check_index(folder: Path) -> None:
+    """Raises DataError unless the folder's index, if there is one, maps weights to files of the folder that have them."""
+    from safetensors import SafetensorError, safe_open
+
+    index = folder / WEIGHTS_INDEX
+    if not index.exists():
+        return
+    names = read_json(index, dict).get("weight_map")
+    inside = is_mapping(names) and all(isinstance(name, str) and Path(name).name == name for name in names.values())
+    if not inside or not names:
+        raise DataError(f"{index} does not map weights to files of its folder")
+    for file in sorted(set(names.values())):
+        if not file.endswith(".safetensors"):
+            raise DataError(f"{index} names {file[:100]!a}, which is no file of safetensors")
+        try:
+            with safe_open(folder / file, "pt") as tensors:
+                missing = sorted({name for name, place in names.items() if place == file} - set(tensors.keys()))
+        except (OSError, SafetensorError, ValueError) as error:
+            raise DataError(f"{folder / file}, which {WEIGHTS_INDEX} names, cannot be read: {error}") from error
+        if missing:
+            raise DataError(f"{folder / file} lacks {len(missing)} weights of the index, such as {missing[0][:100]!a}")
+
+
+def _check_names(file: Path, tree: Fields, config: Fields, *, trusted: bool) -> None:
+    """Refuses entries that name files, programs and classes."""
+    for name, value in entries(tree):
+        if value is None or name == "chat_template":
+            continue
+        if name in _NAMES_OF_CODE and not trusted:
+            raise DataError(f"{file}: {name} names code that comes with the model; trust_remote_code is off")
+        if not trusted:
+            _check_class(file, name, value, config)
+        if _HARMLESS_NAMES.fullmatch(name):
+            continue
+        if name.endswith("_implementation") and not trusted and re.fullmatch(r"\w*", str(value)) is None:
+            raise DataError(f"{file}: {name} is {str(value)[:100]!a}, which names code to download")
+        if _NAMES_OF_FILES.fullmatch(name):
+            raise DataError(
+                f"{file}: {name} names a file to open; remove it, since the folder's own files are found by name"
+            )
+        for text in (value, *value) if is_list(value) else (value,):
+            if isinstance(text, str) and _PATH.match(text):
+                raise DataError(f"{file}: {name} is {text[:100]!a}, which leads out of the folder; remove it")
+
+
+def _check_class(file: Path, name: str, value: object, config: Fields) -> None:
+    """Refuses an entry that names another class than those of the supported families."""
+    if name in _READERS:
+        known = [f"{start}{end}" for start in processors_of(config.get("model_type")) for end in _READERS[name]]
+    elif name == "tokenizer_class":
+        known = list(TOKENIZERS)
+    elif name == "backend":
+        known = ["tokenizers"]
+    else:
+        return
+    if not isinstance(value, str) or re.sub("(Fast|Pil)$", "", value) not in known:
+        raise DataError(
+            f"{file}: {name} is {str(value)[:100]!a}, which no supported family has; accepted: {', '.join(known)}"
+        )
+
+
+def _check_values(folder: Path, files: Fields, config: Fields, *, trusted: bool) -> None:
+    if CONFIG in files:
+        folder_values.check_config(folder / CONFIG, config)
+        if not trusted:
+            _check_parts(folder / CONFIG, config)
+    if GENERATION_CONFIG in files:
+        folder_values.check_generation(folder / GENERATION_CONFIG, files[GENERATION_CONFIG], config)
+    for name in _PROCESSORS:
+        if name in files:
+            folder_values.check_processor(folder / name, files[name], config)
+    if _TOKENIZER_CONFIG in files:
+        folder_values.check_tokenizer_config(folder / _TOKENIZER_CONFIG, files[_TOKENIZER_CONFIG])
+    if _SPECIAL_TOKENS in files:
+        strange = [name for name in files[_SPECIAL_TOKENS] if not str(name).endswith(("_token", "_tokens"))]
+        if strange:
+            raise DataError(f"{folder / _SPECIAL_TOKENS}: {strange[0][:100]!a} is not the name of a token")
+    if "added_tokens.json" in files and not all(type(index) is int for index in files["added_tokens.json"].values()):
+        raise DataError(f"{folder / 'added_tokens.json'} does not map tokens to their numbers")
+
+
+def _check_parts(file: Path, config: Fields) -> None:
+    """Refuses other text models and towers in a model of a supported family; `family_of` refuses other families."""
+    if config.get("model_type") not in _SUPPORTED:
+        return
+    for name, part in config.items():
+        kind = part.get("model_type") if is_mapping(part) else None
+        if kind is not None and not (isinstance(kind, str) and is_part(kind)):
+            raise DataError(f"{file}: {name}.model_type is {str(kind)[:100]!a}, which no supported family has")
+
+
+def entries(tree: object) -> Iterator[tuple[str, Any]]:
+    """Yields the entries of all mappings in a JSON file."""
+    for name, value in tree.items() if is_mapping(tree) else ():
+        yield str(name), value
+        yield from entries(value)
+    for value in tree if is_list(tree) else ():
+        yield from entries(value)
+
+
+def mappings(tree: object) -> Iterator[Tree]:
+    """Yields all mappings in a JSON file."""
+    if is_mapping(tree):
+        yield dict(tree)
+    for value in tree.values() if is_mapping(tree) else tree if is_list(tree) else ():
+        yield from mappings(value)
