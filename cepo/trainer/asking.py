@@ -23,6 +23,7 @@ from cepo.models.processing import Processing
 from cepo.progress import StageClock
 from cepo.rewards.functions import RewardOutcome
 from cepo.rewards.pool import RewardPool
+from cepo.rewards.samples import TrainersFields, sample_of
 from cepo.rollout.generator import Generation, GenerationRequest, Sampler, SamplingSettings, sampling_seed
 from cepo.trees import Fields, Tree
 
@@ -311,16 +312,15 @@ def reward_input(problem: Problem, response: str, response_length: int, with_ima
     """Returns the reward function's input: EasyR1's three fields, the prompt, and the problem's other columns.
 
     With `with_images` also `images` as the model sees them, and `videos`, the chosen frames of each: (frames, height,
-    width, 3) uint8 in RGB.
+    width, 3) uint8 in RGB. A column under a name of `TRAINERS_NAMES` is left out.
     """
-    seen: Tree = {}
-    if with_images:
-        seen = {"images": list(problem.images), "videos": [video.frames for video in problem.videos]}
-    return {
-        **problem.columns,
-        **seen,
+    given: TrainersFields = {
         "response": response,
         "response_length": response_length,
         "ground_truth": problem.ground_truth,
         "prompt": problem.text,
     }
+    if with_images:
+        given["images"] = list(problem.images)
+        given["videos"] = [video.frames for video in problem.videos]
+    return sample_of(problem.columns, given)
