@@ -155,7 +155,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
         problems, held_out = _problem_sets(data, processing, with_solutions=estimator.needs_solutions)
     total_steps = _total_steps(problems, data, settings)
     policy.choose_start(data=problems.content(), total_steps=total_steps, kl_coefficient=algorithm.kl_coef)
-    preflight.check_before_loading(worker.actor, rewards, problems)
+    preflight.check_before_loading(worker.actor, rewards, problems, processing)
     policy.lock.acquire()  # last of the checks: a refused run leaves no folder
     facts = WorkerFacts(
         *sections,

@@ -190,7 +190,8 @@ class Asker:
         return self._correct(self._rewards.score(inputs))
 
     def _input(self, problem: Problem, text: str, tokens: Sequence[int]) -> Tree:
-        return reward_input(problem, text, len(tokens), self._rewards.needs_images)
+        judged = self._processing.prefilled + text  # the `<think>` of a template is a part of what it began
+        return reward_input(problem, judged, len(tokens), self._rewards.needs_images)
 
     def _correct(self, outcome: RewardOutcome) -> Tensor:
         """Returns (B,) whether `correct_key` of each score, or the total reward without such a field, is high enough."""
