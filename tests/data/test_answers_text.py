@@ -40,7 +40,7 @@ def test_an_answer_is_one_text_and_never_pythons_spelling(value: Any, text: str)
 
 
 @pytest.mark.parametrize("value", [None, "", "  ", [], [""], [None], {}, numpy.array([])], ids=str)
-def test_an_empty_answer_is_refused_and_an_empty_solution_is_none(value: Any) -> None:
+def test_an_empty_answer_is_refused_an_empty_solution_is_none(value: Any) -> None:
     with pytest.raises(DataError, match="column 'answer' is empty"):
         answer_text(value, "column 'answer'")
     assert solution_text(value, "a cell") is None
