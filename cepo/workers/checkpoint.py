@@ -78,10 +78,21 @@ def load_state(worker: Actor | Critic, folder: Path) -> None:
 
 
 def load_weights(worker: Actor | Critic, folder: Path) -> None:
-    """Restores only the trained weights, also from a checkpoint with `weights_only`; raises like `load_state`."""
+    """Restores the trained weights, also from a checkpoint with `weights_only`; raises like `load_state`.
+
+    A teacher's copy of weights comes from the checkpoint too. If it has none, a copy that follows the actor is the
+    restored actor, and one of the initial weights stays.
+    """
     state = _weights(worker)
-    load_shards(_tensors(state), folder / SHARDS, ignored=_stored_twice(worker.module))
+    shards = load_shards(_tensors(state), folder / SHARDS, ignored=_stored_twice(worker.module))
     set_model_state_dict(worker.module, state["model"], options=_TRAINED)
+    if not isinstance(worker, Actor):
+        return
+    copies = {f"teacher.{name}": copy for name, copy in worker.teacher_weights.copies.items()}
+    if all(shards.shapes.get(name) == shape_of(copy) for name, copy in copies.items()):
+        shards.fill(copies)
+    else:
+        worker.teacher_weights.catch_up()
 
 
 def _weights(worker: Actor | Critic) -> dict[str, Any]:
