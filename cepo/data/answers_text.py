@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from cepo.data.messages import plain_text
 from cepo.errors import DataError
-from cepo.trees import Fields, is_mapping
+from cepo.trees import Fields, is_dict, is_list, is_mapping
 
 
 def answer_text(value: object, where: str) -> str:
@@ -18,9 +18,10 @@ def answer_text(value: object, where: str) -> str:
     there is no answer, or one that is neither text, number nor a list or mapping of them.
     """
     single = _without_list_of_one(_plain(value))
-    if single and isinstance(single, list | dict):
+    is_container = is_list(single) or is_dict(single)
+    if single and is_container:
         return _json_of(single, where)
-    text = "" if isinstance(single, list | dict) else plain_text(single).strip()
+    text = "" if is_container else plain_text(single).strip()
     if not text:
         raise DataError(f"{where} is empty ({value!r:.100}); teachers need a right answer for each row")
     return text
@@ -29,14 +30,13 @@ def answer_text(value: object, where: str) -> str:
 def solution_text(value: object, where: str) -> str | None:
     """Returns a cell with a worked solution as one text, by the rules of `answer_text`; None for an empty cell."""
     single = _without_list_of_one(_plain(value))
-    is_empty = single is None or (isinstance(single, str | list | dict) and not single)
-    if is_empty or (isinstance(single, str) and not single.strip()):
-        return None
-    return answer_text(single, where)
+    is_container = is_list(single) or is_dict(single)
+    is_empty = not single if is_container else not plain_text(single).strip()
+    return None if is_empty else answer_text(single, where)
 
 
 def _plain(value: object) -> object:
-    """Returns an array or scalar of numpy or torch as Python's own value."""
+    """Returns an array or scalar of numpy or torch as Python's own value, and a tuple as a list."""
     convert: Any = getattr(value, "tolist", None)
     if convert is not None:
         return convert()
@@ -44,9 +44,10 @@ def _plain(value: object) -> object:
 
 
 def _without_list_of_one(value: object) -> object:
-    while isinstance(value, list) and len(cast("list[object]", value)) == 1:
-        value = _plain(cast("list[object]", value)[0])
-    return value
+    single = value
+    while is_list(single) and len(single) == 1:
+        single = _plain(single[0])
+    return single
 
 
 def _json_of(value: object, where: str) -> str:
@@ -61,8 +62,8 @@ def _written(value: object) -> object:
     plain = _plain(value)
     if isinstance(plain, float) and plain.is_integer():
         return int(plain)
-    if isinstance(plain, list):
-        return [_written(part) for part in cast("list[object]", plain)]
+    if is_list(plain):
+        return [_written(part) for part in plain]
     if is_mapping(plain):
         fields: Fields = plain
         return {name: _written(part) for name, part in fields.items()}
