@@ -13,8 +13,9 @@ files first, in forked processes that have already imported torch, transformers 
 - `overdue`: the tests took five times as long as they should, so they hang.
 
 Mutants known to be equivalent, which have no visible effect, are in `equivalent_mutants.json` with their reasons.
-`--list` shows the mutants and runs nothing. `--known FILE` plants the mutants that a JSON file names, runs for each the
-test that it names, and needs no record. The exit code is 1 if another mutant survives or is unreached.
+`--list` shows the mutants and runs nothing. `--known FILE` plants the mutants that a JSON file names, or describes as
+`lab/tests/planted_mutants.json` does, runs for each the test that it names, and needs no record. The exit code is 1 if
+another mutant survives or is unreached.
 """
 
 from __future__ import annotations
