@@ -22,6 +22,7 @@ from cepo.trees import leaves
 
 if TYPE_CHECKING:
     from cepo.data.training_set import TrainingProblems
+    from cepo.models.processing import Processing
     from cepo.rewards.pool import RewardPool
 
 logger = logging.getLogger("cepo.train")
@@ -86,13 +87,20 @@ def check_devices(trainer: TrainerConfig) -> str:
     return device_in_words()
 
 
-def check_before_loading(actor: ActorConfig, rewards: RewardPool, problems: TrainingProblems) -> None:
+def check_before_loading(
+    actor: ActorConfig, rewards: RewardPool, problems: TrainingProblems, processing: Processing
+) -> None:
     """Checks that the adapter's settings name layers, and that the reward function gives the first problem's answer a score.
 
     If it raises, this only logs a warning, because it may raise on purpose for such a response.
     """
     from cepo.trainer.asking import reward_input
 
+    if processing.prefilled:
+        logger.info(
+            "the chat template begins each response with %r; reward functions read it as the beginning of the response",
+            processing.prefilled,
+        )
     problem = problems[0]
     failure = rewards.trial(reward_input(problem, problem.ground_truth, 1, rewards.needs_images))
     if failure is not None and failure.breaks_contract:

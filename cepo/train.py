@@ -155,7 +155,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
         problems, held_out = _problem_sets(data, processing, with_solutions=estimator.needs_solutions)
     total_steps = _total_steps(problems, data, settings)
     policy.choose_start(data=problems.content(), total_steps=total_steps, kl_coefficient=algorithm.kl_coef)
-    preflight.check_before_loading(worker.actor, rewards, problems)
+    preflight.check_before_loading(worker.actor, rewards, problems, processing)
     policy.lock.acquire()  # last of the checks: a refused run leaves no folder
     facts = WorkerFacts(
         *sections,
@@ -193,9 +193,14 @@ def _problem_sets(
 ) -> tuple[TrainingProblems, ProblemSet | None]:
     from cepo.data.dataset import ProblemSet
     from cepo.data.training_set import read_training_sets
+    from cepo.rewards.samples import require_free_names
 
     problems = read_training_sets(data, processing, with_solutions=with_solutions)
-    return problems, None if data.val_files is None else ProblemSet(data.val_files, data, processing)
+    if data.val_files is None:
+        return problems, None
+    held_out = ProblemSet(data.val_files, data, processing)
+    require_free_names(data.val_files, held_out.column_names, data)
+    return problems, held_out
 
 
 def _total_steps(problems: TrainingProblems, data: DataConfig, settings: TrainerConfig) -> int:

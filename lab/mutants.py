@@ -13,8 +13,9 @@ files first, in forked processes that have already imported torch, transformers 
 - `overdue`: the tests took five times as long as they should, so they hang.
 
 Mutants known to be equivalent, which have no visible effect, are in `equivalent_mutants.json` with their reasons.
-`--list` shows the mutants and runs nothing. `--known FILE` plants the mutants that a JSON file names, runs for each the
-test that it names, and needs no record. The exit code is 1 if another mutant survives or is unreached.
+`--list` shows the mutants and runs nothing. `--known FILE` plants the mutants that a JSON file names, or describes as
+`lab/tests/planted_mutants.json` does, runs for each the test that it names, and needs no record. The exit code is 1 if
+another mutant survives or is unreached.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
@@ -113,18 +115,41 @@ class Judge:
         return found
 
 
-def known_judge(file: Path, place: Copy) -> tuple[list[Mutant], Callable[[Mutant], Verdict]]:
-    """Returns the mutants that a file of `{key: test}` names, and a judge that runs the test of each."""
-    tests: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
-    found = {mutant.key: mutant for room in all_mutants().values() for mutant in room}
-    if gone := [key for key in tests if key not in found]:
+def known_mutants(file: Path) -> dict[Mutant, str]:
+    """Returns the mutants that a file names, each with its test.
+
+    The file is a mapping `{key: test}` of generated mutants, or a list of changes made by hand, `{"file": ..., "before":
+    ..., "after": ..., "test": ...}`, of which each `before` is once in its file. Ends if the code lacks one of them.
+    """
+    content: Any = json.loads(file.read_text(encoding="utf-8"))
+    if isinstance(content, list):
+        return {_planted(change, file): change["test"] for change in content}
+    generated = {mutant.key: mutant for room in all_mutants().values() for mutant in room}
+    if gone := [key for key in content if key not in generated]:
         raise SystemExit(f"{file} names mutants that the code no longer has, put others in their place: {gone}")
+    return {generated[key]: test for key, test in content.items()}
+
+
+def _planted(change: Mapping[str, str], file: Path) -> Mutant:
+    source = (ROOT / "cepo" / change["file"]).read_text(encoding="utf-8")
+    start = source.find(change["before"])
+    if source.count(change["before"]) != 1:
+        raise SystemExit(f"{file} changes a text that is not once in {change['file']}: {change['before']}")
+    line = source.count("\n", 0, start) + 1
+    text = source.splitlines()[line - 1].strip()
+    end = start + len(change["before"])
+    return Mutant(change["file"], line, text, start, end, change["before"], change["after"])
+
+
+def known_judge(file: Path, place: Copy) -> tuple[list[Mutant], Callable[[Mutant], Verdict]]:
+    """Returns the mutants that a file names as in `known_mutants`, and a judge that runs the test of each."""
+    tests = known_mutants(file)
 
     def judged(mutant: Mutant) -> Verdict:
-        reason = place.failure_with(mutant, [tests[mutant.key]], 120)
-        return ("killed", reason) if reason else ("SURVIVED", f"{tests[mutant.key]} passes")
+        reason = place.failure_with(mutant, [tests[mutant]], 120)
+        return ("killed", reason) if reason else ("SURVIVED", f"{tests[mutant]} passes")
 
-    return [found[key] for key in tests], judged
+    return list(tests), judged
 
 
 def judged_all(

@@ -31,23 +31,28 @@ def wrong_reference(group: RolloutGroup, config: NegativeConfig) -> Reference | 
     """Returns the wrong answer for the whole group; None if no wrong rollout provides one, and `fallback` applies."""
     if config.source == "ground_truth":
         return Reference(text=group.ground_truth)
-    candidates = wrong_rollouts(group) if config.strict_lowest else wrong_candidates(group, config)
+    candidates = _strict_or_usable(group, config)
     if not candidates:
         return None
     return _from_peer(_ranked(group, candidates, config)[0], config.source, config.num_tokens)
 
 
 def wrong_references(group: RolloutGroup, config: NegativeConfig, number: int) -> list[list[Reference]]:
-    """Returns for each rollout up to `number` different wrong references from others, the preferred first."""
+    """Returns for each rollout up to `number` different wrong references from others, the preferred first.
+
+    With `strict_lowest` they come from the `number` other wrong rollouts with the lowest rewards, or those of them that
+    have what is to be shown.
+    """
     if config.source == "ground_truth":
         return [[Reference(text=group.ground_truth)][:number]] * len(group.rollouts)
-    ranked = _ranked(group, wrong_candidates(group, config), config)
-    shown = [(peer, _from_peer(peer, config.source, config.num_tokens)) for peer in ranked]
+    ranked = _ranked(group, _strict_or_usable(group, config), config)
     chosen: list[list[Reference]] = []
     for own in group.rollouts:
+        others = [peer for peer in ranked if peer.index != own.index]
         different: dict[object, Reference] = {}  # answers of equal value count once
-        for peer, reference in shown:
-            if reference is not None and peer.index != own.index:
+        for peer in others[:number] if config.strict_lowest else others:
+            reference = _from_peer(peer, config.source, config.num_tokens)
+            if reference is not None:
                 different.setdefault(reference.token_ids or peer.answer_value or reference.text, reference)
         chosen.append(list(different.values())[:number])
     return chosen
@@ -62,6 +67,11 @@ def wrong_candidates(group: RolloutGroup, config: NegativeConfig) -> list[Rollou
     """Returns the wrong rollouts whose answer is, by the grader, not the right one, and that have what is to be shown."""
     wrong = wrong_rollouts(group)
     return [one for one in wrong if _has_source(one, config.source) and not one.answer_equals_ground_truth]
+
+
+def _strict_or_usable(group: RolloutGroup, config: NegativeConfig) -> list[Rollout]:
+    """Returns the wrong rollouts from which `config` chooses: with `strict_lowest` all of them."""
+    return wrong_rollouts(group) if config.strict_lowest else wrong_candidates(group, config)
 
 
 def _of_dataset(group: RolloutGroup, config: PositiveConfig) -> Reference:

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cepo.config import load_config
 from cepo.config.paths import require_file
 from cepo.errors import ConfigError
 from cepo.foreign_files import read_text
@@ -23,10 +22,13 @@ def show_credit(
     model: str, data: str, settings: Sequence[str], *, response: Path | None, problems: int, out: Path
 ) -> None:
     """Writes the page with the credit of each token to `out`; the parameters are the arguments of `cepo show`."""
+    from cepo.commands.checkpoint_arguments import config_of_checkpoint
     from cepo.microgeo.world import with_embedded_world
     from cepo.preflight import check_run
     from cepo.report.page import write_report
     from cepo.train import build_trainer
+    from cepo.workers.checkpoint import load_weights
+    from cepo.workers.worker import Worker
 
     log_to_stderr()
     if Path(model).is_file() or (Path(data) / "config.json").is_file():
@@ -37,17 +39,19 @@ def show_credit(
     if not any(setting.startswith("config=") for setting in settings):
         raise ConfigError("give config=FILE, which defines the prompts, the method and its teachers")
     text = None if response is None else read_text(response).rstrip("\n")
-    config = load_config([*_settings_of_one_step(model, data, problems, out), *settings])
+    config, actor = config_of_checkpoint(model, [*_settings_of_one_step(data, problems, out), *settings])
     with ExitStack() as stack, live_view():
         check_run(config)
-        show(build_trainer(with_embedded_world(config), stack), text)
+        trainer = build_trainer(with_embedded_world(config), stack)
+        if actor is not None:
+            assert isinstance(trainer.backend, Worker), "the launcher is local"
+            load_weights(trainer.backend.actor, actor)
+        show(trainer, text)
     print_plain(f"page: {write_report(out)}")
 
 
-def _settings_of_one_step(model: str, data: str, problems: int, out: Path) -> list[str]:
-    trained = (Path(model) / "trainer_state.json").is_file()
+def _settings_of_one_step(data: str, problems: int, out: Path) -> list[str]:
     return [
-        f"{'trainer.load_checkpoint_path' if trained else 'worker.actor.model.model_path'}={model}",
         f"data.train_files={data}",
         "data.val_files=null",
         "trainer.val_before_train=false",

@@ -62,6 +62,14 @@ def located(path: str) -> str:
     return path if found is None or found == Path(path) else str(found)
 
 
+def shipped_name(path: str) -> str:
+    """Returns the name by which `find_path` finds a shipped file from any folder; other paths are unchanged."""
+    for folder, around in _SHIPPED_FOLDERS.items():
+        if Path(path).is_relative_to(around / folder):
+            return Path(path).relative_to(around).as_posix()
+    return path
+
+
 File = Annotated[str, AfterValidator(located)]
 """A setting that names a file or a folder, made absolute if only the package has it."""
 

@@ -60,6 +60,11 @@ class ProblemSet(Sequence[Problem]):
         """Raises `ConfigError` if the source lacks the column that the setting `data.<name>` names."""
         self._reader.require_column(name)
 
+    @property
+    def column_names(self) -> list[str]:
+        """The names of all columns of the source."""
+        return self._rows.column_names
+
     def __len__(self) -> int:
         return len(self._usable)
 

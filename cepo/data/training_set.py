@@ -18,6 +18,7 @@ from cepo.data.dataset import ProblemSet
 from cepo.errors import ConfigError
 from cepo.models.inputs import ImageSource
 from cepo.models.processing import Processing
+from cepo.rewards.samples import require_free_names
 
 logger = logging.getLogger(__name__)
 
@@ -76,12 +77,14 @@ class TrainingProblems:
 def read_training_sets(config: DataConfig, processing: Processing, *, with_solutions: bool = False) -> TrainingProblems:
     """Reads all of `data.train_files` and checks every row.
 
-    Raises as `ProblemSet`, for fewer problems than a step needs, and `with_solutions` for a problem that has none.
+    Raises as `ProblemSet` and `require_free_names`, for fewer problems than a step needs, and `with_solutions` for a
+    problem that has none.
     """
     parts: list[ProblemSet] = []
     for source in config.train_sources:
         logger.info("reading and checking %s", source)
         part = ProblemSet(source, config, processing)
+        require_free_names(source, part.column_names, config)
         if config.teacher_image_key is not None:
             part.require_column("teacher_image_key")
         if with_solutions:

@@ -28,6 +28,7 @@ from cepo.models.pretrained import read_quantization
 from cepo.models.processing import IMAGE_MARK, Processing
 from cepo.rewards.benchmark import LETTERS, kind_of, options_in_text, read_answer
 from cepo.rewards.pool import RewardPool
+from cepo.rewards.samples import require_free_names
 from cepo.rollout.factory import build_generator, settings_of_run
 from cepo.rollout.generator import AdapterWeights, Generator
 from cepo.tracking.run_folder import thumbnail
@@ -190,6 +191,7 @@ def read_task(source: str, config: RunConfig, processing: Processing, taken: Col
     benchmark = None if {data.prompt_key, data.answer_key} <= set(rows.column_names) else recognise(rows.column_names)
     if benchmark is None:
         problems = ProblemSet(source, data, processing)
+        require_free_names(source, problems.column_names, data)
         path, split = split_source(source)
         name = Path(path).stem if split is None else f"{Path(path).stem}@{split}"
     else:

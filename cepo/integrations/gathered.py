@@ -82,20 +82,67 @@ class Credit:
         return RewardPool(self._reward)
 
     def signal(
-        self, rows: Sequence[Row], rewards: Tensor, correct: Tensor, sizes: Sequence[int], score: Score, *, step: int
+        self,
+        rows: Sequence[Row],
+        rewards: Tensor,
+        correct: Tensor,
+        sizes: Sequence[int],
+        score: Score,
+        *,
+        step: int,
+        penalties: Tensor | None = None,
     ) -> TokenSignal:
-        """Computes advantages (B, T) and metrics; rows of a prompt follow each other, and `sizes` are their numbers."""
+        """Computes advantages (B, T) and metrics; rows of a prompt follow each other, and `sizes` are their numbers.
+
+        A rollout without a reward, which is NaN, is left out of its group, and its advantages are 0; so are all of a
+        group in which too few rollouts are left to be compared. `penalties` (B, T), of a KL for example, are subtracted
+        from the tokens' rewards alone: what teachers read is chosen by the rewards without them, as in cepo's trainer.
+        """
+        scored = _Scored(rewards, sizes, at_least=2 if self._estimator.needs_group else 1)
+        if scored.has_all:
+            return self._signal(rows, rewards, correct, sizes, score, step, penalties)
+        width = max(len(row.own) for row in rows)
+        advantages = torch.zeros(len(rows), width)
+        if not scored.rows:
+            return TokenSignal(advantages=advantages)
+        signal = self._signal(
+            [rows[row] for row in scored.rows],
+            rewards[scored.rows],
+            correct[scored.rows],
+            scored.sizes,
+            scored.score_of(score, len(rows)),
+            step,
+            None if penalties is None else penalties[scored.rows],
+        )
+        advantages[scored.rows, : signal.advantages.shape[1]] = signal.advantages
+        return TokenSignal(advantages=advantages, metrics=signal.metrics)
+
+    def _signal(
+        self,
+        rows: Sequence[Row],
+        rewards: Tensor,
+        correct: Tensor,
+        sizes: Sequence[int],
+        score: Score,
+        step: int,
+        penalties: Tensor | None,
+    ) -> TokenSignal:
+        """Computes what `signal` returns for rows that all have a reward."""
         estimator, rewards = self._estimator, rewards.float()
         group_ids = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
         mask = pad_sequence([torch.tensor(row.own) for row in rows], batch_first=True)
         shown, metrics = self._shown(rows, rewards, correct, sizes, step)
-        live = estimator.live_rows(rewards, group_ids)
+        live = estimator.live_rows(rewards, group_ids) | (penalties is not None)
         has_reference = {view: torch.tensor([each is not None for each in of]) for view, of in shown.items()}
         if shown:
-            live = estimator.learning_rows(live, has_reference)
+            live = estimator.learning_rows(live, has_reference) | (penalties is not None)
         old, teachers = score(live, shown)
+        width = mask.shape[1]
+        old, teachers = old[:, :width], {view: values[:, :width] for view, values in teachers.items()}
         token_rewards, last = torch.zeros(mask.shape), mask.shape[1] - 1 - mask.flip(1).int().argmax(dim=1)
         token_rewards[range(len(rows)), last] = rewards  # at the last token that the policy wrote
+        if penalties is not None:
+            token_rewards = token_rewards - penalties[:, :width].float().where(mask, 0.0)
         batch = TokenBatch(
             token_level_rewards=token_rewards,
             response_mask=mask,
@@ -114,12 +161,18 @@ class Credit:
         self, rows: Sequence[Row], rewards: Tensor, correct: Tensor, sizes: Sequence[int], step: int
     ) -> tuple[Shown, Metrics]:
         """Returns what teachers read, and metrics. Both are empty in a step without teachers."""
-        estimator, groups, first = self._estimator, list[RolloutGroup](), 0
+        estimator = self._estimator
         if not estimator.needs_teacher(step=step):
             return {}, {}
+        groups: list[RolloutGroup] = []
+        first_row = 0
         for size, equal in groupby(sizes):
-            part = slice(first, first := first + size * len(list(equal)))
-            groups += self._groups(rows[part], rewards[part], correct[part], size, step)
+            end = first_row + size * len(list(equal))
+            part = slice(first_row, end)
+            groups += self._groups(
+                rows[part], rewards[part], correct[part], size=size, step=step, first_prompt=len(groups)
+            )
+            first_row = end
         chosen = [estimator.references(group) for group in groups]
         shown: Shown = {}
         for view in estimator.views:
@@ -131,15 +184,18 @@ class Credit:
         return shown, reference_metrics(groups, estimator.negative)
 
     def _groups(
-        self, rows: Sequence[Row], rewards: Tensor, correct: Tensor, size: int, step: int
+        self, rows: Sequence[Row], rewards: Tensor, correct: Tensor, *, size: int, step: int, first_prompt: int
     ) -> list[RolloutGroup]:
-        """Returns the groups of rows of which `size` in succession share a prompt."""
+        """Returns the groups of rows of which `size` in succession share a prompt.
+
+        Their prompts are numbered from `first_prompt` on, because a group's random choices depend on its number.
+        """
         without: Any = {"text": "", "images": (), "columns": {}}
         rollouts = Rollouts(
             step=step,
             problems=[
                 Problem(prompt_id=str(number), ground_truth=row.ground_truth, solution=row.solution, **without)
-                for number, row in enumerate(rows[::size])
+                for number, row in enumerate(rows[::size], start=first_prompt)
             ],
             prompts=(),
             generations=[
@@ -181,6 +237,39 @@ class Credit:
             return reference if row.has_images else None
         text = self._contexts.reference_text(reference)
         return Reference(text=text) if text else None
+
+
+class _Scored:
+    """The rollouts that have a reward, in groups of at least so many; `sizes` are the groups' numbers of `rows`."""
+
+    def __init__(self, rewards: Tensor, sizes: Sequence[int], *, at_least: int) -> None:
+        has_reward = (~rewards.isnan()).tolist()
+        self.has_all = all(has_reward)
+        self.rows: list[int] = []
+        self.sizes: list[int] = []
+        first = 0
+        for size in sizes:
+            members = [row for row in range(first, first + size) if has_reward[row]]
+            first += size
+            if len(members) >= at_least:
+                self.rows += members
+                self.sizes.append(len(members))
+
+    def score_of(self, score: Score, num_rows: int) -> Score:
+        """Returns a function that scores these rows alone, by one that scores all."""
+
+        def score_these(live: Tensor, shown: Shown) -> tuple[Tensor, dict[str, Tensor]]:
+            live_of_all = torch.zeros(num_rows, dtype=torch.bool)
+            live_of_all[self.rows] = live
+            shown_to_all: Shown = {}
+            for view, references in shown.items():
+                shown_to_all[view] = [None] * num_rows
+                for row, reference in zip(self.rows, references, strict=True):
+                    shown_to_all[view][row] = reference
+            old, teachers = score(live_of_all, shown_to_all)
+            return old[self.rows], {view: values[self.rows] for view, values in teachers.items()}
+
+        return score_these
 
 
 def spliced(

@@ -13,7 +13,8 @@ from torch.nn.functional import pad
 from trl import GRPOTrainer  # pyright: ignore[reportMissingImports]
 from trl.data_utils import prepare_multimodal_messages  # pyright: ignore[reportMissingImports]
 
-from cepo.errors import ConfigError, DataError, RewardError
+from cepo.data.answers_text import answer_text, solution_text
+from cepo.errors import ConfigError, DataError
 from cepo.integrations.gathered import Credit, Row, Shown, Texts, images_of, supported_estimator
 from cepo.trees import Fields, Tree
 from cepo.types import Reference, TokenSignal
@@ -126,16 +127,19 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
             own = [True] * len(ids)  # also of a response that mask_truncated_completions hides: its reward counts
             if "tool_mask" in output and bool(output["completion_mask"][row].any()):
                 own = output["tool_mask"][row, : len(ids)].bool().tolist()
-            truth, solution = str(example[self._truth]), example.get(self._solution)
+            truth = answer_text(example[self._truth], f"column '{self._truth}' of a row")
+            solution = solution_text(example.get(self._solution), f"column '{self._solution}' of a row")
             rows.append(Row(tuple(ids), own, truth, solution, bool(images_of(self._prompts[row]))))
         return rows
 
     def _rewards(self) -> tuple[Tensor, Tensor]:
-        """Returns the reward of each rollout of all processes, and whether it is right."""
+        """Returns the reward of each rollout of all processes, and whether it is right.
+
+        The reward is NaN if every reward function returned None: TRL warns of it, and the rollout teaches nothing.
+        """
         scores = self._scores.double().cpu()
-        if bool(scores.isnan().all(dim=1).any()):
-            raise RewardError("every reward function returned None for a rollout, whose group then has no advantage")
         totals = (scores * self.reward_weights.double().cpu()).nansum(dim=1)
+        totals[scores.isnan().all(dim=1)] = torch.nan
         decides = totals if self._correct_by is None else scores[:, self.reward_func_names.index(self._correct_by)]
         return totals, decides >= 0.5
 

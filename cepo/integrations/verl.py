@@ -27,6 +27,7 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer  # pyright: ignore
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict  # pyright: ignore[reportMissingImports]
 from verl.utils.tokenizer import get_processor_token_id  # pyright: ignore[reportMissingImports]
 
+from cepo.data.answers_text import answer_text, solution_text
 from cepo.errors import ConfigError, DataError
 from cepo.integrations.gathered import Credit, Row, Shown, Texts, spliced, supported_estimator
 from cepo.metrics import results
@@ -91,8 +92,8 @@ class CepoTrainer(get_trainer_cls("sync")):
         groups = _groups(batch, at_least=2 if self.estimator.needs_group else 1)
         kept = [row for group in groups for row in group]
         if self.config.algorithm.use_kl_in_reward:
-            rewards = _rows_of(tq.kv_batch_get(**where, select_fields=["token_level_rewards"]))
-            data = [one | {"rm_scores": other["token_level_rewards"]} for one, other in zip(data, rewards, strict=True)]
+            penalised = _rows_of(tq.kv_batch_get(**where, select_fields=["token_level_rewards"]))
+            data = [one | other for one, other in zip(data, penalised, strict=True)]
         advantages = [torch.zeros(len(row["responses"])) for row in data]
         if kept:
             signal = self._signal([data[row] for row in kept], [len(group) for group in groups])
@@ -109,19 +110,26 @@ class CepoTrainer(get_trainer_cls("sync")):
         rows = [self._row(each) for each in data]
         rewards = torch.stack([each["rm_scores"].sum() for each in data])
         old = pad_sequence([each["old_log_probs"].float() for each in data], batch_first=True)
+        penalties = None
+        if self.config.algorithm.use_kl_in_reward:
+            of_rows = [(each["rm_scores"] - each["token_level_rewards"]).float() for each in data]
+            penalties = pad_sequence(of_rows, batch_first=True)
 
         def score(live: Tensor, shown: Shown) -> tuple[Tensor, dict[str, Tensor]]:
             return old, self._teachers(data, shown, live, old)
 
         step = self.global_steps - 1
-        return self._credit.signal(rows, rewards, self._correct(data, rewards), sizes, score, step=step)
+        correct = self._correct(data, rewards)  # by the reward without the KL: a penalty makes no answer wrong
+        return self._credit.signal(rows, rewards, correct, sizes, score, step=step, penalties=penalties)
 
     def _row(self, data: Fields) -> Row:
         try:
-            truth = str(data["reward_model"]["ground_truth"])
+            given = data["reward_model"]["ground_truth"]
         except (KeyError, TypeError):
             raise DataError("a row's column `reward_model` has no `ground_truth`, as verl's data sets have") from None
-        solution = (data.get("extra_info") or {}).get(self._settings.solution_key)
+        truth = answer_text(given, "`reward_model.ground_truth` of a row")
+        key = self._settings.solution_key
+        solution = solution_text((data.get("extra_info") or {}).get(key), f"`extra_info.{key}` of a row")
         own = data["response_mask"].bool().tolist()
         return Row(tuple(data["responses"].tolist()), own, truth, solution, bool(_visuals(data)))
 

@@ -305,7 +305,7 @@ def kl_penalty(
 def adapted_coefficient(
     coefficient: float, observed_kl: float, *, num_sequences: int, kl_target: float, kl_horizon: float
 ) -> float:
-    """Returns the adaptive KL coefficient after a batch of `num_sequences` with mean token KL `observed_kl`.
+    """Returns the adaptive KL coefficient after a batch of `num_sequences` whose KL per token is `observed_kl`.
 
     `c * (1 + clip(KL / target - 1, -0.2, 0.2) * num_sequences / horizon)`, at least 0. Source: Ziegler et al. 2019.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from cepo.foreign_files import read_text
 from cepo.models.families import family_of
 from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageReader, ImageSource, Turn, Video
 from cepo.models.limited_process import ask
+from cepo.models.prefilled import prefilled_text
 from cepo.models.pretrained import read_config, unreadable
 from cepo.models.tokenizer_check import check_tokenizer
 from cepo.trees import Fields, Tree
@@ -84,6 +86,27 @@ class Processing:
     def special_texts(self) -> tuple[str, ...]:
         """The texts that a reference may not contain: every added token and the dataset's marks."""
         return (*(token.content for token in self.tokenizer.added_tokens_decoder.values()), *MARKS)
+
+    @cached_property
+    def prefilled(self) -> str:
+        """The beginning of each response that the chat template writes itself, such as `<think>`; empty without one.
+
+        It is in the prompt, so that the response as it was sampled lacks it.
+        """
+        texts: list[str] = []
+        turns = [("user", "1"), ("assistant", "2"), ("user", "3")]
+        messages = [{"role": role, "content": self._content(text, (), texts)} for role, text in turns]
+        slots = [f"{_TEXT_SLOT}{number:03d}" for number in range(len(turns))]
+        try:
+            rendered = self._rendered(messages)
+        except (ConfigError, DataError):  # it takes no such conversation; a prompt that it refuses says so itself
+            return ""
+        if any(rendered.count(slot) != 1 for slot in slots):
+            return ""
+        before_earlier_answer = rendered.partition(slots[0])[2].partition(slots[1])[0]
+        before_response = rendered.partition(slots[2])[2]
+        special = [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
+        return prefilled_text(before_earlier_answer, before_response, special)
 
     @property
     def banned_token_ids(self) -> tuple[int, ...]:
@@ -224,7 +247,7 @@ class Processing:
 
     def _content(self, text: str, marks: Sequence[str], slots: list[str] | None = None) -> Any:
         """Returns a message's content. With `slots`, texts are moved there and replaced by their slots' names."""
-        pieces = re.split(f"({'|'.join(marks)})", text)
+        pieces = re.split(f"({'|'.join(marks)})", text) if marks else [text]
         parts: list[dict[str, str]] = []
         for piece in pieces:
             if piece in marks:

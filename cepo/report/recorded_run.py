@@ -56,7 +56,9 @@ CHARTS = {
         ("Fallbacks", "fraction", "references/.*(?<!_used)", ""),
     ),
     "Leak probe": (
-        ("Hinted less plain", _NATS, "leak/.*", "how much the shown answer changes each token of held-out responses"),
+        ("Log-prob gained from seeing the answer", _NATS, "leak/hint_gap_.*", "held-out responses"),
+        ("The same, of whole responses", "nats per response", "leak/log_likelihood_gap", "held-out responses"),
+        ("Responses that mention an answer nobody gave", "fraction", "leak/mention_fraction", "held-out responses"),
     ),
     "Optimisation": (
         ("Policy loss", "loss", "actor/pg_loss actor/distillation_loss", ""),

@@ -23,6 +23,7 @@ from cepo.models.processing import Processing
 from cepo.progress import StageClock
 from cepo.rewards.functions import RewardOutcome
 from cepo.rewards.pool import RewardPool
+from cepo.rewards.samples import TrainersFields, sample_of
 from cepo.rollout.generator import Generation, GenerationRequest, Sampler, SamplingSettings, sampling_seed
 from cepo.trees import Fields, Tree
 
@@ -199,7 +200,8 @@ class Asker:
         return self._correct(self._rewards.score(inputs))
 
     def _input(self, problem: Problem, text: str, tokens: Sequence[int]) -> Tree:
-        return reward_input(problem, text, len(tokens), self._rewards.needs_images)
+        judged = self._processing.prefilled + text  # the `<think>` of a template is a part of what it began
+        return reward_input(problem, judged, len(tokens), self._rewards.needs_images)
 
     def _correct(self, outcome: RewardOutcome) -> Tensor:
         """Returns (B,) whether `correct_key` of each score, or the total reward without such a field, is high enough."""
@@ -321,16 +323,15 @@ def reward_input(problem: Problem, response: str, response_length: int, with_ima
     """Returns the reward function's input: EasyR1's three fields, the prompt, and the problem's other columns.
 
     With `with_images` also `images` as the model sees them, and `videos`, the chosen frames of each: (frames, height,
-    width, 3) uint8 in RGB.
+    width, 3) uint8 in RGB. A column under a name of `TRAINERS_NAMES` is left out.
     """
-    seen: Tree = {}
-    if with_images:
-        seen = {"images": list(problem.images), "videos": [video.frames for video in problem.videos]}
-    return {
-        **problem.columns,
-        **seen,
+    given: TrainersFields = {
         "response": response,
         "response_length": response_length,
         "ground_truth": problem.ground_truth,
         "prompt": problem.text,
     }
+    if with_images:
+        given["images"] = list(problem.images)
+        given["videos"] = [video.frames for video in problem.videos]
+    return sample_of(problem.columns, given)

@@ -20,7 +20,7 @@ from pathlib import Path
 from pydantic import ConfigDict, FiniteFloat, NonNegativeInt, StrictInt, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from cepo.config.paths import checkpoint_folders, find_path
+from cepo.config.paths import checkpoint_folders, find_path, shipped_name
 from cepo.errors import CheckpointError, ForeignFileError
 from cepo.foreign_files import irregular_file, read_json
 from cepo.tracking.run_folder import LOCK_FILE, require_own_records, to_disk, write_atomically
@@ -276,7 +276,15 @@ def _comparable(key: str, value: object) -> object:
     """Returns a setting such that two spellings of one path are equal."""
     if key == "data.train_files" and isinstance(value, str):  # a checksum of their content is compared too
         return [os.path.basename(path.strip()) for path in value.split(",")]
-    return os.path.abspath(find_path(value) or value) if isinstance(value, str) else value
+    return [_place_of(name) for name in value.split(",")] if isinstance(value, str) else value
+
+
+def _place_of(name: str) -> str:
+    """Returns the same text for all spellings of one file, also of `file.py:function`, from any working directory."""
+    file, colon, function = name.strip().rpartition(":")
+    if not colon or not file.endswith(".py"):
+        file, colon, function = name.strip(), "", ""
+    return shipped_name(os.path.abspath(find_path(file) or file)) + colon + function
 
 
 def _state(folder: Path) -> Tree:

@@ -334,10 +334,11 @@ def penalise(
 ) -> tuple[Tensor, Metrics]:
     """Subtracts each token's KL from its reward, and returns the rewards and metrics; all tensors are (B, T).
 
-    `r_t <- r_t - coefficient * KL_t`, where `state` holds the coefficient, which is adapted afterwards. If the KL is a
-    term of the loss, the rewards are unchanged.
+    `r_t <- r_t - coefficient * KL_t`, where `state` holds the coefficient, which is adapted afterwards to the mean over
+    responses of their mean over tokens, as in EasyR1. If the KL is a term of the loss, the rewards are unchanged.
     """
-    measured = mean_of(penalties, response_mask)
+    totals = penalties.double().where(response_mask, 0.0).sum(dim=1)
+    measured = mean_of(totals / response_mask.sum(dim=1).clamp(min=1))
     metrics: Metrics = {"critic/kl": measured}
     if algorithm.use_kl_loss:
         return rewards, metrics

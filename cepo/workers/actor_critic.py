@@ -285,6 +285,13 @@ class TeacherWeights:
             for name, weight in self._trained():
                 self.copies[name].to_local().lerp_(weight.to_local().float(), 1.0 - self._config.ema_decay)
 
+    @torch.no_grad()
+    def catch_up(self) -> None:
+        """Makes copies that follow the actor equal to it, as at the start of a run."""
+        if self._config.source in ("snapshot", "ema"):
+            for name, weight in self._trained():
+                self.copies[name].copy_(weight)
+
     @contextmanager
     def active(self) -> Iterator[None]:
         """Runs the body with the teacher's weights, then restores the actor's weights bit for bit."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -59,7 +59,7 @@ def load_state(worker: Actor | Critic, folder: Path) -> None:
     Raises `CheckpointError`: files are missing or damaged, or belong to another model, adapter or teacher.
     """
     state = _state(worker)
-    notes = load_shards(_tensors(state), folder / SHARDS).notes
+    notes = load_shards(_tensors(state), folder / SHARDS, ignored=_stored_twice(worker.module)).notes
     set_state_dict(
         worker.module,
         worker.optimizer,
@@ -78,26 +78,60 @@ def load_state(worker: Actor | Critic, folder: Path) -> None:
 
 
 def load_weights(worker: Actor | Critic, folder: Path) -> None:
-    """Restores only the trained weights, also from a checkpoint with `weights_only`; raises like `load_state`."""
+    """Restores the trained weights, also from a checkpoint with `weights_only`; raises like `load_state`.
+
+    A teacher's copy of weights comes from the checkpoint too. If it has none, a copy that follows the actor is the
+    restored actor, and one of the initial weights stays.
+    """
     state = _weights(worker)
-    load_shards(_tensors(state), folder / SHARDS)
+    shards = load_shards(_tensors(state), folder / SHARDS, ignored=_stored_twice(worker.module))
     set_model_state_dict(worker.module, state["model"], options=_TRAINED)
+    if not isinstance(worker, Actor):
+        return
+    copies = {f"teacher.{name}": copy for name, copy in worker.teacher_weights.copies.items()}
+    if all(shards.shapes.get(name) == shape_of(copy) for name, copy in copies.items()):
+        shards.fill(copies)
+    else:
+        worker.teacher_weights.catch_up()
 
 
 def _weights(worker: Actor | Critic) -> dict[str, Any]:
     worker.to_device()
-    return {"model": get_model_state_dict(worker.module, options=_TRAINED)}
+    return {"model": trained_state(worker.module)}
 
 
 def _state(worker: Actor | Critic) -> dict[str, Any]:
     worker.to_device(optimizer=True)
-    model, optimizer = get_state_dict(worker.module, worker.optimizer, options=_TRAINED)
-    state = {"model": model, "optimizer": optimizer}
+    _, optimizer = get_state_dict(worker.module, worker.optimizer, options=_TRAINED)
+    state = {"model": trained_state(worker.module), "optimizer": optimizer}
     if isinstance(worker, Actor):
         state["teacher"] = worker.teacher_weights.copies
         if worker.reference_weights is not None:
             state["reference"] = worker.reference_weights.copies
     return state
+
+
+def trained_state(module: nn.Module) -> dict[str, Any]:
+    """Returns the trained weights and the buffers of a model by name, a weight with several names under its first.
+
+    torch leaves out a frozen weight under its first name alone, so that a frozen head which is tied to the embeddings
+    would stay, and a trained one would be there twice.
+    """
+    again = second_names(module)
+    state = get_model_state_dict(module, options=_TRAINED)
+    return {name: value for name, value in state.items() if name not in again}
+
+
+def second_names(module: nn.Module) -> set[str]:
+    """Returns the further names of weights that a model has under several, such as a head tied to the embeddings."""
+    first = {name for name, _ in module.named_parameters()}
+    every = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    return every - first
+
+
+def _stored_twice(module: nn.Module) -> set[str]:
+    """Returns the tensors that checkpoints of earlier versions have beside `trained_state`'s."""
+    return {f"model.{name}" for name in second_names(module)}
 
 
 def _tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -220,8 +254,10 @@ class Shards:
             self._stored.setdefault(name, []).append(_Rows(first, first + num_rows, file))
 
 
-def load_shards(tensors: Mapping[str, Tensor], folder: Path) -> Shards:
+def load_shards(tensors: Mapping[str, Tensor], folder: Path, *, ignored: Collection[str] = ()) -> Shards:
     """Fills `tensors`, on any number of ranks; the folder must have the same of each kind, the first part of a name.
+
+    It may also have the `ignored` ones, which are not read.
 
     Raises:
         CheckpointError: it has others, or is refused by `Shards`.
@@ -229,7 +265,9 @@ def load_shards(tensors: Mapping[str, Tensor], folder: Path) -> Shards:
     shards = Shards(folder)
     kinds = {name.partition(".")[0] for name in tensors}
     own = {name: shape_of(tensor) for name, tensor in tensors.items()}
-    saved = {name: shape for name, shape in shards.shapes.items() if name.partition(".")[0] in kinds}
+    saved = {
+        name: shape for name, shape in shards.shapes.items() if name.partition(".")[0] in kinds and name not in ignored
+    }
     if differing := sorted({name for name, _ in own.items() ^ saved.items()}):
         name = differing[0]
         raise CheckpointError(

@@ -143,7 +143,12 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 def adjusted_cells(differences: Mapping[str, Sequence[float]]) -> dict[str, str]:
     """Returns Holm's p of each arm's differences for a table; empty for an arm without a test."""
     adjusted = holm([p_value(each) for each in differences.values()])
-    return {arm: "" if p is None else f"{p:.3f}" for arm, p in zip(differences, adjusted, strict=True)}
+    return {arm: "" if p is None else p_text(p) for arm, p in zip(differences, adjusted, strict=True)}
+
+
+def p_text(p: float) -> str:
+    """Returns p with 3 digits; a p that they would show as 0 is `< 0.001`."""
+    return f"{p:.3f}" if p >= 0.0005 else "< 0.001"
 
 
 def untrained(record: Record) -> float:

@@ -15,6 +15,7 @@ from lab import branches, mutants
 from lab.support.mutations import lines_that_run_it, mutants_of
 
 KNOWN = Path(__file__).with_name("known_mutants.json")
+PLANTED = Path(__file__).with_name("planted_mutants.json")
 
 SOURCE = '''"""A docstring with 1 + 1."""
 
@@ -136,6 +137,24 @@ def test_tests_of_the_smoke_exist_and_name_20_mutants() -> None:
     for test in known.values():
         file, _, name = test.partition("::")
         assert f"def {name.partition('[')[0]}(" in (mutants.ROOT / file).read_text(encoding="utf-8"), test
+
+
+def test_changes_made_by_hand_are_current_and_have_a_test() -> None:
+    """Each text is once in its file; errors that tests once missed are among them."""
+    planted = mutants.known_mutants(PLANTED)
+    assert len(planted) == len(json.loads(PLANTED.read_text(encoding="utf-8")))
+    for test in planted.values():
+        file, _, name = test.partition("::")
+        assert f"def {name.partition('[')[0]}(" in (mutants.ROOT / file).read_text(encoding="utf-8"), test
+
+
+@pytest.mark.heavy
+def test_every_change_made_by_hand_is_noticed() -> None:
+    command = [sys.executable, str(mutants.ROOT / "lab" / "mutants.py"), "--known", str(PLANTED)]
+    done = subprocess.run(command, cwd=mutants.ROOT, capture_output=True, text=True, check=False, timeout=600)
+    verdicts = [line.split()[1] for line in done.stdout.splitlines() if line.partition("/")[0].isdigit()]
+    assert verdicts == ["killed"] * len(mutants.known_mutants(PLANTED)), done.stdout + done.stderr
+    assert done.returncode == 0
 
 
 @pytest.mark.heavy

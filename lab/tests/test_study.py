@@ -32,7 +32,7 @@ from lab.support.study_plan import (
     first_runs,
     own_rate_runs,
 )
-from lab.support.study_statistics import Runs, best_rate, holm, p_value, tail, verdict
+from lab.support.study_statistics import Runs, adjusted_cells, best_rate, holm, p_text, p_value, tail, verdict
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -202,6 +202,12 @@ def test_steps_are_counted_to_the_baselines_last_accuracy() -> None:
     assert steps_to_reach(own - 0.05, base) == math.inf
     assert steps_to_reach(own, base[:, :4]) == 5  # 0.3, over single steps
     assert interval(own, base) == (6, math.inf)  # draws of the second seed alone have 0.8
+
+
+def test_a_small_p_is_said_to_be_below_its_last_digit() -> None:
+    """Differences of 10.0, 10.1 and 10.2: t is 175 with 2 degrees of freedom, so p is 0.00003."""
+    assert [p_text(p) for p in (0.157, 0.0005, 0.00049, 0.0)] == ["0.157", "0.001", "< 0.001", "< 0.001"]
+    assert adjusted_cells({"oracle": [10.0, 10.1, 10.2], "alone": [1.0]}) == {"oracle": "< 0.001", "alone": ""}
 
 
 def test_the_page_is_that_of_its_records() -> None:

@@ -270,6 +270,18 @@ def test_a_rollout_reads_other_rollouts_wrong_answers_alone() -> None:
     assert {one.text for one in found["correct"] if one is not None} == {"70"}
 
 
+def test_strict_lowest_looks_at_the_lowest_rewards_alone() -> None:
+    """Of the two lowest of the others, one said nothing and one spelled the right answer otherwise; then both are shown."""
+    these = group(RIGHT, wrong(1, None), rollout(2, 0.1, "70.0", equal=True), wrong(3, "5", 0.2), wrong(4, "6", 0.3))
+    settings = {"negative": {"strict_lowest": True, "select": "most_frequent"}, "num_wrong": 2}
+    found = build_estimator("rlcsd", settings).references(these)
+    spelled, five = Reference(text="70.0", source_index=2), Reference(text="5", source_index=3)
+    assert found["wrong_1"] == [spelled, spelled, five, spelled, spelled]
+    assert found["wrong_2"] == [None, five, None, None, None]
+    usable = build_estimator("rlcsd", {"num_wrong": 2}).references(these)
+    assert [reference.text for reference in usable["wrong_1"]] == ["5", "5", "5", "6", "5"]
+
+
 @pytest.mark.parametrize("select", ["lowest_reward", "random", "most_frequent"])
 def test_the_first_wrong_reference_is_cepos_choice(select: str) -> None:
     these = group(RIGHT, *(wrong(index, answer) for index, answer in enumerate("34535", start=1)))

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from cepo.algorithms import build_estimator
+from cepo.algorithms.credit import pass_rate_of_others
 from cepo.types import TokenBatch, TokenSignal
 
 WIDTH, LONGEST, SIZE = 3, 3, 3
@@ -277,3 +278,13 @@ def test_every_rollout_learns_since_no_reward_is_certain(name: str) -> None:
     cases = [(name, {}), (name, {"advantage": {"baseline": "hindsight"}}), ("hindsight", {})]
     live = [build_estimator(each, settings).live_rows(rewards, ids).tolist() for each, settings in cases]
     assert live == [[False] * 4, [True] * 4, [True] * 4]
+
+
+def test_rewards_outside_the_range_count_as_its_ends() -> None:
+    """Of 2, -1 and 0.5 the shares of a right response are 1, 0 and 0.5: `(sum of the others + 1/2) / 3`."""
+    rewards, group_ids = torch.tensor([2.0, -1.0, 0.5]), torch.zeros(3, dtype=torch.int64)
+    prior, size = pass_rate_of_others(rewards, group_ids)
+    assert prior.tolist() == pytest.approx([1 / 3, 2 / 3, 1 / 2])
+    assert size.tolist() == [3, 3, 3]
+    scaled, _ = pass_rate_of_others(10 * rewards - 3, group_ids, low=-3.0, high=7.0)
+    assert scaled.tolist() == pytest.approx(prior.tolist())

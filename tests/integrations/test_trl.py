@@ -18,7 +18,7 @@ from torch import Tensor
 from verl_on_cpu.own_rollouts import CASES, GROUP, own_advantages, own_trainer
 
 from cepo.algorithms import available_estimators
-from cepo.errors import ConfigError, DataError, RewardError
+from cepo.errors import ConfigError, DataError
 from cepo.microgeo.world import ASSETS, split_problems, write_problems
 from cepo.rewards.math import compute_score
 from cepo.trainer.asking import Rollouts
@@ -247,10 +247,45 @@ def test_columns_and_rewards_that_are_missing_are_named(tmp_path: Path) -> None:
         advantages_of(trainer, rows)
     with pytest.raises(ConfigError, match="correct_by 'right' is not among correct"):
         trl_trainer(rows, tmp_path, correct_by="right")
-    silent = trl_trainer(rows, tmp_path, reward_funcs=lambda completions, **_: [None] * len(completions))
-    with_canned(silent, responses_to(silent, rows, FOUR))
-    with pytest.raises(RewardError, match="every reward function returned None"):
-        advantages_of(silent, rows)
+    rows[0]["answer"] = ""
+    with pytest.raises(DataError, match="column 'answer' of a row is empty"):
+        advantages_of(with_canned(trl_trainer(rows, tmp_path), responses_to(trainer, rows, FOUR)), rows)
+
+
+@pytest.mark.parametrize("method", ["grpo", "cepo"])
+def test_rollouts_without_a_reward_teach_nothing_as_in_trl(method: str, tmp_path: Path) -> None:
+    """The second and third of four have none: the others are 1 and 1 by the verifier, and 1 and 0 where it is inverted."""
+
+    def some(completions: list[Any], answer: list[str], **_: Any) -> list[float | None]:
+        scores = correct(completions, answer)
+        return [scores[0], None, None, 1.0 - scores[3]]
+
+    rows = rows_of_the_world(1)
+    trainer = trl_trainer(rows, tmp_path, method=method, reward_funcs=some)
+    found = advantages_of(with_canned(trainer, responses_to(trainer, rows, FOUR)), rows)
+    assert not found[[1, 2]].any()
+    assert bool((found[0, 0] > 0) & (found[3, 0] < 0))
+    plain = super(type(trainer), trainer)._generate_and_score_completions(rows * GROUP)["advantages"]
+    assert plain.sign().tolist() == found[:, 0].sign().tolist()
+    silent = trl_trainer(rows, tmp_path, method=method, reward_funcs=lambda completions, **_: [None] * len(completions))
+    assert not advantages_of(with_canned(silent, responses_to(silent, rows, FOUR)), rows).any()
+
+
+def test_answers_in_lists_reach_teachers_as_text(tmp_path: Path) -> None:
+    """A list of one answer is that answer; of several, their JSON text."""
+    for answer, read in ((["24"], "24"), (["24", "1/2"], '["24", "1/2"]')):
+        rows = [rows_of_the_world(1)[0] | {"answer": answer}]
+        trainer = trl_trainer(rows, tmp_path, method="cepo", reward_funcs=lambda completions, **_: [1.0, 0.0, 0.0, 1.0])
+        with_canned(trainer, [[*trainer._tokenizer(text)["input_ids"]] for text in (r"\boxed{1}", "2", "3", "4")])
+        seen, choose = [], trainer.estimator.references
+
+        def noted(group: Any, seen: list[Any] = seen, choose: Any = choose) -> Any:
+            seen.append(group.ground_truth)
+            return choose(group)
+
+        trainer.estimator.references = noted
+        advantages_of(trainer, rows)
+        assert seen == [read]
 
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "trl_grpo.py"

@@ -35,6 +35,8 @@ import transfer_queue as tq  # noqa: E402
 from canned import FOLDER, told  # noqa: E402
 from hydra import compose, initialize_config_module  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
+from tensordict import TensorDict  # noqa: E402
+from verl.trainer.ppo.core_algos import FixedKLController  # noqa: E402
 from verl.trainer.ppo.v1 import agent_loop_tq, get_trainer_cls  # noqa: E402
 from verl.workers.engine_workers import ActorRolloutRefWorker  # noqa: E402
 
@@ -133,6 +135,7 @@ class Watched:
 
     def __init__(self, trainer: CepoTrainer) -> None:
         self.found: list[dict[tuple[int, int], list[float]]] = []
+        self.penalised: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         self.nested, self._trainer, self._compute = True, trainer, trainer._compute_advantage
         trainer._compute_advantage = self
 
@@ -146,7 +149,26 @@ class Watched:
             self._compute(batch, {})
             self.found.append(self._advantages(batch))
         trainer.estimator, trainer._credit = own
+        if not self.penalised:
+            self._with_a_kl_in_the_reward(batch)
         return self._compute(batch, metrics)
+
+    def _with_a_kl_in_the_reward(self, batch: Any) -> None:
+        """Computes advantages with verl's penalty of 1 x (log P - log P_reference), which is 2 nats per token here."""
+        trainer, where = self._trainer, {"keys": batch.keys, "partition_id": batch.partition_id}
+        scored = tq.kv_batch_get(**where, select_fields=["old_log_probs"])["old_log_probs"]
+        reference = torch.nested.as_nested_tensor([row - 2.0 for row in scored.unbind()], layout=torch.jagged)
+        tq.kv_batch_put(**where, fields=TensorDict({"ref_log_prob": reference}, batch_size=len(batch.keys)))
+        trainer.config.algorithm.use_kl_in_reward, trainer.kl_ctrl_in_reward = True, FixedKLController(kl_coef=1.0)
+        compute = trainer._credit.signal
+
+        def noted(rows: Any, rewards: Any, correct: Any, *others: Any, penalties: Any, **further: Any) -> Any:
+            self.penalised.append((rewards, correct, penalties))
+            return compute(rows, rewards, correct, *others, penalties=penalties, **further)
+
+        trainer._credit.signal = noted
+        self._compute(batch, {})
+        trainer._credit.signal, trainer.config.algorithm.use_kl_in_reward = compute, False
 
     def _advantages(self, batch: Any) -> dict[tuple[int, int], list[float]]:
         fields = ["advantages", "extra_info"]
@@ -199,6 +221,15 @@ def test_the_same_rollouts_have_cepos_own_advantages(number: int, run: SimpleNam
         torch.testing.assert_close(torch.tensor(values), own[: len(values)], rtol=0, atol=1e-5)
         assert not own[len(values) :].any()
     assert run.watched.nested
+
+
+def test_a_kl_in_the_reward_makes_no_right_rollout_wrong(run: SimpleNamespace) -> None:
+    """verl subtracts 2 from the reward of each token, so that every sum is negative: right is what earned 1 before."""
+    ((rewards, correct, penalties),) = run.watched.penalised
+    assert sorted(set(rewards.tolist())) == [0.0, 1.0]
+    assert torch.equal(correct, rewards == 1.0)
+    assert bool((rewards - penalties.sum(dim=1) < 0.5).all())
+    torch.testing.assert_close(penalties[penalties != 0], torch.full_like(penalties[penalties != 0], 2.0))
 
 
 def test_two_steps_train_and_log_the_methods_metrics(run: SimpleNamespace) -> None:

@@ -167,7 +167,7 @@ class ReferenceTrainer:
             rewards - self.kl_coefficient * penalty for rewards, penalty in zip(token_rewards, penalties, strict=True)
         ]
         if self.settings.adaptive is not None:
-            observed = float(numpy.concatenate(penalties).mean())
+            observed = float(numpy.mean([penalty.mean() for penalty in penalties]))
             self.kl_coefficient = equations.next_coefficient(
                 self.kl_coefficient, observed, *self.settings.adaptive, sequences=len(rows)
             )

@@ -76,6 +76,15 @@ def test_a_single_pair_has_the_error_of_independent_samples(tmp_path: Path) -> N
     assert difference == figure(10.0, 100 * math.sqrt((0.24 + 0.25) / 100 + 2 / 200**2) / 1.01)
 
 
+def test_runs_of_other_lengths_meet_at_their_last_common_step(tmp_path: Path) -> None:
+    """At steps 10 and 20 the second run is 20 and 30 points ahead; at the first run's end, step 30, it has not been."""
+    first = method_run(tmp_path / "g", "grpo", 0, (0.3, 0.4, 0.5, 0.9))
+    second = method_run(tmp_path / "c", "cepo", 0, (0.3, 0.6, 0.8))
+    (_, difference) = cells([first, second], "difference")
+    assert isinstance(difference, Cell)
+    assert difference.mean == pytest.approx(30.0)
+
+
 def test_learning_rates_of_one_method_are_settings_of_their_own(tmp_path: Path) -> None:
     folders = [
         method_run(tmp_path / f"r{rate}-{seed}", "cepo", seed, (0.3, 0.4), RATE.format(rate))

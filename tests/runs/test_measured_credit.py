@@ -218,6 +218,30 @@ def test_a_given_text_is_scored_beside_sampled_ones(tmp_path: Path, capsys: pyte
     assert not list(out.glob("global_step_*"))
 
 
+def test_a_checkpoint_is_shown_under_any_method(tmp_path: Path) -> None:
+    """One of grpo and the embedded model, under cepo and under a method whose teacher follows the actor."""
+    run, out = tmp_path / "run", tmp_path / "out"
+    small = ["data.rollout_batch_size=2", "worker.actor.global_batch_size=2", "worker.rollout.n=4"]
+    small += ["data.max_response_length=16", "worker.rollout.name=transformers"]
+    of_run = [
+        "data.val_files=null",
+        "trainer.max_steps=1",
+        "trainer.val_before_train=false",
+        "worker.actor.optim.lr=1e-2",
+    ]
+    assert main(["train", "config=microgeo/grpo", *small, *of_run, f"trainer.save_checkpoint_path={run}"]) == 0
+    shown = [(run / "global_step_1", "cepo"), (run / "global_step_1", "sdpo"), ("microgeo:model", "sdpo")]
+    probabilities: list[list[float]] = []
+    for number, (model, method) in enumerate(shown):
+        settings = ["config=microgeo/base", f"algorithm.adv_estimator={method}", *small[2:], "--problems", "2"]
+        assert main(["show", str(model), "microgeo:validation", *settings, "--out", f"{out}-{number}"]) == 0
+        groups = recorded_groups(Path(f"{out}-{number}"))
+        probabilities.append(groups[0]["rollouts"][0]["log_probs"]["student"])
+    assert probabilities[0] == probabilities[1] != probabilities[2], "the weights are the checkpoint's"
+    of_run_itself = ["show", str(run / "global_step_1"), "microgeo:validation", f"config={run / 'config.yaml'}"]
+    assert main([*of_run_itself, "--problems", "2", "--out", str(tmp_path / "own")]) == 0
+
+
 def test_show_without_a_config_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "microgeo:model", "microgeo:validation"]) == 2
     assert "give config=FILE" in capsys.readouterr().err

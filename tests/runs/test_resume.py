@@ -57,7 +57,7 @@ FOUR_STEPS = [
 LORA = ["worker.actor.model.lora.rank=4", "worker.actor.model.lora.alpha=8"]
 AVERAGE = ["algorithm.teacher.source=ema", "algorithm.teacher.ema_decay=0.7"]
 TWO_STEPS = ["trainer.max_steps=2", "trainer.save_freq=1"]
-SNAPSHOT = ["algorithm.teacher.source=snapshot", "algorithm.teacher.sync_every=3"]
+SNAPSHOT = ["algorithm.teacher.source=snapshot", "algorithm.teacher.sync_every=2"]
 
 
 def stopped_and_resumed(train: Train, *overrides: str, step: int) -> FinishedRun:

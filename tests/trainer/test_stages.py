@@ -78,13 +78,13 @@ def penalised(penalties: Tensor, **settings: Any) -> tuple[Tensor, dict[str, flo
 def test_each_token_loses_the_coefficient_times_its_kl() -> None:
     rewards, metrics, coefficient = penalised(KL, kl_penalty="kl")
     torch.testing.assert_close(rewards, torch.tensor([[-0.1 * LOG2, 1.0], [-0.2 * LOG2, 0.0]]), atol=1e-7, rtol=0)
-    assert metrics == {"critic/kl": pytest.approx(LOG2), "critic/kl_coef": 0.1}
+    assert metrics == {"critic/kl": pytest.approx(1.25 * LOG2), "critic/kl_coef": 0.1}
     assert coefficient == 0.1
 
 
-def test_an_adaptive_coefficient_follows_the_mean_over_tokens() -> None:
-    """A tenth too far, 2 sequences of a horizon of 20: 1 % more."""
-    adaptive = {"kl_type": "adaptive", "kl_target": LOG2 / 1.1, "kl_horizon": 20.0}
+def test_an_adaptive_coefficient_follows_the_mean_over_rows() -> None:
+    """As in EasyR1: the rows' means are log 2 / 2 and 2 log 2, a tenth too far; 2 sequences of a horizon of 20: 1 % more."""
+    adaptive = {"kl_type": "adaptive", "kl_target": 1.25 * LOG2 / 1.1, "kl_horizon": 20.0}
     _, metrics, coefficient = penalised(KL, kl_penalty="kl", **adaptive)
     assert metrics["critic/kl_coef"] == 0.1
     assert coefficient == pytest.approx(0.1 * 1.01)
@@ -92,13 +92,13 @@ def test_an_adaptive_coefficient_follows_the_mean_over_tokens() -> None:
 
 def test_a_kl_over_the_vocabulary_is_taken_where_it_was_measured() -> None:
     rewards, metrics, _ = penalised(torch.tensor([[0.5, 1.0], [2.0, 9.0]]), kl_penalty="full")
-    assert metrics["critic/kl"] == pytest.approx(3.5 / 3)
+    assert metrics["critic/kl"] == pytest.approx((0.75 + 2.0) / 2)
     torch.testing.assert_close(rewards, torch.tensor([[-0.05, 0.9], [-0.2, 0.0]]))
 
 
 def test_a_kl_in_the_loss_leaves_the_rewards_alone() -> None:
     rewards, metrics, _ = penalised(KL, kl_penalty="kl", use_kl_loss=True)
-    assert metrics == {"critic/kl": pytest.approx(LOG2)}
+    assert metrics == {"critic/kl": pytest.approx(1.25 * LOG2)}
     assert torch.equal(rewards, REWARDS)
 
 

@@ -1,0 +1,153 @@
+"""The credit of rollouts that another trainer gathered: rewards, groups of several sizes, tools, and what teachers read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from cepo.algorithms import build_estimator
+from cepo.integrations.gathered import Credit, Row, Shown, Texts
+from cepo.microgeo.world import ASSETS
+from cepo.rewards.pool import RewardPool
+from cepo.types import RolloutGroup, TokenSignal
+
+
+@pytest.fixture(scope="module")
+def texts() -> Texts:
+    tokenizer = AutoTokenizer.from_pretrained(ASSETS)
+    return Texts(tokenizer, [tokenizer.eos_token_id])
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RewardPool]:
+    from cepo.config.worker_schema import RewardConfig
+
+    with RewardPool(RewardConfig()) as pool:
+        yield pool
+
+
+class Gathered:
+    """Rollouts with the answers of `said`, and what a method makes of them; the true answer is 7."""
+
+    def __init__(self, texts: Texts, pool: RewardPool, method: str, **settings: Any) -> None:
+        self.estimator = build_estimator(method, settings)
+        self.credit = Credit(self.estimator, texts, 0, None)
+        self.credit.__dict__["_pool"] = pool  # one for all tests: a process takes a second to start
+        self.texts, self.shown, self.live, self.groups = texts, Shown(), torch.zeros(0), list[RolloutGroup]()
+        choose = self.estimator.references
+
+        def noted(group: RolloutGroup) -> Any:
+            self.groups.append(group)
+            return choose(group)
+
+        self.estimator.references = noted
+
+    def row(self, said: str, own: Sequence[bool] = ()) -> Row:
+        tokens = tuple(self.texts.encode_text(said))
+        marks = [*own, *[True] * (len(tokens) - len(own))]
+        return Row(tokens, marks, "7", None, False)
+
+    def signal(self, rows: Sequence[Row], rewards: Sequence[float], sizes: Sequence[int], **more: Any) -> TokenSignal:
+        width = max(len(row.own) for row in rows)
+        student = torch.arange(len(rows) * width).reshape(len(rows), width) / -100.0
+
+        def score(live: Tensor, shown: Shown) -> tuple[Tensor, dict[str, Tensor]]:
+            self.live, self.shown = live, shown
+            return student, {view: student - 0.5 * len(view) for view in shown}
+
+        correct = torch.tensor(more.pop("correct", [each >= 0.5 for each in rewards]))
+        return self.credit.signal(rows, torch.tensor(rewards), correct, sizes, score, step=0, **more)
+
+    def texts_of(self, view: str) -> list[str | None]:
+        return [None if each is None else each.text for each in self.shown[view]]
+
+
+RIGHT, WRONG, OTHER, SILENT = r"so \boxed{7}", r"it is \boxed{4}", r"then \boxed{5}", "it is nothing"
+
+
+def test_a_rollout_without_a_reward_is_as_if_it_was_not_there(texts: Texts, pool: RewardPool) -> None:
+    """NaN, TRL's reward if every function returned None; of the second group one rollout is left, so that it is dropped."""
+    gathered = Gathered(texts, pool, "cepo")
+    nan = float("nan")
+    rows = [gathered.row(said) for said in (RIGHT, OTHER, WRONG, RIGHT, WRONG)]
+    found = gathered.signal(rows, [1.0, nan, 0.0, 1.0, nan], [3, 2]).advantages
+    assert gathered.texts_of("wrong") == ["4", None, "4", None, None]
+    assert gathered.live.tolist() == [True, False, True, False, False]
+    assert not found[[1, 3, 4]].any()
+    alone = Gathered(texts, pool, "grpo").signal([rows[0], rows[2]], [1.0, 0.0], [2]).advantages
+    assert torch.equal(found[[0, 2]].sign()[:, : alone.shape[1]], alone.sign())
+    plain = Gathered(texts, pool, "grpo").signal(rows, [1.0, nan, 0.0, 1.0, nan], [3, 2]).advantages
+    assert torch.equal(plain[[0, 2], : alone.shape[1]], alone)
+    nothing = gathered.signal(rows, [nan] * 5, [3, 2])
+    assert not nothing.advantages.any()
+    assert nothing.advantages.shape == found.shape
+
+
+def test_a_penalty_above_one_half_makes_no_right_rollout_wrong(texts: Texts, pool: RewardPool) -> None:
+    """Row 0 is right with reward 1 and a penalty of 2 nats, so that -1 is the lowest sum; teachers read row 2's answer."""
+    gathered = Gathered(texts, pool, "cepo", weight={"lambda_schedule": "constant"})
+    rows = [gathered.row(said) for said in (RIGHT, RIGHT, WRONG)]
+    penalties = torch.zeros(3, len(rows[2].own))
+    penalties[0, 1] = 2.0
+    found = gathered.signal(rows, [1.0, 1.0, 0.0], [3], penalties=penalties).advantages
+    assert gathered.texts_of("wrong") == ["4", "4", "4"]
+    # Sums of -1, 1 and 0: GRPO's advantages are -1, 1 and 0.
+    assert [float(row.sign().sum()) for row in found[:2]] == [-len(rows[0].own), len(rows[1].own)]
+    assert not found[2].any()
+
+
+def test_a_penalty_is_taken_from_the_token_that_has_it(texts: Texts, pool: RewardPool) -> None:
+    """Returns of one row with reward 1 and 0.5 on its first token: 0.5, then 1 for each later token; and with a tool's, 1."""
+    gathered = Gathered(texts, pool, "reinforce_plus_plus")
+    rows = [gathered.row(RIGHT, [True, False]), gathered.row(WRONG)]
+    width = max(len(row.own) for row in rows)
+    penalties = torch.zeros(2, width)
+    penalties[0, 0], penalties[0, 1] = 0.5, 9.0  # the second token is a tool's
+    seen: list[Tensor] = []
+    compute = gathered.estimator.signal
+
+    def noted(batch: Any, *, step: int) -> TokenSignal:
+        seen.append(batch.token_level_rewards)
+        return compute(batch, step=step)
+
+    gathered.estimator.signal = noted
+    gathered.signal(rows, [1.0, 0.0], [1, 1], penalties=penalties)
+    expected = torch.zeros(2, width)
+    expected[0, 0], expected[0, len(rows[0].own) - 1] = -0.5, 1.0
+    assert torch.equal(seen[0], expected)
+
+
+def test_every_group_has_a_prompt_of_its_own(texts: Texts, pool: RewardPool) -> None:
+    """Random choices are drawn by the prompt's number, which must not start again for groups of another size."""
+    gathered = Gathered(texts, pool, "cepo", negative={"select": "random"})
+    rows = [gathered.row(said) for said in (RIGHT, WRONG, RIGHT, WRONG, RIGHT, WRONG, OTHER)]
+    gathered.signal(rows, [1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0], [2, 2, 3])
+    assert [(group.prompt_id, len(group.rollouts)) for group in gathered.groups] == [("0", 2), ("1", 2), ("2", 3)]
+
+
+def test_a_reward_belongs_to_the_last_token_of_the_policy(texts: Texts, pool: RewardPool) -> None:
+    """The second and third token are a tool's: the last of the policy's n - 2 tokens is token n, not token n - 2."""
+    gathered = Gathered(texts, pool, "grpo")
+    rows = [gathered.row(said, [True, False, False]) for said in ("7 is it", "4 is it")]
+    assert [len(row.own) for row in rows] == [len(rows[0].own)] * 2
+    rows = [Row(row.response_ids, [True, False, False, True], "7", None, False) for row in rows]
+    rows = [row._replace(response_ids=row.response_ids[:4]) for row in rows]
+    found = gathered.signal(rows, [1.0, 0.0], [2]).advantages
+    torch.testing.assert_close(
+        found, torch.tensor([[0.7071, 0, 0, 0.7071], [-0.7071, 0, 0, -0.7071]]), rtol=0, atol=1e-4
+    )
+
+
+def test_a_reference_that_the_method_drops_reaches_no_teacher(texts: Texts, pool: RewardPool) -> None:
+    """With fallback neutral a right answer is of no use without a wrong one, and the other rollout said nothing."""
+    rows = [(RIGHT, 1.0), (SILENT, 0.0)]
+    for fallback, read in (("neutral", [None, None]), ("student", ["7", "7"])):
+        gathered = Gathered(texts, pool, "cepo", negative={"fallback": fallback})
+        gathered.signal([gathered.row(said) for said, _ in rows], [reward for _, reward in rows], [2])
+        assert gathered.texts_of("correct") == read
+        assert gathered.texts_of("wrong") == [None, None]

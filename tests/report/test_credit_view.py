@@ -1,0 +1,44 @@
+"""The numbers of the page's credit view are those of training: its step, and its views."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from run_folders import group, rollout, write_run
+
+from cepo.report.credit_view import step_credit
+from cepo.report.recorded_run import load_run
+from cepo.trees import Tree
+
+DELTA = 0.25
+
+
+def columns_of(folder: Path, step: int, *, without_reference: bool = False) -> list[Tree]:
+    """The columns of `rlsd` in a run of `grpo`, for a right and a wrong rollout; the second may lack a reference."""
+    right, wrong = rollout(right=True, delta=DELTA), rollout(right=False, delta=DELTA)
+    if without_reference:
+        views = {"correct": None, "wrong": None}
+        wrong = replace(wrong, log_probs={**wrong.log_probs, **views}, references=dict(views))
+    groups = [group(step, [right, wrong])]
+    write_run(folder, [(step, {"loss": 1.0})], config="algorithm:\n  adv_estimator: grpo\n", groups=groups)
+    shown = step_credit(load_run(folder), groups)
+    place = shown["methods"].index("rlsd") + 1
+    return [row["columns"][place] for row in shown["rollouts"]]
+
+
+@pytest.mark.parametrize(("step", "mixing"), [(1, 0.5), (13, 0.26), (25, 0.02), (26, 0.0)])
+def test_lambda_is_that_of_the_step_in_training(step: int, mixing: float, tmp_path: Path) -> None:
+    """Steps are recorded from 1 on, and lambda of the k-th is 0.5 (1 - (k - 1) / 25); A is 1 / sqrt(2)."""
+    right, _ = columns_of(tmp_path, step)
+    weight = 2.718281828 ** min(DELTA, 0.405465108)
+    assert right["advantage"] == pytest.approx([0.70710 * (1 + mixing * (weight - 1))] * 3, abs=1e-4)
+
+
+def test_a_view_without_a_reference_is_the_students(tmp_path: Path) -> None:
+    """Its evidence is 0, not the student's own log-prob with another sign."""
+    right, wrong = columns_of(tmp_path, 1, without_reference=True)
+    assert right["delta"] == pytest.approx([DELTA] * 3)
+    assert wrong["delta"] == [0.0] * 3
+    assert wrong["advantage"] == pytest.approx([-0.70710] * 3, abs=1e-4)

@@ -1,0 +1,58 @@
+"""A checkpoint has the teacher's weights as they were, which are neither the initial ones nor the actor's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from actors import build_actor, parameters_of
+from torch import Tensor
+
+from cepo.algorithms.settings import TeacherConfig
+from cepo.microgeo.world import ASSETS
+from cepo.workers.actor_critic import Actor
+from cepo.workers.checkpoint import load_state, save_state
+from cepo.workers.distributed import data_parallel_mesh, whole_tensor
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_rank() -> Iterator[None]:
+    data_parallel_mesh(-1)
+    yield
+    dist.destroy_process_group()
+
+
+def moved(actor: Actor, seed: int) -> None:
+    """Changes every trained weight."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in actor.module.parameters():
+            if parameter.requires_grad:
+                parameter.to_local().add_(0.01 * torch.randn(parameter.shape, generator=generator))
+
+
+def copies_of(actor: Actor) -> dict[str, Tensor]:
+    return {name: whole_tensor(copy).clone() for name, copy in actor.teacher_weights.copies.items()}
+
+
+@pytest.mark.parametrize("source", ["snapshot", "ema"])
+def test_a_teachers_weights_come_back_as_they_were_saved(source: str, tmp_path: Path) -> None:
+    """The weights move, the copy follows them, and they move again before the checkpoint."""
+    teacher = TeacherConfig(source=source, sync_every=1, ema_decay=0.5)  # type: ignore[arg-type]
+    folder, settings = Path(ASSETS), {"model__lora__rank": 4}
+    actor = build_actor(folder, teacher=teacher, **settings)
+    initial = copies_of(actor)
+    moved(actor, 1)
+    actor.teacher_weights.after_update(0)
+    moved(actor, 2)
+    saved = copies_of(actor)
+    for others in (initial, parameters_of(actor)):
+        assert not any(torch.equal(saved[name], others[name]) for name in saved)
+    save_state(actor, tmp_path / "actor")
+    restored = build_actor(folder, teacher=teacher, **settings)
+    load_state(restored, tmp_path / "actor")
+    assert copies_of(restored).keys() == saved.keys()
+    assert all(torch.equal(copy, saved[name]) for name, copy in copies_of(restored).items())
