@@ -262,11 +262,11 @@ def evaluate(settings: Sequence[str], compare: str | None, dry_run: bool, **opti
     code (the run's own reward file, trust_remote_code) or read the environment are not taken over: give them here, or
     give config=RUN/config.yaml to trust all of the run's settings.
     """
-    from cepo.commands.evaluate import evaluate_planned, make_plan, print_comparison
+    from cepo.commands.evaluate import evaluate_planned, planned, print_comparison
 
     if compare is not None:
         return print_comparison(compare)
-    plan = make_plan({name: value for name, value in options.items() if value is not None}, settings)
+    plan = planned({name: value for name, value in options.items() if value is not None}, settings)
     if not dry_run:
         return evaluate_planned(plan)
     print_plain("\n".join(plan.lines()))

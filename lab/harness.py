@@ -29,7 +29,9 @@ from math_verify import parse, verify
 from rich.console import Console
 
 from cepo.errors import DataError
-from cepo.evaluation.results import NAMES, RESULTS_FILE, average, clustered_mean, read_rows
+from cepo.evaluation.published import NAMES, average
+from cepo.evaluation.results import RESULTS_FILE, read_rows
+from cepo.evaluation.statistics import clustered_mean
 from cepo.foreign_files import read_json
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow, write_table
 from cepo.rewards.answers import decimal_value
