@@ -58,11 +58,12 @@ def evaluate(
     """
     from cepo.commands.checkpoint_arguments import config_of_checkpoint, name_of_results
     from cepo.evaluation.measuring import evaluate as evaluated
-    from cepo.evaluation.measuring import make_plan, with_sampling
+    from cepo.evaluation.measuring import make_plan
+    from cepo.evaluation.protocols import with_protocol
 
     given = {"checkpoint": checkpoint, "data": data, "out": out, "n": n, "temperature": temperature}
     options = {key: str(each) for key, each in given.items() if each is not None}
-    name, arguments = options.get("checkpoint"), with_sampling(options, _arguments(config, settings))
+    name, arguments = options.get("checkpoint"), with_protocol(options, _arguments(config, settings))
     resolved, actor = config_of_checkpoint(name, arguments)
     name = name_of_results(name or resolved.worker.actor.model.model_path)
     plan = make_plan(options, resolved, actor, name=name)

@@ -8,7 +8,8 @@ from pathlib import Path
 from cepo import interrupts
 from cepo.commands.checkpoint_arguments import config_of_checkpoint, name_of_results
 from cepo.errors import ConfigError
-from cepo.evaluation.measuring import Plan, evaluate, make_plan, with_sampling
+from cepo.evaluation.measuring import Plan, evaluate, make_plan
+from cepo.evaluation.protocols import with_protocol
 from cepo.live_view import SafeConsole
 from cepo.progress import log_to_stderr
 from cepo.terminal import print_plain
@@ -17,7 +18,7 @@ from cepo.terminal import print_plain
 def planned(options: Mapping[str, str], settings: Sequence[str]) -> Plan:
     """Resolves and checks a command line without loading a model."""
     checkpoint = options.get("checkpoint")
-    config, actor = config_of_checkpoint(checkpoint, with_sampling(options, settings))
+    config, actor = config_of_checkpoint(checkpoint, with_protocol(options, settings))
     return make_plan(options, config, actor, name=name_of_results(checkpoint or config.worker.actor.model.model_path))
 
 

@@ -1,145 +1,258 @@
-"""Describes the format of each benchmark: its columns, and how its rows become problems with answers to grade."""
+"""Knows the format of each benchmark: by which columns it is recognised, how its rows are read, which scores it has."""
 
 from __future__ import annotations
 
-import ast
-import re
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from datasets import Dataset
 
-from cepo.data.reading import read_row, without_decoding
-from cepo.errors import DataError
+from cepo.config.schema import DataConfig
+from cepo.data.reading import read_row, read_source, without_decoding
+from cepo.errors import ConfigError, DataError
+from cepo.evaluation import formats
+from cepo.evaluation.group_scores import hallusionbench_scores, wemath_scores
+from cepo.evaluation.lmms import LMMS_TASKS, SYSTEM_PROMPT
+from cepo.evaluation.named_sources import TITLES, NamedSource
+from cepo.evaluation.statistics import Row
 from cepo.models.processing import IMAGE_MARK
-from cepo.rewards.benchmark import LETTERS, kind_of, options_in_text
 from cepo.trees import Fields, Tree
 
-_OPTION = re.compile(r"(?:^|;)\s*([A-J])\.\s*")
-_MMMU_MARK = re.compile(r"<image (\d)>")
+logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """The format of one benchmark, which its `columns` identify, the column `image` among them.
+    """The format of one benchmark.
 
-    `convert` turns a row into what differs from an image, its `question` and its `answer`: `problem`, `images`, `answer`,
-    and for grading `answer_kind`, `choices`, `tolerance` and `cluster`; rows with the same cluster are dependent.
+    A source of it has all of `columns`. A source that is not named as a benchmark is taken for this one if it also has
+    all of `only_here`, columns that together no other public data set has; with None it never is, because its columns
+    are common. A source must not have the columns `without`.
     """
 
     name: str
-    columns: set[str]
-    image: str
-    convert: Callable[[Fields], Tree]
+    columns: frozenset[str]
+    only_here: frozenset[str] | None
+    images: tuple[str, ...]  # columns of the image, of which the first that a row has counts
+    convert: Callable[[Fields], Tree]  # see `cepo.evaluation.formats`
+    family: str = ""  # a further name, which several formats share
+    without: frozenset[str] = frozenset()
+    needs_image: bool = True
     has_variants: bool = False  # rows of one cluster are variants of one question
+    scores: Callable[[Sequence[Row]], Tree] | None = None  # of groups of rows
+
+    @property
+    def title(self) -> str:
+        return TITLES[self.name]
+
+    def reads(self, columns: Iterable[str]) -> bool:
+        return self.columns <= set(columns) and not self.without & set(columns)
+
+    def is_meant_by(self, columns: Iterable[str]) -> bool:
+        """Returns whether a source with these columns can be nothing else."""
+        return self.only_here is not None and self.reads(columns) and self.only_here <= set(columns)
 
 
-def recognise(columns: Sequence[str]) -> Benchmark | None:
-    """Returns the benchmark that has these columns, or None if the format is unknown."""
-    return next((known for known in BENCHMARKS if known.columns <= set(columns)), None)
+_QUESTION = frozenset({"question", "answer"})
+_JMMMU = frozenset({"image_1_license"})
+"""A column of JMMMU and JMMMU-Pro, which else have the columns of MMMU and MMMU-Pro."""
+_MMMU_PRO = frozenset({"id", "options", "answer", "subject"})
+BENCHMARKS = (
+    Benchmark(
+        name="dynamath",
+        columns=frozenset({"id", "question", "ground_truth", "answer_type"}),
+        only_here=frozenset({"decoded_image"}),
+        images=("decoded_image", "image"),
+        convert=formats.dynamath,
+        has_variants=True,
+    ),
+    Benchmark(
+        name="hallusionbench",
+        columns=frozenset({"category", "subcategory", "set_id", "figure_id", "question_id", "question", "gt_answer"}),
+        only_here=frozenset(),
+        images=("image",),
+        convert=formats.hallusionbench,
+        needs_image=False,
+        scores=hallusionbench_scores,
+    ),
+    Benchmark(
+        name="logicvista",
+        columns=_QUESTION,
+        only_here=None,
+        images=("image",),
+        convert=formats.logicvista,
+    ),
+    Benchmark(
+        name="mathverse",
+        columns=_QUESTION | {"problem_index", "problem_version", "question_type"},
+        only_here=frozenset({"sample_index"}),
+        images=("image",),
+        convert=formats.mathverse,
+        needs_image=False,
+    ),
+    Benchmark(
+        name="mathvision",
+        columns=_QUESTION | {"options"},
+        only_here=frozenset({"decoded_image", "level", "subject"}),
+        images=("decoded_image", "image"),
+        convert=formats.mathvision,
+    ),
+    Benchmark(
+        name="mathvista",
+        columns=_QUESTION | {"question_type", "answer_type", "choices"},
+        only_here=frozenset({"pid", "precision"}),
+        images=("decoded_image", "image"),
+        convert=formats.mathvista,
+    ),
+    Benchmark(
+        name="mmmu",
+        columns=_QUESTION | {"options", "question_type", "image_1"},
+        only_here=frozenset({"id", "img_type", "topic_difficulty", "subfield"}),
+        without=_JMMMU,
+        images=(),
+        convert=formats.mmmu,
+    ),
+    Benchmark(
+        name="mmmu_pro",
+        columns=_MMMU_PRO | {"question", "image_1"},
+        only_here=frozenset({"img_type", "topic_difficulty"}),
+        without=_JMMMU | {"question_type"},
+        images=(),
+        convert=formats.mmmu_pro,
+    ),
+    Benchmark(
+        name="mmmu_pro_vision",
+        family="mmmu_pro",
+        columns=_MMMU_PRO | {"image"},
+        only_here=None,
+        without=frozenset({"question", "prompt", "problem", "query"}),
+        images=("image",),
+        convert=formats.mmmu_pro_vision,
+    ),
+    Benchmark(
+        name="wemath",
+        columns=_QUESTION | {"ID", "key", "option"},
+        only_here=frozenset({"image_path"}),
+        images=("image_path", "image"),
+        convert=formats.wemath,
+        scores=wemath_scores,
+    ),
+)
 
 
-def converted(rows: Any, benchmark: Benchmark) -> Any:
-    """Converts a datasets table to problems without decoding images; raises `DataError` with a bad row's number."""
-    rows, problems = without_decoding(rows), []
+def opened(given: NamedSource, data: DataConfig) -> tuple[Any, Benchmark | None]:
+    """Reads the rows of a source, and returns them with their benchmark; None if they are the user's own.
+
+    A source is a benchmark's if it is named as one. Otherwise it is the user's own if it has the columns that
+    `data.prompt_key` and `data.answer_key` name. Otherwise its columns must identify one benchmark. Raises `ConfigError`
+    if they do not, or lack a column of the named benchmark, and as `read_source`.
+    """
+    rows = read_source(given.source, text_columns=(data.prompt_key, data.answer_key))
+    columns: list[str] = rows.column_names
+    if given.name is not None:
+        return rows, _named(given, columns)
+    keys = [key.partition(".")[0] for key in (data.prompt_key, data.answer_key)]
+    found = recognised(columns)
+    if set(keys) <= set(columns):
+        for benchmark in found:
+            logger.info("%s is read by data.prompt_key, although %s:SOURCE exists", given.source, benchmark.name)
+        return rows, None
+    if len(found) == 1:
+        logger.info("%s has the columns of %s", given.source, found[0].title)
+        return rows, found[0]
+    what = f"those of {' and of '.join(one.name for one in found)}" if found else "and they identify no benchmark"
+    raise ConfigError(
+        f"data={given.source} has no column data.prompt_key={data.prompt_key} with data.answer_key={data.answer_key}; its "
+        f"columns are {', '.join(columns)}, {what}. For your own data, name its columns: data.prompt_key=COLUMN "
+        f"data.answer_key=COLUMN data.image_key=COLUMN. For a benchmark, name it: NAME:{given.source} with one of "
+        f"{', '.join(TITLES)}"
+    )
+
+
+def recognised(columns: Sequence[str]) -> list[Benchmark]:
+    """Returns the benchmarks that alone are known to have these columns; several if they cannot be told apart."""
+    return [benchmark for benchmark in BENCHMARKS if benchmark.is_meant_by(columns)]
+
+
+def _named(given: NamedSource, columns: Sequence[str]) -> Benchmark:
+    """Returns the format of the named benchmark that the columns have."""
+    forms = [benchmark for benchmark in BENCHMARKS if given.name in (benchmark.name, benchmark.family)]
+    for benchmark in forms:
+        if benchmark.reads(columns):
+            return benchmark
+    faults = [
+        f"{', '.join(sorted(benchmark.columns - set(columns))) or 'none'} missing"
+        + "".join(f", {column} too many" for column in sorted(benchmark.without & set(columns)))
+        for benchmark in forms
+    ]
+    raise ConfigError(
+        f"data={given} does not have the columns of {given.name} ({'; or '.join(faults)}). Its columns: "
+        f"{', '.join(columns)}"
+    )
+
+
+def converted(rows: Any, benchmark: Benchmark, source: str, *, skip_bad_rows: bool, is_lmms: bool = False) -> Any:
+    """Converts a table of a benchmark to problems without decoding images, one for each row.
+
+    With `is_lmms` the prompts are those of lmms-eval. Raises `DataError` for a bad row, with its number. With
+    `skip_bad_rows`, a warning names it, and its problem is empty, which `ProblemSet` counts as bad.
+    """
+    rows, problems = without_decoding(rows), list[Tree]()
     for number in range(len(rows)):
-        usual: Tree = {"benchmark": benchmark.name, "answer_kind": None, "choices": [], "tolerance": None}
         try:
-            row = read_row(rows, number)
-            images = [image for image in [row.get(benchmark.image)] if image is not None]
-            usual |= {"problem": IMAGE_MARK + row["question"], "images": images}
-            usual |= {"answer": row.get("answer"), "cluster": str(number)}
-            problems.append(usual | benchmark.convert(row))
-        except (ValueError, SyntaxError, KeyError) as error:
-            raise DataError(
-                f"{benchmark.name}, row {number}: it does not match this benchmark's format ({error})"
-            ) from error
+            problems.append(_problem(read_row(rows, number), benchmark, number, is_lmms=is_lmms))
+        except DataError as error:
+            where = f"{source}, row {number}: it does not match the format of {benchmark.title}: {error}"
+            if not skip_bad_rows:
+                raise DataError(f"{where}. data.skip_bad_rows=true leaves such rows out") from error
+            logger.warning("%s", where)
+            problems.append(
+                _blank(benchmark, number) | {"problem": _turns("", has_system_prompt=False) if is_lmms else ""}
+            )
     return Dataset.from_list(problems)
 
 
-def _dynamath(row: Fields) -> Tree:
-    kind = {"float": "numeric", "multiple choice": "choice"}.get(row["answer_type"], "text")
+def _problem(row: Fields, benchmark: Benchmark, number: int, *, is_lmms: bool) -> Tree:
+    problem = _blank(benchmark, number) | benchmark.convert(row)
+    task = LMMS_TASKS[benchmark.name] if is_lmms else None
+    text = problem["problem"] if task is None else task.prompt(row)
+    if "images" in problem:
+        if task is not None:
+            text, problem["images"] = formats.with_images_in_place(text, row)
+    else:
+        problem["images"] = _images(row, benchmark)
+        if text.count(IMAGE_MARK) != len(problem["images"]):
+            text = IMAGE_MARK * len(problem["images"]) + text.replace(IMAGE_MARK, "")
+    if task is None:
+        return problem | {"problem": text}
+    return problem | {"problem": _turns(text, has_system_prompt=task.has_system_prompt)}
+
+
+def _turns(text: str, *, has_system_prompt: bool) -> list[Tree]:
+    user = {"role": "user", "content": text}
+    return [{"role": "system", "content": SYSTEM_PROMPT}, user] if has_system_prompt else [user]
+
+
+def _images(row: Fields, benchmark: Benchmark) -> list[Any]:
+    images = [row[column] for column in benchmark.images if row.get(column) not in (None, "")]
+    if not images and benchmark.needs_image:
+        raise DataError(f"it has no image (column {' or '.join(benchmark.images)})")
+    return images[:1]
+
+
+def _blank(benchmark: Benchmark, number: int) -> Tree:
     return {
-        "answer": row["ground_truth"],
-        "answer_kind": kind,
-        "choices": options_in_text(row["question"]) if kind == "choice" else [],
-        "tolerance": 1e-3,
-        "cluster": str(row["id"]),
+        "benchmark": benchmark.name,
+        "problem": "",
+        "answer": "",
+        "answer_kind": "text",
+        "choices": list[str](),
+        "tolerance": None,
+        "decimals": None,
+        "alternatives": list[str](),
+        "cluster": str(number),
+        "categories": dict[str, list[str]](),
+        "groups": dict[str, str](),
     }
-
-
-def _mathvision(row: Fields) -> Tree:
-    options = list(row["options"] or [])
-    named = [] if options == list(LETTERS[: len(options)]) else options
-    return {
-        "problem": IMAGE_MARK + row["question"] + _listed(options),
-        "answer_kind": "choice" if options else kind_of(row["answer"]),
-        "choices": named or [""] * len(options),
-        "tolerance": 5e-3,
-    }
-
-
-def _wemath(row: Fields) -> Tree:
-    parts = _OPTION.split(row["option"])
-    letters, options = "".join(parts[1::2]), [text.strip() for text in parts[2::2]]
-    if letters != LETTERS[: len(options)]:
-        raise ValueError(f"the options {row['option']!r} do not run from A")
-    return {
-        "problem": IMAGE_MARK + row["question"] + _listed(options),
-        "answer_kind": "choice",
-        "choices": options,
-        "cluster": str(row["ID"]),
-    }
-
-
-def _mmmu(row: Fields) -> Tree:
-    options = [str(option) for option in ast.literal_eval(row["options"] or "[]")]
-    is_choice = row["question_type"] == "multiple-choice"
-    kind = "choice" if is_choice else kind_of(row["answer"])
-    text, images = _with_images_in_place(row["question"] + (_listed(options) if is_choice else ""), row)
-    return {
-        "problem": text,
-        "images": images,
-        "answer_kind": "text" if kind == "choice" and not is_choice else kind,
-        "choices": [_MMMU_MARK.sub("", option) for option in options] if is_choice else [],
-    }
-
-
-def _logicvista(row: Fields) -> Tree:
-    return {"answer_kind": kind_of(row["answer"]), "choices": options_in_text(row["question"])}
-
-
-def _listed(options: Sequence[str]) -> str:
-    """Lists the options below the question and asks for a letter; empty without options."""
-    if not options:
-        return ""
-    lines = [letter if letter == text else f"{letter}. {text}" for letter, text in zip(LETTERS, options, strict=False)]
-    return "\nChoices:\n" + "\n".join(lines) + "\nAnswer with the letter of the right choice."
-
-
-def _with_images_in_place(text: str, row: Fields) -> tuple[str, list[Any]]:
-    """Returns MMMU's text with images at their first mention or, without one, at the start; and the images in order."""
-    left = {str(number): row[f"image_{number}"] for number in range(1, 8) if row.get(f"image_{number}") is not None}
-    mentioned: list[Any] = []
-
-    def place(match: re.Match[str]) -> str:
-        if match[1] not in left:
-            return f"image {match[1]}"
-        mentioned.append(left.pop(match[1]))
-        return IMAGE_MARK
-
-    text = _MMMU_MARK.sub(place, text)
-    return IMAGE_MARK * len(left) + text, [*left.values(), *mentioned]
-
-
-_QUESTION = {"question", "answer"}
-BENCHMARKS = (
-    Benchmark(
-        "dynamath", {"question", "ground_truth", "answer_type", "id", "decoded_image"}, "decoded_image", _dynamath, True
-    ),
-    Benchmark("mathvision", _QUESTION | {"options", "decoded_image"}, "decoded_image", _mathvision),
-    Benchmark("wemath", _QUESTION | {"ID", "option", "image_path"}, "image_path", _wemath),
-    Benchmark("mmmu", _QUESTION | {"options", "question_type", "image_1"}, "image_1", _mmmu),
-    Benchmark("logicvista", _QUESTION | {"image"}, "image", _logicvista),
-)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 from cepo.errors import DataError
 from cepo.evaluation.comparison import Paired, compare_evaluations
@@ -14,9 +15,22 @@ from cepo.foreign_files import damaged_as, read_json
 from cepo.report.drawing import Sample, Section, Table, samples_table, write_page
 from cepo.trees import Fields
 
+_MOST_VALUES = 40
+"""The largest number of values of a category that a terminal shows."""
+_UNGRADED = {
+    "num_left_out": "left out: bad or too long",
+    "num_without_judge": "left out: need a judge",
+    "num_without_verdict": "left out: no verdict of the judge",
+}
+"""Numbers in evaluation.json, with their labels in tables."""
 
-def figure_rows(results: Fields) -> Iterator[list[str]]:
-    """Yields a head, and rows of accuracies in percent with errors, by kind of answer if there are several."""
+
+def figure_rows(results: Fields, *, is_whole: bool = False) -> Iterator[list[str]]:
+    """Yields a head, and rows of accuracies in percent with errors.
+
+    Below a benchmark are its accuracies by kind of answer if there are several, its own scores, its accuracies by
+    category, and the numbers of ungraded problems. Categories with many values are given only if `is_whole`.
+    """
     num_samples = results["sampling"]["num_samples"]
     largest = [f"pass@{num_samples}"] if num_samples > 1 else []
     yield ["", "problems", "accuracy", *largest, "tokens", "cut off", "no answer"]
@@ -31,11 +45,33 @@ def figure_rows(results: Fields) -> Iterator[list[str]]:
             f"{100 * figures['share_cut_off']:.1f}",
             f"{100 * figures['share_without_answer']:.1f}",
         ]
-        kinds = figures["by_kind"]
-        for kind in kinds if len(kinds) > 1 else ():
-            yield [f"  {kind}", str(kinds[kind]["num_problems"]), percent(kinds[kind]), *rest]
+        for label, count, estimate in _further_figures(figures, is_whole=is_whole):
+            yield [f"  {label}", count, estimate, *rest]
     if "average" in results:
         yield ["average", "", percent(results["average"]), *rest]
+
+
+def _further_figures(figures: Fields, *, is_whole: bool) -> Iterator[tuple[str, str, str]]:
+    """Yields a label, a number of problems or groups, and a figure for each row below a benchmark's."""
+    kinds = figures["by_kind"]
+    if len(kinds) > 1:
+        for kind, estimate in kinds.items():
+            yield kind, str(estimate["num_problems"]), percent(estimate)
+    if "worst_variant" in figures:
+        yield "worst variant", str(figures["worst_variant"]["num_clusters"]), percent(figures["worst_variant"])
+    for name, score in figures.get("scores", {}).items():
+        label = name.replace("_", " ")
+        if isinstance(score, Mapping):
+            yield label, "", percent(cast("Fields", score))
+        elif score:  # a number of groups
+            yield label, str(score), ""
+    for category, values in figures.get("by_category", {}).items():
+        if is_whole or 1 < len(values) <= _MOST_VALUES:
+            for value, estimate in values.items():
+                yield f"{category}: {value}", str(estimate["num_problems"]), percent(estimate)
+    for name, label in _UNGRADED.items():
+        if number := figures.get(name, 0):
+            yield label, str(number), ""
 
 
 def percent(estimate: Fields, *, sign: str = "") -> str:
@@ -72,7 +108,7 @@ def write_evaluations(folders: Sequence[Path], out: Path) -> Path:
     with damaged_as(folders[-1] / RESULTS_FILE, "holds no result of cepo evaluate; evaluate the model again"):
         tables, subtitles = list[Table](), list[str]()
         for label, results in zip(labels, found, strict=True):
-            head, *rows = figure_rows(results)
+            head, *rows = figure_rows(results, is_whole=True)
             head[0] = "benchmark"
             tables.append(Table(head=head, rows=rows, caption=f"{label}: accuracy in %, ± standard error"))
             model = "/".join(Path(str(results["checkpoint"] or results["model"])).parts[-2:])

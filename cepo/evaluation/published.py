@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cepo.errors import DataError
 from cepo.evaluation.comparison import compare_evaluations
+from cepo.evaluation.named_sources import TITLES
 from cepo.evaluation.results import RESULTS_FILE, results_file
 from cepo.evaluation.statistics import macro_average
 from cepo.foreign_files import damaged_as, read_json
@@ -15,13 +16,6 @@ from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
 from cepo.trees import Fields, Tree
 
 _AVERAGE, _DIFFERENCE = "Average", "difference"
-NAMES = {
-    "dynamath": "DynaMath",
-    "logicvista": "LogicVista",
-    "mathvision": "MathVision",
-    "mmmu": "MMMU",
-    "wemath": "WeMath",
-}
 
 
 def is_scored(name: str) -> bool:
@@ -48,7 +42,7 @@ def score_table(names: Sequence[str]) -> ScoreTable:
             row = replace(row, cells={**row.cells, _DIFFERENCE: _cell(average_gain, 100.0)})
         first = first or Path(name)
         rows.append(row)
-    known = [*NAMES.values(), *(name for row in rows for name in row.cells if name not in (_AVERAGE, _DIFFERENCE))]
+    known = [*TITLES.values(), *(name for row in rows for name in row.cells if name not in (_AVERAGE, _DIFFERENCE))]
     benchmarks = [name for name in dict.fromkeys(known) if any(name in row.cells for row in rows)]
     columns = [Column(name=name, is_ranked=True) for name in (*benchmarks, _AVERAGE)]
     if first is not None and any(_DIFFERENCE in row.cells for row in rows):
@@ -72,7 +66,7 @@ def _evaluated(folder: Path) -> TableRow:
     with damaged_as(path, "holds no result of cepo evaluate; evaluate the model again"):
         results: Tree = read_json(path, dict, within=folder)
         cells = {
-            NAMES.get(str(name), str(name)): _cell(figures["accuracy"], 100.0)
+            TITLES.get(str(name), str(name)): _cell(figures["accuracy"], 100.0)
             for name, figures in results["benchmarks"].items()
         }
         return TableRow(group=str(results["model"]), name=folder.resolve().name, cells=cells)

@@ -36,10 +36,12 @@ def results_file(folder: Path) -> Path:
 
 
 def read_rows(folder: Path) -> dict[str, list[Row]]:
-    """Returns an evaluation's graded responses by benchmark; raises `DataError` if it is not finished."""
+    """Returns an evaluation's graded responses by benchmark, without ungraded ones; raises `DataError` if it is not finished."""
     results_file(folder)
     rows: dict[str, list[Row]] = defaultdict(list)
     for row in read_objects(folder / GENERATIONS_FILE, within=folder):
+        if "correct" in row and row["correct"] is None:  # a judge was needed and gave no verdict
+            continue
         if not all(isinstance(row.get(name), str) for name in ("benchmark", "problem_id", "cluster", "ground_truth")):
             raise DataError(f"{folder / GENERATIONS_FILE}: a row has no benchmark, problem or truth; evaluate again")
         rows[row["benchmark"]].append(row | {"correct": bool(row.get("correct"))})

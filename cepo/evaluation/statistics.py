@@ -51,9 +51,13 @@ def pass_at_k(num_right: int, num_samples: int, k: int) -> float:
 def benchmark_figures(rows: Sequence[Row], *, has_variants: bool = False) -> Tree:
     """Returns the statistics of one benchmark's responses as plain values for JSON. Lengths are in tokens.
 
-    `accuracy` is the mean over all responses (avg@n). `pass_at_k` needs several responses to a problem. `worst_variant`,
-    the mean over questions of the lowest accuracy of any variant, is given if a cluster has the variants of one question.
+    `accuracy` is the mean over all responses (avg@n), `by_kind` the same by kind of answer, and `by_category` by the
+    values of each category of the benchmark. `pass_at_k` needs several responses to a problem. `worst_variant`, the mean
+    over questions of the lowest accuracy of any variant, is given if a cluster has the variants of one question. Raises
+    `DataError` without responses.
     """
+    if not rows:
+        raise DataError("no response was graded")
     lengths = [row["length"] for row in rows]
     problems: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
@@ -68,6 +72,7 @@ def benchmark_figures(rows: Sequence[Row], *, has_variants: bool = False) -> Tre
             for kind in KINDS
             if (of_kind := [row for row in rows if row["kind"] == kind])
         },
+        "by_category": _by_category(rows),
         "response_length": {
             "mean": statistics.fmean(lengths),
             "median": statistics.median(lengths),
@@ -90,6 +95,23 @@ def benchmark_figures(rows: Sequence[Row], *, has_variants: bool = False) -> Tre
             worst[cluster] = min(worst[cluster], statistics.fmean(row["correct"] for row in of_problem))
         figures["worst_variant"] = clustered_mean(list(worst.values()), list(worst))
     return figures
+
+
+def _by_category(rows: Sequence[Row]) -> Tree:
+    """Returns the accuracy for each value of each category; a row counts for each of its values."""
+    grouped: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        categories: dict[str, list[str]] = row.get("categories") or {}
+        for category, values in categories.items():
+            for value in values:
+                grouped[category][value].append(row)
+    return {
+        category: {
+            value: {"num_problems": len({row["problem_id"] for row in of_value}), **accuracy(of_value)}
+            for value, of_value in sorted(values.items())
+        }
+        for category, values in grouped.items()
+    }
 
 
 def accuracy(rows: Sequence[Row]) -> Estimate:

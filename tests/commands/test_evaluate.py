@@ -16,7 +16,7 @@ import pytest
 from isolation import own_caches, restored_process
 
 from cepo.cli import main
-from cepo.evaluation.benchmarks import BENCHMARKS, converted, recognise
+from cepo.evaluation.benchmarks import BENCHMARKS, converted
 from cepo.rewards.benchmark import compute_score
 from lab.harness import harness_table
 
