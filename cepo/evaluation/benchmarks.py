@@ -29,7 +29,7 @@ class Benchmark:
 
     A source of it has all of `columns`. A source that is not named as a benchmark is taken for this one if it also has
     all of `only_here`, columns that together no other public data set has; with None it never is, because its columns
-    are common. A source must not have the columns `without`.
+    are common. A source that is not named must not have the columns `without`.
     """
 
     name: str
@@ -48,11 +48,13 @@ class Benchmark:
         return TITLES[self.name]
 
     def reads(self, columns: Iterable[str]) -> bool:
-        return self.columns <= set(columns) and not self.without & set(columns)
+        return self.columns <= set(columns)
 
     def is_meant_by(self, columns: Iterable[str]) -> bool:
         """Returns whether a source with these columns can be nothing else."""
-        return self.only_here is not None and self.reads(columns) and self.only_here <= set(columns)
+        if self.only_here is None or self.without & set(columns):
+            return False
+        return self.columns | self.only_here <= set(columns)
 
 
 _QUESTION = frozenset({"question", "answer"})
@@ -127,7 +129,6 @@ BENCHMARKS = (
         family="mmmu_pro",
         columns=_MMMU_PRO | {"image"},
         only_here=None,
-        without=frozenset({"question", "prompt", "problem", "query"}),
         images=("image",),
         convert=formats.mmmu_pro_vision,
     ),
@@ -182,13 +183,9 @@ def _named(given: NamedSource, columns: Sequence[str]) -> Benchmark:
     for benchmark in forms:
         if benchmark.reads(columns):
             return benchmark
-    faults = [
-        f"{', '.join(sorted(benchmark.columns - set(columns))) or 'none'} missing"
-        + "".join(f", {column} too many" for column in sorted(benchmark.without & set(columns)))
-        for benchmark in forms
-    ]
+    missing = [", ".join(sorted(benchmark.columns - set(columns))) for benchmark in forms]
     raise ConfigError(
-        f"data={given} does not have the columns of {given.name} ({'; or '.join(faults)}). Its columns: "
+        f"data={given} does not have the columns of {given.name}; missing: {'; or '.join(missing)}. Its columns: "
         f"{', '.join(columns)}"
     )
 
