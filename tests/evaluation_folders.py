@@ -13,7 +13,7 @@ def graded(problem: int, correct: bool, *, cluster: str | None = None, **changed
     row = {
         "benchmark": "dynamath", "problem_id": str(problem), "cluster": cluster or str(problem), "kind": "numeric",
         "choices": [], "sample": 0, "ground_truth": "1", "response": rf"\boxed{{{int(correct)}}}", "answer": "5",
-        "correct": correct, "length": 10, "finished": True, "scores": {},
+        "correct": correct, "problem": "How many?", "length": 10, "finished": True, "scores": {},
     }  # fmt: skip
     return row | changed
 

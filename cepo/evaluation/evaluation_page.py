@@ -60,7 +60,7 @@ def _further_figures(figures: Fields, *, is_whole: bool) -> Iterator[tuple[str, 
     if "worst_variant" in figures:
         yield "worst variant", str(figures["worst_variant"]["num_clusters"]), percent(figures["worst_variant"])
     for name, score in figures.get("scores", {}).items():
-        label = name.replace("_", " ")
+        label = name.removeprefix("num_").replace("_", " ")
         if isinstance(score, Mapping):
             yield label, "", percent(cast("Fields", score))
         elif score:  # a number of groups

@@ -47,7 +47,8 @@ def _share_all_right(rows: Sequence[Row], group_of: Callable[[Row], str]) -> Est
     return clustered_mean([float(all(right)) for right in verdicts.values()], list(clusters.values()))
 
 
-_WEIGHT_OF_INADEQUATE_GENERALIZATION = 0.5
+_POINTS = {"CM": 1.0, "IG": 0.5, "RM": 0.0, "IK": 0.0}
+"""What an outcome of WeMath adds to its score."""
 
 
 def wemath_scores(rows: Sequence[Row]) -> Tree:
@@ -55,13 +56,13 @@ def wemath_scores(rows: Sequence[Row]) -> Tree:
 
     A group has a problem of several steps and a problem for each step. Of N complete groups:
 
-    - insufficient knowledge (IK): the problem is wrong, and a step is wrong;
-    - inadequate generalization (IG): the problem is wrong, and all steps are right;
-    - complete mastery (CM): the problem is right, and all steps are right (strict), or any step is (loose);
-    - rote memorization (RM): the problem is right, and any step is wrong (strict), or all steps are (loose).
+    - `IK`, insufficient knowledge: the problem is wrong, and a step is wrong;
+    - `IG`, inadequate generalization: the problem is wrong, and all steps are right;
+    - `CM`, complete mastery: the problem is right, and all steps are right (strict), or any step is (loose);
+    - `RM`, rote memorization: the problem is right, and any step is wrong (strict), or all steps are (loose).
 
-    `score = (N - 0.5 IG - RM - IK) / N = (CM + 0.5 IG) / N`. The four shares add up to 1. `rote_memorization_rate` is
-    `RM / (CM + RM)`, as the authors print it. Groups of which a row is left out do not count.
+    `score = (N - 0.5 IG - RM - IK) / N = (CM + 0.5 IG) / N`. The four shares add up to 1. `RM_rate` is `RM / (CM + RM)`,
+    which the authors print in place of the share. Groups of which a row is left out do not count.
 
     Source: Qiao et al., arXiv 2407.01284, and github.com/We-Math/We-Math, evaluation/four_dimensional_metrics.py, at
     a57a0e8, whose N is always 525.
@@ -79,21 +80,20 @@ def wemath_scores(rows: Sequence[Row]) -> Tree:
     clusters = [cluster for cluster, _ in complete]
     for rule in ("strict", "loose"):
         outcomes = [wemath_outcome(verdicts, is_strict=rule == "strict") for _, verdicts in complete]
-        points = {"complete_mastery": 1.0, "inadequate_generalization": _WEIGHT_OF_INADEQUATE_GENERALIZATION}
-        scores[f"score_{rule}"] = clustered_mean([points.get(outcome, 0.0) for outcome in outcomes], clusters)
-        for name in ("insufficient_knowledge", "inadequate_generalization", "complete_mastery", "rote_memorization"):
-            shares = [float(outcome == name) for outcome in outcomes]
-            scores[f"{name}_{rule}"] = clustered_mean(shares, clusters)
-        of_right = [
-            (cluster, float(outcome == "rote_memorization"))
-            for cluster, outcome in zip(clusters, outcomes, strict=True)
-            if outcome in ("complete_mastery", "rote_memorization")
-        ]
-        if of_right:
-            scores[f"rote_memorization_rate_{rule}"] = clustered_mean(
-                [rote for _, rote in of_right], [cluster for cluster, _ in of_right]
-            )
+        scores[f"score_{rule}"] = clustered_mean([_POINTS[outcome] for outcome in outcomes], clusters)
+        for name in ("CM", "RM"):
+            scores[f"{name}_{rule}"] = _share(name, outcomes, clusters)
+        solved = [number for number, outcome in enumerate(outcomes) if outcome in ("CM", "RM")]
+        if solved:
+            of_solved = [outcomes[number] for number in solved]
+            scores[f"RM_rate_{rule}"] = _share("RM", of_solved, [clusters[number] for number in solved])
+        for name in ("IG", "IK"):  # the same by both rules
+            scores[name] = _share(name, outcomes, clusters)
     return scores
+
+
+def _share(name: str, outcomes: Sequence[str], clusters: Sequence[str]) -> Estimate:
+    return clustered_mean([float(outcome == name) for outcome in outcomes], clusters)
 
 
 def _is_complete(verdicts: dict[str, bool]) -> bool:
@@ -108,6 +108,6 @@ def wemath_outcome(verdicts: dict[str, bool], *, is_strict: bool) -> str:
     steps = [right for key, right in verdicts.items() if not key.endswith("_multi")]
     is_solved = next(right for key, right in verdicts.items() if key.endswith("_multi"))
     if not is_solved:
-        return "inadequate_generalization" if all(steps) else "insufficient_knowledge"
+        return "IG" if all(steps) else "IK"
     knows_steps = all(steps) if is_strict else any(steps)
-    return "complete_mastery" if knows_steps else "rote_memorization"
+    return "CM" if knows_steps else "RM"

@@ -28,23 +28,30 @@ FOLDER = "lmms-eval"
 def export(folder: Path, task: Task, rows: Sequence[Row], config: RunConfig) -> Path:
     """Writes the responses to the known benchmark of `task` below `folder`, and returns the file.
 
-    lmms-eval asks for a response to every row of its data set, so a row that was left out has an empty one. Several
-    sources of one benchmark are written to a folder each, named after them.
+    Several sources of one benchmark are written to a folder each, named after them.
     """
     assert task.benchmark is not None
-    name = LMMS_TASKS[task.benchmark.name].name
-    by_problem: dict[int, list[Row]] = defaultdict(list)
-    for row in rows:
-        by_problem[int(row["problem_id"])].append(row)
-    log: Tree = {
-        "args": {"model": config.worker.actor.model.model_path, "model_args": "", "limit": None},
-        "model_configs": {"task": name},
-        "logs": [_record(number, by_problem[number]) for number in range(task.num_rows)],
-    }
-    path = folder / FOLDER / task.name / f"{name}.json"
+    model = config.worker.actor.model.model_path
+    log = exported_log(task.benchmark.name, rows, num_rows=task.num_rows, model=model)
+    path = folder / FOLDER / task.name / f"{LMMS_TASKS[task.benchmark.name].name}.json"
     path.parent.mkdir(parents=True)
     write_atomically(path, json.dumps(log, indent=1, ensure_ascii=False) + "\n")
     return path
+
+
+def exported_log(benchmark: str, rows: Sequence[Row], *, num_rows: int, model: str) -> Tree:
+    """Returns the log of responses to a benchmark whose source has `num_rows` rows.
+
+    lmms-eval asks for a response to every row of its data set, so a row that was left out has an empty one.
+    """
+    by_problem: dict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_problem[int(row["problem_id"])].append(row)
+    return {
+        "args": {"model": model, "model_args": "", "limit": None},
+        "model_configs": {"task": LMMS_TASKS[benchmark].name},
+        "logs": [_record(number, by_problem[number]) for number in range(num_rows)],
+    }
 
 
 def _record(number: int, rows: Sequence[Row]) -> Tree:

@@ -16,7 +16,7 @@ import pytest
 from isolation import own_caches, restored_process
 
 from cepo.cli import main
-from cepo.evaluation.benchmarks import BENCHMARKS, converted
+from cepo.evaluation.benchmarks import converted, recognised
 from cepo.rewards.benchmark import compute_score
 from lab.harness import harness_table
 
@@ -160,10 +160,9 @@ def test_sample_rows_are_right_with_their_own_answers_only() -> None:
     seen = {"choice": 0, "numeric": 0, "text": 0}
     for name, count in ROWS.items():
         rows = read_source(str(SAMPLES / name / "sample.parquet"))
-        benchmark = recognise(rows.column_names)
-        assert benchmark is not None
+        (benchmark,) = recognised(rows.column_names)
         assert name.startswith(benchmark.name)
-        problems = converted(rows, benchmark).to_list()
+        problems = converted(rows, benchmark, name, skip_bad_rows=False).to_list()
         assert len(problems) == count
         right = compute_score([_sampled(row, f"so \\boxed{{{row['answer']}}}") for row in problems])
         assert [score["accuracy"] for score in right] == [1.0] * count
@@ -184,26 +183,6 @@ def test_sample_rows_are_right_with_their_own_answers_only() -> None:
 def _sampled(row: dict[str, Any], response: str) -> dict[str, Any]:
     columns = {key: row[key] for key in ("answer_kind", "choices", "tolerance")}
     return columns | {"response": response, "response_length": 5, "ground_truth": row["answer"]}
-
-
-def test_rows_of_logicvista_and_mmmu_become_problems() -> None:
-    from datasets import Dataset
-
-    by_name = {benchmark.name: benchmark for benchmark in BENCHMARKS}
-    logic = {"question": "Next? (A) up (B) down", "answer": "A, B", "image": {"bytes": b"1", "path": None}}
-    assert recognise(list(logic)) is by_name["logicvista"]
-    (problem,) = converted(Dataset.from_list([logic]), by_name["logicvista"]).to_list()
-    assert (problem["problem"], problem["images"]) == ("<image>Next? (A) up (B) down", [logic["image"]])
-    assert (problem["answer"], problem["answer_kind"], problem["choices"]) == ("A, B", "choice", ["up", "down"])
-    pictures = {f"image_{number}": None for number in range(1, 8)}
-    pictures |= {"image_1": "one", "image_2": "two", "image_3": "three"}
-    options = {"options": "['<image 1>', 'none']", "question_type": "multiple-choice"}
-    row = {"question": "Is <image 2> or <image 2>?", **options}
-    asked = by_name["mmmu"].convert(row | pictures | {"answer": "B"})
-    assert asked["images"] == ["three", "two", "one"]
-    assert asked["problem"].startswith("<image>Is <image> or image 2?\nChoices:\nA. <image>\nB. none\n")
-    open_row = row | pictures | {"answer": "B", "question_type": "short-answer", "options": "[]"}
-    assert by_name["mmmu"].convert(open_row)["answer_kind"] == "text"
 
 
 def test_a_dry_run_prints_the_plan_and_leaves_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -81,6 +81,49 @@ def test_the_worst_variant_of_each_question_counts() -> None:
     assert "pass_at_k" not in figures
 
 
+@pytest.mark.parametrize("verdicts", ["0111", "1011", "1101", "1110"])
+def test_the_worst_variant_may_stand_at_any_place(verdicts: str) -> None:
+    """One of 4 variants of question a is wrong, wherever it stands; question b is right: 1 of 2 questions."""
+    rows = [graded(number, digit == "1", cluster="a") for number, digit in enumerate(verdicts)]
+    rows += [graded(number, True, cluster="b") for number in range(4, 8)]
+    worst = benchmark_figures(rows, has_variants=True)["worst_variant"]
+    assert (worst["mean"], worst["num_clusters"]) == (0.5, 2)
+
+
+def test_the_worst_variant_is_that_of_the_lowest_mean() -> None:
+    """Of 2 responses each, the variants have 1 / 2, 0 / 2 and 2 / 2 right: the worst has 0, the last 1."""
+    rows = [
+        graded(number, digit == "1", cluster="a")
+        for number, digits in enumerate(["10", "00", "11"])
+        for digit in digits
+    ]
+    assert benchmark_figures(rows, has_variants=True)["worst_variant"]["mean"] == 0.0
+
+
+def test_pass_at_k_reaches_to_the_fewest_responses() -> None:
+    """Problem 0 has 2 responses, one right, and problem 1 has 4, one right: k is 1 or 2.
+
+    pass@1 = (1/2 + 1/4) / 2, pass@2 = (1 + 1/2) / 2.
+    """
+    rows = [graded(0, digit == "1") for digit in "10"] + [graded(1, digit == "1") for digit in "1000"]
+    powers = benchmark_figures(rows)["pass_at_k"]
+    assert {k: each["mean"] for k, each in powers.items()} == {"1": 0.375, "2": 0.75}
+
+
+def test_accuracies_by_category_count_each_value_of_a_row() -> None:
+    rows = [
+        graded(0, True, categories={"skills": ["algebra", "geometry"]}),
+        graded(1, False, categories={"skills": ["algebra"], "grade": ["college"]}),
+        graded(2, True, categories={}),
+    ]
+    by_category = benchmark_figures(rows)["by_category"]
+    means = {name: {value: each["mean"] for value, each in values.items()} for name, values in by_category.items()}
+    assert means == {"skills": {"algebra": 0.5, "geometry": 1.0}, "grade": {"college": 0.0}}
+    assert by_category["skills"]["algebra"]["num_problems"] == 2
+    with pytest.raises(DataError, match="no response was graded"):
+        benchmark_figures([])
+
+
 def test_an_average_of_two_has_half_the_root_of_squared_errors() -> None:
     two = [Estimate(mean=0.4, error=0.03, num_clusters=9), Estimate(mean=0.6, error=0.04, num_clusters=9)]
     assert macro_average(two) == {"mean": 0.5, "error": pytest.approx(0.025), "num_benchmarks": 2}
