@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +58,7 @@ class Benchmark:
         return self.columns | self.only_here <= set(columns)
 
 
+_SPACE_AROUND_IMAGE = re.compile(rf"\s*{IMAGE_MARK}\s*")
 _QUESTION = frozenset({"question", "answer"})
 _JMMMU = frozenset({"image_1_license"})
 """A column of JMMMU and JMMMU-Pro, which else have the columns of MMMU and MMMU-Pro."""
@@ -218,6 +220,7 @@ def _problem(row: Fields, benchmark: Benchmark, number: int, *, is_lmms: bool) -
     if "images" in problem:
         if task is not None:
             text, problem["images"] = formats.with_images_in_place(text, row)
+            text = _SPACE_AROUND_IMAGE.sub(IMAGE_MARK, text).strip()  # its messages have a part for each text and image
     else:
         problem["images"] = _images(row, benchmark)
         if text.count(IMAGE_MARK) != len(problem["images"]):

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from cepo.errors import DataError
 from cepo.evaluation.formats import listed, optional_text, text
+from cepo.evaluation.protocols import LMMS_LIMIT
+from cepo.models.processing import IMAGE_MARK
 from cepo.rewards.benchmark import LETTERS
 from cepo.trees import Fields
 
@@ -22,18 +24,19 @@ SYSTEM_PROMPT = (
     "Please provide a clear, concise response within <answer> </answer> tags that directly addresses the question."
 )
 """The system prompt of all `*_reasoning` tasks."""
-LARGEST_LIMIT = 49152
-"""The limit of new tokens of all `*_reasoning` tasks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LmmsTask:
-    """A task of lmms-eval; `prompt` returns the user's text of a row, in which `<image 1>` stands for an image."""
+    """A task of lmms-eval; `prompt` returns the user's text of a row.
+
+    In MMMU's and MMMU-Pro's, `<image 1>` stands for an image; a text without any mark follows the image.
+    """
 
     name: str
     prompt: Callable[[Fields], str]
     has_system_prompt: bool = True
-    max_new_tokens: int = LARGEST_LIMIT
+    max_new_tokens: int = LMMS_LIMIT
 
 
 def _question(row: Fields) -> str:
@@ -64,7 +67,8 @@ def _mmmu_pro(row: Fields) -> str:
 
 
 def _mmmu_pro_vision(row: Fields) -> str:
-    return f"{_lettered(listed(row, 'options'))}\n\nAnswer the question in the image."
+    asked = f"{_lettered(listed(row, 'options'))}\n\nAnswer the question in the image."
+    return f"{asked}{IMAGE_MARK}{asked}"  # as the task builds it, with the text on both sides
 
 
 _MATHVISTA_HINTS = {

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cepo.errors import ConfigError
-from cepo.evaluation.lmms import LARGEST_LIMIT
 from cepo.trees import Fields
 
+LMMS_LIMIT = 49152
+"""The limit of new tokens of lmms-eval's reasoning tasks."""
 SAMPLING = ("n", "temperature", "top_p", "top_k", "presence_penalty")
 """The options that are short for `worker.rollout.val_override_config.*`."""
 
@@ -31,7 +32,7 @@ PROTOCOLS = {
     # lmms-eval at 75571cf: temperature 0 where a task sets none (lmms_eval/models/chat/vllm.py), its reasoning tasks' limit.
     "lmms": Protocol(
         options={"n": "1", "temperature": "0", "top_p": "1", "top_k": "-1", "presence_penalty": "0"},
-        settings=[f"data.max_response_length={LARGEST_LIMIT}", "data.format_prompt=null"],
+        settings=[f"data.max_response_length={LMMS_LIMIT}", "data.format_prompt=null"],
         is_lmms=True,
     ),
 }

@@ -18,6 +18,7 @@ from cepo.evaluation.lmms_export import exported_log
 from cepo.evaluation.named_sources import TITLES
 
 BY_NAME = {benchmark.name: benchmark for benchmark in BENCHMARKS}
+WORKS = [f"{'ABCDEFGHIJ'[n]}. work {n}" for n in range(10)]
 PROMPTS = {
     "dynamath": "<image>How long is AB?",
     "hallusionbench": "<image>Are the lines parallel?",
@@ -27,11 +28,9 @@ PROMPTS = {
     "Which picture? <image1>\nChoices: A. A\nB. B\nC. C\nD. D\nE. E",
     "mathvista": "<image>Question: How far?\nHint: Please answer the question requiring a floating-point number with one "
     "decimal place and provide the final value, e.g., 1.2, 1.3, 1.4, at the end.",
-    "mmmu": "Which of <image>?\nA. leaf\nB. root",
-    "mmmu_pro": "What shows <image>?\n" + "\n".join(f"{'ABCDEFGHIJ'[n]}. event {n}" for n in range(10)),
-    "mmmu_pro_vision": "<image>"
-    + "\n".join(f"{'ABCDEFGHIJ'[n]}. work {n}" for n in range(10))
-    + "\n\nAnswer the question in the image.",
+    "mmmu": "Which of<image>?\nA. leaf\nB. root",
+    "mmmu_pro": "What shows<image>?\n" + "\n".join(f"{'ABCDEFGHIJ'[n]}. event {n}" for n in range(10)),
+    "mmmu_pro_vision": "<image>".join(2 * ["\n".join(WORKS) + "\n\nAnswer the question in the image."]),
     "wemath": "<image>How long?\nA. 3; B. 4;C. 5; D. No correct answer",
 }
 
