@@ -39,8 +39,13 @@ PROTOCOLS = {
 
 
 def with_protocol(options: Mapping[str, str], settings: Sequence[str]) -> list[str]:
-    """Returns the settings of a command line, with those that its options are short for."""
+    """Returns the settings of a command line, with those that its options are short for.
+
+    Raises `ConfigError` for an unknown protocol.
+    """
     name = options.get("protocol")
+    if name is not None and name not in PROTOCOLS:
+        raise ConfigError(f"protocol={name}: unknown protocol; accepted: {', '.join(PROTOCOLS)}")
     protocol = Protocol(options={}, settings=[]) if name is None else PROTOCOLS[name]
     sampling = {**protocol.options, **options}
     chosen = [f"worker.rollout.val_override_config.{key}={sampling[key]}" for key in SAMPLING if key in sampling]

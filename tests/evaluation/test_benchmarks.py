@@ -50,7 +50,7 @@ def source(folder: Path, *rows: dict[str, Any]) -> str:
     return str(file)
 
 
-def own(**keys: str) -> DataConfig:
+def own(**keys: Any) -> DataConfig:
     return DataConfig(train_files="unused", **keys)
 
 
