@@ -19,7 +19,7 @@ from cepo.evaluation.lmms import LMMS_TASKS, SYSTEM_PROMPT
 from cepo.evaluation.named_sources import TITLES, NamedSource
 from cepo.evaluation.statistics import Row
 from cepo.models.processing import IMAGE_MARK
-from cepo.trees import Fields, Tree
+from cepo.trees import Fields, Tree, is_list
 
 logger = logging.getLogger(__name__)
 
@@ -225,6 +225,7 @@ def _problem(row: Fields, benchmark: Benchmark, number: int, *, is_lmms: bool) -
         problem["images"] = _images(row, benchmark)
         if text.count(IMAGE_MARK) != len(problem["images"]):
             text = IMAGE_MARK * len(problem["images"]) + text.replace(IMAGE_MARK, "")
+    problem["images"] = [_in_one_form(image) for image in problem["images"]]
     if task is None:
         return problem | {"problem": text}
     return problem | {"problem": _turns(text, has_system_prompt=task.has_system_prompt)}
@@ -236,10 +237,22 @@ def _turns(text: str, *, has_system_prompt: bool) -> list[Tree]:
 
 
 def _images(row: Fields, benchmark: Benchmark) -> list[Any]:
-    images = [row[column] for column in benchmark.images if row.get(column) not in (None, "")]
-    if not images and benchmark.needs_image:
+    """Returns the images of the first column that has any."""
+    for column in benchmark.images:
+        value = row.get(column)
+        images = [each for each in (value if is_list(value) else [value]) if each is not None and each != ""]
+        if images:
+            return images
+    if benchmark.needs_image:
         raise DataError(f"it has no image (column {' or '.join(benchmark.images)})")
-    return images[:1]
+    return []
+
+
+def _in_one_form(image: object) -> object:
+    """Returns an image as a mapping of bytes or path, so that a table can hold images of both forms."""
+    if isinstance(image, bytes):
+        return {"bytes": image, "path": None}
+    return {"bytes": None, "path": image} if isinstance(image, str) else image
 
 
 def _blank(benchmark: Benchmark, number: int) -> Tree:

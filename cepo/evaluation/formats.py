@@ -16,6 +16,7 @@ tianyi-lab/HallusionBench, We-Math/We-Math, mathllm/MATH-V, DynaMath/DynaMath, Y
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Sequence
 from typing import Any, cast
@@ -31,6 +32,8 @@ _MATHVERSE_OPTIONS = re.compile(r"\bchoices?\s*:?\s*\n", re.IGNORECASE)
 _MATHVERSE_OPTION = re.compile(r"^\s*\(?([A-J])\s*[:.)]\s*(.*)$")
 _NUMBERED_IMAGE = re.compile(r"<image (\d)>")
 _MMMU_ID = re.compile(r"(?:dev|validation|test)_(?P<subject>.+)_\d+")
+_DECIMALS = re.compile(r"\d{1,3}(?:\.0*)?", re.ASCII)
+_MOST_DECIMALS = 15
 _MOST_IMAGES = 7
 
 WEMATH_STEPS = {"2steps": 2, "3steps": 3}
@@ -291,6 +294,8 @@ def text(row: Fields, column: str) -> str:
 def optional_text(row: Fields, column: str) -> str:
     """Returns a cell as text, empty without one; raises `DataError` if it is neither text nor a number."""
     value = row.get(column)
+    if isinstance(value, float) and math.isnan(value):  # an empty cell of a column of numbers
+        return ""
     if value is not None and not isinstance(value, str | int | float):
         raise DataError(f"column '{column}' holds a {type(value).__name__}; accepted: text or a number")
     return plain_text(value).strip()
@@ -319,10 +324,11 @@ def as_list(written: str) -> list[str]:
 
 
 def whole_number(row: Fields, column: str) -> int:
+    """Returns a cell with a number of decimals; raises `DataError` if it is none from 0 to 15."""
     written = text(row, column)
-    if not written.isdecimal() or int(written) > 15:
-        raise DataError(f"column '{column}' is {written!r}; accepted: a whole number up to 15")
-    return int(written)
+    if not _DECIMALS.fullmatch(written) or int(float(written)) > _MOST_DECIMALS:
+        raise DataError(f"column '{column}' is {written!r}; accepted: a whole number up to {_MOST_DECIMALS}")
+    return int(float(written))
 
 
 def _choices(answer: str, options: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cepo.errors import DataError
-from cepo.evaluation.formats import listed, optional_text, text
+from cepo.evaluation.formats import listed, optional_text, text, whole_number
 from cepo.evaluation.protocols import LMMS_LIMIT
 from cepo.models.processing import IMAGE_MARK
 from cepo.rewards.benchmark import LETTERS
@@ -89,7 +89,7 @@ _MATHVISTA_HINTS = {
 def _mathvista(row: Fields) -> str:
     kind = text(row, "answer_type")
     if kind == "float":
-        kind = f"float {text(row, 'precision')}"
+        kind = f"float {whole_number(row, 'precision')}"
     if text(row, "question_type") == "multi_choice":
         kind = "choice"
     if kind not in _MATHVISTA_HINTS:

@@ -339,7 +339,11 @@ def test_a_dry_run_names_benchmarks_protocol_and_judge(capsys: pytest.CaptureFix
     ("row", "arguments", "words"),
     [
         ({"question": "How many?", "answer": 3, "image": None}, (), "For a benchmark, name it: NAME:"),
-        ({"question": "How many?", "answer": 3}, ("data.prompt_key=question", "protocol=lmms"), "is read by data.prompt_key"),
+        (
+            {"question": "How many?", "answer": 3},
+            ("data.prompt_key=question", "protocol=lmms"),
+            "is read by data.prompt_key",
+        ),
         (benchmark_rows.MATHVERSE | {"question_type": "free-form"}, (), "each of its 1 rows needs a judge"),
         (benchmark_rows.MATHVISTA | {"decoded_image": None, "image": None}, (), "row 0: it does not match"),
     ],

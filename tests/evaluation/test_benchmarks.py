@@ -146,6 +146,29 @@ def test_a_version_without_image_is_asked_as_text() -> None:
         assert not problem["images"]
 
 
+def test_images_of_every_form_stand_in_one_table() -> None:
+    """A path where the decoded image is missing, bytes, and a list of one."""
+    rows = [MATHVISTA | {"decoded_image": None}, MATHVISTA, MATHVISTA | {"decoded_image": None, "image": "b.png"}]
+    problems = converted(Dataset.from_list(rows), BY_NAME["mathvista"], "f", skip_bad_rows=False).to_list()
+    assert [problem["images"] for problem in problems] == [
+        [{"bytes": None, "path": "images/1.jpg"}], [PICTURE], [{"bytes": None, "path": "b.png"}],
+    ]  # fmt: skip
+    listed = Dataset.from_list([LOGICVISTA | {"image": [PICTURE]}])
+    assert converted(listed, BY_NAME["logicvista"], "f", skip_bad_rows=False)[0]["images"] == [PICTURE]
+
+
+def test_a_table_of_texts_is_read_as_one_of_numbers_is() -> None:
+    """CSV has the precision 1.0 or 1 and lists as text; NaN is an empty cell."""
+    rows = [
+        MATHVISTA | {"precision": "1.0"},
+        MATHVISTA | {"precision": "1", "choices": "", "unit": ""},
+        MATHVISTA | {"precision": 1.0, "unit": float("nan")},
+    ]
+    for row in rows:
+        (problem,) = converted(Dataset.from_list([row]), BY_NAME["mathvista"], "f", skip_bad_rows=False).to_list()
+        assert (problem["decimals"], problem["problem"].count("Unit")) == (1, 0)
+
+
 def test_marks_that_a_question_has_are_not_doubled() -> None:
     for question, wanted in (("<image>Next?", "<image>Next?"), ("Is <image> or <image>?", "<image>Is  or ?")):
         rows = Dataset.from_list([LOGICVISTA | {"question": question}])
