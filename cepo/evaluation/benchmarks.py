@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from datasets import Dataset
-
 from cepo.config.schema import DataConfig
 from cepo.data.reading import read_row, read_source, without_decoding
 from cepo.errors import ConfigError, DataError
@@ -152,7 +150,7 @@ def opened(given: NamedSource, data: DataConfig) -> tuple[Any, Benchmark | None]
     `data.prompt_key` and `data.answer_key` name. Otherwise its columns must identify one benchmark. Raises `ConfigError`
     if they do not, or lack a column of the named benchmark, and as `read_source`.
     """
-    rows = read_source(given.source, text_columns=(data.prompt_key, data.answer_key))
+    rows = without_decoding(read_source(given.source, text_columns=(data.prompt_key, data.answer_key)))
     columns: list[str] = rows.column_names
     if given.name is not None:
         return rows, _named(given, columns)
@@ -192,13 +190,15 @@ def _named(given: NamedSource, columns: Sequence[str]) -> Benchmark:
     )
 
 
-def converted(rows: Any, benchmark: Benchmark, source: str, *, skip_bad_rows: bool, is_lmms: bool = False) -> Any:
-    """Converts a table of a benchmark to problems without decoding images, one for each row.
+def converted(
+    rows: Any, benchmark: Benchmark, source: str, *, skip_bad_rows: bool, is_lmms: bool = False
+) -> list[Tree]:
+    """Converts rows of a benchmark, whose images are not decoded, to problems, one for each row.
 
     With `is_lmms` the prompts are those of lmms-eval. Raises `DataError` for a bad row, with its number. With
     `skip_bad_rows`, a warning names it, and its problem is empty, which `ProblemSet` counts as bad.
     """
-    rows, problems = without_decoding(rows), list[Tree]()
+    problems: list[Tree] = []
     for number in range(len(rows)):
         try:
             problems.append(_problem(read_row(rows, number), benchmark, number, is_lmms=is_lmms))
@@ -210,7 +210,7 @@ def converted(rows: Any, benchmark: Benchmark, source: str, *, skip_bad_rows: bo
             problems.append(
                 _blank(benchmark, number) | {"problem": _turns("", has_system_prompt=False) if is_lmms else ""}
             )
-    return Dataset.from_list(problems)
+    return problems
 
 
 def _problem(row: Fields, benchmark: Benchmark, number: int, *, is_lmms: bool) -> Tree:

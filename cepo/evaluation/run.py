@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from datasets import Dataset
+
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import RunConfig
 from cepo.data.contexts import ContextBuilder, Problem
@@ -73,13 +75,13 @@ def read_task(
     else:
         keys = dataclasses.replace(data, prompt_key="problem", answer_key="answer", image_key="images")
         prepared = converted(rows, benchmark, source.source, skip_bad_rows=data.skip_bad_rows, is_lmms=rules.is_lmms)
-        num_judged = prepared["answer_kind"][:].count(JUDGED)
+        num_judged = sum(problem["answer_kind"] == JUDGED for problem in prepared)
         if num_judged == len(prepared) and rules.judge is None:
             raise DataError(
                 f"{source}: each of its {num_judged} rows needs a judge; give judge=ADDRESS judge_model=MODEL of an "
                 "OpenAI-compatible server"
             )
-        problems, name = ProblemSet(source.source, keys, processing, rows=prepared), benchmark.name
+        problems, name = ProblemSet(source.source, keys, processing, rows=Dataset.from_list(prepared)), benchmark.name
     names = [name, *(f"{name}-{number}" for number in range(2, len(taken) + 2))]
     return Task(
         name=next(each for each in names if each not in taken),

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from benchmark_rows import LOGICVISTA, MATHVERSE, MATHVISTA, MMMU, MMMU_PRO_VISION, PICTURE, ROWS
-from datasets import Dataset
 
 from cepo.config.schema import DataConfig
 from cepo.data.reading import read_source
@@ -118,13 +117,13 @@ BAD_CELLS = [
 
 @pytest.mark.parametrize(("name", "changed", "words"), BAD_CELLS)
 def test_a_bad_cell_is_named_with_its_row_or_skipped(name: str, changed: dict[str, Any], words: str) -> None:
-    rows = Dataset.from_list([ROWS[name] | changed])
+    rows = [ROWS[name] | changed]
     with pytest.raises(DataError) as caught:
         converted(rows, BY_NAME[name], "rows.parquet", skip_bad_rows=False)
     assert "rows.parquet, row 0" in str(caught.value)
     assert words in str(caught.value)
     for is_lmms in (False, True):
-        (blank,) = converted(rows, BY_NAME[name], "rows.parquet", skip_bad_rows=True, is_lmms=is_lmms).to_list()
+        (blank,) = converted(rows, BY_NAME[name], "rows.parquet", skip_bad_rows=True, is_lmms=is_lmms)
         assert blank["problem"] == ([{"role": "user", "content": ""}] if is_lmms else "")
 
 
@@ -132,7 +131,7 @@ def test_a_bad_cell_is_named_with_its_row_or_skipped(name: str, changed: dict[st
 def test_a_row_becomes_a_problem_with_its_image(name: str) -> None:
     """Numbers in place of texts make no difference."""
     rows = [ROWS[name], {key: int(v) if str(v).isdecimal() else v for key, v in ROWS[name].items()}]
-    first, second = (converted(Dataset.from_list([row]), BY_NAME[name], "f", skip_bad_rows=False)[0] for row in rows)
+    first, second = (converted([row], BY_NAME[name], "f", skip_bad_rows=False)[0] for row in rows)
     assert first == second
     assert first["problem"].count("<image>") == len(first["images"]) == 1
     assert first["images"][0]["bytes"] == b"picture"
@@ -140,8 +139,8 @@ def test_a_row_becomes_a_problem_with_its_image(name: str) -> None:
 
 def test_a_version_without_image_is_asked_as_text() -> None:
     for missing in (None, ""):
-        rows = Dataset.from_list([MATHVERSE | {"image": missing, "problem_version": "Text Only"}])
-        (problem,) = converted(rows, BY_NAME["mathverse"], "f", skip_bad_rows=False).to_list()
+        rows = [MATHVERSE | {"image": missing, "problem_version": "Text Only"}]
+        (problem,) = converted(rows, BY_NAME["mathverse"], "f", skip_bad_rows=False)
         assert problem["problem"] == MATHVERSE["question"]
         assert not problem["images"]
 
@@ -149,11 +148,11 @@ def test_a_version_without_image_is_asked_as_text() -> None:
 def test_images_of_every_form_stand_in_one_table() -> None:
     """A path where the decoded image is missing, bytes, and a list of one."""
     rows = [MATHVISTA | {"decoded_image": None}, MATHVISTA, MATHVISTA | {"decoded_image": None, "image": "b.png"}]
-    problems = converted(Dataset.from_list(rows), BY_NAME["mathvista"], "f", skip_bad_rows=False).to_list()
+    problems = converted(rows, BY_NAME["mathvista"], "f", skip_bad_rows=False)
     assert [problem["images"] for problem in problems] == [
         [{"bytes": None, "path": "images/1.jpg"}], [PICTURE], [{"bytes": None, "path": "b.png"}],
     ]  # fmt: skip
-    listed = Dataset.from_list([LOGICVISTA | {"image": [PICTURE]}])
+    listed = [LOGICVISTA | {"image": [PICTURE]}]
     assert converted(listed, BY_NAME["logicvista"], "f", skip_bad_rows=False)[0]["images"] == [PICTURE]
 
 
@@ -165,13 +164,13 @@ def test_a_table_of_texts_is_read_as_one_of_numbers_is() -> None:
         MATHVISTA | {"precision": 1.0, "unit": float("nan")},
     ]
     for row in rows:
-        (problem,) = converted(Dataset.from_list([row]), BY_NAME["mathvista"], "f", skip_bad_rows=False).to_list()
+        (problem,) = converted([row], BY_NAME["mathvista"], "f", skip_bad_rows=False)
         assert (problem["decimals"], problem["problem"].count("Unit")) == (1, 0)
 
 
 def test_marks_that_a_question_has_are_not_doubled() -> None:
     for question, wanted in (("<image>Next?", "<image>Next?"), ("Is <image> or <image>?", "<image>Is  or ?")):
-        rows = Dataset.from_list([LOGICVISTA | {"question": question}])
+        rows = [LOGICVISTA | {"question": question}]
         assert converted(rows, BY_NAME["logicvista"], "f", skip_bad_rows=False)[0]["problem"] == wanted
 
 
@@ -180,6 +179,6 @@ def test_optional_columns_may_be_missing(tmp_path: Path) -> None:
         required = {column: row[column] for column in BY_NAME[name].columns} | {"image": PICTURE}
         if name == "mathvista":
             required |= {"answer_type": "integer", "answer": 3}
-        (problem,) = converted(Dataset.from_list([required]), BY_NAME[name], "f", skip_bad_rows=False).to_list()
+        (problem,) = converted([required], BY_NAME[name], "f", skip_bad_rows=False)
         assert problem["answer"], name
     assert read_source(source(tmp_path, MATHVERSE)).num_rows == 1

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from benchmark_rows import MATHVISTA, ROWS
-from datasets import Dataset
 from evaluation_folders import graded
 
 from cepo.errors import DataError
@@ -37,8 +36,8 @@ PROMPTS = {
 
 @pytest.mark.parametrize("name", sorted(PROMPTS))
 def test_prompts_are_those_of_lmms_evals_tasks(name: str) -> None:
-    rows = Dataset.from_list([ROWS[name]])
-    (problem,) = converted(rows, BY_NAME[name], "f", skip_bad_rows=False, is_lmms=True).to_list()
+    rows = [ROWS[name]]
+    (problem,) = converted(rows, BY_NAME[name], "f", skip_bad_rows=False, is_lmms=True)
     *system, user = problem["problem"]
     assert user == {"role": "user", "content": PROMPTS[name]}
     assert system == ([{"role": "system", "content": SYSTEM_PROMPT}] if name != "hallusionbench" else [])
