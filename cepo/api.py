@@ -41,27 +41,48 @@ def evaluate(
     out: Path | str | None = None,
     n: int | None = None,
     temperature: float | None = None,
+    protocol: Literal["paper", "lmms"] | None = None,
+    judge: str | None = None,
+    judge_model: str | None = None,
 ) -> Evaluation:
     """Measures the accuracy of a checkpoint or a model on data and benchmarks, as `cepo evaluate` does.
 
     Args:
         checkpoint: `global_step_<N>` of a run, a model folder or a hub name; None for the configuration's model.
-        data: sources, separated by commas; None for `data.val_files`.
+        data: sources, separated by commas, each optionally after the name of a benchmark, as in `mathvista:FILE`; None for
+            `data.val_files`.
         config: as in `load_config`; None for the settings of the checkpoint's run.
         settings: as in `load_config`.
         out: a new folder for the results; None for one below `evaluations`.
         n: responses per problem.
         temperature: sampling temperature; 0 is greedy and needs n = 1.
+        protocol: the paper's sampling, or lmms-eval's prompts and sampling.
+        judge: address of an OpenAI-compatible server, up to `/v1`, that judges free-form answers; None leaves them out.
+        judge_model: its model.
 
     Raises:
         ConfigError, CheckpointError, DataError, EngineError, RewardError: as `cepo evaluate` reports them.
     """
-    from cepo.commands.evaluate import evaluate as evaluated
-    from cepo.commands.evaluate import make_plan
+    from cepo.commands.checkpoint_arguments import config_of_checkpoint, name_of_results
+    from cepo.evaluation.measuring import evaluate as evaluated
+    from cepo.evaluation.measuring import make_plan
+    from cepo.evaluation.protocols import with_protocol
 
-    given = {"checkpoint": checkpoint, "data": data, "out": out, "n": n, "temperature": temperature}
+    given = {
+        "checkpoint": checkpoint,
+        "data": data,
+        "out": out,
+        "n": n,
+        "temperature": temperature,
+        "protocol": protocol,
+        "judge": judge,
+        "judge_model": judge_model,
+    }
     options = {key: str(each) for key, each in given.items() if each is not None}
-    plan = make_plan(options, _arguments(config, settings))
+    named = options.get("checkpoint")
+    resolved, actor = config_of_checkpoint(named, with_protocol(options, _arguments(config, settings)))
+    name = name_of_results(named or resolved.worker.actor.model.model_path)
+    plan = make_plan(options, resolved, actor, name=name)
     return Evaluation(folder=plan.out, results=evaluated(plan))
 
 

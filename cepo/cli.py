@@ -239,7 +239,9 @@ def doctor(settings: Sequence[str]) -> int:
 @cli.command()
 @click.option("--checkpoint", help="global_step_<N>, a model folder or a hub name; default: the configuration's model.")
 @click.option(
-    "--data", help="Hub names, files or folders, or microgeo:validation, with commas; default: data.val_files."
+    "--data",
+    help="Hub names, files or folders, or microgeo:validation, with commas; NAME: before one names a benchmark, as in "
+    "mathvista:FILE. Default: data.val_files.",
 )
 @click.option("--out", help="New folder for the results; default: evaluations/<checkpoint>.")
 @click.option("-n", "--n", help="Responses per problem: worker.rollout.val_override_config.n.")
@@ -249,9 +251,13 @@ def doctor(settings: Sequence[str]) -> int:
 @click.option("--presence-penalty", help="Likewise.")
 @click.option(
     "--protocol",
-    type=click.Choice(("paper",)),
-    help="paper: sample as the paper did (n=1 temperature=1 top_p=1 top_k=40 presence_penalty=2, 32,000 tokens).",
+    type=click.Choice(("paper", "lmms")),
+    help="paper: sample as the paper did (n=1 temperature=1 top_p=1 top_k=40 presence_penalty=2, 32,000 tokens). "
+    "lmms: prompts, tags and limits of lmms-eval's reasoning tasks (n=1 temperature=0, 49,152 tokens).",
 )
+@click.option("--judge", metavar="ADDRESS", help="OpenAI-compatible server, up to /v1, that judges free-form answers.")
+@click.option("--judge-model", metavar="MODEL", help="Its model.")
+@click.option("--export", type=click.Choice(("lmms",)), help="lmms: also write responses in lmms-eval's form.")
 @click.option("--dry-run", is_flag=True, help="Print the plan without starting an engine.")
 @click.option("--compare", metavar="FOLDER,FOLDER", help="Print the paired difference of two evaluations.")
 @takes_settings
@@ -262,11 +268,11 @@ def evaluate(settings: Sequence[str], compare: str | None, dry_run: bool, **opti
     code (the run's own reward file, trust_remote_code) or read the environment are not taken over: give them here, or
     give config=RUN/config.yaml to trust all of the run's settings.
     """
-    from cepo.commands.evaluate import evaluate_planned, make_plan, print_comparison
+    from cepo.commands.evaluate import evaluate_planned, planned, print_comparison
 
     if compare is not None:
         return print_comparison(compare)
-    plan = make_plan({name: value for name, value in options.items() if value is not None}, settings)
+    plan = planned({name: value for name, value in options.items() if value is not None}, settings)
     if not dry_run:
         return evaluate_planned(plan)
     print_plain("\n".join(plan.lines()))

@@ -29,7 +29,10 @@ from math_verify import parse, verify
 from rich.console import Console
 
 from cepo.errors import DataError
-from cepo.evaluation.results import NAMES, RESULTS_FILE, average, clustered_mean, read_rows
+from cepo.evaluation.named_sources import TITLES
+from cepo.evaluation.published import average
+from cepo.evaluation.results import RESULTS_FILE, read_rows
+from cepo.evaluation.statistics import clustered_mean
 from cepo.foreign_files import read_json
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow, write_table
 from cepo.rewards.answers import decimal_value
@@ -42,6 +45,7 @@ _PHRASE = re.compile(r"(?:the |my )?(?:correct |best )?(?:answer|option is|choic
 _PUNCTUATION = ",.!?;:'\""
 _STATED = ("the final answer is", "the answer is", "the correct answer is", "the answer should be")
 _SHARE_CONTAINED = 0.9
+_GRADED = ("dynamath", "logicvista", "mathvision", "mmmu", "wemath")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,13 +73,13 @@ def _row(folder: Path) -> TableRow:
     model = str(read_json(folder / RESULTS_FILE, dict, within=folder)["model"])
     row = TableRow(group=model, name=folder.resolve().name, cells=dict(_cells(folder)))
     if not row.cells:
-        raise DataError(f"{folder} has no benchmark that lmms-eval's rules grade: {', '.join(NAMES)}")
+        raise DataError(f"{folder} has no benchmark that lmms-eval's rules grade: {', '.join(_GRADED)}")
     return TableRow(group=row.group, name=row.name, cells={**row.cells, "Average": average(row)})
 
 
 def _cells(folder: Path) -> Iterator[tuple[str, Cell]]:
     for benchmark, responses in read_rows(folder).items():
-        if benchmark not in NAMES:
+        if benchmark not in _GRADED:
             continue
         if any("choices" not in each for each in responses):
             raise DataError(f"{folder} is older than the column of options in its responses; evaluate the model again")
@@ -85,7 +89,7 @@ def _cells(folder: Path) -> Iterator[tuple[str, Cell]]:
         ]
         estimate = clustered_mean(shares, [each["cluster"] for each in responses])
         error = None if estimate["error"] is None else 100 * estimate["error"]
-        yield NAMES[benchmark], Cell(mean=100 * estimate["mean"], error=error)
+        yield TITLES[benchmark], Cell(mean=100 * estimate["mean"], error=error)
 
 
 def harness_score(benchmark: str, response: str, gold: str, kind: str, choices: Sequence[str]) -> float:

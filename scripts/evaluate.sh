@@ -3,7 +3,8 @@
 #   bash scripts/evaluate.sh CHECKPOINT [n=N] [temperature=T] [a.b.c=value ...]
 # CHECKPOINT is a folder global_step_<N> of a run, a merged or other model folder, or a hub name.
 # Variables, all optional:
-#   DATA       sources separated by commas: hub names with @split, files or folders (hiyouga/geometry3k@test)
+#   DATA       sources separated by commas: hub names with @split, files or folders (hiyouga/geometry3k@test), each
+#              optionally after the name of a benchmark (mathvista:AI4Math/MathVista@testmini)
 #   CONFIG     a YAML file with prompts and engine settings (the checkpoint's run's own; for a model configs/geo3k/base.yaml)
 #   OUT        a new folder for evaluation.json and generations.jsonl (evaluations/<checkpoint>)
 #   DRY_RUN=1  resolves, checks and prints, and starts nothing

@@ -1,39 +1,35 @@
-"""Reads problems, those of known benchmarks among them, and samples and grades responses with a checkpoint's weights.
-
-A benchmark is recognised by its columns.
-"""
+"""Reads problems, those of known benchmarks among them, and samples and grades responses with a checkpoint's weights."""
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dataclasses
 import logging
-import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import RunConfig
 from cepo.config.paths import split_source
-from cepo.data.contexts import ContextBuilder
+from cepo.data.contexts import ContextBuilder, Problem
 from cepo.data.dataset import ProblemSet
-from cepo.data.reading import read_source
-from cepo.data.table import Rows
-from cepo.errors import DataError
+from cepo.errors import ConfigError, DataError
+from cepo.evaluation.benchmarks import Benchmark, converted, opened
+from cepo.evaluation.lmms import LMMS_TASKS
+from cepo.evaluation.named_sources import NamedSource, is_name
+from cepo.evaluation.protocols import Rules
 from cepo.leftovers import OwnFolder
 from cepo.models.pretrained import read_quantization
-from cepo.models.processing import IMAGE_MARK, Processing
-from cepo.rewards.benchmark import LETTERS, kind_of, options_in_text, read_answer
+from cepo.models.processing import Processing
+from cepo.rewards.benchmark import JUDGED, final_answer, kind_of
 from cepo.rewards.pool import RewardPool
 from cepo.rewards.samples import require_free_names
 from cepo.rollout.factory import build_generator, settings_of_run
 from cepo.rollout.generator import AdapterWeights, Generator
 from cepo.tracking.run_folder import thumbnail
-from cepo.trainer.asking import VALIDATION_STEP, Asker, validation_settings
-from cepo.trees import Fields, Tree
+from cepo.trainer.asking import VALIDATION_STEP, Asker, Rollouts, validation_settings
+from cepo.trees import Tree
 from cepo.workers.checkpoint import ADAPTER
 from cepo.workers.distributed import this_device
 from cepo.workers.merged_model import ADAPTER_CONFIG, BaseModel, merge_checkpoint, read_adapter
@@ -41,135 +37,10 @@ from cepo.workers.merged_model import ADAPTER_CONFIG, BaseModel, merge_checkpoin
 logger = logging.getLogger(__name__)
 REWARD = "cepo/rewards/benchmark.py:compute_score"
 """The reward function of benchmarks; other data is graded by `worker.reward.reward_function`."""
+_JUDGE_SECONDS = 600.0
+"""The least time limit of a call for up to 32 verdicts of a judge, each of which takes up to a minute."""
 _PROBLEMS_AT_ONCE = 256
 """The number of problems per batch, enough to keep an engine busy. A batch is graded and written before the next."""
-_OPTION = re.compile(r"(?:^|;)\s*([A-J])\.\s*")
-_MMMU_MARK = re.compile(r"<image (\d)>")
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """The format of one benchmark, which its `columns` identify, the column `image` among them.
-
-    `convert` turns a row into what differs from an image, its `question` and its `answer`: `problem`, `images`, `answer`,
-    and for grading `answer_kind`, `choices`, `tolerance` and `cluster`; rows with the same cluster are dependent.
-    """
-
-    name: str
-    columns: set[str]
-    image: str
-    convert: Callable[[Fields], Tree]
-    has_variants: bool = False  # rows of one cluster are variants of one question
-
-
-def recognise(columns: Sequence[str]) -> Benchmark | None:
-    """Returns the benchmark that has these columns, or None if the format is unknown."""
-    return next((known for known in BENCHMARKS if known.columns <= set(columns)), None)
-
-
-def converted(rows: Rows, benchmark: Benchmark) -> list[Tree]:
-    """Converts rows to problems without decoding images; raises `DataError` with a bad row's number."""
-    problems: list[Tree] = []
-    for number in range(len(rows)):
-        usual: Tree = {"benchmark": benchmark.name, "answer_kind": None, "choices": [], "tolerance": None}
-        try:
-            row = rows[number]
-            images = [image for image in [row.get(benchmark.image)] if image is not None]
-            usual |= {"problem": IMAGE_MARK + row["question"], "images": images}
-            usual |= {"answer": row.get("answer"), "cluster": str(number)}
-            problems.append(usual | benchmark.convert(row))
-        except (ValueError, SyntaxError, KeyError) as error:
-            raise DataError(
-                f"{benchmark.name}, row {number}: it does not match this benchmark's format ({error})"
-            ) from error
-    return problems
-
-
-def _dynamath(row: Fields) -> Tree:
-    kind = {"float": "numeric", "multiple choice": "choice"}.get(row["answer_type"], "text")
-    return {
-        "answer": row["ground_truth"],
-        "answer_kind": kind,
-        "choices": options_in_text(row["question"]) if kind == "choice" else [],
-        "tolerance": 1e-3,
-        "cluster": str(row["id"]),
-    }
-
-
-def _mathvision(row: Fields) -> Tree:
-    options = list(row["options"] or [])
-    named = [] if options == list(LETTERS[: len(options)]) else options
-    return {
-        "problem": IMAGE_MARK + row["question"] + _listed(options),
-        "answer_kind": "choice" if options else kind_of(row["answer"]),
-        "choices": named or [""] * len(options),
-        "tolerance": 5e-3,
-    }
-
-
-def _wemath(row: Fields) -> Tree:
-    parts = _OPTION.split(row["option"])
-    letters, options = "".join(parts[1::2]), [text.strip() for text in parts[2::2]]
-    if letters != LETTERS[: len(options)]:
-        raise ValueError(f"the options {row['option']!r} do not run from A")
-    return {
-        "problem": IMAGE_MARK + row["question"] + _listed(options),
-        "answer_kind": "choice",
-        "choices": options,
-        "cluster": str(row["ID"]),
-    }
-
-
-def _mmmu(row: Fields) -> Tree:
-    options = [str(option) for option in ast.literal_eval(row["options"] or "[]")]
-    is_choice = row["question_type"] == "multiple-choice"
-    kind = "choice" if is_choice else kind_of(row["answer"])
-    text, images = _with_images_in_place(row["question"] + (_listed(options) if is_choice else ""), row)
-    return {
-        "problem": text,
-        "images": images,
-        "answer_kind": "text" if kind == "choice" and not is_choice else kind,
-        "choices": [_MMMU_MARK.sub("", option) for option in options] if is_choice else [],
-    }
-
-
-def _logicvista(row: Fields) -> Tree:
-    return {"answer_kind": kind_of(row["answer"]), "choices": options_in_text(row["question"])}
-
-
-def _listed(options: Sequence[str]) -> str:
-    """Lists the options below the question and asks for a letter; empty without options."""
-    if not options:
-        return ""
-    lines = [letter if letter == text else f"{letter}. {text}" for letter, text in zip(LETTERS, options, strict=False)]
-    return "\nChoices:\n" + "\n".join(lines) + "\nAnswer with the letter of the right choice."
-
-
-def _with_images_in_place(text: str, row: Fields) -> tuple[str, list[Any]]:
-    """Returns MMMU's text with images at their first mention or, without one, at the start; and the images in order."""
-    left = {str(number): row[f"image_{number}"] for number in range(1, 8) if row.get(f"image_{number}") is not None}
-    mentioned: list[Any] = []
-
-    def place(match: re.Match[str]) -> str:
-        if match[1] not in left:
-            return f"image {match[1]}"
-        mentioned.append(left.pop(match[1]))
-        return IMAGE_MARK
-
-    text = _MMMU_MARK.sub(place, text)
-    return IMAGE_MARK * len(left) + text, [*left.values(), *mentioned]
-
-
-_QUESTION = {"question", "answer"}
-BENCHMARKS = (
-    Benchmark(
-        "dynamath", {"question", "ground_truth", "answer_type", "id", "decoded_image"}, "decoded_image", _dynamath, True
-    ),
-    Benchmark("mathvision", _QUESTION | {"options", "decoded_image"}, "decoded_image", _mathvision),
-    Benchmark("wemath", _QUESTION | {"ID", "option", "image_path"}, "image_path", _wemath),
-    Benchmark("mmmu", _QUESTION | {"options", "question_type", "image_1"}, "image_1", _mmmu),
-    Benchmark("logicvista", _QUESTION | {"image"}, "image", _logicvista),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,77 +50,145 @@ class Task:
     name: str
     problems: ProblemSet
     benchmark: Benchmark | None
+    num_rows: int  # of the source, those that are left out included
+    num_judged: int = 0  # of these, rows that only a judge can grade
 
 
-def read_task(source: str, config: RunConfig, processing: Processing, taken: Collection[str] = ()) -> Task:
-    """Reads the problems of `source`, as a benchmark if it has the columns of one; raises as `ProblemSet`.
+def read_task(
+    source: NamedSource, config: RunConfig, processing: Processing, rules: Rules, taken: Collection[str] = ()
+) -> Task:
+    """Reads the problems of `source`; raises as `opened`, `converted` and `ProblemSet`.
 
-    The name is the benchmark's, or the source's without folders and extension, with a number if it is `taken`.
+    The name is the benchmark's, or the source's without folders and extension, with a number if it is `taken`. Raises
+    `ConfigError` if lmms-eval's protocol is asked for data that is no benchmark, and `DataError` if no row can be graded.
     """
     data = config.data
-    rows = read_source(source)
-    benchmark = None if {data.prompt_key, data.answer_key} <= set(rows.column_names) else recognise(rows.column_names)
+    rows, benchmark = opened(source, data)
+    num_judged = 0
     if benchmark is None:
-        problems = ProblemSet(source, data, processing)
-        require_free_names(source, problems.column_names, data)
-        path, split = split_source(source)
-        name = Path(path).stem if split is None else f"{Path(path).stem}@{split}"
+        if rules.is_lmms:
+            raise ConfigError(
+                f"protocol=lmms defines the prompts of benchmarks, and {source} is read by data.prompt_key; name its "
+                f"benchmark (NAME:{source}) or evaluate it without protocol=lmms"
+            )
+        problems, name = ProblemSet(source.source, data, processing), _own_name(source.source)
+        require_free_names(source.source, problems.column_names, data)
     else:
-        logger.info("%s has the columns of %s", source, benchmark.name)
         keys = dataclasses.replace(data, prompt_key="problem", answer_key="answer", image_key="images")
-        problems, name = ProblemSet(source, keys, processing, rows=converted(rows, benchmark)), benchmark.name
+        prepared = converted(rows, benchmark, source.source, skip_bad_rows=data.skip_bad_rows, is_lmms=rules.is_lmms)
+        num_judged = sum(problem["answer_kind"] == JUDGED for problem in prepared)
+        if num_judged == len(prepared) and rules.judge is None:
+            raise DataError(
+                f"{source}: each of its {num_judged} rows needs a judge; give judge=ADDRESS judge_model=MODEL of an "
+                "OpenAI-compatible server"
+            )
+        problems, name = ProblemSet(source.source, keys, processing, rows=prepared), benchmark.name
     names = [name, *(f"{name}-{number}" for number in range(2, len(taken) + 2))]
-    return Task(name=next(each for each in names if each not in taken), problems=problems, benchmark=benchmark)
+    return Task(
+        name=next(each for each in names if each not in taken),
+        problems=problems,
+        benchmark=benchmark,
+        num_rows=len(rows),
+        num_judged=num_judged,
+    )
+
+
+def _own_name(source: str) -> str:
+    """Returns the name of a user's own data, which is never that of a benchmark."""
+    path, split = split_source(source)
+    suffix = "" if split is None else f"@{split}"
+    candidates = (f"{Path(path).stem}{suffix}", f"{Path(path).name}{suffix}", source)
+    return next((name for name in candidates if not is_name(name)), f"{source} (own)")
 
 
 def graded_rows(
-    task: Task, config: RunConfig, asker: Asker, generator: Generator, *, on_progress: Callable[[int], None]
+    task: Task,
+    config: RunConfig,
+    asker: Asker,
+    generator: Generator,
+    rules: Rules,
+    *,
+    on_progress: Callable[[int], None],
 ) -> Iterator[Tree]:
     """Yields one row per response, in the problems' order; calls `on_progress` with the number of finished problems.
 
     A row has `benchmark`, `problem_id` (the row's number in the source), `cluster`, `kind`, `choices` (the options'
-    texts), `sample`, `problem`, `image` (small, with the first sample), `ground_truth`, `response`, `answer` (as
-    extracted, or None), `correct`, `length` in tokens, `finished` and `scores`.
+    texts), `categories`, `groups`, `sample`, `problem`, `image` (small, with the first sample), `ground_truth`,
+    `response`, `answer` (as extracted, or None), `correct` (None if only a judge can tell and there is no verdict),
+    `length` in tokens, `finished` and `scores`.
     """
+    settings = validation_settings(config.worker.rollout, config.data)
+    if rules.is_lmms and task.benchmark is not None:
+        limit = min(settings.max_response_length, LMMS_TASKS[task.benchmark.name].max_new_tokens)
+        settings = dataclasses.replace(settings, max_response_length=limit)
+    asks_judged = rules.judge is not None or rules.asks_all
     size = config.data.val_batch_size if config.data.val_batch_size > 0 else _PROBLEMS_AT_ONCE
     for start in range(0, len(task.problems), size):
-        problems = task.problems[start : start + size]
-        settings = validation_settings(config.worker.rollout, config.data)
-        rollouts = asker.ask(problems, generator, settings, step=VALIDATION_STEP)
-        answers = [] if task.benchmark else asker.answers(rollouts)
-        for number, problem in enumerate(problems):
-            columns = problem.columns if task.benchmark else {}
-            kind = columns.get("answer_kind") or kind_of(problem.ground_truth)
-            for sample, row in enumerate(rollouts.rows_of(number)):
-                one, response = rollouts.generations[row], rollouts.responses[row]
-                yield {
-                    "benchmark": task.name,
-                    "problem_id": problem.prompt_id,
-                    "cluster": columns.get("cluster", problem.prompt_id),
-                    "kind": kind,
-                    "choices": list(columns.get("choices") or ()),
-                    "sample": sample,
-                    "problem": problem.text,
-                    "image": thumbnail(problem.images) if sample == 0 else None,
-                    "ground_truth": problem.ground_truth,
-                    "response": response,
-                    "answer": read_answer(response, kind, columns["choices"]) if task.benchmark else answers[row],
-                    "correct": bool(rollouts.correct[row]),
-                    "length": len(one.response_ids),
-                    "finished": one.finished,
-                    "scores": rollouts.scores[row],
-                }
-        on_progress(len(problems))
+        batch: Sequence[Problem] = task.problems[start : start + size]
+        problems = [problem for problem in batch if asks_judged or not _is_judged(task, problem)]
+        if problems:
+            rollouts = asker.ask(problems, generator, settings, step=VALIDATION_STEP)
+            answers = None if task.benchmark else asker.answers(rollouts)
+            for number in range(len(problems)):
+                yield from _rows_of_problem(task, rollouts, number, answers, rules)
+        on_progress(len(batch))
 
 
-def asker_of(config: RunConfig, processing: Processing, stack: contextlib.ExitStack, *, of_benchmarks: bool) -> Asker:
+def _is_judged(task: Task, problem: Problem) -> bool:
+    return task.benchmark is not None and problem.columns["answer_kind"] == JUDGED
+
+
+def _rows_of_problem(
+    task: Task, rollouts: Rollouts, number: int, answers: Sequence[str | None] | None, rules: Rules
+) -> Iterator[Tree]:
+    """Yields the rows of one problem; `answers` are those found by the user's own function, None for a benchmark."""
+    problem = rollouts.problems[number]
+    columns = problem.columns if task.benchmark else {}
+    kind = columns.get("answer_kind") or kind_of(problem.ground_truth)
+    choices: list[str] = list(columns.get("choices") or ())
+    for sample, row in enumerate(rollouts.rows_of(number)):
+        generation, response = rollouts.generations[row], rollouts.responses[row]
+        is_graded = kind != JUDGED or bool(rollouts.scores[row].get("judged"))
+        answer = final_answer(response, kind, choices, first_tag=rules.is_lmms) if answers is None else answers[row]
+        yield {
+            "benchmark": task.name,
+            "problem_id": problem.prompt_id,
+            "cluster": columns.get("cluster", problem.prompt_id),
+            "kind": kind,
+            "choices": choices,
+            "categories": {name: values for name, values in (columns.get("categories") or {}).items() if values},
+            "groups": dict(columns.get("groups") or {}),
+            "sample": sample,
+            "problem": problem.text,
+            "image": thumbnail(problem.images) if sample == 0 else None,
+            "ground_truth": problem.ground_truth,
+            "response": response,
+            "answer": answer,
+            "correct": bool(rollouts.correct[row]) if is_graded else None,
+            "length": len(generation.response_ids),
+            "finished": generation.finished,
+            "scores": rollouts.scores[row],
+        }
+
+
+def asker_of(
+    config: RunConfig, processing: Processing, stack: contextlib.ExitStack, rules: Rules, *, of_benchmarks: bool
+) -> Asker:
     """Returns an `Asker` that builds prompts like the config's validation, and rewards like it, or as benchmarks are."""
-    reward = config.worker.reward
+    reward, algorithm = config.worker.reward, config.algorithm
     if of_benchmarks:
-        own = {"reward_function": REWARD, "reward_function_kwargs": {}, "reward_weights": None, "answer_function": None}
-        reward = dataclasses.replace(reward, **own)
+        reward = dataclasses.replace(
+            reward,
+            reward_function=REWARD,
+            reward_function_kwargs={"first_tag": rules.is_lmms, "judge": rules.judge},
+            reward_weights=None,
+            answer_function=None,
+            timeout_seconds=max(reward.timeout_seconds, 0.0 if rules.judge is None else _JUDGE_SECONDS),
+        )
+        # What the user's own reward calls correct says nothing of a benchmark's.
+        algorithm = dataclasses.replace(algorithm, correct_key="accuracy", correct_threshold=0.5)
     contexts = ContextBuilder(processing, TeacherConfig(), max_context_length=config.data.max_prompt_length)
-    return Asker(config.worker, config.algorithm, contexts, processing, stack.enter_context(RewardPool(reward)))
+    return Asker(config.worker, algorithm, contexts, processing, stack.enter_context(RewardPool(reward)))
 
 
 @contextlib.contextmanager

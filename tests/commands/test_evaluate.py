@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -9,14 +10,17 @@ import re
 import statistics
 from collections.abc import Iterator
 from fractions import Fraction
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+import benchmark_rows
 import pytest
 from isolation import own_caches, restored_process
+from local_server import local_server
 
 from cepo.cli import main
-from cepo.evaluation.run import BENCHMARKS, converted, recognise
+from cepo.evaluation.benchmarks import converted, recognised
 from cepo.rewards.benchmark import compute_score
 from lab.harness import harness_table
 
@@ -155,15 +159,14 @@ def test_rows_of_4_benchmarks_are_asked_with_images_and_graded(
 
 @needs_samples
 def test_sample_rows_are_right_with_their_own_answers_only() -> None:
-    from cepo.data.reading import read_source
+    from cepo.data.reading import read_source, without_decoding
 
     seen = {"choice": 0, "numeric": 0, "text": 0}
     for name, count in ROWS.items():
-        rows = read_source(str(SAMPLES / name / "sample.parquet"))
-        benchmark = recognise(rows.column_names)
-        assert benchmark is not None
+        rows = without_decoding(read_source(str(SAMPLES / name / "sample.parquet")))
+        (benchmark,) = recognised(rows.column_names)
         assert name.startswith(benchmark.name)
-        problems = converted(rows, benchmark).to_list()
+        problems = converted(rows, benchmark, name, skip_bad_rows=False)
         assert len(problems) == count
         right = compute_score([_sampled(row, f"so \\boxed{{{row['answer']}}}") for row in problems])
         assert [score["accuracy"] for score in right] == [1.0] * count
@@ -184,26 +187,6 @@ def test_sample_rows_are_right_with_their_own_answers_only() -> None:
 def _sampled(row: dict[str, Any], response: str) -> dict[str, Any]:
     columns = {key: row[key] for key in ("answer_kind", "choices", "tolerance")}
     return columns | {"response": response, "response_length": 5, "ground_truth": row["answer"]}
-
-
-def test_rows_of_logicvista_and_mmmu_become_problems() -> None:
-    from datasets import Dataset
-
-    by_name = {benchmark.name: benchmark for benchmark in BENCHMARKS}
-    logic = {"question": "Next? (A) up (B) down", "answer": "A, B", "image": {"bytes": b"1", "path": None}}
-    assert recognise(list(logic)) is by_name["logicvista"]
-    (problem,) = converted(Dataset.from_list([logic]), by_name["logicvista"]).to_list()
-    assert (problem["problem"], problem["images"]) == ("<image>Next? (A) up (B) down", [logic["image"]])
-    assert (problem["answer"], problem["answer_kind"], problem["choices"]) == ("A, B", "choice", ["up", "down"])
-    pictures = {f"image_{number}": None for number in range(1, 8)}
-    pictures |= {"image_1": "one", "image_2": "two", "image_3": "three"}
-    options = {"options": "['<image 1>', 'none']", "question_type": "multiple-choice"}
-    row = {"question": "Is <image 2> or <image 2>?", **options}
-    asked = by_name["mmmu"].convert(row | pictures | {"answer": "B"})
-    assert asked["images"] == ["three", "two", "one"]
-    assert asked["problem"].startswith("<image>Is <image> or image 2?\nChoices:\nA. <image>\nB. none\n")
-    open_row = row | pictures | {"answer": "B", "question_type": "short-answer", "options": "[]"}
-    assert by_name["mmmu"].convert(open_row)["answer_kind"] == "text"
 
 
 def test_a_dry_run_prints_the_plan_and_leaves_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -228,3 +211,147 @@ def test_the_papers_protocol_is_one_word_and_can_be_changed(capsys: pytest.Captu
     assert f"sampling: 1 per problem, {sampled} 2, at most 32000 tokens" in capsys.readouterr().out
     assert main([*command, "n=4", "presence_penalty=1.5", "data.max_response_length=64"]) == 0
     assert f"sampling: 4 per problem, {sampled} 1.5, at most 64 tokens" in capsys.readouterr().out
+
+
+def written(folder: Path, name: str, *rows: dict[str, Any]) -> str:
+    """Writes rows with a picture in place of the bytes `picture`, and returns the file."""
+    import pyarrow
+    import pyarrow.parquet
+    from PIL import Image
+
+    content = io.BytesIO()
+    Image.new("RGB", (32, 32), "red").save(content, "PNG")
+    picture = {"bytes": content.getvalue(), "path": None}
+    shown = [{key: picture if value is benchmark_rows.PICTURE else value for key, value in row.items()} for row in rows]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(shown), folder / name)
+    return str(folder / name)
+
+
+SHORT = ("data.max_response_length=8", "data.max_prompt_length=2048", "config=configs/microgeo/grpo.yaml")
+
+
+@pytest.mark.heavy
+def test_own_data_and_benchmarks_are_graded_each_by_its_rules(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The user's reward calls the answer 3 right, under a name and threshold of its own, and 4 wrong: 1 of 2.
+
+    MathVerse's free-form row is left out without a judge. What the tiny model says is right nowhere.
+    """
+    row, picture = benchmark_rows.MATHVERSE, benchmark_rows.PICTURE
+    own = [{"question": "<image>How many?", "answer": number, "image": picture} for number in (3, 4)]
+    free = row | {"question_type": "free-form", "answer": "19"}
+    sources = {
+        "own": written(tmp_path, "mmmu.parquet", *own),
+        "mathverse": f"MathVerse:{written(tmp_path, 'verse.parquet', row, row | {'image': None}, free)}",
+        "hallusionbench": f"hallusion-bench:{written(tmp_path, 'h.parquet', benchmark_rows.HALLUSIONBENCH)}",
+        "logicvista": f"logicvista:{written(tmp_path, 'l.parquet', benchmark_rows.LOGICVISTA)}",
+    }
+    reward = tmp_path / "reward.py"
+    reward.write_text(
+        "def score(rows):\n    return [{'overall': 0.0, 'is_three': 5.0 * (row['ground_truth'] == '3')} for row in rows]\n"
+    )
+    keys = ("data.prompt_key=question", "data.answer_key=answer", "data.image_key=image")
+    rules = (f"worker.reward.reward_function={reward}:score", "algorithm.correct_key=is_three")
+    command = ("evaluate", f"data={','.join(sources.values())}", "out=out", *SHORT, *keys, *rules, *ENGINE)
+    assert main([*command, "algorithm.correct_threshold=5"]) == 0
+    figures = json.loads((tmp_path / "out" / "evaluation.json").read_text())["benchmarks"]
+    # The file is not MMMU's, whatever its name is.
+    assert [*figures] == ["mmmu.parquet", "mathverse", "hallusionbench", "logicvista"]
+    assert {name: each["benchmark"] for name, each in figures.items()} == {name: name for name in figures} | {
+        "mmmu.parquet": None
+    }
+    assert figures["mmmu.parquet"]["accuracy"]["mean"] == 0.5
+    assert (figures["mathverse"]["num_problems"], figures["mathverse"]["num_without_judge"]) == (2, 1)
+    assert figures["mathverse"]["by_category"]["problem_version"].keys() == {"Text Lite"}
+    assert {name: score["mean"] for name, score in figures["hallusionbench"]["scores"].items()} == {
+        "aAcc": 0.0, "qAcc": 0.0, "fAcc": 0.0,
+    }  # fmt: skip
+    assert [row["correct"] for row in lines(tmp_path / "out")] == [True, False, False, False, False, False]
+    printed = capsys.readouterr().out
+    assert "left out: need a judge" in printed
+    assert "left out: need a judge" in (tmp_path / "out" / "evaluation.html").read_text("utf-8")
+
+
+@pytest.mark.heavy
+def test_lmms_evals_protocol_is_asked_judged_and_exported(tmp_path: Path) -> None:
+    """The judge calls the list right: 1 of 2. A response is in the export for each of the rows."""
+    row = benchmark_rows.MATHVISTA
+    judged = row | {"answer_type": "list", "answer": "[1, 2]", "precision": None}
+    file = written(tmp_path, "vista.parquet", row, judged)
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.rfile.read(int(handler.headers["Content-Length"]))
+        handler.send_response(200)
+        handler.end_headers()
+        handler.wfile.write(json.dumps({"choices": [{"message": {"content": "<score>10</score>"}}]}).encode())
+
+    command = ("evaluate", f"data={file}", "out=out", "protocol=lmms", "export=lmms", "judge_model=judge", *SHORT)
+    with local_server(answer) as address:
+        assert main([*command, f"judge=http://{address}/v1", *ENGINE]) == 0
+    results = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert (results["protocol"], results["judge"]) == ("lmms", "judge")
+    assert (results["sampling"]["temperature"], results["sampling"]["num_samples"]) == (0.0, 1)
+    assert results["benchmarks"]["mathvista"]["accuracy"]["mean"] == 0.5
+    first, second = lines(tmp_path / "out")
+    assert first["problem"].startswith(
+        "<image>Question: How far?\nHint: Please answer the question requiring a floating"
+    )
+    assert (second["kind"], second["correct"]) == ("judged", True)
+    export = tmp_path / "out" / "lmms-eval" / "mathvista" / "mathvista_testmini_cot_reasoning.json"
+    log = json.loads(export.read_text("utf-8"))
+    assert [record["resps"] for record in log["logs"]] == [[[first["response"]]], [[second["response"]]]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("data=mathvist:rows.parquet",), "Did you mean 'mathvista'"),
+        (("data=mathvista",), "a benchmark without data"),
+        (("data=mathvista:no/such/file.parquet",), "no such file"),
+        (("data=my/other", "judge=http://localhost/v1"), "both judge=ADDRESS"),
+        (("data=my/other", "judge_model=m"), "both judge=ADDRESS"),
+        (("data=my/other", "judge=localhost", "judge_model=m"), "begins with http://"),
+        (("data=my/other", "protocol=other"), "'other' is not one of 'paper', 'lmms'"),
+    ],
+)
+def test_wrong_names_and_judges_are_refused(
+    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", "config=configs/geo3k/base.yaml", *arguments, "dry_run=true"]) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_dry_run_names_benchmarks_protocol_and_judge(capsys: pytest.CaptureFixture[str]) -> None:
+    data = "data=MathVista:AI4Math/MathVista@testmini,mmmu-pro:my/other@test"
+    judge = ("judge=http://localhost:8000/v1", "judge_model=org/judge")
+    command = ("config=configs/geo3k/base.yaml", data, "protocol=lmms", *judge, "dry_run=true")
+    assert main(["evaluate", *command]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert "data: mathvista:AI4Math/MathVista@testmini, mmmu_pro:my/other@test" in shown
+    assert "format prompt: None" in shown
+    assert "judge: org/judge" in shown
+    sampled = "temperature 0, top_p 1, top_k -1, presence penalty 0"
+    assert any(line.startswith(f"sampling: 1 per problem, {sampled}, at most 49152 tokens") for line in shown)
+
+
+@pytest.mark.parametrize(
+    ("row", "arguments", "words"),
+    [
+        ({"question": "How many?", "answer": 3, "image": None}, (), "For a benchmark, name it: NAME:"),
+        (
+            {"question": "How many?", "answer": 3},
+            ("data.prompt_key=question", "protocol=lmms"),
+            "is read by data.prompt_key",
+        ),
+        (benchmark_rows.MATHVERSE | {"question_type": "free-form"}, (), "each of its 1 rows needs a judge"),
+        (benchmark_rows.MATHVISTA | {"decoded_image": None, "image": None}, (), "row 0: it does not match"),
+    ],
+)
+def test_sources_that_cannot_be_graded_are_refused(
+    row: dict[str, Any], arguments: tuple[str, ...], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = written(tmp_path, "rows.parquet", row)
+    assert main(["evaluate", f"data={file}", "out=out", *SHORT, *ENGINE, *arguments]) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "out").exists()

@@ -19,7 +19,9 @@ from run_folders import PICTURE, group, rollout, write_run
 
 from cepo.credit.agreement import QUARTERS
 from cepo.credit.measurement import write_credit_page
-from cepo.evaluation.results import benchmark_figures, write_evaluations, write_results
+from cepo.evaluation.evaluation_page import write_evaluations
+from cepo.evaluation.results import write_results
+from cepo.evaluation.statistics import benchmark_figures
 from cepo.report.compare import compare_runs, write_comparison
 from cepo.report.credit_view import step_credit
 from cepo.report.page import write_report

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-import pytest
+import json
+from http.server import BaseHTTPRequestHandler
 
-from cepo.rewards.benchmark import chosen_letters, compute_score, is_right, kind_of, options_in_text, read_answer
+import pytest
+from local_server import local_server
+
+from cepo.errors import RewardError
+from cepo.rewards.benchmark import (
+    chosen_letters,
+    compute_score,
+    final_answer,
+    is_right,
+    kind_of,
+    options_in_text,
+    read_answer,
+    yes_or_no,
+)
 
 COLOURS = ("red", "blue", "green", "orange")
 
@@ -104,3 +118,85 @@ def test_the_columns_of_a_row_decide_how_it_is_graded() -> None:
     coloured = sample | {"answer_kind": "choice", "choices": list(COLOURS), "tolerance": None}
     number = sample | {"response": r"\boxed{1.2}", "ground_truth": "1.25", "answer_kind": "numeric", "tolerance": 0.05}
     assert [score["overall"] for score in compute_score([sample, coloured, number])] == [0.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("response", "word"),
+    [
+        (r"so \boxed{Yes}", "yes"), (r"\boxed{\text{no}}", "no"), ("<answer>No, they are not.</answer>", "no"),
+        ("Both are long.\nThe answer is yes.", "yes"), ("Yes, they are equal.", "yes"), ("It may be.\nNo", "no"),
+        ("yes or no?", None), ("I cannot tell", None), (r"\boxed{nothing}", None), ("Yesterday", None), ("", None),
+    ],
+)  # fmt: skip
+def test_an_answer_is_the_word_yes_or_the_word_no(response: str, word: str | None) -> None:
+    answer = final_answer(response, "yes_no")
+    assert (answer and yes_or_no(answer)) == word
+    inputs = {"response": response, "answer_kind": "yes_no"}
+    scores = compute_score([inputs | {"ground_truth": gold} for gold in ("yes", "no")])
+    assert [score["accuracy"] for score in scores] == [float(word == "yes"), float(word == "no")]
+
+
+@pytest.mark.parametrize(
+    ("answer", "decimals", "is_correct"),
+    [
+        ("1.2", 1, True),
+        ("1.23", 1, True),
+        ("1.24", None, False),
+        ("1.26", 1, False),
+        ("1.3", 1, False),
+        ("x", 1, False),
+    ],
+)
+def test_numbers_are_compared_rounded_to_their_decimals(answer: str, decimals: int | None, is_correct: bool) -> None:
+    row = {"response": rf"\boxed{{{answer}}}", "ground_truth": "1.2", "answer_kind": "numeric", "decimals": decimals}
+    assert compute_score([row])[0]["accuracy"] == is_correct
+
+
+def test_an_alternative_answer_is_right() -> None:
+    row = {
+        "response": r"\boxed{3.5}",
+        "ground_truth": "24/7",
+        "answer_kind": "numeric",
+        "alternatives": ["3.429", "3.5"],
+    }
+    assert compute_score([row])[0]["accuracy"] == 1.0
+    assert compute_score([row | {"alternatives": None}])[0]["accuracy"] == 0.0
+
+
+def test_the_first_tag_counts_if_asked() -> None:
+    row = {"response": r"<think>\boxed{1}</think><answer>2</answer> or <answer>3</answer>", "answer_kind": "numeric"}
+    golds = [row | {"ground_truth": gold} for gold in "123"]
+    assert [score["accuracy"] for score in compute_score(golds, first_tag=True)] == [0.0, 1.0, 0.0]
+    assert [score["accuracy"] for score in compute_score(golds)] == [1.0, 0.0, 0.0]  # the box
+    assert final_answer("<answer> </answer>", "numeric", first_tag=True) is None
+    assert final_answer(r"\boxed{5}", "numeric", first_tag=True) == "5"
+
+
+def test_a_judge_is_asked_about_free_form_answers_alone() -> None:
+    """It calls the first response right (10) and the second wrong (0); without a judge none is graded."""
+    asked: list[str] = []
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+        (part,) = body["messages"][0]["content"]
+        asked.append(part["text"])
+        verdict = 10 if "[2014, 2016]" in part["text"].partition("RESPONSE")[2] else 0
+        reply = json.dumps({"choices": [{"message": {"content": f"<score>{verdict}</score>"}}]}).encode()
+        handler.send_response(200)
+        handler.end_headers()
+        handler.wfile.write(reply)
+
+    row = {"prompt": "Which?", "ground_truth": "[2014, 2016]", "answer_kind": "judged"}
+    rows = [row | {"response": r"\boxed{[2014, 2016]}"}, row | {"response": r"\boxed{2014}"}]
+    rows.append({"prompt": "Which?", "ground_truth": "B", "answer_kind": "choice", "response": r"\boxed{B}"})
+    with local_server(answer) as address:
+        scores = compute_score(rows, judge={"base_url": f"http://{address}/v1", "model": "judge"})
+    assert [(score["accuracy"], score["judged"]) for score in scores] == [(1.0, 1.0), (0.0, 1.0), (1.0, 0.0)]
+    assert len(asked) == 2
+    assert [(score["accuracy"], score["judged"]) for score in compute_score(rows)] == [
+        (0.0, 0.0),
+        (0.0, 0.0),
+        (1.0, 0.0),
+    ]
+    with pytest.raises(RewardError, match="gave no verdict"):
+        compute_score(rows, judge={"base_url": f"http://{address}/v1", "model": "judge", "retries": 0})

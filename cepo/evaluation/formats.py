@@ -1,0 +1,373 @@
+"""Turns a row of each benchmark, as its authors publish it, into a problem with an answer to grade.
+
+A converter returns what differs from the defaults of `cepo.evaluation.benchmarks.converted`:
+
+- `problem`, the text; and if images stand at places in it, marked there, `images`;
+- `answer`, and for `cepo.rewards.benchmark` also `answer_kind`, `choices`, `tolerance`, `decimals`, `alternatives`;
+- `cluster`: rows with the same one are dependent;
+- `categories`: values by the name of the category, by which accuracies are also given;
+- `groups`: what the benchmark's own scores (`cepo.evaluation.group_scores`) need to know of the row.
+
+The columns are those of the data sets that the benchmarks' authors and lmms-eval publish (lmms-eval 75571cf,
+lmms_eval/tasks/*; github.com/lupantech/MathVista, ZrrSkywalker/MathVerse, MMMU-Benchmark/MMMU,
+tianyi-lab/HallusionBench, We-Math/We-Math, mathllm/MATH-V, DynaMath/DynaMath, Yijia-Xiao/LogicVista).
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, cast
+
+from cepo.data.messages import plain_text
+from cepo.errors import DataError
+from cepo.models.processing import IMAGE_MARK
+from cepo.rewards.benchmark import LETTERS, chosen_letters, kind_of, options_in_text
+from cepo.trees import Fields, Tree, is_list, is_mapping
+
+_WEMATH_OPTION = re.compile(r"(?:^|;)\s*([A-J])\.\s*")
+_MATHVERSE_OPTIONS = re.compile(r"\bchoices?\s*:?\s*\n", re.IGNORECASE)
+_MATHVERSE_OPTION = re.compile(r"^\s*\(?([A-J])\s*[:.)]\s*(.*)$")
+_NUMBERED_IMAGE = re.compile(r"<image (\d)>")
+_MMMU_ID = re.compile(r"(?:dev|validation|test)_(?P<subject>.+)_\d+")
+_DECIMALS = re.compile(r"\d{1,3}(?:\.0*)?", re.ASCII)
+_MOST_DECIMALS = 15
+_MOST_IMAGES = 7
+
+WEMATH_STEPS = {"2steps": 2, "3steps": 3}
+"""The number of one-step rows in a group, by the beginning of the rows' `key`."""
+
+DISCIPLINES = {
+    "Art and Design": ("Art", "Art_Theory", "Design", "Music"),
+    "Business": ("Accounting", "Economics", "Finance", "Manage", "Marketing"),
+    "Science": ("Biology", "Chemistry", "Geography", "Math", "Physics"),
+    "Health and Medicine": (
+        "Basic_Medical_Science",
+        "Clinical_Medicine",
+        "Diagnostics_and_Laboratory_Medicine",
+        "Pharmacy",
+        "Public_Health",
+    ),
+    "Humanities and Social Science": ("History", "Literature", "Psychology", "Sociology"),
+    "Tech and Engineering": (
+        "Agriculture",
+        "Architecture_and_Engineering",
+        "Computer_Science",
+        "Electronics",
+        "Energy_and_Power",
+        "Materials",
+        "Mechanical_Engineering",
+    ),
+}
+"""MMMU's subjects by discipline, from table 2 of its paper (arXiv 2311.16502)."""
+
+
+def dynamath(row: Fields) -> Tree:
+    answer_type = text(row, "answer_type")
+    question = text(row, "question")
+    kind = {"float": "numeric", "multiple choice": "choice"}.get(answer_type, "text")
+    options = options_in_text(question) if kind == "choice" else []
+    answer = text(row, "ground_truth")
+    if kind == "choice" and not chosen_letters(answer, options):
+        kind = "text"
+    return {
+        "problem": question,
+        "answer": answer,
+        "answer_kind": kind,
+        "choices": options,
+        "tolerance": 1e-3,
+        "cluster": text(row, "id"),
+        "categories": _categories(row, "subject", "knowledge_level", "level"),
+    }
+
+
+def logicvista(row: Fields) -> Tree:
+    question, answer = text(row, "question"), text(row, "answer")
+    return {
+        "problem": question,
+        "answer": answer,
+        "answer_kind": kind_of(answer),
+        "choices": options_in_text(question),
+        "categories": _categories(row, "skill", "broad_capability", "specific_capability"),
+    }
+
+
+def mathvision(row: Fields) -> Tree:
+    options, answer = listed(row, "options"), text(row, "answer")
+    are_letters = options == list(LETTERS[: len(options)])
+    texts = [""] * len(options) if are_letters else options
+    return {
+        "problem": text(row, "question") + options_below(options),
+        "answer": answer,
+        "answer_kind": "choice" if options else kind_of(answer),
+        "choices": _choices(answer, texts) if options else [],
+        "tolerance": 5e-3,
+        "categories": _categories(row, "subject", "level"),
+    }
+
+
+def wemath(row: Fields) -> Tree:
+    written, answer, key = text(row, "option"), text(row, "answer"), text(row, "key")
+    parts = _WEMATH_OPTION.split(written)
+    letters, options = "".join(parts[1::2]), [option.strip() for option in parts[2::2]]
+    shown = options_below(options)
+    if not options or letters != LETTERS[: len(options)]:  # as in 11 of the 1,740 rows
+        options, shown = [], f"\nChoices: {written}\nAnswer with the letter of the right choice."
+    size, _, step = key.partition("_")
+    if size not in WEMATH_STEPS or not step:
+        raise DataError(f"key is {key!r}; accepted: 2steps_1, 2steps_2, 2steps_multi, 3steps_1 and so on")
+    steps = WEMATH_STEPS[size] if step == "multi" else 1
+    return {
+        "problem": text(row, "question") + shown,
+        "answer": answer,
+        "answer_kind": "choice",
+        "choices": _choices(answer, options),
+        "cluster": text(row, "ID"),
+        "categories": {"steps": [f"{steps}-step"], **_categories(row, "knowledge concept")},
+        "groups": {"key": key},
+    }
+
+
+def mmmu(row: Fields) -> Tree:
+    answer = text(row, "answer")
+    is_choice = text(row, "question_type") == "multiple-choice"
+    options = listed(row, "options") if is_choice else []
+    problem, images = with_images_in_place(text(row, "question") + options_below(options), row)
+    choices = [_NUMBERED_IMAGE.sub("", option) for option in options]
+    named = _MMMU_ID.fullmatch(optional_text(row, "id"))
+    subject = named["subject"] if named else optional_text(row, "subject")
+    usual: Tree = {
+        "problem": problem,
+        "images": images,
+        "categories": {
+            **_disciplines(subject),
+            **_categories(row, "subfield", "topic_difficulty"),
+        },
+    }
+    if is_choice:
+        return {**usual, "answer": answer, "answer_kind": "choice", "choices": _choices(answer, choices)}
+    several = as_list(answer) if answer.startswith("[") else []
+    first, *others = several or [answer]
+    kind = kind_of(first)
+    return {**usual, "answer": first, "alternatives": others, "answer_kind": "text" if kind == "choice" else kind}
+
+
+def mmmu_pro(row: Fields) -> Tree:
+    answer, options = text(row, "answer"), listed(row, "options")
+    problem, images = with_images_in_place(text(row, "question") + options_below(options), row)
+    return {"problem": problem, "images": images, **_mmmu_pro_answer(row, answer, options)}
+
+
+def mmmu_pro_vision(row: Fields) -> Tree:
+    """A row whose image shows question and options."""
+    answer, options = text(row, "answer"), listed(row, "options")
+    problem = "Answer the multiple-choice question in the image with the letter of the right choice."
+    return {"problem": problem, **_mmmu_pro_answer(row, answer, options)}
+
+
+def _mmmu_pro_answer(row: Fields, answer: str, options: Sequence[str]) -> Tree:
+    choices = [_NUMBERED_IMAGE.sub("", option) for option in options]
+    return {
+        "answer": answer,
+        "answer_kind": "choice",
+        "choices": _choices(answer, choices),
+        "categories": {**_disciplines(optional_text(row, "subject")), **_categories(row, "topic_difficulty")},
+    }
+
+
+def mathvista(row: Fields) -> Tree:
+    options, answer = listed(row, "choices"), text(row, "answer")
+    question_type, answer_type = text(row, "question_type"), text(row, "answer_type")
+    unit = optional_text(row, "unit")
+    question = text(row, "question") + (f" (Unit: {unit})" if unit else "")
+    metadata = row.get("metadata")
+    about: Fields = metadata if is_mapping(metadata) else {}
+    usual: Tree = {
+        "categories": {
+            **_categories(row, "question_type", "answer_type"),
+            **_categories(about, "task", "category", "context", "grade", "skills"),
+        }
+    }
+    if question_type == "multi_choice":
+        if answer not in options:
+            raise DataError(f"the answer {answer!r} is none of the choices {options}")
+        usual |= {"answer": LETTERS[options.index(answer)], "answer_kind": "choice", "choices": options}
+        return {**usual, "problem": question + options_below(options)}
+    decimals = whole_number(row, "precision") if answer_type == "float" else None
+    wanted = {
+        "integer": "an integer",
+        "float": f"a number with {decimals} decimal{'' if decimals == 1 else 's'}",
+        "list": "a list, such as [1, 2, 3]",
+    }
+    if answer_type not in wanted:
+        raise DataError(f"answer_type is {answer_type!r} in a free-form row; accepted: {', '.join(wanted)}")
+    return {
+        **usual,
+        "problem": f"{question}\nGive the answer as {wanted[answer_type]}.",
+        "answer": answer,
+        "answer_kind": "judged" if answer_type == "list" else "numeric",
+        "decimals": decimals,
+    }
+
+
+def mathverse(row: Fields) -> Tree:
+    question = optional_text(row, "question") or optional_text(row, "query_cot") or optional_text(row, "query_wo")
+    if not question:
+        raise DataError("question, query_cot and query_wo are empty")
+    question_type, answer = text(row, "question_type"), text(row, "answer")
+    if question_type not in ("multi-choice", "free-form"):
+        raise DataError(f"question_type is {question_type!r}; accepted: multi-choice, free-form")
+    metadata = row.get("metadata")
+    about: Fields = metadata if is_mapping(metadata) else {}
+    usual: Tree = {
+        "problem": question,
+        "answer": answer,
+        "answer_kind": "judged",
+        "cluster": text(row, "problem_index"),
+        "categories": {
+            **_categories(row, "problem_version", "question_type"),
+            **_categories(about, "subject", "subfield"),
+        },
+    }
+    if question_type == "multi-choice":
+        options = _mathverse_options(question)
+        # A few answers are the text of an option, which some versions show only in the image.
+        kind = "choice" if chosen_letters(answer, options) else "text"
+        usual |= {"answer_kind": kind, "choices": options}
+    return usual
+
+
+def hallusionbench(row: Fields) -> Tree:
+    answer = text(row, "gt_answer")
+    if answer not in ("0", "1"):
+        raise DataError(f"gt_answer is {answer!r}; accepted: 0 (no) and 1 (yes)")
+    category, subcategory, figure = text(row, "category"), text(row, "subcategory"), text(row, "figure_id")
+    of_set = f"{category}/{subcategory}/{text(row, 'set_id')}"
+    has_figure = not (category == "VS" and figure == "0")
+    return {
+        "problem": f"{text(row, 'question')}\nAnswer with yes or no.",
+        "answer": "yes" if answer == "1" else "no",
+        "answer_kind": "yes_no",
+        "cluster": of_set,
+        "categories": {"category": [category], "subcategory": [f"{category} {subcategory}"]},
+        "groups": {
+            "question": f"{of_set}/{text(row, 'question_id')}",
+            "figure": f"{of_set}/{figure}" if has_figure else "",
+        },
+    }
+
+
+def options_below(options: Sequence[str]) -> str:
+    """Lists the options below the question and asks for a letter; empty without options."""
+    if not options:
+        return ""
+    lines = [letter if letter == text else f"{letter}. {text}" for letter, text in zip(LETTERS, options, strict=False)]
+    return "\nChoices:\n" + "\n".join(lines) + "\nAnswer with the letter of the right choice."
+
+
+def with_images_in_place(problem: str, row: Fields) -> tuple[str, list[Any]]:
+    """Returns MMMU's text with images at their first mention or, without one, at the start; and the images in order."""
+    names = {str(number): f"image_{number}" for number in range(1, _MOST_IMAGES + 1)}
+    left = {number: row[name] for number, name in names.items() if row.get(name) is not None}
+    mentioned: list[Any] = []
+
+    def place(match: re.Match[str]) -> str:
+        if match[1] not in left:
+            return f"image {match[1]}"
+        mentioned.append(left.pop(match[1]))
+        return IMAGE_MARK
+
+    problem = _NUMBERED_IMAGE.sub(place, problem)
+    return IMAGE_MARK * len(left) + problem, [*left.values(), *mentioned]
+
+
+def text(row: Fields, column: str) -> str:
+    """Returns a cell as text; raises `DataError` if it is missing, empty, or neither text nor a number."""
+    found = optional_text(row, column)
+    if not found:
+        raise DataError(f"column '{column}' is empty")
+    return found
+
+
+def optional_text(row: Fields, column: str) -> str:
+    """Returns a cell as text, empty without one; raises `DataError` if it is neither text nor a number."""
+    value = row.get(column)
+    if isinstance(value, float) and math.isnan(value):  # an empty cell of a column of numbers
+        return ""
+    if value is not None and not isinstance(value, str | int | float):
+        raise DataError(f"column '{column}' holds a {type(value).__name__}; accepted: text or a number")
+    return plain_text(value).strip()
+
+
+def listed(row: Fields, column: str) -> list[str]:
+    """Returns a cell that holds a list, or a list written as text, as texts; empty for no cell."""
+    value = row.get(column)
+    if value is None or value == "":
+        return []
+    values = as_list(value) if isinstance(value, str) else value
+    if not is_list(values) and not isinstance(values, tuple):
+        raise DataError(f"column '{column}' holds {str(value)[:100]!r}; accepted: a list")
+    return [plain_text(each).strip() for each in cast("Sequence[object]", values)]
+
+
+def as_list(written: str) -> list[str]:
+    """Returns the list that a text spells in Python; raises `DataError` if it spells none."""
+    try:
+        values = ast.literal_eval(written)
+    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+        raise DataError(f"{written[:100]!r} is no list") from error
+    if not is_list(values):
+        raise DataError(f"{written[:100]!r} is no list")
+    return [plain_text(value) for value in values]
+
+
+def whole_number(row: Fields, column: str) -> int:
+    """Returns a cell with a number of decimals; raises `DataError` if it is none from 0 to 15."""
+    written = text(row, column)
+    if not _DECIMALS.fullmatch(written) or int(float(written)) > _MOST_DECIMALS:
+        raise DataError(f"column '{column}' is {written!r}; accepted: a whole number up to {_MOST_DECIMALS}")
+    return int(float(written))
+
+
+def _choices(answer: str, options: Sequence[str]) -> list[str]:
+    """Returns the options if the right answer names one of them; none if it is another letter, which a few rows have.
+
+    Raises `DataError` if the answer is no letter, as in splits whose answers are not public.
+    """
+    if chosen_letters(answer, options):
+        return [*options]
+    if not chosen_letters(answer):
+        raise DataError(f"the answer {answer!r} names none of the options")
+    return []
+
+
+def _mathverse_options(question: str) -> list[str]:
+    """Returns the options that follow a line `Choices:`; empty unless they run from A."""
+    *_, below = _MATHVERSE_OPTIONS.split(question)
+    found = [match for line in below.splitlines() if (match := _MATHVERSE_OPTION.match(line))]
+    letters = "".join(match[1] for match in found)
+    if len(found) < 2 or letters != LETTERS[: len(found)]:
+        return []
+    return [match[2].strip() for match in found]
+
+
+def _categories(row: Fields, *columns: str) -> dict[str, list[str]]:
+    """Returns the values of these columns; a column may be missing or empty, or hold a list."""
+    values: dict[str, list[str]] = {}
+    for column in columns:
+        cell = row.get(column)
+        cells = cast("Sequence[object]", cell) if isinstance(cell, list | tuple) else [cell]
+        texts = [plain_text(each).strip() for each in cells if isinstance(each, str | int | float)]
+        if present := [each for each in texts if each]:
+            values[column.replace(" ", "_")] = present
+    return values
+
+
+def _disciplines(subject: str) -> dict[str, list[str]]:
+    """Returns MMMU's discipline and subject; empty for an unknown subject."""
+    disciplines = [name for name, subjects in DISCIPLINES.items() if subject in subjects]
+    if not disciplines:
+        return {}
+    return {"discipline": disciplines, "subject": [subject]}

@@ -1,0 +1,123 @@
+"""Holds lmms-eval's protocol: the task of each benchmark, its prompt and its limit of tokens.
+
+Source: lmms-eval at 75571cf (2026-08-06), lmms_eval/tasks/*/reasoning, whose prompts are facts of the protocol and are
+therefore given word for word. Adopted from lmms-eval, https://github.com/EvolvingLMMs-Lab/lmms-eval. The original
+copyright: Copyright (c) 2025 LMMs-Lab, licensed under the Apache License, Version 2.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cepo.errors import DataError
+from cepo.evaluation.formats import listed, optional_text, text, whole_number
+from cepo.evaluation.protocols import LMMS_LIMIT
+from cepo.models.processing import IMAGE_MARK
+from cepo.rewards.benchmark import LETTERS
+from cepo.trees import Fields
+
+SYSTEM_PROMPT = (
+    "You are a helpful assistant. When the user asks a question, your response must include two parts: "
+    "first, the reasoning process enclosed in <think>...</think> tags, "
+    "then the final answer enclosed in <answer>...</answer> tags."
+    "Please provide a clear, concise response within <answer> </answer> tags that directly addresses the question."
+)
+"""The system prompt of all `*_reasoning` tasks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LmmsTask:
+    """A task of lmms-eval; `prompt` returns the user's text of a row.
+
+    In MMMU's and MMMU-Pro's, `<image 1>` stands for an image; a text without any mark follows the image.
+    """
+
+    name: str
+    prompt: Callable[[Fields], str]
+    has_system_prompt: bool = True
+    max_new_tokens: int = LMMS_LIMIT
+
+
+def _question(row: Fields) -> str:
+    return text(row, "question")
+
+
+def _lettered(options: Sequence[str]) -> str:
+    return "\n".join(f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False))
+
+
+def _wemath(row: Fields) -> str:
+    return f"{text(row, 'question')}\n{text(row, 'option')}"
+
+
+def _mathvision(row: Fields) -> str:
+    asked = f'Please solve the problem step by step and put your answer in one "\\boxed{{}}".{text(row, "question")}'
+    options = _lettered(listed(row, "options"))
+    return f"{asked}\nChoices: {options}" if options else asked
+
+
+def _mmmu(row: Fields) -> str:
+    is_choice = text(row, "question_type") == "multiple-choice"
+    return f"{text(row, 'question')}\n{_lettered(listed(row, 'options'))}" if is_choice else text(row, "question")
+
+
+def _mmmu_pro(row: Fields) -> str:
+    return f"{text(row, 'question')}\n{_lettered(listed(row, 'options'))}"
+
+
+def _mmmu_pro_vision(row: Fields) -> str:
+    asked = f"{_lettered(listed(row, 'options'))}\n\nAnswer the question in the image."
+    return f"{asked}{IMAGE_MARK}{asked}"  # as the task builds it, with the text on both sides
+
+
+_MATHVISTA_HINTS = {
+    "integer": "requiring an integer answer and provide the final value, e.g., 1, 2, 3, at the end.",
+    "float 1": (
+        "requiring a floating-point number with one decimal place and provide the final value, "
+        "e.g., 1.2, 1.3, 1.4, at the end."
+    ),
+    "float 2": (
+        "requiring a floating-point number with two decimal places and provide the final value, "
+        "e.g., 1.23, 1.34, 1.45, at the end."
+    ),
+    "list": "requiring a Python list as an answer and provide the final list, e.g., [1, 2, 3], [1.2, 1.3, 1.4], at the end.",
+    "choice": "and provide the correct option letter, e.g., A, B, C, D, at the end.",
+}
+
+
+def _mathvista(row: Fields) -> str:
+    kind = text(row, "answer_type")
+    if kind == "float":
+        kind = f"float {whole_number(row, 'precision')}"
+    if text(row, "question_type") == "multi_choice":
+        kind = "choice"
+    if kind not in _MATHVISTA_HINTS:
+        raise DataError(f"lmms-eval has no prompt for an answer of type {kind}")
+    unit, choices = optional_text(row, "unit"), listed(row, "choices")
+    lines = [f"Question: {text(row, 'question')}{f' (Unit: {unit})' if unit else ''}"]
+    if choices:
+        lines.append("Choices:")
+        lines += [f"({letter}) {choice}" for letter, choice in zip(LETTERS, choices, strict=False)]
+    return "\n".join([*lines, f"Hint: Please answer the question {_MATHVISTA_HINTS[kind]}"])
+
+
+def _mathverse(row: Fields) -> str:
+    return text(row, "query_wo")
+
+
+LMMS_TASKS = {
+    "dynamath": LmmsTask(name="dynamath_reasoning", prompt=_question),
+    "hallusionbench": LmmsTask(
+        name="hallusion_bench_image", prompt=_question, has_system_prompt=False, max_new_tokens=128
+    ),
+    "logicvista": LmmsTask(name="logicvista_reasoning", prompt=_question),
+    "mathverse": LmmsTask(name="mathverse_testmini_reasoning", prompt=_mathverse),
+    "mathvision": LmmsTask(name="mathvision_reason_testmini_reasoning", prompt=_mathvision),
+    "mathvista": LmmsTask(name="mathvista_testmini_cot_reasoning", prompt=_mathvista),
+    "mmmu": LmmsTask(name="mmmu_val_reasoning", prompt=_mmmu),
+    "mmmu_pro": LmmsTask(name="mmmu_pro_standard_cot_reasoning", prompt=_mmmu_pro),
+    "mmmu_pro_vision": LmmsTask(name="mmmu_pro_vision_cot_reasoning", prompt=_mmmu_pro_vision),
+    "wemath": LmmsTask(name="wemath_testmini_reasoning", prompt=_wemath),
+}
+"""The task of each benchmark."""

@@ -1,0 +1,76 @@
+"""Knows the names of the benchmarks, and reads sources of problems that begin with one: `mathvista:FILE`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from cepo.config.paths import find_path
+from cepo.errors import ConfigError, did_you_mean
+
+TITLES = {
+    "dynamath": "DynaMath",
+    "hallusionbench": "HallusionBench",
+    "logicvista": "LogicVista",
+    "mathverse": "MathVerse",
+    "mathvision": "MathVision",
+    "mathvista": "MathVista",
+    "mmmu": "MMMU",
+    "mmmu_pro": "MMMU-Pro",
+    "mmmu_pro_vision": "MMMU-Pro vision",
+    "wemath": "WeMath",
+}
+"""The name of each benchmark on a command line, and in a table."""
+_EMBEDDED = "microgeo"
+"""What stands before the colon in names of the embedded world's data."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedSource:
+    """A source of problems, with the name of the benchmark that the user gave before it, if any."""
+
+    name: str | None
+    source: str
+
+    def __str__(self) -> str:
+        return self.source if self.name is None else f"{self.name}:{self.source}"
+
+
+def named_source(written: str) -> NamedSource:
+    """Reads `NAME:SOURCE` or `SOURCE`; a path that exists is always a path.
+
+    Case, `-` and `_` do not matter in the name of a benchmark. Raises `ConfigError` for an unknown name or no source.
+    """
+    written = written.strip()
+    is_path = find_path(written) is not None or find_path(written.partition("@")[0]) is not None
+    before, colon, after = written.partition(":")
+    if is_path or "/" in before or before == _EMBEDDED:
+        return NamedSource(name=None, source=written)
+    known = {_plain(name): name for name in TITLES}
+    name = known.get(_plain(before))
+    if not colon:
+        if name is not None:
+            raise ConfigError(
+                f"data={written}: this is a benchmark without data; give {name}:SOURCE, with a file, a folder or a hub "
+                "name org/name@split"
+            )
+        return NamedSource(name=None, source=written)
+    if name is None:
+        near = did_you_mean(before, TITLES)
+        raise ConfigError(
+            f"data={written}: there is no such path, and '{before}' is no benchmark.{near} Known: {', '.join(TITLES)}"
+        )
+    if not after.strip():
+        raise ConfigError(
+            f"data={written}: no data; give {name}:SOURCE, with a file, a folder or a hub name org/name@split"
+        )
+    return NamedSource(name=name, source=after.strip())
+
+
+def is_name(text: str) -> bool:
+    """Returns whether a text is the name of a benchmark in some spelling."""
+    return _plain(text) in map(_plain, TITLES)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_-]", "", name).casefold()

@@ -1,0 +1,184 @@
+"""Which sources are benchmarks, which are the user's own, and what is said of the others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmark_rows import LOGICVISTA, MATHVERSE, MATHVISTA, MMMU, MMMU_PRO_VISION, PICTURE, ROWS
+
+from cepo.config.schema import DataConfig
+from cepo.data.reading import read_source
+from cepo.errors import ConfigError, DataError
+from cepo.evaluation.benchmarks import BENCHMARKS, converted, opened, recognised
+from cepo.evaluation.named_sources import NamedSource
+
+BY_NAME = {benchmark.name: benchmark for benchmark in BENCHMARKS}
+COMMON = {  # columns of public data sets, from their cards and lmms-eval's tasks
+    "MMStar": ["index", "question", "image", "answer", "category", "l2_category", "meta_info"],
+    "ChartQA": ["type", "question", "answer", "image"],
+    "AI2D": ["question", "options", "answer", "image"],
+    "MMK12": ["id", "question", "answer", "subject", "image"],
+    "ViRL39K": ["answer", "PassRate_32BTrained", "category", "source", "qid", "question", "image"],
+    "MME": ["question_id", "image", "question", "answer", "category"],
+    "ScienceQA": ["image", "question", "choices", "answer", "hint", "task", "grade", "subject", "topic"],
+    "LogicVista": [*LOGICVISTA],
+    "MMMU-Pro vision": [*MMMU_PRO_VISION],
+    "JMMMU": [*MMMU, "image_1_license"],
+}
+
+
+@pytest.mark.parametrize("name", sorted(ROWS))
+def test_columns_identify_a_benchmark_or_none(name: str) -> None:
+    wanted = [] if name in ("logicvista", "mmmu_pro_vision") else [name]
+    assert [benchmark.name for benchmark in recognised([*ROWS[name]])] == wanted
+    assert BY_NAME[name].reads([*ROWS[name]])
+
+
+@pytest.mark.parametrize("data_set", sorted(COMMON))
+def test_common_columns_are_taken_for_no_benchmark(data_set: str) -> None:
+    assert recognised(COMMON[data_set]) == []
+
+
+def source(folder: Path, *rows: dict[str, Any]) -> str:
+    file = folder / "rows.jsonl"
+    plain = [{name: value for name, value in row.items() if value is not PICTURE} | {"image": "a.png"} for row in rows]
+    file.write_text("".join(json.dumps(row) + "\n" for row in plain))
+    return str(file)
+
+
+def own(**keys: Any) -> DataConfig:
+    return DataConfig(train_files="unused", **keys)
+
+
+def test_unknown_columns_are_refused_with_the_choices(tmp_path: Path) -> None:
+    """Question, answer and image are LogicVista's columns and those of many others."""
+    file = source(tmp_path, {"question": "How many?", "answer": 3})
+    with pytest.raises(ConfigError) as caught:
+        opened(NamedSource(name=None, source=file), own())
+    message = str(caught.value)
+    for words in ("question, answer, image", "data.prompt_key=COLUMN", f"NAME:{file}", "logicvista", "mathvista"):
+        assert words in message
+
+
+def test_a_name_is_taken_whatever_the_users_keys_are(tmp_path: Path) -> None:
+    file, keys = source(tmp_path, LOGICVISTA), own(prompt_key="question", answer_key="answer")
+    assert opened(NamedSource(name="logicvista", source=file), keys)[1] is BY_NAME["logicvista"]
+    assert opened(NamedSource(name=None, source=file), keys)[1] is None
+
+
+def test_the_users_keys_are_taken_before_columns_of_a_benchmark(tmp_path: Path) -> None:
+    file = source(tmp_path, MATHVERSE)
+    assert opened(NamedSource(name=None, source=file), own())[1] is BY_NAME["mathverse"]
+    keys = own(prompt_key="question", answer_key="answer")
+    assert opened(NamedSource(name=None, source=file), keys)[1] is None
+    nested = own(prompt_key="question", answer_key="metadata.subject")
+    assert opened(NamedSource(name=None, source=file), nested)[1] is None
+
+
+def test_columns_of_two_benchmarks_are_ambiguous(tmp_path: Path) -> None:
+    file = source(tmp_path, MATHVISTA | MATHVERSE)
+    with pytest.raises(ConfigError, match="those of mathverse and of mathvista"):
+        opened(NamedSource(name=None, source=file), own())
+
+
+def test_a_named_benchmark_without_its_columns_is_refused(tmp_path: Path) -> None:
+    file = source(tmp_path, LOGICVISTA)
+    with pytest.raises(ConfigError, match="missing: answer_type, choices, question_type"):
+        opened(NamedSource(name="mathvista", source=file), own())
+    with pytest.raises(ConfigError, match="missing: id, image_1, options, subject; or id, options, subject"):
+        opened(NamedSource(name="mmmu_pro", source=file), own())
+    columns = source(tmp_path, MMMU_PRO_VISION)
+    assert opened(NamedSource(name="mmmu_pro", source=columns), own())[1] is BY_NAME["mmmu_pro_vision"]
+
+
+BAD_CELLS = [
+    ("logicvista", {"image": None}, "no image"),
+    ("logicvista", {"answer": None}, "column 'answer' is empty"),
+    ("mathvision", {"options": 5}, "accepted: a list"),
+    ("mathvision", {"answer": "?"}, "names none of the options"),
+    ("mathvista", {"precision": None}, "column 'precision' is empty"),
+    ("mathvista", {"answer_type": "word"}, "accepted: integer, float, list"),
+    ("mathvista", {"question_type": "multi_choice", "choices": ["2", "3"]}, "none of the choices"),
+    ("mathvista", {"question": {"text": "How far?"}}, "holds a dict"),
+    ("mathverse", {"question_type": "essay"}, "accepted: multi-choice, free-form"),
+    ("mathverse", {"question": "", "query_cot": "", "query_wo": None}, "question, query_cot and query_wo are empty"),
+    ("mmmu", {"options": "['leaf'"}, "is no list"),
+    ("mmmu", {"options": "[" * 5000}, "is no list"),
+    ("mmmu", {"options": "__import__('os')"}, "is no list"),
+    ("mmmu_pro", {"answer": "K9"}, "names none of the options"),
+    ("hallusionbench", {"gt_answer": "2"}, "accepted: 0"),
+    ("wemath", {"key": "4steps_1"}, "accepted: 2steps_1"),
+    ("dynamath", {"ground_truth": ""}, "column 'ground_truth' is empty"),
+]
+
+
+@pytest.mark.parametrize(("name", "changed", "words"), BAD_CELLS)
+def test_a_bad_cell_is_named_with_its_row_or_skipped(name: str, changed: dict[str, Any], words: str) -> None:
+    rows = [ROWS[name] | changed]
+    with pytest.raises(DataError) as caught:
+        converted(rows, BY_NAME[name], "rows.parquet", skip_bad_rows=False)
+    assert "rows.parquet, row 0" in str(caught.value)
+    assert words in str(caught.value)
+    for is_lmms in (False, True):
+        (blank,) = converted(rows, BY_NAME[name], "rows.parquet", skip_bad_rows=True, is_lmms=is_lmms)
+        assert blank["problem"] == ([{"role": "user", "content": ""}] if is_lmms else "")
+
+
+@pytest.mark.parametrize("name", sorted(ROWS))
+def test_a_row_becomes_a_problem_with_its_image(name: str) -> None:
+    """Numbers in place of texts make no difference."""
+    rows = [ROWS[name], {key: int(v) if str(v).isdecimal() else v for key, v in ROWS[name].items()}]
+    first, second = (converted([row], BY_NAME[name], "f", skip_bad_rows=False)[0] for row in rows)
+    assert first == second
+    assert first["problem"].count("<image>") == len(first["images"]) == 1
+    assert first["images"][0]["bytes"] == b"picture"
+
+
+def test_a_version_without_image_is_asked_as_text() -> None:
+    for missing in (None, ""):
+        rows = [MATHVERSE | {"image": missing, "problem_version": "Text Only"}]
+        (problem,) = converted(rows, BY_NAME["mathverse"], "f", skip_bad_rows=False)
+        assert problem["problem"] == MATHVERSE["question"]
+        assert not problem["images"]
+
+
+def test_images_of_every_form_stand_in_one_table() -> None:
+    """A path where the decoded image is missing, bytes, and a list of one."""
+    rows = [MATHVISTA | {"decoded_image": None}, MATHVISTA, MATHVISTA | {"decoded_image": None, "image": "b.png"}]
+    problems = converted(rows, BY_NAME["mathvista"], "f", skip_bad_rows=False)
+    assert [problem["images"] for problem in problems] == [
+        [{"bytes": None, "path": "images/1.jpg"}], [PICTURE], [{"bytes": None, "path": "b.png"}],
+    ]  # fmt: skip
+    listed = [LOGICVISTA | {"image": [PICTURE]}]
+    assert converted(listed, BY_NAME["logicvista"], "f", skip_bad_rows=False)[0]["images"] == [PICTURE]
+
+
+def test_a_table_of_texts_is_read_as_one_of_numbers_is() -> None:
+    """CSV has the precision 1.0 or 1 and lists as text; NaN is an empty cell."""
+    rows = [
+        MATHVISTA | {"precision": "1.0"},
+        MATHVISTA | {"precision": "1", "choices": "", "unit": ""},
+        MATHVISTA | {"precision": 1.0, "unit": float("nan")},
+    ]
+    for row in rows:
+        (problem,) = converted([row], BY_NAME["mathvista"], "f", skip_bad_rows=False)
+        assert (problem["decimals"], problem["problem"].count("Unit")) == (1, 0)
+
+
+def test_marks_that_a_question_has_are_not_doubled() -> None:
+    for question, wanted in (("<image>Next?", "<image>Next?"), ("Is <image> or <image>?", "<image>Is  or ?")):
+        rows = [LOGICVISTA | {"question": question}]
+        assert converted(rows, BY_NAME["logicvista"], "f", skip_bad_rows=False)[0]["problem"] == wanted
+
+
+def test_optional_columns_may_be_missing(tmp_path: Path) -> None:
+    for name, row in ROWS.items():
+        required = {column: row[column] for column in BY_NAME[name].columns} | {"image": PICTURE}
+        if name == "mathvista":
+            required |= {"answer_type": "integer", "answer": 3}
+        (problem,) = converted([required], BY_NAME[name], "f", skip_bad_rows=False)
+        assert problem["answer"], name
+    assert read_source(source(tmp_path, MATHVERSE)).num_rows == 1

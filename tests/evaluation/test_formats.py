@@ -1,0 +1,118 @@
+"""Rows of each benchmark, written by hand, and what is asked and graded of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from benchmark_rows import (
+    DYNAMATH,
+    HALLUSIONBENCH,
+    MATHVERSE,
+    MATHVISTA,
+    MMMU,
+    MMMU_PRO,
+    MMMU_PRO_VISION,
+    PICTURE,
+    WEMATH,
+)
+
+from cepo.evaluation import formats
+
+
+def graded(problem: dict[str, Any]) -> tuple[Any, ...]:
+    return problem["answer_kind"], problem["answer"], problem.get("choices", [])
+
+
+def test_mathvistas_answers_are_graded_by_their_type() -> None:
+    choice = MATHVISTA | {"question_type": "multi_choice", "answer_type": "text", "answer": "6cm", "precision": None}
+    assert graded(formats.mathvista(choice | {"choices": ["5cm", "6cm"]})) == ("choice", "B", ["5cm", "6cm"])
+    number = formats.mathvista(MATHVISTA)
+    assert (graded(number), number["decimals"]) == (("numeric", "1.2", []), 1)
+    assert number["problem"] == "How far?\nGive the answer as a number with 1 decimal."
+    whole = formats.mathvista(MATHVISTA | {"answer_type": "integer", "answer": 4, "precision": None, "unit": "years"})
+    assert (graded(whole), whole["decimals"]) == (("numeric", "4", []), None)
+    assert whole["problem"] == "How far? (Unit: years)\nGive the answer as an integer."
+    assert graded(formats.mathvista(MATHVISTA | {"answer_type": "list", "answer": "[2014, 2016]"}))[0] == "judged"
+    assert number["categories"]["skills"] == ["algebraic", "scientific"]
+    assert number["categories"]["task"] == ["textbook question answering"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind", "choices"),
+    [
+        ({}, "choice", ["40°", "60°", "120°"]),
+        ({"question": "", "answer": "C\nD"}, "choice", []),
+        ({"question": "True or false?\nChoice:\nA. True\nB. False", "answer": "False"}, "choice", ["True", "False"]),
+        ({"question": "", "answer": "False"}, "text", []),
+        ({"question": "Find x.\nChoices:\n(A) 1\n(B) 2", "answer": "(B)"}, "choice", ["1", "2"]),
+        ({"question_type": "free-form", "answer": "19"}, "judged", []),
+    ],
+)
+def test_mathverses_choices_are_graded_and_the_rest_judged(
+    changed: dict[str, Any], kind: str, choices: list[str]
+) -> None:
+    problem = formats.mathverse(MATHVERSE | changed)
+    assert (problem["answer_kind"], problem.get("choices", [])) == (kind, choices)
+    assert problem["cluster"] == "1"
+    assert problem["categories"]["problem_version"] == ["Text Lite"]
+    assert problem["categories"]["subfield"] == ["Angle"]
+    if changed.get("question") == "":
+        assert problem["problem"] == MATHVERSE["query_cot"]
+
+
+def test_mmmus_pictures_stand_at_their_first_mention() -> None:
+    row = MMMU | {"image_1": "one", "image_2": "two", "image_3": "three", "question": "Is <image 2> or <image 2>?"}
+    problem = formats.mmmu(row | {"options": "['<image 1>', 'none']"})
+    assert problem["images"] == ["three", "two", "one"]
+    assert problem["problem"].startswith("<image>Is <image> or image 2?\nChoices:\nA. <image>\nB. none\n")
+    assert problem["categories"] == {
+        "discipline": ["Science"], "subject": ["Biology"], "subfield": ["Botany"], "topic_difficulty": ["Easy"],
+    }  # fmt: skip
+
+
+def test_mmmus_short_answers_may_have_several_spellings() -> None:
+    short = MMMU | {"question_type": "open", "options": "[]"}
+    assert graded(formats.mmmu(short | {"answer": "C"})) == ("text", "C", [])
+    several = formats.mmmu(short | {"answer": "['24/7', '3.429']"})
+    assert (several["answer_kind"], several["answer"], several["alternatives"]) == ("numeric", "24/7", ["3.429"])
+
+
+def test_mmmu_pro_has_10_options_in_text_or_in_the_image() -> None:
+    standard, vision = formats.mmmu_pro(MMMU_PRO), formats.mmmu_pro_vision(MMMU_PRO_VISION)
+    assert graded(standard) == ("choice", "J", [f"event {number}" for number in range(10)])
+    assert "J. event 9" in standard["problem"]
+    assert graded(vision) == ("choice", "C", [f"work {number}" for number in range(10)])
+    assert "work" not in vision["problem"]
+    assert standard["categories"]["discipline"] == ["Humanities and Social Science"]
+    odd = formats.mmmu_pro(MMMU_PRO | {"options": "['only one']", "answer": "B"})
+    assert graded(odd) == ("choice", "B", [])
+
+
+def test_hallusionbenchs_rows_know_question_figure_and_set() -> None:
+    problem = formats.hallusionbench(HALLUSIONBENCH)
+    assert graded(problem) == ("yes_no", "yes", [])
+    assert problem["cluster"] == "VD/math/3"
+    assert problem["groups"] == {"question": "VD/math/3/0", "figure": "VD/math/3/1"}
+    without = formats.hallusionbench(HALLUSIONBENCH | {"category": "VS", "figure_id": 0, "gt_answer": 0})
+    assert (without["answer"], without["groups"]["figure"]) == ("no", "")
+    assert formats.hallusionbench(HALLUSIONBENCH | {"figure_id": 0})["groups"]["figure"] == "VD/math/3/0"
+
+
+def test_wemaths_rows_know_their_group_and_step() -> None:
+    problem = formats.wemath(WEMATH)
+    assert graded(problem) == ("choice", "B", ["3", "4", "5", "No correct answer"])
+    assert (problem["cluster"], problem["groups"]) == ("2steps_1", {"key": "2steps_1"})
+    assert problem["categories"] == {"steps": ["1-step"], "knowledge_concept": ["Length"]}
+    assert formats.wemath(WEMATH | {"key": "3steps_multi"})["categories"]["steps"] == ["3-step"]
+    odd = formats.wemath(WEMATH | {"option": "A. 45° B. 60° ;C. 120°; D. No correct answer"})
+    assert graded(odd) == ("choice", "B", [])
+    assert "A. 45° B. 60° ;C. 120°" in odd["problem"]
+
+
+def test_dynamaths_numbers_have_a_tolerance_and_a_seed() -> None:
+    problem = formats.dynamath(DYNAMATH)
+    assert (graded(problem), problem["tolerance"], problem["cluster"]) == (("numeric", "2.5", []), 1e-3, "7")
+    choice = DYNAMATH | {"answer_type": "multiple choice", "question": "Is it (A) even (B) odd", "ground_truth": "B"}
+    assert graded(formats.dynamath(choice)) == ("choice", "B", ["even", "odd"])
+    assert PICTURE["bytes"]

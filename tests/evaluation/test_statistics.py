@@ -1,0 +1,130 @@
+"""Figures of evaluations worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from evaluation_folders import graded
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cepo.errors import DataError
+from cepo.evaluation.statistics import Estimate, benchmark_figures, clustered_mean, macro_average, pass_at_k
+
+
+@pytest.mark.parametrize(
+    ("values", "clusters", "mean", "error"),
+    [
+        # sd = sqrt((3 * 0.25^2 + 0.75^2) / 3) = 0.5, over sqrt(4); ten copies of each response change nothing.
+        ([1.0, 1.0, 1.0, 0.0], [1, 2, 3, 4], 0.75, 0.25),
+        ([1.0, 1.0, 1.0, 0.0] * 10, [1, 2, 3, 4] * 10, 0.75, 0.25),
+        ([1.0, 1.0, 1.0, 0.0] * 10, range(40), 0.75, math.sqrt(0.1875 / 39)),
+        # Mean 0.5; residual sums: 0.5 + 0.5 - 0.5 = 0.5 and -0.5. error^2 = 2 / 1 * (0.25 + 0.25) / 16.
+        ([1.0, 1.0, 0.0, 0.0], ["a", "a", "a", "b"], 0.5, math.sqrt(2 * 0.5 / 16)),
+        ([1.0, 0.0], ["a", "a"], 0.5, None),
+    ],
+)
+def test_an_error_is_that_of_clusters(
+    values: list[float], clusters: Sequence[Any], mean: float, error: float | None
+) -> None:
+    expected = Estimate(mean=mean, error=pytest.approx(error), num_clusters=len(set(clusters)))
+    assert clustered_mean(values, clusters) == expected
+
+
+@given(st.lists(st.lists(st.floats(0, 1), min_size=3, max_size=3), min_size=2, max_size=8))
+def test_equal_clusters_give_the_standard_error_of_their_means(groups: list[list[float]]) -> None:
+    means = [sum(group) / 3 for group in groups]
+    centre = sum(means) / len(means)
+    expected = math.sqrt(sum((mean - centre) ** 2 for mean in means) / (len(means) - 1) / len(means))
+    estimate = clustered_mean(
+        [value for group in groups for value in group], [number for number, _ in enumerate(groups) for _ in range(3)]
+    )
+    assert (estimate["mean"], estimate["error"]) == pytest.approx((centre, expected), abs=1e-12)
+    with pytest.raises(DataError, match="nothing was graded"):
+        clustered_mean([], [])
+
+
+@pytest.mark.parametrize(
+    ("right", "samples", "k", "chance"),
+    [(1, 4, 1, 0.25), (1, 4, 2, 0.5), (2, 4, 2, 5 / 6), (0, 4, 4, 0.0), (1, 4, 4, 1.0), (3, 4, 2, 1.0)],
+)
+def test_pass_at_k_is_the_chance_that_k_hold_a_right_one(right: int, samples: int, k: int, chance: float) -> None:
+    assert pass_at_k(right, samples, k) == pytest.approx(chance)
+
+
+def test_figures_of_2_problems_with_2_responses_each() -> None:
+    rows = [
+        graded(0, True, length=4),
+        graded(0, False, length=6, finished=False, answer=None),
+        graded(1, False, length=20, kind="choice"),
+        graded(1, False, length=10, kind="choice"),
+    ]
+    figures = benchmark_figures(rows)
+    assert (figures["num_problems"], figures["num_responses"], figures["num_right"]) == (2, 4, 1)
+    assert figures["accuracy"] == {"mean": 0.25, "error": pytest.approx(0.25), "num_clusters": 2}
+    assert {kind: each["mean"] for kind, each in figures["by_kind"].items()} == {"choice": 0.0, "numeric": 0.5}
+    assert figures["response_length"] == {"mean": 10.0, "median": 8.0, "max": 20}
+    assert (figures["share_cut_off"], figures["share_without_answer"]) == (0.25, 0.25)
+    assert {k: each["mean"] for k, each in figures["pass_at_k"].items()} == {"1": 0.25, "2": 0.5}
+    assert "worst_variant" not in figures
+
+
+def test_the_worst_variant_of_each_question_counts() -> None:
+    rows = [graded(number, number < 3, cluster="aabb"[number]) for number in range(4)]
+    figures = benchmark_figures(rows, has_variants=True)
+    assert figures["accuracy"]["mean"] == 0.75
+    assert figures["accuracy"]["num_clusters"] == 2
+    assert figures["worst_variant"]["mean"] == 0.5
+    assert "pass_at_k" not in figures
+
+
+@pytest.mark.parametrize("verdicts", ["0111", "1011", "1101", "1110"])
+def test_the_worst_variant_may_stand_at_any_place(verdicts: str) -> None:
+    """One of 4 variants of question a is wrong, wherever it stands; question b is right: 1 of 2 questions."""
+    rows = [graded(number, digit == "1", cluster="a") for number, digit in enumerate(verdicts)]
+    rows += [graded(number, True, cluster="b") for number in range(4, 8)]
+    worst = benchmark_figures(rows, has_variants=True)["worst_variant"]
+    assert (worst["mean"], worst["num_clusters"]) == (0.5, 2)
+
+
+def test_the_worst_variant_is_that_of_the_lowest_mean() -> None:
+    """Of 2 responses each, the variants have 1 / 2, 0 / 2 and 2 / 2 right: the worst has 0, the last 1."""
+    rows = [
+        graded(number, digit == "1", cluster="a")
+        for number, digits in enumerate(["10", "00", "11"])
+        for digit in digits
+    ]
+    assert benchmark_figures(rows, has_variants=True)["worst_variant"]["mean"] == 0.0
+
+
+def test_pass_at_k_reaches_to_the_fewest_responses() -> None:
+    """Problem 0 has 2 responses, one right, and problem 1 has 4, one right: k is 1 or 2.
+
+    pass@1 = (1/2 + 1/4) / 2, pass@2 = (1 + 1/2) / 2.
+    """
+    rows = [graded(0, digit == "1") for digit in "10"] + [graded(1, digit == "1") for digit in "1000"]
+    powers = benchmark_figures(rows)["pass_at_k"]
+    assert {k: each["mean"] for k, each in powers.items()} == {"1": 0.375, "2": 0.75}
+
+
+def test_accuracies_by_category_count_each_value_of_a_row() -> None:
+    rows = [
+        graded(0, True, categories={"skills": ["algebra", "geometry"]}),
+        graded(1, False, categories={"skills": ["algebra"], "grade": ["college"]}),
+        graded(2, True, categories={}),
+    ]
+    by_category = benchmark_figures(rows)["by_category"]
+    means = {name: {value: each["mean"] for value, each in values.items()} for name, values in by_category.items()}
+    assert means == {"skills": {"algebra": 0.5, "geometry": 1.0}, "grade": {"college": 0.0}}
+    assert by_category["skills"]["algebra"]["num_problems"] == 2
+    with pytest.raises(DataError, match="no response was graded"):
+        benchmark_figures([])
+
+
+def test_an_average_of_two_has_half_the_root_of_squared_errors() -> None:
+    two = [Estimate(mean=0.4, error=0.03, num_clusters=9), Estimate(mean=0.6, error=0.04, num_clusters=9)]
+    assert macro_average(two) == {"mean": 0.5, "error": pytest.approx(0.025), "num_benchmarks": 2}
+    assert macro_average([*two, Estimate(mean=0.5, error=None, num_clusters=1)])["error"] is None
