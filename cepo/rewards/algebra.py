@@ -99,6 +99,7 @@ def _value_at(expression: Any, number: int) -> Any:
     return value if value.is_number and value.is_finite else None
 
 
-def _coordinate(name: str, number: int) -> sympy.Rational:
-    share = sympy.Rational(crc32(f"{number}{name}".encode()) % 1009 + 505, 1009)
+def _coordinate(name: str, number: int) -> Any:
+    # Not a fraction: sympy would factor its powers' bases, which may take minutes.
+    share = sympy.Float(crc32(f"{number}{name}".encode()) % 1009 + 505, 2 * _DIGITS) / 1009
     return -share if number % 2 else share

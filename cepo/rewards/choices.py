@@ -13,9 +13,12 @@ LETTERS = string.ascii_uppercase[:10]
 """The option letters A to J; no benchmark offers more options."""
 
 _LEAD = re.compile(
-    r"^(?:the\s+)?(?:(?:final|correct|right|best)\s+)*(?:answer|option|choice)s?\s*(?:is|are|:|=)?\s*:?\s*", re.IGNORECASE
+    r"^(?:the\s+)?(?:(?:final|correct|right|best)\s+)*(?:answer|option|choice)s?\s*(?:is|are|:|=)?\s*:?\s*",
+    re.IGNORECASE,
 )
-_MARKUP = re.compile(r"\\(?:text|textbf|textrm|textit|mathrm|mathbf|boxed|fbox|bf|rm|[,;:! ]|quad)(?![A-Za-z])|[\\*$`{}~]|\"")
+_MARKUP = re.compile(
+    r"\\(?:text|textbf|textrm|textit|mathrm|mathbf|boxed|fbox|bf|rm|[,;:! ]|quad)(?![A-Za-z])|[\\*$`{}~]|\""
+)
 _LETTER = r"[(\[]?[A-Ja-j][)\].:]?"
 _LETTERS_ALONE = re.compile(rf"{_LETTER}(?:(?:\s*[,;&/]\s*|\s+)(?:(?:and|AND)\s+)?{_LETTER})*")
 _LETTERS_TOGETHER = re.compile(r"[A-J]{2,}")

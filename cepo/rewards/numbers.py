@@ -38,11 +38,8 @@ _MOST_EXACT_BITS = 40_000
 _LARGEST_EXPONENT = 10**12
 _LARGEST_FACTORIAL = 9_999
 _LONGEST_ROOT_DIGITS = 400
+_NO_NUMBER = "the nodes state no real number"
 PI: Real = +_CONTEXT.pi
-
-
-class _NoNumberError(ValueError):
-    """The nodes state no real number."""
 
 
 @lru_cache(maxsize=8192)
@@ -60,7 +57,7 @@ def value_of_nodes(nodes: Sequence[Node]) -> Real | None:
         if len(places) == 1:
             return _divided(_Reader(nodes[: places[0]]).whole(), _Reader(nodes[places[0] + 1 :]).whole())
         return _Reader(nodes).whole()
-    except (_NoNumberError, ZeroDivisionError, OverflowError, ValueError, RecursionError):
+    except (ZeroDivisionError, OverflowError, ValueError, RecursionError):
         return None
 
 
@@ -152,10 +149,10 @@ def _raised(base: Real, exponent: Real) -> Real:
     if base == 0 and exponent <= 0:
         raise ZeroDivisionError
     if abs(exponent) > _LARGEST_EXPONENT:
-        raise _NoNumberError
+        raise ValueError(_NO_NUMBER)
     is_whole = isinstance(exponent, Fraction) and exponent.denominator == 1
     if base < 0 and not is_whole:
-        raise _NoNumberError
+        raise ValueError(_NO_NUMBER)
     if is_whole:
         return floating(base) ** exponent.numerator
     return floating(base) ** floating(exponent)
@@ -177,7 +174,7 @@ def _exact_root(value: Fraction, degree: int) -> Fraction | None:
 def _root(value: Real, degree: Real) -> Real:
     is_odd = isinstance(degree, Fraction) and degree.denominator == 1 and degree.numerator % 2 == 1
     if degree == 0:
-        raise _NoNumberError
+        raise ValueError(_NO_NUMBER)
     if value < 0 and is_odd:
         return -_raised(-value, 1 / degree)
     return _raised(value, _divided(Fraction(1), degree))
@@ -185,7 +182,7 @@ def _root(value: Real, degree: Real) -> Real:
 
 def _factorial(value: Real) -> Real:
     if not isinstance(value, Fraction) or value.denominator != 1 or not 0 <= value <= _LARGEST_FACTORIAL:
-        raise _NoNumberError
+        raise ValueError(_NO_NUMBER)
     return _bounded(Fraction(math.factorial(value.numerator)))
 
 
@@ -200,7 +197,7 @@ class _Reader:
         """Returns the value of all nodes."""
         value = self._sum()
         if self._node() is not None:
-            raise _NoNumberError
+            raise ValueError(_NO_NUMBER)
         return value
 
     def _node(self, ahead: int = 0) -> Node | None:
@@ -260,7 +257,7 @@ class _Reader:
             elif self._next_is("!"):
                 self._place += 1
                 if self._next_is("!"):
-                    raise _NoNumberError
+                    raise ValueError(_NO_NUMBER)
                 value = _factorial(value)
             elif self._next_is("%"):
                 self._place += 1
@@ -278,7 +275,7 @@ class _Reader:
     def _atom(self) -> Real:
         node = self._node()
         if node is None:
-            raise _NoNumberError
+            raise ValueError(_NO_NUMBER)
         self._place += 1
         if isinstance(node, Group):
             return _Reader(node.body).whole()
@@ -300,21 +297,21 @@ class _Reader:
             return _root(self._group(), degree)
         closing = {"(": ")", "[": "]", "|": "|"}.get(node.text)
         if closing is None:
-            raise _NoNumberError
+            raise ValueError(_NO_NUMBER)
         value = self._closed(closing)
         return abs(value) if closing == "|" else value
 
     def _closed(self, closing: str) -> Real:
         value = self._sum()
         if not self._next_is(closing):
-            raise _NoNumberError
+            raise ValueError(_NO_NUMBER)
         self._place += 1
         return value
 
     def _group(self) -> Real:
         node = self._node()
         if not isinstance(node, Group):
-            raise _NoNumberError
+            raise ValueError(_NO_NUMBER)
         self._place += 1
         return _Reader(node.body).whole()
 
@@ -326,7 +323,7 @@ class _Reader:
             self._place += 1
             has_point = True
             if not self._next_is(*REPETENDS):
-                raise _NoNumberError
+                raise ValueError(_NO_NUMBER)
         if has_point and self._next_is(*REPETENDS):
             self._place += 1
             digits = _digits_of(self._node())
@@ -349,5 +346,5 @@ def _digits_of(node: Node | None, required: bool = True) -> str:
     if isinstance(only, Token) and only.kind == "number" and only.text.isdigit():
         return only.text
     if required:
-        raise _NoNumberError
+        raise ValueError(_NO_NUMBER)
     return ""

@@ -8,7 +8,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from cepo.rewards.tokens import Group, Node, Token, is_number, is_sign, plain_characters, read_nodes, with_space
+from cepo.rewards.tokens import (
+    Group,
+    Node,
+    Token,
+    is_number,
+    is_sign,
+    plain_characters,
+    read_nodes,
+    text_of,
+    with_space,
+)
 
 REPETENDS = (r"\overline", r"\bar", r"\dot")
 """Commands that mark the digits of a decimal that repeat."""
@@ -29,7 +39,7 @@ _DROPPED = {
     r"\Big", r"\bigg", r"\Bigg", r"\bigl", r"\bigr", r"\Bigl", r"\Bigr", r"\biggl", r"\biggr", r"\Biggl", r"\Biggr", r"\bf",
     r"\rm", r"\it", r"\sf", r"\tt", r"\bfseries", r"\itshape", r"\rmfamily", r"\normalfont", r"\mit", r"\cal", r"\large",
     r"\Large", r"\small", r"\normalsize", r"\huge", r"\strut", r"\null", r"\relax", r"\nobreak", r"\space", r"\centering",
-    r"\mleft", r"\mright", r"\hfill", r"\null", r"\allowbreak", r"\ignorespaces",
+    r"\mleft", r"\mright", r"\hfill", r"\allowbreak", r"\ignorespaces",
 }  # fmt: skip
 _UPRIGHT_SWITCHES = {r"\rm", r"\sf", r"\tt", r"\bf", r"\it"}
 _DROPPED_WITH_ARGUMENT = {
@@ -144,7 +154,9 @@ def _with_fractions(nodes: list[Node]) -> list[Node]:
             del rest[:2]
             _take_radicand(rest, result)
         elif is_sign(node, r"\abs") and rest and isinstance(rest[0], Group):
-            result.extend([Token("sign", "|"), *rest.pop(0).body, Token("sign", "|")])
+            inside = rest.pop(0)
+            assert isinstance(inside, Group)
+            result.extend([Token("sign", "|"), *inside.body, Token("sign", "|")])
         elif is_sign(node, r"\sqrt", r"\surd") or (_is_word(node, "sqrt") and rest and is_sign(rest[0], "(")):
             result.append(Token("command", r"\sqrt", node.spaced))
             _take_index(rest, result)
@@ -160,8 +172,8 @@ def _is_word(node: Node, *words: str) -> bool:
 
 def _take_argument(rest: list[Node], result: list[Node]) -> None:
     r"""Moves the argument that a command finds next: a group, one digit (`\frac12`), or one token."""
-    if not rest:
-        return
+    if not rest or is_sign(rest[0], "{", "}", "["):
+        return  # a brace without partner is no argument
     node = rest.pop(0)
     if isinstance(node, Group):
         result.append(with_space(node, False))
@@ -298,11 +310,14 @@ def _with_words(nodes: list[Node]) -> list[Node]:
 def _is_power_of_ten(nodes: list[Node], position: int) -> bool:
     """Returns whether `10^` comes after the node at `position`, so that the x of `1.6 x 10^3` is a sign."""
     behind = nodes[position + 1 : position + 3]
-    return len(behind) == 2 and getattr(behind[0], "text", "") == "10" and is_sign(behind[1], "^")
+    return len(behind) == 2 and text_of(behind[0]) == "10" and is_sign(behind[1], "^")
 
 
 def _are_values(first: Node, second: Node) -> bool:
-    return all(isinstance(node, Group) or is_number(node) or is_sign(node, r"\sqrt", r"\pi", r"\frac") for node in (first, second))
+    return all(
+        isinstance(node, Group) or is_number(node) or is_sign(node, r"\sqrt", r"\pi", r"\frac")
+        for node in (first, second)
+    )
 
 
 def merged_thousands(nodes: Sequence[Node], commas: bool) -> list[Node]:
@@ -331,7 +346,7 @@ def merged_thousands(nodes: Sequence[Node], commas: bool) -> list[Node]:
 def _thousands_at(nodes: Sequence[Node], position: int, commas: bool) -> tuple[int, str]:
     """Returns how many nodes form the number at `position`, and its digits."""
     first = nodes[position]
-    text = getattr(first, "text", "")
+    text = text_of(first)
     if not is_number(first) or not re.fullmatch(r"[1-9]\d{0,2}", text):
         return 1, text
     chosen = ""
@@ -366,7 +381,7 @@ def _separator_at(nodes: Sequence[Node], place: int, commas: bool) -> tuple[str,
     def is_part(index: int, spaced: bool) -> bool:
         if index >= len(nodes) or not is_number(nodes[index]) or nodes[index].spaced != spaced:
             return False
-        return _THREE_DIGITS.fullmatch(getattr(nodes[index], "text")) is not None
+        return _THREE_DIGITS.fullmatch(text_of(nodes[index])) is not None
 
     if place >= len(nodes):
         return "", 0
@@ -418,7 +433,9 @@ def _with_mixed_numbers(nodes: list[Node]) -> list[Node]:
     position = 0
     while position < len(nodes):
         four = nodes[position : position + 4]
-        whole = [node.text for node in four if isinstance(node, Token) and node.kind == "number" and node.text.isdigit()]
+        whole = [
+            node.text for node in four if isinstance(node, Token) and node.kind == "number" and node.text.isdigit()
+        ]
         behind_a_point = bool(result) and is_number(result[-1])
         if len(four) == 4 and len(whole) == 3 and is_sign(four[2], "/") and four[1].spaced and not behind_a_point:
             fraction = [Token("command", r"\frac"), *(Group((Token("number", text),)) for text in whole[1:])]
@@ -440,12 +457,13 @@ def _with_exponents(nodes: list[Node]) -> list[Node]:
             rest.pop(0)
             node = Token("sign", "^")
         result.append(node)
-        if not is_sign(node, "^") or not rest:
+        if not is_sign(node, "^") or not rest or is_sign(rest[0], "{", "}", "^"):
             continue
         exponent: list[Node] = []
         if is_sign(rest[0], "("):
             _take_radicand(rest, exponent)
-            exponent = list(exponent[0].body) if isinstance(exponent[0], Group) else exponent
+            only_group = exponent[0] if exponent else None
+            exponent = list(only_group.body) if isinstance(only_group, Group) else exponent
         elif is_sign(rest[0], "-", "+") and len(rest) > 1 and is_number(rest[1]):
             exponent = [rest.pop(0), rest.pop(0)]
         else:

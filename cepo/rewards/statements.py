@@ -1,7 +1,7 @@
 r"""Reads an answer as a statement: a value in its normal form, and its unit.
 
-    statement = {name "="} value          `x = 2 \cdot 30 = 60` states 60
-    value     = number [unit] | money number | number unit number unit ... | algebra [upright unit] | text
+statement = {name "="} value          `x = 2 \cdot 30 = 60` states 60
+value     = number [unit] | money number | number unit number unit ... | algebra [upright unit] | text
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 from cepo.rewards.extraction import last_boxed_span
 from cepo.rewards.numbers import value_of, value_of_nodes
 from cepo.rewards.spelling import DEGREE, nodes_of, written
-from cepo.rewards.tokens import Group, Node, Token, is_number, is_sign
+from cepo.rewards.tokens import Group, Node, Token, is_number, is_sign, text_of
 from cepo.rewards.units import NO_UNIT, Unit, is_ambiguous, is_currency, may_be_in_a_unit, read_unit
 
 LONGEST_ANSWER = 512
@@ -57,7 +57,7 @@ def read_statement(text: str, commas: bool = True) -> Statement:
             break
         unit = statement.unit if following.unit is None else following.unit
         statement = replace(following, unit=unit)
-    return statement
+    return statement if len(statement.value) <= LONGEST_ANSWER else Statement(text.strip())
 
 
 def _read_once(text: str, commas: bool) -> Statement:
@@ -163,7 +163,7 @@ def _without_degrees(nodes: Sequence[Node]) -> list[Node]:
 
 def _money(nodes: list[Node]) -> Statement | None:
     r"""Reads `\$5`, `-\$5`, `US\$ 5` and `\$5 \text{ per kg}`."""
-    start = 1 if nodes and (is_sign(nodes[0], "-") or getattr(nodes[0], "text", "") == "US") else 0
+    start = 1 if nodes and (is_sign(nodes[0], "-") or text_of(nodes[0]) == "US") else 0
     if len(nodes) <= start + 1 or not is_currency(nodes[start]):
         return None
     currency = read_unit([nodes[start]])
@@ -214,10 +214,10 @@ def _segments(nodes: list[Node]) -> list[tuple[str, list[Node]]]:
     segments: list[tuple[str, list[Node]]] = []
     for node in nodes:
         if is_number(node) and not (segments and segments[-1][1] and is_sign(segments[-1][1][-1], "^")):
-            segments.append((getattr(node, "text"), []))
+            segments.append((text_of(node), []))
         elif not segments:
             return []
-        elif not is_sign(node, ",") and getattr(node, "text", "") != "and":
+        elif not is_sign(node, ",") and text_of(node) != "and":
             segments[-1][1].append(node)
     if any(not behind for _, behind in segments):
         return []

@@ -10,7 +10,7 @@ from functools import lru_cache
 from cepo.rewards.numbers import floating, value_of
 from cepo.rewards.spelling import written
 from cepo.rewards.statements import named_parts
-from cepo.rewards.tokens import Node, Token, is_sign, read_nodes
+from cepo.rewards.tokens import Node, Token, is_sign, read_nodes, text_of
 
 MOST_PARTS = 64
 
@@ -92,7 +92,9 @@ def _listed(kind: str, items: Sequence[str]) -> Parts | None:
 
 
 def _is_separator(node: Node) -> bool:
-    return is_sign(node, ",", ";") or (isinstance(node, Token) and node.kind == "letters" and node.text in ("or", "and"))
+    return is_sign(node, ",", ";") or (
+        isinstance(node, Token) and node.kind == "letters" and node.text in ("or", "and")
+    )
 
 
 def _split_at(nodes: Sequence[Node], is_separator: Callable[[Node], bool]) -> list[list[Node]]:
@@ -160,7 +162,7 @@ def intervals_of(text: str) -> tuple[Interval, ...]:
     if len(nodes) > 2 and is_sign(nodes[1], r"\in"):
         variable = written(nodes[:1])
         nodes = nodes[2:]
-    pieces = _split_at(nodes, lambda node: is_sign(node, r"\cup", r"\lor") or getattr(node, "text", "") == "or")
+    pieces = _split_at(nodes, lambda node: is_sign(node, r"\cup", r"\lor") or text_of(node) == "or")
     intervals: list[Interval] = []
     for piece in pieces:
         interval = _bracketed(piece, variable) or _inequality(piece)
@@ -176,9 +178,7 @@ def _bracketed(nodes: list[Node], variable: str) -> Interval | None:
     ends = _split_at(nodes[1:-1], lambda node: is_sign(node, ","))
     if len(ends) != 2 or not ends[0] or not ends[1]:
         return None
-    return Interval(
-        _end(ends[0]), _end(ends[1]), is_sign(nodes[0], "["), is_sign(nodes[-1], "]"), variable
-    )
+    return Interval(_end(ends[0]), _end(ends[1]), is_sign(nodes[0], "["), is_sign(nodes[-1], "]"), variable)
 
 
 def _end(nodes: Sequence[Node]) -> str:
@@ -207,7 +207,10 @@ def _inequality(nodes: list[Node]) -> Interval | None:
 
 
 def _is_variable(text: str) -> bool:
-    return re.fullmatch(r"[A-Za-z]|\\[A-Za-z]+(?:_\w)?|[A-Za-z]_(?:\w|\{\w+\})", text) is not None and value_of(text) is None
+    return (
+        re.fullmatch(r"[A-Za-z]|\\[A-Za-z]+(?:_\w)?|[A-Za-z]_(?:\w|\{\w+\})", text) is not None
+        and value_of(text) is None
+    )
 
 
 def same_interval(first: Interval, second: Interval, same: Callable[[str, str], bool]) -> bool:
@@ -240,9 +243,7 @@ def _same_in_some_order(first: Parts, second: Parts, same: Callable[[str, str], 
     left = list(second.items)
     for item in first.items:
         name = named_parts(item)[0]
-        equals = [
-            other for other in left if same(item, other) and (not name or named_parts(other)[0] in ("", name))
-        ]
+        equals = [other for other in left if same(item, other) and (not name or named_parts(other)[0] in ("", name))]
         if not equals:
             return False
         left.remove(equals[0])

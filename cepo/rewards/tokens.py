@@ -46,6 +46,11 @@ def is_number(node: Node) -> bool:
     return isinstance(node, Token) and node.kind == "number"
 
 
+def text_of(node: Node) -> str:
+    """Returns the text of a token, and an empty one for a group."""
+    return node.text if isinstance(node, Token) else ""
+
+
 def with_space(node: Node, spaced: bool = True) -> Node:
     """Returns the node with or without a space before it."""
     return node if node.spaced == spaced else replace(node, spaced=spaced)
@@ -58,7 +63,7 @@ _CHARACTERS = {
     "≅": r"\cong ", "≈": r"\approx ", "×": r"\times ", "✕": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "•": r"\cdot ",
     "∙": r"\cdot ", "÷": r"\div ", "∶": ":", "：": ":", "⁄": "/", "∕": "/", "≤": r"\leq ", "⩽": r"\leq ", "≥": r"\geq ",
     "⩾": r"\geq ", "≠": r"\neq ", "∞": r"\infty ", "±": r"\pm ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "Ω": r"\Omega ",
-    "Ω": r"\Omega ", "µ": r"\mu ", "μ": r"\mu ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ",
+    "\u2126": r"\Omega ", "µ": r"\mu ", "μ": r"\mu ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ",
     "λ": r"\lambda ", "φ": r"\varphi ", "ω": r"\omega ", "Δ": r"\Delta ", "△": r"\triangle ", "∥": r"\parallel ",
     "⊥": r"\perp ", "∼": r"\sim ", "∣": "|", "，": ",", "、": ",", "。": ".",
 }  # fmt: skip

@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from cepo.rewards.numbers import PI, Real, scaled, shifted
 from cepo.rewards.spelling import ATTACHED_SYMBOLS, DEGREE
-from cepo.rewards.tokens import Group, Node, Token, is_number, is_sign
+from cepo.rewards.tokens import Group, Node, Token, is_number, is_sign, text_of
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,8 @@ _SYMBOLS_WITH_PREFIXES: dict[str, Unit] = {
     "m": _METRE, "g": _GRAM, "s": _SECOND, "A": _AMPERE, "N": _NEWTON, "J": _JOULE, "W": _WATT, "V": _VOLT, "Hz": _HERTZ,
     "Pa": _PASCAL, "C": _COULOMB, "F": _FARAD, "T": _TESLA, "H": _HENRY, "L": _LITRE, "l": _LITRE, "mol": _basic("mole"),
     "cd": _basic("candela"), "eV": _JOULE.by("1.602176634e-19"),
-    "cal": _CALORIE, "Wh": _WATT.times(_HOUR, 1), "bit": _BIT, "b": _BIT, "B": _BYTE, "bar": _PASCAL.by(100_000), "K": _basic("kelvin"), "lm": _basic("lumen"),
+    "cal": _CALORIE, "Wh": _WATT.times(_HOUR, 1), "bit": _BIT, "b": _BIT, "B": _BYTE,
+    "bar": _PASCAL.by(100_000), "K": _basic("kelvin"), "lm": _basic("lumen"),
 }  # fmt: skip
 _PREFIXES = {
     "p": -12, "n": -9, "u": -6, "m": -3, "c": -2, "d": -1, "h": 2, "k": 3, "K": 3, "M": 6, "G": 9, "T": 12,
@@ -108,7 +109,7 @@ _NAMES_WITH_PREFIXES: dict[str, Unit] = {
     "meter": _METRE, "metre": _METRE, "gram": _GRAM, "gramme": _GRAM, "second": _SECOND, "ampere": _AMPERE, "amp": _AMPERE,
     "newton": _NEWTON, "joule": _JOULE, "watt": _WATT, "volt": _VOLT, "hertz": _HERTZ, "pascal": _PASCAL, "coulomb": _COULOMB,
     "farad": _FARAD, "tesla": _TESLA, "henry": _HENRY, "liter": _LITRE, "litre": _LITRE, "ohm": _OHM, "mole": _basic("mole"),
-    "kelvin": _basic("kelvin"), "calorie": _CALORIE, "bit": _BIT, "byte": _BYTE, "volts": _VOLT, "watthour": _WATT.times(_HOUR, 1),
+    "kelvin": _basic("kelvin"), "calorie": _CALORIE, "bit": _BIT, "byte": _BYTE, "watthour": _WATT.times(_HOUR, 1),
 }  # fmt: skip
 _NAME_PREFIXES = {
     "pico": -12, "nano": -9, "micro": -6, "milli": -3, "centi": -2, "deci": -1, "deca": 1, "hecto": 2, "kilo": 3, "mega": 6,
@@ -351,9 +352,9 @@ class _Reader:
         if self._place >= len(self._nodes):
             return area
         node = self._nodes[self._place]
-        if is_number(node) and not node.spaced and getattr(node, "text") in ("2", "3"):
+        if is_number(node) and not node.spaced and text_of(node) in ("2", "3"):
             self._place += 1
-            return int(getattr(node, "text")) * area  # `cm2`
+            return int(text_of(node)) * area  # `cm2`
         if self._word(node) in _POWERS or is_sign(node, r"\squared", r"\cubed"):
             self._place += 1
             return _POWERS.get(self._word(node), 3 if is_sign(node, r"\cubed") else 2) * area
@@ -361,6 +362,8 @@ class _Reader:
             return area
         raised = self._nodes[self._place + 1]
         body = list(raised.body) if isinstance(raised, Group) else [raised]
+        if not body:
+            return area
         sign = -1 if is_sign(body[0], "-") else 1
         digits = body[1:] if sign < 0 else body
         only = digits[0] if len(digits) == 1 else None
