@@ -8,7 +8,7 @@ from fractions import Fraction
 from cepo.rewards.algebra import same_algebra, same_equation
 from cepo.rewards.choices import chosen_letters, letters_alone
 from cepo.rewards.numbers import PI, Real, near, same_value, scaled, value_of
-from cepo.rewards.statements import LONGEST_ANSWER, Statement, has_unit, named_parts, read_statement
+from cepo.rewards.statements import LONGEST_ANSWER, Statement, has_unit, read_statement, without_name
 from cepo.rewards.structures import intervals_of, parts_of, same_interval, same_parts, without_parentheses
 from cepo.rewards.units import Unit, known_unit
 
@@ -104,6 +104,10 @@ def _same_text(prediction: str, gold: str) -> bool:
         return _states_number(prediction, gold, wanted)
     if value_of(prediction) is not None and parts_of(gold) is None and _WORDS.search(gold):
         return False
+    if "=" not in gold:
+        prediction = without_name(prediction)
+    elif "=" not in prediction:
+        gold = without_name(gold)
     prediction = without_parentheses(prediction)
     gold = without_parentheses(gold)
     verdict = _same_structure(prediction, gold)
@@ -112,8 +116,7 @@ def _same_text(prediction: str, gold: str) -> bool:
     if _WORDS.search(gold):
         is_spelled_alike = prediction.casefold() == gold.casefold()
         return is_spelled_alike or (_is_equation(gold) and _is_equation(prediction) and same_equation(prediction, gold))
-    name, value = named_parts(prediction)
-    return same_algebra(value if name else prediction, gold)
+    return same_algebra(prediction, gold)
 
 
 def _is_equation(text: str) -> bool:

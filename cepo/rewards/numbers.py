@@ -8,7 +8,7 @@ The grammar, in which juxtaposition binds more tightly than `/`, as in `1/2\pi`:
     row     = ["+" | "-"] power {power}
     power   = atom {"^" exponent | "!" | "%"}
     atom    = decimal | integer "\frac{" integer "}{" integer "}" | "\frac" group group | "\sqrt" ["[" sum "]"] group
-            | "\pi" | "e" | "\exp" atom | "(" sum ")" | "[" sum "]" | "{" sum "}" | "|" sum "|"
+            | "\pi" | "e" | "\exp" atom | "\binom" group group | "(" sum ")" | "[" sum "]" | "{" sum "}" | "|" sum "|"
 """
 
 from __future__ import annotations
@@ -186,6 +186,13 @@ def _factorial(value: Real) -> Real:
     return _bounded(Fraction(math.factorial(value.numerator)))
 
 
+def _binomial(total: Real, chosen: Real) -> Real:
+    values = [value for value in (total, chosen) if isinstance(value, Fraction) and value.denominator == 1]
+    if len(values) < 2 or not 0 <= values[1] <= values[0] <= _LARGEST_FACTORIAL:
+        raise ValueError(_NO_NUMBER)
+    return _bounded(Fraction(math.comb(values[0].numerator, values[1].numerator)))
+
+
 class _Reader:
     """Reads a number from nodes, one after the other."""
 
@@ -245,7 +252,7 @@ class _Reader:
         if is_number(node):
             return not is_number(previous)
         is_e = isinstance(node, Token) and node.kind == "letters" and node.text == "e"
-        return isinstance(node, Group) or is_e or is_sign(node, "(", r"\frac", r"\sqrt", r"\pi", r"\exp")
+        return isinstance(node, Group) or is_e or is_sign(node, "(", r"\frac", r"\sqrt", r"\pi", r"\exp", r"\binom")
 
     def _power(self) -> Real:
         value = self._atom()
@@ -285,6 +292,8 @@ class _Reader:
             return +_CONTEXT.e
         if node.text == r"\pi":
             return PI
+        if node.text == r"\binom":
+            return _binomial(self._group(), self._group())
         if node.text == r"\exp":
             return _raised(+_CONTEXT.e, self._atom())
         if node.text == r"\frac":

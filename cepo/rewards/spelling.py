@@ -124,6 +124,10 @@ def _without_fonts(nodes: Sequence[Node], upright: bool = False) -> list[Node]:
                 spaced = False
         elif name in _UPRIGHT or name in _UNWRAPPED:
             spaced = True
+        elif name == r"\\":
+            result.append(Token("command", name, spaced))
+            position += _length_of_gap(nodes[position:])
+            spaced = False
         elif name.startswith(r"\pi") and name[3:] in _BEHIND_PI:
             result.extend([Token("command", r"\pi", spaced), Token("letters", name[3:])])
             spaced = False
@@ -131,6 +135,13 @@ def _without_fonts(nodes: Sequence[Node], upright: bool = False) -> list[Node]:
             result.append(Token(node.kind, _SYNONYMS.get(node.text, node.text), spaced, upright))
             spaced = False
     return result
+
+
+def _length_of_gap(nodes: Sequence[Node]) -> int:
+    """Returns how many nodes the gap behind a line break has: four for `[4pt]`, else none."""
+    texts = [text_of(node) for node in nodes[:4]]
+    is_gap = len(texts) == 4 and texts[0] == "[" and texts[3] == "]" and is_number(nodes[1])
+    return 4 if is_gap and texts[2] in ("pt", "em", "ex", "mm", "cm", "in") else 0
 
 
 def _with_fractions(nodes: list[Node]) -> list[Node]:
@@ -224,9 +235,9 @@ def _with_matrices(nodes: list[Node]) -> list[Node]:
         else:
             result.append(node)
     starts = [place for place, node in enumerate(result) if is_sign(node, r"\begin")]
-    if starts == [1] and len(result) > 3 and is_sign(result[-3], r"\end"):
-        if is_sign(result[0], "[", "(") and is_sign(result[-1], "]", ")"):
-            return result[1:-1]
+    is_in_brackets = is_sign(result[0], "[", "(") and is_sign(result[-1], "]", ")") if result else False
+    if is_in_brackets and starts == [1] and len(result) > 3 and is_sign(result[-3], r"\end"):
+        return result[1:-1]
     return result
 
 
@@ -403,6 +414,8 @@ def _with_numbers(nodes: list[Node]) -> list[Node]:
     result: list[Node] = []
     for position, node in enumerate(nodes):
         previous = result[-1] if result else None
+        if position > 0 and _is_exponent(nodes, position - 1):
+            continue  # the e of the number before
         if is_sign(node, ".") and not node.spaced and previous is not None and is_number(previous):
             following = nodes[position + 1] if position + 1 < len(nodes) else None
             if following is not None and not is_sign(following, ".", *REPETENDS) and not is_number(following):
@@ -413,6 +426,10 @@ def _with_numbers(nodes: list[Node]) -> list[Node]:
         text = node.text
         if text.startswith(".") and not (previous is not None and is_number(previous) and not node.spaced):
             text = "0" + text
+        if _is_exponent(nodes, position):
+            text += "e" + text_of(nodes[position + 2])
+        if position > 1 and _is_exponent(nodes, position - 2):
+            continue
         mantissa, _, exponent = text.lower().partition("e")
         if not exponent:
             result.append(Token("number", text, node.spaced))
@@ -426,6 +443,15 @@ def _with_numbers(nodes: list[Node]) -> list[Node]:
         else:
             result.extend([with_space(parts[0], node.spaced), *parts[1:]])
     return _with_mixed_numbers(result)
+
+
+def _is_exponent(nodes: list[Node], position: int) -> bool:
+    r"""Returns whether a number at `position` has an upright e and its exponent behind it: `3\mathrm{e}8`."""
+    three = nodes[position : position + 3]
+    if len(three) < 3 or not is_number(three[0]) or not is_number(three[2]):
+        return False
+    letter = three[1]
+    return isinstance(letter, Token) and letter.upright and letter.text in ("e", "E") and text_of(three[2]).isdigit()
 
 
 def _with_mixed_numbers(nodes: list[Node]) -> list[Node]:

@@ -68,10 +68,7 @@ def _read_once(text: str, commas: bool) -> Statement:
         nodes = list(nodes[0].body)
     parts = _split(nodes, "=")
     statements = [_read_part(part) for part in parts]
-    if len(statements) > 1:
-        statement = _value_of_equation(parts, statements)
-    else:
-        statement = statements[0]
+    statement = statements[0] if len(statements) == 1 else _value_of_equation(parts, statements)
     return replace(statement, value=statement.value.removeprefix("+"))
 
 
@@ -225,13 +222,13 @@ def _segments(nodes: list[Node]) -> list[tuple[str, list[Node]]]:
 
 
 _STATEMENTS = (r"\angle", r"\cong", r"\sim", r"\parallel", r"\perp", r"\triangle", r"\infty", r"\in", r"\begin")
-"""Commands of texts that are no quantities."""
+"""Commands of texts that are no quantities; a list has the units of its parts."""
 
 
 def _algebra_with_unit(nodes: list[Node]) -> Statement:
     r"""Reads `2x + 3 \text{ cm}`: behind algebra, a unit must be upright and known, or a degree sign."""
     words = [node for node in nodes if isinstance(node, Token) and node.kind == "letters" and node.upright]
-    if any(is_sign(node, *_STATEMENTS) for node in nodes):
+    if any(is_sign(node, ",", ";", *_STATEMENTS) for node in nodes):
         return Statement(_text(nodes))
     for place in range(max(1, len(nodes) - _LONGEST_UNIT), len(nodes)):
         if not may_be_in_a_unit(nodes[place]) or is_sign(nodes[place], DEGREE):
@@ -245,7 +242,7 @@ def _algebra_with_unit(nodes: list[Node]) -> Statement:
 
 _SEVERAL = re.compile(r";|,(?!\d{3})|(?<![\\A-Za-z])(?:or|and)")  # spaces have been removed
 _NOT_IN_A_NAME = re.compile(
-    r"[+\-*/^<>,:;]|\\(?:frac|sqrt|pi|times|cdot|div|approx|pm|neq|leq?|geq?|lt|gt)(?![A-Za-z])"
+    r"[+\-*/^<>,:;]|\\(?:frac|sqrt|pi|times|cdot|div|approx|pm|neq|leq?|geq?|lt|gt|begin|in|cup)(?![A-Za-z])"
 )
 
 
@@ -273,6 +270,12 @@ def is_name(text: str) -> bool:
     r"""Returns whether a text has a letter and no arithmetic: a variable, a segment, `m\angle A`, a word."""
     text = text.strip()
     return bool(re.search("[A-Za-z]", text)) and not text[0].isdigit() and not _NOT_IN_A_NAME.search(text)
+
+
+def without_name(text: str) -> str:
+    r"""Returns `2x+1` for `y=2x+1`; an equation of two names (`AB=CD`) stays as it is."""
+    name, value = named_parts(text)
+    return value if name and value and not is_name(value) else text
 
 
 def named_parts(text: str) -> tuple[str, str]:

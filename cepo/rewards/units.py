@@ -292,7 +292,8 @@ class _Reader:
         following = self._nodes[self._place] if self._place < len(self._nodes) else None
         if word.lower() in _NO_LETTERS:
             return NO_UNIT
-        if self._upright_only and not node.upright:
+        is_symbol = node.spaced and word in ATTACHED_SYMBOLS and word != "in"
+        if self._upright_only and not node.upright and not is_symbol:
             return None
         if len(word) == 1 and not node.upright and word not in _PLAIN_LETTERS and word not in _PREFIXES:
             return None
