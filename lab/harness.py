@@ -238,6 +238,8 @@ def _same_to_2_decimals(answer: str, wanted: str) -> bool:
         return False
     if answer == wanted:
         return True
+    if re.search(r"\{[a-z]+\}", answer):  # latex2sympy reads the letters of a unit as unknowns
+        return False
     values = decimal_value(answer), decimal_value(wanted)
     return values[0] is not None and values[1] is not None and round(values[0], 2) == round(values[1], 2)
 

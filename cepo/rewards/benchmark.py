@@ -6,11 +6,11 @@ Answers that only a model can judge are judged by `cepo.rewards.judge`.
 from __future__ import annotations
 
 import re
-import string
 from collections.abc import Sequence
 from typing import Literal
 
 from cepo.rewards.answers import answers_equal, decimal_value, extract_answer, is_numeric_answer, normalise_answer
+from cepo.rewards.choices import LETTERS, chosen_letters, spelled_alike
 from cepo.rewards.judge import compute_score as ask_judge
 from cepo.trees import Fields, Tree
 
@@ -41,15 +41,6 @@ End with <score>10</score> if the final answer is right, or with <score>0</score
 _RIGHT_FROM = 0.5
 """The least score of the judge, in [0, 1], that counts as right."""
 
-LETTERS = string.ascii_uppercase[:10]
-"""The option letters A to J; no benchmark offers more options."""
-
-_LEAD = re.compile(
-    r"^(?:the\s+)?(?:(?:final|correct|right|best)\s+)*(?:answer|option|choice)\s*(?:is|:|=)?\s*:?\s*", re.IGNORECASE
-)
-_MARKUP = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|boxed|bf|rm)(?![A-Za-z])|[\\*$`{}]|\"")
-_LETTERS_ALONE = re.compile(r"[(\[]?[A-J][)\].:]?(?:(?:\s*[,;&/]\s*|\s+)(?:and\s+)?[(\[]?[A-J][)\].:]?)*")
-_LETTER_BEFORE_TEXT = re.compile(r"[(\[]?(?P<letter>[A-J])(?:[)\]][.:]?|[.:])\s*\S")
 _OPTIONS_IN_TEXT = re.compile(r"\(([A-J])\)\s*(.*?)(?=[\s,;]*\([A-J]\)|\s*$)", re.DOTALL)
 _STATEMENT = re.compile(r"\banswer\b[\s*_]*(?:is|:|=)[\s*_:]*(?P<answer>[^\n]+)", re.IGNORECASE)
 _FIRST_TAG = re.compile(r"<answer>(?P<answer>.*?)</answer>", re.DOTALL)
@@ -159,7 +150,7 @@ def is_right(answer: str, gold: str, kind: AnswerKind, choices: Sequence[str] = 
         if parts and len(parts) == len(wanted_parts):
             pairs = zip(parts, wanted_parts, strict=True)
             return all(_number_is_right(part, wanted_part, tolerance) for part, wanted_part in pairs)
-        return _is_spelled_alike(answer, gold)
+        return spelled_alike(answer, gold)
     return _number_is_right(answer, gold, tolerance)
 
 
@@ -176,10 +167,6 @@ def _is_rounded_alike(answer: str, gold: str, decimals: int) -> bool:
     return value is not None and wanted is not None and round(value, decimals) == round(wanted, decimals)
 
 
-def _is_spelled_alike(first: str, second: str) -> bool:
-    return normalise_answer(first).casefold() == normalise_answer(second).casefold() != ""
-
-
 def _number_is_right(answer: str, gold: str, tolerance: float) -> bool:
     if answers_equal(answer, gold):
         return True
@@ -191,29 +178,6 @@ def _number_is_right(answer: str, gold: str, tolerance: float) -> bool:
 def _parts(text: str) -> list[str]:
     found = _TUPLE.fullmatch(normalise_answer(text))
     return found["parts"].split(",") if found else []
-
-
-def chosen_letters(answer: str, choices: Sequence[str] = ()) -> frozenset[str]:
-    r"""Returns the letters that `answer` names; empty if it names none.
-
-    Accepted are letters alone (`B`, `(B)`, `\\text{B}.`, `B, D`), a letter with its text (`B. blue`, `(B) blue`), both
-    also after words such as `The answer is` or `Option`, and the text of exactly one option, compared after
-    `normalise_answer` and ignoring case. A letter takes precedence over an option whose text is that letter. `choices` are
-    the options' texts in the order of their letters; without them, all letters from A to J are allowed.
-    """
-    known = LETTERS[: len(choices)] or LETTERS
-    plain = re.sub(r"\s+", " ", _MARKUP.sub(" ", answer)).strip()
-    for text in (plain, _LEAD.sub("", plain).strip()):
-        if _LETTERS_ALONE.fullmatch(text):
-            letters = frozenset(re.findall(r"[A-J](?![A-Za-z])", text))
-            if letters <= set(known):
-                return letters
-        named = _LETTER_BEFORE_TEXT.match(text)
-        if named and named["letter"] in known:
-            return frozenset(named["letter"])
-    pairs = zip(known, choices, strict=False)
-    same = frozenset(letter for letter, choice in pairs if _is_spelled_alike(answer, choice))
-    return same if len(same) == 1 else frozenset()
 
 
 def options_in_text(question: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Decides from an answer's text whether it is too costly to parse, or its exact value has too many digits."""
+"""Decides from an answer's text whether it is too long to be read, or too costly for math-verify."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ LONGEST_EXPRESSION = 200
 DEEPEST_NESTING = 8
 MOST_SEPARATORS = 16
 _LONGEST_FACTORIAL = 4
+_MOST_LONG_FACTORIALS = 3
 _FACTORIAL = re.compile(r"(\d+|[)}\]])\s*!")
 _SEPARATOR = re.compile(r"[,;|&]")
 _OPERATOR = re.compile(r"\\(?:i+nt|oint|sum|prod|lim|binom|tbinom|dbinom)(?![A-Za-z])")
@@ -18,22 +19,32 @@ _POWER = re.compile(r"\^")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?|\.\d+")
 
 
-def is_too_costly(text: str) -> bool:
-    """Returns True for texts that `math_verify` may take minutes to parse or compare.
-
-    These have more than 200 characters, brackets nested more than 8 deep, more than 16 separators, an integral, sum,
-    product or limit, brackets to a power above 100, an exponent that contains a number, product or power above 10,000
-    (`10^{10^9}`, `9^{9^{9^9}}`, `x^{123456789}`), or a factorial like `99999!`, `9!!!`, `(9!)!`.
-    """
-    if len(text) > LONGEST_EXPRESSION or len(_SEPARATOR.findall(text)) > MOST_SEPARATORS or _OPERATOR.search(text):
-        return True
-    if any(_logarithm(_exponent(text, found.end())) > 2 for found in _POWER_OF_BRACKETS.finditer(text)):
+def is_too_long(text: str) -> bool:
+    """Returns whether an expression has more than 200 characters or brackets nested more than 8 deep."""
+    if len(text) > LONGEST_EXPRESSION:
         return True
     depth = 0
     for character in text:
         depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(character, 0)
         if depth > DEEPEST_NESTING:
             return True
+    return False
+
+
+def is_too_costly(text: str) -> bool:
+    """Returns True for algebra that `math_verify` may take minutes to parse or compare.
+
+    These have more than 200 characters, brackets nested more than 8 deep, more than 16 separators, an integral, sum,
+    product or limit, brackets to a power above 100, an exponent that contains a number, product or power above 10,000
+    (`10^{10^9}`, `9^{9^{9^9}}`, `x^{123456789}`), a factorial like `99999!`, `9!!!`, `(9!)!`,
+    or more than three like `9999!`.
+    """
+    if is_too_long(text) or len(_SEPARATOR.findall(text)) > MOST_SEPARATORS or _OPERATOR.search(text):
+        return True
+    if any(_logarithm(_exponent(text, found.end())) > 2 for found in _POWER_OF_BRACKETS.finditer(text)):
+        return True
+    if sum(len(found[1]) == _LONGEST_FACTORIAL for found in _FACTORIAL.finditer(text)) > _MOST_LONG_FACTORIALS:
+        return True
     powers = [_logarithm(_exponent(text, found.end())) for found in _POWER.finditer(text)]
     for found in _FACTORIAL.finditer(text):
         if len(found[1]) > _LONGEST_FACTORIAL or text[found.end() :].lstrip().startswith("!"):

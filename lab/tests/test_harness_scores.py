@@ -36,7 +36,7 @@ DYNAMATH = [
     (r"\boxed{y = 4}", "y = 4", 1, 1),
     (r"\boxed{B}", "B", 1, 1),
     ("<answer>The answer is B. blue</answer>", "B", 1, 1),
-    (r"\boxed{b}", "B", 0, 0),
+    (r"\boxed{b}", "B", 1, 0),
     ("Answer: B", "B", 1, 0),  # neither tag, nor box, nor number
 ]
 LOGICVISTA = [

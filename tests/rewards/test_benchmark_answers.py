@@ -26,11 +26,12 @@ COLOURS = ("red", "blue", "green", "orange")
 LETTERS = {
     "B": [
         "B", "(B)", "B.", r"\text{B}", r"\textbf{(B)}", "**B**", "B. blue", "(B) blue", "B: whatever else",
+        "b", "(b)", "b) blue", "B - blue",
         "Option B", "The correct answer is (B).", "The answer is B. blue", "blue", r"\text{Blue}.",
     ],
-    "BD": ["B, D", "B and D"],
+    "BD": ["B, D", "B and D", "BD", "d, b"],
     "AC": ["(A), (C)"],
-    "": ["E", "b", "Both are right", "A red one", "BLUEISH", "light blue", ""],
+    "": ["E", "e", "Both are right", "A red one", "BLUEISH", "light blue", ""],
 }  # fmt: skip
 
 

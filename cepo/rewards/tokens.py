@@ -1,0 +1,151 @@
+"""Reads the text of an answer as tokens, and the tokens as a tree of groups in braces."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Kind = Literal["number", "letters", "command", "sign"]
+
+
+@dataclass(frozen=True)
+class Token:
+    r"""A number (`12.5`), a run of letters, a command (`\frac`) or another character.
+
+    Attributes:
+        spaced: whether a space stands before it.
+        upright: whether it stands in `\text{}` or `\mathrm{}`, where letters are words or units and not variables.
+    """
+
+    kind: Kind
+    text: str
+    spaced: bool = False
+    upright: bool = False
+
+
+@dataclass(frozen=True)
+class Group:
+    """What stands between a pair of braces."""
+
+    body: tuple[Node, ...]
+    spaced: bool = False
+
+
+Node = Token | Group
+
+
+def is_sign(node: Node, *texts: str) -> bool:
+    """Returns whether a node is one of these signs or commands."""
+    return isinstance(node, Token) and node.kind in ("sign", "command") and node.text in texts
+
+
+def is_number(node: Node) -> bool:
+    """Returns whether a node is a number token."""
+    return isinstance(node, Token) and node.kind == "number"
+
+
+def text_of(node: Node) -> str:
+    """Returns the text of a token, and an empty one for a group."""
+    return node.text if isinstance(node, Token) else ""
+
+
+def with_space(node: Node, spaced: bool = True) -> Node:
+    """Returns the node with or without a space before it."""
+    return node if node.spaced == spaced else replace(node, spaced=spaced)
+
+
+_CHARACTERS = {
+    "°": r"^\circ ", "º": r"^\circ ", "˚": r"^\circ ", "′": "'", "’": "'", "‘": "'", "ʹ": "'", "″": '"', "”": '"', "“": '"',
+    "℃": r"^\circ C", "℉": r"^\circ F",
+    "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "‒": "-", "﹣": "-", "＋": "+", "π": r"\pi ", "∠": r"\angle ",
+    "≅": r"\cong ", "≈": r"\approx ", "×": r"\times ", "✕": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "•": r"\cdot ",
+    "∙": r"\cdot ", "÷": r"\div ", "∶": ":", "：": ":", "⁄": "/", "∕": "/", "≤": r"\leq ", "⩽": r"\leq ", "≥": r"\geq ",
+    "⩾": r"\geq ", "≠": r"\neq ", "∞": r"\infty ", "±": r"\pm ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "Ω": r"\Omega ",
+    "\u2126": r"\Omega ", "µ": r"\mu ", "μ": r"\mu ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ",
+    "λ": r"\lambda ", "φ": r"\varphi ", "ω": r"\omega ", "Δ": r"\Delta ", "△": r"\triangle ", "∥": r"\parallel ",
+    "⊥": r"\perp ", "∼": r"\sim ", "∣": "|", "，": ",", "、": ",", "。": ".",
+}  # fmt: skip
+_ROOTS = {"√": "", "∛": "[3]", "∜": "[4]"}
+_RAISED = re.compile("[⁰¹²³⁴-⁹⁺⁻ⁿⁱ]+")
+_LOWERED = re.compile("[₀-₉₊₋]+")
+_ROOT = re.compile(r"([√∛∜])\s*(\d+(?:\.\d+)?)?")
+_VULGAR = re.compile("[¼-¾⅐-⅞↉]")
+
+
+def plain_characters(text: str) -> str:
+    """Returns the text with ASCII characters or LaTeX commands for the Unicode signs, digits, fractions and exponents."""
+    if text.isascii():
+        return text
+    text = _VULGAR.sub(_vulgar_fraction, text)
+    text = _RAISED.sub(lambda run: f"^{{{unicodedata.normalize('NFKC', run[0])}}}", text)
+    text = _LOWERED.sub(lambda run: f"_{{{unicodedata.normalize('NFKC', run[0])}}}", text)
+    text = _ROOT.sub(_root, text)
+    return "".join(map(_plain_character, text)).replace("\u2212", "-")
+
+
+def _vulgar_fraction(match: re.Match[str]) -> str:
+    numerator, _, denominator = unicodedata.normalize("NFKC", match[0]).partition("⁄")
+    return rf"\frac{{{numerator}}}{{{denominator}}}"
+
+
+def _root(match: re.Match[str]) -> str:
+    radicand = f"{{{match[2]}}}" if match[2] else ""
+    return rf"\sqrt{_ROOTS[match[1]]}{radicand}"
+
+
+def _plain_character(character: str) -> str:
+    if character.isascii():
+        return character
+    if character in _CHARACTERS:
+        return _CHARACTERS[character]
+    category = unicodedata.category(character)
+    if category == "Nd":
+        return str(unicodedata.digit(character))
+    if category == "Zs":
+        return " "
+    if category == "Cf":  # a mark without width
+        return ""
+    compatible = unicodedata.normalize("NFKC", character)
+    return compatible if compatible.isascii() else _CHARACTERS.get(compatible, character)
+
+
+_TOKEN = re.compile(
+    r"(?P<nothing>\\!)|(?P<space>\s+|~|\\[,;:>/ ]|\\\s)"
+    r"|(?P<number>(?:\d+\.\d+|\.\d+|\d+)(?:[eE][+-]?\d+(?!\d|\.\d))?)"
+    r"|(?P<letters>[A-Za-z]+)"
+    r"|(?P<command>\\(?:[A-Za-z]+\*?|\\|.))"
+    r"|(?P<sign>.)",
+    re.DOTALL,
+)
+
+
+def read_nodes(text: str) -> list[Node]:
+    r"""Returns the tree of a text; a brace without partner is a sign.
+
+    `\\` is one token, so that `\\ 2` in a matrix holds no space command. `1.6e-19` is one number, because no space
+    stands in it; in `2 e - 3` and `2e` the `e` is a letter.
+    """
+    levels: list[tuple[bool, list[Node]]] = [(False, [])]
+    spaced = False
+    for match in _TOKEN.finditer(text):
+        kind = match.lastgroup
+        if kind == "nothing":
+            continue
+        if kind == "space":
+            spaced = True
+            continue
+        if match[0] == "{":
+            levels.append((spaced, []))
+        elif match[0] == "}" and len(levels) > 1:
+            opened_spaced, body = levels.pop()
+            levels[-1][1].append(Group(tuple(body), opened_spaced))
+        else:
+            levels[-1][1].append(Token(kind, match[0], spaced))  # type: ignore[arg-type]
+        spaced = False
+    while len(levels) > 1:
+        opened_spaced, body = levels.pop()
+        levels[-1][1].append(Token("sign", "{", opened_spaced))
+        levels[-1][1].extend(body)
+    return levels[0][1]
