@@ -144,31 +144,34 @@ BENCHMARKS = (
 )
 
 
-def opened(given: NamedSource, data: DataConfig) -> tuple[Rows, Benchmark | None]:
+def opened(named: NamedSource, data: DataConfig) -> tuple[Rows, Benchmark | None]:
     """Reads the rows of a source, and returns them with their benchmark; None if they are the user's own.
 
     A source is a benchmark's if it is named as one. Otherwise it is the user's own if it has the columns that
     `data.prompt_key` and `data.answer_key` name. Otherwise its columns must identify one benchmark. Raises `ConfigError`
     if they do not, or lack a column of the named benchmark, and as `read_source`.
     """
-    rows = read_source(given.source)
+    rows = read_source(named.source)
     columns = rows.column_names
-    if given.name is not None:
-        return rows, _named(given, columns)
+    if named.name is not None:
+        return rows, _format_of(named, columns)
     keys = [key.partition(".")[0] for key in (data.prompt_key, data.answer_key)]
-    found = recognised(columns)
+    candidates = recognised(columns)
     if set(keys) <= set(columns):
-        for benchmark in found:
-            logger.info("%s is read by data.prompt_key, although %s:SOURCE exists", given.source, benchmark.name)
+        for benchmark in candidates:
+            logger.info("%s is read by data.prompt_key, although %s:SOURCE exists", named.source, benchmark.name)
         return rows, None
-    if len(found) == 1:
-        logger.info("%s has the columns of %s", given.source, found[0].title)
-        return rows, found[0]
-    what = f"those of {' and of '.join(one.name for one in found)}" if found else "and they identify no benchmark"
+    if len(candidates) == 1:
+        logger.info("%s has the columns of %s", named.source, candidates[0].title)
+        return rows, candidates[0]
+    if candidates:
+        meaning = f"those of {' and of '.join(benchmark.name for benchmark in candidates)}"
+    else:
+        meaning = "and they identify no benchmark"
     raise ConfigError(
-        f"data={given.source} has no column data.prompt_key={data.prompt_key} with data.answer_key={data.answer_key}; its "
-        f"columns are {', '.join(columns)}, {what}. For your own data, name its columns: data.prompt_key=COLUMN "
-        f"data.answer_key=COLUMN data.image_key=COLUMN. For a benchmark, name it: NAME:{given.source} with one of "
+        f"data={named.source} has no column data.prompt_key={data.prompt_key} with data.answer_key={data.answer_key}; its "
+        f"columns are {', '.join(columns)}, {meaning}. For your own data, name its columns: data.prompt_key=COLUMN "
+        f"data.answer_key=COLUMN data.image_key=COLUMN. For a benchmark, name it: NAME:{named.source} with one of "
         f"{', '.join(TITLES)}"
     )
 
@@ -178,15 +181,15 @@ def recognised(columns: Sequence[str]) -> list[Benchmark]:
     return [benchmark for benchmark in BENCHMARKS if benchmark.is_meant_by(columns)]
 
 
-def _named(given: NamedSource, columns: Sequence[str]) -> Benchmark:
+def _format_of(named: NamedSource, columns: Sequence[str]) -> Benchmark:
     """Returns the format of the named benchmark that the columns have."""
-    forms = [benchmark for benchmark in BENCHMARKS if given.name in (benchmark.name, benchmark.family)]
+    forms = [benchmark for benchmark in BENCHMARKS if named.name in (benchmark.name, benchmark.family)]
     for benchmark in forms:
         if benchmark.reads(columns):
             return benchmark
     missing = [", ".join(sorted(benchmark.columns - set(columns))) for benchmark in forms]
     raise ConfigError(
-        f"data={given} does not have the columns of {given.name}; missing: {'; or '.join(missing)}. Its columns: "
+        f"data={named} does not have the columns of {named.name}; missing: {'; or '.join(missing)}. Its columns: "
         f"{', '.join(columns)}"
     )
 
@@ -240,7 +243,8 @@ def _images(row: Fields, benchmark: Benchmark) -> list[Any]:
     """Returns the images of the first column that has any."""
     for column in benchmark.images:
         value = row.get(column)
-        images = [each for each in (value if is_list(value) else [value]) if each is not None and each != ""]
+        values = value if is_list(value) else [value]
+        images = [image for image in values if image is not None and image != ""]
         if images:
             return images
     if benchmark.needs_image:

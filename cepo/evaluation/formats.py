@@ -112,15 +112,16 @@ def wemath(row: Fields) -> Tree:
     written, answer, key = text(row, "option"), text(row, "answer"), text(row, "key")
     parts = _WEMATH_OPTION.split(written)
     letters, options = "".join(parts[1::2]), [option.strip() for option in parts[2::2]]
-    shown = options_below(options)
+    choices = options_below(options)
     if not options or letters != LETTERS[: len(options)]:  # as in 11 of the 1,740 rows
-        options, shown = [], f"\nChoices: {written}\nAnswer with the letter of the right choice."
+        options = []
+        choices = f"\nChoices: {written}\nAnswer with the letter of the right choice."
     size, _, step = key.partition("_")
     if size not in WEMATH_STEPS or not step:
         raise DataError(f"key is {key!r}; accepted: 2steps_1, 2steps_2, 2steps_multi, 3steps_1 and so on")
     steps = WEMATH_STEPS[size] if step == "multi" else 1
     return {
-        "problem": text(row, "question") + shown,
+        "problem": text(row, "question") + choices,
         "answer": answer,
         "answer_kind": "choice",
         "choices": _choices(answer, options),
@@ -285,10 +286,10 @@ def with_images_in_place(problem: str, row: Fields) -> tuple[str, list[Any]]:
 
 def text(row: Fields, column: str) -> str:
     """Returns a cell as text; raises `DataError` if it is missing, empty, or neither text nor a number."""
-    found = optional_text(row, column)
-    if not found:
+    cell = optional_text(row, column)
+    if not cell:
         raise DataError(f"column '{column}' is empty")
-    return found
+    return cell
 
 
 def optional_text(row: Fields, column: str) -> str:
@@ -309,7 +310,7 @@ def listed(row: Fields, column: str) -> list[str]:
     values = as_list(value) if isinstance(value, str) else value
     if not is_list(values) and not isinstance(values, tuple):
         raise DataError(f"column '{column}' holds {str(value)[:100]!r}; accepted: a list")
-    return [plain_text(each).strip() for each in cast("Sequence[object]", values)]
+    return [plain_text(entry).strip() for entry in cast("Sequence[object]", values)]
 
 
 def as_list(written: str) -> list[str]:
@@ -346,11 +347,16 @@ def _choices(answer: str, options: Sequence[str]) -> list[str]:
 def _mathverse_options(question: str) -> list[str]:
     """Returns the options that follow a line `Choices:`; empty unless they run from A."""
     *_, below = _MATHVERSE_OPTIONS.split(question)
-    found = [match for line in below.splitlines() if (match := _MATHVERSE_OPTION.match(line))]
-    letters = "".join(match[1] for match in found)
-    if len(found) < 2 or letters != LETTERS[: len(found)]:
+    letters = ""
+    options: list[str] = []
+    for line in below.splitlines():
+        match = _MATHVERSE_OPTION.match(line)
+        if match is not None:
+            letters += match[1]
+            options.append(match[2].strip())
+    if len(options) < 2 or letters != LETTERS[: len(options)]:
         return []
-    return [match[2].strip() for match in found]
+    return options
 
 
 def _categories(row: Fields, *columns: str) -> dict[str, list[str]]:
@@ -359,8 +365,9 @@ def _categories(row: Fields, *columns: str) -> dict[str, list[str]]:
     for column in columns:
         cell = row.get(column)
         cells = cast("Sequence[object]", cell) if isinstance(cell, list | tuple) else [cell]
-        texts = [plain_text(each).strip() for each in cells if isinstance(each, str | int | float)]
-        if present := [each for each in texts if each]:
+        texts = [plain_text(entry).strip() for entry in cells if isinstance(entry, str | int | float)]
+        present = [entry for entry in texts if entry]
+        if present:
             values[column.replace(" ", "_")] = present
     return values
 

@@ -143,8 +143,8 @@ def _prepared(plan: Plan) -> tuple[RunConfig, Processing, list[Task]]:
     config = with_embedded_world(dataclasses.replace(plan.config, data=data))
     processing = load_processing(config.worker.actor.model, config.data)
     tasks: list[Task] = []
-    for given, path in zip(plan.sources, config.data.train_sources, strict=True):
-        source = NamedSource(name=given.name, source=path)
+    for named, path in zip(plan.sources, config.data.train_sources, strict=True):
+        source = NamedSource(name=named.name, source=path)
         tasks.append(read_task(source, config, processing, plan.rules, [task.name for task in tasks]))
     return config, processing, tasks
 

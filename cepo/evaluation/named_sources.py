@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from cepo.config.paths import find_path
+from cepo.config.paths import find_path, split_source
 from cepo.errors import ConfigError, did_you_mean
 
 TITLES = {
@@ -42,7 +42,8 @@ def named_source(written: str) -> NamedSource:
     Case, `-` and `_` do not matter in the name of a benchmark. Raises `ConfigError` for an unknown name or no source.
     """
     written = written.strip()
-    is_path = find_path(written) is not None or find_path(written.partition("@")[0]) is not None
+    path, _ = split_source(written)
+    is_path = find_path(path) is not None
     before, colon, after = written.partition(":")
     if is_path or "/" in before or before == _EMBEDDED:
         return NamedSource(name=None, source=written)

@@ -85,7 +85,7 @@ def read_task(
         problems, name = ProblemSet(source.source, keys, processing, rows=prepared), benchmark.name
     names = [name, *(f"{name}-{number}" for number in range(2, len(taken) + 2))]
     return Task(
-        name=next(each for each in names if each not in taken),
+        name=next(free for free in names if free not in taken),
         problems=problems,
         benchmark=benchmark,
         num_rows=len(rows),
