@@ -72,7 +72,7 @@ LISTED = frozenset(
     _keys(
         "data",
         """
-        prompt_key answer_key solution_key image_key teacher_image_key video_key video_fps
+        prompt_key answer_key solution_key image_key image_marks teacher_image_key video_key video_fps
         max_prompt_length max_response_length min_pixels max_pixels filter_overlong_prompts skip_bad_rows
         train_weights rollout_batch_size mini_rollout_batch_size val_batch_size shuffle seed
         """,

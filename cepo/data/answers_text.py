@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, cast
 
-from cepo.data.messages import plain_text
+from cepo.data.cells import cell_text
 from cepo.errors import DataError
 from cepo.trees import Fields, is_dict, is_list, is_mapping
 
@@ -14,14 +14,14 @@ def answer_text(value: object, where: str) -> str:
     """Returns a cell with the right answer as one text.
 
     A list with one answer is that answer, as a cell without a list would be; several answers are their JSON text, and
-    so is a mapping. Numbers are written as in `plain_text`. Raises `DataError`, which names the cell by `where`, if
+    so is a mapping. Numbers are written as in `cell_text`. Raises `DataError`, which names the cell by `where`, if
     there is no answer, or one that is neither text, number nor a list or mapping of them.
     """
     single = _without_list_of_one(_plain(value))
     is_container = is_list(single) or is_dict(single)
     if single and is_container:
         return _json_of(single, where)
-    text = "" if is_container else plain_text(single).strip()
+    text = "" if is_container else cell_text(single, where).strip()
     if not text:
         raise DataError(f"{where} is empty ({value!r:.100}); teachers need a right answer for each row")
     return text
@@ -31,7 +31,7 @@ def solution_text(value: object, where: str) -> str | None:
     """Returns a cell with a worked solution as one text, by the rules of `answer_text`; None for an empty cell."""
     single = _without_list_of_one(_plain(value))
     is_container = is_list(single) or is_dict(single)
-    is_empty = not single if is_container else not plain_text(single).strip()
+    is_empty = not single if is_container else not cell_text(single, where).strip()
     return None if is_empty else answer_text(single, where)
 
 

@@ -57,7 +57,7 @@ def read_cells(row: Fields, config: DataConfig) -> Cells:
         conversation = read_conversation(messages)
     else:
         conversation = _conversation(prompt, config.prompt_key)
-        answer = cell_text(cell(row, config.answer_key), config.answer_key)
+        answer = cell_text(without_list_of_one(cell(row, config.answer_key)), config.answer_key)
     images = _with_own(conversation.images, _media(row, config.image_key, "image"))
     turns = conversation.turns
     if config.image_marks == "front":
@@ -155,6 +155,13 @@ def cell_text(value: object, key: str) -> str:
     raise DataError(
         f"column '{key}' holds a {type(value).__name__}; accepted: text or a number, or a list of them{hint}"
     )
+
+
+def without_list_of_one(value: object) -> object:
+    """Returns the only entry of a list, which is the answer itself; any other value as it is."""
+    while is_list(value) and len(value) == 1:
+        value = value[0]
+    return value
 
 
 def unwrapped(answer: str) -> str:

@@ -65,10 +65,9 @@ class RowReader:
         *history, last = self._turns(cells)
         budget = PixelBudget()
         teacher_key = config.teacher_image_key
-        with located(f"{self._source}, row {number}"):
-            videos = self._videos(cells, budget)
-            images = decoded_images({config.image_key: cells.images}, config.image_key, self._rules, budget)
-            teacher_images = decoded_images({str(teacher_key): cells.teacher_images}, teacher_key, self._rules, budget)
+        videos = self._videos(cells, budget)
+        images = decoded_images({config.image_key: cells.images}, config.image_key, self._rules, budget)
+        teacher_images = decoded_images({str(teacher_key): cells.teacher_images}, teacher_key, self._rules, budget)
         if videos:  # which are sent by value, and the images with them
             source = None
         taken = (config.answer_key, config.image_key, config.video_key, config.teacher_image_key)

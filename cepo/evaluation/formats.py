@@ -21,7 +21,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, cast
 
-from cepo.data.messages import plain_text
+from cepo.data.cells import cell_text
 from cepo.errors import DataError
 from cepo.models.processing import IMAGE_MARK
 from cepo.rewards.benchmark import LETTERS, chosen_letters, kind_of, options_in_text
@@ -299,7 +299,7 @@ def optional_text(row: Fields, column: str) -> str:
         return ""
     if value is not None and not isinstance(value, str | int | float):
         raise DataError(f"column '{column}' holds a {type(value).__name__}; accepted: text or a number")
-    return plain_text(value).strip()
+    return cell_text(value, column).strip()
 
 
 def listed(row: Fields, column: str) -> list[str]:
@@ -310,7 +310,7 @@ def listed(row: Fields, column: str) -> list[str]:
     values = as_list(value) if isinstance(value, str) else value
     if not is_list(values) and not isinstance(values, tuple):
         raise DataError(f"column '{column}' holds {str(value)[:100]!r}; accepted: a list")
-    return [plain_text(entry).strip() for entry in cast("Sequence[object]", values)]
+    return [cell_text(entry, column).strip() for entry in cast("Sequence[object]", values)]
 
 
 def as_list(written: str) -> list[str]:
@@ -321,7 +321,7 @@ def as_list(written: str) -> list[str]:
         raise DataError(f"{written[:100]!r} is no list") from error
     if not is_list(values):
         raise DataError(f"{written[:100]!r} is no list")
-    return [plain_text(value) for value in values]
+    return [cell_text(value, "options") for value in values]
 
 
 def whole_number(row: Fields, column: str) -> int:
@@ -365,7 +365,7 @@ def _categories(row: Fields, *columns: str) -> dict[str, list[str]]:
     for column in columns:
         cell = row.get(column)
         cells = cast("Sequence[object]", cell) if isinstance(cell, list | tuple) else [cell]
-        texts = [plain_text(entry).strip() for entry in cells if isinstance(entry, str | int | float)]
+        texts = [cell_text(entry, column).strip() for entry in cells if isinstance(entry, str | int | float)]
         present = [entry for entry in texts if entry]
         if present:
             values[column.replace(" ", "_")] = present

@@ -16,6 +16,8 @@ from cepo.config.schema import DataConfig
 from cepo.data.contexts import Problem
 from cepo.data.training_set import read_training_sets
 from cepo.errors import ConfigError
+from cepo.evaluation.named_sources import NamedSource
+from cepo.evaluation.protocols import Rules
 from cepo.evaluation.run import read_task
 from cepo.models.inputs import Video
 from cepo.models.processing import Processing
@@ -85,7 +87,7 @@ def test_a_column_of_a_taken_name_is_refused_at_the_start(
     with pytest.raises(ConfigError, match=said):
         _problem_sets(settings(good, val_files=bad, **further), tiny_processing, with_solutions=False)
     with pytest.raises(ConfigError, match=said):
-        read_task(bad, config, tiny_processing)
+        read_task(NamedSource(name=None, source=bad), config, tiny_processing, Rules())
 
 
 @pytest.mark.parametrize(
