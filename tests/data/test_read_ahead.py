@@ -147,7 +147,9 @@ def test_an_error_comes_at_the_step_that_needs_the_row(reader: ProblemReader, fo
         file.write_bytes(b"no image")
     reader.read_ahead(1)
     finish(reader)
-    with pytest.raises(DataError, match=rf"^rows, row {first}: column 'images': the image '{first}\.png' cannot be read"):
+    with pytest.raises(
+        DataError, match=rf"^rows, row {first}: column 'images': the image '{first}\.png' cannot be read"
+    ):
         reader.round(1)
 
 
