@@ -14,7 +14,7 @@ from torch import Tensor
 from cepo.algorithms.settings import TeacherConfig
 from cepo.microgeo.world import ASSETS
 from cepo.workers.actor_critic import Actor
-from cepo.workers.checkpoint import load_state, save_state
+from cepo.workers.checkpoint import load_state, load_weights, save_state
 from cepo.workers.distributed import data_parallel_mesh, whole_tensor
 
 
@@ -56,3 +56,19 @@ def test_a_teachers_weights_come_back_as_they_were_saved(source: str, tmp_path: 
     load_state(restored, tmp_path / "actor")
     assert copies_of(restored).keys() == saved.keys()
     assert all(torch.equal(copy, saved[name]) for name, copy in copies_of(restored).items())
+
+
+def test_weights_alone_bring_the_teacher_that_was_saved_or_none(tmp_path: Path) -> None:
+    """A snapshot comes from its checkpoint, and from a checkpoint without one it is the restored actor."""
+    folder, settings = Path(ASSETS), {"model__lora__rank": 4}
+    follows = TeacherConfig(source="snapshot")
+    for saved_by in (follows, TeacherConfig()):
+        actor = build_actor(folder, teacher=saved_by, **settings)
+        moved(actor, 1)
+        save_state(actor, tmp_path / saved_by.source)
+        restored = build_actor(folder, teacher=follows, **settings)
+        load_weights(restored, tmp_path / saved_by.source)
+        expected = copies_of(actor) or parameters_of(actor)
+        assert parameters_of(restored).keys() == expected.keys()
+        assert all(torch.equal(copy, expected[name]) for name, copy in copies_of(restored).items())
+        assert all(torch.equal(weight, parameters_of(actor)[name]) for name, weight in parameters_of(restored).items())
