@@ -38,6 +38,7 @@ def _remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     monkeypatch.setattr(dataset, "WORTH_REMEMBERING_SECONDS", -1.0)
     monkeypatch.setattr(cache, "SETTLED_SECONDS", -1.0)
     monkeypatch.setattr(cache, "_has_warned", False)
+    monkeypatch.setattr(cache, "SMALLEST_REMEMBERED", 0)
     with own_caches(tmp_path / "cache"):
         yield
 
