@@ -73,8 +73,12 @@ def read_cells(row: Fields, config: DataConfig) -> Cells:
 
 
 def solution_of(row: Fields, key: str) -> str | None:
-    """Returns a row's worked solution, None without one; raises `DataError` if it is neither text nor a list."""
-    text = cell_text(_cell_or_none(row, key), key)
+    """Returns a row's worked solution, None without one; a list or a nested column is its JSON text.
+
+    Raises `DataError` for bytes.
+    """
+    value = _cell_or_none(row, key)
+    text = json_text(value) if is_mapping(value) else cell_text(value, key)
     return text if text.strip() else None
 
 

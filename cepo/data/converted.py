@@ -7,14 +7,15 @@ mapped itself needs none.
 from __future__ import annotations
 
 import atexit
+import fcntl
 import hashlib
 import json
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -124,18 +125,34 @@ def _converted(files: Sequence[Path], kind: str, within: Path | str | None) -> A
                 os.utime(copy)
             return table
         logger.info("the copy %s of %s is damaged and is written again", copy, files[0])
-    prune(folder, most_entries=_MOST_COPIES, most_bytes=_MOST_BYTES)
+    with _turn_to_write(copy):
+        table = _read_copy(copy, kind) if copy.exists() else None
+        if table is None:  # otherwise another process has written it meanwhile
+            prune(folder, most_entries=_MOST_COPIES, most_bytes=_MOST_BYTES)
+            _replace_copy(copy, files, kind, within)
+            table = _read_copy(copy, kind)
+    assert table is not None, "a copy that was just written can be read"
+    return table
+
+
+@contextmanager
+def _turn_to_write(copy: Path) -> Generator[None]:
+    """Lets one process at a time write a copy: all ranks of a node open the same files at the same time."""
+    with open(copy.with_name(f".new-lock-{copy.stem}"), "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _replace_copy(copy: Path, files: Sequence[Path], kind: str, within: Path | str | None) -> None:
+    """Writes the copy of files, whole or not at all; raises `ConfigError` if one changes meanwhile."""
     states = [_state(file) for file in files]
     with ExitStack() as stack:
         beside = stack.enter_context(new_file(copy))
         if sum(size for size, _, _ in states) >= _LONG_BYTES:
-            stack.enter_context(phase(f"converting {files[0]} to Arrow in {folder}, once"))
+            stack.enter_context(phase(f"converting {files[0]} to Arrow in {copy.parent}, once"))
         _write_copy(beside, files, kind, within)
         if states != [_state(file) for file in files]:
             raise ConfigError(f"data file {files[0]}, or one read with it, changed while it was read; start again")
-    table = _read_copy(copy, kind)
-    assert table is not None, "a copy that was just written can be read"
-    return table
 
 
 def _state(file: Path) -> tuple[int, int, int]:

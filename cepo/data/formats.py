@@ -304,8 +304,9 @@ def _fields_row(line: int, header: Sequence[str], fields: Sequence[str]) -> Text
 
 def parquet_batches(path: Path, *, within: Path | str | None = None) -> Iterator[Any]:
     """Yields the rows of a Parquet file in batches of about `BATCH_BYTES`; raises `ConfigError` if it is damaged."""
-    with open_regular(path, within=within) as file, named_errors(path):
-        parquet = pyarrow.parquet.ParquetFile(file, pre_buffer=False)
+    content = mapped_content(path, within=within)
+    with named_errors(path):
+        parquet = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(content), pre_buffer=False)
         metadata = parquet.metadata
         if metadata.num_rows == 0:
             return

@@ -148,12 +148,14 @@ def media_value(value: object, kind: str = "image") -> object:
     Takes it out of `{image: ...}`, `{image_url: {url: ...}}` and the like, and the path out of `file://PATH`. Raises
     `DataError` for a mapping that has nothing of the kind.
     """
+    if value is None:
+        raise DataError(f"an entry of the {kind}s is null; accepted: bytes, a path, or {{bytes, path}}")
     if is_mapping(value):
         fields: Fields = value
         if fields.get("bytes") is not None or fields.get("path") is not None:
             return value
         content = next((fields[key] for key in _CONTENT_KEYS[kind] if fields.get(key) is not None), None)
-        if content is None or (is_mapping(content) and content is value):
+        if content is None:
             named = ", ".join(str(key) for key, entry in fields.items() if entry is not None) or "nothing"
             raise DataError(f"an entry of the {kind}s has {named:.200}; accepted: bytes, a path, or {{bytes, path}}")
         return media_value(content, kind)

@@ -18,7 +18,7 @@ from cepo.models.inputs import ImageSource, Turn, Video
 from cepo.models.processing import IMAGE_MARK, VIDEO_MARK, Processing
 from cepo.trees import Fields
 
-MOST_CHARACTERS, CHARACTERS_PER_TOKEN = 100_000, 16
+MOST_CHARACTERS, CHARACTERS_PER_TOKEN = 400_000, 16
 """A text has at most the first number of characters, or the second times data.max_prompt_length if that is more. A
 tokenizer needs minutes for much longer ones, or ends the process."""
 

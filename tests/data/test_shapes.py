@@ -332,6 +332,7 @@ def test_a_file_address_is_a_path(read: Read, tmp_path: Path) -> None:
     ("images", "words"),
     [
         ([{"bytes": None, "path": None}], "an entry of the images has nothing; accepted: bytes, a path"),
+        ([None], "an entry of the images is null; accepted: bytes, a path"),
         ([{"picture": "red.png"}], "an entry of the images has picture; accepted: bytes, a path"),
     ],
 )
