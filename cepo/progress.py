@@ -94,9 +94,11 @@ class Progress:
             _view.update(self._task, completed=self._done)
         elif now - self._last_line >= SECONDS_BETWEEN_LINES and not _is_terminal():
             self._last_line, spent = now, now - self._start
-            left = spent * ((self._total or 0) - self._done) / self._done
+            rate = self._done / spent
+            left = ((self._total or 0) - self._done) / rate
             logger.info(
-                "%s: %d of %d after %.0f s, about %.0f s left", self._what, self._done, self._total, spent, left
+                "%s: %d of %d after %.0f s (%.3g per second), about %.0f s left",
+                *(self._what, self._done, self._total, spent, rate, left),
             )
 
     def __enter__(self) -> Progress:

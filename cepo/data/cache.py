@@ -31,6 +31,8 @@ MOST_BYTES = 2_000_000_000
 LARGEST_ENTRY = 500_000_000
 SETTLED_SECONDS = 2.0
 """The age from which a file's times tell whether it has changed: clocks of file systems are that coarse."""
+SMALLEST_REMEMBERED = 1_000_000
+"""The size in bytes from which a file's digest is remembered; smaller ones are read as fast as an entry."""
 _LARGE_FILE = 2_000_000_000
 """The size in bytes from which reading a file takes long enough to be reported."""
 _ABANDONED_SECONDS = 3600.0
@@ -154,14 +156,15 @@ def prune(folder: Path, *, most_entries: int = MOST_ENTRIES, most_bytes: int = M
 def content_digest(path: Path, *, within: Path | str | None = None) -> str:
     """Returns the SHA-256 of a file's content in hexadecimal; raises `ForeignFileError` as `open_regular` does.
 
-    It is remembered under the file's path, device, inode, size and the times of the last changes of its content and of
+    That of a large file is remembered under its path, device, inode, size and the times of the last changes of its content and of
     its entry, the second of which no program can set. A file that changed in the last seconds is not remembered, because
     another change could leave these as they are.
     """
     with open_regular(path, within=within) as file:
         before = os.fstat(file.fileno())
         key = _identity(path, before)
-        remembered = read_entry(_DIGESTS, key)
+        is_large = before.st_size >= SMALLEST_REMEMBERED
+        remembered = read_entry(_DIGESTS, key) if is_large else None
         if remembered is not None and _DIGEST.fullmatch(remembered):
             return remembered.decode()
         content: Any = file
@@ -171,7 +174,7 @@ def content_digest(path: Path, *, within: Path | str | None = None) -> str:
             with phase(f"reading {path} for changes ({before.st_size / 1e9:.1f} GB)"):
                 digest = hashlib.file_digest(content, "sha256").hexdigest()
         after = os.fstat(file.fileno())
-    if _identity(path, after) == key and is_settled(after):
+    if is_large and _identity(path, after) == key and is_settled(after):
         write_entry(_DIGESTS, key, digest.encode())
     return digest
 

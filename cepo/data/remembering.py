@@ -18,6 +18,7 @@ import cepo
 from cepo.config.schema import DataConfig
 from cepo.data.cache import content_digest, read_entry, write_entry
 from cepo.data.measures import RowMeasures, decoded
+from cepo.data.rows import most_characters
 from cepo.data.sources import local_source
 from cepo.data.table import Rows
 from cepo.errors import CepoError
@@ -117,6 +118,8 @@ def _settings(config: DataConfig) -> Tree:
     for name in _FILES_NAMED_BY_SETTINGS:
         if settings[name] is not None:
             settings[name] = content_digest(Path(settings[name]))
+    del settings["max_prompt_length"]
+    settings["most_characters"] = most_characters(config)
     settings["image_dir"] = [config.image_dir is None, str(Path.cwd() / (config.image_dir or ""))]
     return settings
 

@@ -37,13 +37,18 @@ class RowMeasure:
         return f"{self.length} tokens{visual if self.visual_tokens else ''}"
 
 
+def most_characters(config: DataConfig) -> int:
+    """Returns the most characters of a text, the only way in which `data.max_prompt_length` enters a row's measure."""
+    return max(MOST_CHARACTERS, CHARACTERS_PER_TOKEN * config.max_prompt_length)
+
+
 class RowReader:
     """Reads rows of one source by the settings of `data`; `columns` are the names of its columns."""
 
     def __init__(self, source: str, columns: Sequence[str], config: DataConfig, processing: Processing) -> None:
         self._source, self._columns, self._config, self._processing = source, columns, config, processing
         self._rules = ImageRules.of(config)
-        self._most_characters = max(MOST_CHARACTERS, CHARACTERS_PER_TOKEN * config.max_prompt_length)
+        self._most_characters = most_characters(config)
         self._template = None
         if config.format_prompt is not None:
             text = read_text(Path(config.format_prompt)).strip()

@@ -21,6 +21,7 @@ KEY = "ab" * 32
 @pytest.fixture(autouse=True)
 def _fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(cache, "_has_warned", False)
+    monkeypatch.setattr(cache, "SMALLEST_REMEMBERED", 0)
     monkeypatch.setattr(cache, "_pruned", set())
     with own_caches(tmp_path / "cache"):
         yield
@@ -74,6 +75,15 @@ def test_a_digest_is_sha_256_and_is_remembered(tmp_path: Path, monkeypatch: pyte
     expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert [cache.content_digest(path), cache.content_digest(path)] == [expected, expected]
     assert len(noted) == 1
+
+
+def test_a_small_file_leaves_no_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "SETTLED_SECONDS", -1.0)
+    monkeypatch.setattr(cache, "SMALLEST_REMEMBERED", 4)
+    for content in (b"abc", b"abcd"):
+        (tmp_path / "rows.csv").write_bytes(content)
+        assert cache.content_digest(tmp_path / "rows.csv") == hashlib.sha256(content).hexdigest()
+    assert len(list((cache.cache_folder() / "digests").iterdir())) == 1
 
 
 def test_a_file_that_has_just_changed_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

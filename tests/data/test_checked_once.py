@@ -38,6 +38,7 @@ def _remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     monkeypatch.setattr(dataset, "WORTH_REMEMBERING_SECONDS", -1.0)
     monkeypatch.setattr(cache, "SETTLED_SECONDS", -1.0)
     monkeypatch.setattr(cache, "_has_warned", False)
+    monkeypatch.setattr(cache, "SMALLEST_REMEMBERED", 0)
     with own_caches(tmp_path / "cache"):
         yield
 
@@ -133,7 +134,7 @@ def test_a_rewrite_with_size_and_time_kept_is_checked(check: Check, folder: Path
     [
         {"min_pixels": 4096},
         {"max_pixels": 2048},
-        {"max_prompt_length": 4095},
+        {"max_prompt_length": 10_000_000},
         {"image_dir": None},
         {"image_hosts": ["pictures.example"]},
         {"answer_key": "images"},
@@ -156,6 +157,22 @@ def test_a_setting_that_matters_makes_rows_be_checked(
 def test_other_settings_check_no_row_again(check: Check, measured: list[str], change: dict[str, Any]) -> None:
     check()
     check(**change)
+    assert measured == ALL
+
+
+def test_another_longest_prompt_needs_no_new_check(check: Check, measured: list[str]) -> None:
+    """The row without an image is the shortest. The limit is applied to what is remembered, as it is to new measures."""
+    lengths = check()._measured().lengths
+    assert measured == ALL
+    shortest = int(lengths[2])
+    assert 0 < shortest < min(lengths[0], lengths[3])
+    problems = check(max_prompt_length=shortest)
+    assert [problem.prompt_id for problem in problems] == ["2"]
+    assert problems.skipped == {"bad": 1, "overlong": 2}
+    with pytest.raises(
+        DataError, match=f"row 0: the prompt has {lengths[0]} tokens .*data.max_prompt_length is {shortest}"
+    ):
+        check(max_prompt_length=shortest, filter_overlong_prompts=False)
     assert measured == ALL
 
 
