@@ -32,7 +32,7 @@ from cepo.config.schema import RunSettings
 from cepo.config.sources import Origins, Source, read_file
 from cepo.config.worker_schema import parts_of
 from cepo.errors import ConfigError, DataError
-from cepo.foreign_files import require_within
+from cepo.foreign_files import read_text, require_within
 from cepo.sections import default_tree
 from cepo.trees import Fields, Tree, is_dict, is_list, leaves, nested, texts_of
 
@@ -120,6 +120,8 @@ LISTED_REWARDS: dict[str, frozenset[str]] = {
 }
 """The reward files that any record may choose, which open no host and no file, with the keywords that take numbers."""
 _REWARD_NAME = "compute_score"
+_QUESTION = re.compile(r"\{\{-?\s*content\s*(\|\s*trim\s*)?-?\}\}")
+_STATEMENT = re.compile(r"\{[{%#]")
 _MODULE_NAMES = re.compile(r"[A-Za-z0-9_., -]+")
 _MOST_PIXELS = 64_000_000
 """The most pixels of an image file; a record cannot ask to enlarge images beyond it."""
@@ -189,6 +191,7 @@ def recorded_for_evaluation(
     if record.is_own:
         _require_shipped_functions(record)
         return Source(nested(record.settings), record.origins)
+    _require_plain_prompt(record)
     refused = {key: value for key, value in record.refused.items() if key not in without_data}
     if refused:
         raise ConfigError(_refusal(record, refused))
@@ -337,6 +340,22 @@ def _require_file_of_run(settings: Fields, key: str, file: Path, remedy: str) ->
         raise ConfigError(
             f"{file}: {key} is {name}, which is not in the run's folder. If you trust that record, give {remedy}{name}"
         ) from error
+
+
+def _require_plain_prompt(record: Record) -> None:
+    """Refuses a stranger's format prompt that is more than a text around the question: a template is a program."""
+    name = record.settings.get(FORMAT_PROMPT)
+    if name is None or _is_shipped(str(name)):
+        return
+    try:
+        text = read_text(without_user(str(name)), within=record.file.parent)
+    except DataError as error:
+        raise ConfigError(f"{record.file}: {FORMAT_PROMPT}: {error}") from error
+    if _STATEMENT.search(_QUESTION.sub("", text)):
+        raise ConfigError(
+            f"{record.file}: {FORMAT_PROMPT} is {name}, a template with more than {{{{ content }}}}, which has no limit of time. "
+            f"If you trust it, give {FORMAT_PROMPT}={name}"
+        )
 
 
 def _below(key: str, sections: Collection[str]) -> bool:

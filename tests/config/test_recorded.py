@@ -336,6 +336,32 @@ def test_a_file_in_the_working_directory_is_not_a_listed_reward(
     assert config.worker.reward.reward_function == f"{PACKAGE_FOLDER / 'rewards' / 'math.py'}:compute_score"
 
 
+@pytest.mark.parametrize(
+    ("text", "accepted"),
+    [
+        ("{{ content | trim }} Think first. {x} {", True),
+        ("{{content}}", True),
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{{ content }}", False),
+        ("{{ 'a' * 10**10 }}{{ content }}", False),
+        ("{{ content * 10**9 }}", False),
+        ("{{ content }}{# a comment #}", False),
+    ],
+)
+def test_a_strangers_prompt_is_a_text_around_the_question(tmp_path: Path, text: str, accepted: bool) -> None:
+    prompt = tmp_path / "run" / "prompt.jinja"
+    for folder, own in (("run", False), ("own", True)):
+        write_checkpoint(
+            tmp_path / folder, f"data.format_prompt={prompt.parent.parent / folder / prompt.name}", own=own
+        )
+        (tmp_path / folder / prompt.name).write_text(text)
+        file = tmp_path / folder / "config.yaml"
+        if own or accepted:
+            assert recorded_for_evaluation(file, ()).tree["data"]["format_prompt"]
+        else:
+            with pytest.raises(ConfigError, match=r"a template with more than \{\{ content \}\}"):
+                recorded_for_evaluation(file, ())
+
+
 def test_each_refused_setting_can_be_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     step = write_checkpoint(tmp_path / "run", "data.image_hosts=[a.example]", "data.val_files=x/y@test")
     assert dry_run(step)[0] == 2
