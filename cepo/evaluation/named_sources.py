@@ -57,7 +57,7 @@ def named_source(written: str) -> NamedSource:
             )
         return NamedSource(name=None, source=written)
     if name is None:
-        near = did_you_mean(before, TITLES)
+        near = did_you_mean(before.casefold(), TITLES)
         raise ConfigError(
             f"data={written}: there is no such path, and '{before}' is no benchmark.{near} Known: {', '.join(TITLES)}"
         )

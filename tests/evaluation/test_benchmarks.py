@@ -182,3 +182,29 @@ def test_optional_columns_may_be_missing(tmp_path: Path) -> None:
         (problem,) = converted([required], BY_NAME[name], "f", skip_bad_rows=False)
         assert problem["answer"], name
     assert len(read_source(source(tmp_path, MATHVERSE))) == 1
+
+
+STRANGE = [
+    None, 5, -1.5, float("nan"), float("inf"), True, "", " ", "?", "A", [], [None], [1, "b"], {}, {"a": [1]}, b"\xff",
+    "(" * 999,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(ROWS))
+@pytest.mark.parametrize("is_lmms", [False, True])
+def test_a_strange_cell_is_read_or_refused_but_never_a_crash(name: str, is_lmms: bool) -> None:
+    """17 values in each column of each benchmark, and the column missing."""
+    row, benchmark = ROWS[name], BY_NAME[name]
+    changed = [row | {column: value} for column in row for value in STRANGE]
+    changed += [{key: value for key, value in row.items() if key != column} for column in row]
+    num_refused = 0
+    for cells in changed:
+        try:
+            (problem,) = converted([cells], benchmark, "f", skip_bad_rows=False, is_lmms=is_lmms)
+        except DataError:
+            num_refused += 1
+            continue
+        assert problem["answer"]
+        assert all(isinstance(choice, str) for choice in problem["choices"])
+        assert all(isinstance(value, str) for values in problem["categories"].values() for value in values)
+    assert 0 < num_refused < len(changed)

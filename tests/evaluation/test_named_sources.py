@@ -42,7 +42,7 @@ def test_a_path_with_a_colon_that_exists_is_a_path(name: str, tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("written", "words"),
     [
-        ("mathvist:rows.parquet", "Did you mean 'mathvista'"),
+        ("MathVist:rows.parquet", "Did you mean 'mathvista'"),
         ("mmstar:rows.parquet", "'mmstar' is no benchmark"),
         ("https://example.org/rows.parquet", "'https' is no benchmark"),
         (":rows.parquet", "'' is no benchmark"),
