@@ -33,7 +33,7 @@ def letters_alone(text: str) -> frozenset[str]:
 
     A word, a variable in lower case and a segment such as `AC` are no choices. `(B) 14 cm` is one.
     """
-    plain = re.sub(r"\s+", " ", _MARKUP.sub(" ", text)).strip()
+    plain = _without_markup(text)
     if _LETTERS_OF_GOLD.fullmatch(plain):
         return frozenset(re.findall("[A-J]", plain))
     enclosed = re.match(r"\(([A-J])\)\s*[^\s,;]", plain)
@@ -51,12 +51,18 @@ def chosen_letters(answer: str, choices: Sequence[str] = ()) -> frozenset[str]:
     """
     known = LETTERS[: len(choices)] or LETTERS
     same = _same_texts(answer, choices)
-    plain = re.sub(r"\s+", " ", _MARKUP.sub(" ", plain_characters(answer))).strip()
+    plain = _without_markup(plain_characters(answer))
     for text in (plain, _LEAD.sub("", plain).strip()):
         letters = _letters_in(text)
         if letters and letters <= set(known) and (text != text.lower() or len(same) != 1):
             return letters
     return same if len(same) == 1 else frozenset()
+
+
+def _without_markup(text: str) -> str:
+    """Returns a text without commands and marks, and without spaces within its brackets."""
+    plain = re.sub(r"\s+", " ", _MARKUP.sub(" ", text)).strip()
+    return re.sub(r"(?<=[(\[]) | (?=[)\]])", "", plain)
 
 
 def _letters_in(text: str) -> frozenset[str]:

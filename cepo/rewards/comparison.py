@@ -25,10 +25,10 @@ def equal_answers(prediction: str, gold: str) -> bool:
     expected = read_statement(gold)
     if not expected.value:
         return False
-    letters = letters_alone(gold)
-    if letters and chosen_letters(prediction) == letters:
-        return True
     predicted = read_statement(prediction)
+    letters = letters_alone(gold)
+    if letters:  # not algebra, in which 1B would equal B
+        return chosen_letters(prediction) == letters or predicted.value == expected.value
     if same_statement(predicted, expected):
         return True
     pair = read_statement(prediction, commas=False)

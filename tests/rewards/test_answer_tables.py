@@ -64,6 +64,11 @@ def test_any_unicode_space_joins_thousands(space: str) -> None:
     assert not answers_equal(f"3{space}00", "300")
 
 
+@pytest.mark.parametrize("prediction", ["1B", "B1", "B^2", r"\beta", "neither B", "b + c", "AB", "B or C"])
+def test_what_only_holds_a_letter_is_no_choice(prediction: str) -> None:
+    assert not answers_equal(prediction, "B")
+
+
 COSTLY = [
     "9^{9^{9^9}}", "9999!^{9999!}", "+".join(f"1/{9980 + term}!" for term in range(20)), "x^{9999}+y^{9999}",
     "not enough informat^ion", "(x+y+z+w)^{99}", "5 kg" + " m" * 120, "a b c d e f g h i j " * 20, r"\sqrt{" * 80, "1 h " * 100,
