@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 from cepo.config import RunConfig, check_config
 from cepo.config import load_config as _load_config
-from cepo.foreign_files import read_objects
-from cepo.trees import Fields
+from cepo.files.foreign import read_objects
+from cepo.files.trees import Fields
 
 if TYPE_CHECKING:
     import pandas

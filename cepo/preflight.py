@@ -14,11 +14,11 @@ from cepo.config.schema import TrainerConfig
 from cepo.config.worker_schema import ActorConfig
 from cepo.data.hub import require_hub_names
 from cepo.errors import ConfigError, RewardError
+from cepo.files.trees import leaves
 from cepo.hardware import device_in_words, num_processors, require_devices, require_usable_torch
 from cepo.progress import phase
 from cepo.runtime.reach import why_no_answer
 from cepo.tracking.run_folder import read_environment
-from cepo.trees import leaves
 
 if TYPE_CHECKING:
     from cepo.data.training_set import TrainingProblems

@@ -22,7 +22,7 @@ from pydantic_core import ErrorDetails, PydanticUndefined
 from pydantic_core.core_schema import CoreSchema
 
 from cepo.errors import ConfigError, did_you_mean
-from cepo.trees import Fields, Tree
+from cepo.files.trees import Fields, Tree
 
 _Section = TypeVar("_Section")
 Natural = Annotated[int, Field(ge=0)]

@@ -13,7 +13,7 @@ from cepo import interrupts, preflight
 from cepo.config import RunConfig, dump_for_record, load_config
 from cepo.config.record import decisive_settings, run_identity
 from cepo.errors import CepoError, WorkerLostError, place_in
-from cepo.leftovers import remove_left_behind
+from cepo.files.own_folders import remove_left_behind
 from cepo.progress import live_view, log_to_stderr, phase
 from cepo.runtime.reach import prepare_own_cluster
 

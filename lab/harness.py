@@ -33,7 +33,7 @@ from cepo.evaluation.named_sources import TITLES
 from cepo.evaluation.published import average
 from cepo.evaluation.results import RESULTS_FILE, read_rows
 from cepo.evaluation.statistics import clustered_mean
-from cepo.foreign_files import read_json
+from cepo.files.foreign import read_json
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow, write_table
 from cepo.rewards.answers import decimal_value
 

@@ -19,10 +19,10 @@ from cepo.config import RunConfig, load_config
 from cepo.config.easyr1 import EASYR1_KEYS, ENGINE_KEYS, TABLE, engine_key_of
 from cepo.config.listing import REQUIRED, Setting, all_settings, file_schema, method_settings, settings_of, written
 from cepo.config.worker_schema import LoraConfig
+from cepo.files.trees import leaves
 from cepo.models.families import FAMILIES
 from cepo.sections import default_tree
 from cepo.sizing import ModelShape, estimate_memory, fit, shape_of
-from cepo.trees import leaves
 from lab.support.published_models import PUBLISHED_SIZES, published_config
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

@@ -11,7 +11,7 @@ import yaml
 from cepo.config import RunConfig, load_config
 from cepo.config.easyr1 import EASYR1_KEYS
 from cepo.errors import ConfigError
-from cepo.trees import Fields, nested
+from cepo.files.trees import Fields, nested
 
 REQUIRED = ["data.train_files=microgeo:train", "worker.actor.model.model_path=microgeo:model"]
 LORA_SCRIPT = [

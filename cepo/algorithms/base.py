@@ -15,9 +15,9 @@ from pydantic.dataclasses import is_pydantic_dataclass
 from cepo.algorithms import credit, settings
 from cepo.algorithms.settings import EvidenceConfig, NegativeConfig, TeacherConfig, WeightedConfig
 from cepo.errors import ConfigError, did_you_mean
+from cepo.files.trees import Fields, Tree
 from cepo.metrics import mean_value
 from cepo.sections import default_tree, fields_of, read_section, section
-from cepo.trees import Fields, Tree
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from cepo.config import RunConfig, load_config
 from cepo.config.paths import HUB_NAME, MICROGEO_MODELS
 from cepo.config.recorded import CHAT_TEMPLATE, MODEL, recorded_for_evaluation, recorded_model
 from cepo.errors import CheckpointError, ConfigError, ForeignFileError
-from cepo.foreign_files import read_text
+from cepo.files.foreign import read_text
+from cepo.files.trees import Fields
 from cepo.tracking.run_folder import CONFIG_FILE
-from cepo.trees import Fields
 
 if TYPE_CHECKING:
     from cepo.workers.merged_model import BaseModel

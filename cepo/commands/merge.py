@@ -13,11 +13,11 @@ import cepo
 from cepo.commands.checkpoint_arguments import find_base
 from cepo.config.paths import find_path, require_file
 from cepo.errors import CheckpointError, ConfigError
-from cepo.foreign_files import irregular_file
+from cepo.files.foreign import irregular_file
+from cepo.files.trees import Fields, is_mapping
 from cepo.progress import log_to_stderr, phase
 from cepo.terminal import print_plain
 from cepo.tracking.run_folder import CONFIG_FILE, METRICS_FILE, read_environment
-from cepo.trees import Fields, is_mapping
 
 if TYPE_CHECKING:
     from cepo.config.worker_schema import FloatType

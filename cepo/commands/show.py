@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cepo.config.paths import require_file
 from cepo.errors import ConfigError
-from cepo.foreign_files import read_text
+from cepo.files.foreign import read_text
 from cepo.progress import live_view, log_to_stderr
 from cepo.terminal import print_plain
 

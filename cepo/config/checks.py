@@ -23,9 +23,9 @@ from cepo.config.paths import (
 from cepo.config.schema import RunConfig
 from cepo.config.worker_schema import ModelConfig, RewardConfig
 from cepo.errors import ConfigError, ForeignFileError
-from cepo.foreign_files import hub_folder, read_json
+from cepo.files.foreign import hub_folder, read_json
+from cepo.files.trees import Tree, is_mapping, leaves
 from cepo.sections import default_tree
-from cepo.trees import Tree, is_mapping, leaves
 
 INSTALL_BITSANDBYTES = "pip install 'bitsandbytes>=0.49'"
 

@@ -13,8 +13,8 @@ from cepo.algorithms import available_estimators, estimator_class
 from cepo.algorithms.base import own_fields
 from cepo.config.schema import RunSettings
 from cepo.errors import ConfigError, did_you_mean
+from cepo.files.trees import Tree
 from cepo.sections import accepted_range, accepted_type, default_tree, leaves_of
-from cepo.trees import Tree
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 REQUIRED = object()

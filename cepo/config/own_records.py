@@ -11,7 +11,7 @@ import logging
 import os
 from pathlib import Path
 
-from cepo.foreign_files import read_bytes
+from cepo.files.foreign import read_bytes
 
 logger = logging.getLogger(__name__)
 

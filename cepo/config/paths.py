@@ -12,7 +12,7 @@ from pydantic import AfterValidator
 
 import cepo
 from cepo.errors import ConfigError, ForeignFileError, did_you_mean
-from cepo.foreign_files import read_text
+from cepo.files.foreign import read_text
 
 PACKAGE_FOLDER = Path(cepo.__file__).resolve().parent
 _IN_WHEEL = PACKAGE_FOLDER / "shipped"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,21 +16,11 @@ from omegaconf import OmegaConf
 
 from cepo.algorithms.base import SHARED, own_fields
 from cepo.config.schema import RunConfig, RunSettings
+from cepo.files.secrets import without_secrets
+from cepo.files.trees import Tree, is_dict, is_mapping, leaves, with_texts
 from cepo.sections import is_decisive
-from cepo.trees import Tree, is_dict, is_list, is_mapping, leaves, with_texts
 
 _KEYWORDS = "worker.reward.reward_function_kwargs"
-_MASK = "***"
-_SECRET_NAME = (
-    r"(?:[\w-]*[_-])?(?:(?:api|access|private|secret|signing|encryption|ssh|openai|anthropic|azure|google|gemini|hf|wandb)"
-    r"[_-]?key|secret|token|password|passwd|passphrase|pwd|auth|authorization|bearer|cookie|credentials?)"
-)
-_SECRET = re.compile(_SECRET_NAME, re.IGNORECASE)
-_SECRET_ENTRY = re.compile(
-    rf"(?P<name>(?<![\w-])[\"']?{_SECRET_NAME}[\"']?\s*[:=]\s*)(?P<value>\"[^\"]*\"|'[^']*'|(?!\$\{{)[^,}}\]]+)",
-    re.IGNORECASE,
-)
-_USER_IN_URL = re.compile(r"(?<=://)[^/\s@]+:[^/\s@]*(?=@)")
 
 
 def plain_tree(config: RunConfig) -> Tree:
@@ -59,7 +48,7 @@ def record_tree(config: RunConfig) -> Tree:
     for name in SHARED:
         del tree["algorithm"][name]
     tree["algorithm"].update({name: value for name, value in read.items() if name in SHARED})
-    return _with_references(_without_secrets(_escaped(tree)), config.from_environment)
+    return _with_references(without_secrets(_escaped(tree)), config.from_environment)
 
 
 def dump_for_record(config: RunConfig) -> str:
@@ -101,22 +90,6 @@ def without_interpolation(value: object) -> Any:
     return with_texts(value, lambda text: text.replace("\\${", "${"))
 
 
-def is_secret(name: str) -> bool:
-    """Returns whether the name of a setting or an environment variable indicates a secret."""
-    return _SECRET.fullmatch(name) is not None
-
-
-def _without_secrets(value: object, *, name: str = "") -> Any:
-    """Returns settings with all texts masked whose names indicate a secret, and users and passwords in URLs."""
-    if is_mapping(value):
-        return {key: _without_secrets(entry, name=str(key)) for key, entry in value.items()}
-    if is_list(value):
-        return [_without_secrets(entry, name=name) for entry in value]
-    if not isinstance(value, str):
-        return value
-    return _MASK if value and is_secret(name) else _USER_IN_URL.sub(_MASK, value)
-
-
 def _with_references(tree: Tree, references: Mapping[tuple[str, ...], object]) -> Tree:
     """Restores the unresolved text of settings that read the environment; changes and returns `tree`."""
     for path, text in references.items():
@@ -126,11 +99,3 @@ def _with_references(tree: Tree, references: Mapping[tuple[str, ...], object]) -
         if is_dict(section) and path[-1] in section:
             section[path[-1]] = text
     return tree
-
-
-def masked_argument(argument: str) -> str:
-    """Returns a command-line argument `a.b=value` with the values of secret settings masked."""
-    key, separator, value = argument.partition("=")
-    if separator and value and is_secret(key.rpartition(".")[2].lstrip("-")) and not value.startswith("${"):
-        return f"{key}={_MASK}"
-    return _USER_IN_URL.sub(_MASK, _SECRET_ENTRY.sub(rf"\g<name>{_MASK}", argument))

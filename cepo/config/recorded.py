@@ -32,9 +32,9 @@ from cepo.config.schema import RunSettings
 from cepo.config.sources import Origins, Source, read_file
 from cepo.config.worker_schema import parts_of
 from cepo.errors import ConfigError, DataError
-from cepo.foreign_files import read_text, require_within
+from cepo.files.foreign import read_text, require_within
+from cepo.files.trees import Fields, Tree, is_dict, is_list, leaves, nested, texts_of
 from cepo.sections import default_tree
-from cepo.trees import Fields, Tree, is_dict, is_list, leaves, nested, texts_of
 
 logger = logging.getLogger(__name__)
 

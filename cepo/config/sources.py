@@ -14,9 +14,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from cepo.config.paths import find_config_file, find_path, searched
 from cepo.errors import ConfigError, DataError
-from cepo.foreign_files import read_text
+from cepo.files.foreign import read_text
+from cepo.files.trees import Tree, is_mapping, leaves
 from cepo.sections import SectionError, read_section
-from cepo.trees import Tree, is_mapping, leaves
 
 _Section = TypeVar("_Section")
 _ARGUMENT_KEY = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
@@ -91,7 +91,7 @@ def read_files(path: str) -> list[Source]:
 def read_file(path: Path, *, within: Path | None = None) -> tuple[Source, Path | None]:
     """Reads one YAML file; returns it without its `base` key, and the base file named there.
 
-    Raises `ConfigError` if it breaks the policy of `cepo.foreign_files` (`within` as there), or is not a YAML mapping.
+    Raises `ConfigError` if it breaks the policy of `cepo.files.foreign` (`within` as there), or is not a YAML mapping.
     """
     try:
         text = read_text(path, within=within)

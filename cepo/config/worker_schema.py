@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from cepo.config.paths import located, split_function
+from cepo.files.trees import Fields, is_list
 from cepo.sections import (
     DECISIVE,
     NOT_DECISIVE,
@@ -21,7 +22,6 @@ from cepo.sections import (
     Share,
     section,
 )
-from cepo.trees import Fields, is_list
 
 FloatType = Literal["bf16", "fp16", "fp32"]
 

@@ -21,9 +21,9 @@ from cepo.credit.session import Session
 from cepo.credit.truth import Numbers, Truth
 from cepo.data.batch import ScoringRow
 from cepo.data.contexts import ContextBuilder
+from cepo.files.trees import Tree
 from cepo.trainer.asking import Rollouts
 from cepo.trainer.planning import ScoredBatch, ScoringPlan, make_plan, rollout_groups, scored_batch
-from cepo.trees import Tree
 from cepo.types import TokenSignal
 
 FIRST_STEP = 0

@@ -22,12 +22,12 @@ from cepo.credit.truth import (
     kept_rollouts,
     needed_prefixes,
 )
+from cepo.files.trees import Fields, Tree
 from cepo.models.processing import Processing
 from cepo.report.drawing import Chart, Section, Series, scores, write_page
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
 from cepo.tracking.run_folder import encode_line, finite_or_none, png_bytes, write_atomically
 from cepo.trainer.asking import Rollouts
-from cepo.trees import Fields, Tree
 
 PAGE_FILE = "credit.html"
 _ORACLE = "oracle"

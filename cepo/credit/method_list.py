@@ -11,8 +11,8 @@ from omegaconf.errors import OmegaConfBaseException
 from cepo.algorithms import Estimator, GroupRelativeEstimator, build_estimator, credit, estimator_class, section_of
 from cepo.algorithms.settings import NoSettings
 from cepo.errors import ConfigError, did_you_mean
+from cepo.files.trees import leaves
 from cepo.sections import default_tree, fields_of
-from cepo.trees import leaves
 from cepo.types import TokenBatch, TokenSignal
 
 _OPENING, _CLOSING = "([{", ")]}"

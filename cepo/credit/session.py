@@ -11,11 +11,11 @@ from cepo.algorithms.settings import TeacherConfig
 from cepo.config import RunConfig
 from cepo.data.contexts import ContextBuilder, Problem
 from cepo.data.training_set import TrainingProblems, most_visuals, read_training_sets
+from cepo.files.trees import Tree
 from cepo.models.processing import Processing, load_processing
 from cepo.rewards.pool import RewardPool
 from cepo.tracking.run_folder import describe_software
 from cepo.trainer.asking import Asker, Rollouts, training_settings
-from cepo.trees import Tree
 from cepo.workers.checkpoint import load_weights
 from cepo.workers.worker import Worker, WorkerFacts
 

@@ -25,12 +25,12 @@ from cepo.algorithms import credit
 from cepo.config import RunConfig
 from cepo.credit.session import Session
 from cepo.errors import ConfigError, DataError, ForeignFileError
-from cepo.foreign_files import damaged_as, irregular_file, read_json, read_objects
+from cepo.files.foreign import damaged_as, irregular_file, read_json, read_objects
+from cepo.files.trees import Fields, Tree, leaves
 from cepo.progress import Progress
 from cepo.rollout.generator import Generation, sampling_seed
 from cepo.tracking.run_folder import LineFile, encode_line, write_atomically
 from cepo.trainer.asking import Rollouts, request, training_settings
-from cepo.trees import Fields, Tree, leaves
 
 Numbers = NDArray[numpy.float64]
 SETTINGS_FILE = "measurement.json"

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from cepo.data.cells import cell_text
 from cepo.errors import DataError
-from cepo.trees import Fields, is_dict, is_list, is_mapping
+from cepo.files.trees import Fields, is_dict, is_list, is_mapping
 
 
 def answer_text(value: object, where: str) -> str:

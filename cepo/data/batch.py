@@ -10,9 +10,9 @@ from typing import Literal, Self, TypedDict
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from cepo.files.trees import Tree
 from cepo.losses.objective import LossDenominators
 from cepo.models.inputs import EncodedPrompt
-from cepo.trees import Tree
 from cepo.types import Distillation
 
 OWN_VIEW = ""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cepo.errors import ForeignFileError
-from cepo.foreign_files import open_regular, read_bytes
+from cepo.files.foreign import open_regular, read_bytes
 from cepo.progress import phase
 
 logger = logging.getLogger(__name__)

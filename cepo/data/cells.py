@@ -13,9 +13,9 @@ from cepo.data.images import listed
 from cepo.data.json_text import json_text, number_text
 from cepo.data.messages import Conversation, media_value, read_conversation, split_answer
 from cepo.errors import DataError
+from cepo.files.trees import Fields, is_list, is_mapping
 from cepo.models.inputs import Turn
 from cepo.models.processing import IMAGE_MARK
-from cepo.trees import Fields, is_list, is_mapping
 
 if TYPE_CHECKING:
     from cepo.config.schema import DataConfig

@@ -17,9 +17,9 @@ from cepo.config.schema import DataConfig
 from cepo.data.measures import CheckedRow, states_of
 from cepo.data.rows import RowReader
 from cepo.errors import ConfigError, DataError
-from cepo.foreign_files import noting_opened_files
+from cepo.files.foreign import noting_opened_files
+from cepo.files.trees import Tree
 from cepo.models.processing import Processing
-from cepo.trees import Tree
 
 _LONGEST_REASON = 1000
 

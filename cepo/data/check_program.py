@@ -20,8 +20,8 @@ from pathlib import Path
 from cepo.data.check_process import CheckedChunk, checked_row
 from cepo.data.rows import RowReader
 from cepo.errors import ConfigError, DataError
+from cepo.files.trees import Tree
 from cepo.models.processing import Processing
-from cepo.trees import Tree
 
 
 class _Messages(logging.Handler):

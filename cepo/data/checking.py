@@ -17,9 +17,9 @@ from cepo.data.check_process import CheckedChunk, CheckProcess, CheckSetup, chec
 from cepo.data.measures import CheckedRow
 from cepo.data.rows import RowReader
 from cepo.errors import ConfigError, DataError
+from cepo.files.trees import Tree
 from cepo.hardware import num_processors
 from cepo.progress import Progress
-from cepo.trees import Tree
 
 logger = logging.getLogger(__name__)
 

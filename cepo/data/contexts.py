@@ -19,7 +19,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.errors import ConfigError, DataError
-from cepo.foreign_files import read_text
+from cepo.files.foreign import read_text
 from cepo.models.inputs import EncodedPrompt, ImageSource, Turn, Video
 from cepo.models.processing import MARKS, Processing
 from cepo.types import Reference

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, cast
 from urllib.parse import unquote_to_bytes
 
 from cepo.errors import DataError, ForeignFileError
-from cepo.foreign_files import LARGEST_DOWNLOAD, LARGEST_IMAGE, download, read_bytes, require_host
+from cepo.files.foreign import LARGEST_DOWNLOAD, LARGEST_IMAGE, download, read_bytes, require_host
 
 if TYPE_CHECKING:
-    from cepo.trees import Tree
+    from cepo.files.trees import Tree
 
 _MOST_SHOWN = 90
 """The number of characters of a value that messages repeat."""

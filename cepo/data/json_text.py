@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from cepo.errors import DataError
-from cepo.trees import Tree, is_dict, is_mapping
+from cepo.files.trees import Tree, is_dict, is_mapping
 
 DEEPEST = 100
 """The deepest accepted nesting of lists and objects in a row. Python's own reader ends at about 1,000."""

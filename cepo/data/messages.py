@@ -8,9 +8,9 @@ from typing import cast
 from urllib.parse import unquote
 
 from cepo.errors import DataError
+from cepo.files.trees import Fields, is_list, is_mapping
 from cepo.models.inputs import Turn
 from cepo.models.processing import IMAGE_MARK, VIDEO_MARK
-from cepo.trees import Fields, is_list, is_mapping
 
 ROLES = ("system", "user", "assistant")
 _LLAVA_ROLES = {"human": "user", "gpt": "assistant"} | {role: role for role in ROLES}

@@ -22,9 +22,9 @@ from cepo.data.rows import most_characters
 from cepo.data.sources import local_source
 from cepo.data.table import Rows
 from cepo.errors import CepoError
-from cepo.foreign_files import hub_folder
+from cepo.files.foreign import hub_folder
+from cepo.files.trees import Tree, is_mapping
 from cepo.models.processing import Processing
-from cepo.trees import Tree, is_mapping
 
 logger = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from cepo.data.images import ImageRules, PixelBudget, checked_sizes, decoded_ima
 from cepo.data.json_text import without_spelling
 from cepo.data.videos import load_video
 from cepo.errors import ConfigError, DataError
-from cepo.foreign_files import read_text
+from cepo.files.foreign import read_text
+from cepo.files.trees import Fields
 from cepo.models.inputs import ImageSource, Turn, Video
 from cepo.models.processing import IMAGE_MARK, VIDEO_MARK, Processing
-from cepo.trees import Fields
 
 MOST_CHARACTERS, CHARACTERS_PER_TOKEN = 400_000, 16
 """A text has at most the first number of characters, or the second times data.max_prompt_length if that is more. A

@@ -12,7 +12,7 @@ from cepo.data.cells import root_column
 from cepo.data.json_text import read_object
 from cepo.data.typed_cells import Refine, column_names, features_of, refiner
 from cepo.errors import DataError
-from cepo.trees import Tree
+from cepo.files.trees import Tree
 
 
 class Part(Protocol):

@@ -12,7 +12,7 @@ import numpy
 from cepo.data.arrow import pyarrow
 from cepo.data.json_text import read_value
 from cepo.errors import DataError
-from cepo.trees import Tree, is_dict, is_list
+from cepo.files.trees import Tree, is_dict, is_list
 
 Refine = Callable[[Any], Any]
 """Changes a value as pyarrow gives it to what a row has; never called with None."""

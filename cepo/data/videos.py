@@ -16,7 +16,7 @@ from cepo.data.colours import to_srgb_on_white
 from cepo.data.image_files import content_or_path, name_of
 from cepo.data.images import MOST_FRAMES, ImageRules, PixelBudget, load_rgb, located
 from cepo.errors import ConfigError, DataError, ForeignFileError
-from cepo.foreign_files import size_of
+from cepo.files.foreign import size_of
 
 if TYPE_CHECKING:
     from cepo.models.inputs import Video

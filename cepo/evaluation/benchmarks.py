@@ -17,8 +17,8 @@ from cepo.evaluation.group_scores import hallusionbench_scores, wemath_scores
 from cepo.evaluation.lmms import LMMS_TASKS, SYSTEM_PROMPT
 from cepo.evaluation.named_sources import TITLES, NamedSource
 from cepo.evaluation.statistics import Row
+from cepo.files.trees import Fields, Tree, is_list
 from cepo.models.processing import IMAGE_MARK
-from cepo.trees import Fields, Tree, is_list
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from cepo.errors import DataError
 from cepo.evaluation.comparison import Paired, compare_evaluations
 from cepo.evaluation.results import RESULTS_FILE, read_rows
 from cepo.evaluation.statistics import Row, macro_average
-from cepo.foreign_files import damaged_as, read_json
+from cepo.files.foreign import damaged_as, read_json
+from cepo.files.trees import Fields
 from cepo.report.drawing import Sample, Section, Table, samples_table, write_page
-from cepo.trees import Fields
 
 _MOST_VALUES = 40
 """The largest number of values of a category that a terminal shows."""

@@ -23,9 +23,9 @@ from typing import Any, cast
 
 from cepo.data.cells import cell_text
 from cepo.errors import DataError
+from cepo.files.trees import Fields, Tree, is_list, is_mapping
 from cepo.models.processing import IMAGE_MARK
 from cepo.rewards.benchmark import LETTERS, chosen_letters, kind_of, options_in_text
-from cepo.trees import Fields, Tree, is_list, is_mapping
 
 _WEMATH_OPTION = re.compile(r"(?:^|;)\s*([A-J])\.\s*")
 _MATHVERSE_OPTIONS = re.compile(r"\bchoices?\s*:?\s*\n", re.IGNORECASE)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from cepo.evaluation.formats import WEMATH_STEPS
 from cepo.evaluation.statistics import Estimate, Row, clustered_mean
-from cepo.trees import Tree
+from cepo.files.trees import Tree
 
 
 def hallusionbench_scores(rows: Sequence[Row]) -> Tree:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from cepo.errors import DataError
 from cepo.evaluation.formats import listed, optional_text, text, whole_number
 from cepo.evaluation.protocols import LMMS_LIMIT
+from cepo.files.trees import Fields
 from cepo.models.processing import IMAGE_MARK
 from cepo.rewards.benchmark import LETTERS
-from cepo.trees import Fields
 
 SYSTEM_PROMPT = (
     "You are a helpful assistant. When the user asks a question, your response must include two parts: "

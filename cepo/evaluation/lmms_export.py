@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from cepo.config import RunConfig
 from cepo.evaluation.lmms import LMMS_TASKS
 from cepo.evaluation.statistics import Row
+from cepo.files.trees import Tree
 from cepo.tracking.run_folder import write_atomically
-from cepo.trees import Tree
 
 if TYPE_CHECKING:
     from cepo.evaluation.run import Task

@@ -17,10 +17,10 @@ from cepo.data.hub import require_hub_names
 from cepo.errors import ConfigError
 from cepo.evaluation.named_sources import NamedSource, named_source
 from cepo.evaluation.protocols import Rules, rules_of
-from cepo.foreign_files import read_text
+from cepo.files.foreign import read_text
+from cepo.files.trees import Tree
 from cepo.hardware import require_usable_torch
 from cepo.progress import Progress
-from cepo.trees import Tree
 
 if TYPE_CHECKING:
     from cepo.evaluation.run import Task

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cepo.errors import ConfigError
-from cepo.trees import Fields
+from cepo.files.trees import Fields
 
 LMMS_LIMIT = 49152
 """The limit of new tokens of lmms-eval's reasoning tasks."""

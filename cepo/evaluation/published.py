@@ -11,9 +11,9 @@ from cepo.evaluation.comparison import compare_evaluations
 from cepo.evaluation.named_sources import TITLES
 from cepo.evaluation.results import RESULTS_FILE, results_file
 from cepo.evaluation.statistics import macro_average
-from cepo.foreign_files import damaged_as, read_json
+from cepo.files.foreign import damaged_as, read_json
+from cepo.files.trees import Fields, Tree
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
-from cepo.trees import Fields, Tree
 
 _AVERAGE, _DIFFERENCE = "Average", "difference"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from cepo.errors import DataError
 from cepo.evaluation.statistics import Row, macro_average
-from cepo.foreign_files import read_objects
+from cepo.files.foreign import read_objects
+from cepo.files.trees import Fields, Tree
 from cepo.tracking.run_folder import write_atomically
-from cepo.trees import Fields, Tree
 
 RESULTS_FILE = "evaluation.json"
 GENERATIONS_FILE = "generations.jsonl"

@@ -19,7 +19,8 @@ from cepo.evaluation.benchmarks import Benchmark, converted, opened
 from cepo.evaluation.lmms import LMMS_TASKS
 from cepo.evaluation.named_sources import NamedSource, is_name
 from cepo.evaluation.protocols import Rules
-from cepo.leftovers import OwnFolder
+from cepo.files.own_folders import OwnFolder
+from cepo.files.trees import Tree
 from cepo.models.pretrained import read_quantization
 from cepo.models.processing import Processing
 from cepo.rewards.benchmark import JUDGED, final_answer, kind_of
@@ -29,7 +30,6 @@ from cepo.rollout.factory import build_generator, settings_of_run
 from cepo.rollout.generator import AdapterWeights, Generator
 from cepo.tracking.run_folder import thumbnail
 from cepo.trainer.asking import VALIDATION_STEP, Asker, Rollouts, validation_settings
-from cepo.trees import Tree
 from cepo.workers.checkpoint import ADAPTER
 from cepo.workers.distributed import this_device
 from cepo.workers.merged_model import ADAPTER_CONFIG, BaseModel, merge_checkpoint, read_adapter

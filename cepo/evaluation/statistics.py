@@ -9,9 +9,9 @@ from collections.abc import Hashable, Sequence
 from typing import TypedDict
 
 from cepo.errors import DataError
+from cepo.files.trees import Fields, Tree
 from cepo.report.score_tables import Cell
 from cepo.rewards.benchmark import KINDS
-from cepo.trees import Fields, Tree
 
 Row = Fields
 """One graded response of generations.jsonl; see `cepo.evaluation.run.graded_rows`."""

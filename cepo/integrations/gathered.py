@@ -16,13 +16,13 @@ from cepo.algorithms import Estimator, build_estimator
 from cepo.config.worker_schema import RewardConfig
 from cepo.data.contexts import ContextBuilder, Problem
 from cepo.errors import ConfigError, DataError
+from cepo.files.trees import Fields, Tree
 from cepo.metrics import Metrics, fraction
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
 from cepo.rollout.generator import Generation
 from cepo.trainer.asking import Rollouts
 from cepo.trainer.planning import reference_metrics, rollout_groups
-from cepo.trees import Fields, Tree
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 Messages = Sequence[Fields]

@@ -15,8 +15,8 @@ from trl.data_utils import prepare_multimodal_messages  # pyright: ignore[report
 
 from cepo.data.answers_text import answer_text, solution_text
 from cepo.errors import ConfigError, DataError
+from cepo.files.trees import Fields, Tree
 from cepo.integrations.gathered import Credit, Row, Shown, Texts, images_of, supported_estimator
-from cepo.trees import Fields, Tree
 from cepo.types import Reference, TokenSignal
 
 _PADDED = {"padding": True, "padding_side": "left", "add_special_tokens": False, "return_tensors": "pt"}

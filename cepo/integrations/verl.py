@@ -29,10 +29,10 @@ from verl.utils.tokenizer import get_processor_token_id  # pyright: ignore[repor
 
 from cepo.data.answers_text import answer_text, solution_text
 from cepo.errors import ConfigError, DataError
+from cepo.files.trees import Fields, Tree
 from cepo.integrations.gathered import Credit, Row, Shown, Texts, spliced, supported_estimator
 from cepo.metrics import results
 from cepo.sections import read_section, section
-from cepo.trees import Fields, Tree
 from cepo.types import Reference, TokenSignal
 
 MODE = "cepo_sync"

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image, ImageDraw
 
 from cepo.errors import DataError
+from cepo.files.trees import Tree
 from cepo.progress import phase
 from cepo.tracking.run_folder import png_bytes
-from cepo.trees import Tree
 
 if TYPE_CHECKING:
     from cepo.config import RunConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cepo.trees import Fields
+from cepo.files.trees import Fields
 
 _MOST_ERROR_CHARACTERS = 1000
 

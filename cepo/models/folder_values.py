@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from cepo.errors import DataError
+from cepo.files.trees import Fields, Tree, is_list, is_mapping
 from cepo.models.families import reads_grids
-from cepo.trees import Fields, Tree, is_list, is_mapping
 
 _LONGEST_LIST = 4_096
 _LONGEST_TOKEN = 1_000

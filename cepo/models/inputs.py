@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from cepo.errors import DataError
-from cepo.trees import Tree
+from cepo.files.trees import Tree
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

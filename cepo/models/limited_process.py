@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import cepo
-from cepo.trees import Fields
+from cepo.files.trees import Fields
 
 _MOST_BYTES = 2 << 30
 """The address space of the process; without a template it takes about 0.2 GiB."""

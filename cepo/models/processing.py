@@ -17,14 +17,14 @@ from torch import Tensor
 from cepo.config.schema import DataConfig
 from cepo.config.worker_schema import ModelConfig
 from cepo.errors import ConfigError, DataError
-from cepo.foreign_files import read_text
+from cepo.files.foreign import read_text
+from cepo.files.trees import Fields, Tree
 from cepo.models.families import family_of
 from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageReader, ImageSource, Turn, Video
 from cepo.models.limited_process import ask
 from cepo.models.prefilled import prefilled_text
 from cepo.models.pretrained import read_config, unreadable
 from cepo.models.tokenizer_check import check_tokenizer
-from cepo.trees import Fields, Tree
 
 IMAGE_MARK, VIDEO_MARK = "<image>", "<video>"
 """The marks that stand for an image or a video in a dataset's text, as in EasyR1."""

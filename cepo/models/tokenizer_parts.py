@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from cepo.errors import DataError
-from cepo.foreign_files import read_json
-from cepo.trees import Fields, is_list, is_mapping
+from cepo.files.foreign import read_json
+from cepo.files.trees import Fields, is_list, is_mapping
 
 _MOST_PARTS = 12
 _LONGEST_TEXT = 1_000

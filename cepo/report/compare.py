@@ -12,6 +12,7 @@ from pathlib import Path
 from cepo.algorithms.base import SHARED
 from cepo.config.listing import REQUIRED, settings_of
 from cepo.errors import DataError
+from cepo.files.trees import leaves
 from cepo.report.drawing import Chart, Section, Series, Table, scores, write_page
 from cepo.report.recorded_run import (
     COUNTS,
@@ -25,7 +26,6 @@ from cepo.report.recorded_run import (
     words,
 )
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
-from cepo.trees import leaves
 
 _METHOD, _UNSET = "algorithm.adv_estimator", "not set"
 _ACCURACY, _GREEDY = COUNTS

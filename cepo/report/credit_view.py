@@ -21,11 +21,11 @@ import numpy
 from cepo.algorithms import Estimator, available_estimators, build_estimator, credit, section_of
 from cepo.algorithms.settings import DEFAULT_ESTIMATOR
 from cepo.data.images import open_image
-from cepo.foreign_files import damaged_as
+from cepo.files.foreign import damaged_as
+from cepo.files.trees import Fields, Tree
 from cepo.report.recorded_run import RunData
 from cepo.tracking.run_folder import finite_or_none
 from cepo.tracking.trace import STUDENT, GroupRecord, RolloutRecord, read_rollouts
-from cepo.trees import Fields, Tree
 from cepo.types import TokenBatch
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from cepo.files.trees import Fields, Tree
 from cepo.report.score_tables import NOTHING, Cell, ScoreTable
 from cepo.terminal import without_controls
 from cepo.tracking.run_folder import THUMBNAIL, finite_or_none, write_atomically
-from cepo.trees import Fields, Tree
 
 # Okabe and Ito's colours, which people with common forms of colour blindness can distinguish, with grey for black.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#777777", "#A0522D", "#F0E442")

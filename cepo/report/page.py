@@ -16,12 +16,12 @@ from rich.table import Table as TerminalTable
 
 from cepo.algorithms import available_estimators
 from cepo.config.listing import REQUIRED, method_settings, settings_of
+from cepo.files.trees import leaves
 from cepo.report.credit_view import credit_view
 from cepo.report.drawing import Sample, Section, Table, samples_table, save_figure, write_page
 from cepo.report.recorded_run import COUNTS, HELD_OUT, RunData, as_yaml, chart_sections, load_run, run_charts
 from cepo.report.score_tables import Cell
 from cepo.tracking.run_folder import STAGES, read_environment, read_generations
-from cepo.trees import leaves
 
 REPORT_FILE = "report.html"
 _EVIDENCE = (

@@ -18,11 +18,11 @@ from cepo.config.paths import checkpoint_folders
 from cepo.config.record import without_interpolation
 from cepo.config.sources import read_file
 from cepo.errors import ConfigError, DataError
+from cepo.files.trees import Tree
 from cepo.metrics import wilson_interval
 from cepo.report.drawing import Chart, Section, Series
 from cepo.report.score_tables import Cell
 from cepo.tracking.run_folder import CONFIG_FILE, STAGES, MetricsRow, read_generations, read_metrics
-from cepo.trees import Tree
 
 if TYPE_CHECKING:
     import pandas

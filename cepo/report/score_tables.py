@@ -16,9 +16,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from cepo.files.trees import Tree
 from cepo.metrics import wilson_interval
 from cepo.tracking.run_folder import write_atomically
-from cepo.trees import Tree
 
 TABLE_FORMATS = (".md", ".tex", ".csv", ".json")
 NOTHING = "–"

@@ -22,7 +22,7 @@ from typing import Any, Literal, cast
 
 import cepo
 from cepo.errors import RewardError, did_you_mean, place_in
-from cepo.trees import Fields
+from cepo.files.trees import Fields
 
 RewardScore = dict[str, float]
 """The numbers for one sample. `overall` is required and becomes the reward; the others are averaged for the metrics."""

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from cepo.errors import ConfigError, DataError, RewardError
-from cepo.foreign_files import read_json
+from cepo.files.foreign import read_json
+from cepo.files.trees import Fields, Tree, is_mapping
 from cepo.sections import Count, read_section, section
 from cepo.tracking.run_folder import png_bytes
-from cepo.trees import Fields, Tree, is_mapping
 
 REWARD_NAME = "judge"
 REWARD_TYPE = "batch"

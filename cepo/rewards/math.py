@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cepo.errors import ConfigError
+from cepo.files.trees import Fields
 from cepo.rewards.answers import answers_equal, extract_answer
-from cepo.trees import Fields
 
 REWARD_NAME = "math"
 REWARD_TYPE = "batch"

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import cepo
 from cepo.errors import EngineError, RewardError
+from cepo.files.trees import Fields
 from cepo.rewards.functions import RewardFailure, RewardOutcome
-from cepo.trees import Fields
 
 if TYPE_CHECKING:
     from cepo.config.worker_schema import RewardConfig

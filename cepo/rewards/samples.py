@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 from cepo.config.schema import DataConfig
 from cepo.errors import ConfigError
-from cepo.trees import Fields, Tree
+from cepo.files.trees import Fields, Tree
 
 
 class TrainersFields(TypedDict, total=False):

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import cepo
+from cepo.files.trees import Tree
 from cepo.rewards.functions import BatchContractError, ContractError, RewardFailure
-from cepo.trees import Tree
 
 _PACKAGE_FOLDER = os.path.dirname(os.path.abspath(cepo.__file__)) + os.sep
 _PARENT_CHECK_SECONDS = 2.0

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from cepo.config.worker_schema import RolloutConfig
 from cepo.errors import EngineError
+from cepo.files.trees import Tree
 from cepo.sections import Count, Natural, section
-from cepo.trees import Tree
 
 if TYPE_CHECKING:
     from cepo.models.inputs import ImageSource, Video

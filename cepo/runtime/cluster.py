@@ -13,10 +13,10 @@ import ray
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
-from cepo.config.record import is_secret
 from cepo.config.schema import TrainerConfig
 from cepo.errors import ConfigError, EngineError
-from cepo.leftovers import OwnFolder
+from cepo.files.own_folders import OwnFolder
+from cepo.files.secrets import is_secret
 from cepo.progress import phase
 from cepo.runtime.reach import prepare_own_cluster
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 from cepo.errors import ConfigError
-from cepo.leftovers import OwnFolder
+from cepo.files.own_folders import OwnFolder
 
 CONNECTION_SECONDS, ANSWER_SECONDS = 3.0, 30.0
 _ADDRESS = re.compile(r"(?:ray://)?\[?(?P<host>[^/\]]+)\]?:(?P<port>\d{1,5})")

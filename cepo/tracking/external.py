@@ -16,10 +16,10 @@ from typing import Any
 
 import yaml
 
-from cepo.foreign_files import read_json
+from cepo.files.foreign import read_json
+from cepo.files.trees import Tree, leaves
 from cepo.tracking.run_folder import MLFLOW_FOLDER, SWANLAB_FOLDER, TENSORBOARD_FOLDER, TRACKERS_FILE, write_atomically
 from cepo.tracking.sinks import RunDescription, Sink
-from cepo.trees import Tree, leaves
 
 STEP_NAME = "trainer/step"
 """The axis of all W&B charts. On W&B's own step axis, a resumed run's values for earlier steps would be dropped."""

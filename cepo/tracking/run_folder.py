@@ -32,11 +32,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cepo
-from cepo.config.record import masked_argument
 from cepo.errors import CepoError, DataError, ForeignFileError
-from cepo.foreign_files import damaged_as, irregular_file, objects_in, open_regular, read_json, read_objects
+from cepo.files.foreign import damaged_as, irregular_file, objects_in, open_regular, read_json, read_objects
+from cepo.files.secrets import masked_argument
+from cepo.files.trees import Fields, Tree, is_dict
 from cepo.hardware import num_processors, processor_name, visible_gpus
-from cepo.trees import Fields, Tree, is_dict
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -20,7 +20,7 @@ from rich.text import Text
 from cepo.config.own_records import remember_own_record
 from cepo.config.paths import checkpoint_folders
 from cepo.errors import CepoError, ConfigError, did_you_mean
-from cepo.foreign_files import read_text
+from cepo.files.foreign import read_text
 from cepo.live_view import SafeConsole, duration
 from cepo.metrics import wilson_interval
 from cepo.progress import view_console

@@ -19,9 +19,9 @@ import pyarrow
 import pyarrow.parquet
 
 from cepo.errors import DataError
-from cepo.foreign_files import LARGEST_IMAGE, damaged_as, open_regular, read_bytes
+from cepo.files.foreign import LARGEST_IMAGE, damaged_as, open_regular, read_bytes
+from cepo.files.trees import Fields, Tree
 from cepo.tracking.run_folder import write_atomically
-from cepo.trees import Fields, Tree
 
 ROLLOUTS_FOLDER = "rollouts"
 IMAGES_FOLDER = "images"

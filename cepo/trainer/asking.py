@@ -17,6 +17,7 @@ from cepo.config.worker_schema import RolloutConfig, WorkerConfig
 from cepo.data.batch import OWN_VIEW, ScoringRow
 from cepo.data.contexts import ContextBuilder, Problem
 from cepo.errors import RewardError
+from cepo.files.trees import Fields, Tree
 from cepo.metrics import Metric, Metrics, fraction, sum_value
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
@@ -25,7 +26,6 @@ from cepo.rewards.functions import RewardOutcome
 from cepo.rewards.pool import RewardPool
 from cepo.rewards.samples import TrainersFields, sample_of
 from cepo.rollout.generator import Generation, GenerationRequest, Sampler, SamplingSettings, sampling_seed
-from cepo.trees import Fields, Tree
 
 logger = logging.getLogger(__name__)
 

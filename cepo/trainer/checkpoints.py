@@ -22,10 +22,10 @@ from pydantic.dataclasses import dataclass
 
 from cepo.config.paths import checkpoint_folders, find_path, shipped_name
 from cepo.errors import CheckpointError, ForeignFileError
-from cepo.foreign_files import irregular_file, read_json
+from cepo.files.foreign import irregular_file, read_json
+from cepo.files.trees import Tree, is_dict
 from cepo.tracking.run_folder import LOCK_FILE, require_own_records, to_disk, write_atomically
 from cepo.trainer.protocol import Backend
-from cepo.trees import Tree, is_dict
 
 logger = logging.getLogger(__name__)
 

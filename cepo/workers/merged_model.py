@@ -16,14 +16,14 @@ from torch import Tensor
 
 from cepo.config.worker_schema import FloatType
 from cepo.errors import CheckpointError, ConfigError, DataError, EngineError
-from cepo.foreign_files import irregular_file, read_json, size_of
+from cepo.files.foreign import irregular_file, read_json, size_of
+from cepo.files.trees import is_list
 from cepo.models import pretrained
 from cepo.models.families import family_of
 from cepo.models.inputs import Family
 from cepo.models.pretrained import read_quantization
 from cepo.models.processing import Processing
 from cepo.rollout.generator import AdapterWeights
-from cepo.trees import is_list
 from cepo.workers.checkpoint import ADAPTER, SHARDS, Shards, shape_of
 
 logger = logging.getLogger(__name__)
@@ -269,7 +269,7 @@ def read_adapter(folder: Path) -> AdapterWeights:
     follow but that is not read here is refused, so that no adapter means something else than trained.
 
     Raises:
-        CheckpointError: a file breaks the policy of `cepo.foreign_files`, or the two contradict each other.
+        CheckpointError: a file breaks the policy of `cepo.files.foreign`, or the two contradict each other.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file

@@ -18,7 +18,7 @@ from cepo.credit.agreement import MethodSignal, signals_of
 from cepo.credit.session import Session
 from cepo.credit.truth import claim_folder, read_whole
 from cepo.errors import DataError
-from cepo.foreign_files import read_json
+from cepo.files.foreign import read_json
 from cepo.progress import Progress
 from cepo.tracking.run_folder import write_atomically
 from cepo.trainer.planning import actor_batches

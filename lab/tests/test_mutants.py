@@ -165,7 +165,7 @@ def test_20_known_mutants_are_killed_and_one_that_is_not_shows(tmp_path: Path) -
     assert extra not in known
     file = tmp_path / "known.json"
     file.write_text(
-        json.dumps(known | {extra: "tests/test_trees.py::test_texts_change_in_mappings_and_lists_at_any_depth"}),
+        json.dumps(known | {extra: "tests/files/test_trees.py::test_texts_change_in_mappings_and_lists_at_any_depth"}),
         encoding="utf-8",
     )
     command = [sys.executable, str(mutants.ROOT / "lab" / "mutants.py"), "--known", str(file)]
@@ -179,10 +179,12 @@ def test_20_known_mutants_are_killed_and_one_that_is_not_shows(tmp_path: Path) -
 def test_branches_and_lines_of_a_test_file_are_recorded(tmp_path: Path) -> None:
     """test_trees.py takes every branch of trees.py; a mutant of it is given that file's tests."""
     command = [sys.executable, str(mutants.ROOT / "lab" / "branches.py"), "--folder", str(tmp_path)]
-    done = subprocess.run([*command, "tests/test_trees.py"], capture_output=True, text=True, check=True, timeout=300)
+    done = subprocess.run(
+        [*command, "tests/files/test_trees.py"], capture_output=True, text=True, check=True, timeout=300
+    )
     assert "| ALL CORE | " in done.stdout
-    assert branches.taken(tmp_path)["trees.py"][0] > 0
-    source = (mutants.ROOT / "cepo" / "trees.py").read_text(encoding="utf-8")
-    inside = [each for each in mutants_of("trees.py", source) if lines_that_run_it(each, source)]
+    assert branches.taken(tmp_path)["files/trees.py"][0] > 0
+    source = (mutants.ROOT / "cepo" / "files" / "trees.py").read_text(encoding="utf-8")
+    inside = [each for each in mutants_of("files/trees.py", source) if lines_that_run_it(each, source)]
     (stage,) = mutants.Reach(tmp_path).stages(inside[0], 60, without=())
-    assert all(test.startswith("tests/test_trees.py::") for test in stage)
+    assert all(test.startswith("tests/files/test_trees.py::") for test in stage)

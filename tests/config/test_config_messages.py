@@ -14,7 +14,7 @@ from cepo.config import check_config, dump_config, load_config
 from cepo.config.easyr1 import TABLE
 from cepo.config.listing import all_settings, settings_of
 from cepo.errors import ConfigError
-from cepo.trees import nested
+from cepo.files.trees import nested
 
 
 @pytest.mark.parametrize(("name", "own"), TABLE.elsewhere.items())

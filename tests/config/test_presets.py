@@ -15,7 +15,7 @@ from cepo.cli import main
 from cepo.config import RunConfig, check_config, load_config
 from cepo.config.record import plain_tree
 from cepo.data.contexts import HintTemplate
-from cepo.trees import leaves
+from cepo.files.trees import leaves
 
 REPOSITORY = Path(__file__).parents[2]
 CONFIGS = REPOSITORY / "configs"

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from cepo.config import dump_for_record, load_config
-from cepo.config.record import decisive_settings, masked_argument
+from cepo.config.record import decisive_settings
+from cepo.files.secrets import masked_argument
 from cepo.tracking.external import config_tree
 from cepo.tracking.sinks import RunDescription, build_tracker
 

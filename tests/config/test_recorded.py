@@ -32,10 +32,10 @@ from cepo.config.recorded import (
 )
 from cepo.config.schema import RunSettings
 from cepo.errors import CheckpointError, ConfigError
+from cepo.files.trees import leaves
 from cepo.report.recorded_run import load_run
 from cepo.sections import default_tree
 from cepo.tracking.sinks import RunDescription, build_tracker
-from cepo.trees import leaves
 
 BASE = "config=configs/microgeo/base.yaml"
 CODE = "import os\nos.mkdir({trace!r})\ndef reward(samples):\n    return [{{'overall': 0.0}} for _ in samples]\n"

@@ -28,7 +28,7 @@ from cepo.errors import (
     RewardError,
     WorkerLostError,
 )
-from cepo.foreign_files import read_text
+from cepo.files.foreign import read_text
 from cepo.rewards.functions import (
     BatchContractError,
     ContractError,

@@ -26,13 +26,13 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # A unit may import units of its own level and of lower ones. A module at the package's root that is not named here
 # (a command, the composition root) stands on top.
 LEVELS = {
-    "types": 0, "sections": 0, "trees": 0, "metrics": 0, "errors": 0, "foreign_files": 0, "interrupts": 0, "leftovers": 0,
-    "progress": 0, "live_view": 0, "terminal": 0,
+    "errors": 0, "files": 0, "interrupts": 0, "live_view": 0, "metrics": 0, "progress": 0, "sections": 0,
+    "terminal": 0, "types": 0,
     "algorithms": 1, "losses": 1,
     "config": 2,
     "data": 3, "hardware": 3, "models": 3, "rewards": 3, "tracking": 3,
     "microgeo": 4, "rollout": 4, "sizing": 4, "workers": 4,
-    "trainer": 5, "report": 5, "evaluation": 5,
+    "evaluation": 5, "report": 5, "trainer": 5,
     "runtime": 6,
     "credit": 7, "doctor": 7, "integrations": 7, "preflight": 7,
     "commands": 8,

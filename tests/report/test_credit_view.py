@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from run_folders import group, rollout, write_run
 
+from cepo.files.trees import Tree
 from cepo.report.credit_view import step_credit
 from cepo.report.recorded_run import load_run
-from cepo.trees import Tree
 
 DELTA = 0.25
 

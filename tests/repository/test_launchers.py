@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from cepo.algorithms import available_estimators
-from cepo.trees import leaves
+from cepo.files.trees import leaves
 
 pytestmark = pytest.mark.heavy
 

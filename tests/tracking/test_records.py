@@ -21,7 +21,7 @@ from PIL import Image
 from run_folders import PICTURE, group, rollout, run_in
 
 from cepo.errors import CepoError, DataError
-from cepo.foreign_files import read_objects
+from cepo.files.foreign import read_objects
 from cepo.tracking.run_folder import (
     RECORDS_FORMAT,
     LineFile,

@@ -14,8 +14,8 @@ from cepo.algorithms import available_estimators
 from cepo.config.listing import written
 from cepo.config.sources import Origins
 from cepo.errors import ConfigError
+from cepo.files.trees import Tree, leaves, nested
 from cepo.sections import read_section, section
-from cepo.trees import Tree, leaves, nested
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, cast
 from urllib.parse import SplitResult, urljoin, urlsplit, urlunsplit
 
 from cepo.errors import CepoError, DataError, ForeignFileError
-from cepo.trees import Tree
+from cepo.files.trees import Tree
 
 LARGEST_TEXT = 10_000_000
 """The largest configuration, prompt or template, in bytes."""

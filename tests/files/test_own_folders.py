@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cepo.leftovers import OwnFolder, remove_left_behind
+from cepo.files.own_folders import OwnFolder, remove_left_behind
 
-MAKE = (
-    "import sys; from cepo.leftovers import OwnFolder; print(OwnFolder('test').path, flush=True); sys.stdin.readline()"
-)
+MAKE = "import sys; from cepo.files.own_folders import OwnFolder; print(OwnFolder('test').path, flush=True); sys.stdin.readline()"
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cepo.trees import leaves, with_texts
+from cepo.files.trees import leaves, with_texts
 
 
 def test_texts_change_in_mappings_and_lists_at_any_depth() -> None:
