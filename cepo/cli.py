@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 import click
 from click.shell_completion import get_completion_class
 
-from cepo import __version__, interrupts
+from cepo import __version__
 from cepo.errors import CepoError, did_you_mean
-from cepo.terminal import print_plain
+from cepo.terminal import interrupts
+from cepo.terminal.lines import print_plain
 
 _USAGE_ERROR = 2
 _FILE, _FOLDER = click.Path(path_type=Path, dir_okay=False), click.Path(path_type=Path, file_okay=False)
@@ -342,7 +343,7 @@ def init(folder: Path) -> None:
 def microgeo(out: Path | None, seed: int, num_train: int, num_validation: int) -> None:
     """Build the embedded world: problems and its shipped model."""
     from cepo.microgeo.world import build_world
-    from cepo.progress import live_view
+    from cepo.terminal.progress import live_view
 
     with live_view():
         world = build_world(out, seed=seed, num_train=num_train, num_validation=num_validation)

@@ -7,7 +7,6 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from cepo import interrupts
 from cepo.config import RunConfig, check_config
 from cepo.config.paths import require_weights
 from cepo.config.schema import TrainerConfig
@@ -16,8 +15,9 @@ from cepo.data.hub import require_hub_names
 from cepo.errors import ConfigError, RewardError
 from cepo.files.trees import leaves
 from cepo.hardware import device_in_words, num_processors, require_devices, require_usable_torch
-from cepo.progress import phase
 from cepo.runtime.reach import why_no_answer
+from cepo.terminal import interrupts
+from cepo.terminal.progress import phase
 from cepo.tracking.run_folder import read_environment
 
 if TYPE_CHECKING:

@@ -9,13 +9,14 @@ from contextlib import ExitStack
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from cepo import interrupts, preflight
+from cepo import preflight
 from cepo.config import RunConfig, dump_for_record, load_config
 from cepo.config.record import decisive_settings, run_identity
 from cepo.errors import CepoError, WorkerLostError, place_in
 from cepo.files.own_folders import remove_left_behind
-from cepo.progress import live_view, log_to_stderr, phase
 from cepo.runtime.reach import prepare_own_cluster
+from cepo.terminal import interrupts
+from cepo.terminal.progress import live_view, log_to_stderr, phase
 
 if TYPE_CHECKING:
     from cepo.config.schema import DataConfig, TrainerConfig

@@ -114,7 +114,7 @@ def start(data: Path, *, alone: bool) -> None:
     from cepo.config.schema import DataConfig
     from cepo.data.training_set import read_training_sets
     from cepo.models.processing import Processing
-    from cepo.progress import log_to_stderr
+    from cepo.terminal.progress import log_to_stderr
 
     log_to_stderr()
     config = DataConfig(**_settings(data))

@@ -20,9 +20,9 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from cepo.interrupts import EXIT_CODES
 from cepo.microgeo.world import build_world
 from cepo.report.recorded_run import load_run
+from cepo.terminal.interrupts import EXIT_CODES
 from cepo.train import main as train
 from lab.support.machine import ROOT
 from lab.support.study_plan import METHODS, PLAN, PROFILES, Profile, Run, arguments, first_runs, own_rate_runs

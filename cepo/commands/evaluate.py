@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from cepo import interrupts
 from cepo.commands.checkpoint_arguments import config_of_checkpoint, name_of_results
 from cepo.config.recorded import TRAIN_FILES, VAL_FILES
 from cepo.errors import ConfigError
 from cepo.evaluation.measuring import Plan, evaluate, make_plan
 from cepo.evaluation.protocols import with_protocol
-from cepo.live_view import SafeConsole
-from cepo.progress import log_to_stderr
-from cepo.terminal import print_plain
+from cepo.terminal import interrupts
+from cepo.terminal.lines import print_plain
+from cepo.terminal.live_view import SafeConsole
+from cepo.terminal.progress import log_to_stderr
 
 
 def planned(options: Mapping[str, str], settings: Sequence[str]) -> Plan:

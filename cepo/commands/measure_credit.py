@@ -12,8 +12,8 @@ from cepo.config import RunConfig
 from cepo.config.record import plain_tree
 from cepo.config.recorded import TRAINED, VAL_FILES
 from cepo.errors import ConfigError
-from cepo.live_view import SafeConsole
-from cepo.progress import log_to_stderr
+from cepo.terminal.live_view import SafeConsole
+from cepo.terminal.progress import log_to_stderr
 
 if TYPE_CHECKING:
     from cepo.algorithms import Estimator

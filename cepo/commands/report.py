@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cepo.errors import ConfigError
-from cepo.live_view import SafeConsole
-from cepo.terminal import print_plain
+from cepo.terminal.lines import print_plain
+from cepo.terminal.live_view import SafeConsole
 
 _SECONDS_BETWEEN_LOOKS = 2.0
 _FIGURES = (".png", ".pdf", ".svg")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from cepo.config.paths import require_file
 from cepo.errors import ConfigError
 from cepo.files.foreign import read_text
-from cepo.progress import live_view, log_to_stderr
-from cepo.terminal import print_plain
+from cepo.terminal.lines import print_plain
+from cepo.terminal.progress import live_view, log_to_stderr
 
 if TYPE_CHECKING:
     from cepo.rollout.generator import Generation

@@ -11,7 +11,6 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from cepo import interrupts
 from cepo.algorithms import available_estimators, estimator_class, load_plugin, section_of
 from cepo.algorithms.base import own_fields, path_of, presets_of
 from cepo.algorithms.settings import SharedSettings
@@ -22,6 +21,7 @@ from cepo.config.sources import Origins, Source, read_arguments
 from cepo.errors import ConfigError, did_you_mean, place_in
 from cepo.files.trees import Fields, Tree, is_dict, is_mapping, leaves, texts_of, with_texts
 from cepo.sections import default_tree, fields_of, merged_trees
+from cepo.terminal import interrupts
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from cepo.errors import ForeignFileError
 from cepo.files.foreign import open_regular, read_bytes
-from cepo.progress import phase
+from cepo.terminal.progress import phase
 
 logger = logging.getLogger(__name__)
 

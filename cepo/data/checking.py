@@ -19,7 +19,7 @@ from cepo.data.rows import RowReader
 from cepo.errors import ConfigError, DataError
 from cepo.files.trees import Tree
 from cepo.hardware import num_processors
-from cepo.progress import Progress
+from cepo.terminal.progress import Progress
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from cepo.config import RunConfig, check_config, load_config
 from cepo.hardware import Finding
-from cepo.live_view import SafeConsole
+from cepo.terminal.live_view import SafeConsole
 from cepo.tracking.run_folder import installed_version
 
 TESTED: Mapping[str, tuple[str, str]] = {

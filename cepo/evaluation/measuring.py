@@ -20,7 +20,7 @@ from cepo.evaluation.protocols import Rules, rules_of
 from cepo.files.foreign import read_text
 from cepo.files.trees import Tree
 from cepo.hardware import require_usable_torch
-from cepo.progress import Progress
+from cepo.terminal.progress import Progress
 
 if TYPE_CHECKING:
     from cepo.evaluation.run import Task

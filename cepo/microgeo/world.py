@@ -23,7 +23,7 @@ from PIL import Image, ImageDraw
 
 from cepo.errors import DataError
 from cepo.files.trees import Tree
-from cepo.progress import phase
+from cepo.terminal.progress import phase
 from cepo.tracking.run_folder import png_bytes
 
 if TYPE_CHECKING:

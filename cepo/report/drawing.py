@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cepo.files.trees import Fields, Tree
 from cepo.report.score_tables import NOTHING, Cell, ScoreTable
-from cepo.terminal import without_controls
+from cepo.terminal.lines import without_controls
 from cepo.tracking.run_folder import THUMBNAIL, finite_or_none, write_atomically
 
 # Okabe and Ito's colours, which people with common forms of colour blindness can distinguish, with grey for black.

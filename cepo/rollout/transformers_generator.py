@@ -20,7 +20,6 @@ from cepo.models.head import use_float32_logits
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.pretrained import load_model, torch_dtype
 from cepo.models.processing import Processing
-from cepo.progress import Progress
 from cepo.rollout.generator import (
     AdapterWeights,
     FullWeights,
@@ -32,6 +31,7 @@ from cepo.rollout.generator import (
     Weights,
     check_lengths,
 )
+from cepo.terminal.progress import Progress
 
 _SHARE_THAT_GOES_ON = 0.75
 """Finished rows are dropped when at most this share of the rows is unfinished, because dropping copies the others."""

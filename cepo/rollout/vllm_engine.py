@@ -15,7 +15,6 @@ from cepo.errors import EngineError
 from cepo.hardware import num_processors
 from cepo.models.families import family_of
 from cepo.models.processing import Processing
-from cepo.progress import Progress
 from cepo.rollout.generator import (
     AdapterWeights,
     FullWeights,
@@ -37,6 +36,7 @@ from cepo.rollout.vllm_process import (
     start_engine,
     without_gpu,
 )
+from cepo.terminal.progress import Progress
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -19,8 +19,8 @@ from cepo.errors import EngineError
 from cepo.files.trees import Tree
 from cepo.hardware import Capability, with_own_programs
 from cepo.models.pretrained import DTYPE_NAMES
-from cepo.progress import phase
 from cepo.rollout.generator import GeneratorSettings
+from cepo.terminal.progress import phase
 
 if TYPE_CHECKING:
     from vllm import LLM

@@ -17,8 +17,8 @@ from cepo.config.schema import TrainerConfig
 from cepo.errors import ConfigError, EngineError
 from cepo.files.own_folders import OwnFolder
 from cepo.files.secrets import is_secret
-from cepo.progress import phase
 from cepo.runtime.reach import prepare_own_cluster
+from cepo.terminal.progress import phase
 
 logger = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ from cepo.config.own_records import remember_own_record
 from cepo.config.paths import checkpoint_folders
 from cepo.errors import CepoError, ConfigError, did_you_mean
 from cepo.files.foreign import read_text
-from cepo.live_view import SafeConsole, duration
 from cepo.metrics import wilson_interval
-from cepo.progress import view_console
+from cepo.terminal.live_view import SafeConsole, duration
+from cepo.terminal.progress import view_console
 from cepo.tracking.run_folder import (
     CONFIG_FILE,
     ENVIRONMENT_FILE,

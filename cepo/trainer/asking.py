@@ -21,11 +21,11 @@ from cepo.files.trees import Fields, Tree
 from cepo.metrics import Metric, Metrics, fraction, sum_value
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
-from cepo.progress import StageClock
 from cepo.rewards.functions import RewardOutcome
 from cepo.rewards.pool import RewardPool
 from cepo.rewards.samples import TrainersFields, sample_of
 from cepo.rollout.generator import Generation, GenerationRequest, Sampler, SamplingSettings, sampling_seed
+from cepo.trainer.stage_clock import StageClock
 
 logger = logging.getLogger(__name__)
 

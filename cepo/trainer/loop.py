@@ -19,8 +19,8 @@ from cepo.data.training_set import TrainingProblems
 from cepo.losses.objective import adapted_coefficient, agreement_metrics, kl_penalty
 from cepo.metrics import Metrics, mean_of, mean_value, merge_metrics, results, sum_value
 from cepo.models.processing import Processing
-from cepo.progress import StageClock, phase
 from cepo.rewards.pool import RewardPool
+from cepo.terminal.progress import phase
 from cepo.tracking.sinks import Tracker
 from cepo.trainer.asking import Asker, Rollouts, ask_until_enough, training_settings
 from cepo.trainer.checkpoints import TrainerState
@@ -38,6 +38,7 @@ from cepo.trainer.planning import (
 from cepo.trainer.protocol import Backend, Callback
 from cepo.trainer.recording import Validator, group_records, reward_metrics, work_metrics
 from cepo.trainer.run_policy import RunPolicy
+from cepo.trainer.stage_clock import StageClock
 from cepo.types import TokenSignal
 
 logger = logging.getLogger(__name__)

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cepo import interrupts
 from cepo.config.schema import TrainerConfig
 from cepo.errors import CepoError, CheckpointError, EngineError, WorkerLostError
 from cepo.metrics import Metric, Metrics, fraction, max_value, sum_value
+from cepo.terminal import interrupts
 from cepo.trainer.checkpoints import CheckpointStore, RunLock, TrainerState
 from cepo.trainer.planning import ScoredBatch
 from cepo.trainer.protocol import Backend

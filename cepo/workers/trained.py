@@ -19,7 +19,7 @@ from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
 from cepo.losses.objective import token_weights
 from cepo.metrics import Metrics, max_value, mean_value, merge_metrics, sum_value
 from cepo.models.processing import Processing
-from cepo.progress import shown
+from cepo.terminal.progress import shown
 from cepo.workers.distributed import on_first_rank, reshard, this_device, whole_tensor
 from cepo.workers.passes import Passes, RankPass
 from cepo.workers.scoring_model import CollatedRows, ScoringModel, ValueModel, collate

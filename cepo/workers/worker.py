@@ -20,9 +20,9 @@ from cepo.errors import CheckpointError
 from cepo.losses.objective import ObjectiveSettings
 from cepo.metrics import Metrics, max_value
 from cepo.models.processing import Processing
-from cepo.progress import phase
 from cepo.rollout.factory import build_generator, settings_of_run
 from cepo.rollout.generator import Generation, GenerationRequest, GeneratorSettings, OnFinished, SamplingSettings
+from cepo.terminal.progress import phase
 from cepo.workers.actor_critic import Actor, Critic
 from cepo.workers.checkpoint import load_state, save_state
 from cepo.workers.distributed import this_device

@@ -19,7 +19,7 @@ import click
 
 from cepo.cli import Command, cli
 from cepo.cli import main as run_command
-from cepo.terminal import print_plain
+from cepo.terminal.lines import print_plain
 
 
 def measure(batches: int, projections: int, dry_run: bool, **options: Any) -> None:
@@ -28,7 +28,7 @@ def measure(batches: int, projections: int, dry_run: bool, **options: Any) -> No
     from cepo.credit.session import opened
     from cepo.hardware import require_usable_torch
     from cepo.microgeo.world import with_embedded_world
-    from cepo.progress import log_to_stderr
+    from cepo.terminal.progress import log_to_stderr
     from cepo.tracking.run_folder import write_atomically
     from lab.gradient.measurement import GradientMeasurement
 

@@ -31,7 +31,7 @@ from cepo.evaluation.run import adapter_of
 from cepo.microgeo.world import ASSETS
 from cepo.models.pretrained import load_model, read_quantization
 from cepo.report.score_tables import Column, ScoreTable, TableRow
-from cepo.terminal import LogHandler
+from cepo.terminal.lines import LogHandler
 from cepo.tracking.sinks import RunDescription, build_tracker
 from cepo.tracking.trace import read_rollouts
 from cepo.trainer.checkpoints import CheckpointStore, RunLock, TrainerState

@@ -26,8 +26,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # A unit may import units of its own level and of lower ones. A module at the package's root that is not named here
 # (a command, the composition root) stands on top.
 LEVELS = {
-    "errors": 0, "files": 0, "interrupts": 0, "live_view": 0, "metrics": 0, "progress": 0, "sections": 0,
-    "terminal": 0, "types": 0,
+    "errors": 0, "files": 0, "metrics": 0, "sections": 0, "terminal": 0, "types": 0,
     "algorithms": 1, "losses": 1,
     "config": 2,
     "data": 3, "hardware": 3, "models": 3, "rewards": 3, "tracking": 3,

@@ -465,7 +465,7 @@ def test_row_70_000_is_named(tiny_processing: Processing, monkeypatch: pytest.Mo
 
 PROGRAM = """
 import os, sys
-from cepo import interrupts
+from cepo.terminal import interrupts
 from cepo.config.schema import DataConfig
 from cepo.data import checking
 from cepo.data.dataset import ProblemSet

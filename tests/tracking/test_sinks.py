@@ -14,7 +14,7 @@ import pytest
 from run_folders import run_in
 
 from cepo.errors import ConfigError
-from cepo.live_view import duration
+from cepo.terminal.live_view import duration
 from cepo.tracking.run_folder import read_metrics
 from cepo.tracking.sinks import RunDescription, Sink, Tracker, build_sink, build_tracker, check_sinks, step_line
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from cepo import progress
+from cepo.terminal import progress
 
 EXIT_CODES = (130, 143)
 """Exit codes after Ctrl-C and after SIGTERM."""

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import pytest
 from terminals import INTERRUPT, plain, run_on_terminal
 
-from cepo import progress
-from cepo.progress import Progress, shown
+from cepo.terminal import progress
+from cepo.terminal.progress import Progress, shown
 from cepo.tracking.sinks import RunDescription, build_sink
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -25,8 +25,8 @@ HARMLESS = "�]0;title�[31mred [bold]x[/bold] ? �evil�2J next"
 RUN = f"""
 import logging, sys, time
 from pathlib import Path
-from cepo import interrupts
-from cepo.progress import live_view, phase, shown
+from cepo.terminal import interrupts
+from cepo.terminal.progress import live_view, phase, shown
 from cepo.tracking.sinks import RunDescription, build_sink
 sys.path.insert(0, {str(REPOSITORY / "tests")!r})
 from run_folders import group, rollout

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cepo import interrupts
+from cepo.terminal import interrupts
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PLUGIN = "import interrupted_library\n"
@@ -76,7 +76,7 @@ def test_handlers_are_restored_and_ignored_signals_stay_so() -> None:
 def test_an_interrupted_process_cleans_up_and_ends_at_once() -> None:
     program = (
         "import atexit, sys\n"
-        "from cepo import interrupts\n"
+        "from cepo.terminal import interrupts\n"
         "class Crashes:\n"
         "    def __del__(self): sys.stderr.write('taken down')\n"
         "kept = Crashes()\n"

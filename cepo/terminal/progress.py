@@ -6,18 +6,17 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from operator import length_hint
 from typing import TYPE_CHECKING, TypeVar
 
-from cepo.metrics import Metrics, merge_metrics, sum_value
-from cepo.terminal import LogHandler
+from cepo.terminal.lines import LogHandler
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cepo.live_view import LiveView
+    from cepo.terminal.live_view import LiveView
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +32,7 @@ def live_view() -> Iterator[None]:
     if _view is not None or not _is_terminal():
         yield
         return
-    from cepo.live_view import LiveView
+    from cepo.terminal.live_view import LiveView
 
     _view = LiveView()
     _view.start()
@@ -123,31 +122,3 @@ def shown(items: Iterable[_Item], what: str, total: int | None = None) -> Iterat
 
 def _is_terminal() -> bool:
     return sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
-
-
-class StageClock:
-    """Sums wall-clock seconds and tokens of each stage between two calls of `drain`."""
-
-    def __init__(self) -> None:
-        self._metrics: Metrics = {}
-
-    @contextmanager
-    def stage(self, name: str) -> Generator[None]:
-        """Times the body as part of stage `name`. Stages may repeat, but a stage must not contain itself."""
-        start = time.perf_counter()
-        try:
-            with Progress(name, None):
-                yield
-        finally:
-            self._add(f"timing_s/{name}", time.perf_counter() - start)
-
-    def count_tokens(self, name: str, tokens: int) -> None:
-        """Counts tokens that stage `name` processed, including those of contexts if it computed them."""
-        self._add(f"tokens/{name}", tokens)
-
-    def drain(self) -> Metrics:
-        metrics, self._metrics = self._metrics, {}
-        return metrics
-
-    def _add(self, name: str, value: float) -> None:
-        self._metrics = merge_metrics([self._metrics, {name: sum_value(value)}])

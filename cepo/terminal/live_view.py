@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.segment import Segment
 
-from cepo.terminal import without_controls
+from cepo.terminal.lines import without_controls
 
 _SHORTEST_SECONDS = 0.5
 

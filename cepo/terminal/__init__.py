@@ -1,0 +1,1 @@
+"""Writes to the terminal and hears its signals: lines, a live view, progress, interrupts."""
