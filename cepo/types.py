@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from cepo.metrics import Metric, Metrics
-from cepo.sections import Count, Positive, section
+from cepo.sections.declaring import Count, Positive, section
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64

@@ -27,7 +27,7 @@ if str(ROOT) not in sys.path:
 from lab.support.machine import machine_record  # noqa: E402
 
 CORE = (
-    "algorithms/", "losses/", "config/", "errors.py", "metrics.py", "files/trees.py", "sections.py", "types.py",
+    "algorithms/", "losses/", "config/", "errors.py", "metrics.py", "files/trees.py", "sections/", "types.py",
     "data/batch.py", "data/contexts.py", "data/dataset.py", "rewards/algebra.py", "rewards/answers.py",
     "rewards/benchmark.py", "rewards/choices.py", "rewards/comparison.py", "rewards/extraction.py", "rewards/functions.py",
     "rewards/magnitude.py", "rewards/math.py", "rewards/numbers.py", "rewards/spelling.py", "rewards/statements.py",

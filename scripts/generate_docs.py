@@ -21,7 +21,7 @@ from cepo.config.listing import REQUIRED, Setting, all_settings, file_schema, me
 from cepo.config.worker_schema import LoraConfig
 from cepo.files.trees import leaves
 from cepo.models.families import FAMILIES
-from cepo.sections import default_tree
+from cepo.sections.reader import default_tree
 from cepo.sizing import ModelShape, estimate_memory, fit, shape_of
 from lab.support.published_models import PUBLISHED_SIZES, published_config
 

@@ -17,7 +17,8 @@ from cepo.algorithms.settings import EvidenceConfig, NegativeConfig, TeacherConf
 from cepo.errors import ConfigError, did_you_mean
 from cepo.files.trees import Fields, Tree
 from cepo.metrics import mean_value
-from cepo.sections import default_tree, fields_of, read_section, section
+from cepo.sections.declaring import fields_of, section
+from cepo.sections.reader import default_tree, read_section
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cepo.algorithms import Estimator, credit, register_estimator
 from cepo.metrics import mean_of
-from cepo.sections import Share, section
+from cepo.sections.declaring import Share, section
 from cepo.types import TokenBatch, TokenSignal
 
 

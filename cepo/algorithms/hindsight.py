@@ -8,7 +8,7 @@ from dataclasses import replace
 from cepo.algorithms import Estimator, credit, register_estimator
 from cepo.algorithms.references import positive_references
 from cepo.algorithms.settings import HindsightAdvantageConfig, PositiveConfig, TeacherConfig
-from cepo.sections import section
+from cepo.sections.declaring import section
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 

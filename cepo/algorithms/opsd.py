@@ -9,7 +9,7 @@ from cepo.algorithms import Estimator, credit, register_estimator
 from cepo.algorithms.references import positive_references
 from cepo.algorithms.settings import DistillationConfig, GroupConfig, PositiveConfig, TeacherConfig
 from cepo.metrics import fraction, mean_of
-from cepo.sections import section
+from cepo.sections.declaring import section
 from cepo.types import Distillation, Reference, RolloutGroup, TokenBatch, TokenSignal
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cepo.algorithms import Estimator, credit, register_estimator
-from cepo.sections import Share, section
+from cepo.sections.declaring import Share, section
 from cepo.types import TokenBatch, TokenSignal
 
 

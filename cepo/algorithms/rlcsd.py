@@ -12,7 +12,7 @@ from cepo.algorithms import register_estimator
 from cepo.algorithms.cepo import Cepo
 from cepo.algorithms.references import positive_references, wrong_references
 from cepo.algorithms.settings import ContrastiveConfig
-from cepo.sections import section
+from cepo.sections.declaring import section
 from cepo.types import Reference, RolloutGroup, TokenBatch
 
 if TYPE_CHECKING:

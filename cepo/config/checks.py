@@ -25,7 +25,7 @@ from cepo.config.worker_schema import ModelConfig, RewardConfig
 from cepo.errors import ConfigError, ForeignFileError
 from cepo.files.foreign import hub_folder, read_json
 from cepo.files.trees import Tree, is_mapping, leaves
-from cepo.sections import default_tree
+from cepo.sections.reader import default_tree
 
 INSTALL_BITSANDBYTES = "pip install 'bitsandbytes>=0.49'"
 

@@ -20,7 +20,8 @@ from cepo.config.schema import RunConfig, RunSettings, TrainerConfig
 from cepo.config.sources import Origins, Source, read_arguments
 from cepo.errors import ConfigError, did_you_mean, place_in
 from cepo.files.trees import Fields, Tree, is_dict, is_mapping, leaves, texts_of, with_texts
-from cepo.sections import default_tree, fields_of, merged_trees
+from cepo.sections.declaring import fields_of
+from cepo.sections.reader import default_tree, merged_trees
 from cepo.terminal import interrupts
 
 logger = logging.getLogger(__name__)

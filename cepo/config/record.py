@@ -18,7 +18,7 @@ from cepo.algorithms.base import SHARED, own_fields
 from cepo.config.schema import RunConfig, RunSettings
 from cepo.files.secrets import without_secrets
 from cepo.files.trees import Tree, is_dict, is_mapping, leaves, with_texts
-from cepo.sections import is_decisive
+from cepo.sections.declaring import is_decisive
 
 _KEYWORDS = "worker.reward.reward_function_kwargs"
 

@@ -34,7 +34,7 @@ from cepo.config.worker_schema import parts_of
 from cepo.errors import ConfigError, DataError
 from cepo.files.foreign import read_text, require_within
 from cepo.files.trees import Fields, Tree, is_dict, is_list, leaves, nested, texts_of
-from cepo.sections import default_tree
+from cepo.sections.reader import default_tree
 
 logger = logging.getLogger(__name__)
 

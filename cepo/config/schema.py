@@ -14,7 +14,7 @@ from cepo.algorithms.settings import DEFAULT_ESTIMATOR, SharedSettings
 from cepo.config.paths import File, located_data
 from cepo.config.worker_schema import Joined, WorkerConfig, parts_of
 from cepo.files.trees import Fields
-from cepo.sections import DECISIVE, NOT_DECISIVE, Count, CountOrOff, Natural, NotNegative, Positive, section
+from cepo.sections.declaring import DECISIVE, NOT_DECISIVE, Count, CountOrOff, Natural, NotNegative, Positive, section
 
 
 def _one_line(text: str) -> str:

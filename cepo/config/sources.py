@@ -16,7 +16,7 @@ from cepo.config.paths import find_config_file, find_path, searched
 from cepo.errors import ConfigError, DataError
 from cepo.files.foreign import read_text
 from cepo.files.trees import Tree, is_mapping, leaves
-from cepo.sections import SectionError, read_section
+from cepo.sections.reader import SectionError, read_section
 
 _Section = TypeVar("_Section")
 _ARGUMENT_KEY = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")

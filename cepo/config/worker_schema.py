@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from cepo.config.paths import located, split_function
 from cepo.files.trees import Fields, is_list
-from cepo.sections import (
+from cepo.sections.declaring import (
     DECISIVE,
     NOT_DECISIVE,
     BelowOne,

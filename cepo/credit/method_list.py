@@ -12,7 +12,8 @@ from cepo.algorithms import Estimator, GroupRelativeEstimator, build_estimator, 
 from cepo.algorithms.settings import NoSettings
 from cepo.errors import ConfigError, did_you_mean
 from cepo.files.trees import leaves
-from cepo.sections import default_tree, fields_of
+from cepo.sections.declaring import fields_of
+from cepo.sections.reader import default_tree
 from cepo.types import TokenBatch, TokenSignal
 
 _OPENING, _CLOSING = "([{", ")]}"

@@ -32,7 +32,8 @@ from cepo.errors import ConfigError, DataError
 from cepo.files.trees import Fields, Tree
 from cepo.integrations.gathered import Credit, Row, Shown, Texts, spliced, supported_estimator
 from cepo.metrics import results
-from cepo.sections import read_section, section
+from cepo.sections.declaring import section
+from cepo.sections.reader import read_section
 from cepo.types import Reference, TokenSignal
 
 MODE = "cepo_sync"

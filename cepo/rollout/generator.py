@@ -16,7 +16,7 @@ from torch import Tensor
 from cepo.config.worker_schema import RolloutConfig
 from cepo.errors import EngineError
 from cepo.files.trees import Tree
-from cepo.sections import Count, Natural, section
+from cepo.sections.declaring import Count, Natural, section
 
 if TYPE_CHECKING:
     from cepo.models.inputs import ImageSource, Video

@@ -11,7 +11,7 @@ from torch import Tensor
 from cepo.algorithms import Estimator, credit, register_estimator
 from cepo.algorithms.references import positive_references
 from cepo.algorithms.settings import HindsightAdvantageConfig, PositiveConfig, TeacherConfig
-from cepo.sections import section
+from cepo.sections.declaring import section
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 

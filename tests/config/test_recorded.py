@@ -34,7 +34,7 @@ from cepo.config.schema import RunSettings
 from cepo.errors import CheckpointError, ConfigError
 from cepo.files.trees import leaves
 from cepo.report.recorded_run import load_run
-from cepo.sections import default_tree
+from cepo.sections.reader import default_tree
 from cepo.tracking.sinks import RunDescription, build_tracker
 
 BASE = "config=configs/microgeo/base.yaml"

@@ -36,7 +36,7 @@ from cepo.rewards.functions import (
     validate_score,
     validate_scores,
 )
-from cepo.sections import SectionError, read_section
+from cepo.sections.reader import SectionError, read_section
 from cepo.tracking.sinks import _writing
 from cepo.trainer.checkpoints import FILES_FILE, STATE_FILE, CheckpointStore, written_files
 from cepo.trainer.run_policy import Health, RunFinishedError, RunPolicy

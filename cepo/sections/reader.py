@@ -1,0 +1,100 @@
+"""Reads sections of settings from nested data, and merges them with their defaults."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar, cast
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.dataclasses import is_pydantic_dataclass
+from pydantic_core import ErrorDetails
+
+from cepo.errors import ConfigError
+from cepo.files.trees import Fields, Tree
+from cepo.sections.declaring import fields_of
+from cepo.sections.wording import Fault, Wording
+
+_Section = TypeVar("_Section")
+_WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+class SectionError(ConfigError):
+    """A section cannot be read; the message has one line for each fault."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        super().__init__("\n".join(fault.message for fault in faults))
+        self.faults = faults
+
+
+def read_section(
+    kind: type[_Section],
+    tree: Any,
+    *,
+    path: str = "",
+    texts: Mapping[str, str] | None = None,
+    elsewhere: Sequence[str] = (),
+) -> _Section:
+    """Reads the section `kind` from a mapping. Missing keys keep their defaults, also inside nested sections.
+
+    Text that spells a number or a boolean is converted, as are 0 and 1 for a boolean. Where text is expected, a number
+    is replaced by its entry in `texts`, the original text of values that YAML read as numbers, by dotted key. No other value
+    changes its type. `path` is the dotted key of the section itself; the dotted keys `elsewhere` may be suggested in place
+    of an unknown one. Raises `SectionError` for an unknown key, a wrong type, a value out of bounds, or a missing setting.
+    """
+    adapter = TypeAdapter(kind)
+    given = merged_trees(default_tree(kind), cast("Tree", tree)) if isinstance(tree, Mapping) else tree
+    try:
+        return adapter.validate_python(given)
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+    words = Wording(adapter.json_schema(), path, elsewhere)
+    if sum(_respelled(given, words, error, texts or {}) for error in errors):
+        return read_section(kind, given, path=path, texts=texts, elsewhere=elsewhere)
+    raise SectionError(words.faults(errors))
+
+
+def default_tree(kind: type[Any]) -> Tree:
+    """Returns the defaults of a section as a plain tree, without the settings that have no default."""
+    tree: Tree = {}
+    for name, field in fields_of(kind).items():
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        if isinstance(field.annotation, type) and is_pydantic_dataclass(field.annotation):
+            tree[name] = default_tree(field.annotation) if default is None else dataclasses.asdict(default)
+        elif not field.is_required():
+            tree[name] = default
+    return tree
+
+
+def merged_trees(below: Tree, above: Fields) -> Tree:
+    """Merges `above` into a copy of `below`: mappings are merged, everything else is replaced."""
+    tree = copy.deepcopy(below)
+    for name, value in above.items():
+        inner = tree.get(name)
+        if isinstance(value, Mapping) and isinstance(inner, dict):
+            tree[name] = merged_trees(cast("Tree", inner), cast("Tree", value))
+        else:
+            tree[name] = copy.deepcopy(cast(Any, value))
+    return tree
+
+
+def _respelled(tree: Any, words: Wording, error: ErrorDetails, texts: Mapping[str, str]) -> bool:
+    """Converts the value of an error between text and number or boolean; returns False if that is impossible."""
+    steps, _ = words.walk(error["loc"])
+    value, kind = error["input"], error["type"]
+    spelled: Any = None
+    if kind in ("int_type", "float_type") and isinstance(value, str):
+        with suppress(ValueError):
+            spelled = int(value) if kind == "int_type" else float(value)
+    elif kind == "bool_type" and isinstance(value, int | str):
+        spelled = _WORDS.get(str(value).lower())
+    elif kind == "string_type" and isinstance(value, int | float):
+        spelled = texts.get(words.key(steps))
+    if spelled is None:
+        return False
+    for step in steps[:-1]:
+        tree = tree[step]
+    tree[steps[-1]] = spelled
+    return True

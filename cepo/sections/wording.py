@@ -1,0 +1,150 @@
+"""Words the errors of settings and what a setting accepts, from a section's JSON schema."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from pydantic_core import ErrorDetails
+
+from cepo.errors import did_you_mean
+from cepo.files.trees import Tree
+
+_PLAIN_TYPES = {"integer": "an integer", "number": "a number", "boolean": "true or false", "string": "text"}
+_BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+_UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
+_OUT_OF_BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number")
+_WRONG_LENGTH = ("too_short", "too_long")
+
+
+class Fault(NamedTuple):
+    """An error in one key. `rank` orders errors: unknown keys, then values, then missing settings."""
+
+    rank: int
+    key: str
+    message: str
+
+
+class Wording:
+    """Writes the error messages about the values of one section, based on its JSON schema."""
+
+    def __init__(self, schema: Tree, path: str, elsewhere: Sequence[str]) -> None:
+        self._schema, self._path, self._elsewhere = schema, path, elsewhere
+
+    def walk(self, location: Sequence[int | str]) -> tuple[list[int | str], Tree]:
+        """Returns the key in pydantic's location, without the union branch that may follow, and the key's schema."""
+        node, steps = resolved(self._schema, self._schema), list[int | str]()
+        for step in location:
+            inside = _main(node)
+            below = inside.get("items") if isinstance(step, int) else inside.get("properties", {}).get(step)
+            if below is None:
+                break
+            node = resolved(below, self._schema)
+            steps.append(step)
+        return steps, node
+
+    def key(self, steps: Sequence[int | str]) -> str:
+        """Returns the dotted key, such as `a.b[0]`, with the path of the section in front."""
+        dotted = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
+        return f"{self._path}{dotted}" if self._path else dotted.removeprefix(".")
+
+    def faults(self, errors: Sequence[ErrorDetails]) -> list[Fault]:
+        """Returns one fault for each key: a broken bound is more informative than another branch's type error."""
+        bounds_last = sorted(errors, key=lambda error: error["type"] in _OUT_OF_BOUNDS)
+        found = {fault.key: fault for fault in map(self._fault, bounds_last)}
+        return sorted(found.values(), key=lambda fault: fault.rank)
+
+    def _fault(self, error: ErrorDetails) -> Fault:
+        kind, value = error["type"], error["input"]
+        steps, node = self.walk(error["loc"])
+        key = self.key(steps)
+        if kind in _UNKNOWN:
+            name = str(error["loc"][len(steps)])
+            return Fault(0, self.key([*steps, name]), self._unknown(name, key, node))
+        if kind in ("missing", "missing_argument"):
+            return Fault(2, key, f"{key} is required and not set. {node.get('description', '')}".strip())
+        if kind in ("value_error", "assertion_error"):
+            message = f"{key}: {error.get('ctx', {}).get('error', error['msg'])}"
+        elif kind in ("dataclass_type", "dataclass_exact_type", "model_type"):
+            message = f"{key} must be a section with keys, got {shown(value)}."
+        elif kind in _WRONG_LENGTH:
+            message = f"{key} must have {_main(node).get('minItems')} entries, got {len(value)}: {value}."
+        elif kind in _OUT_OF_BOUNDS:
+            message = f"{key} must be {accepted_range(node) or 'a finite number'}, got {shown(value)}."
+        else:
+            near = did_you_mean(str(value), map(str, _main(node).get("enum", ())))
+            quote = " Write it in quotes." if kind == "string_type" and isinstance(value, int | float) else ""
+            message = f"{key} must be {accepted_type(node)}, got {shown(value)}.{near}{quote}"
+        return Fault(1, key, message)
+
+    def _unknown(self, name: str, around: str, node: Tree) -> str:
+        known, path = list(_main(node).get("properties", {})), f"{around}." if around else ""
+        beside = {key.removeprefix(path).partition(".")[0] for key in self._elsewhere if key.startswith(path)}
+        near = did_you_mean(name, [*known, *sorted(beside - set(known))])
+        dotted = [self.key([]) + key for key, _ in leaves_of(self._schema)] if not self._path else []
+        same_name = [key for key in [*dotted, *self._elsewhere] if key.rpartition(".")[2] == name]
+        if same_name:
+            near = f" Did you mean '{same_name[0]}'?"
+        where = f"under '{around}'" if around else "at the top"
+        return f"unknown key '{path}{name}'.{near} Known {where}: {', '.join(known) or '(none)'}."
+
+
+def leaves_of(schema: Tree, node: Tree | None = None, path: str = "") -> Iterator[tuple[str, Tree]]:
+    """Yields the dotted key and schema of every setting. A mapping whose entries have no defaults is one setting."""
+    around = resolved(node or schema, schema)
+    for name, below in around.get("properties", {}).items():
+        inner = resolved(below, schema)
+        entries = inner.get("properties", {}).values()
+        if "properties" in inner and ("required" in inner or any({"default", "$ref"} & set(each) for each in entries)):
+            yield from leaves_of(schema, inner, f"{path}{name}.")
+        elif "properties" not in inner or entries:
+            yield f"{path}{name}", inner
+
+
+def resolved(node: Tree, schema: Tree) -> Tree:
+    """Returns the schema that a `$ref` names, updated by the other entries of `node`."""
+    if "$ref" not in node:
+        return node
+    target = schema["$defs"][node["$ref"].rpartition("/")[2]]
+    return {**target, **{key: value for key, value in node.items() if key != "$ref"}}
+
+
+def _main(node: Tree) -> Tree:
+    """Returns the main alternative of a setting: neither null nor a number that turns it off."""
+    branches = [branch for branch in node.get("anyOf", ()) if branch.get("type") != "null" and "const" not in branch]
+    return branches[0] if branches else node
+
+
+def accepted_type(node: Tree) -> str:
+    """Describes the type that a schema accepts, without its bounds."""
+    main = _main(node)
+    if "enum" in main:
+        words = f"one of {', '.join(map(str, main['enum']))}"
+    elif main.get("type") == "array":
+        words = f"a list, each entry {accepted_type(main['items'])}"
+    else:
+        words = _PLAIN_TYPES.get(main.get("type", ""), "a mapping of keys to values")
+    return f"{words} or null" if {"type": "null"} in node.get("anyOf", ()) else words
+
+
+def accepted_range(node: Tree) -> str:
+    """Describes the bounds of a number, or of each number of a list; empty if there are none."""
+    main = _main(node)
+    if main.get("type") == "array":
+        return accepted_range(main["items"])
+    text = " and ".join(f"{words} {main[bound]:g}" for bound, words in _BOUNDS.items() if bound in main)
+    off = [f"{branch['const']} (off) or " for branch in node.get("anyOf", ()) if "const" in branch]
+    return "".join(off) + text
+
+
+def shown(value: Any) -> str:
+    """Formats a value for an error message, with its type if the bare value could mislead."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str):
+        return f"the text {value!r}"
+    if isinstance(value, int) and value.bit_length() > 256:  # Python refuses to print thousands of digits
+        return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, Mapping):
+        return f"a mapping with the keys {', '.join(map(str, cast('Tree', value))) or '(none)'}"
+    return f"the list {value!r}" if isinstance(value, list) else repr(value)
