@@ -15,10 +15,10 @@ from cepo.data.hub import require_hub_names
 from cepo.errors import ConfigError, RewardError
 from cepo.files.trees import leaves
 from cepo.hardware import device_in_words, num_processors, require_devices, require_usable_torch
+from cepo.run_folder.environment import read_environment
 from cepo.runtime.reach import why_no_answer
 from cepo.terminal import interrupts
 from cepo.terminal.progress import phase
-from cepo.tracking.run_folder import read_environment
 
 if TYPE_CHECKING:
     from cepo.data.training_set import TrainingProblems

@@ -21,8 +21,8 @@ from PIL import Image
 from cepo.report.credit_view import credit_view
 from cepo.report.page import write_report
 from cepo.report.recorded_run import load_run
-from cepo.tracking.run_folder import read_generations
-from cepo.tracking.trace import read_rollouts
+from cepo.run_folder.records import read_generations
+from cepo.run_folder.trace import read_rollouts
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 IMAGES = REPOSITORY / "docs" / "images"

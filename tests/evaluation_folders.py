@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cepo.evaluation.results import GENERATIONS_FILE, write_results
-from cepo.tracking.run_folder import encode_line
+from cepo.run_folder.writing import encode_line
 
 
 def graded(problem: int, correct: bool, *, cluster: str | None = None, **changed: Any) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from PIL import Image
 
 from cepo.config import dump_config, load_config
 from cepo.config.own_records import remember_own_record
-from cepo.tracking.run_folder import png_bytes
+from cepo.run_folder.pictures import png_bytes
+from cepo.run_folder.trace import GroupRecord, RolloutRecord
 from cepo.tracking.sinks import RunDescription, build_tracker
-from cepo.tracking.trace import GroupRecord, RolloutRecord
 
 PICTURE = png_bytes(Image.new("RGB", (64, 64), (10, 200, 30)))
 

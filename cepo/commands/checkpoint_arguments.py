@@ -14,7 +14,7 @@ from cepo.config.recorded import CHAT_TEMPLATE, MODEL, recorded_for_evaluation, 
 from cepo.errors import CheckpointError, ConfigError, ForeignFileError
 from cepo.files.foreign import read_text
 from cepo.files.trees import Fields
-from cepo.tracking.run_folder import CONFIG_FILE
+from cepo.run_folder.layout import CONFIG_FILE
 
 if TYPE_CHECKING:
     from cepo.workers.merged_model import BaseModel

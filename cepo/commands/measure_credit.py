@@ -68,7 +68,7 @@ def measure(plan: CreditPlan, *, dry_run: bool = False) -> list[str]:
     from cepo.credit.session import opened
     from cepo.hardware import require_usable_torch
     from cepo.microgeo.world import with_embedded_world
-    from cepo.tracking.run_folder import write_atomically
+    from cepo.run_folder.writing import write_atomically
 
     log_to_stderr()
     require_usable_torch()

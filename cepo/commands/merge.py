@@ -15,9 +15,10 @@ from cepo.config.paths import find_path, require_file
 from cepo.errors import CheckpointError, ConfigError
 from cepo.files.foreign import irregular_file
 from cepo.files.trees import Fields, is_mapping
+from cepo.run_folder.environment import read_environment
+from cepo.run_folder.layout import CONFIG_FILE, METRICS_FILE
 from cepo.terminal.lines import print_plain
 from cepo.terminal.progress import log_to_stderr, phase
-from cepo.tracking.run_folder import CONFIG_FILE, METRICS_FILE, read_environment
 
 if TYPE_CHECKING:
     from cepo.config.worker_schema import FloatType

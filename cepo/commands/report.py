@@ -44,7 +44,8 @@ def write_report_of_run(
 
 def _watch(run: Path, out: Path | None) -> None:
     from cepo.report.page import write_report
-    from cepo.tracking.run_folder import METRICS_FILE, read_metrics
+    from cepo.run_folder.layout import METRICS_FILE
+    from cepo.run_folder.records import read_metrics
 
     metrics, seen = run / METRICS_FILE, None
     try:

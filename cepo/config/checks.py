@@ -12,7 +12,6 @@ from cepo.config.paths import (
     MICROGEO_MODELS,
     PACKAGE_FOLDER,
     find_path,
-    last_checkpoint,
     require_data,
     require_file,
     require_folder,
@@ -25,6 +24,7 @@ from cepo.config.worker_schema import ModelConfig, RewardConfig
 from cepo.errors import ConfigError, ForeignFileError
 from cepo.files.foreign import hub_folder, read_json
 from cepo.files.trees import Tree, is_mapping, leaves
+from cepo.run_folder.layout import last_checkpoint
 from cepo.sections.reader import default_tree
 
 INSTALL_BITSANDBYTES = "pip install 'bitsandbytes>=0.49'"

@@ -13,6 +13,7 @@ from pydantic import AfterValidator
 import cepo
 from cepo.errors import ConfigError, ForeignFileError, did_you_mean
 from cepo.files.foreign import read_text
+from cepo.run_folder.layout import last_checkpoint
 
 PACKAGE_FOLDER = Path(cepo.__file__).resolve().parent
 _IN_WHEEL = PACKAGE_FOLDER / "shipped"
@@ -212,22 +213,6 @@ def require_weights(model_path: str) -> None:
                 f"worker.actor.model.model_path={model_path} has no {what}; give a folder with a whole Hugging Face checkpoint, "
                 "or a hub name org/name."
             )
-
-
-def last_checkpoint(folder: Path) -> Path | None:
-    """Returns the checkpoint that `folder` is, or the last one of the run folder that it is; None if it is neither."""
-    if (folder / "trainer_state.json").is_file():
-        return folder
-    steps = checkpoint_folders(folder)
-    return steps[max(steps)] if steps else None
-
-
-def checkpoint_folders(folder: Path) -> dict[int, Path]:
-    """Returns the folders `global_step_<N>` of a run by N, in order. Two names of one number, or a link, are not from a run."""
-    paths = [path for path in folder.glob("global_step_*") if not path.is_symlink()]
-    numbered = [(path.name.removeprefix("global_step_"), path) for path in paths]
-    found = {int(step): path for step, path in numbered if step.isdecimal() and str(int(step)) == step}
-    return dict(sorted(found.items()))
 
 
 def copy_shipped(folder: Path) -> tuple[str, ...]:

@@ -26,7 +26,8 @@ from cepo.files.trees import Fields, Tree
 from cepo.models.processing import Processing
 from cepo.report.drawing import Chart, Section, Series, scores, write_page
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
-from cepo.tracking.run_folder import encode_line, finite_or_none, png_bytes, write_atomically
+from cepo.run_folder.pictures import png_bytes
+from cepo.run_folder.writing import encode_line, finite_or_none, write_atomically
 from cepo.trainer.asking import Rollouts
 
 PAGE_FILE = "credit.html"

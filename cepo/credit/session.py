@@ -14,7 +14,7 @@ from cepo.data.training_set import TrainingProblems, most_visuals, read_training
 from cepo.files.trees import Tree
 from cepo.models.processing import Processing, load_processing
 from cepo.rewards.pool import RewardPool
-from cepo.tracking.run_folder import describe_software
+from cepo.run_folder.environment import describe_software
 from cepo.trainer.asking import Asker, Rollouts, training_settings
 from cepo.workers.checkpoint import load_weights
 from cepo.workers.worker import Worker, WorkerFacts

@@ -28,8 +28,8 @@ from cepo.errors import ConfigError, DataError, ForeignFileError
 from cepo.files.foreign import damaged_as, irregular_file, read_json, read_objects
 from cepo.files.trees import Fields, Tree, leaves
 from cepo.rollout.generator import Generation, sampling_seed
+from cepo.run_folder.writing import LineFile, encode_line, write_atomically
 from cepo.terminal.progress import Progress
-from cepo.tracking.run_folder import LineFile, encode_line, write_atomically
 from cepo.trainer.asking import Rollouts, request, training_settings
 
 Numbers = NDArray[numpy.float64]

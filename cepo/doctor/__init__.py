@@ -11,8 +11,8 @@ from rich.text import Text
 
 from cepo.config import RunConfig, check_config, load_config
 from cepo.hardware import Finding
+from cepo.run_folder.environment import installed_version
 from cepo.terminal.live_view import SafeConsole
-from cepo.tracking.run_folder import installed_version
 
 TESTED: Mapping[str, tuple[str, str]] = {
     "python": ("==3.11.*", ">=3.11"),

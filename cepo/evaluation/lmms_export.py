@@ -17,7 +17,7 @@ from cepo.config import RunConfig
 from cepo.evaluation.lmms import LMMS_TASKS
 from cepo.evaluation.statistics import Row
 from cepo.files.trees import Tree
-from cepo.tracking.run_folder import write_atomically
+from cepo.run_folder.writing import write_atomically
 
 if TYPE_CHECKING:
     from cepo.evaluation.run import Task

@@ -102,7 +102,7 @@ def evaluate(plan: Plan) -> Tree:
     from cepo.evaluation.lmms_export import export
     from cepo.evaluation.results import GENERATIONS_FILE, write_results
     from cepo.evaluation.run import asker_of, engine, graded_rows
-    from cepo.tracking.run_folder import LineFile
+    from cepo.run_folder.writing import LineFile
 
     model = plan.config.worker.actor.model
     require_usable_torch()
@@ -174,7 +174,7 @@ def _figures(task: Task, rows: Sequence[Row], config: RunConfig, rules: Rules) -
 
 
 def _description(plan: Plan, config: RunConfig, generator: str) -> Tree:
-    from cepo.tracking.run_folder import describe_software
+    from cepo.run_folder.environment import describe_software
     from cepo.trainer.asking import validation_settings
 
     data = config.data

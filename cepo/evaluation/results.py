@@ -10,7 +10,7 @@ from cepo.errors import DataError
 from cepo.evaluation.statistics import Row, macro_average
 from cepo.files.foreign import read_objects
 from cepo.files.trees import Fields, Tree
-from cepo.tracking.run_folder import write_atomically
+from cepo.run_folder.writing import write_atomically
 
 RESULTS_FILE = "evaluation.json"
 GENERATIONS_FILE = "generations.jsonl"

@@ -28,7 +28,7 @@ from cepo.rewards.pool import RewardPool
 from cepo.rewards.samples import require_free_names
 from cepo.rollout.factory import build_generator, settings_of_run
 from cepo.rollout.generator import AdapterWeights, Generator
-from cepo.tracking.run_folder import thumbnail
+from cepo.run_folder.pictures import thumbnail
 from cepo.trainer.asking import VALIDATION_STEP, Asker, Rollouts, validation_settings
 from cepo.workers.checkpoint import ADAPTER
 from cepo.workers.distributed import this_device

@@ -23,8 +23,8 @@ from PIL import Image, ImageDraw
 
 from cepo.errors import DataError
 from cepo.files.trees import Tree
+from cepo.run_folder.pictures import png_bytes
 from cepo.terminal.progress import phase
-from cepo.tracking.run_folder import png_bytes
 
 if TYPE_CHECKING:
     from cepo.config import RunConfig

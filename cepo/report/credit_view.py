@@ -24,8 +24,8 @@ from cepo.data.images import open_image
 from cepo.files.foreign import damaged_as
 from cepo.files.trees import Fields, Tree
 from cepo.report.recorded_run import RunData
-from cepo.tracking.run_folder import finite_or_none
-from cepo.tracking.trace import STUDENT, GroupRecord, RolloutRecord, read_rollouts
+from cepo.run_folder.trace import STUDENT, GroupRecord, RolloutRecord, read_rollouts
+from cepo.run_folder.writing import finite_or_none
 from cepo.types import TokenBatch
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from cepo.files.trees import Fields, Tree
 from cepo.report.score_tables import NOTHING, Cell, ScoreTable
+from cepo.run_folder.pictures import THUMBNAIL
+from cepo.run_folder.writing import finite_or_none, write_atomically
 from cepo.terminal.lines import without_controls
-from cepo.tracking.run_folder import THUMBNAIL, finite_or_none, write_atomically
 
 # Okabe and Ito's colours, which people with common forms of colour blindness can distinguish, with grey for black.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#777777", "#A0522D", "#F0E442")

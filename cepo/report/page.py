@@ -21,7 +21,9 @@ from cepo.report.credit_view import credit_view
 from cepo.report.drawing import Sample, Section, Table, samples_table, save_figure, write_page
 from cepo.report.recorded_run import COUNTS, HELD_OUT, RunData, as_yaml, chart_sections, load_run, run_charts
 from cepo.report.score_tables import Cell
-from cepo.tracking.run_folder import STAGES, read_environment, read_generations
+from cepo.run_folder.environment import read_environment
+from cepo.run_folder.layout import STAGES
+from cepo.run_folder.records import read_generations
 
 REPORT_FILE = "report.html"
 _EVIDENCE = (

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from cepo.config.listing import written
-from cepo.config.paths import checkpoint_folders
 from cepo.config.record import without_interpolation
 from cepo.config.sources import read_file
 from cepo.errors import ConfigError, DataError
@@ -22,7 +21,8 @@ from cepo.files.trees import Tree
 from cepo.metrics import wilson_interval
 from cepo.report.drawing import Chart, Section, Series
 from cepo.report.score_tables import Cell
-from cepo.tracking.run_folder import CONFIG_FILE, STAGES, MetricsRow, read_generations, read_metrics
+from cepo.run_folder.layout import CONFIG_FILE, STAGES, checkpoint_folders
+from cepo.run_folder.records import MetricsRow, read_generations, read_metrics
 
 if TYPE_CHECKING:
     import pandas
@@ -166,7 +166,7 @@ class RunData:
     @cached_property
     def rollouts(self) -> pandas.DataFrame:
         """The recorded rollouts, one row each, with the columns of the trace (`docs/tracking.md`); raises `DataError`."""
-        from cepo.tracking.trace import read_rollout_table
+        from cepo.run_folder.trace import read_rollout_table
 
         return read_rollout_table(self.folder).to_pandas()
 

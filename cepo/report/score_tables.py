@@ -18,7 +18,7 @@ from rich.text import Text
 
 from cepo.files.trees import Tree
 from cepo.metrics import wilson_interval
-from cepo.tracking.run_folder import write_atomically
+from cepo.run_folder.writing import write_atomically
 
 TABLE_FORMATS = (".md", ".tex", ".csv", ".json")
 NOTHING = "–"

@@ -20,9 +20,9 @@ from typing import Any
 from cepo.errors import ConfigError, DataError, RewardError
 from cepo.files.foreign import read_json
 from cepo.files.trees import Fields, Tree, is_mapping
+from cepo.run_folder.pictures import png_bytes
 from cepo.sections.declaring import Count, section
 from cepo.sections.reader import read_section
-from cepo.tracking.run_folder import png_bytes
 
 REWARD_NAME = "judge"
 REWARD_TYPE = "batch"

@@ -23,13 +23,13 @@ from cepo.errors import CepoError, EngineError, WorkerLostError
 from cepo.metrics import Metrics, max_value, mean_value, merge_metrics
 from cepo.models.inputs import ImageSource
 from cepo.rollout.generator import Generation, GenerationRequest, OnFinished, SamplingSettings
+from cepo.run_folder.layout import LOGS_FOLDER, require_own_records
 from cepo.runtime import dispatch
 from cepo.runtime.cluster import connect, reserve, worker_environment
 from cepo.runtime.dispatch import Sender, encode
 from cepo.runtime.rank_process import Meeting, RankLocation, RankProcess
 from cepo.sizing import Memory
 from cepo.terminal.progress import SECONDS_BETWEEN_LINES, phase
-from cepo.tracking.run_folder import LOGS_FOLDER, require_own_records
 from cepo.workers.worker import WorkerFacts
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,8 @@ import yaml
 
 from cepo.files.foreign import read_json
 from cepo.files.trees import Tree, leaves
-from cepo.tracking.run_folder import MLFLOW_FOLDER, SWANLAB_FOLDER, TENSORBOARD_FOLDER, TRACKERS_FILE, write_atomically
+from cepo.run_folder.layout import MLFLOW_FOLDER, SWANLAB_FOLDER, TENSORBOARD_FOLDER, TRACKERS_FILE
+from cepo.run_folder.writing import write_atomically
 from cepo.tracking.sinks import RunDescription, Sink
 
 STEP_NAME = "trainer/step"

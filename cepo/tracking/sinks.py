@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import itertools
 import json
 import logging
 import sys
@@ -18,33 +17,25 @@ from typing import ClassVar, Protocol
 from rich.text import Text
 
 from cepo.config.own_records import remember_own_record
-from cepo.config.paths import checkpoint_folders
 from cepo.errors import CepoError, ConfigError, did_you_mean
 from cepo.files.foreign import read_text
 from cepo.metrics import wilson_interval
-from cepo.terminal.live_view import SafeConsole, duration
-from cepo.terminal.progress import view_console
-from cepo.tracking.run_folder import (
+from cepo.run_folder.earlier_runs import set_aside_earlier_run
+from cepo.run_folder.environment import describe_environment, read_environment
+from cepo.run_folder.layout import (
     CONFIG_FILE,
     ENVIRONMENT_FILE,
     GENERATIONS_FILE,
     METRICS_FILE,
-    RECORDS,
     STAGES,
-    TENSORBOARD_FOLDER,
-    TRACKERS_FILE,
-    LineFile,
-    describe_environment,
-    finite_or_none,
-    read_environment,
     require_own_records,
-    write_atomically,
 )
-from cepo.tracking.trace import GroupRecord, Trace
+from cepo.run_folder.trace import GroupRecord, Trace
+from cepo.run_folder.writing import LineFile, finite_or_none, write_atomically
+from cepo.terminal.live_view import SafeConsole, duration
+from cepo.terminal.progress import view_console
 
 _log = logging.getLogger(__name__)
-# The folders of external trackers may hold several runs, so they remain; only this run's identifiers are moved.
-_RECORDS = (*RECORDS, CONFIG_FILE, ENVIRONMENT_FILE, TENSORBOARD_FOLDER, TRACKERS_FILE)
 _LIBRARIES = {
     "console": (),
     "file": (),
@@ -181,7 +172,7 @@ def _seconds(value: float) -> str:
 
 
 class FileSink(Sink):
-    """Writes the records that `cepo.tracking.run_folder` lists; raises `CepoError` if a file cannot be written.
+    """Writes the records that `cepo.run_folder.layout` lists; raises `CepoError` if a file cannot be written.
 
     All reports read these files, so this is the only sink whose failure ends the run.
 
@@ -324,24 +315,6 @@ def build_tracker(names: Sequence[str], run: RunDescription) -> Tracker:
                 raise
             _warn_dropped(name, error)
     return Tracker(sinks)
-
-
-def set_aside_earlier_run(folder: Path, *, resumed_step: int | None) -> None:
-    """Moves what this run does not continue into a new subfolder `earlier_run_<n>`, so that no run resumes from it.
-
-    These are the checkpoints after `resumed_step` and, if it is None, all checkpoints and records.
-    """
-    found = [path for step, path in checkpoint_folders(folder).items() if step > (resumed_step or 0)]
-    if resumed_step is None:
-        found += [folder / name for name in _RECORDS if (folder / name).exists()]
-    if not found:
-        return
-    names = (folder / f"earlier_run_{number}" for number in itertools.count(1))
-    aside = next(name for name in names if not name.exists())
-    aside.mkdir()
-    for path in found:
-        path.rename(aside / path.name)
-    _log.info("%d records and checkpoints of an earlier run in %s were moved to %s", len(found), folder, aside.name)
 
 
 def _warn_dropped(name: str, error: Exception) -> None:

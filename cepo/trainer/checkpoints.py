@@ -1,37 +1,30 @@
-"""Locks a run's folder, and writes and finds its checkpoints; a crash while one is written harms no other."""
+"""Writes and finds the checkpoints of a run; a crash while one is written harms no other."""
 
 from __future__ import annotations
 
 import dataclasses
-import errno
-import fcntl
 import json
 import logging
 import math
 import os
 import shutil
-import socket
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import ConfigDict, FiniteFloat, NonNegativeInt, StrictInt, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from cepo.config.paths import checkpoint_folders, find_path, shipped_name
+from cepo.config.paths import find_path, shipped_name
 from cepo.errors import CheckpointError, ForeignFileError
 from cepo.files.foreign import irregular_file, read_json
 from cepo.files.trees import Tree, is_dict
-from cepo.tracking.run_folder import LOCK_FILE, require_own_records, to_disk, write_atomically
+from cepo.run_folder.layout import CHECKPOINT_TRACKER_FILE, FILES_FILE, STATE_FILE, checkpoint_folders
+from cepo.run_folder.writing import to_disk, write_atomically
 from cepo.trainer.protocol import Backend
 
 logger = logging.getLogger(__name__)
-
-TRACKER_FILE = "checkpoint_tracker.json"
-STATE_FILE = "trainer_state.json"
-FILES_FILE = "files.json"
 FORMAT_VERSION = 2
 """Version of a checkpoint's layout; one that names none has version 1, whose shards are pickles."""
 _FILES = TypeAdapter(dict[str, tuple[StrictInt, StrictInt]])
@@ -39,68 +32,6 @@ _ANEW = (
     "trainer.find_last_checkpoint=false or another trainer.experiment_name starts a new run; to train its weights further, "
     "leave out trainer.load_checkpoint_path and give the output of `cepo merge` as worker.actor.model.model_path"
 )
-_HELD = (errno.EACCES, errno.EAGAIN)
-_LONGEST_HOLDER = 200
-
-
-class RunLock:
-    """Holds `<run folder>/run.lock` from `acquire` until `release` or until the process ends, even by kill -9.
-
-    It is a POSIX record lock, which child processes do not inherit and which works across machines on network file
-    systems. The file's text names the holder. On a file system without locks nothing is held, and a warning says so.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._path = folder, folder / LOCK_FILE
-        self._descriptor: int | None = None
-
-    def acquire(self) -> None:
-        """Creates the folder and acquires its lock; does nothing if this object already holds it.
-
-        Raises `CheckpointError`: another run holds it, or the folder cannot be written; `ForeignFileError`: a link or pipe.
-        """
-        if self._descriptor is not None:
-            return
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            require_own_records(self._folder, [LOCK_FILE])
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise CheckpointError(
-                f"the run folder {self._folder} cannot be written ({error}); set trainer.save_checkpoint_path to another"
-            ) from error
-        text = os.pread(descriptor, _LONGEST_HOLDER, 0).decode("utf-8", errors="replace")
-        holder = "".join(filter(str.isprintable, text))
-        try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in _HELD:
-                os.close(descriptor)
-                raise CheckpointError(
-                    f"the run folder {self._folder} is in use by {holder or 'another process'}; two runs would overwrite each "
-                    "other's checkpoints and records. Wait for that run or end it, or set trainer.experiment_name or "
-                    f"trainer.save_checkpoint_path to another. If that run no longer exists, remove {self._path}"
-                ) from error
-            logger.warning("%s: this file system has no locks (%s); give no other run this folder", self._path, error)
-        if holder:
-            logger.warning("%s was left by %s, which ended without closing its run", self._path, holder)
-        self._descriptor = descriptor
-        since = datetime.now(UTC).isoformat(timespec="seconds")
-        self._write(descriptor, f"process {os.getpid()} on {socket.gethostname()}, since {since}")
-
-    def release(self) -> None:
-        """Empties the lock file and releases the lock. The file stays, so that no two runs lock different ones."""
-        if self._descriptor is not None:
-            self._write(self._descriptor, "")
-            os.close(self._descriptor)
-            self._descriptor = None
-
-    def _write(self, descriptor: int, text: str) -> None:
-        try:
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, text.encode(), 0)
-        except OSError as error:  # for example a full disk; the lock is held nevertheless
-            logger.warning("%s cannot name this run: %s", self._path, error)
 
 
 @dataclass(kw_only=True, config=ConfigDict(strict=True, extra="forbid"))
@@ -159,9 +90,11 @@ class CheckpointStore:
             "last_actor_path": str((target / "actor").absolute()),
         }
         try:
-            write_atomically(self.folder / TRACKER_FILE, json.dumps(tracker, indent=2) + "\n")
+            write_atomically(self.folder / CHECKPOINT_TRACKER_FILE, json.dumps(tracker, indent=2) + "\n")
         except OSError as error:  # resuming does not read this file, and the checkpoint itself is complete
-            logger.warning("%s could not be updated after step %d: %s", self.folder / TRACKER_FILE, step, error)
+            logger.warning(
+                "%s could not be updated after step %d: %s", self.folder / CHECKPOINT_TRACKER_FILE, step, error
+            )
         whole, kept = self._whole(), {step, best} - {None}
         if self._keep >= 0:
             for other in sorted(whole.keys() - kept, reverse=True)[max(self._keep - len(kept), 0) :]:

@@ -17,8 +17,8 @@ from cepo.losses.objective import agreement_metrics
 from cepo.metrics import Metrics, fraction, max_value, mean_of, mean_value, merge_metrics, min_value, sum_value
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
-from cepo.tracking.run_folder import png_bytes, thumbnail
-from cepo.tracking.trace import STUDENT, GroupRecord, RolloutRecord
+from cepo.run_folder.pictures import png_bytes, thumbnail
+from cepo.run_folder.trace import STUDENT, GroupRecord, RolloutRecord
 from cepo.trainer.asking import VALIDATION_STEP, Asker, Rollouts, validation_settings
 from cepo.trainer.planning import ScoredBatch
 from cepo.trainer.protocol import Backend

@@ -14,8 +14,9 @@ from torch import Tensor
 from cepo.config.schema import TrainerConfig
 from cepo.errors import CepoError, CheckpointError, EngineError, WorkerLostError
 from cepo.metrics import Metric, Metrics, fraction, max_value, sum_value
+from cepo.run_folder.lock import RunLock
 from cepo.terminal import interrupts
-from cepo.trainer.checkpoints import CheckpointStore, RunLock, TrainerState
+from cepo.trainer.checkpoints import CheckpointStore, TrainerState
 from cepo.trainer.planning import ScoredBatch
 from cepo.trainer.protocol import Backend
 from cepo.types import TokenSignal

@@ -28,8 +28,8 @@ def measure(batches: int, projections: int, dry_run: bool, **options: Any) -> No
     from cepo.credit.session import opened
     from cepo.hardware import require_usable_torch
     from cepo.microgeo.world import with_embedded_world
+    from cepo.run_folder.writing import write_atomically
     from cepo.terminal.progress import log_to_stderr
-    from cepo.tracking.run_folder import write_atomically
     from lab.gradient.measurement import GradientMeasurement
 
     log_to_stderr()

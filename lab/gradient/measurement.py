@@ -19,8 +19,8 @@ from cepo.credit.session import Session
 from cepo.credit.truth import claim_folder, read_whole
 from cepo.errors import DataError
 from cepo.files.foreign import read_json
+from cepo.run_folder.writing import write_atomically
 from cepo.terminal.progress import Progress
-from cepo.tracking.run_folder import write_atomically
 from cepo.trainer.planning import actor_batches
 from lab.gradient.signal_to_noise import GradientStore, gradient_figures
 from lab.support.rows import gradients_of

@@ -31,10 +31,11 @@ from cepo.evaluation.run import adapter_of
 from cepo.microgeo.world import ASSETS
 from cepo.models.pretrained import load_model, read_quantization
 from cepo.report.score_tables import Column, ScoreTable, TableRow
+from cepo.run_folder.lock import RunLock
+from cepo.run_folder.trace import read_rollouts
 from cepo.terminal.lines import LogHandler
 from cepo.tracking.sinks import RunDescription, build_tracker
-from cepo.tracking.trace import read_rollouts
-from cepo.trainer.checkpoints import CheckpointStore, RunLock, TrainerState
+from cepo.trainer.checkpoints import CheckpointStore, TrainerState
 from cepo.trainer.protocol import Backend
 from cepo.workers.merged_model import BaseModel, merge_checkpoint
 
@@ -226,7 +227,7 @@ def test_a_report_refuses_a_hostile_folder(
 
 
 def test_a_step_has_a_largest_number_of_values(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cepo.tracking.trace._MOST_VALUES", 30)
+    monkeypatch.setattr("cepo.run_folder.trace._MOST_VALUES", 30)
     with pytest.raises(DataError, match=r"step_00000001\.parquet has \d+ values; accepted: at most 30"):
         list(read_rollouts(folder))
 

@@ -13,9 +13,10 @@ import pytest
 from cepo.config import check_config, load_config
 from cepo.data.contexts import sanitise_reference
 from cepo.errors import CheckpointError, ConfigError, DataError
-from cepo.tracking.run_folder import read_environment
+from cepo.run_folder.environment import read_environment
+from cepo.run_folder.layout import FILES_FILE, STATE_FILE
 from cepo.tracking.sinks import RunDescription, build_tracker
-from cepo.trainer.checkpoints import FILES_FILE, STATE_FILE, CheckpointStore, TrainerState, damaged_file, written_files
+from cepo.trainer.checkpoints import CheckpointStore, TrainerState, damaged_file, written_files
 
 BASE = "config=configs/microgeo/base.yaml"
 

@@ -36,9 +36,10 @@ from cepo.rewards.functions import (
     validate_score,
     validate_scores,
 )
+from cepo.run_folder.layout import FILES_FILE, STATE_FILE
 from cepo.sections.reader import SectionError, read_section
 from cepo.tracking.sinks import _writing
-from cepo.trainer.checkpoints import FILES_FILE, STATE_FILE, CheckpointStore, written_files
+from cepo.trainer.checkpoints import CheckpointStore, written_files
 from cepo.trainer.run_policy import Health, RunFinishedError, RunPolicy
 
 PACKAGE = Path(cepo.__file__).parent

@@ -27,9 +27,9 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # (a command, the composition root) stands on top.
 LEVELS = {
     "errors": 0, "files": 0, "metrics": 0, "sections": 0, "terminal": 0, "types": 0,
-    "algorithms": 1, "losses": 1,
+    "algorithms": 1, "hardware": 1, "losses": 1, "run_folder": 1,
     "config": 2,
-    "data": 3, "hardware": 3, "models": 3, "rewards": 3, "tracking": 3,
+    "data": 3, "models": 3, "rewards": 3, "tracking": 3,
     "microgeo": 4, "rollout": 4, "sizing": 4, "workers": 4,
     "evaluation": 5, "report": 5, "trainer": 5,
     "runtime": 6,

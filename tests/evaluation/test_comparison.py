@@ -12,7 +12,7 @@ from cepo.errors import DataError
 from cepo.evaluation.comparison import compare_evaluations
 from cepo.evaluation.published import score_table
 from cepo.evaluation.results import GENERATIONS_FILE
-from cepo.tracking.run_folder import encode_line
+from cepo.run_folder.writing import encode_line
 
 
 def test_a_paired_difference_drops_what_both_models_share(tmp_path: Path) -> None:

@@ -26,8 +26,9 @@ from cepo.report.compare import compare_runs, write_comparison
 from cepo.report.credit_view import step_credit
 from cepo.report.page import write_report
 from cepo.report.recorded_run import load_run
-from cepo.tracking.run_folder import STAGES, thumbnail
-from cepo.tracking.trace import GroupRecord, RolloutRecord, read_rollouts
+from cepo.run_folder.layout import STAGES
+from cepo.run_folder.pictures import thumbnail
+from cepo.run_folder.trace import GroupRecord, RolloutRecord, read_rollouts
 
 pytestmark = pytest.mark.heavy
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -21,7 +21,7 @@ from cepo.errors import DataError
 from cepo.report.page import accuracy_change, run_summary, write_report
 from cepo.report.recorded_run import load_run
 from cepo.report.score_tables import Cell
-from cepo.tracking.run_folder import encode_line
+from cepo.run_folder.writing import encode_line
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

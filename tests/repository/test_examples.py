@@ -22,7 +22,7 @@ from cepo.config import check_config, load_config
 from cepo.errors import ConfigError
 from cepo.microgeo.world import ASSETS, draw_figure, generate_problem, split_problems, write_problems
 from cepo.rewards.functions import load_reward_function
-from cepo.tracking.trace import read_rollouts
+from cepo.run_folder.trace import read_rollouts
 from cepo.train import train
 
 REPOSITORY = Path(__file__).parents[2]

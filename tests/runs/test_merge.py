@@ -34,8 +34,9 @@ from cepo.cli import main
 from cepo.data.batch import ScoringRow
 from cepo.errors import CheckpointError
 from cepo.models.processing import Processing
+from cepo.run_folder.layout import FILES_FILE
 from cepo.train import run_policy
-from cepo.trainer.checkpoints import FILES_FILE, written_files
+from cepo.trainer.checkpoints import written_files
 from cepo.workers.merged_model import adapter_base
 
 pytestmark = pytest.mark.heavy

@@ -26,7 +26,7 @@ from cepo.losses.objective import LossDenominators
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
-from cepo.tracking.trace import read_rollouts
+from cepo.run_folder.trace import read_rollouts
 from cepo.train import build_trainer
 from cepo.trainer.loop import Trainer
 from cepo.workers.actor_critic import Actor

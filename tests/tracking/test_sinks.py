@@ -14,8 +14,8 @@ import pytest
 from run_folders import run_in
 
 from cepo.errors import ConfigError
+from cepo.run_folder.records import read_metrics
 from cepo.terminal.live_view import duration
-from cepo.tracking.run_folder import read_metrics
 from cepo.tracking.sinks import RunDescription, Sink, Tracker, build_sink, build_tracker, check_sinks, step_line
 
 STEP_METRICS = {

@@ -11,7 +11,8 @@ import pytest
 from cepo.config import load_config
 from cepo.config.paths import PACKAGE_FOLDER, shipped_name
 from cepo.config.record import decisive_settings
-from cepo.trainer.checkpoints import STATE_FILE, CheckpointStore
+from cepo.run_folder.layout import STATE_FILE
+from cepo.trainer.checkpoints import CheckpointStore
 
 REWARD = "worker.reward.reward_function"
 SETTINGS = ["config=microgeo/grpo", "data.format_prompt=configs/format_prompt/geo3k.jinja"]

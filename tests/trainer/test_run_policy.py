@@ -16,15 +16,15 @@ from cepo.algorithms import build_estimator
 from cepo.config.schema import TrainerConfig
 from cepo.errors import CheckpointError, EngineError
 from cepo.metrics import fraction
-from cepo.tracking.run_folder import LOCK_FILE
+from cepo.run_folder.layout import LOCK_FILE
+from cepo.run_folder.lock import RunLock
 from cepo.train import main
-from cepo.trainer.checkpoints import RunLock
 from cepo.trainer.run_policy import Health, RunPolicy
 
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from cepo.trainer.checkpoints import RunLock
+from cepo.run_folder.lock import RunLock
 RunLock(Path(sys.argv[1])).acquire()
 if os.fork():
     print("held", flush=True)

@@ -21,10 +21,9 @@ import pyarrow.parquet
 from cepo.errors import DataError
 from cepo.files.foreign import LARGEST_IMAGE, damaged_as, open_regular, read_bytes
 from cepo.files.trees import Fields, Tree
-from cepo.tracking.run_folder import write_atomically
+from cepo.run_folder.layout import IMAGES_FOLDER, ROLLOUTS_FOLDER
+from cepo.run_folder.writing import write_atomically
 
-ROLLOUTS_FOLDER = "rollouts"
-IMAGES_FOLDER = "images"
 STUDENT = "student"
 """The name of the student's own view in `RolloutRecord.log_probs`."""
 TRACE_VERSION = 1

@@ -22,18 +22,13 @@ from run_folders import PICTURE, group, rollout, run_in
 
 from cepo.errors import CepoError, DataError
 from cepo.files.foreign import read_objects
-from cepo.tracking.run_folder import (
-    RECORDS_FORMAT,
-    LineFile,
-    code_version,
-    png_bytes,
-    read_environment,
-    read_generations,
-    read_metrics,
-    write_atomically,
-)
+from cepo.run_folder.environment import code_version, read_environment
+from cepo.run_folder.layout import RECORDS_FORMAT
+from cepo.run_folder.pictures import png_bytes
+from cepo.run_folder.records import read_generations, read_metrics
+from cepo.run_folder.trace import GroupRecord, Trace, read_rollouts
+from cepo.run_folder.writing import LineFile, write_atomically
 from cepo.tracking.sinks import build_sink, build_tracker
-from cepo.tracking.trace import GroupRecord, Trace, read_rollouts
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -194,7 +189,7 @@ def test_a_new_run_sets_a_used_folders_records_aside(tmp_path: Path) -> None:
 
 def test_the_environment_names_versions_command_and_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["cepo", "train"])
-    monkeypatch.setattr("cepo.tracking.run_folder.visible_gpus", lambda: [("Some Device", 80.0)])
+    monkeypatch.setattr("cepo.run_folder.environment.visible_gpus", lambda: [("Some Device", 80.0)])
     build_sink("file", run_in(tmp_path)).close()
     (entry,) = read_environment(tmp_path)
     assert entry["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))

@@ -11,8 +11,8 @@ import pytest
 from run_folders import PICTURE, group, rollout, validated, write_run
 
 from cepo.errors import DataError
-from cepo.tracking.run_folder import read_generations, read_metrics
-from cepo.tracking.trace import read_rollouts
+from cepo.run_folder.records import read_generations, read_metrics
+from cepo.run_folder.trace import read_rollouts
 
 FILE = "rollouts/step_00000001.parquet"
 MAY_BE_NULL = {"token_ids", "delta", "weight", "log_probs_student", "log_probs_correct", "log_probs_wrong",

@@ -1,0 +1,1 @@
+"""Defines, writes and reads the files of a run folder, apart from its checkpoints."""

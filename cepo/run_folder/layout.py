@@ -1,0 +1,73 @@
+"""Names the files and folders of a run folder, and finds its checkpoints.
+
+| name | content |
+| --- | --- |
+| `metrics.jsonl` | one object per step: `{"step": 1, "reward/mean": 0.5, ...}`; step 0 is before training |
+| `rollouts/`, `images/` | recorded rollouts and their images, see `cepo.run_folder.trace` |
+| `generations.jsonl` | one object per recorded validation sample |
+| `config.yaml` | the resolved configuration |
+| `environment.json` | a list: versions, commit, devices and command of the start and of every resume |
+| `trackers.json` | the identifiers that external trackers gave the run, for resuming |
+| `global_step_<N>/` | the checkpoint after step N |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from cepo.errors import ForeignFileError
+from cepo.files.foreign import irregular_file
+
+ROLLOUTS_FOLDER = "rollouts"
+IMAGES_FOLDER = "images"
+
+CHECKPOINT_TRACKER_FILE = "checkpoint_tracker.json"
+STATE_FILE = "trainer_state.json"
+FILES_FILE = "files.json"
+
+LOCK_FILE = "run.lock"
+LOGS_FOLDER = "logs"
+RECORDS_FORMAT = 1
+"""The version of the run folder's format; entries of `environment.json` without a version have 1."""
+METRICS_FILE = "metrics.jsonl"
+GENERATIONS_FILE = "generations.jsonl"
+CONFIG_FILE = "config.yaml"
+ENVIRONMENT_FILE = "environment.json"
+TENSORBOARD_FOLDER = "tensorboard"
+TRACKERS_FILE = "trackers.json"
+MLFLOW_FOLDER = "mlflow"
+SWANLAB_FOLDER = "swanlab"
+_WANDB_FOLDER = "wandb"
+RECORDS = (METRICS_FILE, GENERATIONS_FILE, "rollouts", "images")
+_WRITTEN = (LOCK_FILE, LOGS_FOLDER, *RECORDS, TENSORBOARD_FOLDER, MLFLOW_FOLDER, SWANLAB_FOLDER, _WANDB_FOLDER)
+STAGES = ("read", "generate", "reward", "score", "teachers", "estimate", "update", "sync", "validate", "save")
+"""The stages of a step in the order in which they run; each has a metric `timing_s/<stage>`."""
+
+
+def require_own_records(folder: Path, names: Sequence[str] = _WRITTEN) -> None:
+    """Raises `ForeignFileError` if a run would write through a link, into a pipe or into a device in its folder.
+
+    Files that are replaced as a whole do not count, and neither do the links that W&B makes in its folder.
+    """
+    entries = [folder / name for name in names]
+    odd = [path for path in entries if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir()))]
+    odd += [found for path in entries if path.name != _WANDB_FOLDER and (found := irregular_file(path)) is not None]
+    if odd:
+        raise ForeignFileError(odd[0], "is a link, a pipe or a device, and the run would write there; remove it")
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """Returns the checkpoint that `folder` is, or the last one of the run folder that it is; None if it is neither."""
+    if (folder / "trainer_state.json").is_file():
+        return folder
+    steps = checkpoint_folders(folder)
+    return steps[max(steps)] if steps else None
+
+
+def checkpoint_folders(folder: Path) -> dict[int, Path]:
+    """Returns the folders `global_step_<N>` of a run by N, in order. Two names of one number, or a link, are not from a run."""
+    paths = [path for path in folder.glob("global_step_*") if not path.is_symlink()]
+    numbered = [(path.name.removeprefix("global_step_"), path) for path in paths]
+    found = {int(step): path for step, path in numbered if step.isdecimal() and str(int(step)) == step}
+    return dict(sorted(found.items()))

@@ -1,0 +1,62 @@
+"""Reads the metrics and validation samples that a run recorded.
+
+Non-finite values are null in the files and NaN when read, as are those beyond float32, whose sums would overflow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cepo.errors import DataError
+from cepo.files.foreign import damaged_as, read_objects
+from cepo.files.trees import Fields, Tree
+from cepo.run_folder.layout import GENERATIONS_FILE, METRICS_FILE
+
+LARGEST_NUMBER = 3.4028235e38
+"""The largest number of float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsRow:
+    """The metrics measured after the 1-based step `step`; 0 is before training."""
+
+    step: int
+    values: Mapping[str, float]
+
+
+def _metrics_row(line: Fields) -> MetricsRow:
+    if "step" not in line:
+        raise DataError(f"a row of {METRICS_FILE} has no 'step'")
+    with damaged_as(Path(METRICS_FILE), "has a row with a value that is not a number"):
+        numbers = {name: math.nan if value is None else float(value) for name, value in line.items()}
+        step = int(numbers.pop("step"))
+        values = {name: number if abs(number) <= LARGEST_NUMBER else math.nan for name, number in numbers.items()}
+        return MetricsRow(step=step, values=values)
+
+
+def read_metrics(run_folder: Path) -> list[MetricsRow]:
+    """Returns a run's metrics in order; raises `DataError` if the folder or file is missing or a line is broken."""
+    if run_folder.is_file():
+        raise DataError(f"{run_folder} is a file; give the run folder, {run_folder.parent}")
+    path = run_folder / METRICS_FILE
+    if not run_folder.is_dir():
+        raise DataError(f"run folder {run_folder} does not exist; give the one a training run wrote its records into")
+    if not path.exists():
+        raise DataError(f"{path} does not exist; a run writes it when trainer.logger contains 'file'")
+    return [_metrics_row(line) for line in read_objects(path, within=run_folder)]
+
+
+def read_generations(run_folder: Path) -> Iterator[Tree]:
+    """Yields the recorded validation samples; raises `DataError` if one lacks its step, prompt or accuracy."""
+    path = run_folder / GENERATIONS_FILE
+    fields = {"step": int, "prompt_id": str, "accuracy": int | float}
+    for row in read_objects(path, within=run_folder) if path.exists() else ():
+        wrong = [name for name, kind in fields.items() if not isinstance(row.get(name), kind)]
+        if not wrong and not abs(row["accuracy"]) <= LARGEST_NUMBER:
+            wrong = ["accuracy"]
+        if wrong:
+            raise DataError(f"{path}: a sample has no valid {wrong[0]}. Remove the file to read the rest")
+        yield row
