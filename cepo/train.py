@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cepo.models.inputs import ImageSource
     from cepo.models.processing import Processing
     from cepo.report.page import Run
-    from cepo.tracking.sinks import Tracker
+    from cepo.tracking.tracker import Tracker
     from cepo.trainer.loop import Trainer
     from cepo.trainer.protocol import Backend, Callback
     from cepo.trainer.run_policy import RunPolicy
@@ -133,7 +133,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
     """Builds the trainer, with cheap checks first; `stack` closes its resources, `policy` is that of a trainer before it."""
     from cepo.algorithms import build_estimator, load_plugin
     from cepo.rewards.pool import RewardPool
-    from cepo.tracking.sinks import check_sinks
+    from cepo.tracking.tracker import check_sinks
 
     data, algorithm, worker, settings = sections = config.data, config.algorithm, config.worker, config.trainer
     check_sinks(settings.logger)
@@ -235,7 +235,8 @@ def build_backend(
 
 
 def _tracker(config: RunConfig, stack: ExitStack, total_steps: int, resumed_step: int | None) -> Tracker:
-    from cepo.tracking.sinks import RunDescription, build_tracker
+    from cepo.tracking.sink import RunDescription
+    from cepo.tracking.tracker import build_tracker
 
     settings = config.trainer
     tracker = build_tracker(

@@ -20,7 +20,7 @@ from cepo.files.foreign import read_json
 from cepo.files.trees import Tree, leaves
 from cepo.run_folder.layout import MLFLOW_FOLDER, SWANLAB_FOLDER, TENSORBOARD_FOLDER, TRACKERS_FILE
 from cepo.run_folder.writing import write_atomically
-from cepo.tracking.sinks import RunDescription, Sink
+from cepo.tracking.sink import RunDescription, Sink
 
 STEP_NAME = "trainer/step"
 """The axis of all W&B charts. On W&B's own step axis, a resumed run's values for earlier steps would be dropped."""

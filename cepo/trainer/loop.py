@@ -21,7 +21,7 @@ from cepo.metrics import Metrics, mean_of, mean_value, merge_metrics, results, s
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
 from cepo.terminal.progress import phase
-from cepo.tracking.sinks import Tracker
+from cepo.tracking.tracker import Tracker
 from cepo.trainer.asking import Asker, Rollouts, ask_until_enough, training_settings
 from cepo.trainer.checkpoints import TrainerState
 from cepo.trainer.planning import (

@@ -34,7 +34,8 @@ from cepo.report.score_tables import Column, ScoreTable, TableRow
 from cepo.run_folder.lock import RunLock
 from cepo.run_folder.trace import read_rollouts
 from cepo.terminal.lines import LogHandler
-from cepo.tracking.sinks import RunDescription, build_tracker
+from cepo.tracking.sink import RunDescription
+from cepo.tracking.tracker import build_tracker
 from cepo.trainer.checkpoints import CheckpointStore, TrainerState
 from cepo.trainer.protocol import Backend
 from cepo.workers.merged_model import BaseModel, merge_checkpoint

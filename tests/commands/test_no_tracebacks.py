@@ -15,7 +15,8 @@ from cepo.data.contexts import sanitise_reference
 from cepo.errors import CheckpointError, ConfigError, DataError
 from cepo.run_folder.environment import read_environment
 from cepo.run_folder.layout import FILES_FILE, STATE_FILE
-from cepo.tracking.sinks import RunDescription, build_tracker
+from cepo.tracking.sink import RunDescription
+from cepo.tracking.tracker import build_tracker
 from cepo.trainer.checkpoints import CheckpointStore, TrainerState, damaged_file, written_files
 
 BASE = "config=configs/microgeo/base.yaml"

@@ -12,7 +12,8 @@ from cepo.config import dump_for_record, load_config
 from cepo.config.record import decisive_settings
 from cepo.files.secrets import masked_argument
 from cepo.tracking.external import config_tree
-from cepo.tracking.sinks import RunDescription, build_tracker
+from cepo.tracking.sink import RunDescription
+from cepo.tracking.tracker import build_tracker
 
 BASE = "config=configs/microgeo/base.yaml"
 SECRET = "s3cret-value"

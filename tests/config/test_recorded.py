@@ -35,7 +35,8 @@ from cepo.errors import CheckpointError, ConfigError
 from cepo.files.trees import leaves
 from cepo.report.recorded_run import load_run
 from cepo.sections.reader import default_tree
-from cepo.tracking.sinks import RunDescription, build_tracker
+from cepo.tracking.sink import RunDescription
+from cepo.tracking.tracker import build_tracker
 
 BASE = "config=configs/microgeo/base.yaml"
 CODE = "import os\nos.mkdir({trace!r})\ndef reward(samples):\n    return [{{'overall': 0.0}} for _ in samples]\n"

@@ -38,7 +38,7 @@ from cepo.rewards.functions import (
 )
 from cepo.run_folder.layout import FILES_FILE, STATE_FILE
 from cepo.sections.reader import SectionError, read_section
-from cepo.tracking.sinks import _writing
+from cepo.tracking.files import _writing
 from cepo.trainer.checkpoints import CheckpointStore, written_files
 from cepo.trainer.run_policy import Health, RunFinishedError, RunPolicy
 

@@ -28,7 +28,7 @@ from cepo.run_folder.pictures import png_bytes
 from cepo.run_folder.records import read_generations, read_metrics
 from cepo.run_folder.trace import GroupRecord, Trace, read_rollouts
 from cepo.run_folder.writing import LineFile, write_atomically
-from cepo.tracking.sinks import build_sink, build_tracker
+from cepo.tracking.tracker import build_sink, build_tracker
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -16,7 +16,9 @@ from run_folders import run_in
 from cepo.errors import ConfigError
 from cepo.run_folder.records import read_metrics
 from cepo.terminal.live_view import duration
-from cepo.tracking.sinks import RunDescription, Sink, Tracker, build_sink, build_tracker, check_sinks, step_line
+from cepo.tracking.console import step_line
+from cepo.tracking.sink import RunDescription, Sink
+from cepo.tracking.tracker import Tracker, build_sink, build_tracker, check_sinks
 
 STEP_METRICS = {
     "reward/mean": 0.53125,
@@ -257,6 +259,6 @@ def test_a_folder_named_wandb_is_not_taken_for_the_library(tmp_path: Path, monke
     name = "folder_that_is_no_library"
     (tmp_path / name).mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("cepo.tracking.sinks._LIBRARIES", {"console": (name,)})
+    monkeypatch.setattr("cepo.tracking.tracker._LIBRARIES", {"console": (name,)})
     with pytest.raises(ConfigError, match=f"needs {name}"):
         check_sinks(["console"])

@@ -1,0 +1,100 @@
+"""Prints the steps of a run on the console, one line each."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from rich.text import Text
+
+from cepo.metrics import wilson_interval
+from cepo.run_folder.layout import STAGES
+from cepo.terminal.live_view import SafeConsole, duration
+from cepo.terminal.progress import view_console
+from cepo.tracking.sink import RunDescription, Sink
+
+_STEPS_FOR_ETA = 20
+_MOST_SAMPLES = 3
+_SAMPLE_CHARACTERS = 100
+_LONGEST_TEXT = 2_000
+_STEP_PARTS = (
+    (("reward {:.3f}", "reward/mean"), ("accuracy {:.3f}", "reward/accuracy")),
+    (("mixed {:.0%}", "groups/mixed"),),
+    (("lambda {:.3f}", "evidence/lambda"),),
+    (("evidence +{:.0%}", "evidence/positive_fraction"), ("-{:.0%}", "evidence/negative_fraction")),
+    (("weight clip low {:.0%}", "evidence/clip_low_rate"), ("high {:.0%}", "evidence/clip_high_rate")),
+    (("ratio clip {:.0%}", "actor/pg_clipfrac_higher"),),
+    (("grad {:.3g}", "actor/grad_norm"),),
+)
+"""The parts of a step's line: for each of its numbers the text and the metric."""
+
+
+class ConsoleSink(Sink):
+    """Prints a plain, unwrapped line per step and per validation, and some samples."""
+
+    def __init__(self, run: RunDescription) -> None:
+        self._max_steps = run.max_steps
+        self._step_seconds: deque[float] = deque(maxlen=_STEPS_FOR_ETA)
+        self._console = (view_console() if sys.stdout.isatty() else None) or SafeConsole()
+
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        if "timing_s/step" in values:
+            self._step_seconds.append(values["timing_s/step"])
+        if any(not name.startswith(("val/", "timing_s/")) for name in values):
+            seconds = self._step_seconds
+            left = sum(seconds) / len(seconds) * max(self._max_steps - step, 0) if seconds else None
+            self._show(step_line(step, self._max_steps, values, remaining_seconds=left))
+        if "val/accuracy" in values:
+            self._show(validation_line(step, self._max_steps, values))
+
+    def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
+        for row in rows[:_MOST_SAMPLES]:
+            response = " ".join(str(row.get("response", ""))[:_LONGEST_TEXT].split())
+            if len(response) > _SAMPLE_CHARACTERS:
+                response = response[: _SAMPLE_CHARACTERS - 3] + "..."
+            verdict = f"accuracy {row['accuracy']:g}" if "accuracy" in row else "sample"
+            self._show(Text(f"  {verdict}: {response}", style="dim"))
+
+    def _show(self, line: Text) -> None:
+        self._console.print(line, soft_wrap=True)
+
+
+def step_line(step: int, max_steps: int, values: Mapping[str, float], *, remaining_seconds: float | None) -> Text:
+    """Returns the line of one training step; parts whose metrics are missing are left out."""
+    line = _step_label(step, max_steps)
+    parts = [" ".join(text.format(values[name]) for text, name in part if name in values) for part in _STEP_PARTS]
+    for part in filter(None, [*parts, _stage_seconds(values)]):
+        line.append("  " + part)
+    if remaining_seconds is not None and step < max_steps:
+        line.append(f"  ETA {duration(remaining_seconds)}", style="cyan")
+    return line
+
+
+def validation_line(step: int, max_steps: int, values: Mapping[str, float]) -> Text:
+    """Returns the line of a validation: accuracy, with its 95 % interval if the number of samples is known."""
+    accuracy = values["val/accuracy"]
+    line = _step_label(step, max_steps)
+    line.append(f"  validation accuracy {accuracy:.3f}", style="bold green")
+    count = values.get("val/num_samples")
+    if (interval := wilson_interval(accuracy, count, 1.96)) is not None:
+        line.append(f" ({interval[0]:.3f} to {interval[1]:.3f}, n {count:.0f})")
+    if "val/reward" in values:
+        line.append(f"  reward {values['val/reward']:.3f}")
+    if "timing_s/validate" in values:
+        line.append(f"  seconds {_seconds(values['timing_s/validate'])}")
+    return line
+
+
+def _step_label(step: int, max_steps: int) -> Text:
+    return Text().append(f"step {step:>{len(str(max_steps))}}/{max_steps}", style="bold")
+
+
+def _stage_seconds(values: Mapping[str, float]) -> str:
+    shown = [f"{stage} {_seconds(values[f'timing_s/{stage}'])}" for stage in STAGES if f"timing_s/{stage}" in values]
+    total = f"{_seconds(values['timing_s/step'])} s" if "timing_s/step" in values else ""
+    return f"{total} ({', '.join(shown)})" if total and shown else total or ", ".join(shown)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f}" if value < 1 else f"{value:.1f}"
