@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from cepo.files.trees import Tree
-from cepo.losses.objective import LossDenominators
+from cepo.losses.aggregation import LossDenominators
 from cepo.models.inputs import EncodedPrompt
 from cepo.types import Distillation
 

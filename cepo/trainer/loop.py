@@ -16,7 +16,8 @@ from cepo.data.batch import OWN_VIEW, RowName, ScoringRow
 from cepo.data.contexts import ContextBuilder
 from cepo.data.read_ahead import ProblemReader, problems_and_prompts
 from cepo.data.training_set import TrainingProblems
-from cepo.losses.objective import adapted_coefficient, agreement_metrics, kl_penalty
+from cepo.losses.kl import adapted_coefficient, kl_penalty
+from cepo.losses.policy import agreement_metrics
 from cepo.metrics import Metrics, mean_of, mean_value, merge_metrics, results, sum_value
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool

@@ -18,7 +18,7 @@ from cepo.algorithms.settings import NegativeConfig
 from cepo.config.schema import AlgorithmConfig
 from cepo.data.batch import OWN_VIEW, CriticBatch, OptimizerBatch, RowName, ScoringRow
 from cepo.data.contexts import ContextBuilder, sanitise_reference
-from cepo.losses.objective import LossDenominators
+from cepo.losses.aggregation import LossDenominators
 from cepo.metrics import Metric, Metrics, fraction, mean_of, sum_value
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing

@@ -13,7 +13,7 @@ from torch import Tensor
 from cepo.config.schema import AlgorithmConfig, DataConfig, TrainerConfig, WorkerConfig
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import ProblemSet
-from cepo.losses.objective import agreement_metrics
+from cepo.losses.policy import agreement_metrics
 from cepo.metrics import Metrics, fraction, max_value, mean_of, mean_value, merge_metrics, min_value, sum_value
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool

@@ -13,15 +13,9 @@ from torch.distributed.tensor import DTensor
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config.worker_schema import ActorConfig, CriticConfig
 from cepo.data.batch import OWN_VIEW, CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
-from cepo.losses.objective import (
-    ObjectiveSettings,
-    ObjectiveTerms,
-    agreement_metrics,
-    objective,
-    step_metrics,
-    value_loss,
-    value_metrics,
-)
+from cepo.losses.objective import ObjectiveTerms, objective, step_metrics
+from cepo.losses.policy import ObjectiveSettings, agreement_metrics
+from cepo.losses.value import value_loss, value_metrics
 from cepo.metrics import Metrics, fraction, max_value, merge_metrics, sum_value
 from cepo.models.processing import Processing
 from cepo.rollout.generator import AdapterWeights, FullWeights, Weights

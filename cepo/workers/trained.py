@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from cepo.config.worker_schema import ActorConfig, CriticConfig, OptimConfig
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
-from cepo.losses.objective import token_weights
+from cepo.losses.aggregation import token_weights
 from cepo.metrics import Metrics, max_value, mean_value, merge_metrics, sum_value
 from cepo.models.processing import Processing
 from cepo.terminal.progress import shown

@@ -17,7 +17,7 @@ from cepo.config.schema import AlgorithmConfig, DataConfig, TrainerConfig
 from cepo.config.worker_schema import ActorConfig, WorkerConfig
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
 from cepo.errors import CheckpointError
-from cepo.losses.objective import ObjectiveSettings
+from cepo.losses.policy import ObjectiveSettings
 from cepo.metrics import Metrics, max_value
 from cepo.models.processing import Processing
 from cepo.rollout.factory import build_generator, settings_of_run

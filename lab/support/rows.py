@@ -65,7 +65,7 @@ def optimizer_batch(rows: list[ScoringRow]) -> OptimizerBatch:
     import torch
 
     from cepo.data.batch import OptimizerBatch
-    from cepo.losses.objective import LossDenominators
+    from cepo.losses.aggregation import LossDenominators
 
     lengths = torch.tensor([len(row.response_ids) for row in rows])
     mask = torch.arange(int(lengths.max())).unsqueeze(0) < lengths.unsqueeze(1)

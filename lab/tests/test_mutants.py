@@ -98,17 +98,15 @@ def recorded(tmp_path: Path) -> mutants.Reach:
     (planted,) = (mutant for mutant in objective_mutants() if mutant.before == "-difference")
     for context in ("tests/a.py::one", "tests/b.py", "tests/c.py::one (call)"):
         data.set_context(context)
-        data.add_arcs({"/somewhere/cepo/losses/objective.py": [(planted.line - 1, planted.line), (planted.line, -1)]})
+        data.add_arcs({"/somewhere/cepo/losses/kl.py": [(planted.line - 1, planted.line), (planted.line, -1)]})
     data.set_context("tests/d.py::one")
-    data.add_arcs({"/somewhere/cepo/losses/objective.py": [(planted.line + 20, -1)]})
+    data.add_arcs({"/somewhere/cepo/losses/kl.py": [(planted.line + 20, -1)]})
     data.write()
     return mutants.Reach(tmp_path)
 
 
 def objective_mutants() -> list[mutants.Mutant]:
-    return mutants_of(
-        "losses/objective.py", (mutants.ROOT / "cepo" / "losses" / "objective.py").read_text(encoding="utf-8")
-    )
+    return mutants_of("losses/kl.py", (mutants.ROOT / "cepo" / "losses" / "kl.py").read_text(encoding="utf-8"))
 
 
 def test_quick_files_with_tests_of_the_line_come_first(recorded: mutants.Reach) -> None:

@@ -16,8 +16,8 @@ from cepo.algorithms.settings import PositiveConfig
 from cepo.config import check_config, load_config
 from cepo.errors import ConfigError
 from cepo.files.trees import leaves
+from cepo.losses.aggregation import AGGREGATIONS, LossDenominators, token_weights
 from cepo.losses.divergence import chunked_divergence, distillation_losses
-from cepo.losses.objective import AGGREGATIONS, LossDenominators, token_weights
 from cepo.metrics import results
 from cepo.types import Reference, TokenBatch, TokenSignal
 

@@ -30,7 +30,7 @@ from torch import Tensor
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import load_config
 from cepo.data.batch import OWN_VIEW, CriticBatch, OptimizerBatch, ScoringRow
-from cepo.losses.objective import LossDenominators
+from cepo.losses.aggregation import LossDenominators
 from cepo.metrics import Metrics
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing

@@ -11,14 +11,9 @@ from torch import Tensor
 
 from cepo.config import check_config, load_config
 from cepo.errors import ConfigError
-from cepo.losses.objective import (
-    LossDenominators,
-    ObjectiveSettings,
-    ObjectiveTerms,
-    agreement_metrics,
-    objective,
-    step_metrics,
-)
+from cepo.losses.aggregation import LossDenominators
+from cepo.losses.objective import ObjectiveTerms, objective, step_metrics
+from cepo.losses.policy import ObjectiveSettings, agreement_metrics
 from cepo.metrics import merge_metrics, results
 from cepo.types import DivergenceConfig
 from cepo.workers.worker import objective_settings

@@ -16,21 +16,11 @@ from torch import Tensor
 from cepo.algorithms import build_estimator
 from cepo.config.schema import AlgorithmConfig
 from cepo.config.worker_schema import ActorConfig
-from cepo.losses.objective import (
-    AGGREGATIONS,
-    KL_PENALTIES,
-    LOSS_TYPES,
-    LossDenominators,
-    ObjectiveSettings,
-    adapted_coefficient,
-    kl_penalty,
-    policy_loss,
-    policy_metrics,
-    step_metrics,
-    token_weights,
-    value_loss,
-    value_metrics,
-)
+from cepo.losses.aggregation import AGGREGATIONS, LossDenominators, token_weights
+from cepo.losses.kl import KL_PENALTIES, adapted_coefficient, kl_penalty
+from cepo.losses.objective import step_metrics
+from cepo.losses.policy import LOSS_TYPES, ObjectiveSettings, policy_loss, policy_metrics
+from cepo.losses.value import value_loss, value_metrics
 from cepo.metrics import merge_metrics, results
 from cepo.types import TokenBatch
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from cepo.config import RunConfig, check_config, load_config
 from cepo.config.worker_schema import RewardConfig
 from cepo.data.batch import OptimizerBatch, ScoringRow
-from cepo.losses.objective import LossDenominators
+from cepo.losses.aggregation import LossDenominators
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool

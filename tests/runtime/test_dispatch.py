@@ -18,7 +18,7 @@ from PIL import Image
 from cepo.config import load_config
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
 from cepo.data.image_store import ImageStore
-from cepo.losses.objective import LossDenominators
+from cepo.losses.aggregation import LossDenominators
 from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageSource, Video
 from cepo.rollout.generator import GenerationRequest, SamplingSettings
 from cepo.runtime import dispatch

@@ -18,7 +18,7 @@ from cepo.algorithms.settings import NegativeConfig
 from cepo.config.schema import AlgorithmConfig
 from cepo.config.worker_schema import RewardConfig
 from cepo.data.contexts import Problem
-from cepo.losses.objective import kl_penalty
+from cepo.losses.kl import kl_penalty
 from cepo.metrics import results
 from cepo.rewards.pool import RewardPool
 from cepo.rollout.generator import Generation
