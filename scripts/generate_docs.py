@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cepo.algorithms import available_estimators
-from cepo.algorithms.base import presets_of
+from cepo.algorithms.registry import presets_of
 from cepo.algorithms.settings import SharedSettings
 from cepo.config import RunConfig, load_config
 from cepo.config.easyr1 import EASYR1_KEYS, ENGINE_KEYS, TABLE, engine_key_of

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cepo.algorithms import base
+from cepo.algorithms import registry as base
 
 
 @contextmanager

@@ -4,11 +4,10 @@ import importlib
 import pkgutil
 
 from cepo.algorithms import credit
-from cepo.algorithms.base import (
-    Estimator,
-    EvidenceEstimator,
-    GroupRelativeEstimator,
-    WeightedEstimator,
+from cepo.algorithms.base import Estimator, GroupRelativeEstimator
+from cepo.algorithms.credit import group_advantages
+from cepo.algorithms.evidence import EvidenceEstimator, WeightedEstimator
+from cepo.algorithms.registry import (
     available_estimators,
     build_config,
     build_estimator,
@@ -17,7 +16,6 @@ from cepo.algorithms.base import (
     register_estimator,
     section_of,
 )
-from cepo.algorithms.credit import group_advantages
 
 __all__ = [
     "Estimator",

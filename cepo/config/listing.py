@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from cepo.algorithms import available_estimators, estimator_class
-from cepo.algorithms.base import own_fields
+from cepo.algorithms.registry import own_fields
 from cepo.config.schema import RunSettings
 from cepo.errors import ConfigError, did_you_mean
 from cepo.files.trees import Tree

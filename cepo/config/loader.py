@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from cepo.algorithms import available_estimators, estimator_class, load_plugin, section_of
-from cepo.algorithms.base import own_fields, path_of, presets_of
+from cepo.algorithms.registry import own_fields, path_of, presets_of
 from cepo.algorithms.settings import SharedSettings
 from cepo.config.easyr1 import EASYR1_KEYS, report_engine_keys, without_engine_keys
 from cepo.config.paths import located

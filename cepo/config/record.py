@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from cepo.algorithms.base import SHARED, own_fields
+from cepo.algorithms.registry import SHARED, own_fields
 from cepo.config.schema import RunConfig, RunSettings
 from cepo.files.secrets import without_secrets
 from cepo.files.trees import Tree, is_dict, is_mapping, leaves, with_texts

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
-from cepo.algorithms.base import SHARED
+from cepo.algorithms.registry import SHARED
 from cepo.config.listing import REQUIRED, settings_of
 from cepo.errors import DataError
 from cepo.files.trees import leaves

@@ -11,7 +11,7 @@ from config_arguments import REQUIRED, load, message_of, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cepo.algorithms import Estimator, available_estimators, base, register_estimator
+from cepo.algorithms import Estimator, available_estimators, register_estimator, registry
 from cepo.config import dump_config, load_config, record_tree
 from cepo.config.listing import all_settings
 from cepo.config.worker_schema import OptimConfig
@@ -190,7 +190,7 @@ def test_a_record_has_only_the_settings_that_the_method_reads() -> None:
 
 
 def test_a_plugins_field_cannot_be_named_as_a_shared_section(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "_registry", dict(base._registry))
+    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
 
     class Wrong(Estimator):
         class Config:
@@ -219,7 +219,7 @@ class Custom(Estimator):
 
 
 def test_a_plugin_is_imported_before_its_section_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "_registry", dict(base._registry))
+    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
     plugin = tmp_path / "custom_for_config_test.py"
     plugin.write_text(PLUGIN.format(name="custom_for_config_test"))
     arguments = [f"trainer.plugins=[{plugin}]", "algorithm.adv_estimator=custom_for_config_test"]
