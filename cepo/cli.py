@@ -329,7 +329,7 @@ def merge(**options: Any) -> None:
 @click.argument("folder", type=click.Path(path_type=Path))
 def init(folder: Path) -> None:
     """Copy the shipped configurations, templates, examples and launchers to the new FOLDER."""
-    from cepo.config.paths import copy_shipped
+    from cepo.commands.init import copy_shipped
 
     copied = ", ".join(copy_shipped(folder))
     print_plain(f"{folder}: {copied}. Next: cepo train config={folder}/configs/microgeo/base.yaml")

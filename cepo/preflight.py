@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from cepo.config import RunConfig, check_config
-from cepo.config.paths import require_weights
+from cepo.config.named_files import require_weights
 from cepo.config.schema import TrainerConfig
 from cepo.config.worker_schema import ActorConfig
 from cepo.data.hub import require_hub_names

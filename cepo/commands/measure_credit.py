@@ -41,7 +41,7 @@ def make_credit_plan(
     **numbers: int,
 ) -> CreditPlan:
     """Resolves and checks a command line without loading a model; the parameters are the options of `cepo credit`."""
-    from cepo.config.paths import check_model_and_data
+    from cepo.config.named_files import check_model_and_data
     from cepo.credit.method_list import read_methods
 
     sources = [] if data is None else [f"data.train_files={data}"]

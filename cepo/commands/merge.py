@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import cepo
 from cepo.commands.checkpoint_arguments import find_base
-from cepo.config.paths import find_path, require_file
+from cepo.config.named_files import require_file
+from cepo.config.paths import find_path
 from cepo.errors import CheckpointError, ConfigError
 from cepo.files.foreign import irregular_file
 from cepo.files.trees import Fields, is_mapping

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cepo.config.paths import require_file
+from cepo.config.named_files import require_file
 from cepo.errors import ConfigError
 from cepo.files.foreign import read_text
 from cepo.terminal.lines import print_plain

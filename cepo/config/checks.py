@@ -8,17 +8,8 @@ import re
 
 from cepo.algorithms import build_estimator
 from cepo.algorithms.settings import SharedSettings
-from cepo.config.paths import (
-    MICROGEO_MODELS,
-    PACKAGE_FOLDER,
-    find_path,
-    require_data,
-    require_file,
-    require_folder,
-    require_model,
-    split_function,
-    without_user,
-)
+from cepo.config.named_files import require_data, require_file, require_folder, require_model
+from cepo.config.paths import MICROGEO_MODELS, PACKAGE_FOLDER, find_path, split_function, without_user
 from cepo.config.schema import RunConfig
 from cepo.config.worker_schema import ModelConfig, RewardConfig
 from cepo.errors import ConfigError, ForeignFileError

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cepo.config import RunConfig
-from cepo.config.paths import check_model_and_data, located_data
+from cepo.config.named_files import check_model_and_data
+from cepo.config.paths import located_data
 from cepo.data.hub import require_hub_names
 from cepo.errors import ConfigError
 from cepo.evaluation.named_sources import NamedSource, named_source

@@ -8,7 +8,8 @@ from pathlib import Path
 import datasets
 import pytest
 
-from cepo.config.paths import located_data, require_data, split_source
+from cepo.config.named_files import require_data
+from cepo.config.paths import located_data, split_source
 from cepo.data.reading import read_source
 from cepo.data.sources import local_source
 from cepo.errors import ConfigError, DataError

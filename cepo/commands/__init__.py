@@ -1,0 +1,1 @@
+"""Implements the subcommands of `cepo`: arguments in, an exit code out."""
