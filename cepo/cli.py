@@ -232,7 +232,7 @@ def doctor(settings: Sequence[str]) -> int:
 
     Exit code: 0 training can start, 1 it cannot (the message says what to do), 2 the configuration has an error.
     """
-    from cepo.doctor import print_findings
+    from cepo.doctor.printing import print_findings
 
     return print_findings(settings)
 

@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from cepo import preflight
 from cepo.config import RunConfig, dump_for_record, load_config
 from cepo.config.record import decisive_settings, run_identity
+from cepo.doctor import preflight
 from cepo.errors import CepoError, WorkerLostError, place_in
 from cepo.files.own_folders import remove_left_behind
 from cepo.runtime.reach import prepare_own_cluster

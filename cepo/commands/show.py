@@ -23,8 +23,8 @@ def show_credit(
 ) -> None:
     """Writes the page with the credit of each token to `out`; the parameters are the arguments of `cepo show`."""
     from cepo.commands.checkpoint_arguments import config_of_checkpoint
+    from cepo.doctor.preflight import check_run
     from cepo.microgeo.world import with_embedded_world
-    from cepo.preflight import check_run
     from cepo.report.page import write_report
     from cepo.train import build_trainer
     from cepo.workers.checkpoint import load_weights

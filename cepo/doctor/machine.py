@@ -15,11 +15,11 @@ import psutil
 import torch
 
 from cepo.config import RunConfig
+from cepo.doctor.preflight import check_devices
 from cepo.errors import CepoError
 from cepo.hardware import Capability, Finding, num_processors, torch_build, torchvision_fault, with_own_programs
 from cepo.models.families import family_of
 from cepo.models.pretrained import read_config
-from cepo.preflight import check_devices
 from cepo.rollout.factory import choose_generator, settings_of_run
 from cepo.run_folder.environment import installed_version
 from cepo.sizing import LESS_ACTIVATIONS, WHAT_HELPS, Memory, estimate_memory, fit, gib

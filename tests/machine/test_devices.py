@@ -15,9 +15,9 @@ from fake_machine import REPOSITORY, fake_machine
 
 from cepo import hardware as devices
 from cepo.config import load_config
+from cepo.doctor.preflight import limited_threads
 from cepo.errors import ConfigError
 from cepo.hardware import device_in_words, require_devices, require_usable_torch
-from cepo.preflight import limited_threads
 from cepo.runtime import reach
 from cepo.runtime.reach import why_no_answer
 

@@ -21,7 +21,7 @@ from packaging.specifiers import SpecifierSet
 
 from cepo import hardware
 from cepo.config import load_config
-from cepo.doctor import TESTED, findings_table, machine, version_findings
+from cepo.doctor import machine
 from cepo.doctor.machine import (
     Gpu,
     disk_finding,
@@ -32,6 +32,7 @@ from cepo.doctor.machine import (
     usable_memory,
     wheel_serves,
 )
+from cepo.doctor.printing import TESTED, findings_table, version_findings
 from cepo.hardware import Finding
 from cepo.models.families import FAMILIES
 from cepo.rollout import factory

@@ -10,10 +10,10 @@ from cepo.algorithms.settings import TeacherConfig
 from cepo.config import load_config
 from cepo.config.worker_schema import RewardConfig
 from cepo.data.contexts import ContextBuilder, Problem
+from cepo.doctor.preflight import check_before_loading
 from cepo.microgeo.world import ASSETS
 from cepo.models.prefilled import prefilled_text
 from cepo.models.processing import Processing
-from cepo.preflight import check_before_loading
 from cepo.rewards.pool import RewardPool
 from cepo.trainer.asking import Asker, reward_input
 
