@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cepo.cli import script
+from cepo.commands.cli import script
 
 if __name__ == "__main__":
     script()

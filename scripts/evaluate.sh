@@ -39,4 +39,4 @@ case "${DRY_RUN:-0}" in
 esac
 
 ensure_environment "$(engine_extra)"
-exec "$CEPO_PYTHON" -m cepo.cli evaluate "${ARGUMENTS[@]}" "$@"
+exec "$CEPO_PYTHON" -m cepo evaluate "${ARGUMENTS[@]}" "$@"

@@ -37,7 +37,7 @@ export TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 HF_HUB_DISABLE_PROGRESS_BAR
 say() { printf '%s\n' "$@" | tee -a "$LOG"; }
 
 if [[ "$DEVICE" == cuda ]] && ! "$CEPO_PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' >>"$LOG" 2>&1; then
-    say "gpu_check: torch sees no GPU ($CEPO_PYTHON -m cepo.cli doctor says why); CEPO_GPU_CHECK_DEVICE=cpu runs the same with tiny shapes."
+    say "gpu_check: torch sees no GPU ($CEPO_PYTHON -m cepo doctor says why); CEPO_GPU_CHECK_DEVICE=cpu runs the same with tiny shapes."
     exit 2
 fi
 
@@ -64,7 +64,7 @@ if [[ "$DEVICE" == cuda ]]; then
 else
     LARGE=micro SMALL=micro GROUPS_OF_ROWS=1 REPEATS=1 RESPONSE=8
 fi
-part versions 60 bash -c "nvidia-smi || true; '$CEPO_PYTHON' -m cepo.cli doctor || true" # the tests decide, not the doctor
+part versions 60 bash -c "nvidia-smi || true; '$CEPO_PYTHON' -m cepo doctor || true" # the tests decide, not the doctor
 part tests 360 "$CEPO_PYTHON" -m pytest tests/gpu -v -rsP -p no:cacheprovider --confcutdir=tests/gpu -k "$DEVICE" --durations=5 "$@"
 if "$CEPO_PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("vllm") is None)'; then
     for weights in adapter full; do # in processes of their own: a run starts one engine in its life

@@ -4,4 +4,4 @@
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 ensure_environment "cpu"
 cd "$ROOT"
-exec "$CEPO_PYTHON" -m cepo.cli quickstart "$@"
+exec "$CEPO_PYTHON" -m cepo quickstart "$@"

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cepo.cli import main as cepo
+from cepo.commands.cli import main as cepo
 from cepo.microgeo.world import build_world
 from lab.doses.page import GRADIENTS, KNOWLEDGE, MEASUREMENTS, write_page
 from lab.gradient.__main__ import main as measure_gradients

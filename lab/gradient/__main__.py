@@ -17,8 +17,8 @@ from typing import Any
 
 import click
 
-from cepo.cli import Command, cli
-from cepo.cli import main as run_command
+from cepo.commands.cli import Command, cli
+from cepo.commands.cli import main as run_command
 from cepo.terminal.lines import print_plain
 
 

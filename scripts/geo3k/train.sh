@@ -72,10 +72,10 @@ esac
 ensure_environment "$(engine_extra)"
 # A cluster that is joined has the devices, not this machine: each worker looks at its own.
 if [[ "$SKIP_DOCTOR" == 0 && "${NUM_NODES:-1}" == 1 && -z "${RAY_ADDRESS:-}" ]]; then
-    "$CEPO_PYTHON" -m cepo.cli doctor "${ARGUMENTS[@]}" "$@" >&2 ||
+    "$CEPO_PYTHON" -m cepo doctor "${ARGUMENTS[@]}" "$@" >&2 ||
         die "This training could not start here: see the lines marked fail, and what they say to do. SKIP_DOCTOR=1 tries it nevertheless."
 fi
 case "${DRY_RUN:-0}" in
 0) exec "$CEPO_PYTHON" -m cepo.train "${ARGUMENTS[@]}" "$@" ;;
-1) exec "$CEPO_PYTHON" -m cepo.cli config "${ARGUMENTS[@]}" "$@" ;;
+1) exec "$CEPO_PYTHON" -m cepo config "${ARGUMENTS[@]}" "$@" ;;
 esac

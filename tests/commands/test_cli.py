@@ -13,7 +13,7 @@ import pytest
 
 import cepo
 import cepo.train
-from cepo.cli import cli, main
+from cepo.commands.cli import cli, main
 from cepo.config.listing import settings_of
 from cepo.microgeo.world import build_world
 
@@ -43,7 +43,7 @@ def test_help_of_a_command_is_the_same_in_both_forms(name: str, capsys: pytest.C
 
 
 def test_help_loads_neither_the_settings_nor_torch() -> None:
-    script = "import sys; from cepo.cli import main; main(['--help']); print(*sys.modules)"
+    script = "import sys; from cepo.commands.cli import main; main(['--help']); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert not {"torch", "pydantic", "omegaconf", "rich"} & set(done.stdout.split())
 

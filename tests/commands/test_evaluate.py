@@ -19,7 +19,7 @@ import pytest
 from isolation import own_caches, restored_process
 from local_server import local_server
 
-from cepo.cli import main
+from cepo.commands.cli import main
 from cepo.evaluation.benchmarks import converted, recognised
 from cepo.rewards.benchmark import compute_score
 from lab.harness import harness_table

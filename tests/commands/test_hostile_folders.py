@@ -23,7 +23,7 @@ from PIL import Image
 from run_folders import group, rollout, validated, write_checkpoint, write_run
 from safetensors.torch import save_file
 
-from cepo.cli import main
+from cepo.commands.cli import main
 from cepo.config import load_config
 from cepo.credit.truth import claim_folder
 from cepo.errors import CepoError, CheckpointError, DataError

@@ -15,7 +15,7 @@ import pytest
 from isolation import own_caches, restored_process
 
 import cepo.train
-from cepo.cli import main
+from cepo.commands.cli import main
 
 pytestmark = pytest.mark.heavy
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from cepo.cli import main
+from cepo.commands.cli import main
 from cepo.config import RunConfig, check_config, find_path, load_config, split_function
 from cepo.errors import ConfigError
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from cepo.algorithms import build_estimator
-from cepo.cli import main
+from cepo.commands.cli import main
 from cepo.config import RunConfig, check_config, load_config
 from cepo.config.record import plain_tree
 from cepo.data.contexts import HintTemplate

@@ -15,8 +15,8 @@ import pytest
 from local_server import local_server
 from run_folders import write_checkpoint
 
-from cepo.cli import main
 from cepo.commands.checkpoint_arguments import find_base
+from cepo.commands.cli import main
 from cepo.commands.measure_credit import make_credit_plan
 from cepo.config import dump_for_record, load_config
 from cepo.config.own_records import is_own_record

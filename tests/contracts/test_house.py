@@ -47,7 +47,7 @@ HEAVY = ("ray", "vllm", "transformers", "peft", "wandb", "mlflow", "swanlab", "t
 
 
 def unit_of(file: Path) -> str:
-    """`algorithms` for cepo/algorithms/credit.py, `cli` for cepo/cli.py, an empty text for cepo/__init__.py."""
+    """`algorithms` for cepo/algorithms/credit.py, `train` for cepo/train.py, an empty text for cepo/__init__.py."""
     parts = file.relative_to(PACKAGE).with_suffix("").parts
     return "" if parts == ("__init__",) else parts[0]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from evaluation_folders import evaluation
 
-from cepo.cli import main
+from cepo.commands.cli import main
 from cepo.errors import DataError
 from cepo.evaluation.published import score_table
 from cepo.report.score_tables import Cell, write_table

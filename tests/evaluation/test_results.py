@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from evaluation_folders import evaluation
 
-from cepo.cli import main
+from cepo.commands.cli import main
 
 DAMAGES = [
     *(("evaluation.json", text) for text in (

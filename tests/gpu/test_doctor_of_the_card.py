@@ -4,7 +4,7 @@ import pytest
 import torch
 from gpu_places import Place
 
-from cepo.cli import main
+from cepo.commands.cli import main
 from cepo.doctor.machine import machine_findings, usable_gpus
 from cepo.hardware import driver_version
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from cepo.cli import main
+from cepo.commands.cli import main
 from cepo.microgeo.world import (
     FAMILIES,
     Problem,

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 from run_folders import report_pixels, validated, write_run
 
-from cepo.cli import main
+from cepo.commands.cli import main
 from cepo.errors import DataError
 from cepo.report.page import accuracy_change, run_summary, write_report
 from cepo.report.recorded_run import load_run

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from run_folders import report_pixels, validated, write_run
 
-from cepo.cli import main
+from cepo.commands.cli import main
 from cepo.errors import DataError
 from cepo.report.compare import compare_runs
 from cepo.report.score_tables import Cell, write_table

@@ -283,7 +283,7 @@ def test_metadata_are_complete_and_the_base_is_light(unpacked: Path) -> None:
 
 @pytest.mark.heavy
 def test_shipped_configurations_are_found_by_name_in_a_wheel(unpacked: Path, tmp_path: Path) -> None:
-    show = "from cepo.cli import main; import sys; sys.exit(main(['config', 'config=microgeo/cepo']))"
+    show = "from cepo.commands.cli import main; import sys; sys.exit(main(['config', 'config=microgeo/cepo']))"
     settings = yaml.safe_load(python(show, packages=unpacked, folder=tmp_path))
     assert settings["algorithm"]["adv_estimator"] == "cepo"
     assert settings["data"]["format_prompt"] == str(unpacked / "cepo/shipped/configs/format_prompt/microgeo.jinja")
@@ -296,13 +296,13 @@ def test_shipped_configurations_are_found_by_name_in_a_wheel(unpacked: Path, tmp
 
 @pytest.mark.heavy
 def test_init_copies_what_a_launcher_needs(unpacked: Path, tmp_path: Path) -> None:
-    init = "from cepo.cli import main; import sys; sys.exit(main(['init', 'mine']))"
+    init = "from cepo.commands.cli import main; import sys; sys.exit(main(['init', 'mine']))"
     assert "configs, examples" in python(init, packages=unpacked, folder=tmp_path)
     launcher = ("bash", "mine/scripts/geo3k/rlsd.sh", "4b", "trainer.seed=3")
     variables = {"CEPO_PYTHON": sys.executable, "DRY_RUN": "1", "PYTHONPATH": str(unpacked)}
     settings = yaml.safe_load(ran(*launcher, folder=tmp_path, **variables))
     assert (settings["algorithm"]["adv_estimator"], settings["trainer"]["seed"]) == ("rlsd", 3)
-    twice = "from cepo.cli import main; print(main(['init', 'mine']))"
+    twice = "from cepo.commands.cli import main; print(main(['init', 'mine']))"
     assert python(twice, packages=unpacked, folder=tmp_path).strip() == "2"
 
 

@@ -27,7 +27,7 @@ from training_runs import (
     write_lines,
 )
 
-from cepo.cli import main
+from cepo.commands.cli import main
 from cepo.credit import truth
 from cepo.credit.agreement import QUARTERS
 from cepo.credit.session import opened

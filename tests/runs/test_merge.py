@@ -30,7 +30,7 @@ from training_runs import (
 )
 
 import cepo
-from cepo.cli import main
+from cepo.commands.cli import main
 from cepo.data.batch import ScoringRow
 from cepo.errors import CheckpointError
 from cepo.models.processing import Processing

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from training_runs import BuildActor, FinishedRun, Train, largest_gap, reference_log_probs, whole
 from transformers import BitsAndBytesConfig, Qwen3VLForConditionalGeneration
 
-from cepo.cli import main
+from cepo.commands.cli import main
 from cepo.data.batch import ScoringRow
 from cepo.errors import ConfigError
 from cepo.models import pretrained
