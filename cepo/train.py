@@ -144,7 +144,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
         from cepo.data.training_set import most_visuals
         from cepo.models.processing import load_processing
         from cepo.trainer.loop import Trainer
-        from cepo.trainer.recording import Validator
+        from cepo.trainer.validation import Validator
         from cepo.workers.worker import WorkerFacts
 
         processing = load_processing(worker.actor.model, data)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cepo.algorithms import Estimator, build_estimator
 from cepo.rollout.generator import Generation
-from cepo.trainer.asking import Rollouts
+from cepo.trainer.rollouts import Rollouts
 from cepo.types import Reference, Rollout, RolloutGroup, TokenBatch
 
 

@@ -75,7 +75,8 @@ def show(trainer: Trainer, text: str | None = None) -> None:
     import torch
 
     from cepo.trainer.asking import Asker, training_settings
-    from cepo.trainer.planning import make_plan, rollout_groups
+    from cepo.trainer.groups import rollout_groups
+    from cepo.trainer.planning import make_plan
     from cepo.trainer.recording import group_records
 
     processing, data = trainer.processing, trainer.data

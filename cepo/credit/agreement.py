@@ -22,8 +22,10 @@ from cepo.credit.truth import Numbers, Truth
 from cepo.data.batch import ScoringRow
 from cepo.data.contexts import ContextBuilder
 from cepo.files.trees import Tree
-from cepo.trainer.asking import Rollouts
-from cepo.trainer.planning import ScoredBatch, ScoringPlan, make_plan, rollout_groups, scored_batch
+from cepo.trainer.batches import ScoredBatch, scored_batch
+from cepo.trainer.groups import rollout_groups
+from cepo.trainer.planning import ScoringPlan, make_plan
+from cepo.trainer.rollouts import Rollouts
 from cepo.types import TokenSignal
 
 FIRST_STEP = 0

@@ -28,7 +28,7 @@ from cepo.report.drawing import Chart, Section, Series, scores, write_page
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
 from cepo.run_folder.pictures import png_bytes
 from cepo.run_folder.writing import encode_line, finite_or_none, write_atomically
-from cepo.trainer.asking import Rollouts
+from cepo.trainer.rollouts import Rollouts
 
 PAGE_FILE = "credit.html"
 _ORACLE = "oracle"

@@ -15,7 +15,8 @@ from cepo.files.trees import Tree
 from cepo.models.processing import Processing, load_processing
 from cepo.rewards.pool import RewardPool
 from cepo.run_folder.environment import describe_software
-from cepo.trainer.asking import Asker, Rollouts, training_settings
+from cepo.trainer.asking import Asker, training_settings
+from cepo.trainer.rollouts import Rollouts
 from cepo.workers.checkpoint import load_weights
 from cepo.workers.worker import Worker, WorkerFacts
 

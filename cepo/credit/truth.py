@@ -30,7 +30,8 @@ from cepo.files.trees import Fields, Tree, leaves
 from cepo.rollout.generator import Generation, sampling_seed
 from cepo.run_folder.writing import LineFile, encode_line, write_atomically
 from cepo.terminal.progress import Progress
-from cepo.trainer.asking import Rollouts, request, training_settings
+from cepo.trainer.asking import request, training_settings
+from cepo.trainer.rollouts import Rollouts
 
 Numbers = NDArray[numpy.float64]
 SETTINGS_FILE = "measurement.json"

@@ -29,7 +29,8 @@ from cepo.rewards.samples import require_free_names
 from cepo.rollout.factory import build_generator, settings_of_run
 from cepo.rollout.generator import AdapterWeights, Generator
 from cepo.run_folder.pictures import thumbnail
-from cepo.trainer.asking import VALIDATION_STEP, Asker, Rollouts, validation_settings
+from cepo.trainer.asking import VALIDATION_STEP, Asker, validation_settings
+from cepo.trainer.rollouts import Rollouts
 from cepo.workers.checkpoint import ADAPTER
 from cepo.workers.distributed import this_device
 from cepo.workers.merged_model import ADAPTER_CONFIG, BaseModel, merge_checkpoint, read_adapter

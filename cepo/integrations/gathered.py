@@ -21,8 +21,8 @@ from cepo.metrics import Metrics, fraction
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
 from cepo.rollout.generator import Generation
-from cepo.trainer.asking import Rollouts
-from cepo.trainer.planning import reference_metrics, rollout_groups
+from cepo.trainer.groups import reference_metrics, rollout_groups
+from cepo.trainer.rollouts import Rollouts
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 Messages = Sequence[Fields]

@@ -1,114 +1,30 @@
-"""Samples and rewards rollouts for training, validation and evaluation, and filters them for training."""
+"""Samples and rewards rollouts for training, validation and evaluation."""
 
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from cepo.config.schema import AlgorithmConfig, DataConfig
 from cepo.config.worker_schema import RolloutConfig, WorkerConfig
-from cepo.data.batch import OWN_VIEW, ScoringRow
 from cepo.data.contexts import ContextBuilder, Problem
 from cepo.errors import RewardError
 from cepo.files.trees import Fields, Tree
-from cepo.metrics import Metric, Metrics, fraction, sum_value
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.rewards.functions import RewardOutcome
 from cepo.rewards.pool import RewardPool
 from cepo.rewards.samples import TrainersFields, sample_of
 from cepo.rollout.generator import Generation, GenerationRequest, Sampler, SamplingSettings, sampling_seed
+from cepo.trainer.rollouts import Rollouts
 from cepo.trainer.stage_clock import StageClock
-
-logger = logging.getLogger(__name__)
 
 VALIDATION_STEP = -1
 """Step number in the sampling seeds of validation. It is the same at every validation and no training step has it."""
-PASSES_WITHOUT_GAIN = 3
-"""Number of passes over the data without a kept group after which filtering without a limit of rounds gives up."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rollouts:
-    """Prompts and their rewarded responses. Row `b` of every tensor is response `b % G` to prompt `b // G`."""
-
-    step: int
-    problems: Sequence[Problem]
-    prompts: Sequence[EncodedPrompt]
-    generations: Sequence[Generation]
-    responses: Sequence[str]
-    scores: Sequence[Mapping[str, float]]  # the reward function's fields for each row
-    correct: Tensor
-    num_raised: int = 0  # number of responses whose reward failed, here and below
-    num_timed_out: int = 0
-    reward_baselines: Tensor | None = None  # (B,) of the prompt's greedy response, for methods with this baseline
-    metrics: Metrics = field(default_factory=dict[str, Metric])  # of online filtering
-
-    @property
-    def group_size(self) -> int:
-        """G, the number of rollouts per prompt."""
-        return len(self.generations) // len(self.problems)
-
-    @cached_property
-    def rewards(self) -> Tensor:
-        """(B,) the total reward of each response."""
-        return torch.tensor([score["overall"] for score in self.scores])
-
-    @cached_property
-    def group_ids(self) -> Tensor:
-        """(B,) the prompt number of each row."""
-        return torch.arange(len(self.problems)).repeat_interleave(self.group_size)
-
-    @cached_property
-    def response_mask(self) -> Tensor:
-        """(B, T) True on response tokens, where T is the length of the longest response."""
-        lengths = torch.tensor([len(generation.response_ids) for generation in self.generations])
-        return torch.arange(int(lengths.max())).unsqueeze(0) < lengths.unsqueeze(1)
-
-    @cached_property
-    def finished(self) -> Tensor:
-        """(B,) False on responses that the length limit cut."""
-        return torch.tensor([generation.finished for generation in self.generations])
-
-    @cached_property
-    def sampled_log_probs(self) -> Tensor:
-        """(B, T) the rollout engine's own log-probs of the sampled tokens, 0 on padding."""
-        return self.padded([generation.log_probs for generation in self.generations])
-
-    @cached_property
-    def token_level_rewards(self) -> Tensor:
-        """(B, T) the outcome reward at the last response token, 0 elsewhere."""
-        rewards = torch.zeros(self.response_mask.shape)
-        last = self.response_mask.sum(dim=1) - 1
-        rewards[torch.arange(len(last)), last] = self.rewards
-        return rewards
-
-    def rows_of(self, number: int) -> range:
-        return range(number * self.group_size, (number + 1) * self.group_size)
-
-    def padded(self, rows: Sequence[Tensor] | Sequence[Sequence[float]]) -> Tensor:
-        """Returns each row's values, one per response token, as a (B, T) tensor with 0 on padding."""
-        result = torch.zeros(self.response_mask.shape)
-        result[self.response_mask] = torch.cat([torch.as_tensor(row, dtype=torch.float32) for row in rows])
-        return result
-
-    def scoring_row(self, row: int, context: EncodedPrompt | None = None, *, view: str = OWN_VIEW) -> ScoringRow:
-        """Returns the row to score: its response after the student's prompt, or after the context of a view."""
-        number = row // self.group_size
-        return ScoringRow(
-            context=context or self.prompts[number],
-            response_ids=self.generations[row].response_ids,
-            prompt=number,
-            row=row,
-            view=view,
-        )
 
 
 class Asker:
@@ -229,78 +145,6 @@ def request(problem: Problem, prompt: EncodedPrompt, seed: int, tokens: Sequence
         videos=problem.videos,
         seed=seed,
         image_source=problem.image_source,
-    )
-
-
-def ask_until_enough(
-    next_round: Callable[[int], Rollouts],
-    algorithm: AlgorithmConfig,
-    *,
-    num_groups: int,
-    max_rounds: int,
-    rounds_per_pass: int,
-) -> Rollouts:
-    """Samples rounds of problems until `num_groups` groups have `filter_low < mean(filter_key) < filter_high` (DAPO).
-
-    A round may yield no such group. After `max_rounds` rounds a warning is logged and dropped groups fill the batch:
-    they have little or no gradient, but the step counts. If `max_rounds` is 0 or less, this happens after three passes
-    over the data, of `rounds_per_pass` rounds each, without a kept group; otherwise the loop might never end.
-    `next_round` returns rollouts of the next problems, given the number of earlier rounds in this step.
-    """
-    kept: list[tuple[Rollouts, int]] = []
-    left_out: list[tuple[Rollouts, int]] = []
-    asked: list[Rollouts] = []
-    last_gain = 0
-    while len(kept) < num_groups:
-        rounds, without_gain = len(asked), len(asked) - last_gain
-        is_enough = rounds >= max_rounds if max_rounds > 0 else without_gain >= PASSES_WITHOUT_GAIN * rounds_per_pass
-        if is_enough and len(kept) + len(left_out) >= num_groups:
-            break
-        asked.append(next_round(rounds))
-        for number in range(len(asked[-1].problems)):
-            value = _group_mean(asked[-1], number, algorithm.filter_key)
-            is_kept = algorithm.filter_low < value < algorithm.filter_high
-            (kept if is_kept else left_out).append((asked[-1], number))
-            last_gain = len(asked) if is_kept else last_gain
-    seen, filled = len(kept) + len(left_out), max(0, num_groups - len(kept))
-    if filled:
-        logger.warning(
-            f"online filtering kept {len(kept)} of {seen} groups in {len(asked)} rounds; {filled} of the dropped groups "
-            "fill the batch"
-        )
-    metrics = {
-        "filter/kept_fraction": fraction(len(kept), seen),
-        "filter/rounds": sum_value(len(asked)),
-        "filter/filled_groups": sum_value(filled),
-    }
-    return dataclasses.replace(
-        _joined((kept + left_out)[:num_groups]),
-        num_raised=sum(each.num_raised for each in asked),
-        num_timed_out=sum(each.num_timed_out for each in asked),
-        metrics=metrics,
-    )
-
-
-def _group_mean(rollouts: Rollouts, number: int, key: str) -> float:
-    scores = [rollouts.scores[row] for row in rollouts.rows_of(number)]
-    if missing := sum(key not in score for score in scores):
-        known = ", ".join(sorted({name for score in scores for name in score}))
-        raise RewardError(
-            f"algorithm.filter_key '{key}' is missing in {missing} of {len(scores)} reward results, which have: {known}"
-        )
-    return sum(score[key] for score in scores) / len(scores)
-
-
-def _joined(groups: Sequence[tuple[Rollouts, int]]) -> Rollouts:
-    rows = [(rollouts, row) for rollouts, number in groups for row in rollouts.rows_of(number)]
-    return Rollouts(
-        step=groups[0][0].step,
-        problems=[rollouts.problems[number] for rollouts, number in groups],
-        prompts=[rollouts.prompts[number] for rollouts, number in groups],
-        generations=[rollouts.generations[row] for rollouts, row in rows],
-        responses=[rollouts.responses[row] for rollouts, row in rows],
-        scores=[rollouts.scores[row] for rollouts, row in rows],
-        correct=torch.stack([rollouts.correct[row] for rollouts, row in rows]),
     )
 
 

@@ -16,37 +16,30 @@ from cepo.data.batch import OWN_VIEW, RowName, ScoringRow
 from cepo.data.contexts import ContextBuilder
 from cepo.data.read_ahead import ProblemReader, problems_and_prompts
 from cepo.data.training_set import TrainingProblems
-from cepo.losses.kl import adapted_coefficient, kl_penalty
-from cepo.losses.policy import agreement_metrics
-from cepo.metrics import Metrics, mean_of, mean_value, merge_metrics, results, sum_value
+from cepo.losses.kl import kl_penalty
+from cepo.metrics import Metrics, merge_metrics, results, sum_value
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
 from cepo.terminal.progress import phase
 from cepo.tracking.tracker import Tracker
-from cepo.trainer.asking import Asker, Rollouts, ask_until_enough, training_settings
+from cepo.trainer.asking import Asker, training_settings
+from cepo.trainer.batches import ScoredBatch, actor_batches, critic_batches, restricted, scored_batch, with_scored
 from cepo.trainer.checkpoints import TrainerState
-from cepo.trainer.planning import (
-    ScoredBatch,
-    ScoringPlan,
-    actor_batches,
-    critic_batches,
-    make_plan,
-    restricted,
-    rollout_groups,
-    scored_batch,
-    with_scored,
-)
+from cepo.trainer.filtering import ask_until_enough
+from cepo.trainer.groups import rollout_groups
+from cepo.trainer.penalty import gap_at_temperature_1, penalise
+from cepo.trainer.planning import ScoringPlan, make_plan
 from cepo.trainer.protocol import Backend, Callback
-from cepo.trainer.recording import Validator, group_records, reward_metrics, work_metrics
+from cepo.trainer.recording import group_records, reward_metrics, work_metrics
+from cepo.trainer.rollouts import Rollouts
 from cepo.trainer.run_policy import RunPolicy
 from cepo.trainer.stage_clock import StageClock
+from cepo.trainer.validation import Validator
 from cepo.types import TokenSignal
 
 logger = logging.getLogger(__name__)
 
 _SKIPPED = "actor/skipped_updates"
-PROMPTS_COMPARED = 8
-"""Prompts per step whose first response is scored at temperature 1 too, if the rollout temperature differs."""
 
 
 @dataclass(kw_only=True)
@@ -320,38 +313,3 @@ class Trainer:
         score = reward if validated == self.state.step else None
         with self.clock.stage("save"):
             self.policy.save(self.backend, val_reward_score=score, is_last=is_last)
-
-
-def gap_at_temperature_1(rollouts: Rollouts, backend: Backend) -> Metrics:
-    """Compares log-probs of engine and trainer at temperature 1, that of the engine's, for runs with another one."""
-    first = range(0, len(rollouts.generations), rollouts.group_size)[:PROMPTS_COMPARED]
-    scored = backend.score([rollouts.scoring_row(row) for row in first], temperature=1.0)
-    sampled = [torch.tensor(rollouts.generations[row].log_probs) for row in first]
-    counted = torch.ones(1, sum(map(len, sampled)), dtype=torch.bool)
-    return agreement_metrics(torch.cat(sampled)[None], torch.cat(scored)[None], counted, 1.0)
-
-
-def penalise(
-    rewards: Tensor, penalties: Tensor, response_mask: Tensor, algorithm: AlgorithmConfig, state: TrainerState
-) -> tuple[Tensor, Metrics]:
-    """Subtracts each token's KL from its reward, and returns the rewards and metrics; all tensors are (B, T).
-
-    `r_t <- r_t - coefficient * KL_t`, where `state` holds the coefficient, which is adapted afterwards to the mean over
-    responses of their mean over tokens, as in EasyR1. If the KL is a term of the loss, the rewards are unchanged.
-    """
-    totals = penalties.double().where(response_mask, 0.0).sum(dim=1)
-    measured = mean_of(totals / response_mask.sum(dim=1).clamp(min=1))
-    metrics: Metrics = {"critic/kl": measured}
-    if algorithm.use_kl_loss:
-        return rewards, metrics
-    coefficient = state.kl_coefficient
-    metrics["critic/kl_coef"] = mean_value(coefficient)
-    if algorithm.kl_type == "adaptive":
-        state.kl_coefficient = adapted_coefficient(
-            coefficient,
-            measured.result or 0.0,
-            num_sequences=len(rewards),
-            kl_target=algorithm.kl_target,
-            kl_horizon=algorithm.kl_horizon,
-        )
-    return rewards - coefficient * penalties.where(response_mask, 0.0), metrics

@@ -12,8 +12,9 @@ if TYPE_CHECKING:  # only: a program that defines a callback loads no library be
     from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
     from cepo.metrics import Metrics
     from cepo.rollout.generator import Generation, GenerationRequest, OnFinished, SamplingSettings
-    from cepo.trainer.asking import Rollouts
-    from cepo.trainer.planning import ScoredBatch, ScoringPlan
+    from cepo.trainer.batches import ScoredBatch
+    from cepo.trainer.planning import ScoringPlan
+    from cepo.trainer.rollouts import Rollouts
     from cepo.types import TokenSignal
 
 

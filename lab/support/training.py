@@ -26,8 +26,8 @@ from lab.support.shapes import SHAPES, write_checkpoint
 if TYPE_CHECKING:
     from cepo.config import RunConfig
     from cepo.models.processing import Processing
+    from cepo.trainer.batches import ScoredBatch
     from cepo.trainer.loop import Trainer
-    from cepo.trainer.planning import ScoredBatch
 
 HINT_ROOM = 64
 """The largest number of tokens by which a teacher's context is longer than the prompt."""

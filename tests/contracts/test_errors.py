@@ -40,7 +40,8 @@ from cepo.run_folder.layout import FILES_FILE, STATE_FILE
 from cepo.sections.reader import SectionError, read_section
 from cepo.tracking.files import _writing
 from cepo.trainer.checkpoints import CheckpointStore, written_files
-from cepo.trainer.run_policy import Health, RunFinishedError, RunPolicy
+from cepo.trainer.health import Health
+from cepo.trainer.run_policy import RunFinishedError, RunPolicy
 
 PACKAGE = Path(cepo.__file__).parent
 

@@ -36,7 +36,7 @@ from cepo.credit.truth import (
 from cepo.data.contexts import Problem
 from cepo.errors import ConfigError, DataError
 from cepo.rollout.generator import Generation
-from cepo.trainer.asking import Rollouts
+from cepo.trainer.rollouts import Rollouts
 
 Numbers = NDArray[numpy.float64]
 

@@ -28,7 +28,8 @@ from cepo.errors import ConfigError, DataError
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import MARKS, Processing
 from cepo.rewards.pool import RewardPool
-from cepo.trainer.planning import plan_views, rollout_groups
+from cepo.trainer.groups import rollout_groups
+from cepo.trainer.planning import plan_views
 from lab.support.hostile import hostile_text
 
 SPECIALS = ["<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|vision_start|>", "<image>"]

@@ -21,8 +21,8 @@ from cepo.algorithms import available_estimators
 from cepo.errors import ConfigError, DataError
 from cepo.microgeo.world import ASSETS, split_problems, write_problems
 from cepo.rewards.math import compute_score
-from cepo.trainer.asking import Rollouts
 from cepo.trainer.loop import Trainer
+from cepo.trainer.rollouts import Rollouts
 from cepo.types import Reference
 from cepo.workers.worker import Worker
 

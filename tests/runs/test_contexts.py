@@ -34,8 +34,8 @@ from cepo.errors import ConfigError, DataError
 from cepo.metrics import results
 from cepo.models.inputs import EncodedPrompt, Turn
 from cepo.models.processing import Processing
-from cepo.trainer.planning import ScoredBatch
-from cepo.trainer.recording import leak_metrics
+from cepo.trainer.batches import ScoredBatch
+from cepo.trainer.validation import leak_metrics
 from cepo.types import Reference
 
 SAYS_NOTHING = "{{ prompt }}{{ reference[:0] }}"

@@ -32,8 +32,8 @@ from cepo.data.dataset import ProblemSet
 from cepo.errors import ConfigError, DataError, EngineError
 from cepo.models.processing import Processing
 from cepo.rollout.generator import Generation
+from cepo.trainer.batches import ScoredBatch
 from cepo.trainer.loop import Trainer
-from cepo.trainer.planning import ScoredBatch
 from cepo.types import TokenSignal
 
 pytestmark = pytest.mark.heavy

@@ -39,8 +39,8 @@ from training_runs import (
 from cepo.algorithms import available_estimators
 from cepo.microgeo.world import ASSETS
 from cepo.rollout.generator import AdapterWeights, Generation, GenerationRequest, SamplingSettings
+from cepo.trainer.batches import actor_batches
 from cepo.trainer.loop import Trainer
-from cepo.trainer.planning import actor_batches
 from cepo.workers.worker import Worker
 from lab.support.rows import gradients_of
 

@@ -39,8 +39,8 @@ from cepo.metrics import mean_value
 from cepo.microgeo.world import split_problems, write_problems
 from cepo.run_folder.layout import STATE_FILE
 from cepo.train import build_trainer, main
+from cepo.trainer.batches import ScoredBatch
 from cepo.trainer.loop import Trainer
-from cepo.trainer.planning import ScoredBatch
 from cepo.trainer.run_policy import RunFinishedError
 from cepo.types import TokenSignal
 

@@ -19,7 +19,8 @@ from cepo.metrics import fraction
 from cepo.run_folder.layout import LOCK_FILE
 from cepo.run_folder.lock import RunLock
 from cepo.train import main
-from cepo.trainer.run_policy import Health, RunPolicy
+from cepo.trainer.health import Health
+from cepo.trainer.run_policy import RunPolicy
 
 HOLD = """
 import os, sys, time

@@ -22,10 +22,13 @@ from cepo.losses.kl import kl_penalty
 from cepo.metrics import results
 from cepo.rewards.pool import RewardPool
 from cepo.rollout.generator import Generation
-from cepo.trainer.asking import Rollouts, ask_until_enough
+from cepo.trainer.batches import actor_batches, restricted, scored_batch
 from cepo.trainer.checkpoints import TrainerState
-from cepo.trainer.loop import penalise
-from cepo.trainer.planning import ScoringPlan, actor_batches, restricted, rollout_groups, scored_batch
+from cepo.trainer.filtering import ask_until_enough
+from cepo.trainer.groups import rollout_groups
+from cepo.trainer.penalty import penalise
+from cepo.trainer.planning import ScoringPlan
+from cepo.trainer.rollouts import Rollouts
 from cepo.types import Distillation, DivergenceConfig, RolloutGroup, TokenSignal
 
 

@@ -20,7 +20,8 @@ from cepo.data.contexts import ContextBuilder, Problem
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.runtime.dispatch import Assignment, split_batches
-from cepo.trainer.planning import ScoringPlan, actor_batches, scored_batch
+from cepo.trainer.batches import actor_batches, scored_batch
+from cepo.trainer.planning import ScoringPlan
 from cepo.types import TokenSignal
 from cepo.workers.passes import TokenForest, by_length, families, forest_of, pack_rows, padded_batches, plan_forest
 from cepo.workers.scoring_model import CollatedRows, collate

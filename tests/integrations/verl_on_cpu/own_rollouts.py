@@ -24,8 +24,8 @@ from cepo.config import check_config, load_config
 from cepo.data.contexts import ContextBuilder
 from cepo.microgeo.world import ASSETS, split_problems, write_problems
 from cepo.train import build_trainer
-from cepo.trainer.asking import Rollouts
 from cepo.trainer.loop import Trainer
+from cepo.trainer.rollouts import Rollouts
 
 GROUP = 4
 CASES: list[tuple[str, dict[str, Any]]] = [
