@@ -63,10 +63,10 @@ def evaluate(
     Raises:
         ConfigError, CheckpointError, DataError, EngineError, RewardError: as `cepo evaluate` reports them.
     """
-    from cepo.commands.checkpoint_arguments import config_of_checkpoint, name_of_results
     from cepo.evaluation.measuring import evaluate as evaluated
     from cepo.evaluation.measuring import make_plan
     from cepo.evaluation.protocols import with_protocol
+    from cepo.workers.named_checkpoint import config_of_checkpoint, name_of_results
 
     given = {
         "checkpoint": checkpoint,
@@ -113,8 +113,8 @@ def merge(
         ConfigError: the run's config.yaml names a model of a stranger or a file outside the run, or refers to another
             setting.
     """
-    from cepo.commands.checkpoint_arguments import find_base
     from cepo.workers.merged_model import actor_folder, merge_checkpoint
+    from cepo.workers.named_checkpoint import find_base
 
     actor = actor_folder(Path(checkpoint))
     template = None if chat_template is None else Path(chat_template)

@@ -218,7 +218,7 @@ def build_backend(
     import torch
 
     from cepo.rollout.factory import vllm_samples
-    from cepo.sizing import estimate_memory, require_memory
+    from cepo.workers.memory import estimate_memory, require_memory
 
     memory, under_ray = None, config.trainer.chosen_launcher == "ray"
     if under_ray or torch.cuda.is_available():

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from cepo.models.processing import Processing
     from cepo.rollout.generator import Generation, GenerationRequest
     from cepo.rollout.vllm_engine import VllmGenerator
-    from cepo.workers.actor_critic import Actor
+    from cepo.workers.actor import Actor
 
 SHORT_NAMES = {"2b": "qwen3-vl-2b", "4b": "qwen3-vl-4b"}
 SAMPLES = 8
@@ -101,7 +101,7 @@ class EngineCheck:
         from cepo.algorithms.settings import TeacherConfig
         from cepo.config import load_config
         from cepo.losses.policy import ObjectiveSettings
-        from cepo.workers.actor_critic import Actor
+        from cepo.workers.actor import Actor
 
         settings = {"model.model_path": self._folder, "model.lora.rank": self._lora_rank, "fsdp.mp_param_dtype": "bf16"}
         arguments = [f"worker.actor.{name}={value}" for name, value in settings.items()]

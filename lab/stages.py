@@ -40,7 +40,7 @@ from lab.support.tables import RESULTS
 
 if TYPE_CHECKING:
     from cepo.data.batch import ScoringRow
-    from cepo.workers.actor_critic import Actor
+    from cepo.workers.actor import Actor
 
 PATHS = ("padded", "packed")
 COMPARED = ("score student", "teachers", "score all", "update")
@@ -58,7 +58,7 @@ def build_actor(folder: Path, path: str, longest_row: int, dtype: str) -> Actor:
     from cepo.config import load_config
     from cepo.losses.policy import ObjectiveSettings
     from cepo.models.processing import Processing
-    from cepo.workers.actor_critic import Actor
+    from cepo.workers.actor import Actor
     from cepo.workers.scoring_model import ImageEncoder
 
     shared = str(path == "packed").lower()

@@ -22,7 +22,7 @@ from cepo.config.worker_schema import LoraConfig
 from cepo.files.trees import leaves
 from cepo.models.families import FAMILIES
 from cepo.sections.reader import default_tree
-from cepo.sizing import ModelShape, estimate_memory, fit, shape_of
+from cepo.workers.memory import ModelShape, estimate_memory, fit, shape_of
 from lab.support.published_models import PUBLISHED_SIZES, published_config
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

@@ -11,7 +11,7 @@ from torch import Tensor
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import load_config
 from cepo.models.processing import Processing
-from cepo.workers.actor_critic import Actor
+from cepo.workers.actor import Actor
 from cepo.workers.distributed import whole_tensor
 from cepo.workers.worker import objective_settings
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from cepo.commands.checkpoint_arguments import config_of_checkpoint, name_of_results
 from cepo.config.recorded import TRAIN_FILES, VAL_FILES
 from cepo.errors import ConfigError
 from cepo.evaluation.measuring import Plan, evaluate, make_plan
@@ -14,6 +13,7 @@ from cepo.terminal import interrupts
 from cepo.terminal.lines import print_plain
 from cepo.terminal.live_view import SafeConsole
 from cepo.terminal.progress import log_to_stderr
+from cepo.workers.named_checkpoint import config_of_checkpoint, name_of_results
 
 
 def planned(options: Mapping[str, str], settings: Sequence[str]) -> Plan:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cepo.commands.checkpoint_arguments import config_of_checkpoint, name_of_results
 from cepo.config import RunConfig
 from cepo.config.record import plain_tree
 from cepo.config.recorded import TRAINED, VAL_FILES
 from cepo.errors import ConfigError
 from cepo.terminal.live_view import SafeConsole
 from cepo.terminal.progress import log_to_stderr
+from cepo.workers.named_checkpoint import config_of_checkpoint, name_of_results
 
 if TYPE_CHECKING:
     from cepo.algorithms import Estimator

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import cepo
-from cepo.commands.checkpoint_arguments import find_base
 from cepo.config.named_files import require_file
 from cepo.config.paths import find_path
 from cepo.errors import CheckpointError, ConfigError
@@ -20,6 +19,7 @@ from cepo.run_folder.environment import read_environment
 from cepo.run_folder.layout import CONFIG_FILE, METRICS_FILE
 from cepo.terminal.lines import print_plain
 from cepo.terminal.progress import log_to_stderr, phase
+from cepo.workers.named_checkpoint import find_base
 
 if TYPE_CHECKING:
     from cepo.config.worker_schema import FloatType

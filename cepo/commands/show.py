@@ -22,12 +22,12 @@ def show_credit(
     model: str, data: str, settings: Sequence[str], *, response: Path | None, problems: int, out: Path
 ) -> None:
     """Writes the page with the credit of each token to `out`; the parameters are the arguments of `cepo show`."""
-    from cepo.commands.checkpoint_arguments import config_of_checkpoint
     from cepo.doctor.preflight import check_run
     from cepo.microgeo.world import with_embedded_world
     from cepo.report.page import write_report
     from cepo.train import build_trainer
     from cepo.workers.checkpoint import load_weights
+    from cepo.workers.named_checkpoint import config_of_checkpoint
     from cepo.workers.worker import Worker
 
     log_to_stderr()

@@ -22,7 +22,7 @@ from cepo.models.families import family_of
 from cepo.models.pretrained import read_config
 from cepo.rollout.factory import choose_generator, settings_of_run
 from cepo.run_folder.environment import installed_version
-from cepo.sizing import LESS_ACTIVATIONS, WHAT_HELPS, Memory, estimate_memory, fit, gib
+from cepo.workers.memory import LESS_ACTIVATIONS, WHAT_HELPS, Memory, estimate_memory, fit, gib
 
 _CONTAINER, _SHARED_MEMORY = Path("/sys/fs/cgroup"), Path("/dev/shm")
 _SHARED_PER_DEVICE = 2 * 2**30

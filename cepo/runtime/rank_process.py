@@ -25,8 +25,8 @@ from cepo.errors import EngineError
 from cepo.hardware import require_usable_torch
 from cepo.models.processing import load_processing
 from cepo.runtime.dispatch import Receiver, encode
-from cepo.sizing import require_memory
 from cepo.workers.distributed import process_group_backend, stay_on_loopback, this_device
+from cepo.workers.memory import require_memory
 from cepo.workers.worker import Worker
 
 logger = logging.getLogger(__name__)

@@ -28,8 +28,8 @@ from cepo.runtime import dispatch
 from cepo.runtime.cluster import connect, reserve, worker_environment
 from cepo.runtime.dispatch import Sender, encode
 from cepo.runtime.rank_process import Meeting, RankLocation, RankProcess
-from cepo.sizing import Memory
 from cepo.terminal.progress import SECONDS_BETWEEN_LINES, phase
+from cepo.workers.memory import Memory
 from cepo.workers.worker import WorkerFacts
 
 logger = logging.getLogger(__name__)

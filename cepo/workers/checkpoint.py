@@ -30,7 +30,8 @@ from torch.distributed.tensor import DTensor, Shard
 from cepo.errors import CheckpointError
 from cepo.files.foreign import size_of
 from cepo.models.pretrained import write_quantization
-from cepo.workers.actor_critic import Actor, Critic
+from cepo.workers.actor import Actor
+from cepo.workers.critic import Critic
 
 SHARDS = "distributed"
 ADAPTER = "lora_adapter"

@@ -23,8 +23,9 @@ from cepo.models.processing import Processing
 from cepo.rollout.factory import build_generator, settings_of_run
 from cepo.rollout.generator import Generation, GenerationRequest, GeneratorSettings, OnFinished, SamplingSettings
 from cepo.terminal.progress import phase
-from cepo.workers.actor_critic import Actor, Critic
+from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import load_state, save_state
+from cepo.workers.critic import Critic
 from cepo.workers.distributed import this_device
 
 

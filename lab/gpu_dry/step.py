@@ -52,7 +52,7 @@ def build(case: str, folder: Path) -> Any:
     from cepo.config import load_config
     from cepo.losses.policy import ObjectiveSettings
     from cepo.models.processing import Processing
-    from cepo.workers.actor_critic import Actor
+    from cepo.workers.actor import Actor
 
     settings = {"model.model_path": folder, "model.enable_gradient_checkpointing": "true", **CASES[case]}
     arguments = [f"worker.actor.{name}={value}" for name, value in settings.items()]

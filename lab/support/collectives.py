@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from cepo.workers.actor_critic import Actor
+    from cepo.workers.actor import Actor
 
 SCORING, UPDATE, SYNCHRONISATION = "scoring passes", "update passes", "weights to the generators"
 
@@ -119,7 +119,7 @@ def install(count: Count) -> None:
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 
     from cepo.workers import distributed
-    from cepo.workers.actor_critic import Actor
+    from cepo.workers.actor import Actor
     from cepo.workers.scoring_model import ScoringModel
 
     stage = [SCORING]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cepo.data.batch import OptimizerBatch, ScoringRow
     from cepo.models.processing import Processing
     from cepo.rollout.generator import GenerationRequest
-    from cepo.workers.actor_critic import Actor
+    from cepo.workers.actor import Actor
 
 HINT_TOKENS = 20
 """The number of tokens by which a teacher's context is longer than the prompt."""

@@ -15,7 +15,6 @@ import pytest
 from local_server import local_server
 from run_folders import write_checkpoint
 
-from cepo.commands.checkpoint_arguments import find_base
 from cepo.commands.cli import main
 from cepo.commands.measure_credit import make_credit_plan
 from cepo.config import dump_for_record, load_config
@@ -37,6 +36,7 @@ from cepo.report.recorded_run import load_run
 from cepo.sections.reader import default_tree
 from cepo.tracking.sink import RunDescription
 from cepo.tracking.tracker import build_tracker
+from cepo.workers.named_checkpoint import find_base
 
 BASE = "config=configs/microgeo/base.yaml"
 CODE = "import os\nos.mkdir({trace!r})\ndef reward(samples):\n    return [{{'overall': 0.0}} for _ in samples]\n"

@@ -30,7 +30,7 @@ LEVELS = {
     "algorithms": 1, "hardware": 1, "losses": 1, "run_folder": 1,
     "config": 2,
     "data": 3, "models": 3, "rewards": 3, "tracking": 3,
-    "microgeo": 4, "rollout": 4, "sizing": 4, "workers": 4,
+    "microgeo": 4, "rollout": 4, "workers": 4,
     "evaluation": 5, "report": 5, "trainer": 5,
     "runtime": 6,
     "credit": 7, "doctor": 7, "integrations": 7,

@@ -36,8 +36,9 @@ from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.rollout.generator import AdapterWeights, Weights
 from cepo.types import Distillation, DivergenceConfig
-from cepo.workers.actor_critic import Actor, Critic
+from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import load_state, save_state
+from cepo.workers.critic import Critic
 from cepo.workers.distributed import whole_tensor
 
 KEPT = "hinted"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cepo.data.batch import ScoringRow
 from cepo.models.processing import Processing
-from cepo.workers.actor_critic import Actor
+from cepo.workers.actor import Actor
 from lab.support.rows import build_rows, gradients_of, optimizer_batch
 from lab.support.shapes import MICRO, QWEN3_VL_2B, SMALL, Shape, write_checkpoint
 

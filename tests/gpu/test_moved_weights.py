@@ -11,7 +11,7 @@ from actors import distance
 from gpu_places import LOG_PROB_LIMITS, SAME_TRAINING, Place, build_actor, gaps, rows_for, trained, weights_of, within
 
 from cepo.algorithms.settings import TeacherConfig
-from cepo.workers.actor_critic import Actor
+from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import load_state, save_state
 from cepo.workers.distributed import whole_tensor
 

@@ -36,7 +36,7 @@ from cepo.doctor.printing import TESTED, findings_table, version_findings
 from cepo.hardware import Finding
 from cepo.models.families import FAMILIES
 from cepo.rollout import factory
-from cepo.sizing import Memory, gib
+from cepo.workers.memory import Memory, gib
 from lab.support.published_models import published_config
 
 GIB = 2**30

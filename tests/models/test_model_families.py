@@ -17,7 +17,7 @@ from cepo.errors import ConfigError, DataError
 from cepo.models.families import FAMILIES as SUPPORTED
 from cepo.models.families import family_of, plain_head_gap
 from cepo.models.processing import Processing
-from cepo.sizing import shape_of
+from cepo.workers.memory import shape_of
 
 
 @pytest.fixture(scope="module")

@@ -40,8 +40,9 @@ from cepo.config.worker_schema import OptimConfig
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
 from cepo.errors import ConfigError
 from cepo.models.processing import Processing
-from cepo.workers.actor_critic import Actor, Critic
+from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import load_state, save_state
+from cepo.workers.critic import Critic
 from cepo.workers.distributed import process_group_backend
 from cepo.workers.trained import learning_rate_factor, move_state
 from lab.support.rows import gradients_of

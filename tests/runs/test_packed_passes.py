@@ -40,7 +40,7 @@ from cepo.models.segments import ATTENTION_NAME, segment_attention
 from cepo.rollout.generator import SamplingSettings
 from cepo.trainer.loop import Trainer
 from cepo.trainer.planning import View, student_rows
-from cepo.workers.actor_critic import Actor
+from cepo.workers.actor import Actor
 from cepo.workers.passes import forest_of
 from cepo.workers.scoring_model import CollatedRows, collate
 

@@ -29,7 +29,7 @@ from cepo.rewards.pool import RewardPool
 from cepo.run_folder.trace import read_rollouts
 from cepo.train import build_trainer
 from cepo.trainer.loop import Trainer
-from cepo.workers.actor_critic import Actor
+from cepo.workers.actor import Actor
 from cepo.workers.distributed import whole_tensor as whole
 from cepo.workers.worker import Worker
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.microgeo.world import ASSETS
-from cepo.workers.actor_critic import Actor
+from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import load_state, load_weights, save_state
 from cepo.workers.distributed import data_parallel_mesh, whole_tensor
 

@@ -16,7 +16,7 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from cepo.errors import CheckpointError
 from cepo.microgeo.world import ASSETS
-from cepo.workers.actor_critic import Actor
+from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import SHARDS, Shards, load_state, load_weights, save_state, trained_state, write_shards
 from cepo.workers.distributed import data_parallel_mesh
 from cepo.workers.merged_model import BaseModel, merge_checkpoint

@@ -11,11 +11,11 @@ import pytest
 import torch
 from live_tensors import LiveTensors
 
-from cepo import sizing
 from cepo.config import load_config
 from cepo.config.worker_schema import LoraConfig, RolloutConfig
 from cepo.errors import ConfigError
-from cepo.sizing import ASLEEP_BYTES, Memory, ModelShape, Stack, estimate_memory, fit, require_memory, shape_of
+from cepo.workers import memory as sizing
+from cepo.workers.memory import ASLEEP_BYTES, Memory, ModelShape, Stack, estimate_memory, fit, require_memory, shape_of
 from lab.support.published_models import PUBLISHED_SIZES, published_config
 from lab.worlds.model import model_config
 from lab.worlds.tokenizer import build_tokenizer

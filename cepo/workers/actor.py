@@ -1,37 +1,29 @@
-"""Implements policy and critic on one device. The policy is scored, updated, used as teacher, and sent to the engine."""
+"""Implements the policy on one device: it is scored, updated, used as teacher, and sent to the engine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import Tensor
 
 from cepo.algorithms.settings import TeacherConfig
-from cepo.config.worker_schema import ActorConfig, CriticConfig
-from cepo.data.batch import OWN_VIEW, CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
+from cepo.config.worker_schema import ActorConfig
+from cepo.data.batch import OWN_VIEW, OptimizerBatch, ScoringOptions, ScoringRow
 from cepo.losses.objective import ObjectiveTerms, objective, step_metrics
 from cepo.losses.policy import ObjectiveSettings, agreement_metrics
-from cepo.losses.value import value_loss, value_metrics
 from cepo.metrics import Metrics, fraction, max_value, merge_metrics, sum_value
 from cepo.models.processing import Processing
 from cepo.rollout.generator import AdapterWeights, FullWeights, Weights
 from cepo.types import DivergenceConfig
-from cepo.workers.distributed import (
-    GatheredWeights,
-    MergedWeights,
-    build_scoring_model,
-    build_value_model,
-    on_first_rank,
-    reshard,
-    trained_weights,
-    whole_tensor,
-)
+from cepo.workers.building import build_scoring_model
+from cepo.workers.distributed import GatheredWeights, MergedWeights, on_first_rank, reshard, trained_weights
+from cepo.workers.kept_states import KeptStates
 from cepo.workers.passes import RankPass
-from cepo.workers.scoring_model import ScoringModel, TeacherStates, ValueModel
+from cepo.workers.scoring_model import ScoringModel, TeacherStates
+from cepo.workers.teacher_weights import TeacherWeights
 from cepo.workers.trained import Trained
 
 FULL_KL = DivergenceConfig(kind="reverse_kl")
@@ -211,161 +203,3 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
             needed = [row for row, weight in zip(own.rows, weights, strict=True) if weight.any()]
             found = {"teacher": self.kept.states_for(view, rows, own.distillation.divergence, needed=needed)} | found
         return {name: states for name, states in found.items() if states is not None}
-
-
-class KeptStates:
-    """Hidden states by view and row, on the CPU: tokens x hidden size, which is smaller than tokens x vocabulary.
-
-    The update distils from the teacher of the scoring pass, even if the step's updates change its weights; a trained
-    head is therefore kept with the states. Each rank distils the rows whose states it keeps, because within a step all
-    rows of a prompt go to one rank.
-    """
-
-    def __init__(self) -> None:
-        self._views: dict[str, tuple[Mapping[int, Tensor], Tensor | None]] = {}
-
-    def keep(self, view: str, states: Mapping[int, Tensor], module: ScoringModel) -> None:
-        """Keeps one (response length, H) tensor per row and, if the head of `module` is trained, a copy of the head."""
-        weight: Any = module.base.lm_head.weight
-        head = whole_tensor(weight).detach().clone() if weight.requires_grad else None
-        self._views[view] = states, head
-
-    def forget(self) -> None:
-        self._views = {}
-
-    def states_for(
-        self, view: str, rows: Sequence[ScoringRow], divergence: DivergenceConfig, *, needed: Sequence[ScoringRow] = ()
-    ) -> TeacherStates | None:
-        """Concatenates the rows' states, with zeros for rows without any (of weight 0); None if the view has none."""
-        states, head = self._views.get(view, ({}, None))
-        missing = [row.row for row in needed if row.row not in states]
-        assert not missing, f"no hidden states of the view '{view}' are kept here for the rows {missing}"
-        if not states:
-            return None
-        any_state = next(iter(states.values()))
-        parts = [
-            any_state.new_zeros(len(row.response_ids), any_state.shape[1])
-            if row.row is None or row.row not in states
-            else states[row.row]
-            for row in rows
-        ]
-        return TeacherStates(hidden=torch.cat(parts), head=head, divergence=divergence)
-
-
-class TeacherWeights:
-    """Copies of the trainable weights that can replace the actor's weights during a pass.
-
-    The source `actor` needs no copy. `reference` keeps the initial weights or, under LoRA, disables the adapter.
-    `snapshot` is refreshed after every update whose 1-based step is divisible by `sync_every`. `ema` computes
-    `c <- decay c + (1 - decay) theta` after every update, in float32 whatever the model's type; under LoRA it averages
-    the factors, not their product. Each rank keeps `copies` of its own shards; restoring a checkpoint writes to them.
-    """
-
-    def __init__(self, module: nn.Module, config: TeacherConfig) -> None:
-        self._module, self._config = module, config
-        self._adapter_off = config.source == "reference" and hasattr(module.model, "disable_adapter")
-        self.copies: dict[str, DTensor] = {}
-        if config.source != "actor" and not self._adapter_off:
-            kind = torch.float32 if config.source == "ema" else None
-            self.copies = {name: weight.to(kind or weight.dtype, copy=True) for name, weight in self._trained()}
-
-    @torch.no_grad()
-    def after_update(self, step: int) -> None:
-        """Refreshes the copies after the update of the 0-based `step`."""
-        if self._config.source == "snapshot" and (step + 1) % self._config.sync_every == 0:
-            for name, weight in self._trained():
-                self.copies[name].copy_(weight)
-        elif self._config.source == "ema":
-            for name, weight in self._trained():
-                self.copies[name].to_local().lerp_(weight.to_local().float(), 1.0 - self._config.ema_decay)
-
-    @torch.no_grad()
-    def catch_up(self) -> None:
-        """Makes copies that follow the actor equal to it, as at the start of a run."""
-        if self._config.source in ("snapshot", "ema"):
-            for name, weight in self._trained():
-                self.copies[name].copy_(weight)
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Runs the body with the teacher's weights, then restores the actor's weights bit for bit."""
-        if self._adapter_off:
-            reshard(self._module)
-            with self._module.model.disable_adapter():  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
-                try:
-                    yield
-                finally:  # PEFT switches gradients off and on again, which must affect the shards, not gathered copies
-                    reshard(self._module)
-        elif not self.copies:
-            yield
-        else:
-            live = {name: weight.clone() for name, weight in self._trained()}
-            try:
-                self._load(self.copies)
-                yield
-            finally:
-                self._load(live)
-
-    def _load(self, weights: dict[str, DTensor]) -> None:
-        for name, weight in self._trained():
-            weight.copy_(weights[name])
-
-    def _trained(self) -> list[tuple[str, Any]]:
-        """Returns the trained weights' shards by name, without gradient."""
-        reshard(self._module)  # drops gathered copies, whose changes would be lost
-        named = self._module.named_parameters()
-        return [(name, parameter.detach()) for name, parameter in named if parameter.requires_grad]
-
-
-class Critic(Trained[CriticConfig, ValueModel, CriticBatch]):
-    """A separate value model, with all weights trained. It reads the actor's tokens, with the actor's `processing`.
-
-    Raises:
-        ConfigError: the model cannot be loaded, or its tokens differ from the actor's.
-    """
-
-    name = "critic"
-
-    def __init__(
-        self,
-        config: CriticConfig,
-        processing: Processing,
-        *,
-        total_steps: int,
-        seed: int,
-        longest_row: int | None = None,
-    ) -> None:
-        module = build_value_model(config, processing, seed=seed)
-        super().__init__(config, processing, module, total_steps=total_steps, longest_row=longest_row)
-
-    @torch.no_grad()
-    def values(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        """Returns each row's values before its response tokens, (response length,) float32 on the CPU."""
-        self.to_device()
-        self.module.eval()
-        found = self._evaluate(rows, lambda part: self.module(self.collate(part)), "values")
-        reshard(self.module)
-        return found
-
-    def update(self, batches: Sequence[CriticBatch], *, step: int) -> Metrics:
-        metrics = super().update(batches, step=step)
-        self.module.encoder.forget()
-        return metrics
-
-    def _accumulate_gradient(self, batch: CriticBatch, weights: Tensor, part: RankPass) -> Metrics:
-        flat = self.module(self.collate(part))
-        if not part.indices:
-            flat.sum().mul(0.0).backward()
-            return {}
-        mask, old_values, returns, weight = (
-            tensor[part.indices].to(self.device)
-            for tensor in (batch.response_mask, batch.old_values, batch.returns, weights)
-        )
-        values = torch.zeros_like(old_values).masked_scatter(mask, flat)
-        clip = self._config.cliprange_value
-        loss = (value_loss(values, old_values, returns, clip) * weight).sum()
-        loss.backward()
-        metrics = value_metrics(values.detach(), old_values, returns, mask, clip)
-        # The weights of a batch's micro-batches sum to 1, so merging gives the mean loss of the optimizer steps.
-        metrics["critic/vf_loss"] = fraction(float(loss.detach()), len(part.indices) / batch.denominators.num_sequences)
-        return metrics

@@ -1,0 +1,73 @@
+"""Implements the critic on one device: it is scored and updated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cepo.config.worker_schema import CriticConfig
+from cepo.data.batch import CriticBatch, ScoringRow
+from cepo.losses.value import value_loss, value_metrics
+from cepo.metrics import Metrics, fraction
+from cepo.models.processing import Processing
+from cepo.workers.building import build_value_model
+from cepo.workers.distributed import reshard
+from cepo.workers.passes import RankPass
+from cepo.workers.scoring_model import ValueModel
+from cepo.workers.trained import Trained
+
+
+class Critic(Trained[CriticConfig, ValueModel, CriticBatch]):
+    """A separate value model, with all weights trained. It reads the actor's tokens, with the actor's `processing`.
+
+    Raises:
+        ConfigError: the model cannot be loaded, or its tokens differ from the actor's.
+    """
+
+    name = "critic"
+
+    def __init__(
+        self,
+        config: CriticConfig,
+        processing: Processing,
+        *,
+        total_steps: int,
+        seed: int,
+        longest_row: int | None = None,
+    ) -> None:
+        module = build_value_model(config, processing, seed=seed)
+        super().__init__(config, processing, module, total_steps=total_steps, longest_row=longest_row)
+
+    @torch.no_grad()
+    def values(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
+        """Returns each row's values before its response tokens, (response length,) float32 on the CPU."""
+        self.to_device()
+        self.module.eval()
+        found = self._evaluate(rows, lambda part: self.module(self.collate(part)), "values")
+        reshard(self.module)
+        return found
+
+    def update(self, batches: Sequence[CriticBatch], *, step: int) -> Metrics:
+        metrics = super().update(batches, step=step)
+        self.module.encoder.forget()
+        return metrics
+
+    def _accumulate_gradient(self, batch: CriticBatch, weights: Tensor, part: RankPass) -> Metrics:
+        flat = self.module(self.collate(part))
+        if not part.indices:
+            flat.sum().mul(0.0).backward()
+            return {}
+        mask, old_values, returns, weight = (
+            tensor[part.indices].to(self.device)
+            for tensor in (batch.response_mask, batch.old_values, batch.returns, weights)
+        )
+        values = torch.zeros_like(old_values).masked_scatter(mask, flat)
+        clip = self._config.cliprange_value
+        loss = (value_loss(values, old_values, returns, clip) * weight).sum()
+        loss.backward()
+        metrics = value_metrics(values.detach(), old_values, returns, mask, clip)
+        # The weights of a batch's micro-batches sum to 1, so merging gives the mean loss of the optimizer steps.
+        metrics["critic/vf_loss"] = fraction(float(loss.detach()), len(part.indices) / batch.denominators.num_sequences)
+        return metrics
