@@ -16,7 +16,7 @@ from cepo.errors import CheckpointError, ConfigError
 from cepo.files.foreign import irregular_file
 from cepo.files.trees import Fields, is_mapping
 from cepo.run_folder.environment import read_environment
-from cepo.run_folder.layout import CONFIG_FILE, METRICS_FILE
+from cepo.run_folder.layout import CHECKPOINT_PREFIX, CONFIG_FILE, METRICS_FILE
 from cepo.terminal.lines import print_plain
 from cepo.terminal.progress import log_to_stderr, phase
 from cepo.workers.named_checkpoint import find_base
@@ -144,7 +144,7 @@ def write_card(actor: Path, folder: Path, *, base_model: str | None, adapter: st
     checkpoint = actor.resolve().parent
     if not (checkpoint.parent / METRICS_FILE).is_file():
         return
-    run, step = load_run(checkpoint.parent), checkpoint.name.removeprefix("global_step_")
+    run, step = load_run(checkpoint.parent), checkpoint.name.removeprefix(CHECKPOINT_PREFIX)
     if step.isdecimal():
         run = replace(run, rows=[row for row in run.rows if row.step <= int(step)])
     starts = read_environment(run.folder)

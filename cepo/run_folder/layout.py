@@ -23,6 +23,10 @@ ROLLOUTS_FOLDER = "rollouts"
 IMAGES_FOLDER = "images"
 
 CHECKPOINT_TRACKER_FILE = "checkpoint_tracker.json"
+CHECKPOINT_PREFIX = "global_step_"
+"""The beginning of a checkpoint's folder; its step follows."""
+ACTOR_FOLDER = "actor"
+"""The folder of a checkpoint with the policy's weights."""
 STATE_FILE = "trainer_state.json"
 FILES_FILE = "files.json"
 
@@ -39,7 +43,7 @@ TRACKERS_FILE = "trackers.json"
 MLFLOW_FOLDER = "mlflow"
 SWANLAB_FOLDER = "swanlab"
 _WANDB_FOLDER = "wandb"
-RECORDS = (METRICS_FILE, GENERATIONS_FILE, "rollouts", "images")
+RECORDS = (METRICS_FILE, GENERATIONS_FILE, ROLLOUTS_FOLDER, IMAGES_FOLDER)
 _WRITTEN = (LOCK_FILE, LOGS_FOLDER, *RECORDS, TENSORBOARD_FOLDER, MLFLOW_FOLDER, SWANLAB_FOLDER, _WANDB_FOLDER)
 STAGES = ("read", "generate", "reward", "score", "teachers", "estimate", "update", "sync", "validate", "save")
 """The stages of a step in the order in which they run; each has a metric `timing_s/<stage>`."""
@@ -59,7 +63,7 @@ def require_own_records(folder: Path, names: Sequence[str] = _WRITTEN) -> None:
 
 def last_checkpoint(folder: Path) -> Path | None:
     """Returns the checkpoint that `folder` is, or the last one of the run folder that it is; None if it is neither."""
-    if (folder / "trainer_state.json").is_file():
+    if (folder / STATE_FILE).is_file():
         return folder
     steps = checkpoint_folders(folder)
     return steps[max(steps)] if steps else None
@@ -67,7 +71,7 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 def checkpoint_folders(folder: Path) -> dict[int, Path]:
     """Returns the folders `global_step_<N>` of a run by N, in order. Two names of one number, or a link, are not from a run."""
-    paths = [path for path in folder.glob("global_step_*") if not path.is_symlink()]
-    numbered = [(path.name.removeprefix("global_step_"), path) for path in paths]
+    paths = [path for path in folder.glob(f"{CHECKPOINT_PREFIX}*") if not path.is_symlink()]
+    numbered = [(path.name.removeprefix(CHECKPOINT_PREFIX), path) for path in paths]
     found = {int(step): path for step, path in numbered if step.isdecimal() and str(int(step)) == step}
     return dict(sorted(found.items()))

@@ -20,7 +20,14 @@ from cepo.config.paths import find_path, shipped_name
 from cepo.errors import CheckpointError, ForeignFileError
 from cepo.files.foreign import irregular_file, read_json
 from cepo.files.trees import Tree, is_dict
-from cepo.run_folder.layout import CHECKPOINT_TRACKER_FILE, FILES_FILE, STATE_FILE, checkpoint_folders
+from cepo.run_folder.layout import (
+    ACTOR_FOLDER,
+    CHECKPOINT_PREFIX,
+    CHECKPOINT_TRACKER_FILE,
+    FILES_FILE,
+    STATE_FILE,
+    checkpoint_folders,
+)
 from cepo.run_folder.writing import to_disk, write_atomically
 from cepo.trainer.protocol import Backend
 
@@ -87,7 +94,7 @@ class CheckpointStore:
             "best_global_step": best,
             "best_val_reward_score": None if best is None else round(scores[best], 4),
             "last_global_step": step,
-            "last_actor_path": str((target / "actor").absolute()),
+            "last_actor_path": str((target / ACTOR_FOLDER).absolute()),
         }
         try:
             write_atomically(self.folder / CHECKPOINT_TRACKER_FILE, json.dumps(tracker, indent=2) + "\n")
@@ -102,7 +109,7 @@ class CheckpointStore:
         return target
 
     def _write(self, state: TrainerState, backend: Backend, val_reward_score: float | None) -> Path:
-        target = self.folder / f"global_step_{state.step}"
+        target = self.folder / f"{CHECKPOINT_PREFIX}{state.step}"
         partial = target.with_name(f".{target.name}.partial")
         content = {
             "global_step": state.step,

@@ -24,6 +24,7 @@ from cepo.models.inputs import Family
 from cepo.models.pretrained import read_quantization
 from cepo.models.processing import Processing
 from cepo.rollout.generator import AdapterWeights
+from cepo.run_folder.layout import ACTOR_FOLDER, CHECKPOINT_PREFIX
 from cepo.workers.checkpoint import ADAPTER, SHARDS, Shards, shape_of
 
 logger = logging.getLogger(__name__)
@@ -56,15 +57,17 @@ def actor_folder(checkpoint: Path) -> Path:
     Raises:
         CheckpointError: neither folder has an adapter or shards, or the folder has links, pipes or devices.
     """
-    for folder in (checkpoint / "actor", checkpoint):
+    for folder in (checkpoint / ACTOR_FOLDER, checkpoint):
         if _has_adapter(folder) or (folder / SHARDS).is_dir():
             if (irregular := irregular_file(folder)) is not None:
                 raise CheckpointError(f"{irregular} is not a regular file; give a checkpoint without links and pipes")
             return folder
-    steps = sorted(path.name for path in checkpoint.glob("global_step_*"))
+    steps = sorted(path.name for path in checkpoint.glob(f"{CHECKPOINT_PREFIX}*"))
     if steps:
         raise CheckpointError(f"{checkpoint} is a run folder; give one of its checkpoints: {', '.join(steps)}")
-    if any(True for folder in (checkpoint / "actor", checkpoint) for _ in folder.glob("model_world_size_*_rank_*.pt")):
+    if any(
+        True for folder in (checkpoint / ACTOR_FOLDER, checkpoint) for _ in folder.glob("model_world_size_*_rank_*.pt")
+    ):
         raise CheckpointError(
             f"{checkpoint} holds rank files of EasyR1's full fine-tuning, but cepo reads only {ADAPTER}/ of EasyR1; "
             "merge them with EasyR1's own scripts/model_merger.py"

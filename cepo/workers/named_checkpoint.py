@@ -14,7 +14,7 @@ from cepo.config.recorded import CHAT_TEMPLATE, MODEL, recorded_for_evaluation, 
 from cepo.errors import CheckpointError, ConfigError, ForeignFileError
 from cepo.files.foreign import read_text
 from cepo.files.trees import Fields
-from cepo.run_folder.layout import CONFIG_FILE
+from cepo.run_folder.layout import CHECKPOINT_PREFIX, CONFIG_FILE
 
 if TYPE_CHECKING:
     from cepo.workers.merged_model import BaseModel
@@ -64,7 +64,7 @@ def _resolved(checkpoint: str | None) -> tuple[Path | None, str | None]:
         from cepo.workers.merged_model import actor_folder
 
         return actor_folder(path), None
-    on_hub = not path.exists() and HUB_NAME.fullmatch(checkpoint) and not path.name.startswith("global_step_")
+    on_hub = not path.exists() and HUB_NAME.fullmatch(checkpoint) and not path.name.startswith(CHECKPOINT_PREFIX)
     if path.is_dir() or checkpoint in MICROGEO_MODELS or on_hub:
         return None, checkpoint
     raise CheckpointError(
