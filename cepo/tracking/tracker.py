@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -11,11 +10,21 @@ from cepo.errors import ConfigError, did_you_mean
 from cepo.run_folder.earlier_runs import set_aside_earlier_run
 from cepo.run_folder.layout import require_own_records
 from cepo.run_folder.trace import GroupRecord
+from cepo.tracking import external
 from cepo.tracking.console import ConsoleSink
 from cepo.tracking.files import FileSink
 from cepo.tracking.sink import RunDescription, Sink
 
 _log = logging.getLogger(__name__)
+_SINKS: Mapping[str, Callable[[RunDescription], Sink]] = {
+    "console": ConsoleSink,
+    "file": FileSink,
+    "mlflow": external.MlflowSink,
+    "swanlab": external.SwanlabSink,
+    "tensorboard": external.TensorboardSink,
+    "trackio": external.TrackioSink,
+    "wandb": external.WandbSink,
+}
 _LIBRARIES = {
     "console": (),
     "file": (),
@@ -29,10 +38,8 @@ _LIBRARIES = {
 
 
 def build_sink(name: str, run: RunDescription) -> Sink:
-    own = {"console": ConsoleSink, "file": FileSink}
-    if name in own:
-        return own[name](run)
-    return getattr(importlib.import_module("cepo.tracking.external"), f"{name.capitalize()}Sink")(run)
+    """Builds the sink `name`, one of `trainer.logger`; raises what its library raises."""
+    return _SINKS[name](run)
 
 
 def check_sinks(names: Sequence[str]) -> None:

@@ -127,6 +127,41 @@ def test_there_is_no_circle_of_imports_between_modules_or_rooms() -> None:
             pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
+BY_NAME = {"__init__.py", "algorithms/__init__.py"}
+"""The names of `cepo` and the methods are imported when they are first used, or found in their folder."""
+
+
+def test_no_module_imports_from_a_string() -> None:
+    """The other tests of imports would not see it."""
+    call = re.compile(r"\b(?:import_module|__import__)\(")
+    files = [file for file in MODULES if str(file.relative_to(PACKAGE)) not in BY_NAME]
+    lines = lines_that_match(call, files)
+    assert not lines, "\n".join(lines)
+
+
+LOGGERS = ("cepo", "cepo.train", "cepo.commands.evaluate")
+"""Names of loggers, which are those of modules."""
+
+
+def modules_in_strings(file: Path, known: set[str]) -> Iterator[tuple[str, int]]:
+    """The modules that a file names in strings, such as `cepo.rewards.serving` or `cepo.rollout.vllm_sampling:SeededDraws`."""
+    for node in nodes_of(file):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            name = node.value.partition(":")[0]
+            if name in known and name not in LOGGERS:
+                yield name, node.lineno
+
+
+def test_a_module_named_in_a_string_lies_in_the_same_room() -> None:
+    """A process of its own is started with it, or an engine loads a class from it."""
+    known = {dotted(file) for file in MODULES}
+    files = [file for file in MODULES if file != PACKAGE / "__init__.py"]
+    named = [(file, name, line) for file in files for name, line in modules_in_strings(file, known)]
+    assert len(named) >= 3
+    abroad = [f"{place(file, line)} names {name}" for file, name, line in named if name.split(".")[1] != unit_of(file)]
+    assert not abroad, "\n".join(abroad)
+
+
 def test_pure_packages_import_torch_jaxtyping_and_pydantic_alone() -> None:
     allowed = PURE_LIBRARIES | set(sys.stdlib_module_names) | {"cepo"}
     assert not imports_where(lambda file, name: unit_of(file) in PURE and name.split(".")[0] not in allowed)
