@@ -110,7 +110,7 @@ def open_regular(
     if fault is not None:
         os.close(descriptor)
         raise ForeignFileError(path, fault)
-    return cast(BinaryIO, os.fdopen(descriptor, "r+b" if writable else "rb"))
+    return os.fdopen(descriptor, "r+b" if writable else "rb")
 
 
 def _open_target(path: Path, within: Path | str | None, *, writable: bool) -> int:
@@ -194,7 +194,7 @@ def objects_in(path: Path, file: BinaryIO) -> Iterator[tuple[Tree, int]]:
 
 
 @contextmanager
-def damaged_as(path: Path, problem: str) -> Iterator[None]:
+def damaged_as(path: Path, problem: str) -> Generator[None]:
     """Converts errors from reading and using the file `path` to `DataError`; `problem` follows the path in the message."""
     try:
         yield

@@ -4,6 +4,8 @@
 `docs/tracking.md` describes the columns.
 """
 
+# pyright: basic
+# pyarrow has no types.
 from __future__ import annotations
 
 import hashlib

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -28,7 +28,7 @@ _postponed_for: str | None = None
 
 
 @contextmanager
-def handled() -> Iterator[None]:
+def handled() -> Generator[None]:
     """Handles SIGINT and SIGTERM inside this context, in the main thread, which alone receives signals.
 
     An ignored signal remains ignored, because shells start background jobs that way.
@@ -49,7 +49,7 @@ def handled() -> Iterator[None]:
 
 
 @contextmanager
-def loading() -> Iterator[None]:
+def loading() -> Generator[None]:
     """Ends the process at the first signal inside this context, in which libraries are loaded and no work has started.
 
     An exception would leave libraries half imported, which causes unrelated errors or a crash.
@@ -74,7 +74,7 @@ def raise_if_lost() -> None:
 
 
 @contextmanager
-def postponed(what: str) -> Iterator[None]:
+def postponed(what: str) -> Generator[None]:
     """Only notes a first signal inside this context, and logs what happens first; `raise_if_lost` then raises it."""
     global _postponed_for
     before, _postponed_for = _postponed_for, what
@@ -92,7 +92,7 @@ def exit_code() -> int:
 def exit_process(code: int) -> NoReturn:
     """Ends the process, after an interruption with the `atexit` functions alone: interrupted libraries can crash later."""
     if code in EXIT_CODES:
-        atexit._run_exitfuncs()
+        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
         _leave(code)
     sys.exit(code)
 

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from operator import length_hint
 from typing import TYPE_CHECKING, TypeVar
@@ -26,7 +26,7 @@ _view: LiveView | None = None
 
 
 @contextmanager
-def live_view() -> Iterator[None]:
+def live_view() -> Generator[None]:
     """Keeps a live view at the bottom of the terminal inside this context; does nothing without a terminal."""
     global _view
     if _view is not None or not _is_terminal():
@@ -62,7 +62,7 @@ def view_console() -> Console | None:
 
 
 @contextmanager
-def phase(what: str) -> Iterator[None]:
+def phase(what: str) -> Generator[None]:
     """Reports a phase of a run that has nothing to count: elapsed seconds in the live view, and lines in a log."""
     if _view is None:
         logger.info("%s", what)
