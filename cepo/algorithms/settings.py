@@ -97,6 +97,11 @@ class NegativeConfig:
     fallback: Literal["student", "neutral"] = "student"
     """What happens if no rollout provides a wrong answer. student: P_wrong is P_student; neutral: no evidence."""
 
+    @property
+    def counts_by_value(self) -> bool:
+        """Whether the choice needs to know which wrong answers have the same value."""
+        return self.select == "most_frequent"
+
 
 @section
 class TeacherConfig:

@@ -72,22 +72,14 @@ def show(trainer: Trainer, text: str | None = None) -> None:
 
     The student and every teacher that has a reference score all responses, also those that would not be trained on.
     """
-    import torch
-
-    from cepo.trainer.asking import Asker, training_settings
-    from cepo.trainer.groups import rollout_groups
-    from cepo.trainer.planning import make_plan
     from cepo.trainer.recording import group_records
 
-    processing, data = trainer.processing, trainer.data
-    asker = Asker(trainer.worker, trainer.algorithm, trainer.contexts, processing, trainer.rewards)
+    processing = trainer.processing
     trainer.backend.synchronise_rollout()
-    problems = [trainer.problems[index] for index in range(data.rollout_batch_size)]
+    problems = [trainer.problems[index] for index in range(trainer.data.rollout_batch_size)]
     engine = trainer.backend if text is None else _WithResponse(trainer, text)
-    rollouts = asker.ask(problems, engine, training_settings(trainer.worker.rollout, data), step=0)
-    groups = rollout_groups(rollouts, trainer.rewards, processing, seed=trainer.settings.seed)
-    none = torch.zeros(len(rollouts.generations), dtype=torch.bool)
-    plan = make_plan(rollouts, groups, trainer.estimator, trainer.contexts, on_policy=none, with_kl=True)
+    rollouts = trainer.with_baselines(trainer.sample(problems, engine, step=0), trainer.backend)
+    plan = trainer.plan(rollouts, every_row=True)
     batch = trainer.score(plan)
     signal = trainer.estimate(batch)
     trainer.tracker.log_rollouts(group_records(batch, signal, processing, trainer.estimator.views, len(problems)))

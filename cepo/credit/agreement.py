@@ -55,7 +55,7 @@ def signals_of(rollouts: Rollouts, methods: Mapping[str, Estimator], session: Se
         session.rewards,
         session.processing,
         seed=config.trainer.seed,
-        with_values=any(method.negative.select == "most_frequent" for method in methods.values()),
+        with_values=any(method.negative.counts_by_value for method in methods.values()),
     )
     # No row is on-policy, so that the student's log-probs are always the trainer's own.
     off_policy = torch.zeros(len(rollouts.generations), dtype=torch.bool)
@@ -63,7 +63,7 @@ def signals_of(rollouts: Rollouts, methods: Mapping[str, Estimator], session: Se
     for method in methods.values():
         contexts = ContextBuilder(session.processing, method.teacher, max_context_length=config.data.max_prompt_length)
         asked = groups if method.needs_teacher(step=FIRST_STEP) else []
-        plans.append(make_plan(rollouts, asked, method, contexts, on_policy=off_policy, with_kl=False))
+        plans.append(make_plan(rollouts, asked, method, contexts, on_policy=off_policy, every_row=False))
     # A row's log-probs depend on the tokens of its context and on its response.
     rows = {(row.context.token_ids, row.row): row for plan in plans for row in _rows(plan)}
     log_probs = dict(zip(rows, session.backend.score(list(rows.values())), strict=True)) if rows else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from cepo.algorithms.references import wrong_reference, wrong_rollouts
 from cepo.algorithms.settings import NegativeConfig
@@ -14,45 +15,98 @@ from cepo.trainer.rollouts import Rollouts
 from cepo.types import Rollout, RolloutGroup
 
 
+@dataclass(frozen=True, kw_only=True)
+class PromptResponses:
+    """What methods need to know of the responses to one prompt, in generation order."""
+
+    prompt_id: str
+    ground_truth: str
+    solution: str | None  # worked, of the dataset
+    responses: Sequence[str]
+    response_ids: Sequence[tuple[int, ...]]
+    rewards: Sequence[float]
+    correct: Sequence[bool]
+
+
 def rollout_groups(
     rollouts: Rollouts, pool: RewardPool, processing: Processing, *, seed: int, with_values: bool = False
 ) -> list[RolloutGroup]:
-    """Returns the rollouts' groups with their final answers, from which methods choose references.
+    """Returns the groups of a step's rollouts; see `described_groups`."""
+    prompts: list[PromptResponses] = []
+    for number, problem in enumerate(rollouts.problems):
+        rows = rollouts.rows_of(number)
+        prompts.append(
+            PromptResponses(
+                prompt_id=problem.prompt_id,
+                ground_truth=problem.ground_truth,
+                solution=problem.solution,
+                responses=[rollouts.responses[row] for row in rows],
+                response_ids=[rollouts.generations[row].response_ids for row in rows],
+                rewards=[float(rollouts.rewards[row]) for row in rows],
+                correct=[bool(rollouts.correct[row]) for row in rows],
+            )
+        )
+    return described_groups(prompts, pool, processing, seed=seed, step=rollouts.step, with_values=with_values)
+
+
+def described_groups(
+    prompts: Sequence[PromptResponses],
+    pool: RewardPool,
+    processing: Processing,
+    *,
+    seed: int,
+    step: int,
+    with_values: bool = False,
+) -> list[RolloutGroup]:
+    """Returns the group of each prompt with its final answers, from which methods choose references.
 
     The grader compares answers of wrong responses with the ground truth: a rounding of the truth, for example, must not
     be shown to a teacher as wrong. Answers are sanitised here, so that one that becomes empty is no candidate. With
     `with_values`, wrong answers get the value by which `negative.select=most_frequent` counts them.
     """
-    extracted = pool.extracted_answers(rollouts.responses)
+    extracted = pool.extracted_answers([response for prompt in prompts for response in prompt.responses])
     answers = [sanitise_reference(answer or "", processing.special_texts) or None for answer in extracted]
-    doubtful = {row: answer for row, answer in enumerate(answers) if answer is not None and not rollouts.correct[row]}
-    truths = [rollouts.problems[row // rollouts.group_size].ground_truth for row in doubtful]
-    equal = dict(zip(doubtful, pool.same_statements([*zip(doubtful.values(), truths, strict=True)]), strict=True))
-    values = dict(zip(doubtful, pool.value_keys([*doubtful.values()]), strict=True)) if with_values else {}
+    correct = [is_correct for prompt in prompts for is_correct in prompt.correct]
+    truths = [prompt.ground_truth for prompt in prompts for _ in prompt.responses]
 
-    def candidate(index: int, row: int) -> Rollout:
-        response = rollouts.generations[row].response_ids
-        return Rollout(
-            index=index,
-            reward=float(rollouts.rewards[row]),
-            correct=bool(rollouts.correct[row]),
-            response_ids=tuple(token for token in response if token not in processing.eos_token_ids),
-            answer=answers[row],
-            answer_equals_ground_truth=equal.get(row, bool(rollouts.correct[row])),
-            answer_value=values.get(row),
-        )
+    wrong_answers: dict[int, str] = {}
+    for row, answer in enumerate(answers):
+        if answer is not None and not correct[row]:
+            wrong_answers[row] = answer
+    pairs = [(answer, truths[row]) for row, answer in wrong_answers.items()]
+    equals_truth = dict(zip(wrong_answers, pool.same_statements(pairs), strict=True))
+    value_of: dict[int, str] = {}
+    if with_values:
+        value_of.update(zip(wrong_answers, pool.value_keys([*wrong_answers.values()]), strict=True))
 
-    return [
-        RolloutGroup(
-            prompt_id=problem.prompt_id,
-            ground_truth=problem.ground_truth,
-            rollouts=[candidate(index, row) for index, row in enumerate(rollouts.rows_of(number))],
-            seed=seed,
-            step=rollouts.step,
-            solution=problem.solution,
+    groups: list[RolloutGroup] = []
+    row = 0
+    for prompt in prompts:
+        candidates: list[Rollout] = []
+        for index, response_ids in enumerate(prompt.response_ids):
+            candidates.append(
+                Rollout(
+                    index=index,
+                    reward=prompt.rewards[index],
+                    correct=prompt.correct[index],
+                    response_ids=tuple(token for token in response_ids if token not in processing.eos_token_ids),
+                    answer=answers[row],
+                    answer_equals_ground_truth=equals_truth.get(row, prompt.correct[index]),
+                    answer_value=value_of.get(row),
+                )
+            )
+            row += 1
+        groups.append(
+            RolloutGroup(
+                prompt_id=prompt.prompt_id,
+                ground_truth=prompt.ground_truth,
+                rollouts=candidates,
+                seed=seed,
+                step=step,
+                solution=prompt.solution,
+            )
         )
-        for number, problem in enumerate(rollouts.problems)
-    ]
+    return groups
 
 
 def reference_metrics(groups: Sequence[RolloutGroup], negative: NegativeConfig) -> Metrics:

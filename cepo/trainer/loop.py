@@ -13,13 +13,15 @@ from cepo.algorithms import Estimator
 from cepo.config.schema import AlgorithmConfig, DataConfig, TrainerConfig
 from cepo.config.worker_schema import WorkerConfig
 from cepo.data.batch import OWN_VIEW, RowName, ScoringRow
-from cepo.data.contexts import ContextBuilder
+from cepo.data.contexts import ContextBuilder, Problem
 from cepo.data.read_ahead import ProblemReader, problems_and_prompts
 from cepo.data.training_set import TrainingProblems
 from cepo.losses.kl import kl_penalty
 from cepo.metrics import Metrics, merge_metrics, results, sum_value
+from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
+from cepo.rollout.generator import Sampler
 from cepo.terminal.progress import phase
 from cepo.tracking.tracker import Tracker
 from cepo.trainer.asking import Asker, training_settings
@@ -35,7 +37,7 @@ from cepo.trainer.rollouts import Rollouts
 from cepo.trainer.run_policy import RunPolicy
 from cepo.trainer.stage_clock import StageClock
 from cepo.trainer.validation import Validator
-from cepo.types import TokenSignal
+from cepo.types import RolloutGroup, TokenSignal
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +134,7 @@ class Trainer:
 
     def ask(self, step: int) -> Rollouts:
         """Samples and rewards responses to `rollout_batch_size` problems, in several rounds with online filtering."""
-        algorithm, data, settings = self.algorithm, self.data, training_settings(self.worker.rollout, self.data)
+        algorithm = self.algorithm
 
         def next_round(attempt: int) -> Rollouts:
             with self.clock.stage("read"):
@@ -140,37 +142,61 @@ class Trainer:
             self.state.rounds += 1
             if step + 1 < self.total_steps or algorithm.online_filtering:
                 self._reader.read_ahead(self.state.rounds)
-            return self._asker.ask(problems, self.backend, settings, step=step, attempt=attempt, prompts=prompts)
+            return self.sample(problems, self.backend, step=step, attempt=attempt, prompts=prompts)
 
         if algorithm.online_filtering:
             rollouts = ask_until_enough(
                 next_round,
                 algorithm,
-                num_groups=data.rollout_batch_size,
+                num_groups=self.data.rollout_batch_size,
                 max_rounds=self.settings.max_try_make_batch,
                 rounds_per_pass=-(-len(self.problems) // self._problems_per_round),
             )
         else:
             rollouts = next_round(0)
-        if self.estimator.needs_baseline:
-            rollouts = self._asker.with_baselines(rollouts, self.backend, settings)
-        return rollouts
+        return self.with_baselines(rollouts, self.backend)
 
-    def plan(self, rollouts: Rollouts) -> ScoringPlan:
-        """Decides which rows learn, what their teachers read, and which rows the student must score."""
-        groups = []
-        if self.estimator.needs_teacher(step=rollouts.step):
-            by_value = self.estimator.negative.select == "most_frequent"
+    def sample(
+        self,
+        problems: Sequence[Problem],
+        sampler: Sampler,
+        *,
+        step: int,
+        attempt: int = 0,
+        prompts: Sequence[EncodedPrompt] | None = None,
+    ) -> Rollouts:
+        """Samples and rewards responses to `problems` with the settings of training; encodes `prompts` unless given."""
+        settings = training_settings(self.worker.rollout, self.data)
+        return self._asker.ask(problems, sampler, settings, step=step, attempt=attempt, prompts=prompts)
+
+    def with_baselines(self, rollouts: Rollouts, sampler: Sampler) -> Rollouts:
+        """Adds the reward of a greedy response to each prompt, if the method reads it."""
+        if not self.estimator.needs_baseline:
+            return rollouts
+        return self._asker.with_baselines(rollouts, sampler, training_settings(self.worker.rollout, self.data))
+
+    def plan(self, rollouts: Rollouts, *, every_row: bool = False) -> ScoringPlan:
+        """Decides which rows learn, what their teachers read, and which rows the student must score.
+
+        With `every_row`, the student and all teachers score every row, also in a step that would need no teacher.
+        """
+        groups: list[RolloutGroup] = []
+        if every_row or self.estimator.needs_teacher(step=rollouts.step):
             groups = rollout_groups(
-                rollouts, self.rewards, self.processing, seed=self.settings.seed, with_values=by_value
+                rollouts,
+                self.rewards,
+                self.processing,
+                seed=self.settings.seed,
+                with_values=self.estimator.negative.counts_by_value,
             )
+        on_policy = self._on_policy_rows(rollouts)
         plan = make_plan(
             rollouts,
             groups,
             self.estimator,
             self.contexts,
-            on_policy=self._on_policy_rows(rollouts),
-            with_kl=not self.algorithm.disable_kl,
+            on_policy=torch.zeros_like(on_policy) if every_row else on_policy,
+            every_row=every_row or not self.algorithm.disable_kl,
             overlong_filter=self.algorithm.overlong_filter,
         )
         if groups and self.estimator.reads_answers:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cepo.algorithms import Estimator
+from cepo.algorithms.readings import readings_of
 from cepo.data.batch import ScoringRow
 from cepo.data.contexts import ContextBuilder
 from cepo.metrics import Metric, Metrics, fraction, sum_value
@@ -63,22 +64,20 @@ def make_plan(
     contexts: ContextBuilder,
     *,
     on_policy: Tensor,
-    with_kl: bool,
+    every_row: bool,
     overlong_filter: bool = False,
 ) -> ScoringPlan:
     """Plans a step. The teachers' references come from `groups`; without groups no teacher is used.
 
-    With `overlong_filter`, truncated rows have no signal. With a KL penalty (`with_kl`), every row has one.
+    With `overlong_filter`, truncated rows have no signal. With `every_row`, which a KL penalty needs, all rows get every pass.
     """
     live = estimator.live_rows(rollouts.rewards, rollouts.group_ids)
     if overlong_filter:
         live = live & rollouts.finished
-    live = live | with_kl
-    views: list[View] = []
-    if groups:
-        views = plan_views(rollouts, live, groups, estimator, contexts)
-        live = estimator.learning_rows(live, {view.name: view.has_reference for view in views}) | with_kl
-    needed = student_rows(live, on_policy, estimator, views, every=with_kl)
+    live = live | every_row
+    views, learning = plan_views(rollouts, live, groups, estimator, contexts)
+    live = learning | every_row
+    needed = student_rows(live, on_policy, estimator, views, every=every_row)
     metrics: Metrics = {}
     if estimator.views:
         metrics["work/teacher_rows"] = sum_value(sum(len(view.rows) for view in views))
@@ -100,31 +99,40 @@ def make_plan(
 
 def plan_views(
     rollouts: Rollouts, live: Tensor, groups: Sequence[RolloutGroup], estimator: Estimator, contexts: ContextBuilder
-) -> list[View]:
-    """Builds the teacher rows of each view from those of the method's references that can be shown."""
-    by_group = [estimator.references(group) for group in groups]
-    build = _builder(rollouts, live, contexts)
-    references = {name: [one for group in by_group for one in group[name]] for name in estimator.views}
-    shown = {name: [*map(build, range(len(of_rows)), of_rows)] for name, of_rows in references.items()}
-    kept = estimator.settled({name: [each.text is not None for each in rows] for name, rows in shown.items()})
+) -> tuple[list[View], Tensor]:
+    """Returns what the teachers of each view read, with their rows to score, and (B,) which live rows learn from it."""
+    place = _placement(rollouts, live, contexts)
+
+    def show(row: int, reference: Reference) -> _Placed | None:
+        placed = place(row, reference)
+        return None if placed.text is None else placed
+
+    readings = readings_of(estimator, groups, live, show)
     views: list[View] = []
-    for name in estimator.views:
-        texts = [each.text if is_kept else None for each, is_kept in zip(shown[name], kept[name], strict=True)]
-        rows = [row for row, text in enumerate(texts) if text is not None and live[row]]
-        fates = Counter(shown[name][row].fate for row, given in enumerate(references[name]) if given and live[row])
+    for name, references in readings.chosen.items():
+        fates: Counter[str] = Counter()
+        for row, reference in enumerate(references):
+            if reference is not None and live[row]:
+                fates[place(row, reference).fate] += 1
+        rows: dict[int, ScoringRow] = {}
+        num_cut = 0
+        for row, placed in enumerate(readings.shown[name]):
+            if placed is not None and live[row]:  # other rows need no pass, but what was chosen for them is recorded
+                rows[row] = rollouts.scoring_row(row, placed.context, view=name)
+                num_cut += placed.fate == "cut"
         views.append(
             View(
                 name=name,
-                references=texts,
-                rows={row: rollouts.scoring_row(row, shown[name][row].context, view=name) for row in rows},
+                references=[None if placed is None else placed.text for placed in readings.shown[name]],
+                rows=rows,
                 metrics={
                     f"references/{name}_empty": fraction(fates["empty"], fates.total()),
                     f"references/{name}_without_room": fraction(fates["without_room"], fates.total()),
-                    f"references/{name}_cut": fraction(sum(shown[name][row].fate == "cut" for row in rows), len(rows)),
+                    f"references/{name}_cut": fraction(num_cut, len(rows)),
                 },
             )
         )
-    return views
+    return views, readings.learning
 
 
 def student_rows(
@@ -145,37 +153,38 @@ def student_rows(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ShownReference:
-    text: str | None = None
-    context: EncodedPrompt | None = None
+class _Placed:
+    """A reference in a teacher's context, or the reason why it cannot be shown."""
+
+    text: str | None = None  # as the teacher reads it; None if it cannot be shown
+    context: EncodedPrompt | None = None  # None for rows that are not live
     fate: Literal["whole", "cut", "empty", "without_room"] = "whole"
 
 
-def _builder(
-    rollouts: Rollouts, live: Tensor, contexts: ContextBuilder
-) -> Callable[[int, Reference | None], _ShownReference]:
-    """Returns a function of a row and its reference, which builds text and context once for all rollouts that share them."""
+def _placement(rollouts: Rollouts, live: Tensor, contexts: ContextBuilder) -> Callable[[int, Reference], _Placed]:
+    """Returns a function of a row and its reference, which builds text and context once for all rows that share them."""
 
     @cache  # references with the same text share a context, so that passes compute it once
     def fitted(prompt: int, text: str, is_answer: bool) -> tuple[EncodedPrompt, str] | None:
         return contexts.fitted(rollouts.problems[prompt], rollouts.prompts[prompt], text, is_answer=is_answer)
 
     @cache
-    def built(prompt: int, reference: Reference | None, is_live: bool) -> _ShownReference:
-        if reference is None or (reference.blind and rollouts.prompts[prompt].images is None):
-            return _ShownReference()
+    def placed(prompt: int, reference: Reference, is_live: bool) -> _Placed:
         if reference.blind:
+            if rollouts.prompts[prompt].images is None:  # the student does not see any either
+                return _Placed()
             context = contexts.blind(rollouts.problems[prompt]) if is_live else None
-            return _ShownReference(text=WITHOUT_IMAGES, context=context)
-        text, context = contexts.reference_text(reference), None
+            return _Placed(text=WITHOUT_IMAGES, context=context)
+        text = contexts.reference_text(reference)
         if not text:
-            return _ShownReference(fate="empty")
+            return _Placed(fate="empty")
+        context = None
         if is_live:
-            found = fitted(prompt, text, reference.is_answer)
-            if found is None:
-                return _ShownReference(fate="without_room")
-            context, text = found
+            with_room = fitted(prompt, text, reference.is_answer)
+            if with_room is None:
+                return _Placed(fate="without_room")
+            context, text = with_room
         is_cut = text != contexts.whole_text(reference)
-        return _ShownReference(text=text, context=context, fate="cut" if is_cut else "whole")
+        return _Placed(text=text, context=context, fate="cut" if is_cut else "whole")
 
-    return lambda row, reference: built(row // rollouts.group_size, reference, bool(live[row]))
+    return lambda row, reference: placed(row // rollouts.group_size, reference, bool(live[row]))

@@ -242,7 +242,8 @@ def test_rows_and_answers_reach_teachers_as_plain_text(
         tokens, rewards = [(5, 6)] * 4, [1.0, 0.0, 0.0, 0.0]
         rollouts = rollouts_of(tokens, rewards, problems=[problem], prompts=[prompt], responses=responses)
         groups = rollout_groups(rollouts, pool, tiny_processing, seed=1)
-        for view in plan_views(rollouts, torch.ones(4, dtype=torch.bool), groups, estimator, contexts):
+        views, _ = plan_views(rollouts, torch.ones(4, dtype=torch.bool), groups, estimator, contexts)
+        for view in views:
             for row, scored in view.rows.items():
                 shown += 1
                 assert control_tokens(tiny_processing, scored.context) == expected, repr(view.references[row])

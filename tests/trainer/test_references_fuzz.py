@@ -188,7 +188,7 @@ def test_shown_references_keep_their_length_and_cuts_are_counted(
         "cepo", {"positive": {"source": source, "num_tokens": 4}, "negative": {"source": wrong_source, "num_tokens": 4}}
     )
     chosen = estimator.references(one)
-    views = plan_views(rollouts, live, [one], estimator, contexts)
+    views, _ = plan_views(rollouts, live, [one], estimator, contexts)
     for view in views:
         cut = 0
         for row, scored in view.rows.items():
