@@ -9,6 +9,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from zlib import crc32
 
 import numpy
 import pytest
@@ -240,6 +241,42 @@ def test_a_checkpoint_is_shown_under_any_method(tmp_path: Path) -> None:
     assert probabilities[0] == probabilities[1] != probabilities[2], "the weights are the checkpoint's"
     of_run_itself = ["show", str(run / "global_step_1"), "microgeo:validation", f"config={run / 'config.yaml'}"]
     assert main([*of_run_itself, "--problems", "2", "--out", str(tmp_path / "own")]) == 0
+
+
+def test_show_asks_the_greedy_responses_that_a_method_reads(tmp_path: Path) -> None:
+    data = write_lines(tmp_path / "data.jsonl", ({"problem": f"{k} + 1?", "answer": str(k + 1)} for k in range(2)))
+    arguments = ["show", "microgeo:model", str(data), "config=configs/microgeo/base.yaml", "--problems", "1"]
+    settings = ["algorithm.adv_estimator=remax", "worker.rollout.name=transformers", "worker.rollout.n=2"]
+    assert main([*arguments, *settings, "data.max_response_length=8", "--out", str(tmp_path / "out")]) == 0
+    [group] = recorded_groups(tmp_path / "out")
+    assert len(group["rollouts"]) == 2
+
+
+SPELLINGS = ["1/2"] * 3 + ["0.5"] * 3 + ["7"] * 4
+
+
+def test_show_counts_wrong_answers_by_value_as_training_does(tmp_path: Path) -> None:
+    """`1/2` and `0.5` count as one answer, so that one of them is shown even if `7` is the most frequent spelling."""
+    finder = tmp_path / "finder.py"
+    finder.write_text(
+        f"import zlib\n\n\ndef of(response):\n    return {SPELLINGS}[zlib.crc32(response.encode()) % 10]\n",
+        encoding="utf-8",
+    )
+    data = write_lines(tmp_path / "data.jsonl", ({"problem": f"{k} + 1?", "answer": "9"} for k in range(6)))
+    arguments = ["show", "microgeo:model", str(data), "config=configs/microgeo/base.yaml", "--problems", "6"]
+    settings = ["algorithm.adv_estimator=cepo", "algorithm.negative.select=most_frequent", "worker.rollout.n=16"]
+    settings += ["worker.rollout.temperature=4"]  # varied responses
+    settings += [f"worker.reward.answer_function={finder}:of", "worker.rollout.name=transformers"]
+    assert main([*arguments, *settings, "data.max_response_length=16", "--out", str(tmp_path / "out")]) == 0
+    has_told_apart = False
+    for group in recorded_groups(tmp_path / "out"):
+        spellings = [SPELLINGS[crc32(one["response"].encode()) % 10] for one in group["rollouts"]]
+        counts = {spelling: spellings.count(spelling) for spelling in ("1/2", "0.5", "7")}
+        tells_apart = max(counts["1/2"], counts["0.5"]) <= counts["7"] < counts["1/2"] + counts["0.5"]
+        has_told_apart = has_told_apart or tells_apart
+        if tells_apart:
+            assert all(rollout["references"]["wrong"] in ("1/2", "0.5") for rollout in group["rollouts"]), counts
+    assert has_told_apart, "the responses do not tell counting by value from counting by spelling: change the finder"
 
 
 def test_show_without_a_config_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
