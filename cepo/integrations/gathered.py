@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -13,16 +12,15 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from cepo.algorithms import Estimator, build_estimator
+from cepo.algorithms.readings import readings_of
 from cepo.config.worker_schema import RewardConfig
-from cepo.data.contexts import ContextBuilder, Problem
+from cepo.data.contexts import ContextBuilder
 from cepo.errors import ConfigError, DataError
 from cepo.files.trees import Fields, Tree
 from cepo.metrics import Metrics, fraction
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
-from cepo.rollout.generator import Generation
-from cepo.trainer.groups import reference_metrics, rollout_groups
-from cepo.trainer.rollouts import Rollouts
+from cepo.trainer.groups import PromptResponses, described_groups, reference_metrics
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 Messages = Sequence[Fields]
@@ -39,7 +37,7 @@ class Row(NamedTuple):
     has_images: bool
 
 
-Shown = dict[str, list[Reference | None]]
+Shown = Mapping[str, Sequence[Reference | None]]
 """By view what the teacher of each row reads, None for the student's own prompt."""
 Score = Callable[[Tensor, Shown], tuple[Tensor, dict[str, Tensor]]]
 """Returns the student's log-probs (B, T), and by view the teachers', given which rows learn and what teachers read."""
@@ -128,86 +126,65 @@ class Credit:
         penalties: Tensor | None,
     ) -> TokenSignal:
         """Computes what `signal` returns for rows that all have a reward."""
-        estimator, rewards = self._estimator, rewards.float()
+        estimator = self._estimator
+        rewards = rewards.float()
         group_ids = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-        mask = pad_sequence([torch.tensor(row.own) for row in rows], batch_first=True)
-        shown, metrics = self._shown(rows, rewards, correct, sizes, step)
-        live = estimator.live_rows(rewards, group_ids) | (penalties is not None)
-        has_reference = {view: torch.tensor([each is not None for each in of]) for view, of in shown.items()}
-        if shown:
-            live = estimator.learning_rows(live, has_reference) | (penalties is not None)
-        old, teachers = score(live, shown)
+        groups: list[RolloutGroup] = []
+        if estimator.needs_teacher(step=step):
+            groups = self._groups(rows, rewards, correct, sizes, step)
+        # A penalty is a signal of its own, also for rows of which the method has none.
+        every_row = penalties is not None
+        readings = readings_of(
+            estimator,
+            groups,
+            estimator.live_rows(rewards, group_ids) | every_row,
+            lambda row, reference: self._placed(reference, rows[row]),
+        )
+        live = readings.learning | every_row
+        old_log_probs, teacher_log_probs = score(live, readings.shown)
+
+        mask = pad_sequence([torch.tensor(row.own) for row in rows], batch_first=True)  # (B, T)
         width = mask.shape[1]
-        old, teachers = old[:, :width], {view: values[:, :width] for view, values in teachers.items()}
-        token_rewards, last = torch.zeros(mask.shape), mask.shape[1] - 1 - mask.flip(1).int().argmax(dim=1)
-        token_rewards[range(len(rows)), last] = rewards  # at the last token that the policy wrote
+        token_rewards = _at_last_own_token(rewards, mask)
         if penalties is not None:
             token_rewards = token_rewards - penalties[:, :width].float().where(mask, 0.0)
         batch = TokenBatch(
             token_level_rewards=token_rewards,
             response_mask=mask,
-            old_log_probs=old,
+            old_log_probs=old_log_probs[:, :width],
             group_ids=group_ids,
-            teacher_log_probs=teachers,
+            teacher_log_probs={view: values[:, :width] for view, values in teacher_log_probs.items()},
             correct=correct,
-            has_reference=has_reference,
+            has_reference=readings.has_reference,
         )
         signal = estimator.signal(batch, step=step)
-        for view, has in has_reference.items():
-            metrics[f"references/{view}_used"] = fraction(int((has & live).sum()), int(live.sum()))
+        metrics: Metrics = reference_metrics(groups, estimator.negative) if groups else {}
+        for view, has_reference in readings.has_reference.items():
+            metrics[f"references/{view}_used"] = fraction(int((has_reference & live).sum()), int(live.sum()))
         return replace(signal, metrics=metrics | signal.metrics)
 
-    def _shown(
-        self, rows: Sequence[Row], rewards: Tensor, correct: Tensor, sizes: Sequence[int], step: int
-    ) -> tuple[Shown, Metrics]:
-        """Returns what teachers read, and metrics. Both are empty in a step without teachers."""
-        estimator = self._estimator
-        if not estimator.needs_teacher(step=step):
-            return {}, {}
-        groups: list[RolloutGroup] = []
-        first_row = 0
-        for size, equal in groupby(sizes):
-            end = first_row + size * len(list(equal))
-            part = slice(first_row, end)
-            groups += self._groups(
-                rows[part], rewards[part], correct[part], size=size, step=step, first_prompt=len(groups)
-            )
-            first_row = end
-        chosen = [estimator.references(group) for group in groups]
-        shown: Shown = {}
-        for view in estimator.views:
-            every = [reference for group in chosen for reference in group[view]]
-            shown[view] = [self._placed(reference, row) for reference, row in zip(every, rows, strict=True)]
-        stays = estimator.settled({view: [each is not None for each in of] for view, of in shown.items()})
-        for view, of in shown.items():
-            shown[view] = [each if stay else None for each, stay in zip(of, stays[view], strict=True)]
-        return shown, reference_metrics(groups, estimator.negative)
-
     def _groups(
-        self, rows: Sequence[Row], rewards: Tensor, correct: Tensor, *, size: int, step: int, first_prompt: int
+        self, rows: Sequence[Row], rewards: Tensor, correct: Tensor, sizes: Sequence[int], step: int
     ) -> list[RolloutGroup]:
-        """Returns the groups of rows of which `size` in succession share a prompt.
-
-        Their prompts are numbered from `first_prompt` on, because a group's random choices depend on its number.
-        """
-        without: Any = {"text": "", "images": (), "columns": {}}
-        rollouts = Rollouts(
-            step=step,
-            problems=[
-                Problem(prompt_id=str(number), ground_truth=row.ground_truth, solution=row.solution, **without)
-                for number, row in enumerate(rows[::size], start=first_prompt)
-            ],
-            prompts=(),
-            generations=[
-                Generation(response_ids=row.response_ids, log_probs=(0.0,) * len(row.response_ids), finished=True)
-                for row in rows
-            ],
-            responses=[self.texts.decode(row.response_ids) for row in rows],
-            scores=[{"overall": reward} for reward in rewards.tolist()],
-            correct=correct,
-        )
-        by_value = self._estimator.negative.select == "most_frequent"
-        return rollout_groups(rollouts, self._pool, self.texts, seed=self._seed, with_values=by_value)
+        """Returns the group of each prompt, whose number in the step is its id."""
+        prompts: list[PromptResponses] = []
+        first_row = 0
+        for number, size in enumerate(sizes):
+            members = range(first_row, first_row + size)
+            first_row += size
+            prompts.append(
+                PromptResponses(
+                    prompt_id=str(number),
+                    ground_truth=rows[members[0]].ground_truth,
+                    solution=rows[members[0]].solution,
+                    responses=[self.texts.decode(rows[row].response_ids) for row in members],
+                    response_ids=[rows[row].response_ids for row in members],
+                    rewards=[float(rewards[row]) for row in members],
+                    correct=[bool(correct[row]) for row in members],
+                )
+            )
+        by_value = self._estimator.negative.counts_by_value
+        return described_groups(prompts, self._pool, self.texts, seed=self._seed, step=step, with_values=by_value)
 
     def teacher_messages(self, messages: Messages, reference: Reference | None) -> tuple[list[Tree], str]:
         """Returns the conversation that a teacher reads, and the text after its assistant header.
@@ -239,6 +216,14 @@ class Credit:
         return Reference(text=text) if text else None
 
 
+def _at_last_own_token(rewards: Tensor, mask: Tensor) -> Tensor:
+    """Returns (B, T) the rewards, (B,), at the last token of each row that the policy wrote, 0 elsewhere."""
+    last = mask.shape[1] - 1 - mask.flip(1).int().argmax(dim=1)
+    token_rewards = torch.zeros(mask.shape)
+    token_rewards[torch.arange(len(rewards)), last] = rewards
+    return token_rewards
+
+
 class _Scored:
     """The rollouts that have a reward, in groups of at least so many; `sizes` are the groups' numbers of `rows`."""
 
@@ -261,7 +246,7 @@ class _Scored:
         def score_these(live: Tensor, shown: Shown) -> tuple[Tensor, dict[str, Tensor]]:
             live_of_all = torch.zeros(num_rows, dtype=torch.bool)
             live_of_all[self.rows] = live
-            shown_to_all: Shown = {}
+            shown_to_all: dict[str, list[Reference | None]] = {}
             for view, references in shown.items():
                 shown_to_all[view] = [None] * num_rows
                 for row, reference in zip(self.rows, references, strict=True):

@@ -38,7 +38,10 @@ class Gathered:
         self.estimator = build_estimator(method, settings)
         self.credit = Credit(self.estimator, texts, 0, None)
         self.credit.__dict__["_pool"] = pool  # one for all tests: a process takes a second to start
-        self.texts, self.shown, self.live, self.groups = texts, Shown(), torch.zeros(0), list[RolloutGroup]()
+        self.texts = texts
+        self.shown: Shown = {}
+        self.live = torch.zeros(0)
+        self.groups: list[RolloutGroup] = []
         choose = self.estimator.references
 
         def noted(group: RolloutGroup) -> Any:
