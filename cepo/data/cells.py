@@ -15,7 +15,7 @@ from cepo.data.messages import Conversation, media_value, read_conversation, spl
 from cepo.errors import DataError
 from cepo.files.trees import Fields, is_list, is_mapping
 from cepo.models.inputs import Turn
-from cepo.models.processing import IMAGE_MARK
+from cepo.models.text_codec import IMAGE_MARK
 
 if TYPE_CHECKING:
     from cepo.config.schema import DataConfig

@@ -21,7 +21,8 @@ from cepo.algorithms.settings import TeacherConfig
 from cepo.errors import ConfigError, DataError
 from cepo.files.foreign import read_text
 from cepo.models.inputs import EncodedPrompt, ImageSource, Turn, Video
-from cepo.models.processing import MARKS, Processing
+from cepo.models.processing import Processing
+from cepo.models.text_codec import MARKS, TextCodec
 from cepo.types import Reference
 
 if TYPE_CHECKING:
@@ -146,24 +147,59 @@ def sanitise_reference(text: str, special_texts: Iterable[str]) -> str:
     return "".join(kept).rstrip()
 
 
-class ContextBuilder:
+class ReferenceTexts:
+    """Words what a teacher reads: `template` places it, and `reference_text` is the text of a reference."""
+
+    def __init__(self, codec: TextCodec, teacher: TeacherConfig) -> None:
+        if not teacher.with_images:
+            logger.warning("teacher.with_images is false: teachers score answers about images that they do not see")
+        self._codec, self._teacher = codec, teacher
+        self.template = HintTemplate(teacher.placement, teacher.template)
+        self._special_texts = codec.special_texts
+
+    def reference_text(self, reference: Reference) -> str:
+        """Returns the reference as the teacher sees it: sanitised, and a text cut to its maximum length; may be empty.
+
+        Sampled tokens are never cut here: their sanitised text may encode longer than it was sampled, and its end may
+        be the answer.
+        """
+        text = self.whole_text(reference)
+        is_sampled = reference.token_ids is not None
+        return text if is_sampled else self.shortened(text, reference.max_tokens or self._teacher.max_reference_tokens)
+
+    def whole_text(self, reference: Reference) -> str:
+        """Returns the sanitised reference without a maximum length."""
+        text = reference.text if reference.token_ids is None else self._codec.decode(reference.token_ids)
+        assert text is not None, "a blind teacher reads no reference"
+        return sanitise_reference(text, self._special_texts)
+
+    def shortened(self, text: str, num_tokens: int) -> str:
+        """Returns the first `num_tokens` tokens of a text; a number that the cut would split is dropped."""
+        tokens = self._codec.encode_text(text)
+        if len(tokens) <= num_tokens:
+            return text
+        kept = self._codec.decode(tokens[:num_tokens]).rstrip("\ufffd")
+        rest = self._codec.decode(tokens)[len(kept) :]  # not of `text`: tokenizers compose accents
+        if re.match(r"[.,]?\d", rest):
+            kept = _PART_OF_A_NUMBER.sub("", kept)
+        return kept.rstrip()
+
+
+class ContextBuilder(ReferenceTexts):
     """Builds contexts of at most `max_context_length` tokens.
 
     The teacher sees the student's images, those of `data.teacher_image_key`, or none (`teacher.with_images`).
     """
 
     def __init__(self, processing: Processing, teacher: TeacherConfig, *, max_context_length: int) -> None:
-        self._processing, self._teacher = processing, teacher
-        if not teacher.with_images:
-            logger.warning("teacher.with_images is false: teachers score answers about images that they do not see")
-        self.template = HintTemplate(teacher.placement, teacher.template)
-        self._special_texts = processing.special_texts
+        super().__init__(processing, teacher)
+        self._processing = processing
         self._max_context_length = max_context_length
 
     def for_another_thread(self) -> ContextBuilder:
         """Returns an equal builder with a tokenizer of its own, because calls change the state of a tokenizer."""
         other = copy(self)
-        other._processing = Processing(**self._processing.arguments)
+        other._processing = other._codec = Processing(**self._processing.arguments)
         return other
 
     def student(self, problem: Problem) -> EncodedPrompt:
@@ -179,22 +215,6 @@ class ContextBuilder:
                 f"{self._max_context_length}"
             )
         return prompt
-
-    def reference_text(self, reference: Reference) -> str:
-        """Returns the reference as the teacher sees it: sanitised, and a text cut to its maximum length; may be empty.
-
-        Sampled tokens are never cut here: their sanitised text may encode longer than it was sampled, and its end may
-        be the answer.
-        """
-        text = self.whole_text(reference)
-        is_sampled = reference.token_ids is not None
-        return text if is_sampled else self._cut(text, reference.max_tokens or self._teacher.max_reference_tokens)
-
-    def whole_text(self, reference: Reference) -> str:
-        """Returns the sanitised reference without a maximum length."""
-        text = reference.text if reference.token_ids is None else self._processing.decode(reference.token_ids)
-        assert text is not None, "a blind teacher reads no reference"
-        return sanitise_reference(text, self._special_texts)
 
     def teacher(self, problem: Problem, student: EncodedPrompt, reference_text: str) -> EncodedPrompt:
         """Encodes the student's user turn with `reference_text` and, if configured, images, without a length limit."""
@@ -221,7 +241,7 @@ class ContextBuilder:
             if excess <= 0:
                 return context, reference_text
             kept = len(self._processing.encode_text(reference_text)) - excess
-            reference_text = "" if is_answer or kept <= 0 else self._cut(reference_text, kept)
+            reference_text = "" if is_answer or kept <= 0 else self.shortened(reference_text, kept)
             if not reference_text:
                 return None
 
@@ -229,17 +249,6 @@ class ContextBuilder:
         """Encodes the student's prompt without its images and videos."""
         text, history = _without_marks(problem)
         return self._processing.encode(text, None, history=history)
-
-    def _cut(self, text: str, num_tokens: int) -> str:
-        """Returns the first `num_tokens` tokens of a text; a number that the cut would split is dropped."""
-        tokens = self._processing.encode_text(text)
-        if len(tokens) <= num_tokens:
-            return text
-        kept = self._processing.decode(tokens[:num_tokens]).rstrip("\ufffd")
-        rest = self._processing.decode(tokens)[len(kept) :]  # not of `text`: tokenizers compose accents
-        if re.match(r"[.,]?\d", rest):
-            kept = _PART_OF_A_NUMBER.sub("", kept)
-        return kept.rstrip()
 
 
 def _without_marks(problem: Problem) -> tuple[str, Sequence[Turn]]:

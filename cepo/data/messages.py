@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from cepo.errors import DataError
 from cepo.files.trees import Fields, is_list, is_mapping
 from cepo.models.inputs import Turn
-from cepo.models.processing import IMAGE_MARK, VIDEO_MARK
+from cepo.models.text_codec import IMAGE_MARK, VIDEO_MARK
 
 ROLES = ("system", "user", "assistant")
 _LLAVA_ROLES = {"human": "user", "gpt": "assistant"} | {role: role for role in ROLES}

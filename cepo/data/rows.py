@@ -16,7 +16,8 @@ from cepo.errors import ConfigError, DataError
 from cepo.files.foreign import read_text
 from cepo.files.trees import Fields
 from cepo.models.inputs import ImageSource, Turn, Video
-from cepo.models.processing import IMAGE_MARK, VIDEO_MARK, Processing
+from cepo.models.processing import Processing
+from cepo.models.text_codec import IMAGE_MARK, VIDEO_MARK
 
 MOST_CHARACTERS, CHARACTERS_PER_TOKEN = 400_000, 16
 """A text has at most the first number of characters, or the second times data.max_prompt_length if that is more. A

@@ -18,7 +18,7 @@ from cepo.evaluation.lmms import LMMS_TASKS, SYSTEM_PROMPT
 from cepo.evaluation.named_sources import TITLES, NamedSource
 from cepo.evaluation.statistics import Row
 from cepo.files.trees import Fields, Tree, is_list
-from cepo.models.processing import IMAGE_MARK
+from cepo.models.text_codec import IMAGE_MARK
 
 logger = logging.getLogger(__name__)
 

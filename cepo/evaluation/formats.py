@@ -24,7 +24,7 @@ from typing import Any, cast
 from cepo.data.cells import cell_text
 from cepo.errors import DataError
 from cepo.files.trees import Fields, Tree, is_list, is_mapping
-from cepo.models.processing import IMAGE_MARK
+from cepo.models.text_codec import IMAGE_MARK
 from cepo.rewards.benchmark import LETTERS, chosen_letters, kind_of, options_in_text
 
 _WEMATH_OPTION = re.compile(r"(?:^|;)\s*([A-J])\.\s*")

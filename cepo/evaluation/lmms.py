@@ -14,7 +14,7 @@ from cepo.errors import DataError
 from cepo.evaluation.formats import listed, optional_text, text, whole_number
 from cepo.evaluation.protocols import LMMS_LIMIT
 from cepo.files.trees import Fields
-from cepo.models.processing import IMAGE_MARK
+from cepo.models.text_codec import IMAGE_MARK
 from cepo.rewards.benchmark import LETTERS
 
 SYSTEM_PROMPT = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,11 +14,11 @@ from torch.nn.utils.rnn import pad_sequence
 from cepo.algorithms import Estimator, build_estimator
 from cepo.algorithms.readings import readings_of
 from cepo.config.worker_schema import RewardConfig
-from cepo.data.contexts import ContextBuilder
+from cepo.data.contexts import ReferenceTexts
 from cepo.errors import ConfigError, DataError
 from cepo.files.trees import Fields, Tree
 from cepo.metrics import Metrics, fraction
-from cepo.models.processing import Processing
+from cepo.models.text_codec import TextCodec
 from cepo.rewards.pool import RewardPool
 from cepo.trainer.groups import PromptResponses, described_groups, reference_metrics
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
@@ -43,13 +43,6 @@ Score = Callable[[Tensor, Shown], tuple[Tensor, dict[str, Tensor]]]
 """Returns the student's log-probs (B, T), and by view the teachers', given which rows learn and what teachers read."""
 
 
-class Texts(Processing):
-    """The text functions of `Processing` for a tokenizer that is loaded already."""
-
-    def __init__(self, tokenizer: Any, eos_token_ids: Sequence[int]) -> None:
-        self.tokenizer, self.eos_token_ids = tokenizer, tuple(eos_token_ids)
-
-
 def supported_estimator(method: str, settings: Fields | None, trainer: str) -> Estimator:
     """Builds a method; raises `ConfigError` if it needs a loss, critic, rollout or teacher that the other trainer lacks."""
     estimator = build_estimator(method, settings)
@@ -68,11 +61,10 @@ def supported_estimator(method: str, settings: Fields | None, trainer: str) -> E
 class Credit:
     """Chooses references and computes advantages as cepo's own trainer does."""
 
-    def __init__(self, estimator: Estimator, texts: Texts, seed: int, answer_function: str | None) -> None:
+    def __init__(self, estimator: Estimator, texts: TextCodec, seed: int, answer_function: str | None) -> None:
         self.texts, self._estimator, self._seed = texts, estimator, seed
         self._reward = RewardConfig(answer_function=answer_function)
-        limit = texts.tokenizer.model_max_length
-        self._contexts = ContextBuilder(texts, estimator.teacher, max_context_length=limit)
+        self._wording = ReferenceTexts(texts, estimator.teacher)
 
     @cached_property
     def _pool(self) -> RewardPool:
@@ -192,7 +184,7 @@ class Credit:
         The reference is added to the last user turn's last text, or with `assistant_prefix` it is that text. None gives the
         student's conversation.
         """
-        teacher, template = self._estimator.teacher, self._contexts.template
+        teacher, template = self._estimator.teacher, self._wording.template
         turns = [dict(turn) for turn in messages]
         if reference is not None and (reference.blind or not teacher.with_images):
             for turn in turns:
@@ -212,7 +204,7 @@ class Credit:
     def _placed(self, reference: Reference | None, row: Row) -> Reference | None:
         if reference is None or reference.blind:
             return reference if row.has_images else None
-        text = self._contexts.reference_text(reference)
+        text = self._wording.reference_text(reference)
         return Reference(text=text) if text else None
 
 

@@ -16,7 +16,8 @@ from trl.data_utils import prepare_multimodal_messages  # pyright: ignore[report
 from cepo.data.answers_text import answer_text, solution_text
 from cepo.errors import ConfigError, DataError
 from cepo.files.trees import Fields, Tree
-from cepo.integrations.gathered import Credit, Row, Shown, Texts, images_of, supported_estimator
+from cepo.integrations.gathered import Credit, Row, Shown, images_of, supported_estimator
+from cepo.models.text_codec import TextCodec
 from cepo.types import Reference, TokenSignal
 
 _PADDED = {"padding": True, "padding_side": "left", "add_special_tokens": False, "return_tensors": "pt"}
@@ -63,7 +64,7 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         if correct_by not in (None, *self.reward_func_names):
             raise ConfigError(f"correct_by '{correct_by}' is not among {', '.join(self.reward_func_names)}")
         self._truth, self._solution, self._correct_by = ground_truth, solution, correct_by
-        texts = Texts(self._tokenizer, self.eos_token_ids)
+        texts = TextCodec(self._tokenizer, self.eos_token_ids)
         self._credit = Credit(self.estimator, texts, self.args.seed, answer_function)
         self._prompts: list[Any] = []
         self._sampled: list[list[int]] = []

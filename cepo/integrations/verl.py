@@ -30,8 +30,9 @@ from verl.utils.tokenizer import get_processor_token_id  # pyright: ignore[repor
 from cepo.data.answers_text import answer_text, solution_text
 from cepo.errors import ConfigError, DataError
 from cepo.files.trees import Fields, Tree
-from cepo.integrations.gathered import Credit, Row, Shown, Texts, spliced, supported_estimator
+from cepo.integrations.gathered import Credit, Row, Shown, spliced, supported_estimator
 from cepo.metrics import results
+from cepo.models.text_codec import TextCodec
 from cepo.sections.declaring import section
 from cepo.sections.reader import read_section
 from cepo.types import Reference, TokenSignal
@@ -81,7 +82,7 @@ class CepoTrainer(get_trainer_cls("sync")):
 
     def _init_tokenizer(self) -> None:
         super()._init_tokenizer()
-        texts, seed = Texts(self.tokenizer, [self.tokenizer.eos_token_id]), self.config.data.get("seed") or 0
+        texts, seed = TextCodec(self.tokenizer, [self.tokenizer.eos_token_id]), self.config.data.get("seed") or 0
         self._credit = Credit(self.estimator, texts, seed, self._settings.answer_function)
         self._placeholders = {get_processor_token_id(self.processor, kind) for kind in ("image", "video")}
 

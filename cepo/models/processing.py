@@ -24,11 +24,9 @@ from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageReader, ImageSou
 from cepo.models.limited_process import ask
 from cepo.models.prefilled import prefilled_text
 from cepo.models.pretrained import read_config, unreadable
+from cepo.models.text_codec import IMAGE_MARK, MARKS, TextCodec, encodable
 from cepo.models.tokenizer_check import check_tokenizer
 
-IMAGE_MARK, VIDEO_MARK = "<image>", "<video>"
-"""The marks that stand for an image or a video in a dataset's text, as in EasyR1."""
-MARKS = (IMAGE_MARK, VIDEO_MARK)
 _TEXT_SLOT = "CEPO-TEXT-SLOT-"
 SECONDS = 10.0
 """The processor time of one rendering, which normally takes about a millisecond."""
@@ -36,7 +34,7 @@ MOST_OWN_CHARACTERS = 1_000_000
 """The maximum number of characters that a template may add to the texts of a conversation."""
 
 
-class Processing:
+class Processing(TextCodec):
     """Combines the tokenizer, chat template and image processor of a model folder or hub name.
 
     Text from datasets or models never produces special tokens: `<|im_end|>` in a problem becomes plain characters.
@@ -53,39 +51,26 @@ class Processing:
         with unreadable("worker.actor.model", path):
             check_tokenizer(path, trusted=trust_remote_code)
             self._processor: Any = AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
+        tokenizer: Any = getattr(self._processor, "tokenizer", self._processor)  # a text model's is the tokenizer
+        eos_token_ids = _eos_token_ids(path, config, tokenizer, trust_remote_code)
+        vocabulary_size: int = config.get_text_config().vocab_size
+        super().__init__(tokenizer, eos_token_ids, vocabulary_size=vocabulary_size, name=path)
+        self._num_embeddings = vocabulary_size
         self._path = path
         self.arguments: Tree = {"path": path, "trust_remote_code": trust_remote_code, "chat_template": chat_template}
-        self.tokenizer: Any = getattr(self._processor, "tokenizer", self._processor)  # a text model's is the tokenizer
         self._template = f"the chat template of worker.actor.model.model_path '{path}'"
         if chat_template is not None:
             self._processor.chat_template = self.tokenizer.chat_template = chat_template
             self._template = "the chat template in data.override_chat_template"
-        self._vocabulary_size: int = config.get_text_config().vocab_size
         with unreadable("worker.actor.model", path):
             self.images = reader = self.family.reader(self._processor, config)
         self.image_token_id = None if reader is None else reader.image_token_id
         self.video_token_id = None if reader is None else reader.video_token_id
         self.placeholders = (None if reader is None else reader.placeholder_id, self.video_token_id)
         self._added_token_ids = frozenset(self.tokenizer.added_tokens_decoder)
-        self.eos_token_ids = _eos_token_ids(path, config, self.tokenizer, trust_remote_code)
         pad_token_id = self.tokenizer.pad_token_id
         self.pad_token_id: int = self.eos_token_ids[0] if pad_token_id is None else pad_token_id
-        self._in_vocabulary([self.pad_token_id, *self.eos_token_ids])
-
-    def _in_vocabulary(self, token_ids: list[int]) -> list[int]:
-        """Returns the tokens; raises `ConfigError` if one has no row in the model's embeddings."""
-        largest = max(token_ids, default=0)
-        if largest >= self._vocabulary_size:
-            raise ConfigError(
-                f"worker.actor.model.model_path '{self._path}': the tokenizer has a token {largest:,}, and the model has "
-                f"embeddings of {self._vocabulary_size:,} tokens"
-            )
-        return token_ids
-
-    @property
-    def special_texts(self) -> tuple[str, ...]:
-        """The texts that a reference may not contain: every added token and the dataset's marks."""
-        return (*(token.content for token in self.tokenizer.added_tokens_decoder.values()), *MARKS)
+        self.in_vocabulary([self.pad_token_id, *self.eos_token_ids])
 
     @cached_property
     def prefilled(self) -> str:
@@ -117,9 +102,9 @@ class Processing:
         """
         special = {index for index, token in self.tokenizer.added_tokens_decoder.items() if token.special}
         visual = {self.image_token_id, self.video_token_id, *self.placeholders} - {None}
-        unused = range(max(self.tokenizer.get_vocab().values()) + 1, self._vocabulary_size)
+        unused = range(max(self.tokenizer.get_vocab().values()) + 1, self._num_embeddings)
         banned = special.union(self.tokenizer.all_special_ids, visual, unused)
-        return tuple(sorted(index for index in banned - set(self.eos_token_ids) if index < self._vocabulary_size))
+        return tuple(sorted(index for index in banned - set(self.eos_token_ids) if index < self._num_embeddings))
 
     def load_images(
         self, images: Sequence[Image], source: ImageSource | None = None, videos: Sequence[Video] = ()
@@ -161,13 +146,13 @@ class Processing:
 
         Raises `ConfigError`: the chat template loses or repeats texts or placeholders; also see `_rendered`.
         """
-        turns = [Turn(turn.role, _encodable(turn.text)) for turn in (*history, Turn("user", text))]
+        turns = [Turn(turn.role, encodable(turn.text)) for turn in (*history, Turn("user", text))]
         marks = MARKS if with_videos else (IMAGE_MARK,)
         safe = self._ids_in_pieces(turns, marks)
         messages = [{"role": turn.role, "content": self._content(turn.text, marks)} for turn in turns]
         whole = self.tokenizer(self._rendered(messages), add_special_tokens=False)["input_ids"]
         controls = [[token for token in ids if token in self._added_token_ids] for ids in (whole, safe)]
-        token_ids = self._in_vocabulary(whole if controls[0] == controls[1] else safe)
+        token_ids = self.in_vocabulary(whole if controls[0] == controls[1] else safe)
         for mark, placeholder in zip(marks, self.placeholders, strict=False):
             if placeholder is None:
                 continue
@@ -222,22 +207,6 @@ class Processing:
             token_ids += self.encode_text(piece)
         return token_ids + self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
 
-    def encode_text(self, text: str) -> list[int]:
-        """Tokenises plain text without special tokens. A lone surrogate, which no tokenizer accepts, becomes `?`."""
-        if not text:
-            return []
-        token_ids = self.tokenizer(_encodable(text), add_special_tokens=False, split_special_tokens=True)["input_ids"]
-        return self._in_vocabulary(token_ids)
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        return self.tokenizer.decode(
-            list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
-        )
-
-    def token_texts(self, token_ids: Sequence[int]) -> list[str]:
-        """Returns the text of each token, for heat maps of credit."""
-        return [self.decode([token], skip_special_tokens=False) for token in token_ids]
-
     def save(self, folder: Path) -> None:
         """Writes tokenizer, template and processor files; raises `ConfigError` if their content does not allow it."""
         try:
@@ -268,10 +237,6 @@ def load_processing(model: ModelConfig, data: DataConfig) -> Processing:
         trust_remote_code=model.trust_remote_code,
         chat_template=None if template is None else read_text(Path(template)),
     )
-
-
-def _encodable(text: str) -> str:
-    return text.encode("utf-8", errors="replace").decode("utf-8")
 
 
 def _eos_token_ids(path: str, config: Any, tokenizer: Any, trust_remote_code: bool) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from cepo.algorithms.references import wrong_reference, wrong_rollouts
 from cepo.algorithms.settings import NegativeConfig
 from cepo.data.contexts import sanitise_reference
 from cepo.metrics import Metrics, fraction
-from cepo.models.processing import Processing
+from cepo.models.text_codec import TextCodec
 from cepo.rewards.pool import RewardPool
 from cepo.trainer.rollouts import Rollouts
 from cepo.types import Rollout, RolloutGroup
@@ -29,7 +29,7 @@ class PromptResponses:
 
 
 def rollout_groups(
-    rollouts: Rollouts, pool: RewardPool, processing: Processing, *, seed: int, with_values: bool = False
+    rollouts: Rollouts, pool: RewardPool, codec: TextCodec, *, seed: int, with_values: bool = False
 ) -> list[RolloutGroup]:
     """Returns the groups of a step's rollouts; see `described_groups`."""
     prompts: list[PromptResponses] = []
@@ -46,13 +46,13 @@ def rollout_groups(
                 correct=[bool(rollouts.correct[row]) for row in rows],
             )
         )
-    return described_groups(prompts, pool, processing, seed=seed, step=rollouts.step, with_values=with_values)
+    return described_groups(prompts, pool, codec, seed=seed, step=rollouts.step, with_values=with_values)
 
 
 def described_groups(
     prompts: Sequence[PromptResponses],
     pool: RewardPool,
-    processing: Processing,
+    codec: TextCodec,
     *,
     seed: int,
     step: int,
@@ -65,7 +65,7 @@ def described_groups(
     `with_values`, wrong answers get the value by which `negative.select=most_frequent` counts them.
     """
     extracted = pool.extracted_answers([response for prompt in prompts for response in prompt.responses])
-    answers = [sanitise_reference(answer or "", processing.special_texts) or None for answer in extracted]
+    answers = [sanitise_reference(answer or "", codec.special_texts) or None for answer in extracted]
     correct = [is_correct for prompt in prompts for is_correct in prompt.correct]
     truths = [prompt.ground_truth for prompt in prompts for _ in prompt.responses]
 
@@ -89,7 +89,7 @@ def described_groups(
                     index=index,
                     reward=prompt.rewards[index],
                     correct=prompt.correct[index],
-                    response_ids=tuple(token for token in response_ids if token not in processing.eos_token_ids),
+                    response_ids=tuple(token for token in response_ids if token not in codec.eos_token_ids),
                     answer=answers[row],
                     answer_equals_ground_truth=equals_truth.get(row, prompt.correct[index]),
                     answer_value=value_of.get(row),

@@ -11,16 +11,17 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from cepo.algorithms import build_estimator
-from cepo.integrations.gathered import Credit, Row, Shown, Texts
+from cepo.integrations.gathered import Credit, Row, Shown
 from cepo.microgeo.world import ASSETS
+from cepo.models.text_codec import TextCodec
 from cepo.rewards.pool import RewardPool
 from cepo.types import RolloutGroup, TokenSignal
 
 
 @pytest.fixture(scope="module")
-def texts() -> Texts:
+def texts() -> TextCodec:
     tokenizer = AutoTokenizer.from_pretrained(ASSETS)
-    return Texts(tokenizer, [tokenizer.eos_token_id])
+    return TextCodec(tokenizer, [tokenizer.eos_token_id])
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def pool() -> Iterator[RewardPool]:
 class Gathered:
     """Rollouts with the answers of `said`, and what a method makes of them; the true answer is 7."""
 
-    def __init__(self, texts: Texts, pool: RewardPool, method: str, **settings: Any) -> None:
+    def __init__(self, texts: TextCodec, pool: RewardPool, method: str, **settings: Any) -> None:
         self.estimator = build_estimator(method, settings)
         self.credit = Credit(self.estimator, texts, 0, None)
         self.credit.__dict__["_pool"] = pool  # one for all tests: a process takes a second to start
@@ -73,7 +74,7 @@ class Gathered:
 RIGHT, WRONG, OTHER, SILENT = r"so \boxed{7}", r"it is \boxed{4}", r"then \boxed{5}", "it is nothing"
 
 
-def test_a_rollout_without_a_reward_is_as_if_it_was_not_there(texts: Texts, pool: RewardPool) -> None:
+def test_a_rollout_without_a_reward_is_as_if_it_was_not_there(texts: TextCodec, pool: RewardPool) -> None:
     """NaN, TRL's reward if every function returned None; of the second group one rollout is left, so that it is dropped."""
     gathered = Gathered(texts, pool, "cepo")
     nan = float("nan")
@@ -91,7 +92,7 @@ def test_a_rollout_without_a_reward_is_as_if_it_was_not_there(texts: Texts, pool
     assert nothing.advantages.shape == found.shape
 
 
-def test_a_penalty_above_one_half_makes_no_right_rollout_wrong(texts: Texts, pool: RewardPool) -> None:
+def test_a_penalty_above_one_half_makes_no_right_rollout_wrong(texts: TextCodec, pool: RewardPool) -> None:
     """Row 0 is right with reward 1 and a penalty of 2 nats, so that -1 is the lowest sum; teachers read row 2's answer."""
     gathered = Gathered(texts, pool, "cepo", weight={"lambda_schedule": "constant"})
     rows = [gathered.row(said) for said in (RIGHT, RIGHT, WRONG)]
@@ -104,7 +105,7 @@ def test_a_penalty_above_one_half_makes_no_right_rollout_wrong(texts: Texts, poo
     assert not found[2].any()
 
 
-def test_a_penalty_is_taken_from_the_token_that_has_it(texts: Texts, pool: RewardPool) -> None:
+def test_a_penalty_is_taken_from_the_token_that_has_it(texts: TextCodec, pool: RewardPool) -> None:
     """Returns of one row with reward 1 and 0.5 on its first token: 0.5, then 1 for each later token; and with a tool's, 1."""
     gathered = Gathered(texts, pool, "reinforce_plus_plus")
     rows = [gathered.row(RIGHT, [True, False]), gathered.row(WRONG)]
@@ -125,7 +126,7 @@ def test_a_penalty_is_taken_from_the_token_that_has_it(texts: Texts, pool: Rewar
     assert torch.equal(seen[0], expected)
 
 
-def test_every_group_has_a_prompt_of_its_own(texts: Texts, pool: RewardPool) -> None:
+def test_every_group_has_a_prompt_of_its_own(texts: TextCodec, pool: RewardPool) -> None:
     """Random choices are drawn by the prompt's number, which must not start again for groups of another size."""
     gathered = Gathered(texts, pool, "cepo", negative={"select": "random"})
     rows = [gathered.row(said) for said in (RIGHT, WRONG, RIGHT, WRONG, RIGHT, WRONG, OTHER)]
@@ -133,7 +134,7 @@ def test_every_group_has_a_prompt_of_its_own(texts: Texts, pool: RewardPool) -> 
     assert [(group.prompt_id, len(group.rollouts)) for group in gathered.groups] == [("0", 2), ("1", 2), ("2", 3)]
 
 
-def test_a_reward_belongs_to_the_last_token_of_the_policy(texts: Texts, pool: RewardPool) -> None:
+def test_a_reward_belongs_to_the_last_token_of_the_policy(texts: TextCodec, pool: RewardPool) -> None:
     """The second and third token are a tool's: the last of the policy's n - 2 tokens is token n, not token n - 2."""
     gathered = Gathered(texts, pool, "grpo")
     rows = [gathered.row(said, [True, False, False]) for said in ("7 is it", "4 is it")]
@@ -146,7 +147,7 @@ def test_a_reward_belongs_to_the_last_token_of_the_policy(texts: Texts, pool: Re
     )
 
 
-def test_a_reference_that_the_method_drops_reaches_no_teacher(texts: Texts, pool: RewardPool) -> None:
+def test_a_reference_that_the_method_drops_reaches_no_teacher(texts: TextCodec, pool: RewardPool) -> None:
     """With fallback neutral a right answer is of no use without a wrong one, and the other rollout said nothing."""
     rows = [(RIGHT, 1.0), (SILENT, 0.0)]
     for fallback, read in (("neutral", [None, None]), ("student", ["7", "7"])):

@@ -42,8 +42,9 @@ from verl.workers.engine_workers import ActorRolloutRefWorker  # noqa: E402
 
 from cepo.algorithms import build_estimator  # noqa: E402
 from cepo.errors import ConfigError  # noqa: E402
-from cepo.integrations.gathered import Credit, Texts  # noqa: E402
+from cepo.integrations.gathered import Credit  # noqa: E402
 from cepo.integrations.verl import CepoTrainer  # noqa: E402
+from cepo.models.text_codec import TextCodec  # noqa: E402
 
 ROLLOUTS = Path(os.environ[FOLDER])
 
@@ -142,7 +143,7 @@ class Watched:
     def __call__(self, batch: Any, metrics: dict[str, Any]) -> Any:
         trainer = self._trainer
         own = trainer.estimator, trainer._credit
-        texts = Texts(trainer.tokenizer, [trainer.tokenizer.eos_token_id])
+        texts = TextCodec(trainer.tokenizer, [trainer.tokenizer.eos_token_id])
         for method, settings in told()["cases"] if not self.found else []:
             trainer.estimator = build_estimator(method, settings)
             trainer._credit = Credit(trainer.estimator, texts, 0, None)
