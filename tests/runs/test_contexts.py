@@ -134,7 +134,7 @@ def test_an_answer_is_shown_whole_and_a_text_from_one_token_on(tiny_processing: 
     ],
 )  # fmt: skip
 def test_a_cap_cuts_no_number_in_two(tiny_processing: Processing, text: str, cap: int, kept: str) -> None:
-    assert builder(tiny_processing)._cut(text, cap) == kept
+    assert builder(tiny_processing).shortened(text, cap) == kept
 
 
 def test_assistant_prefix_is_between_header_and_response(tiny_processing: Processing) -> None:

@@ -216,11 +216,21 @@ def test_missed_synchronisations_show_as_a_gap(train: Train) -> None:
     assert gaps[0] < 1e-3 < min(gaps[1:])
 
 
-LIMIT = 44
-"""The number found (60 before this test was written); it may fall, not rise."""
+OTHER_ROOMS = {
+    "commands",
+    "config",
+    "credit",
+    "doctor",
+    "evaluation",
+    "integrations",
+    "report",
+    "run_folder",
+    "tracking",
+}
+"""Rooms that a prompt does not pass on its way from its row to the gradient of its loss."""
 
 
-def test_a_prompt_passes_few_files(train: Train) -> None:
+def test_a_prompt_passes_no_room_of_another_subject(train: Train) -> None:
     """From its row to the gradient of its loss, in a step of the method of the paper on one device.
 
     A file counts if one of its functions runs in the trainer's thread between the first call of `Trainer.ask` and the end
@@ -249,4 +259,5 @@ def test_a_prompt_passes_few_files(train: Train) -> None:
 
     train(*TWO_TEACHERS, ONE_STEP, prepare=prepare)
     assert {"data/dataset.py", "trainer/loop.py", "losses/objective.py"} <= files
-    assert len(files) <= LIMIT, f"{len(files)} files: {', '.join(sorted(files))}"
+    rooms = {file.partition("/")[0] for file in files}
+    assert not rooms & OTHER_ROOMS, sorted(files)

@@ -141,9 +141,9 @@ def test_a_log_gets_one_line_a_minute(monkeypatch: pytest.MonkeyPatch, caplog: p
             for _ in shown(range(10), "scoring"):
                 now += seconds
     assert caplog.messages == [
-        "scoring: 3 of 10 after 75 s, about 175 s left",
-        "scoring: 6 of 10 after 150 s, about 100 s left",
-        "scoring: 9 of 10 after 225 s, about 25 s left",
+        "scoring: 3 of 10 after 75 s (0.04 per second), about 175 s left",
+        "scoring: 6 of 10 after 150 s (0.04 per second), about 100 s left",
+        "scoring: 9 of 10 after 225 s (0.04 per second), about 25 s left",
     ]
 
 
