@@ -18,7 +18,8 @@ from cepo.errors import ConfigError, DataError
 from cepo.models import limited_process
 from cepo.models import processing as rendering
 from cepo.models.inputs import Turn
-from cepo.models.processing import IMAGE_MARK, Processing
+from cepo.models.processing import Processing
+from cepo.models.text_codec import IMAGE_MARK
 
 pytestmark = pytest.mark.heavy  # templates are rendered in a process of their own
 
