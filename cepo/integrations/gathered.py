@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from cepo.algorithms import Estimator, build_estimator
-from cepo.algorithms.readings import readings_of
+from cepo.algorithms.readings import Readings, readings_of
 from cepo.config.worker_schema import RewardConfig
 from cepo.data.contexts import ReferenceTexts
 from cepo.errors import ConfigError, DataError
@@ -133,7 +133,8 @@ class Credit:
             lambda row, reference: self._placed(reference, rows[row]),
         )
         live = readings.learning | every_row
-        old_log_probs, teacher_log_probs = score(live, readings.shown)
+        shown, metrics = self._shown(readings, groups, live)
+        old_log_probs, teacher_log_probs = score(live, shown)
 
         mask = pad_sequence([torch.tensor(row.own) for row in rows], batch_first=True)  # (B, T)
         width = mask.shape[1]
@@ -150,10 +151,16 @@ class Credit:
             has_reference=readings.has_reference,
         )
         signal = estimator.signal(batch, step=step)
-        metrics: Metrics = reference_metrics(groups, estimator.negative) if groups else {}
+        return replace(signal, metrics=metrics | signal.metrics)
+
+    def _shown(
+        self, readings: Readings[Reference], groups: Sequence[RolloutGroup], live: Tensor
+    ) -> tuple[Shown, Metrics]:
+        """Returns what teachers read, and metrics of it. Both are empty in a step without teachers."""
+        metrics: Metrics = reference_metrics(groups, self._estimator.negative) if groups else {}
         for view, has_reference in readings.has_reference.items():
             metrics[f"references/{view}_used"] = fraction(int((has_reference & live).sum()), int(live.sum()))
-        return replace(signal, metrics=metrics | signal.metrics)
+        return readings.shown, metrics
 
     def _groups(
         self, rows: Sequence[Row], rewards: Tensor, correct: Tensor, sizes: Sequence[int], step: int
