@@ -67,7 +67,8 @@ def loss_presets_of(name: str) -> Tree:
 def section_of(name: str, actor: Fields) -> Tree:
     """Returns the settings that the loss reads, for `build_loss`, out of a configuration's section `worker.actor`."""
     shared = {key: actor[key] for key in fields_of(loss_class(name).Config) if key in SHARED and key in actor}
-    own = (actor.get("loss") or {}).get(name) or {}
+    sections: Fields = actor.get("loss") or {}
+    own: Fields = sections.get(name) or {}
     return {**shared, **own}
 
 
