@@ -68,9 +68,6 @@ class Worker:
 
     def __init__(self, facts: WorkerFacts, processing: Processing) -> None:
         settings = facts.worker
-        if settings.actor.loss_type not in available_losses():  # under Ray, this process has read no configuration
-            for plugin in facts.trainer.plugins:
-                load_plugin(plugin)
         self._merges_adapter = settings.rollout.merge_lora
         self._saves_weights_only = facts.trainer.save_model_only
         longest_row = facts.data.max_prompt_length + facts.data.max_response_length
@@ -81,7 +78,7 @@ class Worker:
                 processing,
                 temperature=settings.rollout.temperature,
                 teacher=facts.teacher,
-                objective_settings=objective_settings(settings.actor, facts.algorithm),
+                objective_settings=objective_settings(settings.actor, facts.algorithm, plugins=facts.trainer.plugins),
                 with_reference=not facts.algorithm.disable_kl,
                 **common,
             )
@@ -151,7 +148,13 @@ class Worker:
         self.generator.close()
 
 
-def objective_settings(actor: ActorConfig, algorithm: AlgorithmConfig) -> ObjectiveSettings:
+def objective_settings(
+    actor: ActorConfig, algorithm: AlgorithmConfig, *, plugins: Sequence[str] = ()
+) -> ObjectiveSettings:
+    """Returns the settings of the objective; raises `ConfigError` if no file of `plugins` registers the policy loss."""
+    if actor.loss_type not in available_losses():  # a worker process under Ray has read no configuration
+        for plugin in plugins:
+            load_plugin(plugin)
     in_loss = algorithm.use_kl_loss and not algorithm.disable_kl
     return ObjectiveSettings(
         loss=build_loss(actor.loss_type, section_of(actor.loss_type, vars(actor))),

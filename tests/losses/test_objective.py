@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pickle
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from cepo.algorithms import registry as methods_registry
 from cepo.config import check_config, load_config
 from cepo.errors import ConfigError
+from cepo.losses import registry as losses_registry
 from cepo.losses.aggregation import LossDenominators
 from cepo.losses.importance import agreement_metrics
 from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, objective, step_metrics
@@ -164,3 +167,16 @@ def test_the_engines_kl_is_rho_less_1_less_log_rho() -> None:
     scored, sampled = torch.tensor([[-LOG2, -2 * LOG2, 0.0]]), torch.tensor([[-3 * LOG2, -LOG2, 0.0]])
     found = results(agreement_metrics(sampled, scored, MASK, 1.0))
     assert found["rollout/kl"] == pytest.approx((3 - 2 * LOG2 - 0.5 + LOG2) / 2)
+
+
+def test_a_worker_process_loads_the_plugin_of_its_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under Ray the settings come from another process, which has loaded the file."""
+    config = load_config(["config=examples/custom_loss/my_loss.yaml"])
+    actor, algorithm = pickle.loads(pickle.dumps((config.worker.actor, config.algorithm)))
+    without = {name: loss for name, loss in losses_registry._registry.items() if name != "my_loss"}
+    monkeypatch.setattr(losses_registry, "_registry", without)
+    monkeypatch.setattr(methods_registry, "_plugins", {})
+    with pytest.raises(ConfigError, match="'my_loss' is unknown"):
+        objective_settings(actor, algorithm)
+    settings = objective_settings(actor, algorithm, plugins=config.trainer.plugins)
+    assert (settings.loss.name, settings.loss.config.radius) == ("my_loss", 0.1)
