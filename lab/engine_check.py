@@ -100,7 +100,7 @@ class EngineCheck:
     def trainer(self) -> dict[str, float]:
         from cepo.algorithms.settings import TeacherConfig
         from cepo.config import load_config
-        from cepo.losses.policy import ObjectiveSettings
+        from cepo.losses.objective import ObjectiveSettings
         from cepo.workers.actor import Actor
 
         settings = {"model.model_path": self._folder, "model.lora.rank": self._lora_rank, "fsdp.mp_param_dtype": "bf16"}

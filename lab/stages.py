@@ -56,7 +56,7 @@ def build_actor(folder: Path, path: str, longest_row: int, dtype: str) -> Actor:
     """Builds the policy from a random checkpoint; for `padded`, as in a trainer without sharing."""
     from cepo.algorithms.settings import TeacherConfig
     from cepo.config import load_config
-    from cepo.losses.policy import ObjectiveSettings
+    from cepo.losses.objective import ObjectiveSettings
     from cepo.models.processing import Processing
     from cepo.workers.actor import Actor
     from cepo.workers.scoring_model import ImageEncoder

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from cepo.algorithms import registry as base
+from cepo.losses import registry as losses
 
 
 @contextmanager
@@ -75,8 +76,9 @@ def _restored_environment() -> Iterator[None]:
 
 @contextmanager
 def _restored_methods() -> Iterator[None]:
-    """The registry of methods; plugins that were loaded meanwhile are loaded anew by the next who names them."""
-    before = base._registry, base._plugins
+    """The registries of methods and losses; plugins that were loaded meanwhile are loaded anew by the next who names them."""
+    before = base._registry, base._plugins, losses._registry
     base._registry, base._plugins = dict(base._registry), dict(base._plugins)
+    losses._registry = dict(losses._registry)
     yield
-    base._registry, base._plugins = before
+    base._registry, base._plugins, losses._registry = before

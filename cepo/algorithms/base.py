@@ -29,8 +29,8 @@ class Estimator(ABC):
         needs_group: the method compares the responses to a prompt, so at least two are needed.
         needs_baseline: the method reads the reward of a greedy response to each prompt.
         needs_values: the method reads a critic's values and returns its targets.
-        needs_solutions: every problem must have a worked solution.
-        reads_answers: teachers may read answers extracted from responses.
+        needs_solutions: every problem must have a worked solution; follows from the sources in the config.
+        reads_answers: teachers may read answers extracted from responses; likewise.
         reads_old_log_probs: the signal of a row (of a row with a reference, for a method with views) depends on
             `old_log_probs`. Otherwise rows whose update starts from the weights that sampled them need no scoring.
     """
@@ -64,7 +64,7 @@ class Estimator(ABC):
 
     def live_rows(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
         """Returns which rows can have a non-zero signal. All others need no student, teacher or update pass."""
-        return rewards == rewards
+        return credit.all_rows(rewards)
 
     def settled(self, shown: Mapping[str, Sequence[bool]]) -> Mapping[str, Sequence[bool]]:
         """Returns by view which references are kept, given which can be shown: not empty, and within the context."""

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from cepo.algorithms import EvidenceEstimator, register_estimator
+from cepo.algorithms import EvidenceEstimator, credit, register_estimator
+from cepo.algorithms.evidence import counted_evidence, evidence_signal, unweighted_signal
 from cepo.algorithms.references import positive_references, wrong_reference
 from cepo.algorithms.settings import ContrastiveConfig
-from cepo.types import Reference, RolloutGroup
+from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
 
 
 @register_estimator("cepo")
 class Cepo(EvidenceEstimator):
-    """Weights GRPO's advantage by `delta_t = log P_correct(y_t) - log P_wrong(y_t)`, without the student's prior.
+    """Weights GRPO's advantage A by the evidence of the right answer against a wrong one, token by token.
 
-    Degenerate cases: `P_wrong = P_student` gives RLSD exactly, equal references give GRPO exactly. Source: CEPO, eq. 5-7.
+        delta_t = log P_correct(y_t) - log P_wrong(y_t)                     equation 5
+        w_t     = clip(exp(sign(A) delta_t), 1 - r, 1 + r)                  equation 6
+        A_hat_t = A ((1 - lambda(k)) + lambda(k) w_t)                       equation 7
+        lambda(k) = lambda_init max(0, 1 - k / lambda_decay_steps)          at the 0-based step k
+
+    The student's prior is not part of delta. r is `weight.clip_radius`. Degenerate cases: `P_wrong = P_student`
+    gives RLSD exactly, equal references give GRPO exactly. Source: CEPO, eq. 5-7.
     """
 
     Config = ContrastiveConfig
     config: ContrastiveConfig  # pyright: ignore[reportIncompatibleVariableOverride]
-    views = contrast = ("correct", "wrong")
+    views = ("correct", "wrong")
     reads_old_log_probs = False
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
@@ -33,10 +45,38 @@ class Cepo(EvidenceEstimator):
         If none of a rollout's wrong answers can be shown, `negative.fallback` decides: `student` keeps the right one
         alone, `neutral` gives no evidence.
         """
-        wrong = {view: rows for view, rows in shown.items() if view != "correct"}
-        suffices = [self.negative.fallback != "neutral" or any(each) for each in zip(*wrong.values(), strict=True)]
-        correct = [one and other for one, other in zip(shown["correct"], suffices, strict=True)]
-        return {"correct": correct} | {
-            view: [one and other for one, other in zip(rows, shown["correct"], strict=True)]
-            for view, rows in wrong.items()
-        }
+        wrong_views = [view for view in shown if view != "correct"]
+        is_right_shown: list[bool] = []
+        for row, is_shown in enumerate(shown["correct"]):
+            has_wrong = any(shown[view][row] for view in wrong_views)
+            is_right_shown.append(is_shown and (has_wrong or self.negative.fallback != "neutral"))
+        settled: dict[str, list[bool]] = {"correct": is_right_shown}
+        for view in wrong_views:
+            settled[view] = [wrong and right for wrong, right in zip(shown[view], shown["correct"], strict=True)]
+        return settled
+
+    def contrasted(self, batch: TokenBatch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+        """Returns log P_correct and log P_wrong, which are the student's own for rows without a reference."""
+        return batch.teacher_log_probs["correct"], batch.teacher_log_probs["wrong"]
+
+    def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
+        """Computes A_hat_t; A where no teacher is needed."""
+        mixing = self.mixing(step)  # lambda(k)
+        clip_radius = self.config.weight.clip_radius  # r
+        advantages, values = self.advantages(batch)  # A
+        if not self.needs_teacher(step=step):
+            return unweighted_signal(batch, advantages, mixing=mixing)
+        log_correct, log_wrong = self.contrasted(batch)
+        delta = counted_evidence(log_correct - log_wrong, batch, self.config.weight)  # equation 5
+        weight = credit.evidence_weight(delta, credit.advantage_sign(advantages), clip_radius=clip_radius)  # equation 6
+        weighted = credit.mixed_advantages(advantages, weight, mixing=mixing)  # equation 7
+        return evidence_signal(
+            batch,
+            weighted,
+            advantages=advantages,
+            delta=delta,
+            weight=weight,
+            mixing=mixing,
+            clip_radius=clip_radius,
+            values=values,
+        )

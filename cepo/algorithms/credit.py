@@ -30,6 +30,11 @@ _LARGEST_LOG_ODDS = 500.0
 _DEFAULTS = GroupAdvantageConfig()
 
 
+def all_rows(rewards: Float[Tensor, " B"]) -> Bool[Tensor, " B"]:
+    """Returns True for every rollout."""
+    return rewards.new_ones(rewards.shape).bool()
+
+
 def live_rows(rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
     """Returns which rollouts belong to groups whose rewards differ: `max R - min R >= 1e-6`."""
     group, num_groups = groups_of(group_ids)
@@ -173,6 +178,16 @@ def evidence_weight(
     """
     scaled = sign.double() * delta.double()
     return scaled.clamp(math.log1p(-clip_radius), math.log1p(clip_radius)).exp()
+
+
+def mixed_advantages(
+    advantages: Float[Tensor, "B _"], weight: Float[Tensor, "B T"], *, mixing: float
+) -> Float[Tensor, "B T"]:
+    """Computes `A_hat_t = A ((1 - lambda) + lambda w_t)`, in float64 and in the form `A (1 + lambda (w_t - 1))`.
+
+    In this form lambda = 0 and w = 1 give exactly A.
+    """
+    return advantages.double() * (1.0 + mixing * (weight - 1.0))
 
 
 def advantage_sign(advantages: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -50,7 +50,7 @@ class Opsd(Estimator):
     def live_rows(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
         """Returns True for all rows, as any may get a reference; without distillation, where group rewards differ."""
         is_distilled = self.config.distillation.weight > 0
-        return super().live_rows(rewards, group_ids) if is_distilled else credit.live_rows(rewards, group_ids)
+        return credit.all_rows(rewards) if is_distilled else credit.live_rows(rewards, group_ids)
 
     def learning_rows(
         self, live: Bool[Tensor, " B"], has_reference: Mapping[str, Bool[Tensor, " B"]]

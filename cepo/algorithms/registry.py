@@ -14,6 +14,7 @@ from cepo.algorithms import settings
 from cepo.algorithms.base import Estimator
 from cepo.errors import ConfigError, did_you_mean
 from cepo.files.trees import Fields, Tree
+from cepo.losses import available_losses
 from cepo.sections.declaring import fields_of, section
 from cepo.sections.reader import default_tree, read_section
 
@@ -50,7 +51,7 @@ def register_estimator(name: str) -> Callable[[_EstimatorType], _EstimatorType]:
 
 
 def load_plugin(path: str | Path) -> list[str]:
-    """Imports a user's Python file (`trainer.plugins`) once, and returns the names of the methods that it registers."""
+    """Imports a user's Python file (`trainer.plugins`) once, and returns the methods and losses that it registers."""
     file = Path(path).expanduser().resolve()
     if file in _plugins:
         return _plugins[file]
@@ -58,10 +59,13 @@ def load_plugin(path: str | Path) -> list[str]:
         raise ConfigError(f"trainer.plugins: {path} is not a file; give the path of a Python file")
     spec = importlib.util.spec_from_file_location(f"cepo_plugin_{file.stem}_{abs(hash(str(file))):x}", file)
     assert spec is not None and spec.loader is not None
-    module, before = importlib.util.module_from_spec(spec), set(_registry)
+    module = importlib.util.module_from_spec(spec)
+    methods_before, losses_before = set(_registry), set(available_losses())
     sys.modules[spec.name] = module  # where the types of its settings are looked up
     spec.loader.exec_module(module)
-    _plugins[file] = [name for name in _registry if name not in before]
+    new_methods = [name for name in _registry if name not in methods_before]
+    new_losses = [name for name in available_losses() if name not in losses_before]
+    _plugins[file] = [*new_methods, *new_losses]
     return _plugins[file]
 
 

@@ -51,8 +51,11 @@ class Rlcsd(Cepo):
         }
         return {"correct": positive_references(group, self.positive), **sides}
 
-    def evidence(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
-        """Computes delta with the mean over a row's own references; the student takes their place if it has none."""
+    def contrasted(self, batch: TokenBatch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+        """Returns log P_correct and the log of the mean over a row's own wrong references.
+
+        The student takes their place if the row has none.
+        """
         first, *others = self._wrong_views
         count = batch.has_reference[first].clone().long()
         total = batch.teacher_log_probs[first].where(batch.has_reference[first].unsqueeze(1), -math.inf)
@@ -62,4 +65,4 @@ class Rlcsd(Cepo):
             count = count + shown
         mean = total - count.clamp(min=1).to(total.dtype).log().unsqueeze(1)
         wrong = mean.where((count > 0).unsqueeze(1), batch.teacher_log_probs[first])
-        return batch.teacher_log_probs["correct"] - wrong
+        return batch.teacher_log_probs["correct"], wrong

@@ -18,8 +18,13 @@ from cepo.config.easyr1 import EASYR1_KEYS, report_engine_keys, without_engine_k
 from cepo.config.paths import located
 from cepo.config.schema import RunConfig, RunSettings, TrainerConfig
 from cepo.config.sources import Origins, Source, read_arguments
+from cepo.config.worker_schema import WorkerConfig
 from cepo.errors import ConfigError, did_you_mean, place_in
 from cepo.files.trees import Fields, Tree, is_dict, is_mapping, leaves, texts_of, with_texts
+from cepo.losses import available_losses, loss_class
+from cepo.losses.registry import SHARED as SHARED_BY_LOSSES
+from cepo.losses.registry import loss_presets_of, own_loss_fields
+from cepo.losses.registry import section_of as loss_section
 from cepo.sections.declaring import fields_of
 from cepo.sections.reader import default_tree, merged_trees
 from cepo.terminal import interrupts
@@ -40,10 +45,10 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
     A YAML file may extend another file, named by the top-level key `base` relative to its own folder. Lists are
     replaced, sections merged. `${a.b.c}` refers to another setting. Paths are relative to the working directory;
     shipped files (`configs/...`, `cepo/...`, `examples/...`) are found from any folder. The files of `trainer.plugins`
-    are imported for the methods they register. All other sources override `recorded`, settings of another run's record.
+    are imported for the methods and losses they register. All other sources override `recorded`, the settings of a record.
 
     Raises:
-        ConfigError: unknown key, wrong type, value out of bounds, missing config file, or unknown method; the message
+        ConfigError: unknown key, wrong type, value out of bounds, missing config file, unknown method or loss; the message
             begins with the file and line, or the argument, at fault.
     """
     sources = read_arguments(argv) if recorded is None else [recorded, *(read_arguments(argv) if argv else [])]
@@ -54,17 +59,33 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
     merged = _merged(sources, defaults)
     with interrupts.loading():
         _load_plugins(merged, origins)
-    method = str(_selected(merged, "algorithm", "adv_estimator", origins))
-    try:
-        presets = presets_of(method)
-    except ConfigError as error:
-        raise origins.error("algorithm.adv_estimator", str(error)) from None
+    presets = _presets(merged, origins)
     if presets:
-        merged = _merged(sources, merged_trees(defaults, {"algorithm": presets}))
+        merged = _merged(sources, merged_trees(defaults, presets))
     tree, without_effect = without_engine_keys(_resolved(merged, origins), origins)
     run = _read_run(tree, origins)
     report_engine_keys(without_effect, origins)
     return dataclasses.replace(run, from_environment=_environment_references(merged))
+
+
+def _presets(merged: Tree, origins: Origins) -> Tree:
+    """Returns the defaults of the chosen method and of the chosen policy loss, in their sections."""
+    presets: Tree = {}
+    method = str(_selected(merged, ("algorithm", "adv_estimator"), origins))
+    try:
+        of_method = presets_of(method)
+    except ConfigError as error:
+        raise origins.error("algorithm.adv_estimator", str(error)) from None
+    if of_method:
+        presets["algorithm"] = of_method
+    loss = str(_selected(merged, ("worker", "actor", "loss_type"), origins))
+    try:
+        of_loss = loss_presets_of(loss)
+    except ConfigError as error:
+        raise origins.error("worker.actor.loss_type", str(error)) from None
+    if of_loss:
+        presets["worker"] = {"actor": of_loss}
+    return presets
 
 
 def _read_run(tree: Tree, origins: Origins) -> RunConfig:
@@ -83,7 +104,35 @@ def _read_run(tree: Tree, origins: Origins) -> RunConfig:
         tree = section_of(name, {**shared, name: written.get(name)})
         methods[name] = dataclasses.asdict(origins.read(estimator_class(name).Config, tree, path=path_of(name)))
     parts = {field: getattr(settings, field) for field in fields_of(RunSettings)}
+    parts["worker"] = _with_losses(settings.worker, origins)
     return RunConfig(**parts, methods=methods)
+
+
+def _with_losses(worker: WorkerConfig, origins: Origins) -> WorkerConfig:
+    """Checks the chosen policy loss and `worker.actor.loss.*`, and returns the section with the losses' own defaults."""
+    actor = worker.actor
+    values = vars(actor)
+    own_settings: dict[str, Tree] = {}
+    for name in sorted({actor.loss_type, *actor.loss}):
+        path = f"worker.actor.loss.{name}"
+        known_losses = available_losses()
+        if name not in known_losses:
+            near = did_you_mean(name, known_losses)
+            raise origins.error(
+                path, f"unknown key '{path}': no policy loss has this name.{near} Known: {', '.join(known_losses)}"
+            )
+        own = own_loss_fields(name)
+        for key in actor.loss.get(name, {}):
+            if key not in own:
+                shared = f" Write worker.actor.{key}." if key in SHARED_BY_LOSSES else did_you_mean(key, own)
+                known = f" Known under {path}: {', '.join(own) or 'nothing'}."
+                raise origins.error(f"{path}.{key}", f"unknown key '{path}.{key}'.{shared}{known}")
+        config = dataclasses.asdict(origins.read(loss_class(name).Config, loss_section(name, values), path=path))
+        if own:
+            own_settings[name] = {key: config[key] for key in own}
+    if own_settings == actor.loss:
+        return worker
+    return dataclasses.replace(worker, actor=dataclasses.replace(actor, loss=own_settings))
 
 
 def _require_own_keys(name: str, section: object, origins: Origins) -> None:
@@ -139,28 +188,32 @@ def _unresolved(error: OmegaConfBaseException, origins: Origins) -> ConfigError:
     return origins.error(key, f"{key}: the reference cannot be resolved: {first_line}.")
 
 
-def _selected(merged: Tree, section: str, name: str, origins: Origins) -> Any:
+def _selected(merged: Tree, path: _Keys, origins: Origins) -> Any:
     # Most values refer to nothing; wrapping all settings for them would take half of the time of loading.
-    if is_dict(merged[section]):
-        value = merged[section][name]
-        if not any("${" in text or text == "???" for text in texts_of(value)):
-            return value
+    value: Any = merged
+    for key in path:
+        value = value[key] if is_dict(value) else "???"  # a whole section may be a reference
+    if not any("${" in text or text == "???" for text in texts_of(value)):
+        return value
     try:
-        value = OmegaConf.select(OmegaConf.create(merged), f"{section}.{name}")
+        value = OmegaConf.select(OmegaConf.create(merged), ".".join(path))
         return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
     except OmegaConfBaseException as error:
         raise _unresolved(error, origins) from error
 
 
 def _load_plugins(merged: Tree, origins: Origins) -> None:
-    """Imports the files of `trainer.plugins`, so that the methods they register are known."""
+    """Imports the files of `trainer.plugins`, so that the methods and losses they register are known."""
     key = "trainer.plugins"
-    value = _selected(merged, "trainer", "plugins", origins)
+    value = _selected(merged, ("trainer", "plugins"), origins)
     for path in origins.read(TrainerConfig, {"plugins": value}, path="trainer").plugins:
         try:
             if not load_plugin(path):
                 logger.warning(
-                    '%s: %s registers no method; decorate its class with @register_estimator("name")', key, path
+                    '%s: %s registers no method and no loss; decorate its class with @register_estimator("name") or '
+                    '@register_loss("name")',
+                    key,
+                    path,
                 )
         except ConfigError as error:
             raise origins.error(key, str(error)) from None

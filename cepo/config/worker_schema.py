@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 
 from cepo.config.paths import located, split_function
 from cepo.files.trees import Fields, is_list
+from cepo.losses.settings import DEFAULT_LOSS, SharedLossSettings
 from cepo.sections.declaring import (
     DECISIVE,
     NOT_DECISIVE,
@@ -175,31 +176,24 @@ class UpdateConfig:
 
 
 @section
-class ActorConfig(UpdateConfig):
+class ActorConfig(UpdateConfig, SharedLossSettings):
     """`worker.actor.*`: the trained policy and its update."""
 
     global_batch_size: Count = 256
     """Prompts per optimizer step; it must divide data.rollout_batch_size."""
     padding_free: Annotated[bool, NOT_DECISIVE] = True
     """Pack rows without padding, and compute tokens that several rows share only once; false: pad the rows."""
-    clip_ratio_low: Share = 0.2
-    """Lower clip range: the probability ratio is clipped at 1 - clip_ratio_low."""
-    clip_ratio_high: NotNegative = 0.28
-    """Upper clip range: the probability ratio is clipped at 1 + clip_ratio_high."""
-    clip_ratio_dual: Annotated[float, Field(gt=1)] | None = 3.0
-    """Dual clip: a token with negative advantage A has a loss of at most -A times this; null: no bound."""
-    loss_type: Literal["default", "gspo", "gspo_token", "cispo", "sapo"] = "default"
-    """Policy loss; `default` is PPO's clipped surrogate."""
+    loss_type: str = DEFAULT_LOSS
+    """Name of the policy loss: default (PPO's clipped surrogate), gspo, gspo_token, cispo, sapo, or one that a file in
+    trainer.plugins registers."""
+    loss: dict[str, dict[str, Any]] = {}
+    """Settings of losses of one's own, by the loss's name: `worker.actor.loss.<name>.*`."""
     rollout_is: Literal["none", "truncate", "mask"] = "none"
     """Weight of each token's loss that corrects the mismatch between trainer and rollout engine, rho = P_trainer /
     P_engine. truncate: rho, at most rollout_is_threshold; mask: rho, but 0 outside 1 / rollout_is_threshold to
     rollout_is_threshold; none: off. Needs temperature 1."""
     rollout_is_threshold: Annotated[float, Field(gt=1)] = 2.0
     """Bound of rho in rollout_is."""
-    tau_positive: Positive = 1.0
-    """Temperature of the gate of loss_type `sapo` for advantages of 0 or more."""
-    tau_negative: Positive = 1.05
-    """Temperature of the gate of loss_type `sapo` for negative advantages."""
     model: ModelConfig = Field()
 
 

@@ -12,11 +12,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
+from cepo.losses.base import bounded_ratio
 from cepo.metrics import Metrics, max_value, mean_of
 from cepo.types import DivergenceConfig
 
-LOG_RATIO_BOUND = 20.0
-"""Bound of |log ratio| before the exponential: e^20 is far outside every clip range and far inside float32."""
 Head = Tensor | Callable[[Tensor], Tensor]
 """An LM head: a function from hidden states to logits, or the weight (V, H) of a head without bias."""
 
@@ -133,10 +132,6 @@ def distillation_losses(
         metrics["distillation/importance_clip_fraction"] = mean_of(clipped.float(), learning)
         losses = losses * bounded_ratio(log_ratio).clamp(max=settings.importance_clip)
     return losses, metrics
-
-
-def bounded_ratio(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
 
 
 def _logits(hidden: Tensor, head: Head, temperature: float) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from cepo.losses.divergence import LOG_RATIO_BOUND
+from cepo.losses.base import LOG_RATIO_BOUND
 
 KL_PENALTIES = ("kl", "abs", "mse", "low_var_kl")
 

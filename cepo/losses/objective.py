@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from cepo.losses import PolicyLoss, PolicyTokens, build_loss
 from cepo.losses.aggregation import LossDenominators
 from cepo.losses.divergence import distillation_losses
+from cepo.losses.importance import importance_weights
 from cepo.losses.kl import kl_penalty
-from cepo.losses.policy import HIGHER, LOWER, ObjectiveSettings, importance_weights, policy_loss, policy_metrics
+from cepo.losses.settings import DEFAULT_LOSS
 from cepo.metrics import Metrics, mean_of, observations, share_of_mean
 from cepo.types import DivergenceConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveSettings:
+    """The policy loss, and the settings of what every loss shares, named as in `worker.actor` and `algorithm`.
+
+    `rollout_is` (none, truncate or mask) with its threshold (> 1) corrects for the gap between engine and trainer.
+    `kl_coefficient` is 0 if the KL is off or part of the reward.
+    """
+
+    loss: PolicyLoss = field(default_factory=lambda: build_loss(DEFAULT_LOSS))
+    rollout_is: str = "none"
+    rollout_is_threshold: float = 2.0
+    kl_penalty: str = "kl"
+    kl_coefficient: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +72,14 @@ def objective(
         reference_divergence: KL(P_student || P_reference) over the vocabulary, with gradient, for the penalty `full`.
     """
     old, mask, weight = terms.old_log_probs, terms.response_mask, terms.weight
-    losses = policy_loss(log_probs, old, terms.advantages, mask, settings)
-    metrics = policy_metrics(log_probs.detach(), old, terms.advantages, mask, settings)
+    tokens = PolicyTokens(log_probs=log_probs, old_log_probs=old, advantages=terms.advantages, response_mask=mask)
+    losses = settings.loss.token_losses(tokens)
+    metrics = policy_metrics(settings.loss, tokens.detached())
     if settings.rollout_is != "none":
         assert terms.sampled_log_probs is not None, "importance weights compare with the rollout engine"
-        importance = importance_weights(old, terms.sampled_log_probs, settings)
+        importance = importance_weights(
+            old, terms.sampled_log_probs, kind=settings.rollout_is, threshold=settings.rollout_is_threshold
+        )
         losses = losses * importance
         metrics["rollout/is_weight"] = mean_of(importance, mask)
     policy = (losses * weight).sum()
@@ -82,6 +103,24 @@ def objective(
     return total, metrics
 
 
+@torch.no_grad()
+def policy_metrics(loss: PolicyLoss, tokens: PolicyTokens) -> Metrics:
+    """Returns the k1 estimate of KL(old || new) in nats, mean -log P as a proxy of the entropy, and the loss's metrics.
+
+    The first two are means over these tokens. The counts of the loss's `fractions` become fractions by `step_metrics`.
+    """
+    mask = tokens.response_mask
+    metrics: Metrics = {
+        "actor/live_ppo_kl": mean_of(tokens.old_log_probs - tokens.log_probs, mask),
+        "actor/live_entropy": mean_of(-tokens.log_probs, mask),
+    }
+    counted = loss.counted(tokens)
+    assert set(counted) == set(loss.fractions), f"loss {loss.name} counts {set(counted)}, declared {loss.fractions}"
+    for name, chosen in counted.items():
+        metrics[name] = share_of_mean(float((chosen & mask).sum()))
+    return metrics | loss.metrics(tokens)
+
+
 def step_metrics(settings: ObjectiveSettings, denominators: LossDenominators, *, distils: bool) -> Metrics:
     """Returns the denominators for the shares of an optimizer step's micro-batches and ranks, once per step.
 
@@ -90,8 +129,6 @@ def step_metrics(settings: ObjectiveSettings, denominators: LossDenominators, *,
     metrics: Metrics = {"actor/pg_loss": observations()}
     if distils:
         metrics["actor/distillation_loss"] = observations()
-    if settings.loss_type != "sapo":
-        metrics[HIGHER] = observations(denominators.num_tokens)
-        if settings.loss_type != "cispo" and settings.clip_ratio_dual is not None:
-            metrics[LOWER] = observations(denominators.num_tokens)
+    for name in settings.loss.fractions:
+        metrics[name] = observations(denominators.num_tokens)
     return metrics

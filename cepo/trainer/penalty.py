@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from cepo.config.schema import AlgorithmConfig
+from cepo.losses.importance import agreement_metrics
 from cepo.losses.kl import adapted_coefficient
-from cepo.losses.policy import agreement_metrics
 from cepo.metrics import Metrics, mean_of, mean_value
 from cepo.trainer.checkpoints import TrainerState
 from cepo.trainer.protocol import Backend

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cepo.losses.policy import agreement_metrics
+from cepo.losses.importance import agreement_metrics
 from cepo.metrics import Metrics, max_value, mean_of, mean_value, min_value, sum_value
 from cepo.models.processing import Processing
 from cepo.run_folder.pictures import png_bytes

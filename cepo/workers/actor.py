@@ -12,8 +12,8 @@ from torch import Tensor
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config.worker_schema import ActorConfig
 from cepo.data.batch import OWN_VIEW, OptimizerBatch, ScoringOptions, ScoringRow
-from cepo.losses.objective import ObjectiveTerms, objective, step_metrics
-from cepo.losses.policy import ObjectiveSettings, agreement_metrics
+from cepo.losses.importance import agreement_metrics
+from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, objective, step_metrics
 from cepo.metrics import Metrics, fraction, max_value, merge_metrics, sum_value
 from cepo.models.processing import Processing
 from cepo.rollout.generator import AdapterWeights, FullWeights, Weights

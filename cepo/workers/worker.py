@@ -12,12 +12,15 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from cepo.algorithms import load_plugin
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config.schema import AlgorithmConfig, DataConfig, TrainerConfig
 from cepo.config.worker_schema import ActorConfig, WorkerConfig
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
 from cepo.errors import CheckpointError
-from cepo.losses.policy import ObjectiveSettings
+from cepo.losses import available_losses, build_loss
+from cepo.losses.objective import ObjectiveSettings
+from cepo.losses.registry import section_of
 from cepo.metrics import Metrics, max_value
 from cepo.models.processing import Processing
 from cepo.rollout.factory import build_generator, settings_of_run
@@ -75,7 +78,7 @@ class Worker:
                 processing,
                 temperature=settings.rollout.temperature,
                 teacher=facts.teacher,
-                objective_settings=objective_settings(settings.actor, facts.algorithm),
+                objective_settings=objective_settings(settings.actor, facts.algorithm, plugins=facts.trainer.plugins),
                 with_reference=not facts.algorithm.disable_kl,
                 **common,
             )
@@ -145,15 +148,16 @@ class Worker:
         self.generator.close()
 
 
-def objective_settings(actor: ActorConfig, algorithm: AlgorithmConfig) -> ObjectiveSettings:
+def objective_settings(
+    actor: ActorConfig, algorithm: AlgorithmConfig, *, plugins: Sequence[str] = ()
+) -> ObjectiveSettings:
+    """Returns the settings of the objective; raises `ConfigError` if no file of `plugins` registers the policy loss."""
+    if actor.loss_type not in available_losses():  # a worker process under Ray has read no configuration
+        for plugin in plugins:
+            load_plugin(plugin)
     in_loss = algorithm.use_kl_loss and not algorithm.disable_kl
     return ObjectiveSettings(
-        loss_type=actor.loss_type,
-        clip_ratio_low=actor.clip_ratio_low,
-        clip_ratio_high=actor.clip_ratio_high,
-        clip_ratio_dual=actor.clip_ratio_dual,
-        tau_positive=actor.tau_positive,
-        tau_negative=actor.tau_negative,
+        loss=build_loss(actor.loss_type, section_of(actor.loss_type, vars(actor))),
         rollout_is=actor.rollout_is,
         rollout_is_threshold=actor.rollout_is_threshold,
         kl_penalty=algorithm.kl_penalty,

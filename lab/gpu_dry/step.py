@@ -50,7 +50,7 @@ def build(case: str, folder: Path) -> Any:
     """Returns the actor of the case on this process's device."""
     from cepo.algorithms.settings import TeacherConfig
     from cepo.config import load_config
-    from cepo.losses.policy import ObjectiveSettings
+    from cepo.losses.objective import ObjectiveSettings
     from cepo.models.processing import Processing
     from cepo.workers.actor import Actor
 

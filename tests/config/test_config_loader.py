@@ -237,3 +237,64 @@ def test_a_plugin_that_is_missing_or_fails_is_named(tmp_path: Path) -> None:
     assert "RuntimeError: no luck" in message
     assert "'nothing' not found" in message_of([*REQUIRED, "trainer.plugins=['${nothing}']"])
     assert "trainer.plugins must be a list" in message_of([*REQUIRED, "trainer.plugins=a.py"])
+
+
+LOSS_PLUGIN = """
+from cepo.losses import PolicyLoss, register_loss
+
+@register_loss("{name}")
+class Custom(PolicyLoss):
+    class Config:
+        clip_ratio_high: float = 4.0
+        strength: float = 0.25
+
+    def token_losses(self, tokens):
+        return -tokens.advantages * tokens.ratio
+"""
+
+
+@pytest.fixture
+def loss_plugin(tmp_path: Path) -> str:
+    """The argument that names a file with the loss `loss_for_config_test`."""
+    plugin = tmp_path / "loss_for_config_test.py"
+    plugin.write_text(LOSS_PLUGIN.format(name="loss_for_config_test"))
+    return f"trainer.plugins=[{plugin}]"
+
+
+def test_a_loss_of_ones_own_has_its_section_and_its_presets(loss_plugin: str) -> None:
+    """Its preset of a shared setting holds unless the setting is set; its own settings have their defaults."""
+    chosen = "worker.actor.loss_type=loss_for_config_test"
+    actor = load(loss_plugin, chosen).worker.actor
+    assert (actor.clip_ratio_low, actor.clip_ratio_high) == (0.2, 4.0)
+    assert actor.loss == {"loss_for_config_test": {"strength": 0.25}}
+    changed = load(
+        loss_plugin, chosen, "worker.actor.loss.loss_for_config_test.strength=3", "worker.actor.clip_ratio_high=2"
+    )
+    assert changed.worker.actor.clip_ratio_high == 2.0
+    assert changed.worker.actor.loss == {"loss_for_config_test": {"strength": 3.0}}
+    assert load(loss_plugin).worker.actor.clip_ratio_high == 0.28
+
+
+def test_the_record_of_a_loss_of_ones_own_loads_as_the_same_run(loss_plugin: str, tmp_path: Path) -> None:
+    run = load(loss_plugin, "worker.actor.loss_type=loss_for_config_test")
+    file = tmp_path / "record.yaml"
+    file.write_text(dump_config(run))
+    assert load_config([f"config={file}"]) == run
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("worker.actor.loss_type=loss_for_confg_test", "Did you mean 'loss_for_config_test'? Known: cispo, default,"),
+        ("worker.actor.loss.loss_for_config_test.strenght=1", "Did you mean 'strength'"),
+        ("worker.actor.loss.loss_for_config_test.clip_ratio_high=1", "Write worker.actor.clip_ratio_high."),
+        ("worker.actor.loss.loss_for_config_test.strength=much", "strength must be a number, got the text 'much'"),
+        ("worker.actor.loss.loss_for_config_test=3", "worker.actor.loss"),
+        ("worker.actor.loss.sapoo.x=1", "no policy loss has this name. Did you mean 'sapo'?"),
+        ("worker.actor.loss.sapo.tau_positive=2", "Write worker.actor.tau_positive."),
+    ],
+)
+def test_a_mistake_in_a_losss_settings_is_named(loss_plugin: str, argument: str, message: str) -> None:
+    text = message_of([*REQUIRED, loss_plugin, argument])
+    assert text.startswith(f"argument '{argument}'")
+    assert message in text

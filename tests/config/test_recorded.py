@@ -193,6 +193,7 @@ NEEDS_THE_USERS_WORD = {
     "worker.actor.model.trust_remote_code", "worker.actor.model.lora.target_modules",
     "worker.actor.model.lora.exclude_modules",
     "worker.reward.reward_function", "worker.reward.reward_function_kwargs", "worker.reward.answer_function",
+    "worker.actor.loss",
 }  # fmt: skip
 """Each names a host, a file, a model or a program; some values of it are accepted, such as `microgeo:model`."""
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import pickle
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from cepo.algorithms import registry as methods_registry
 from cepo.config import check_config, load_config
 from cepo.errors import ConfigError
+from cepo.losses import registry as losses_registry
 from cepo.losses.aggregation import LossDenominators
-from cepo.losses.objective import ObjectiveTerms, objective, step_metrics
-from cepo.losses.policy import ObjectiveSettings, agreement_metrics
+from cepo.losses.importance import agreement_metrics
+from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, objective, step_metrics
+from cepo.losses.settings import DualClipConfig, GateConfig
 from cepo.metrics import merge_metrics, results
 from cepo.types import DivergenceConfig
 from cepo.workers.worker import objective_settings
@@ -103,13 +108,13 @@ def test_the_configured_bounds_reach_the_loss_in_their_places() -> None:
     kl = {"disable_kl": "false", "use_kl_loss": "true", "kl_penalty": "mse", "kl_coef": 0.03}
     overrides = [f"worker.actor.{name}={value}" for name, value in actor.items()]
     config = load_config([BASE, *overrides, *(f"algorithm.{name}={value}" for name, value in kl.items())])
-    assert objective_settings(config.worker.actor, config.algorithm) == ObjectiveSettings(
-        loss_type="sapo",
-        clip_ratio_low=0.11,
-        clip_ratio_high=0.37,
-        clip_ratio_dual=5.5,
-        tau_positive=1.2,
-        tau_negative=1.7,
+    settings = objective_settings(config.worker.actor, config.algorithm)
+    assert (settings.loss.name, settings.loss.config) == ("sapo", GateConfig(tau_positive=1.2, tau_negative=1.7))
+    bounds = DualClipConfig(clip_ratio_low=0.11, clip_ratio_high=0.37, clip_ratio_dual=5.5)
+    clipped = dataclasses.replace(config.worker.actor, loss_type="gspo")
+    assert objective_settings(clipped, config.algorithm).loss.config == bounds
+    assert settings == ObjectiveSettings(
+        loss=settings.loss,
         rollout_is="mask",
         rollout_is_threshold=3.0,
         kl_penalty="mse",
@@ -152,7 +157,9 @@ def test_tokens_weigh_what_trainer_and_engine_disagree_about(
 def test_the_defaults_of_losses_are_those_of_the_configuration() -> None:
     config = load_config(["data.train_files=some", "worker.actor.model.model_path=some"])
     found = objective_settings(config.worker.actor, config.algorithm)
-    assert found == ObjectiveSettings(kl_penalty=found.kl_penalty, kl_coefficient=found.kl_coefficient)
+    default = ObjectiveSettings().loss
+    assert (found.loss.name, found.loss.config) == (default.name, default.config)
+    assert found == ObjectiveSettings(loss=found.loss, kl_penalty=found.kl_penalty, kl_coefficient=found.kl_coefficient)
 
 
 def test_the_engines_kl_is_rho_less_1_less_log_rho() -> None:
@@ -160,3 +167,16 @@ def test_the_engines_kl_is_rho_less_1_less_log_rho() -> None:
     scored, sampled = torch.tensor([[-LOG2, -2 * LOG2, 0.0]]), torch.tensor([[-3 * LOG2, -LOG2, 0.0]])
     found = results(agreement_metrics(sampled, scored, MASK, 1.0))
     assert found["rollout/kl"] == pytest.approx((3 - 2 * LOG2 - 0.5 + LOG2) / 2)
+
+
+def test_a_worker_process_loads_the_plugin_of_its_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under Ray the settings come from another process, which has loaded the file."""
+    config = load_config(["config=examples/custom_loss/my_loss.yaml"])
+    actor, algorithm = pickle.loads(pickle.dumps((config.worker.actor, config.algorithm)))
+    without = {name: loss for name, loss in losses_registry._registry.items() if name != "my_loss"}
+    monkeypatch.setattr(losses_registry, "_registry", without)
+    monkeypatch.setattr(methods_registry, "_plugins", {})
+    with pytest.raises(ConfigError, match="'my_loss' is unknown"):
+        objective_settings(actor, algorithm)
+    settings = objective_settings(actor, algorithm, plugins=config.trainer.plugins)
+    assert (settings.loss.name, settings.loss.config.radius) == ("my_loss", 0.1)

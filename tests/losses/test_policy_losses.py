@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import get_args, get_type_hints
 
@@ -16,22 +15,36 @@ from torch import Tensor
 from cepo.algorithms import build_estimator
 from cepo.config.schema import AlgorithmConfig
 from cepo.config.worker_schema import ActorConfig
+from cepo.losses import PolicyLoss, PolicyTokens, build_loss
 from cepo.losses.aggregation import AGGREGATIONS, LossDenominators, token_weights
 from cepo.losses.kl import KL_PENALTIES, adapted_coefficient, kl_penalty
-from cepo.losses.objective import step_metrics
-from cepo.losses.policy import LOSS_TYPES, ObjectiveSettings, policy_loss, policy_metrics
+from cepo.losses.objective import ObjectiveSettings, policy_metrics, step_metrics
+from cepo.losses.registry import section_of
 from cepo.losses.value import value_loss, value_metrics
 from cepo.metrics import merge_metrics, results
 from cepo.types import TokenBatch
 
-SETTINGS = {each: ObjectiveSettings(loss_type=each) for each in LOSS_TYPES}
+LOSS_TYPES = ("default", "gspo", "gspo_token", "cispo", "sapo")
+LOSSES = {name: build_loss(name) for name in LOSS_TYPES}
 MASK = response_mask([2, 1])
 
 
 def loss_of(loss_type: str, ratios: list[list[float]], advantages: list[float], **changes: float) -> list[float]:
     """Token losses of the one row of ratios; old log-probs are -1, `changes` go to the settings."""
-    settings = dataclasses.replace(SETTINGS[loss_type], **changes)
-    return policy_loss(*inputs(ratios, advantages), settings)[0].tolist()
+    return losses_of(built(loss_type, **changes), *inputs(ratios, advantages))[0].tolist()
+
+
+def built(loss_type: str, **actor: float | None) -> PolicyLoss:
+    """The loss with these settings of `worker.actor`; it ignores those that it does not read."""
+    return build_loss(loss_type, section_of(loss_type, actor))
+
+
+def tokens_of(log_probs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> PolicyTokens:
+    return PolicyTokens(log_probs=log_probs, old_log_probs=old, advantages=advantages, response_mask=mask)
+
+
+def losses_of(loss: PolicyLoss, log_probs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    return loss.token_losses(tokens_of(log_probs, old, advantages, mask))
 
 
 def inputs(ratios: list[list[float]], advantages: list[float]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -41,15 +54,14 @@ def inputs(ratios: list[list[float]], advantages: list[float]) -> tuple[Tensor, 
     return old + ratio.log(), old, spread, torch.ones_like(ratio, dtype=torch.bool)
 
 
-def gradient_of(settings: ObjectiveSettings, ratios: list[list[float]], advantages: list[float]) -> list[list[float]]:
+def gradient_of(policy_loss: PolicyLoss, ratios: list[list[float]], advantages: list[float]) -> list[list[float]]:
     log_probs, old, spread, mask = inputs(ratios, advantages)
-    loss = policy_loss(log_probs.requires_grad_(), old, spread, mask, settings)
+    loss = losses_of(policy_loss, log_probs.requires_grad_(), old, spread, mask)
     return torch.autograd.grad(loss.sum(), log_probs)[0].tolist()
 
 
-def test_names_of_losses_are_those_that_the_config_takes() -> None:
+def test_averages_and_penalties_are_those_that_the_config_takes() -> None:
     actor, algorithm = get_type_hints(ActorConfig), get_type_hints(AlgorithmConfig)
-    assert get_args(actor["loss_type"]) == LOSS_TYPES
     assert get_args(actor["loss_avg_mode"]) == AGGREGATIONS
     assert get_args(algorithm["kl_penalty"]) == (*KL_PENALTIES, "full")
 
@@ -69,14 +81,14 @@ def test_gspo_gives_tokens_their_sequences_geometric_mean_ratio(loss_type: str) 
 def test_gspo_spreads_its_gradient_and_gspo_token_does_not(loss_type: str, expected: list[float]) -> None:
     log_probs, old, _, mask = inputs([[1.0, 1.0]], [0.0])
     advantages = torch.tensor([[3.0, 1.0]], dtype=torch.float64)
-    loss = policy_loss(log_probs.requires_grad_(), old, advantages, mask, SETTINGS[loss_type])
+    loss = losses_of(LOSSES[loss_type], log_probs.requires_grad_(), old, advantages, mask)
     assert torch.autograd.grad(loss.sum(), log_probs)[0][0].tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("loss_type", ["gspo", "gspo_token"])
 def test_padding_has_no_part_in_the_sequences_mean(loss_type: str) -> None:
     log_probs = torch.tensor([[math.log(1.1), math.log(1.1)], [math.log(1.2), 50.0]])
-    found = policy_loss(log_probs, torch.zeros(2, 2), torch.ones(2, 2), MASK, SETTINGS[loss_type])
+    found = losses_of(LOSSES[loss_type], log_probs, torch.zeros(2, 2), torch.ones(2, 2), MASK)
     assert found[0].tolist() == pytest.approx([-1.1, -1.1])
     assert found[1, 0].item() == pytest.approx(-1.2)
 
@@ -87,10 +99,10 @@ def test_cispo_keeps_the_gradient_of_clipped_tokens() -> None:
     assert found == pytest.approx(
         [-1.5 * 1.28 * (math.log(2.0) - 1), -1.5 * 1.1 * (math.log(1.1) - 1), -1.5 * 0.8 * (math.log(0.5) - 1)]
     )
-    assert gradient_of(SETTINGS["cispo"], [[2.0, 1.1, 0.5]], [1.5])[0] == pytest.approx([-1.92, -1.65, -1.2])
-    assert gradient_of(SETTINGS["default"], [[2.0, 1.1, 0.5]], [1.5])[0] == pytest.approx([0.0, -1.65, -0.75])
+    assert gradient_of(LOSSES["cispo"], [[2.0, 1.1, 0.5]], [1.5])[0] == pytest.approx([-1.92, -1.65, -1.2])
+    assert gradient_of(LOSSES["default"], [[2.0, 1.1, 0.5]], [1.5])[0] == pytest.approx([0.0, -1.65, -0.75])
     # A lower radius of 1 bounds nothing below.
-    wide = ObjectiveSettings(loss_type="cispo", clip_ratio_low=1.0, clip_ratio_high=4.0)
+    wide = built("cispo", clip_ratio_low=1.0, clip_ratio_high=4.0)
     assert gradient_of(wide, [[1e-3, 9.0]], [1.0])[0] == pytest.approx([-1e-3, -5.0])
 
 
@@ -100,20 +112,20 @@ def test_sapo_gates_with_a_sigmoid_by_the_advantages_sign() -> None:
         assert found == pytest.approx(expected)
     # d/d log rho of -(4 / tau) sigmoid(tau (rho - 1)) is -4 rho s (1 - s).
     gate = 1 / (1 + math.exp(-1.0))
-    assert gradient_of(SETTINGS["sapo"], [[2.0]], [1.0])[0] == pytest.approx([-8.0 * gate * (1 - gate)])
+    assert gradient_of(LOSSES["sapo"], [[2.0]], [1.0])[0] == pytest.approx([-8.0 * gate * (1 - gate)])
 
 
 @pytest.mark.parametrize("advantage", [1.7, -1.7])
 def test_at_ratio_1_every_loss_has_the_gradient_minus_advantage(advantage: float) -> None:
-    for settings in SETTINGS.values():
-        assert gradient_of(settings, [[1.0, 1.0, 1.0]], [advantage])[0] == pytest.approx([-advantage] * 3), settings
+    for loss in LOSSES.values():
+        assert gradient_of(loss, [[1.0, 1.0, 1.0]], [advantage])[0] == pytest.approx([-advantage] * 3), loss.name
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_log_ratios_of_10000_give_finite_losses_and_gradients(loss_type: str) -> None:
     log_probs = torch.tensor([[-1e4, -1.0], [-1.0, -1e4]], requires_grad=True)
     old, mask = torch.tensor([[-1.0, -1e4], [-1e4, -1.0]]), torch.ones(2, 2, dtype=torch.bool)
-    loss = policy_loss(log_probs, old, torch.tensor([[1.0], [-1.0]]).expand(2, 2), mask, SETTINGS[loss_type])
+    loss = losses_of(LOSSES[loss_type], log_probs, old, torch.tensor([[1.0], [-1.0]]).expand(2, 2), mask)
     assert loss.isfinite().all()
     assert torch.autograd.grad(loss.sum(), log_probs)[0].isfinite().all()
 
@@ -122,9 +134,9 @@ def test_clip_fractions_use_each_types_own_ratio() -> None:
     # Ratios 4 and 1 in one response, 1.2 in the other, with 9 on its padding; A > 0.
     log_probs, advantages = torch.tensor([[4.0, 1.0], [1.2, 9.0]]).log(), torch.ones(2, 2)
     found = {}
-    for loss_type, settings in SETTINGS.items():
-        metrics = policy_metrics(log_probs, torch.zeros(2, 2), advantages, MASK, settings)
-        counted = step_metrics(settings, LossDenominators(3, 2, 2), distils=False)
+    for loss_type, loss in LOSSES.items():
+        metrics = policy_metrics(loss, tokens_of(log_probs, torch.zeros(2, 2), advantages, MASK))
+        counted = step_metrics(ObjectiveSettings(loss=loss), LossDenominators(3, 2, 2), distils=False)
         found[loss_type] = results(merge_metrics([metrics, counted]))
     assert found["default"]["actor/pg_clipfrac_higher"] == pytest.approx(1 / 3)
     assert found["gspo"]["actor/pg_clipfrac_higher"] == pytest.approx(2 / 3)  # both tokens share the ratio 2
@@ -141,8 +153,8 @@ def test_clip_fractions_use_each_types_own_ratio() -> None:
 def test_a_ratio_on_its_bound_is_not_counted_as_clipped(loss_type: str, low: float, high: float, clipped: int) -> None:
     """Responses of one token: a ratio of 1/2 with A < 0 and one of 2 with A > 0, of which one is beyond its bound."""
     log_probs, advantages = torch.tensor([[0.5], [2.0]]).log(), torch.tensor([[-1.0], [1.0]])
-    settings = ObjectiveSettings(loss_type=loss_type, clip_ratio_low=low, clip_ratio_high=high)
-    metrics = policy_metrics(log_probs, torch.zeros(2, 1), advantages, torch.ones(2, 1).bool(), settings)
+    loss = built(loss_type, clip_ratio_low=low, clip_ratio_high=high)
+    metrics = policy_metrics(loss, tokens_of(log_probs, torch.zeros(2, 1), advantages, torch.ones(2, 1).bool()))
     assert metrics["actor/pg_clipfrac_higher"].value == clipped
 
 
@@ -206,7 +218,7 @@ def test_the_critics_loss_is_half_the_worse_squared_error() -> None:
     assert found == pytest.approx({"critic/vf_clipfrac": 0.5, "critic/vpred_mean": 0.65})
 
 
-CLIPPED = ObjectiveSettings(clip_ratio_low=0.2, clip_ratio_high=0.28, clip_ratio_dual=3.0)
+CLIPPED = built("default", clip_ratio_low=0.2, clip_ratio_high=0.28, clip_ratio_dual=3.0)
 VOCABULARY = 7
 REWARDS = torch.tensor([1.0, 0.0, 0.0, 1.0])
 LENGTHS = [3, 6, 2, 5]  # 16 tokens
@@ -237,8 +249,8 @@ def random_case(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return logits, correct, wrong, torch.randint(VOCABULARY, (4, 6), generator=generator)
 
 
-def clipped_loss(log_probs: Tensor, old: Tensor, advantages: Tensor, settings: ObjectiveSettings = CLIPPED) -> Tensor:
-    return policy_loss(log_probs, old, advantages, torch.ones_like(old, dtype=torch.bool), settings)
+def clipped_loss(log_probs: Tensor, old: Tensor, advantages: Tensor, loss: PolicyLoss = CLIPPED) -> Tensor:
+    return losses_of(loss, log_probs, old, advantages, torch.ones_like(old, dtype=torch.bool))
 
 
 @given(seed=st.integers(0, 10_000), temperature=st.floats(0.3, 2.0))
@@ -260,10 +272,10 @@ def test_at_ratio_1_the_gradient_is_minus_a_times_onehot_minus_p(seed: int, temp
     assert wrong.grad is None
 
 
-def one_token(ratio: float, advantage: float, settings: ObjectiveSettings) -> tuple[float, float]:
+def one_token(ratio: float, advantage: float, policy_loss: PolicyLoss) -> tuple[float, float]:
     """Loss and its derivative in the log-prob of a single token."""
     log_probs = torch.tensor([[math.log(ratio)]], dtype=torch.float64, requires_grad=True)
-    loss = clipped_loss(log_probs, torch.zeros_like(log_probs), torch.full_like(log_probs, advantage), settings)
+    loss = clipped_loss(log_probs, torch.zeros_like(log_probs), torch.full_like(log_probs, advantage), policy_loss)
     (gradient,) = torch.autograd.grad(loss.sum(), log_probs)
     return float(loss.detach()), float(gradient)
 
@@ -286,7 +298,7 @@ def test_clipped_losses_and_gradients_worked_out_by_hand(
 ) -> None:
     assert one_token(ratio, advantage, CLIPPED) == pytest.approx((loss, gradient), abs=1e-12)
     if ratio == 4.0:
-        undual = dataclasses.replace(CLIPPED, clip_ratio_dual=None)
+        undual = built("default", clip_ratio_dual=None)
         assert one_token(ratio, advantage, undual) == pytest.approx((-4.0 * advantage, -4.0 * advantage))
 
 
@@ -324,7 +336,7 @@ def test_losses_depend_on_no_micro_batch_padding_or_dead_row(
                 torch.nn.functional.pad(tensor[rows], (0, padding), value=-7.0) for tensor in (leaf, old, advantages)
             ]
             weights = token_weights(mask, aggregation, LossDenominators(16, 4, 6)).double()
-            losses = policy_loss(*padded, mask, dataclasses.replace(CLIPPED, loss_type=loss_type))
+            losses = losses_of(LOSSES[loss_type], *padded, mask)
             loss = loss + (losses * weights).sum()
         (gradient,) = torch.autograd.grad(loss, leaf)
         return loss.detach(), gradient

@@ -20,6 +20,7 @@ from torch import Tensor
 from cepo.algorithms import build_estimator, load_plugin
 from cepo.config import check_config, load_config
 from cepo.errors import ConfigError
+from cepo.losses import PolicyTokens, build_loss
 from cepo.microgeo.world import ASSETS, draw_figure, generate_problem, split_problems, write_problems
 from cepo.rewards.functions import load_reward_function
 from cepo.run_folder.trace import read_rollouts
@@ -29,8 +30,10 @@ REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 METHOD_FILE = EXAMPLES / "custom_method" / "my_method.py"
+LOSS_FILE = EXAMPLES / "custom_loss" / "my_loss.py"
 METHOD_FILES = {"my_method": METHOD_FILE, "visible": EXAMPLES / "visible_method" / "visible.py"}
 TRAINED = (
+    "custom_loss/my_loss.yaml",
     "custom_method/my_method.yaml",
     "visible_method/visible.yaml",
     "reward_function/dapo.yaml",
@@ -101,6 +104,33 @@ def test_the_custom_method_trains(elsewhere: Path) -> None:
     assert 0 < row["work/teacher_rows"] <= 16 * (1 - row["reward/correct"])
     assert row["actor/grad_norm"] > 0
     assert 0.7 <= row["blame/weight_mean"] <= 1.3
+
+
+@pytest.mark.heavy
+def test_the_custom_loss_trains_and_reports_its_metrics(elsewhere: Path) -> None:
+    """Of two updates the first starts at ratio 1, so the mean distance is half that of the second."""
+    [row] = trained("custom_loss/my_loss.yaml", elsewhere, "worker.actor.optim.lr=1e-2")
+    assert row["actor/grad_norm"] > 0
+    assert row["my_loss/distance"] > 0
+    assert 0 <= row["my_loss/outside_fraction"] <= 0.5
+    assert "actor/pg_clipfrac_higher" not in row
+
+
+def test_the_custom_loss_pulls_back_a_ratio_beyond_its_radius() -> None:
+    """A = 2 and radius 1/4: the loss is -2 rho + 4 (rho - 1)^2, with the derivative rho (-2 + 8 (rho - 1))."""
+    load_plugin(LOSS_FILE)
+    log_probs = torch.tensor([[1.0, 1.25, 1.5]]).log().requires_grad_()
+    tokens = PolicyTokens(
+        log_probs=log_probs,
+        old_log_probs=torch.zeros(1, 3),
+        advantages=torch.full((1, 3), 2.0),
+        response_mask=torch.ones(1, 3, dtype=torch.bool),
+    )
+    losses = build_loss("my_loss", {"radius": 0.25}).token_losses(tokens)
+    assert losses[0].tolist() == pytest.approx([-2.0, -2.25, -2.0])
+    (gradient,) = torch.autograd.grad(losses.sum(), log_probs)
+    assert gradient[0].tolist() == pytest.approx([-2.0, 0.0, 3.0], abs=1e-6)
+    assert len(LOSS_FILE.read_text(encoding="utf-8").splitlines()) <= 40
 
 
 @pytest.mark.heavy

@@ -1,0 +1,91 @@
+"""Defines the contract of policy losses, with torch in annotations only."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from cepo.losses.settings import NoLossSettings
+from cepo.metrics import Metrics
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+    from torch import Tensor
+
+LOG_RATIO_BOUND = 20.0
+"""Bound of |log ratio| before the exponential: e^20 is far outside every clip range and far inside float32."""
+
+
+def bounded_ratio(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Returns `exp(log_ratio)`, finite for every finite log ratio."""
+    return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyTokens:
+    """What a policy loss reads of the R responses of a micro-batch, all (R, T); padding may hold any finite value.
+
+    Attributes:
+        log_probs: of the sampled tokens under the trained policy, with gradient, in nats.
+        old_log_probs: under the policy before the update, without gradient.
+        advantages: A of each token.
+        response_mask: True on response tokens, False on padding.
+    """
+
+    log_probs: Float[Tensor, "R T"]
+    old_log_probs: Float[Tensor, "R T"]
+    advantages: Float[Tensor, "R T"]
+    response_mask: Bool[Tensor, "R T"]
+
+    @property
+    def log_ratio(self) -> Float[Tensor, "R T"]:
+        """`log rho_t = log_probs - old_log_probs`."""
+        return self.log_probs - self.old_log_probs
+
+    @property
+    def ratio(self) -> Float[Tensor, "R T"]:
+        """`rho_t = P(y_t) / P_old(y_t)`, with |log rho_t| bounded by 20."""
+        return bounded_ratio(self.log_ratio)
+
+    def detached(self) -> PolicyTokens:
+        """Returns the same tokens without gradient."""
+        return replace(self, log_probs=self.log_probs.detach())
+
+
+class PolicyLoss(ABC):
+    """Defines the loss of each token from its log-probs and its advantage.
+
+    A loss reads one response at a time: the value at a token depends on no other row. Aggregation over tokens, the KL,
+    importance weights and the divergence from a teacher are the same for every loss (`cepo.losses.objective`).
+
+    Attributes:
+        name: the value of `worker.actor.loss_type`.
+        Config: the settings that the loss reads. A field with the name of a setting of `SharedLossSettings`, such as
+            `clip_ratio_low`, takes the value of `worker.actor`, with the field's default as the loss's preset; all other
+            fields are `worker.actor.loss.<name>.*`.
+        fractions: names of the metrics that `counted` returns. An instance may set them if its settings decide.
+    """
+
+    name: ClassVar[str]
+    Config: ClassVar[type[Any]] = NoLossSettings
+    fractions: Sequence[str] = ()
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    @abstractmethod
+    def token_losses(self, tokens: PolicyTokens) -> Float[Tensor, "R T"]:
+        """Returns the loss of each token, with gradient in `tokens.log_probs`; values on padding get weight 0."""
+
+    def counted(self, tokens: PolicyTokens) -> Mapping[str, Bool[Tensor, "R T"]]:
+        """Returns for each name in `fractions` the tokens that count, without gradient; padding is left out by the caller.
+
+        The metric is their share of all response tokens of the optimizer step, including rows without an update pass.
+        """
+        return {}
+
+    def metrics(self, tokens: PolicyTokens) -> Metrics:
+        """Returns further metrics of a micro-batch, each with its reduction, without gradient."""
+        return {}

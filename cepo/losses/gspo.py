@@ -1,0 +1,30 @@
+"""Implements GSPO, which clips one ratio per response."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cepo.losses.base import PolicyTokens, bounded_ratio
+from cepo.losses.ppo import Ppo
+from cepo.losses.registry import register_loss
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+
+@register_loss("gspo")
+class Gspo(Ppo):
+    """Computes PPO's loss with `rho = exp(mean over the response's tokens of log rho_t)` at each of its tokens.
+
+    At `log_probs = old_log_probs` its gradient is spread evenly over the response. Source: Zheng et al. 2025.
+    """
+
+    def ratio(self, tokens: PolicyTokens) -> Float[Tensor, "R T"]:
+        return bounded_ratio(sequence_log_ratio(tokens)).expand_as(tokens.log_probs)
+
+
+def sequence_log_ratio(tokens: PolicyTokens) -> Float[Tensor, "R 1"]:
+    """Returns the mean of log rho over each response; 0 for a response without tokens."""
+    total = tokens.log_ratio.where(tokens.response_mask, 0.0).sum(dim=1, keepdim=True)
+    return total / tokens.response_mask.sum(dim=1, keepdim=True).clamp(min=1)

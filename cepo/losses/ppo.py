@@ -1,0 +1,59 @@
+"""Implements PPO's clipped loss with dual clip, the default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from cepo.losses.base import PolicyLoss, PolicyTokens
+from cepo.losses.clipping import HIGHER, LOWER, clipped_ratio
+from cepo.losses.registry import register_loss
+from cepo.losses.settings import DEFAULT_LOSS, DualClipConfig
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+    from torch import Tensor
+
+
+@register_loss(DEFAULT_LOSS)
+class Ppo(PolicyLoss):
+    """Computes `H = max(-A rho, -A clip(rho, 1 - low, 1 + high))` for A >= 0, and `min(H, -A dual)` for A < 0.
+
+    At rho = 1 its gradient in the logits z of token t is `-A_t (onehot(y_t) - softmax(z / temperature)) / temperature`.
+    Without `clip_ratio_dual`, H is the loss of every token. Source: Schulman et al. 2017; dual clip: Ye et al. 2020;
+    asymmetric bounds: DAPO, Yu et al. 2025.
+    """
+
+    Config = DualClipConfig
+
+    def __init__(self, config: DualClipConfig) -> None:
+        super().__init__(config)
+        self.fractions = (HIGHER,) if config.clip_ratio_dual is None else (HIGHER, LOWER)
+
+    def ratio(self, tokens: PolicyTokens) -> Float[Tensor, "R T"]:
+        """Returns the ratio that is clipped: rho of each token."""
+        return tokens.ratio
+
+    def token_losses(self, tokens: PolicyTokens) -> Float[Tensor, "R T"]:
+        return self.clipped_surrogate(self.ratio(tokens), tokens.advantages)
+
+    def clipped_surrogate(self, ratio: Float[Tensor, "R T"], advantages: Float[Tensor, "R T"]) -> Float[Tensor, "R T"]:
+        """Returns H, or its minimum with the dual bound where A < 0."""
+        plain = -advantages * ratio
+        clipped = -advantages * clipped_ratio(ratio, self.config)
+        highest = plain.maximum(clipped)
+        if self.config.clip_ratio_dual is None:
+            return highest
+        dual_bound = -advantages * self.config.clip_ratio_dual
+        return highest.minimum(dual_bound).where(advantages < 0, highest)
+
+    def counted(self, tokens: PolicyTokens) -> Mapping[str, Bool[Tensor, "R T"]]:
+        """Counts tokens whose loss is that of the clipped ratio, and those whose loss is the dual bound."""
+        ratio = self.ratio(tokens)
+        advantages = tokens.advantages
+        plain = -advantages * ratio
+        highest = plain.maximum(-advantages * clipped_ratio(ratio, self.config))
+        counted = {HIGHER: plain < highest}
+        if self.config.clip_ratio_dual is not None:
+            counted[LOWER] = (advantages < 0) & (highest > -advantages * self.config.clip_ratio_dual)
+        return counted
