@@ -284,7 +284,7 @@ def build_world(
 def split_problems(seed: int, num_train: int, num_validation: int, kind: WorldKind = SHAPES) -> list[list[Problem]]:
     """Returns each split's problems, from the stream of its name; none repeats a training problem's image and text."""
     train = [kind.generate(seed, index, stream="train") for index in range(num_train)]
-    known = {_content(problem, kind) for problem in train}
+    training_contents = {_content(problem, kind) for problem in train}
     splits = [train]
     for stream in kind.splits[1:]:
         problems: list[Problem] = []
@@ -292,7 +292,7 @@ def split_problems(seed: int, num_train: int, num_validation: int, kind: WorldKi
             if len(problems) == num_validation:
                 break
             problem = kind.generate(seed, index, stream=stream)
-            if _content(problem, kind) not in known:
+            if _content(problem, kind) not in training_contents:
                 problems.append(problem)
         splits.append(problems)
     return splits

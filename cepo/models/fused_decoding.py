@@ -165,7 +165,8 @@ class FusedDecoding:
         # In place and layer by layer, because a second cache of this size might not fit.
         remaining = self._responses[:, :, : len(rows)]
         for layer in range(len(self._responses)):
-            remaining[layer, :, :, :, : self._num_tokens] = self._responses[layer][:, rows, :, : self._num_tokens]
+            filled = self._responses[layer][:, rows, :, : self._num_tokens]
+            remaining[layer, :, :, :, : self._num_tokens] = filled
         self._responses = remaining
         remaining_prompts, self._prompt_of_row = self._prompt_of_row[rows].unique(return_inverse=True)
         num_prompts = len(self._prompts[0][0])
@@ -209,7 +210,8 @@ class FusedDecoding:
         num_rows = projected.shape[0]
         turned = projected[:, : num_turned * width].view(num_rows, num_turned, width)
         turned = rms_norm(turned, (width,), None, decoder.epsilon) * layer.scale
-        swapped = torch.cat([turned[..., width // 2 :], turned[..., : width // 2]], dim=2)
+        first_half, second_half = turned.split(width // 2, dim=2)
+        swapped = torch.cat([second_half, first_half], dim=2)
         turned = torch.addcmul(turned * cosine, swapped, sine)
 
         response_keys, response_values = self._responses[index]

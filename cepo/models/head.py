@@ -225,7 +225,8 @@ def _kernel_works(device: torch.device, dtype: torch.dtype) -> bool:
     """Returns whether the kernel agrees with torch on a small input on this device."""
     if device.type != "cuda" or dtype not in KERNEL_TOLERANCE or find_spec("triton") is None:
         return False
-    logits = torch.linspace(-9.0, 9.0, 3 * 5000, device=device).view(3, 5000).sin_().mul_(8.0).to(dtype)
+    angles = torch.linspace(-9.0, 9.0, 3 * 5000, device=device).view(3, 5000)
+    logits = angles.sin_().mul_(8.0).to(dtype)
     targets = torch.tensor([0, 4999, 77], device=device)
     expected_logits = logits.clone()
     try:

@@ -81,7 +81,9 @@ class Processing(TextCodec):
         """
         texts: list[str] = []
         turns = [("user", "1"), ("assistant", "2"), ("user", "3")]
-        messages = [{"role": role, "content": self._content(text, (), texts)} for role, text in turns]
+        messages: list[Fields] = []
+        for role, text in turns:
+            messages.append({"role": role, "content": self._content(text, (), texts)})
         slots = [f"{_TEXT_SLOT}{number:03d}" for number in range(len(turns))]
         try:
             rendered = self._rendered(messages)
@@ -211,7 +213,10 @@ class Processing(TextCodec):
     def _ids_in_pieces(self, turns: Sequence[Turn], marks: Sequence[str]) -> list[int]:
         """Tokenises the texts separately from the template, so that they cannot produce special tokens."""
         texts: list[str] = []
-        messages = [{"role": turn.role, "content": self._content(turn.text, marks, texts)} for turn in turns]
+        messages: list[Fields] = []
+        for turn in turns:
+            content = self._content(turn.text, marks, texts)  # which adds to the texts
+            messages.append({"role": turn.role, "content": content})
         rendered = self._rendered(messages)
         if rendered.count(_TEXT_SLOT) != len(texts):
             raise self._template_error("drops or repeats texts of a conversation")

@@ -302,4 +302,6 @@ def _listed(table: Bool[Tensor, "Q K"], device: torch.device) -> tuple[Tensor, T
     counts = table.sum(dim=1)
     columns = table.int().argsort(dim=1, descending=True, stable=True)
     # FlexAttention's tables have axes for batch and heads in front.
-    return counts[None, None].int().to(device), columns[None, None].int().to(device)
+    counts = counts[None, None].int().to(device)
+    columns = columns[None, None].int().to(device)
+    return counts, columns

@@ -102,8 +102,8 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
 
     def _reference_of(self, part: RankPass, rows: Sequence[ScoringRow]) -> tuple[TeacherStates, ...]:
         """Returns the kept states of the reference for a pass over some of `rows`; none if nothing is kept."""
-        needed = [rows[index] for index in part.indices]  # all but a filler
-        states = self.kept.states_for(OWN_VIEW, part.rows, FULL_KL, needed=needed)
+        own_rows = [rows[index] for index in part.indices]  # all but a filler
+        states = self.kept.states_for(OWN_VIEW, part.rows, FULL_KL, required=own_rows)
         return () if states is None else (states,)
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
@@ -113,7 +113,7 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
     def work_metrics(self) -> Metrics:
         """Returns the tokens computed since the last call, with padding, the share saved, and the images encoded."""
         computed = self.tokens_computed - self._reported_computed
-        asked = self.tokens_asked - self._reported_asked
+        without_sharing = self.tokens_asked - self._reported_asked
         self._reported_computed = self.tokens_computed
         self._reported_asked = self.tokens_asked
         encoded = self.module.encoder.drain_count()
@@ -122,7 +122,7 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
             "work/pictures_encoded_max": max_value(encoded),
             "work/tokens_computed": sum_value(computed),
             "work/tokens_computed_max": max_value(computed),
-            "work/tokens_saved": fraction(asked - computed, asked),
+            "work/tokens_saved": fraction(without_sharing - computed, without_sharing),
         }
 
     def forget_work(self) -> None:
@@ -223,11 +223,11 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
         teachers: dict[str, TeacherStates] = {}
         distillation = batch.distillation
         if distillation is not None:
-            needed: list[ScoringRow] = []
+            distilled_rows: list[ScoringRow] = []
             for row, token_weight in zip(batch.rows, distillation.token_weight, strict=True):
                 if token_weight.any():
-                    needed.append(row)
-            teacher = self.kept.states_for(distillation.view, rows, distillation.divergence, needed=needed)
+                    distilled_rows.append(row)
+            teacher = self.kept.states_for(distillation.view, rows, distillation.divergence, required=distilled_rows)
             if teacher is not None:
                 teachers["teacher"] = teacher
         reference = self.kept.states_for(OWN_VIEW, rows, FULL_KL)

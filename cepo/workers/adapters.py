@@ -85,26 +85,28 @@ def require_targets(model: nn.Module, names: Sequence[str], *, excluded: str | N
     for path, module in model.named_modules():
         if not re.fullmatch(excluded or "$", path):  # "$" excludes the whole model, whose path is empty
             adaptable[path] = module
-    linear_names = {path.rpartition(".")[2] for path, module in adaptable.items() if isinstance(module, nn.Linear)}
-    exclusion = "" if excluded is None else f" outside of exclude_modules '{excluded}'"
     for name in names:
-        if not any(f".{path}".endswith(f".{name}") for path in adaptable):
-            raise ConfigError(
-                f"worker.actor.model.lora.target_modules: '{name}' fits no layer of this model{exclusion}."
-                f"{did_you_mean(name, sorted(linear_names))} Its linear layers: {', '.join(sorted(linear_names))}; "
-                f"{ALL_LINEAR} takes all of them"
-            )
+        if any(f".{path}".endswith(f".{name}") for path in adaptable):
+            continue
+        linear_paths = [path for path, module in adaptable.items() if isinstance(module, nn.Linear)]
+        linear_names = sorted({path.rpartition(".")[2] for path in linear_paths})
+        exclusion = "" if excluded is None else f" outside of exclude_modules '{excluded}'"
+        raise ConfigError(
+            f"worker.actor.model.lora.target_modules: '{name}' fits no layer of this model{exclusion}."
+            f"{did_you_mean(name, linear_names)} Its linear layers: {', '.join(linear_names)}; "
+            f"{ALL_LINEAR} takes all of them"
+        )
 
 
 def fuse_adapters(model: nn.Module) -> int:
     """Converts every plain LoRA layer of `model` to a `FusedLoraLinear` and returns their number."""
-    plain_layers = [
-        module for module in model.modules() if type(module) is Linear and type(module.base_layer) is nn.Linear
-    ]
-    for layer in plain_layers:
-        # The class alone changes: a new module would need another name for its weights, or copies of them.
-        layer.__class__ = FusedLoraLinear
-    return len(plain_layers)
+    num_fused = 0
+    for module in model.modules():
+        if type(module) is Linear and type(module.base_layer) is nn.Linear:
+            # The class alone changes: a new module would need another name for its weights, or copies of them.
+            module.__class__ = FusedLoraLinear
+            num_fused += 1
+    return num_fused
 
 
 class FusedLoraLinear(Linear):

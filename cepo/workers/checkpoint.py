@@ -187,16 +187,20 @@ def write_shards(tensors: Mapping[str, Tensor], folder: Path, notes: Mapping[str
     folder.mkdir(parents=True, exist_ok=True)
     stored: list[tuple[str, Tensor, int]] = []
     for name, tensor in tensors.items():
-        if _is_first_copy(tensor):
-            rows, first = _own_rows(tensor)
-            if len(rows) > 0:
-                stored.append((name, rows, first))
+        if not _is_first_copy(tensor):
+            continue
+        rows, first = _own_rows(tensor)
+        if len(rows) > 0:
+            stored.append((name, rows, first))
     stored.sort(key=lambda entry: -entry[1].element_size())  # so that every number is aligned in the file
     header = _shards_header(stored, tensors, notes)
-    with (folder / _FILE.format(dist.get_rank(), dist.get_world_size())).open("xb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
+    file_name = _FILE.format(dist.get_rank(), dist.get_world_size())
+    with (folder / file_name).open("xb") as file:
+        file.write(len(header).to_bytes(8, "little"))
+        file.write(header)
         for _, rows, _ in stored:
-            content: Any = rows.cpu().contiguous().flatten().view(torch.uint8).numpy()
+            flat = rows.cpu().contiguous().flatten()
+            content: Any = flat.view(torch.uint8).numpy()
             file.write(content)
 
 
@@ -204,14 +208,21 @@ def _shards_header(
     stored: Sequence[tuple[str, Tensor, int]], tensors: Mapping[str, Tensor], notes: Mapping[str, Any]
 ) -> bytes:
     """Returns the header of a safetensors file with the `stored` (name, rows, index of the first row) in this order."""
-    positions = {name: [first, shape_of(tensors[name])[0]] for name, _, first in stored}
-    header: dict[str, Any] = {"__metadata__": {_ROWS: json.dumps(positions), _NOTES: json.dumps(notes)}}
+    positions: dict[str, list[int]] = {}
+    entries: dict[str, Any] = {}
     start = 0
-    for name, rows, _ in stored:
+    for name, rows, first in stored:
+        num_all_rows, *_ = shape_of(tensors[name])
+        positions[name] = [first, num_all_rows]
         end = start + rows.nbytes
-        header[name] = {"dtype": _TYPES[rows.dtype], "shape": list(rows.shape), "data_offsets": [start, end]}
+        entries[name] = {
+            "dtype": _TYPES[rows.dtype],
+            "shape": list(rows.shape),
+            "data_offsets": [start, end],
+        }
         start = end
-    text = json.dumps(header).encode()
+    metadata = {_ROWS: json.dumps(positions), _NOTES: json.dumps(notes)}
+    text = json.dumps({"__metadata__": metadata, **entries}).encode()
     padding = b" " * (-len(text) % 8)  # so that the tensors begin at a multiple of 8
     return text + padding
 
@@ -299,7 +310,8 @@ def load_shards(tensors: Mapping[str, Tensor], folder: Path, *, ignored: Collect
     for name, shape in shards.shapes.items():
         if name.partition(".")[0] in kinds and name not in ignored:
             saved[name] = shape
-    differing = [name for name in sorted(expected.keys() | saved.keys()) if expected.get(name) != saved.get(name)]
+    names = sorted(expected.keys() | saved.keys())
+    differing = [name for name in names if expected.get(name) != saved.get(name)]
     if differing:
         name = differing[0]
         raise CheckpointError(

@@ -35,11 +35,19 @@ class KeptStates:
         self._views = {}
 
     def states_for(
-        self, view: str, rows: Sequence[ScoringRow], divergence: DivergenceConfig, *, needed: Sequence[ScoringRow] = ()
+        self,
+        view: str,
+        rows: Sequence[ScoringRow],
+        divergence: DivergenceConfig,
+        *,
+        required: Sequence[ScoringRow] = (),
     ) -> TeacherStates | None:
-        """Concatenates the rows' states, with zeros for rows without any (of weight 0); None if the view has none."""
+        """Concatenates the rows' states, with zeros for rows without any (of weight 0); None if the view has none.
+
+        The states of the `required` rows must be kept.
+        """
         states, head = self._views.get(view, ({}, None))
-        missing = [row.row for row in needed if row.row not in states]
+        missing = [row.row for row in required if row.row not in states]
         assert not missing, f"no hidden states of the view '{view}' are kept here for the rows {missing}"
         if not states:
             return None

@@ -160,7 +160,7 @@ def plan_forest(
 class _Planner:
     def __init__(self, rows: Sequence[ScoringRow], placeholders: Collection[int | None], min_shared: int) -> None:
         self._rows = rows
-        self._placeholders = placeholders
+        self._placeholders = frozenset(placeholders)
         self._min_shared = min_shared
         self.segments: list[Segment] = []
         self.context_ends = [-1] * len(rows)
@@ -179,7 +179,7 @@ class _Planner:
             next_token = token_ids[num_common : num_common + 1]
             branches.setdefault(next_token, {})[token_ids] = context_rows
         cut = num_common
-        if any(token in self._placeholders for next_token in branches for token in next_token):
+        if not self._placeholders.isdisjoint(chain.from_iterable(branches)):
             while cut > 0 and first[cut - 1] in self._placeholders:
                 cut -= 1
         if cut - start >= self._min_shared:
@@ -261,26 +261,27 @@ class _Cutter:
         pieces: list[_Piece] = []
         for index, segment in enumerate(self._forest.segments):
             if segment.parent < 0:
-                pieces += self._cut(index, before=0)
+                pieces += self._cut(index, num_preceding=0)
         return pieces
 
-    def _cut(self, node: int, *, before: int) -> list[_Piece]:
-        """Cuts the branch at `node` into pieces, each of which repeats the `before` tokens that precede it."""
-        whole = _Piece(before + self._size(node), self._rows(node))
+    def _cut(self, node: int, *, num_preceding: int) -> list[_Piece]:
+        """Cuts the branch at `node` into pieces, each of which repeats the tokens that precede it."""
+        whole = _Piece(num_preceding + self._size(node), self._rows(node))
         if whole.num_tokens <= self._budget or not self._children[node]:
             return [whole]
-        before += len(self._forest.segments[node])
+        num_preceding += len(self._forest.segments[node])
         pieces: list[_Piece] = []
-        open_piece = _Piece(before, self._ending[node].copy())
+        open_piece = _Piece(num_preceding, self._ending[node].copy())
         for child in self._children[node]:
-            if open_piece.rows and open_piece.num_tokens + self._size(child) > self._budget:
+            child_size = self._size(child)
+            if open_piece.rows and open_piece.num_tokens + child_size > self._budget:
                 pieces.append(open_piece)
-                open_piece = _Piece(before)
-            if before + self._size(child) > self._budget:
-                pieces += self._cut(child, before=before)
+                open_piece = _Piece(num_preceding)
+            if num_preceding + child_size > self._budget:
+                pieces += self._cut(child, num_preceding=num_preceding)
             else:
                 open_piece.rows += self._rows(child)
-                open_piece.num_tokens += self._size(child)
+                open_piece.num_tokens += child_size
         if open_piece.rows:
             pieces.append(open_piece)
         return pieces
@@ -351,18 +352,19 @@ class Passes:
     def cut(self, rows: Sequence[ScoringRow], size: int) -> list[RankPass]:
         """Divides `rows` into passes that are aligned with those of the other ranks. Collective, also without rows."""
         forest = forest_of(rows, self._processing) if self.packed else None
-        row_indices = self._own_passes(rows, forest, size)
-        (num_passes,) = self._largest([len(row_indices)])
-        while len(row_indices) < num_passes:
-            row_indices.append([])
-        own_images = [any(rows[index].context.images is not None for index in indices) for indices in row_indices]
-        # Whether any rank has images in the pass matters only to a sharded tower, which all ranks must run together.
-        images_anywhere = own_images
-        if self._image_filler is not None:
-            images_anywhere = [bool(has) for has in self._largest([int(has) for has in own_images])]
+        indices_of_passes = self._own_passes(rows, forest, size)
+        (num_passes,) = self._largest([len(indices_of_passes)])
+        while len(indices_of_passes) < num_passes:
+            indices_of_passes.append([])
+        images_counts: list[int] = []
+        for indices in indices_of_passes:
+            images_counts.append(sum(rows[index].context.images is not None for index in indices))
+        # Whether any rank has images in a pass matters only to a sharded tower, which all ranks must run together.
+        largest_counts = images_counts if self._image_filler is None else self._largest(images_counts)
         passes: list[RankPass] = []
-        for indices, has_images, needs_tower in zip(row_indices, own_images, images_anywhere, strict=True):
-            filler = self._filler_for(is_empty=not indices, lacks_images=needs_tower and not has_images)
+        for indices, count, largest_count in zip(indices_of_passes, images_counts, largest_counts, strict=True):
+            lacks_images = count == 0 and largest_count > 0
+            filler = self._filler_for(is_empty=not indices, lacks_images=lacks_images)
             passes.append(self._rank_pass(rows, indices, forest, filler))
         return passes
 

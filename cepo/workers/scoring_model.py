@@ -102,11 +102,14 @@ def collate(
             images.setdefault(key, context.images)
             units = processing.images.units_inside(context.token_ids, context.images, segment.start, segment.stop)
             image_order.extend((key, unit) for unit in units)
+    targets: list[int] = []
+    for row in rows:
+        targets += row.response_ids
     return CollatedRows(
         input_ids=input_ids.view(num_rows, length).to(device),
         position_ids=position_ids.view(3, num_rows, length).to(device),
         response_index=torch.cat(places.response_index).to(device),
-        targets=torch.tensor([token for row in rows for token in row.response_ids]).to(device),
+        targets=torch.tensor(targets).to(device),
         images=MappingProxyType(images),
         image_order=tuple(image_order),
         segments=places.layout,
@@ -130,7 +133,9 @@ def _padded_places(rows: Sequence[ScoringRow]) -> _Places:
         begin = number * length
         segments.append((Segment(number, 0, row.num_tokens, -1), begin))
         # A token predicts its successor, so the first of these is the context's last token.
-        response_index.append(torch.arange(len(row.context.token_ids) - 1, row.num_tokens - 1) + begin)
+        last_of_context = len(row.context.token_ids) - 1
+        predicting = torch.arange(last_of_context, row.num_tokens - 1)
+        response_index.append(predicting + begin)
     return _Places((len(rows), length), segments, response_index)
 
 
@@ -141,8 +146,10 @@ def _packed_places(rows: Sequence[ScoringRow], forest: TokenForest, multiple_of:
         last_of_context = forest.starts[context_end + 1] - 1  # predicts the response's first token
         response_index.append(torch.tensor([last_of_context]))
         if leaf >= 0:
-            response_index.append(torch.arange(len(row.response_ids) - 1) + forest.starts[leaf])
-    segments = list(zip(forest.segments, forest.starts, strict=False))  # `starts` also has the end of the last one
+            num_inputs = len(row.response_ids) - 1
+            response_index.append(torch.arange(num_inputs) + forest.starts[leaf])
+    begins = forest.starts[:-1]  # the last one is the end of all
+    segments = list(zip(forest.segments, begins, strict=True))
     return _Places((1, layout.num_tokens), segments, response_index, layout)
 
 
@@ -158,16 +165,16 @@ class ImageEncoder:
         self, base: Any, images: Mapping[str, ImageInputs], device: torch.device
     ) -> Mapping[str, list[ImageFeatures]]:
         """Returns the features of the units of each image by its key."""
-        known = dict(self._known)
-        missing = {key: inputs for key, inputs in images.items() if key not in known}
+        features_by_key = dict(self._known)
+        missing = {key: inputs for key, inputs in images.items() if key not in features_by_key}
         if missing:
             self._encoded += sum(inputs.num_encoded for inputs in missing.values())
             with torch.set_grad_enabled(torch.is_grad_enabled() and not self.keeps):
                 features = family_of(base.config).features(base, list(missing.values()), device)
-            known.update(zip(missing, features, strict=True))
+            features_by_key.update(zip(missing, features, strict=True))
         if self.keeps:
-            self._known = known
-        return known
+            self._known = features_by_key
+        return features_by_key
 
     def forget(self) -> None:
         self._known = {}
