@@ -16,9 +16,12 @@ from cepo.errors import ConfigError
 
 Capability = tuple[int, int]
 
-_CPU_FACTS, _CPU_QUOTA = Path("/proc/cpuinfo"), Path("/sys/fs/cgroup/cpu.max")
-_DEVICES, _PCI_DEVICES = Path("/dev"), Path("/sys/bus/pci/devices")
-_NVIDIA, _DISPLAY_CLASSES = "0x10de", ("0x0300", "0x0302")
+_CPU_FACTS = Path("/proc/cpuinfo")
+_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_DEVICES = Path("/dev")
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
+_NVIDIA = "0x10de"
+_DISPLAY_CLASSES = ("0x0300", "0x0302")
 _SMALLEST_DRIVER = {"12": "525 or later", "13": "580 or later"}
 """The NVIDIA driver that each major version of CUDA needs."""
 
@@ -39,7 +42,10 @@ class Finding:
 def driver_version() -> str | None:
     """Returns the NVIDIA driver's version; None if no driver answers."""
     lines = _nvidia_smi("--query-gpu=driver_version")
-    return lines[0] if lines and lines[0][:1].isdigit() else None
+    # Without a driver the program may print a sentence.
+    if not lines or not lines[0][:1].isdigit():
+        return None
+    return lines[0]
 
 
 def visible_gpus() -> list[tuple[str, float]]:
@@ -51,14 +57,20 @@ def visible_gpus() -> list[tuple[str, float]]:
 
     if not torch.cuda.is_available():
         return []
-    shown, count = os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count()
-    lines = _nvidia_smi("--query-gpu=name,memory.total", *([] if shown is None else ["-i", shown]))
-    parts = [line.rpartition(", ") for line in lines]
-    if len(parts) == count and all(mebibytes.isdigit() for _, _, mebibytes in parts):
-        return [(name, int(mebibytes) / 2**10) for name, _, mebibytes in parts]
+    count = torch.cuda.device_count()
+    options = ["--query-gpu=name,memory.total"]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        options += ["-i", visible]
+    names_and_mebibytes: list[tuple[str, str]] = []
+    for line in _nvidia_smi(*options):
+        name, _, mebibytes = line.rpartition(", ")
+        names_and_mebibytes.append((name, mebibytes))
+    if len(names_and_mebibytes) == count and all(mebibytes.isdigit() for _, mebibytes in names_and_mebibytes):
+        return [(name, int(mebibytes) / 2**10) for name, mebibytes in names_and_mebibytes]
     # A part of a GPU, or a GPU that shares the host's memory.
-    properties = [torch.cuda.get_device_properties(index) for index in range(count)]
-    return [(one.name, one.total_memory / 2**30) for one in properties]
+    gpus = [torch.cuda.get_device_properties(index) for index in range(count)]
+    return [(gpu.name, gpu.total_memory / 2**30) for gpu in gpus]
 
 
 def _nvidia_smi(*options: str) -> list[str]:
@@ -67,7 +79,9 @@ def _nvidia_smi(*options: str) -> list[str]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return done.stdout.splitlines() if done.returncode == 0 else []
+    if done.returncode != 0:
+        return []
+    return done.stdout.splitlines()
 
 
 def _system_text(file: Path) -> str:
@@ -80,35 +94,38 @@ def _system_text(file: Path) -> str:
 
 def has_nvidia_gpu() -> bool:
     """Returns whether this machine has an NVIDIA GPU, usable or not: a PCI device, a device file, or a driver that answers."""
-    makers = {
-        _system_text(device / "vendor").strip()
-        for device in _PCI_DEVICES.glob("*")
-        if _system_text(device / "class").startswith(_DISPLAY_CLASSES)
-    }
-    return _NVIDIA in makers or any(_DEVICES.glob("nvidia[0-9]*")) or driver_version() is not None
+    for device in _PCI_DEVICES.glob("*"):
+        is_display = _system_text(device / "class").startswith(_DISPLAY_CLASSES)
+        if is_display and _system_text(device / "vendor").strip() == _NVIDIA:
+            return True
+    return any(_DEVICES.glob("nvidia[0-9]*")) or driver_version() is not None
 
 
 def torch_build() -> Finding:
     """Reports torch's build. It is a failure if it is for CUDA and sees no GPU where there is one that is not hidden."""
     import torch
 
-    subject, cuda, driver = "torch's build", torch.version.cuda, driver_version()
-    seen = "no NVIDIA driver answers" if driver is None else f"driver {driver} answers"
+    subject = "torch's build"
+    cuda = torch.version.cuda
+    driver = driver_version()
+    driver_in_words = "no NVIDIA driver answers" if driver is None else f"driver {driver} answers"
     if cuda is None and driver is not None:
         remedy = "install the extra for GPUs into a fresh environment: pip install 'cepo[gpu]'"
-        return Finding(subject, "warn", f"for CPUs, which cannot use the NVIDIA GPU ({seen})", remedy)
+        return Finding(subject, "warn", f"for CPUs, which cannot use the NVIDIA GPU ({driver_in_words})", remedy)
     if cuda is None:
         return Finding(subject, "ok", "for CPUs")
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     if is_hidden or torch.cuda.is_available() or not has_nvidia_gpu():
-        return Finding(subject, "ok", f"CUDA {cuda}, compiled for {', '.join(torch.cuda.get_arch_list())}; {seen}")
-    needed = _SMALLEST_DRIVER.get(cuda.partition(".")[0], "a newer one")
+        architectures = ", ".join(torch.cuda.get_arch_list())
+        return Finding(subject, "ok", f"CUDA {cuda}, compiled for {architectures}; {driver_in_words}")
+    major_version = cuda.partition(".")[0]
+    smallest_driver = _SMALLEST_DRIVER.get(major_version, "a newer one")
     remedy = (
         "check nvidia-smi, its driver, CUDA_VISIBLE_DEVICES and, in a container, --gpus all. To run on the processors, set "
         "CUDA_VISIBLE_DEVICES= (empty), or pip install 'cepo[cpu]'"
     )
-    found = f"torch is built for CUDA {cuda} and sees no GPU ({seen}; needed: {needed})"
-    return Finding(subject, "fail", found, remedy)
+    problem = f"torch is built for CUDA {cuda} and sees no GPU ({driver_in_words}; needed: {smallest_driver})"
+    return Finding(subject, "fail", problem, remedy)
 
 
 def torchvision_fault() -> Finding | None:
@@ -118,9 +135,11 @@ def torchvision_fault() -> Finding | None:
     try:
         import torchvision  # noqa: F401  # pyright: ignore[reportMissingTypeStubs]
     except (ImportError, RuntimeError, OSError, AttributeError) as error:
-        found = f"torchvision, which vision-language models need, does not work with torch {torch.__version__}: {error}"
-        together = "pip install --force-reinstall torch==2.13.0 torchvision==0.28.0"
-        return Finding("torchvision", "fail", found, f"install both in one command from one index: {together}")
+        problem = (
+            f"torchvision, which vision-language models need, does not work with torch {torch.__version__}: {error}"
+        )
+        command = "pip install --force-reinstall torch==2.13.0 torchvision==0.28.0"
+        return Finding("torchvision", "fail", problem, f"install both in one command from one index: {command}")
     return None
 
 
@@ -138,44 +157,54 @@ def device_in_words() -> str:
     """Describes where this process would train: the GPUs by name and memory, or the CPU and why no GPU is used."""
     import torch
 
-    names = Counter(f"{name}, {memory:.0f} GiB" for name, memory in visible_gpus())
-    if names:
-        return "; ".join(f"{count} x {name}" if count > 1 else name for name, count in names.items())
-    why = f"this machine has no NVIDIA GPU, so torch {torch.__version__}, a CUDA build, runs on the processors"
+    counts = Counter(f"{name}, {memory:.0f} GiB" for name, memory in visible_gpus())
+    if counts:
+        return "; ".join(f"{count} x {name}" if count > 1 else name for name, count in counts.items())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if torch.version.cuda is None:
-        why = f"torch {torch.__version__} is a build without CUDA"
-    elif (shown := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        why = f"CUDA_VISIBLE_DEVICES={shown} hides the GPUs"
-    return f"CPU ({processor_name()}, {num_processors()} processors): {why}"
+        reason = f"torch {torch.__version__} is a build without CUDA"
+    elif visible is not None:
+        reason = f"CUDA_VISIBLE_DEVICES={visible} hides the GPUs"
+    else:
+        reason = f"this machine has no NVIDIA GPU, so torch {torch.__version__}, a CUDA build, runs on the processors"
+    return f"CPU ({processor_name()}, {num_processors()} processors): {reason}"
 
 
 def require_devices(per_machine: int) -> None:
     """Raises ConfigError if this machine has fewer GPUs than a run uses or, without any, fewer processors."""
     import torch
 
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    usable = gpus or num_processors()
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    usable = num_gpus or num_processors()
     if per_machine > usable:
-        has = gpus or "no GPU, and without one it is the number of worker processes"
+        devices = num_gpus or "no GPU, and without one it is the number of worker processes"
         raise ConfigError(
-            f"trainer.n_gpus_per_node={per_machine}, but this machine has {has}: {device_in_words()}. Set it to at most "
+            f"trainer.n_gpus_per_node={per_machine}, but this machine has {devices}: {device_in_words()}. Set it to at most "
             f"{usable}, or name a Ray cluster with trainer.ray_address"
         )
 
 
 def num_processors() -> int:
     """Returns the number of processors that this process may use by its affinity and its cgroup's quota."""
-    number = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    number = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # only on Linux
+        number = len(os.sched_getaffinity(0))
+    # The quota is "<microseconds> <period>", or "max <period>" without a limit.
     quota, _, period = _system_text(_CPU_QUOTA).partition(" ")
-    return max(1, min(number, int(quota) // int(period))) if quota.isdecimal() else number
+    if not quota.isdecimal():
+        return number
+    return max(1, min(number, int(quota) // int(period)))
 
 
 def processor_name() -> str:
-    found = re.search(r"^model name\s*: (.*)$", _system_text(_CPU_FACTS), flags=re.MULTILINE)
-    return found[1].strip() if found else platform.machine()
+    line = re.search(r"^model name\s*: (.*)$", _system_text(_CPU_FACTS), flags=re.MULTILINE)
+    return platform.machine() if line is None else line[1].strip()
 
 
 def with_own_programs(path: str) -> str:
     """Returns `path` with the folder of the running Python prepended if missing, where pip installs programs."""
-    folder, folders = str(Path(sys.executable).parent), [part for part in path.split(os.pathsep) if part]
-    return path if folder in folders else os.pathsep.join([folder, *folders])
+    own_folder = str(Path(sys.executable).parent)
+    folders = [folder for folder in path.split(os.pathsep) if folder]
+    if own_folder in folders:
+        return path
+    return os.pathsep.join([own_folder, *folders])

@@ -14,7 +14,7 @@ import math
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,7 +73,8 @@ def _remaining_angle(seen: str, numbers: Numbers) -> int:
 
 def _two_different_lengths(rng: random.Random) -> Numbers:
     width = rng.randint(11, 29)
-    return width, rng.choice([height for height in range(11, 30) if abs(height - width) >= 2])
+    heights = [height for height in range(11, 30) if abs(height - width) >= 2]
+    return width, rng.choice(heights)
 
 
 FAMILIES: dict[str, Family] = {
@@ -108,7 +109,9 @@ def generate_problem(seed: int, index: int, *, stream: str = "train") -> Problem
     """Returns problem number `index` of a stream; families alternate."""
     rng = random.Random(f"{stream}/{seed}/{index}")
     name, family = list(FAMILIES.items())[index % len(FAMILIES)]
-    return Problem(name, rng.choice(family.seen_values), family.draw_numbers(rng), seed, stream, index)
+    seen = rng.choice(family.seen_values)
+    numbers = family.draw_numbers(rng)
+    return Problem(name, seen, numbers, seed, stream, index)
 
 
 IMAGE_SIDE = 64
@@ -129,7 +132,8 @@ def draw_figure(problem: Problem) -> Image.Image:
     side = IMAGE_SIDE * _OVERSAMPLING
     image = Image.new("RGB", (side, side), rng.choice(PAPERS))
     draw = ImageDraw.Draw(image)
-    ink, fill = rng.choice(INKS), rng.choice(FILLS)
+    ink = rng.choice(INKS)
+    fill = rng.choice(FILLS)
     if problem.family in ("perimeter", "angle"):
         _draw_polygon(draw, rng, int(problem.seen), ink, fill)
     elif problem.family == "ticks":
@@ -140,36 +144,48 @@ def draw_figure(problem: Problem) -> Image.Image:
 
 
 def _pixels(point: Point) -> Point:
-    return point[0] * _OVERSAMPLING, point[1] * _OVERSAMPLING
+    x, y = point
+    return x * _OVERSAMPLING, y * _OVERSAMPLING
+
+
+def _box(top_left: Point, bottom_right: Point) -> tuple[float, float, float, float]:
+    """Returns a rectangle in pixels, as Pillow takes it."""
+    return (*_pixels(top_left), *_pixels(bottom_right))
 
 
 def _draw_polygon(draw: ImageDraw.ImageDraw, rng: random.Random, count: int, ink: tuple, fill: tuple) -> None:
-    centre = (32 + rng.uniform(-2, 2), 32 + rng.uniform(-2, 2))
+    centre_x = 32 + rng.uniform(-2, 2)
+    centre_y = 32 + rng.uniform(-2, 2)
     radius = rng.uniform(23, 26)
-    turn = rng.uniform(-_MAX_TURN_RADIANS, _MAX_TURN_RADIANS) - math.pi / 2
-    angles = [turn + 2 * math.pi * k / count for k in range(count)]
-    corners = [(centre[0] + radius * math.cos(angle), centre[1] + radius * math.sin(angle)) for angle in angles]
-    draw.polygon([_pixels(corner) for corner in corners], fill=fill)
-    for corner in corners:
-        x, y = _pixels(corner)
-        r = 4.0 * _OVERSAMPLING
-        draw.ellipse((x - r, y - r, x + r, y + r), fill=ink)
+    first_angle = rng.uniform(-_MAX_TURN_RADIANS, _MAX_TURN_RADIANS) - math.pi / 2
+    corners: list[Point] = []
+    for number in range(count):
+        angle = first_angle + 2 * math.pi * number / count
+        corner = (centre_x + radius * math.cos(angle), centre_y + radius * math.sin(angle))
+        corners.append(_pixels(corner))
+    draw.polygon(corners, fill=fill)
+    dot = 4.0 * _OVERSAMPLING
+    for x, y in corners:
+        draw.ellipse((x - dot, y - dot, x + dot, y + dot), fill=ink)
 
 
 def _draw_ticked_bar(draw: ImageDraw.ImageDraw, rng: random.Random, count: int, ink: tuple, fill: tuple) -> None:
     """Draws a horizontal bar cut into `count` equal parts, with a tick at every cut and at both ends."""
-    left, right = rng.uniform(4, 6), 64 - rng.uniform(4, 6)
+    left = rng.uniform(4, 6)
+    right = 64 - rng.uniform(4, 6)
     middle = 32 + rng.uniform(-4, 4)
-    draw.rectangle((*_pixels((left, middle - 6)), *_pixels((right, middle + 6))), fill=fill)
-    for k in range(count + 1):
-        x = left + (right - left) * k / count
-        draw.rectangle((*_pixels((x - 1.5, middle - 14)), *_pixels((x + 1.5, middle + 14))), fill=ink)
+    draw.rectangle(_box((left, middle - 6), (right, middle + 6)), fill=fill)
+    for number in range(count + 1):
+        x = left + (right - left) * number / count
+        draw.rectangle(_box((x - 1.5, middle - 14), (x + 1.5, middle + 14)), fill=ink)
 
 
 def _draw_open_fence(draw: ImageDraw.ImageDraw, rng: random.Random, seen: str, ink: tuple, fill: tuple) -> None:
     """Draws a yard with a fence on three sides; the open one is a width (top or bottom) or height (left or right)."""
-    left, top = 8 + rng.uniform(-2, 2), 8 + rng.uniform(-2, 2)
-    right, bottom = 56 + rng.uniform(-2, 2), 56 + rng.uniform(-2, 2)
+    left = 8 + rng.uniform(-2, 2)
+    top = 8 + rng.uniform(-2, 2)
+    right = 56 + rng.uniform(-2, 2)
+    bottom = 56 + rng.uniform(-2, 2)
     open_side = rng.choice(("top", "bottom") if seen == "width" else ("left", "right"))
     sides = {
         "top": ((left, top), (right, top)),
@@ -177,7 +193,7 @@ def _draw_open_fence(draw: ImageDraw.ImageDraw, rng: random.Random, seen: str, i
         "left": ((left, top), (left, bottom)),
         "right": ((right, top), (right, bottom)),
     }
-    draw.rectangle((*_pixels((left, top)), *_pixels((right, bottom))), fill=fill)
+    draw.rectangle(_box((left, top), (right, bottom)), fill=fill)
     for name, (start, end) in sides.items():
         if name != open_side:
             draw.line([_pixels(start), _pixels(end)], fill=ink, width=6 * _OVERSAMPLING)
@@ -249,9 +265,9 @@ def build_world(
     building.folder.mkdir(parents=True)
     try:
         with phase(f"building the embedded world in {folder}"):
-            problems = split_problems(seed, num_train, num_validation, kind)
-            for split, some in zip(kind.splits, problems, strict=True):
-                write_problems(building.split_file(split), some, kind)
+            problems_of_splits = split_problems(seed, num_train, num_validation, kind)
+            for split, problems in zip(kind.splits, problems_of_splits, strict=True):
+                write_problems(building.split_file(split), problems, kind)
             shutil.copytree(kind.assets, building.model_path)
             manifest = json.dumps({"fingerprint": fingerprint, "seed": seed}, indent=2)
             (building.folder / _MANIFEST).write_text(manifest + "\n", encoding="utf-8")
@@ -260,21 +276,31 @@ def build_world(
                 folder.rename(old)
             building.folder.rename(folder)
     finally:
-        for rest in (building.folder, old):
-            shutil.rmtree(rest, ignore_errors=True)
+        for leftover in (building.folder, old):
+            shutil.rmtree(leftover, ignore_errors=True)
     return world
 
 
 def split_problems(seed: int, num_train: int, num_validation: int, kind: WorldKind = SHAPES) -> list[list[Problem]]:
     """Returns each split's problems, from the stream of its name; none repeats a training problem's image and text."""
     train = [kind.generate(seed, index, stream="train") for index in range(num_train)]
-    known = {(problem.question, kind.draw(problem).tobytes()) for problem in train}
+    training_contents = {_content(problem, kind) for problem in train}
+    splits = [train]
+    for stream in kind.splits[1:]:
+        problems: list[Problem] = []
+        for index in itertools.count():
+            if len(problems) == num_validation:
+                break
+            problem = kind.generate(seed, index, stream=stream)
+            if _content(problem, kind) not in training_contents:
+                problems.append(problem)
+        splits.append(problems)
+    return splits
 
-    def unseen(stream: str) -> Iterator[Problem]:
-        problems = (kind.generate(seed, index, stream=stream) for index in itertools.count())
-        return (one for one in problems if (one.question, kind.draw(one).tobytes()) not in known)
 
-    return [train, *(list(itertools.islice(unseen(split), num_validation)) for split in kind.splits[1:])]
+def _content(problem: Problem, kind: WorldKind) -> tuple[str, bytes]:
+    """Returns what a model sees of a problem: its text and its image's pixels."""
+    return problem.question, kind.draw(problem).tobytes()
 
 
 def write_problems(file: Path, problems: Iterable[Problem], kind: WorldKind = SHAPES) -> None:
@@ -282,21 +308,27 @@ def write_problems(file: Path, problems: Iterable[Problem], kind: WorldKind = SH
     from datasets import Dataset, Features, Image, List, Value, disable_progress_bars
 
     disable_progress_bars()  # they would disturb the caller's
-    types: Tree = {"images": List(Image())} | dict.fromkeys(("problem", "answer"), Value("string"))
-    types |= {"id": Value("int64"), "family": Value("string")}
+    types: Tree = {
+        "images": List(Image()),
+        "problem": Value("string"),
+        "answer": Value("string"),
+        "id": Value("int64"),
+        "family": Value("string"),
+    }
     if kind.solution is not None:
         types["solution"] = Value("string")
-    rows = [
-        {
+    rows: list[Tree] = []
+    for problem in problems:
+        row: Tree = {
             "images": [{"bytes": png_bytes(kind.draw(problem)), "path": f"{problem.id}.png"}],
             "problem": f"<image>{problem.question}",
             "answer": problem.answer,
             "id": problem.index,
             "family": problem.family,
-            **({} if kind.solution is None else {"solution": kind.solution(problem)}),
         }
-        for problem in problems
-    ]
+        if kind.solution is not None:
+            row["solution"] = kind.solution(problem)
+        rows.append(row)
     Dataset.from_list(rows, features=Features(types)).to_parquet(str(file))
 
 
@@ -315,17 +347,22 @@ def _built_fingerprint(folder: Path) -> str | None:
 def _fingerprint(kind: WorldKind, *arguments: int) -> str:
     """Hashes everything that determines the world: arguments, this package's code and the kind's, and the weights."""
     digest = hashlib.sha256(json.dumps((kind.name, *arguments)).encode())
-    folders = dict.fromkeys((Path(__file__).parent, kind.assets.parent))
-    code = [file for folder in folders for file in sorted(folder.glob("*.py"))]
-    for file in (*code, *sorted(kind.assets.glob("*"))):
-        digest.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+    files: list[Path] = []
+    for folder in dict.fromkeys((Path(__file__).parent, kind.assets.parent)):  # each once
+        files += sorted(folder.glob("*.py"))
+    files += sorted(kind.assets.glob("*"))
+    for file in files:
+        content_digest = hashlib.sha256(file.read_bytes()).digest()
+        digest.update(file.name.encode() + b"\0" + content_digest)
     return digest.hexdigest()
 
 
 def with_embedded_world(config: RunConfig) -> RunConfig:
     """Replaces `microgeo:*` names by paths of the embedded world, which is built if it is not in the cache."""
-    data, model, critic = config.data, config.worker.actor.model, config.worker.critic
-    names = {*data.train_sources, data.val_files or "", model.model_path, critic.model.model_path or ""}
+    data = config.data
+    actor = config.worker.actor
+    critic = config.worker.critic
+    names = {*data.train_sources, data.val_files or "", actor.model.model_path, critic.model.model_path or ""}
     if not any(name.startswith("microgeo:") for name in names):
         return config
     world = build_world()
@@ -337,10 +374,8 @@ def with_embedded_world(config: RunConfig) -> RunConfig:
         model = dataclasses.replace(section.model, model_path=paths.get(path, path))
         return dataclasses.replace(section, model=model)
 
-    data = dataclasses.replace(
-        data,
-        train_files=",".join(paths.get(source, source) for source in data.train_sources),
-        val_files=paths.get(data.val_files or "", data.val_files),
-    )
-    worker = dataclasses.replace(config.worker, actor=with_path(config.worker.actor), critic=with_path(critic))
+    train_paths = [paths.get(source, source) for source in data.train_sources]
+    val_path = paths.get(data.val_files or "", data.val_files)
+    data = dataclasses.replace(data, train_files=",".join(train_paths), val_files=val_path)
+    worker = dataclasses.replace(config.worker, actor=with_path(actor), critic=with_path(critic))
     return dataclasses.replace(config, data=data, worker=worker)

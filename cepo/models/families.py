@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +52,8 @@ class LlavaOneVision(ProcessedFamily):
 
     def feature_inputs(self, features: Sequence[ImageFeatures]) -> dict[str, object]:
         """Returns the features as a list, which the model concatenates itself."""
-        return {"mm_encoder_outputs": {"image": SimpleNamespace(pooler_output=[one.embeddings for one in features])}}
+        embeddings = [unit.embeddings for unit in features]
+        return {"mm_encoder_outputs": {"image": SimpleNamespace(pooler_output=embeddings)}}
 
 
 _JOINED_LINES = (("\n", "\n\n", "\n\n\n"), ("\n\n", "\n", "\n\n\n"), ("\n\n", "\n\n", "\n\n\n\n"))
@@ -65,15 +66,19 @@ class Gemma3Reader(ImageReader):
     @cached_property
     def _rules(self) -> list[list[int]]:
         vocabulary = self._processor.tokenizer.get_vocab()
-        return [[vocabulary[text] for text in rule] for rule in _JOINED_LINES if vocabulary.keys() >= set(rule)]
+        rules: list[list[int]] = []
+        for texts in _JOINED_LINES:
+            if all(text in vocabulary for text in texts):
+                rules.append([vocabulary[text] for text in texts])
+        return rules
 
     def expand(self, engine_ids: Sequence[int], images: ImageInputs) -> list[int]:
         """See `ImageReader.expand`. Adjacent line breaks are then merged, as by the tokenizer and vLLM in a text."""
         expanded = super().expand(engine_ids, images)
-        for one, two, both in self._rules:
+        for first, second, both in self._rules:
             joined: list[int] = []
             for token in expanded:
-                if joined and (joined[-1], token) == (one, two):
+                if joined and joined[-1] == first and token == second:
                     joined[-1] = both
                 else:
                     joined.append(token)
@@ -124,33 +129,56 @@ class GridReader(ImageReader):
         time p, height p + row and width p + column. The text after it continues at p + max(h, w). Each temporal patch
         of a video is such an image, preceded by its time as text.
         """
-        remaining = {self._token_of[kind]: iter(grid.tolist()) for kind, grid in images.grids.items()}
-        pieces: list[Tensor] = []
-        position = index = 0
+        remaining_grids = {self._token_of[kind]: iter(grid.tolist()) for kind, grid in images.grids.items()}
+        pieces: list[Tensor] = []  # each (3, tokens)
+        position = 0
+        index = 0
         while index < len(token_ids):
-            if token_ids[index] in remaining:
-                height, width = (side // self.merge_size for side in next(remaining[token_ids[index]])[1:])
-                end, size = index + height * width, max(height, width)
-                rows, columns = torch.arange(height).repeat_interleave(width), torch.arange(width).repeat(height)
-                offsets = torch.stack([torch.zeros_like(rows), rows, columns])
+            token = token_ids[index]
+            if token in remaining_grids:
+                _, patch_rows, patch_columns = next(remaining_grids[token])
+                height = patch_rows // self.merge_size
+                width = patch_columns // self.merge_size
+                num_tokens = height * width
+                extent = max(height, width)
+                offsets = _image_offsets(height, width)
             else:
-                end = next((at for at in range(index, len(token_ids)) if token_ids[at] in remaining), len(token_ids))
-                size = end - index
-                offsets = torch.arange(size).expand(3, -1)
+                num_tokens = _length_of_text(token_ids[index:], remaining_grids.keys())
+                extent = num_tokens
+                offsets = torch.arange(num_tokens).expand(3, -1)
             pieces.append(offsets + position)
-            position, index = position + size, end
+            position += extent
+            index += num_tokens
         return torch.cat(pieces, dim=1)
 
     def units_inside(self, token_ids: Sequence[int], images: ImageInputs, start: int, stop: int) -> list[int]:
-        found: list[int] = []
-        first = 0
+        units: list[int] = []
+        num_units = 0
         for kind, grid in images.grids.items():
-            before = token_ids[:start].count(self._token_of[kind])
-            here = token_ids[start:stop].count(self._token_of[kind])
-            ends = (grid.prod(dim=1) // self.merge_size**2).cumsum(0).tolist()
-            found += [first + index for index, end in enumerate(ends) if before < end <= before + here]
-            first += len(grid)
-        return found
+            placeholder = self._token_of[kind]
+            num_before = token_ids[:start].count(placeholder)
+            num_until_stop = num_before + token_ids[start:stop].count(placeholder)
+            tokens_per_unit = grid.prod(dim=1) // self.merge_size**2
+            for index, end in enumerate(tokens_per_unit.cumsum(0).tolist()):
+                if num_before < end <= num_until_stop:
+                    units.append(num_units + index)
+            num_units += len(grid)
+        return units
+
+
+def _image_offsets(height: int, width: int) -> Int64[Tensor, "3 tokens"]:
+    """Returns time, row and column of each merged patch of an image, row by row."""
+    rows = torch.arange(height).repeat_interleave(width)
+    columns = torch.arange(width).repeat(height)
+    return torch.stack([torch.zeros_like(rows), rows, columns])
+
+
+def _length_of_text(token_ids: Sequence[int], placeholders: Collection[int | None]) -> int:
+    """Returns the number of tokens before the first placeholder."""
+    for index, token in enumerate(token_ids):
+        if token in placeholders:
+            return index
+    return len(token_ids)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,33 +196,51 @@ class GridFamily(Family):
 
     def features(self, model: Any, images: Sequence[ImageInputs], device: torch.device) -> list[list[ImageFeatures]]:
         """Computes the features of all prompts' images in one pass of the tower."""
-        pixels = [one.tensors[name] for one in images for name in _PIXELS if name in one.tensors]
-        kinds = [kind for one in images for kind, grid in one.grids.items() for _ in grid]
-        grid_thw = torch.cat([grid for one in images for grid in one.grids.values()]).to(device)
+        pixels: list[Tensor] = []
+        grids: list[Tensor] = []
+        kinds: list[str] = []
+        for inputs in images:
+            for name in _PIXELS:
+                if name in inputs.tensors:
+                    pixels.append(inputs.tensors[name])
+            for kind, grid in inputs.grids.items():
+                grids.append(grid)
+                kinds += [kind] * len(grid)
+        grid_thw = torch.cat(grids).to(device)  # (units, 3)
         output = model.model.get_image_features(torch.cat(pixels).to(device), grid_thw, return_dict=True)
         levels = getattr(output, "deepstack_features", None) or ()  # only Qwen3-VL has them
-        found = iter(
-            ImageFeatures(embeddings=embeddings, levels=tuple(deeper), kind=kind)
-            for kind, embeddings, *deeper in zip(kinds, output.pooler_output, *levels, strict=True)
-        )
-        return [list(islice(found, one.num_encoded)) for one in images]
+        units: list[ImageFeatures] = []
+        for kind, embeddings, *unit_levels in zip(kinds, output.pooler_output, *levels, strict=True):
+            units.append(ImageFeatures(embeddings=embeddings, levels=tuple(unit_levels), kind=kind))
+        units_of_prompts: list[list[ImageFeatures]] = []
+        first = 0
+        for inputs in images:
+            end = first + inputs.num_encoded
+            units_of_prompts.append(units[first:end])
+            first = end
+        return units_of_prompts
 
     def feature_inputs(self, features: Sequence[ImageFeatures]) -> dict[str, object]:
-        found: dict[str, object] = {}
-        for kind in dict.fromkeys(one.kind for one in features):
-            chosen = [one for one in features if one.kind == kind]
-            found[kind] = SimpleNamespace(
-                pooler_output=tuple(one.embeddings for one in chosen),
-                deepstack_features=[tuple(level) for level in zip(*(one.levels for one in chosen), strict=True)],
+        units_by_kind: dict[str, list[ImageFeatures]] = {}
+        for unit in features:
+            units_by_kind.setdefault(unit.kind, []).append(unit)
+        outputs: dict[str, object] = {}
+        for kind, units in units_by_kind.items():
+            # The model expects a sequence of levels, each with the features of all units.
+            levels = zip(*(unit.levels for unit in units), strict=True)
+            outputs[kind] = SimpleNamespace(
+                pooler_output=tuple(unit.embeddings for unit in units),
+                deepstack_features=[tuple(level) for level in levels],
             )
-        return {"mm_encoder_outputs": found}
+        return {"mm_encoder_outputs": outputs}
 
 
 class Qwen3VLMoe(GridFamily):
     def published(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
         """Transposes experts from transformers' (experts, out, in) to published checkpoints' (experts, in, out)."""
-        is_expert = name.endswith(("experts.gate_up_proj", "experts.down_proj"))
-        return name, weight.transpose(-1, -2) if is_expert else weight
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            return name, weight.transpose(-1, -2)
+        return name, weight
 
 
 class Qwen35(GridFamily):
@@ -281,7 +327,8 @@ def is_part(kind: str) -> bool:
 def processors_of(model_type: object) -> list[str]:
     """Returns the starts of the names of the processors of a `model_type`; of all families, if none has that type."""
     named = [family for family in FAMILIES if model_type in family.model_types and family.reads_images]
-    return list(dict.fromkeys(start for family in named or FAMILIES for start in family.processors))
+    starts = itertools.chain.from_iterable(family.processors for family in named or FAMILIES)
+    return list(dict.fromkeys(starts))  # each once, in this order
 
 
 def reads_grids(model_type: object) -> bool:
@@ -300,25 +347,28 @@ def family_of(
     has_tower = getattr(config, "vision_config", None) is not None  # text models' configurations lack the entry
     if family is not None and family.reads_images == has_tower:
         return family
-    reason = "its images are not read here"
-    if family is None and not has_tower:
-        try:
-            gap = plain_head_gap(config, trust_remote_code=trust_remote_code)
-        except ConfigError as error:
-            reason = str(error)
-        else:
-            if gap <= LARGEST_GAP:
-                _BY_TYPE[config.model_type] = Family(title="text model", model_types=())
-                logger.warning(
-                    "no test covers model_type '%s'; a tiny model was tried, and its log-probs are correct to %.0e nats",
-                    config.model_type,
-                    gap,
-                )
-                return _BY_TYPE[config.model_type]
-            reason = f"its log-probs are not those of a plain head on its last layer (they differ by {gap:.1e} nats)"
+    if family is not None or has_tower:
+        raise _unsupported(config, section, "its images are not read here")
+    try:
+        gap = plain_head_gap(config, trust_remote_code=trust_remote_code)
+    except ConfigError as error:
+        raise _unsupported(config, section, str(error)) from error
+    if gap > LARGEST_GAP:
+        reason = f"its log-probs are not those of a plain head on its last layer (they differ by {gap:.1e} nats)"
+        raise _unsupported(config, section, reason)
+    logger.warning(
+        "no test covers model_type '%s'; a tiny model was tried, and its log-probs are correct to %.0e nats",
+        config.model_type,
+        gap,
+    )
+    _BY_TYPE[config.model_type] = Family(title="text model", model_types=())
+    return _BY_TYPE[config.model_type]
+
+
+def _unsupported(config: PreTrainedConfig, section: str, reason: str) -> ConfigError:
     # A configuration that was not read from a checkpoint has no architectures.
     architecture = ", ".join(getattr(config, "architectures", None) or ()) or "no named architecture"
-    raise ConfigError(
+    return ConfigError(
         f"{section}.model_path is a checkpoint of model_type '{config.model_type}' ({architecture}), which is not supported: "
         f"{reason}. Supported are {', '.join(family.title for family in FAMILIES)} (docs/models.md)"
     )
@@ -337,8 +387,12 @@ def plain_head_gap(config: PreTrainedConfig, *, trust_remote_code: bool = False)
     from transformers import AutoModelForCausalLM
 
     small = copy.deepcopy(config)
-    small.num_hidden_layers, small.vocab_size = min(2, small.num_hidden_layers), 1024
-    small.pad_token_id = small.bos_token_id = small.eos_token_id = None
+    small.num_hidden_layers = min(2, small.num_hidden_layers)
+    small.vocab_size = 1024
+    # The configuration's own ids can be beyond the small vocabulary.
+    small.pad_token_id = None
+    small.bos_token_id = None
+    small.eos_token_id = None
     if getattr(small, "layer_types", None):  # only some configurations list their layers
         small.layer_types = small.layer_types[: small.num_hidden_layers]
     try:
@@ -348,10 +402,11 @@ def plain_head_gap(config: PreTrainedConfig, *, trust_remote_code: bool = False)
                 small, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=trust_remote_code
             ).eval()
             inputs = {"input_ids": torch.arange(8)[None], "position_ids": torch.arange(8)[None]}
-            own = model(**inputs, use_cache=False).logits.log_softmax(-1)
-            plain = model.lm_head(model.model(**inputs, use_cache=False).last_hidden_state).log_softmax(-1)
+            log_probs = model(**inputs, use_cache=False).logits.log_softmax(-1)
+            hidden = model.model(**inputs, use_cache=False).last_hidden_state
+            plain_log_probs = model.lm_head(hidden).log_softmax(-1)
     except (AttributeError, TypeError, ValueError, RuntimeError, KeyError, IndexError, ImportError) as error:
         raise ConfigError(
             f"a tiny model of this architecture cannot be run: {type(error).__name__}: {error}"
         ) from error
-    return float((own - plain).abs().max())
+    return float((log_probs - plain_log_probs).abs().max())

@@ -44,11 +44,15 @@ class FusedDecoder:
 
     def __init__(self, text_model: Any, head: Tensor, layers: list[_Layer]) -> None:
         config = text_model.config
-        self.num_heads, self.num_key_heads = config.num_attention_heads, config.num_key_value_heads
+        self.num_heads = config.num_attention_heads
+        self.num_key_heads = config.num_key_value_heads
         self.width: int = layers[0].scale.shape[1]
         self.embedding: Tensor = text_model.embed_tokens.weight
-        self.norm, self.epsilon = text_model.norm.weight, config.rms_norm_eps
-        self.rotary, self.head, self.layers = text_model.rotary_emb, head, layers
+        self.norm = text_model.norm.weight
+        self.epsilon = config.rms_norm_eps
+        self.rotary = text_model.rotary_emb
+        self.head = head
+        self.layers = layers
 
 
 def fused_decoder(model: Any) -> FusedDecoder | None:
@@ -56,28 +60,33 @@ def fused_decoder(model: Any) -> FusedDecoder | None:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     text_model = getattr(base.model, "language_model", base.model)  # text models lack it
     embedding: Any = getattr(text_model, "embed_tokens", None)  # other decoders use another name
-    known = type(text_model).__name__ in _DECODERS and type(embedding) is nn.Embedding
-    if not known or embedding.weight.dtype is not torch.float32 or text_model.config.hidden_act != "silu":
+    if type(text_model).__name__ not in _DECODERS or type(embedding) is not nn.Embedding:
         return None
-    kinds = getattr(text_model.config, "layer_types", None) or ()  # only some configurations list their layers
-    if any(kind != "full_attention" for kind in kinds):
+    if embedding.weight.dtype is not torch.float32 or text_model.config.hidden_act != "silu":
+        return None
+    layer_types = getattr(text_model.config, "layer_types", None) or ()  # only some configurations list their layers
+    if any(layer_type != "full_attention" for layer_type in layer_types):
         return None
     try:
-        return FusedDecoder(text_model, _weight(base.lm_head), [_layer(each) for each in text_model.layers])
+        return FusedDecoder(text_model, _weight(base.lm_head), [_layer(layer) for layer in text_model.layers])
     except NotImplementedError:
         return None
 
 
 def _layer(layer: Any) -> _Layer:
-    attention, mlp = layer.self_attn, layer.mlp
-    queries, keys, values = (_weight(each) for each in (attention.q_proj, attention.k_proj, attention.v_proj))
-    width = attention.head_dim
-    query_scale = (attention.q_norm.weight * attention.scaling).expand(queries.shape[0] // width, -1)
-    scale = torch.cat([query_scale, attention.k_norm.weight.expand(keys.shape[0] // width, -1)])
+    attention = layer.self_attn
+    mlp = layer.mlp
+    queries = _weight(attention.q_proj)  # (heads x width, hidden), like the two below
+    keys = _weight(attention.k_proj)
+    values = _weight(attention.v_proj)
+    num_heads = queries.shape[0] // attention.head_dim
+    num_key_heads = keys.shape[0] // attention.head_dim
+    query_scale = (attention.q_norm.weight * attention.scaling).expand(num_heads, -1)
+    key_scale = attention.k_norm.weight.expand(num_key_heads, -1)
     return _Layer(
         norm=layer.input_layernorm.weight,
         queries_keys_values=torch.cat([queries, keys, values]).t(),
-        scale=scale,
+        scale=torch.cat([query_scale, key_scale]),
         output=_weight(attention.o_proj).t(),
         mlp_norm=layer.post_attention_layernorm.weight,
         gate_up=torch.cat([_weight(mlp.gate_proj), _weight(mlp.up_proj)]).t(),
@@ -109,52 +118,62 @@ class FusedDecoding:
 
     def __init__(self, decoder: FusedDecoder, prompts: Sequence[KeysAndValues], prompt_of_row: Sequence[int]) -> None:
         self._decoder = decoder
-        lengths = torch.tensor([prompt[0][0].shape[2] for prompt in prompts])
-        self._longest = int(lengths.max())
-        device = prompts[0][0][0].device
-
-        def padded(layer: int, part: int) -> Tensor:
-            tensors = [prompt[layer][part] for prompt in prompts]
-            return torch.cat([pad(one, (0, 0, 0, self._longest - one.shape[2])) for one in tensors])
-
-        self._prompts = [(padded(layer, 0), padded(layer, 1)) for layer in range(len(prompts[0]))]
-        self._mask: Tensor | None = None
-        if int(lengths.min()) < self._longest:
-            beyond = torch.arange(self._longest) >= lengths[:, None]
-            self._mask = torch.zeros(beyond.shape).masked_fill(beyond, float("-inf")).to(device)
-        self._group = torch.tensor(prompt_of_row, device=device)
+        lengths = torch.tensor([_prompt_length(prompt) for prompt in prompts])
+        longest = int(lengths.max())
+        self._longest = longest
+        first_keys, _ = prompts[0][0]
+        device = first_keys.device
+        self._prompts: list[tuple[Tensor, Tensor]] = []  # keys and values of each layer, (P, key heads, longest, width)
+        for layer in range(len(prompts[0])):
+            keys = torch.cat([_padded_right(prompt[layer][0], longest) for prompt in prompts])
+            values = torch.cat([_padded_right(prompt[layer][1], longest) for prompt in prompts])
+            self._prompts.append((keys, values))
+        self._mask: Tensor | None = None  # (P, longest)
+        if int(lengths.min()) < longest:
+            is_padding = torch.arange(longest) >= lengths[:, None]
+            self._mask = torch.zeros(is_padding.shape).masked_fill(is_padding, float("-inf")).to(device)
+        self._prompt_of_row = torch.tensor(prompt_of_row, device=device)  # (B,)
+        # Keys and values of the responses: (layers, 2, B, key heads, room, width)
         shape = (len(decoder.layers), 2, len(prompt_of_row), decoder.num_key_heads, _FIRST_ROOM, decoder.width)
-        self._own = torch.empty(shape, device=device)
-        self._count = 0
+        self._responses = torch.empty(shape, device=device)
+        self._num_tokens = 0
         self._arrange()
 
     def logits(self, tokens: Int64[Tensor, " B"], positions: Int64[Tensor, " B"]) -> Float[Tensor, "B V"]:
         """Reads one token per row at its position and returns the logits of the next token."""
         decoder = self._decoder
-        hidden = decoder.embedding[tokens]
+        hidden = decoder.embedding[tokens]  # (B, hidden size)
         cosine, sine = self._rotation(positions)
-        if self._count == self._own.shape[4]:
-            self._own = torch.cat([self._own, torch.empty_like(self._own)], dim=4)
-        position, self._count = self._count, self._count + 1
+        position = self._num_tokens
+        room = self._responses.shape[4]
+        if position == room:
+            self._responses = torch.cat([self._responses, torch.empty_like(self._responses)], dim=4)
+        self._num_tokens += 1
         for index, layer in enumerate(decoder.layers):
             normed = rms_norm(hidden, hidden.shape[1:], layer.norm, decoder.epsilon)
-            attended = self._attention(index, layer, normed @ layer.queries_keys_values, cosine, sine, position)
+            projected = normed @ layer.queries_keys_values
+            attended = self._attention(index, layer, projected, cosine, sine, position)
             hidden = torch.addmm(hidden, attended, layer.output)
             normed = rms_norm(hidden, hidden.shape[1:], layer.mlp_norm, decoder.epsilon)
             gate, up = (normed @ layer.gate_up).chunk(2, dim=1)
             hidden = torch.addmm(hidden, silu(gate).mul_(up), layer.down)
-        return rms_norm(hidden, hidden.shape[1:], decoder.norm, decoder.epsilon) @ decoder.head.t()
+        normed = rms_norm(hidden, hidden.shape[1:], decoder.norm, decoder.epsilon)
+        return normed @ decoder.head.t()
 
     def select(self, rows: Int64[Tensor, " n"]) -> None:
         """Keeps only these rows for the following calls."""
-        kept = self._own[:, :, : len(rows)]
-        for layer in range(len(self._own)):
-            kept[layer, :, :, :, : self._count] = self._own[layer][:, rows, :, : self._count]
-        self._own = kept
-        groups, self._group = self._group[rows].unique(return_inverse=True)
-        if len(groups) < len(self._prompts[0][0]):
-            self._prompts = [(keys[groups], values[groups]) for keys, values in self._prompts]
-            self._mask = None if self._mask is None else self._mask[groups]
+        # In place and layer by layer, because a second cache of this size might not fit.
+        remaining = self._responses[:, :, : len(rows)]
+        for layer in range(len(self._responses)):
+            filled = self._responses[layer][:, rows, :, : self._num_tokens]
+            remaining[layer, :, :, :, : self._num_tokens] = filled
+        self._responses = remaining
+        remaining_prompts, self._prompt_of_row = self._prompt_of_row[rows].unique(return_inverse=True)
+        num_prompts = len(self._prompts[0][0])
+        if len(remaining_prompts) < num_prompts:
+            self._prompts = [(keys[remaining_prompts], values[remaining_prompts]) for keys, values in self._prompts]
+            if self._mask is not None:
+                self._mask = self._mask[remaining_prompts]
         self._arrange()
 
     def _arrange(self) -> None:
@@ -163,57 +182,84 @@ class FusedDecoding:
         `_slots` is (rows,), the index of each row among prompts x slots. `_rows` is the row of each slot, arbitrary for
         an empty slot. Both are None if rows and slots have the same order.
         """
-        counts = torch.bincount(self._group)
+        counts = torch.bincount(self._prompt_of_row)
         self._num_slots = int(counts.max())
-        seen = torch.zeros_like(counts)
-        slots = torch.empty_like(self._group)
-        for row, group in enumerate(self._group.tolist()):
-            slots[row] = group * self._num_slots + seen[group]
-            seen[group] += 1
+        next_slots = torch.zeros_like(counts)
+        slots = torch.empty_like(self._prompt_of_row)
+        for row, prompt in enumerate(self._prompt_of_row.tolist()):
+            slots[row] = prompt * self._num_slots + next_slots[prompt]
+            next_slots[prompt] += 1
         rows = slots.new_zeros(len(counts) * self._num_slots)
         rows[slots] = torch.arange(len(slots), device=slots.device)
-        in_order = len(rows) == len(slots) and bool((rows == torch.arange(len(rows), device=rows.device)).all())
-        self._slots, self._rows = (None, None) if in_order else (slots, rows)
+        is_full = len(rows) == len(slots)
+        if is_full and bool((rows == torch.arange(len(rows), device=rows.device)).all()):
+            self._slots = None
+            self._rows = None
+        else:
+            self._slots = slots
+            self._rows = rows
 
     def _attention(
         self, index: int, layer: _Layer, projected: Tensor, cosine: Tensor, sine: Tensor, position: int
     ) -> Float[Tensor, "B width_of_all_heads"]:
         decoder = self._decoder
-        heads, key_heads, width = decoder.num_heads, decoder.num_key_heads, decoder.width
-        rows, share = projected.shape[0], heads // key_heads
-        turned = projected[:, : (heads + key_heads) * width].view(rows, heads + key_heads, width)
+        width = decoder.width
+        num_key_heads = decoder.num_key_heads
+        num_turned = decoder.num_heads + num_key_heads  # the heads of queries and keys, which the rotation turns
+        share = decoder.num_heads // num_key_heads  # the number of query heads for each key head
+        num_rows = projected.shape[0]
+        turned = projected[:, : num_turned * width].view(num_rows, num_turned, width)
         turned = rms_norm(turned, (width,), None, decoder.epsilon) * layer.scale
-        swapped = torch.cat([turned[..., width // 2 :], turned[..., : width // 2]], dim=2)
+        first_half, second_half = turned.split(width // 2, dim=2)
+        swapped = torch.cat([second_half, first_half], dim=2)
         turned = torch.addcmul(turned * cosine, swapped, sine)
-        own_keys, own_values = self._own[index]
-        own_keys[:, :, position] = turned[:, heads:]
-        own_values[:, :, position] = projected[:, (heads + key_heads) * width :].view(rows, key_heads, width)
-        queries = turned[:, :heads].reshape(rows, key_heads, share, width)
-        keys, values = own_keys[:, :, : position + 1], own_values[:, :, : position + 1]
-        prompt_keys, prompt_values = self._prompts[index]
+
+        response_keys, response_values = self._responses[index]
+        response_keys[:, :, position] = turned[:, decoder.num_heads :]
+        response_values[:, :, position] = projected[:, num_turned * width :].view(num_rows, num_key_heads, width)
+        keys = response_keys[:, :, : position + 1]  # (B, key heads, T, width)
+        values = response_values[:, :, : position + 1]
+        queries = turned[:, : decoder.num_heads].reshape(num_rows, num_key_heads, share, width)
+
+        prompt_keys, prompt_values = self._prompts[index]  # (P, key heads, longest, width)
         prompt_scores = self._to_slots(queries) @ prompt_keys.mT
         if self._mask is not None:
             prompt_scores += self._mask[:, None, None]
-        scores = torch.cat([self._to_rows(prompt_scores), queries @ keys.mT], dim=3)
+        scores = torch.cat(
+            [self._to_rows(prompt_scores), queries @ keys.mT], dim=3
+        )  # (B, key heads, share, longest + T)
         weights = scores.softmax(dim=3)
-        to_prompt = self._to_slots(weights[..., : self._longest])
-        attended = self._to_rows(to_prompt @ prompt_values)
-        return (attended + weights[..., self._longest :] @ values).reshape(rows, heads * width)
+        prompt_weights = self._to_slots(weights[..., : self._longest])
+        attended_prompts = self._to_rows(prompt_weights @ prompt_values)
+        attended = attended_prompts + weights[..., self._longest :] @ values  # (B, key heads, share, width)
+        return attended.reshape(num_rows, decoder.num_heads * width)
 
     def _to_slots(self, tensor: Float[Tensor, "B key_heads share n"]) -> Float[Tensor, "P key_heads slots_x_share n"]:
         if self._rows is not None:
             tensor = tensor[self._rows]
-        grouped = tensor.view(-1, self._num_slots, *tensor.shape[1:]).transpose(1, 2)
+        grouped = tensor.view(-1, self._num_slots, *tensor.shape[1:]).transpose(1, 2)  # (P, key heads, slots, share, n)
         return grouped.reshape(*grouped.shape[:2], -1, tensor.shape[3])
 
     def _to_rows(self, tensor: Float[Tensor, "P key_heads slots_x_share n"]) -> Float[Tensor, "B key_heads share n"]:
-        prompts, key_heads, _, last = tensor.shape
-        parted = tensor.view(prompts, key_heads, self._num_slots, -1, last).transpose(1, 2)
-        in_slots = parted.reshape(prompts * self._num_slots, key_heads, -1, last)
+        num_prompts, num_key_heads, _, last = tensor.shape
+        # (P, slots, key heads, share, n)
+        by_slot = tensor.view(num_prompts, num_key_heads, self._num_slots, -1, last).transpose(1, 2)
+        in_slots = by_slot.reshape(num_prompts * self._num_slots, num_key_heads, -1, last)
         return in_slots if self._slots is None else in_slots[self._slots]
 
     def _rotation(self, positions: Int64[Tensor, " B"]) -> tuple[Tensor, Tensor]:
         """Returns cosine and signed sine, (B, 1, width). Response tokens have equal positions on all M-RoPE axes."""
-        cosine, sine = self._decoder.rotary(self._own, positions[None])
+        cosine, sine = self._decoder.rotary(self._responses, positions[None])  # (1, B, width)
         half = self._decoder.width // 2
-        return cosine[0, :, None], torch.cat([-sine[0, :, None, :half], sine[0, :, None, half:]], dim=2)
+        signed_sine = torch.cat([-sine[0, :, None, :half], sine[0, :, None, half:]], dim=2)
+        return cosine[0, :, None], signed_sine
+
+
+def _prompt_length(prompt: KeysAndValues) -> int:
+    first_keys, _ = prompt[0]
+    return first_keys.shape[2]
+
+
+def _padded_right(states: Tensor, length: int) -> Tensor:
+    """Pads keys or values (1, key heads, tokens, width) with zeros after the last token."""
+    return pad(states, (0, 0, 0, length - states.shape[2]))

@@ -26,11 +26,13 @@ KERNEL_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e
 """The largest accepted difference between kernel and torch at the first use on a device, for each supported type. The
 relative error of a GPU's exponential and logarithm is 2e-7, which is about 1e-5 for log-probs of -20."""
 
-HEAD_CHUNK_ELEMENTS, HEAD_CHUNK_ELEMENTS_ON_GPU = 2**25, 2**28
+HEAD_CHUNK_ELEMENTS = 2**25
+HEAD_CHUNK_ELEMENTS_ON_GPU = 2**28
 """The number of logits in memory at once: 128 MiB in float32, and 1 GiB on a GPU, where reading the weights is then no
 bottleneck. A chunk has this many elements / vocabulary tokens."""
 
-DIVERGENCE_CHUNK_ELEMENTS, DIVERGENCE_CHUNK_ELEMENTS_ON_GPU = 9 * 2**20, 2**26
+DIVERGENCE_CHUNK_ELEMENTS = 9 * 2**20
+DIVERGENCE_CHUNK_ELEMENTS_ON_GPU = 2**26
 """The same for a divergence, which holds both distributions, their mixture and their gradients at once, up to 14 tensors of
 this size (3.5 GiB on a GPU). A chunk exceeds 32 MiB: glibc keeps freed blocks up to that size on its heap, where they would
 add up to a dense computation's memory."""
@@ -57,20 +59,24 @@ def use_float32_logits(model: Any) -> None:
             f"{type(head).__name__} and not a linear layer; set worker.actor.model.fp32_logits=false"
         )
     replacement = Float32LogitsHead(head.in_features, head.out_features, bias=head.bias is not None, device="meta")
-    replacement.weight, replacement.bias = head.weight, head.bias
+    replacement.weight = head.weight
+    replacement.bias = head.bias
     model.lm_head = replacement.train(head.training)
 
 
 def with_weight(head: nn.Module, weight: Tensor) -> Tensor | Callable[[Tensor], Tensor]:
     """Returns a head with `weight` (V, H) instead of its own, for `cepo.losses.divergence`; keeps the logits' type."""
-    return partial(float32_logits, weight=weight) if isinstance(head, Float32LogitsHead) else weight
+    if isinstance(head, Float32LogitsHead):
+        return partial(float32_logits, weight=weight)
+    return weight
 
 
 def float32_logits(hidden: Float[Tensor, "*N H"], weight: Float[Tensor, "V H"]) -> Float[Tensor, "*N V"]:
     """Computes a differentiable `hidden @ weight.T` in float32; both operands are float32, bf16 or fp16."""
     if weight.dtype is torch.float32:
         return linear(hidden, weight)
-    logits: Any = _Float32Product.apply(hidden.reshape(-1, hidden.shape[-1]), weight)
+    flat_hidden = hidden.reshape(-1, hidden.shape[-1])  # (n, H)
+    logits: Any = _Float32Product.apply(flat_hidden, weight)
     return logits.view(*hidden.shape[:-1], len(weight))
 
 
@@ -86,9 +92,11 @@ class _Float32Product(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         hidden, weight = ctx.saved_tensors
+        needs_hidden, needs_weight = ctx.needs_input_grad
         rounded = gradient.to(weight.dtype)
-        to_hidden = rounded @ weight if ctx.needs_input_grad[0] else None
-        return to_hidden, rounded.t() @ hidden if ctx.needs_input_grad[1] else None
+        to_hidden = rounded @ weight if needs_hidden else None
+        to_weight = rounded.t() @ hidden if needs_weight else None
+        return to_hidden, to_weight
 
 
 def _float32_product(hidden: Float[Tensor, "n H"], weight: Float[Tensor, "V H"]) -> Float[Tensor, "n V"]:
@@ -97,9 +105,10 @@ def _float32_product(hidden: Float[Tensor, "n H"], weight: Float[Tensor, "V H"])
     if hidden.device.type == "cuda":
         return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
     logits = torch.empty(len(hidden), len(weight), dtype=torch.float32, device=hidden.device)
-    wide = hidden.float()
-    for block in _chunks(len(weight), max(1, _VOCABULARY_BLOCK // weight.shape[1])):
-        logits[:, block] = wide @ weight[block].float().t()
+    float32_hidden = hidden.float()
+    rows_per_block = max(1, _VOCABULARY_BLOCK // weight.shape[1])
+    for block in _chunks(len(weight), rows_per_block):
+        logits[:, block] = float32_hidden @ weight[block].float().t()
     return logits
 
 
@@ -143,33 +152,40 @@ class _LogProbs(torch.autograd.Function):
         ahead: bool,
     ) -> Tensor:
         log_probs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
-        directions = torch.empty_like(hidden) if ahead else None
-        for here in _chunks(len(targets), chunk_tokens):
-            logits = product(hidden[here], weight)
-            log_probs[here] = log_probs_in_place(logits, targets[here], temperature, with_direction=ahead)
+        directions = torch.empty_like(hidden) if ahead else None  # (N, H)
+        for chunk in _chunks(len(targets), chunk_tokens):
+            logits = product(hidden[chunk], weight)  # (n, V)
+            log_probs[chunk] = log_probs_in_place(logits, targets[chunk], temperature, with_direction=ahead)
             if directions is not None:
-                torch.mm(logits.to(weight.dtype), weight, out=directions[here])
-        ctx.save_for_backward(*((hidden, weight, targets) if directions is None else (directions,)))
-        ctx.product, ctx.temperature, ctx.chunk_tokens, ctx.ahead = product, temperature, chunk_tokens, ahead
+                torch.mm(logits.to(weight.dtype), weight, out=directions[chunk])
+        if directions is None:
+            ctx.save_for_backward(hidden, weight, targets)
+        else:
+            ctx.save_for_backward(directions)
+        ctx.product = product
+        ctx.temperature = temperature
+        ctx.chunk_tokens = chunk_tokens
+        ctx.ahead = ahead
         return log_probs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        factors = (gradient / ctx.temperature).unsqueeze(1)
+        factors = (gradient / ctx.temperature).unsqueeze(1)  # (N, 1)
         if ctx.ahead:
             (directions,) = ctx.saved_tensors
-            return (factors * directions).to(directions.dtype), *[None] * 6
+            to_hidden = (factors * directions).to(directions.dtype)
+            return to_hidden, None, None, None, None, None, None
         hidden, weight, targets = ctx.saved_tensors
         to_hidden = torch.empty_like(hidden)
         to_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
-        for here in _chunks(len(targets), ctx.chunk_tokens):
-            logits = ctx.product(hidden[here], weight)
-            log_probs_in_place(logits, targets[here], ctx.temperature, with_direction=True)
-            to_logits = logits.mul_(factors[here]).to(weight.dtype)
-            torch.mm(to_logits, weight, out=to_hidden[here])
-            to_weight += to_logits.t() @ hidden[here]
-        return to_hidden, to_weight.to(weight.dtype), *[None] * 5
+        for chunk in _chunks(len(targets), ctx.chunk_tokens):
+            logits = ctx.product(hidden[chunk], weight)  # (n, V)
+            log_probs_in_place(logits, targets[chunk], ctx.temperature, with_direction=True)
+            to_logits = logits.mul_(factors[chunk]).to(weight.dtype)
+            torch.mm(to_logits, weight, out=to_hidden[chunk])
+            to_weight += to_logits.t() @ hidden[chunk]
+        return to_hidden, to_weight.to(weight.dtype), None, None, None, None, None
 
 
 def log_probs_in_place(
@@ -187,16 +203,18 @@ def log_probs_in_place(
 
 
 def _log_probs_by_torch(logits: Tensor, targets: Tensor, temperature: float, *, with_direction: bool) -> Tensor:
-    scaled, wanted = logits.float(), targets.unsqueeze(1)
+    scaled = logits.float()  # (n, V)
+    target_index = targets.unsqueeze(1)  # (n, 1)
     if temperature != 1:
         scaled.div_(temperature)
     highest = scaled.amax(dim=1, keepdim=True)
-    at_target = scaled.gather(1, wanted) - highest
+    at_target = scaled.gather(1, target_index) - highest
     scaled.sub_(highest).exp_()
     total = scaled.sum(dim=1, keepdim=True)
-    log_probs = (at_target - total.log()).squeeze(1)
+    log_probs = (at_target - total.log()).squeeze(1)  # (n,)
     if with_direction:
-        scaled.div_(total.neg_()).scatter_add_(1, wanted, torch.ones_like(at_target))
+        scaled.div_(total.neg_())
+        scaled.scatter_add_(1, target_index, torch.ones_like(at_target))
         if scaled is not logits:
             logits.copy_(scaled)
     return log_probs
@@ -207,18 +225,21 @@ def _kernel_works(device: torch.device, dtype: torch.dtype) -> bool:
     """Returns whether the kernel agrees with torch on a small input on this device."""
     if device.type != "cuda" or dtype not in KERNEL_TOLERANCE or find_spec("triton") is None:
         return False
-    logits = torch.linspace(-9.0, 9.0, 3 * 5000, device=device).view(3, 5000).sin_().mul_(8.0).to(dtype)
+    angles = torch.linspace(-9.0, 9.0, 3 * 5000, device=device).view(3, 5000)
+    logits = angles.sin_().mul_(8.0).to(dtype)
     targets = torch.tensor([0, 4999, 77], device=device)
-    expected = logits.clone()
+    expected_logits = logits.clone()
     try:
         from cepo.models import head_kernel
 
-        found_log_probs = head_kernel.log_probs_in_place(logits, targets, 0.7, with_direction=True)
+        log_probs = head_kernel.log_probs_in_place(logits, targets, 0.7, with_direction=True)
     except (RuntimeError, ImportError, OSError) as error:  # no compiler, or a kernel this device cannot run
         logger.warning("log-probs are computed by torch: the kernel fails (%s: %s)", type(error).__name__, error)
         return False
-    expected_log_probs = _log_probs_by_torch(expected, targets, 0.7, with_direction=True)
-    gap = max(float((found_log_probs - expected_log_probs).abs().max()), float((logits - expected).abs().max()))
+    expected_log_probs = _log_probs_by_torch(expected_logits, targets, 0.7, with_direction=True)
+    log_prob_gap = float((log_probs - expected_log_probs).abs().max())
+    direction_gap = float((logits - expected_logits).abs().max())
+    gap = max(log_prob_gap, direction_gap)
     if gap <= KERNEL_TOLERANCE[dtype]:
         return True
     logger.warning("log-probs are computed by torch: the kernel differs by %.1e in %s", gap, dtype)
@@ -230,11 +251,13 @@ def _by_recomputation(
 ) -> Tensor:
     """Computes `target_log_probs` for other heads, such as one with an adapter; the backward pass recomputes chunks."""
 
-    def chunk(here: slice) -> Tensor:
-        return _log_probs(hidden[here], head, targets[here], temperature)[0]
+    def log_probs_of(chunk: slice) -> Tensor:
+        return _log_probs(hidden[chunk], head, targets[chunk], temperature)[0]
 
-    compute: Any = partial(checkpoint, chunk, use_reentrant=False) if torch.is_grad_enabled() else chunk
-    return torch.cat([compute(here) for here in _chunks(len(targets), chunk_tokens)])
+    compute: Any = log_probs_of
+    if torch.is_grad_enabled():
+        compute = partial(checkpoint, log_probs_of, use_reentrant=False)
+    return torch.cat([compute(chunk) for chunk in _chunks(len(targets), chunk_tokens)])
 
 
 def _log_probs(hidden: Tensor, head: nn.Module, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -255,10 +278,11 @@ def log_probs_and_entropies(
 
     Both are float32 and have no gradient beyond their chunk's graph.
     """
-    log_probs, entropies = list[Tensor](), list[Tensor]()
-    for here in _chunks(len(targets), chunk_tokens):
-        of_targets, log_p = _log_probs(hidden[here], head, targets[here], temperature)
-        log_probs.append(of_targets)
+    log_probs: list[Tensor] = []
+    entropies: list[Tensor] = []
+    for chunk in _chunks(len(targets), chunk_tokens):
+        chunk_log_probs, log_p = _log_probs(hidden[chunk], head, targets[chunk], temperature)  # (n,), (n, V)
+        log_probs.append(chunk_log_probs)
         entropies.append(-(log_p.exp() * log_p).sum(dim=1))
     return torch.cat(log_probs), (torch.cat(entropies),)
 
@@ -268,7 +292,8 @@ def _chunks(count: int, size: int) -> list[slice]:
 
 
 def head_chunk_tokens(device: torch.device, vocabulary: int) -> int:
-    return max(1, (HEAD_CHUNK_ELEMENTS if device.type == "cpu" else HEAD_CHUNK_ELEMENTS_ON_GPU) // vocabulary)
+    elements = HEAD_CHUNK_ELEMENTS if device.type == "cpu" else HEAD_CHUNK_ELEMENTS_ON_GPU
+    return max(1, elements // vocabulary)
 
 
 def divergence_chunk_tokens(device: torch.device, vocabulary: int) -> int:

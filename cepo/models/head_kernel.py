@@ -43,25 +43,26 @@ def _rows(  # pyright: ignore
     logits, targets, log_probs, vocabulary, row_stride, scale, block: tl.constexpr, with_direction: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)  # rows x vocabulary exceeds 32 bits
-    here = logits + row * row_stride
+    row_logits = logits + row * row_stride
     # Read before the first loop, whose barriers all warps pass together: after the last one, a warp that is ahead may
     # already overwrite this logit in the second loop.
     target = tl.load(targets + row)
-    at_target = tl.load(here + target).to(tl.float32) * scale
+    at_target = tl.load(row_logits + target).to(tl.float32) * scale
     highest = -float("inf")
     total = 0.0
     for start in range(0, vocabulary, block):
         entries = start + tl.arange(0, block)
-        values = tl.load(here + entries, mask=entries < vocabulary, other=-float("inf")).to(tl.float32) * scale
-        known = highest
-        highest = tl.maximum(known, tl.max(values, axis=0))
-        total = total * tl.exp(known - highest) + tl.sum(tl.exp(values - highest), axis=0)
+        values = tl.load(row_logits + entries, mask=entries < vocabulary, other=-float("inf")).to(tl.float32) * scale
+        old_highest = highest
+        highest = tl.maximum(old_highest, tl.max(values, axis=0))
+        total = total * tl.exp(old_highest - highest) + tl.sum(tl.exp(values - highest), axis=0)
     normaliser = highest + tl.log(total)
     tl.store(log_probs + row, at_target - normaliser)
     if with_direction:
         for start in range(0, vocabulary, block):
             entries = start + tl.arange(0, block)
-            inside = entries < vocabulary
-            values = tl.load(here + entries, mask=inside, other=-float("inf")).to(tl.float32) * scale
+            exists = entries < vocabulary
+            values = tl.load(row_logits + entries, mask=exists, other=-float("inf")).to(tl.float32) * scale
             probabilities = tl.exp(values - normaliser)
-            tl.store(here + entries, tl.where(entries == target, 1.0 - probabilities, -probabilities), mask=inside)
+            direction = tl.where(entries == target, 1.0 - probabilities, -probabilities)
+            tl.store(row_logits + entries, direction, mask=exists)

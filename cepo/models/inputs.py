@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -50,7 +49,8 @@ class Video:
 
     def some_frames(self, most: int = 4) -> list[Image.Image]:
         """Returns at most `most` evenly spaced frames as images, starting with the first."""
-        return [Image.fromarray(frame) for frame in self.frames[:: -(-len(self.frames) // most)]]
+        distance = -(-len(self.frames) // most)  # rounded up
+        return [Image.fromarray(frame) for frame in self.frames[::distance]]
 
     def metadata(self) -> Tree:
         """Returns what the processors of transformers and vLLM need with the frames."""
@@ -100,17 +100,22 @@ class ImageInputs:
         Empty if the processor does not return them. A temporal patch is encoded like an image, because the tower
         attends only within it.
         """
-        found = {kind: self.tensors.get(f"{kind}_grid_thw") for kind in ("image", "video")}
-        videos = found["video"]
+        grids: dict[str, Tensor] = {}
+        images = self.tensors.get("image_grid_thw")
+        if images is not None:
+            grids["image"] = images
+        videos = self.tensors.get("video_grid_thw")
         if videos is not None:
-            patches = videos.repeat_interleave(videos[:, 0], dim=0)
-            found["video"] = torch.cat([torch.ones_like(patches[:, :1]), patches[:, 1:]], dim=1)
-        return {kind: grid for kind, grid in found.items() if grid is not None}
+            num_patches = videos[:, 0]
+            patches = videos.repeat_interleave(num_patches, dim=0)
+            grids["video"] = torch.cat([torch.ones_like(patches[:, :1]), patches[:, 1:]], dim=1)
+        return grids
 
     @property
     def num_encoded(self) -> int:
         """The number of images and temporal patches that go through the vision tower."""
-        return sum(map(len, self.grids.values())) or sum(map(len, self.expansions.values()))
+        num_units = sum(map(len, self.grids.values()))
+        return num_units or sum(map(len, self.expansions.values()))
 
     @cached_property
     def content_key(self) -> str:
@@ -140,7 +145,8 @@ class EncodedPrompt:
 def sequence_positions(context: Int64[Tensor, "3 C"], num_response_tokens: int) -> Int64[Tensor, "3 L"]:
     """Appends the response's positions, which continue after the context's largest position on all axes."""
     start = int(context.max()) + 1
-    return torch.cat([context, torch.arange(start, start + num_response_tokens).expand(3, -1)], dim=1)
+    response = torch.arange(start, start + num_response_tokens).expand(3, -1)
+    return torch.cat([context, response], dim=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,24 +208,27 @@ class ImageReader:
 
         Raises DataError: the processor refuses the images, or the model reads no videos.
         """
-        given: Tree = {"images": [list(images)]} if images else {}
         names = list(self._processor.image_processor.model_input_names)
+        arguments: Tree = {}
+        if images:
+            arguments["images"] = [list(images)]
         if videos:
             names += self.video_processor.model_input_names
-            given |= {"videos": [video.frames for video in videos], "do_sample_frames": False}
-            given["video_metadata"] = [video.metadata() for video in videos]
+            arguments["videos"] = [video.frames for video in videos]
+            arguments["video_metadata"] = [video.metadata() for video in videos]
+            arguments["do_sample_frames"] = False
+        placeholders: list[Any] = [self.placeholder_id] * len(images) + [self.video_token_id] * len(videos)
         tokenizer = self._processor.tokenizer
-        marks: list[Any] = [self.placeholder_id] * len(images) + [self.video_token_id] * len(videos)
-        text = tokenizer.eos_token.join(tokenizer.convert_ids_to_tokens(marks))
+        # The processor replaces each placeholder; the end tokens between them separate the replacements.
+        text = tokenizer.eos_token.join(tokenizer.convert_ids_to_tokens(placeholders))
         try:
-            values = self._processor(text=[text], return_tensors="pt", add_special_tokens=False, **given)
+            values = self._processor(text=[text], return_tensors="pt", add_special_tokens=False, **arguments)
         except REFUSALS as error:
-            raise refused([each.size for each in (*images, *videos)], error) from error
-        ids = values["input_ids"][0].tolist()
-        ends = [-1, *(index for index, token in enumerate(ids) if token == tokenizer.eos_token_id), len(ids)]
+            raise refused([visual.size for visual in (*images, *videos)], error) from error
+        token_ids = values["input_ids"][0].tolist()
         expansions: dict[int, list[tuple[int, ...]]] = {}
-        for mark, (before, end) in zip(marks, pairwise(ends), strict=True):
-            expansions.setdefault(mark, []).append(tuple(ids[before + 1 : end]))
+        for placeholder, expansion in zip(placeholders, _split(token_ids, tokenizer.eos_token_id), strict=True):
+            expansions.setdefault(placeholder, []).append(expansion)
         tensors = {name: values[name] for name in names if name in values}
         return ImageInputs(tensors=tensors, expansions=expansions, source=source)
 
@@ -229,22 +238,25 @@ class ImageReader:
         Each of several images in a prompt may have fewer tokens, but never more.
         """
         if size not in self._tokens_of_size:  # each count needs a call of the processor
-            self._tokens_of_size[size] = len(self.read([Image.new("RGB", size)]).expansions[self.placeholder_id][0])
+            blank = self.read([Image.new("RGB", size)])
+            (expansion,) = blank.expansions[self.placeholder_id]
+            self._tokens_of_size[size] = len(expansion)
         return self._tokens_of_size[size]
 
     def num_video_tokens(self, video: Video) -> int:
         """Returns the number of tokens that replace a video's placeholder, including those of its frame times."""
-        (replaced,) = self.read((), videos=[video]).expansions.values()
-        return len(replaced[0])
+        inputs = self.read((), videos=[video])
+        (expansions,) = inputs.expansions.values()
+        return len(expansions[0])
 
     @property
     def video_processor(self) -> Any:
-        found = getattr(self._processor, "video_processor", None)  # older folders have none
-        if found is None or self.video_token_id is None:
+        video_processor = getattr(self._processor, "video_processor", None)  # older folders have none
+        if video_processor is None or self.video_token_id is None:
             raise DataError(
                 "the row has videos, which are not supported for this model; docs/models.md lists the models that read videos"
             )
-        return found
+        return video_processor
 
     @property
     def video_factor(self) -> int:
@@ -253,10 +265,13 @@ class ImageReader:
 
     def expand(self, engine_ids: Sequence[int], images: ImageInputs) -> list[int]:
         """Replaces each placeholder of a whole image or video by what the processor writes for it."""
-        remaining = {mark: iter(replaced) for mark, replaced in images.expansions.items()}
+        remaining = {placeholder: iter(expansions) for placeholder, expansions in images.expansions.items()}
         expanded: list[int] = []
         for token in engine_ids:
-            expanded += next(remaining[token]) if token in remaining else (token,)
+            if token in remaining:
+                expanded += next(remaining[token])
+            else:
+                expanded.append(token)
         return expanded
 
     def positions(self, token_ids: Sequence[int], images: ImageInputs) -> Int64[Tensor, "3 L"]:
@@ -265,13 +280,24 @@ class ImageReader:
 
     def units_inside(self, token_ids: Sequence[int], images: ImageInputs, start: int, stop: int) -> list[int]:
         """Returns the units whose last placeholder is in [start, stop) of an expanded context."""
-        last = max(index for index, token in enumerate(token_ids) if token == self.image_token_id)
-        return [0] if start <= last < stop else []
+        placeholders = [index for index, token in enumerate(token_ids) if token == self.image_token_id]
+        return [0] if start <= placeholders[-1] < stop else []
 
     def smallest(self) -> tuple[tuple[int, ...], ImageInputs]:
         """Returns a small black image and its tokens, for passes that must run the tower without an image."""
         images = self.read([Image.new("RGB", (32, 32))])
         return images.expansions[self.placeholder_id][0], images
+
+
+def _split(token_ids: Sequence[int], separator: int) -> list[tuple[int, ...]]:
+    """Returns the tokens between the separators."""
+    pieces: list[list[int]] = [[]]
+    for token in token_ids:
+        if token == separator:
+            pieces.append([])
+        else:
+            pieces[-1].append(token)
+    return [tuple(piece) for piece in pieces]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,8 +340,9 @@ class Family:
 
     def reader(self, processor: Any, config: PreTrainedConfig) -> ImageReader | None:
         """Returns the image reader; None for text models and for folders without an image processor."""
-        reads = self.reads_images and getattr(processor, "image_processor", None) is not None
-        return self.image_reader(self, processor, config) if reads else None
+        if not self.reads_images or getattr(processor, "image_processor", None) is None:
+            return None
+        return self.image_reader(self, processor, config)
 
     def placeholder_id(self, config: PreTrainedConfig) -> int | None:
         """Returns the placeholder of a whole image in a prompt for the rollout engine; None for text models."""
@@ -330,25 +357,26 @@ class Family:
 
         The images of a prompt are encoded in a separate pass, so that none depends on another prompt's padding.
         """
-        found: list[list[ImageFeatures]] = []
-        for one in images:
-            inputs = {name: tensor.to(device) for name, tensor in one.tensors.items()}
+        features: list[list[ImageFeatures]] = []
+        for image_inputs in images:
+            inputs = {name: tensor.to(device) for name, tensor in image_inputs.tensors.items()}
             embeddings = model.model.get_image_features(**inputs, return_dict=True).pooler_output
             if not isinstance(embeddings, Tensor):  # images differ in their number of tokens
                 embeddings = torch.cat(list(embeddings))
-            found.append([ImageFeatures(embeddings=embeddings)])
-        return found
+            features.append([ImageFeatures(embeddings=embeddings)])
+        return features
 
     def feature_inputs(self, features: Sequence[ImageFeatures]) -> dict[str, object]:
         """Returns the forward pass's arguments for units in placeholder order."""
-        joined = SimpleNamespace(pooler_output=torch.cat([one.embeddings for one in features]))
-        return {"mm_encoder_outputs": {"image": joined}}
+        embeddings = torch.cat([unit.embeddings for unit in features])
+        return {"mm_encoder_outputs": {"image": SimpleNamespace(pooler_output=embeddings)}}
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
         """Returns why vLLM cannot sample this family with the trainer's log-probs; None if it can."""
         # vLLM's CPU build computes adapters of experts with kernels that need a GPU.
-        unserved = self.has_experts and use.with_adapter and not use.on_gpu
-        return "vLLM serves experts with an adapter only on GPUs" if unserved else None
+        if self.has_experts and use.with_adapter and not use.on_gpu:
+            return "vLLM serves experts with an adapter only on GPUs"
+        return None
 
     def published(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
         """Converts a weight of transformers' model to its name and shape in published checkpoints and in vLLM."""
@@ -360,11 +388,17 @@ class Family:
 
     def vision_weights(self, model: Any) -> list[nn.Parameter]:
         """Returns the parameters on which image features depend, including the projection to the language model."""
-        inside = [weight for part in self.vision_parts(model) for weight in part.parameters()]
-        return [*inside, *(model.model.get_parameter(name) for name in self.vision_parameters)]
+        weights: list[nn.Parameter] = []
+        for part in self.vision_parts(model):
+            weights += part.parameters()
+        for name in self.vision_parameters:
+            weights.append(model.model.get_parameter(name))
+        return weights
 
     @property
     def vision_pattern(self) -> str:
         """A regular expression that matches the full name of each module in the vision parts, within any wrapper."""
         names = "|".join(self.vision_modules)
-        return f".*{names}.*" if len(self.vision_modules) == 1 else f".*(?:{names}).*"
+        if len(self.vision_modules) == 1:
+            return f".*{names}.*"
+        return f".*(?:{names}).*"

@@ -52,7 +52,8 @@ def unreadable(section: str, path: str) -> Iterator[None]:
         # A panic of tokenizers, which is written in Rust, is no Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        lines = str(error).strip().splitlines()
+        first_line = lines[0] if lines else type(error).__name__
         raise ConfigError(
             f"{section}.model_path '{path}': no model can be read there ({first_line}); "
             "give a folder with a Hugging Face checkpoint, or a hub name where a hub can be reached"
@@ -131,14 +132,19 @@ def sharded_blocks(model: Any, *, without: Sequence[nn.Module] = ()) -> list[nn.
     They are the elements of module lists that contain a module of `_no_split_modules`; in some vision towers such a
     module is only part of a block.
     """
-    names = set(model._no_split_modules or ())
-    excluded = {inner for module in without for inner in module.modules()}
-    elements = [element for part in model.modules() if isinstance(part, nn.ModuleList) for element in part]
-    return [
-        element
-        for element in elements
-        if element not in excluded and any(type(inner).__name__ in names for inner in element.modules())
-    ]
+    block_names = set(model._no_split_modules or ())
+    excluded: set[nn.Module] = set()
+    for module in without:
+        excluded.update(module.modules())
+    blocks: list[nn.Module] = []
+    for part in model.modules():
+        if not isinstance(part, nn.ModuleList):
+            continue
+        for element in part:
+            has_block = any(type(inner).__name__ in block_names for inner in element.modules())
+            if has_block and element not in excluded:
+                blocks.append(element)
+    return blocks
 
 
 def freeze_vision_tower(model: Any, *, section: str = "worker.actor.model") -> None:
@@ -153,7 +159,9 @@ def freeze_vision_tower(model: Any, *, section: str = "worker.actor.model") -> N
 def frozen_vision_parts(model: Any) -> list[nn.Module]:
     """Returns the vision tower's modules; none if anything that image features depend on is trained."""
     family = family_of(model.config)
-    return [] if any(weight.requires_grad for weight in family.vision_weights(model)) else family.vision_parts(model)
+    if any(weight.requires_grad for weight in family.vision_weights(model)):
+        return []
+    return family.vision_parts(model)
 
 
 def excluded_from_adapter(lora: LoraConfig, config: Any) -> str | None:
@@ -216,9 +224,14 @@ def _prepare_quantised(model: Any) -> None:
     for layer in layers:
         layer.support_avx512bf16_for_cpu = False
         layer.register_state_dict_post_hook(_without_scales)
-    weights = sum(layer.in_features * layer.out_features for layer in layers)
-    rest = sum(weight.numel() for weight in model.parameters() if not _is_quantised(weight))
-    logger.info("%d linear layers with %d weights are stored in 4 bits, %d weights are not", len(layers), weights, rest)
+    num_quantised = sum(layer.in_features * layer.out_features for layer in layers)
+    num_others = sum(weight.numel() for weight in model.parameters() if not _is_quantised(weight))
+    logger.info(
+        "%d linear layers with %d weights are stored in 4 bits, %d weights are not",
+        len(layers),
+        num_quantised,
+        num_others,
+    )
 
 
 def _is_quantised(weight: object) -> bool:
@@ -272,11 +285,14 @@ def _quantization_settings(recorded: Fields) -> dict[str, Any]:
     }
     for name, values in accepted.items():
         value = recorded.get(name)
-        if not any(value is known or (isinstance(value, str) and value == known) for known in values):
+        # By identity and not by equality, because 1 equals True.
+        is_accepted = value in values if isinstance(value, str) else any(value is known for known in values)
+        if not is_accepted:
             raise ValueError(f"{name} is {value!r:.100}; accepted: {', '.join(map(str, values))}")
     return {name: recorded[name] for name in accepted}
 
 
 def _without_scales(layer: nn.Module, state: dict[str, object], prefix: str, _: object) -> None:
-    for name in [name for name in state if name.startswith(f"{prefix}weight.")]:
+    scales = [name for name in state if name.startswith(f"{prefix}weight.")]
+    for name in scales:
         del state[name]

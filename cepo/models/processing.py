@@ -60,7 +60,8 @@ class Processing(TextCodec):
         self.arguments: Tree = {"path": path, "trust_remote_code": trust_remote_code, "chat_template": chat_template}
         self._template = f"the chat template of worker.actor.model.model_path '{path}'"
         if chat_template is not None:
-            self._processor.chat_template = self.tokenizer.chat_template = chat_template
+            self._processor.chat_template = chat_template
+            self.tokenizer.chat_template = chat_template
             self._template = "the chat template in data.override_chat_template"
         with unreadable("worker.actor.model", path):
             self.images = reader = self.family.reader(self._processor, config)
@@ -80,7 +81,9 @@ class Processing(TextCodec):
         """
         texts: list[str] = []
         turns = [("user", "1"), ("assistant", "2"), ("user", "3")]
-        messages = [{"role": role, "content": self._content(text, (), texts)} for role, text in turns]
+        messages: list[Fields] = []
+        for role, text in turns:
+            messages.append({"role": role, "content": self._content(text, (), texts)})
         slots = [f"{_TEXT_SLOT}{number:03d}" for number in range(len(turns))]
         try:
             rendered = self._rendered(messages)
@@ -102,15 +105,19 @@ class Processing(TextCodec):
         """
         special = {index for index, token in self.tokenizer.added_tokens_decoder.items() if token.special}
         visual = {self.image_token_id, self.video_token_id, *self.placeholders} - {None}
-        unused = range(max(self.tokenizer.get_vocab().values()) + 1, self._num_embeddings)
+        largest = max(self.tokenizer.get_vocab().values())
+        unused = range(largest + 1, self._num_embeddings)
         banned = special.union(self.tokenizer.all_special_ids, visual, unused)
-        return tuple(sorted(index for index in banned - set(self.eos_token_ids) if index < self._num_embeddings))
+        banned -= set(self.eos_token_ids)
+        return tuple(sorted(index for index in banned if index < self._num_embeddings))
 
     def load_images(
         self, images: Sequence[Image], source: ImageSource | None = None, videos: Sequence[Video] = ()
     ) -> ImageInputs | None:
         """Preprocesses a prompt's images, which were read from `source`, and videos. Returns None without either."""
-        return self.reader.read(images, source, videos) if images or videos else None
+        if not images and not videos:
+            return None
+        return self.reader.read(images, source, videos)
 
     @property
     def reader(self) -> ImageReader:
@@ -130,7 +137,9 @@ class Processing(TextCodec):
         return EncodedPrompt(token_ids=(*expanded, *prefix), engine_ids=(*engine_ids, *prefix), images=images)
 
     def expand(self, engine_ids: Sequence[int], images: ImageInputs | None) -> list[int]:
-        return list(engine_ids) if images is None else self.reader.expand(engine_ids, images)
+        if images is None:
+            return list(engine_ids)
+        return self.reader.expand(engine_ids, images)
 
     def positions(self, context: EncodedPrompt) -> Int64[Tensor, "3 L"]:
         """Returns the position ids of a context's tokens; families with one axis repeat it three times."""
@@ -148,18 +157,23 @@ class Processing(TextCodec):
         """
         turns = [Turn(turn.role, encodable(turn.text)) for turn in (*history, Turn("user", text))]
         marks = MARKS if with_videos else (IMAGE_MARK,)
-        safe = self._ids_in_pieces(turns, marks)
+        in_pieces = self._ids_in_pieces(turns, marks)
         messages = [{"role": turn.role, "content": self._content(turn.text, marks)} for turn in turns]
         whole = self.tokenizer(self._rendered(messages), add_special_tokens=False)["input_ids"]
-        controls = [[token for token in ids if token in self._added_token_ids] for ids in (whole, safe)]
-        token_ids = self.in_vocabulary(whole if controls[0] == controls[1] else safe)
+        has_equal_controls = self._added_tokens(whole) == self._added_tokens(in_pieces)
+        token_ids = self.in_vocabulary(whole if has_equal_controls else in_pieces)
         for mark, placeholder in zip(marks, self.placeholders, strict=False):
             if placeholder is None:
                 continue
-            wanted, found = sum(turn.text.count(mark) for turn in turns), token_ids.count(placeholder)
-            if wanted != found:
-                raise self._template_error(f"writes {found} placeholders for {wanted} {mark} in a conversation")
+            num_marks = sum(turn.text.count(mark) for turn in turns)
+            num_placeholders = token_ids.count(placeholder)
+            if num_placeholders != num_marks:
+                problem = f"writes {num_placeholders} placeholders for {num_marks} {mark} in a conversation"
+                raise self._template_error(problem)
         return token_ids
+
+    def _added_tokens(self, token_ids: Sequence[int]) -> list[int]:
+        return [token for token in token_ids if token in self._added_token_ids]
 
     def _rendered(self, messages: Sequence[Fields]) -> str:
         """Returns the conversation as text that ends with the assistant header.
@@ -168,7 +182,8 @@ class Processing(TextCodec):
         Raises `DataError`: the template refuses the roles, their order, or the content.
         """
         template = self._processor.chat_template
-        template = template.get("default") if isinstance(template, dict) else template
+        if isinstance(template, dict):
+            template = template.get("default")
         if template is None:
             raise self._template_error("is missing")
         roles = "messages of the roles " + ", ".join(message["role"] for message in messages)
@@ -177,16 +192,20 @@ class Processing(TextCodec):
             "variables": {**self.tokenizer.special_tokens_map, "chat_template": template},
             "most_characters": MOST_OWN_CHARACTERS + len(str(messages)),
         }
-        kind, found = ask("render", request, seconds=SECONDS)
+        kind, value = ask("render", request, seconds=SECONDS)
         if kind == "text":
-            return found
+            return value
         if kind == "raised":
-            raise DataError(f"{self._template} refuses {roles}: {found}")
-        if kind == "ended" and found == -signal.SIGPROF:
+            raise DataError(f"{self._template} refuses {roles}: {value}")
+        if kind == "ended" and value == -signal.SIGPROF:
             raise self._template_error(f"is not done with {roles} within {SECONDS:g} s of processor time")
-        how = {"unparsable": "does not parse: {}", "memory": "takes more than {} for " + roles}
-        how |= {"characters": "makes {:,} characters of " + roles, "ended": "ends its process with code {} at " + roles}
-        raise self._template_error(how[kind].format(found))
+        problems = {
+            "unparsable": "does not parse: {}",
+            "memory": "takes more than {} for " + roles,
+            "characters": "makes {:,} characters of " + roles,
+            "ended": "ends its process with code {} at " + roles,
+        }
+        raise self._template_error(problems[kind].format(value))
 
     def _template_error(self, what: str) -> ConfigError:
         return ConfigError(f"{self._template} {what}; name another template in data.override_chat_template")
@@ -194,7 +213,10 @@ class Processing(TextCodec):
     def _ids_in_pieces(self, turns: Sequence[Turn], marks: Sequence[str]) -> list[int]:
         """Tokenises the texts separately from the template, so that they cannot produce special tokens."""
         texts: list[str] = []
-        messages = [{"role": turn.role, "content": self._content(turn.text, marks, texts)} for turn in turns]
+        messages: list[Fields] = []
+        for turn in turns:
+            content = self._content(turn.text, marks, texts)  # which adds to the texts
+            messages.append({"role": turn.role, "content": content})
         rendered = self._rendered(messages)
         if rendered.count(_TEXT_SLOT) != len(texts):
             raise self._template_error("drops or repeats texts of a conversation")
@@ -222,9 +244,11 @@ class Processing(TextCodec):
             if piece in marks:
                 parts.append({"type": piece.strip("<>")})
             elif piece:
-                parts.append({"type": "text", "text": piece if slots is None else f"{_TEXT_SLOT}{len(slots):03d}"})
+                content = piece
                 if slots is not None:
+                    content = f"{_TEXT_SLOT}{len(slots):03d}"
                     slots.append(piece)
+                parts.append({"type": "text", "text": content})
         if self.images is None and len(pieces) == 1:
             return "".join(part["text"] for part in parts)  # text models' templates take a string
         return parts

@@ -50,7 +50,8 @@ class SegmentLayout:
     """
 
     def __init__(self, *, starts: tuple[int, ...], branch_ends: tuple[int, ...]) -> None:
-        self.starts, self.branch_ends = starts, branch_ends
+        self.starts = starts
+        self.branch_ends = branch_ends
         self.block_masks: dict[torch.device, BlockMask] = {}
 
     @property
@@ -70,11 +71,13 @@ class SegmentLayout:
     @cached_property
     def branch_end_of_token(self) -> Int64[Tensor, " L"]:
         """The end of each token's branch: only the token itself and later tokens before that end see it."""
-        return torch.repeat_interleave(torch.tensor(self.branch_ends), torch.tensor(self.starts).diff())
+        lengths = torch.tensor(self.starts).diff()
+        return torch.repeat_interleave(torch.tensor(self.branch_ends), lengths)
 
     def filled_to(self, multiple: int) -> SegmentLayout:
         """Returns the layout padded to a multiple of `multiple` tokens by a last root segment, if one is needed."""
-        end = -(-self.num_tokens // multiple) * multiple
+        num_blocks = -(-self.num_tokens // multiple)  # rounded up
+        end = num_blocks * multiple
         if end == self.num_tokens:
             return self
         return SegmentLayout(starts=(*self.starts, end), branch_ends=(*self.branch_ends, end))
@@ -131,28 +134,32 @@ class _AttentionByParts(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: SegmentLayout, scale: float
     ) -> Tensor:
         flash: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        output = torch.zeros(query.shape, dtype=_accumulator(query))
-        log_weights = torch.full(query.shape[:3], float("-inf"), dtype=_accumulator(query))
+        output = torch.zeros(query.shape, dtype=_accumulator(query))  # (1, H, L, D)
+        log_weights = torch.full(query.shape[:3], float("-inf"), dtype=_accumulator(query))  # (1, H, L)
         for part in layout.parts():
-            partial, partial_weights = flash(
-                query[:, :, part.queries], key[:, :, part.keys], value[:, :, part.keys], 0.0, part.causal, scale=scale
-            )
-            known = log_weights[:, :, part.queries]
-            share = torch.sigmoid(partial_weights - known).unsqueeze(-1)  # 1 for the first part of a query
-            output[:, :, part.queries].lerp_(partial.to(output.dtype), share)
-            torch.logaddexp(known, partial_weights, out=known)
+            part_query = query[:, :, part.queries]
+            part_key = key[:, :, part.keys]
+            part_value = value[:, :, part.keys]
+            part_output, part_weights = flash(part_query, part_key, part_value, 0.0, part.causal, scale=scale)
+            merged_weights = log_weights[:, :, part.queries]  # of the parts before this one
+            share = torch.sigmoid(part_weights - merged_weights).unsqueeze(-1)  # 1 for the first part of a query
+            output[:, :, part.queries].lerp_(part_output.to(output.dtype), share)
+            torch.logaddexp(merged_weights, part_weights, out=merged_weights)
         result = output.to(query.dtype)
         ctx.save_for_backward(query, key, value, result, log_weights)
-        ctx.layout, ctx.scale = layout, scale
+        ctx.layout = layout
+        ctx.scale = scale
         return result
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         flash_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         query, key, value, output, log_weights = ctx.saved_tensors
-        sums = [torch.zeros(tensor.shape, dtype=_accumulator(query)) for tensor in (query, key, value)]
+        to_query = torch.zeros(query.shape, dtype=_accumulator(query))
+        to_key = torch.zeros(key.shape, dtype=_accumulator(query))
+        to_value = torch.zeros(value.shape, dtype=_accumulator(query))
         for part in ctx.layout.parts():
-            shares = flash_backward(
+            part_to_query, part_to_key, part_to_value = flash_backward(
                 gradient[:, :, part.queries],
                 query[:, :, part.queries],
                 key[:, :, part.keys],
@@ -163,9 +170,10 @@ class _AttentionByParts(torch.autograd.Function):
                 part.causal,
                 scale=ctx.scale,
             )
-            for total, tokens, share in zip(sums, (part.queries, part.keys, part.keys), shares, strict=True):
-                total[:, :, tokens] += share
-        return *(total.to(query.dtype) for total in sums), None, None
+            to_query[:, :, part.queries] += part_to_query
+            to_key[:, :, part.keys] += part_to_key
+            to_value[:, :, part.keys] += part_to_value
+        return to_query.to(query.dtype), to_key.to(query.dtype), to_value.to(query.dtype), None, None
 
 
 def _accumulator(tensor: Tensor) -> torch.dtype:
@@ -196,9 +204,11 @@ def attend_by_blocks(
 def attend_to_mask(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float) -> Tensor:
     from torch.nn.attention.flex_attention import flex_attention
 
-    # In float32 the default kernel for head width 128 takes 115,328 bytes of shared memory on sm_120, and more on sm_86
-    # and sm_89, which have 101,376. With these options it takes at most 86,016 there, for widths up to 256.
-    options: Any = {"fwd_BLOCK_M": 64, "fwd_num_stages": 1} if query.dtype is torch.float32 else None
+    options: Any = None
+    if query.dtype is torch.float32:
+        # In float32 the default kernel for head width 128 takes 115,328 bytes of shared memory on sm_120, and more on
+        # sm_86 and sm_89, which have 101,376. With these options it takes at most 86,016 there, for widths up to 256.
+        options = {"fwd_BLOCK_M": 64, "fwd_num_stages": 1}
     attended: Any = flex_attention(
         query, key, value, block_mask=mask, scale=scale, enable_gqa=True, kernel_options=options
     )
@@ -219,14 +229,16 @@ def compiled(backend: str | Callable[..., object]) -> Callable[[Tensor, Tensor, 
     def attend_blocks(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float) -> Tensor:
         return attend_to_mask(query.flatten(2, 3), key.flatten(2, 3), value.flatten(2, 3), mask, scale)
 
-    attend: Any = torch.compile(attend_blocks, fullgraph=True, backend=backend)
+    compiled_attention: Any = torch.compile(attend_blocks, fullgraph=True, backend=backend)
 
-    def attended(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float) -> Tensor:
-        blocks = [tensor.unflatten(2, (-1, BLOCK_SIZE)) for tensor in (query, key, value)]
+    def attend(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float) -> Tensor:
+        query_blocks = query.unflatten(2, (-1, BLOCK_SIZE))  # (1, heads, L / 128, 128, D), like the two below
+        key_blocks = key.unflatten(2, (-1, BLOCK_SIZE))
+        value_blocks = value.unflatten(2, (-1, BLOCK_SIZE))
         with torch._dynamo.config.patch(specialize_float=True, recompile_limit=64):
-            return attend(*blocks, mask, scale)
+            return compiled_attention(query_blocks, key_blocks, value_blocks, mask, scale)
 
-    return attended
+    return attend
 
 
 @cache
@@ -235,12 +247,15 @@ def _require_gradients(
 ) -> None:
     """Runs forward and backward on two blocks, so that a kernel too large for the device fails before the update."""
     layout = SegmentLayout(starts=(0, 2 * BLOCK_SIZE), branch_ends=(2 * BLOCK_SIZE,))
-    shapes = [(1, number, layout.num_tokens, width) for number in (heads, key_heads, key_heads)]
+    query_shape = (1, heads, layout.num_tokens, width)
+    key_shape = (1, key_heads, layout.num_tokens, width)
     try:
         with torch.enable_grad():
-            inputs = [torch.zeros(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes]
-            output = compiled("inductor")(inputs[0], inputs[1], inputs[2], block_mask(layout, device), scale)
-            torch.autograd.grad(output.sum(), inputs)
+            query = torch.zeros(query_shape, device=device, dtype=dtype, requires_grad=True)
+            key = torch.zeros(key_shape, device=device, dtype=dtype, requires_grad=True)
+            value = torch.zeros(key_shape, device=device, dtype=dtype, requires_grad=True)
+            output = compiled("inductor")(query, key, value, block_mask(layout, device), scale)
+            torch.autograd.grad(output.sum(), [query, key, value])
     except RuntimeError as error:  # a kernel that this device, driver or torch build cannot run
         raise EngineError(
             f"packed rows cannot be computed here ({type(error).__name__}: {error}); set worker.actor.padding_free=false, "
@@ -255,15 +270,16 @@ def block_mask(layout: SegmentLayout, device: torch.device) -> BlockMask:
     """
     from torch.nn.attention.flex_attention import BlockMask
 
-    ends = layout.branch_end_of_token
-    num_blocks = -(-layout.num_tokens // BLOCK_SIZE)
-    missing = num_blocks * BLOCK_SIZE - layout.num_tokens
-    ends = torch.cat([ends, ends.new_full((missing,), num_blocks * BLOCK_SIZE)])
-    by_block = ends.view(num_blocks, BLOCK_SIZE)
-    first_query = torch.arange(num_blocks)[:, None] * BLOCK_SIZE
-    some = (by_block.amax(dim=1) > first_query).tril()
-    every = (by_block.amin(dim=1) >= first_query + BLOCK_SIZE).tril(diagonal=-1)
-    branch_end = ends.int().to(device)
+    ends = layout.branch_end_of_token  # (L,)
+    num_blocks = -(-layout.num_tokens // BLOCK_SIZE)  # rounded up
+    num_padding = num_blocks * BLOCK_SIZE - layout.num_tokens
+    padded_ends = torch.cat([ends, ends.new_full((num_padding,), num_blocks * BLOCK_SIZE)])
+    ends_by_block = padded_ends.view(num_blocks, BLOCK_SIZE)
+    first_query = torch.arange(num_blocks)[:, None] * BLOCK_SIZE  # (query blocks, 1)
+    # (query blocks, key blocks): whether some pair of tokens is visible, and whether every pair is
+    some = (ends_by_block.amax(dim=1) > first_query).tril()
+    every = (ends_by_block.amin(dim=1) >= first_query + BLOCK_SIZE).tril(diagonal=-1)
+    branch_end = padded_ends.int().to(device)
 
     def sees_token(batch: Tensor, head: Tensor, query_index: Tensor, key_index: Tensor) -> Tensor:
         return (key_index <= query_index) & (query_index < branch_end[key_index])
@@ -283,5 +299,9 @@ def block_mask(layout: SegmentLayout, device: torch.device) -> BlockMask:
 
 def _listed(table: Bool[Tensor, "Q K"], device: torch.device) -> tuple[Tensor, Tensor]:
     """Returns for each row the number of set entries, and the columns with set entries first."""
+    counts = table.sum(dim=1)
     columns = table.int().argsort(dim=1, descending=True, stable=True)
-    return table.sum(dim=1)[None, None].int().to(device), columns[None, None].int().to(device)
+    # FlexAttention's tables have axes for batch and heads in front.
+    counts = counts[None, None].int().to(device)
+    columns = columns[None, None].int().to(device)
+    return counts, columns

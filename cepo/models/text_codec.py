@@ -7,7 +7,8 @@ from typing import Any
 
 from cepo.errors import ConfigError
 
-IMAGE_MARK, VIDEO_MARK = "<image>", "<video>"
+IMAGE_MARK = "<image>"
+VIDEO_MARK = "<video>"
 """The marks that stand for an image or a video in a dataset's text, as in EasyR1."""
 MARKS = (IMAGE_MARK, VIDEO_MARK)
 
@@ -30,7 +31,8 @@ class TextCodec:
     @property
     def special_texts(self) -> tuple[str, ...]:
         """The texts that a reference may not contain: every added token and the dataset's marks."""
-        return (*(token.content for token in self.tokenizer.added_tokens_decoder.values()), *MARKS)
+        added = [token.content for token in self.tokenizer.added_tokens_decoder.values()]
+        return (*added, *MARKS)
 
     def encode_text(self, text: str) -> list[int]:
         """Tokenises plain text without special tokens. A lone surrogate, which no tokenizer accepts, becomes `?`.

@@ -52,11 +52,12 @@ def vllm_obstacle(settings: GeneratorSettings, family: Family, device: str) -> s
     if importlib.util.find_spec("vllm") is None:
         return "vLLM is not installed"
     built_for_gpu = torch.version.cuda is not None
-    if built_for_gpu != device.startswith("cuda"):
+    on_gpu = device.startswith("cuda")
+    if built_for_gpu != on_gpu:
         return f"vLLM is installed for {'GPUs' if built_for_gpu else 'CPUs'} and the device is '{device}'"
     return family.why_not_vllm(
         EngineUse(
-            on_gpu=device.startswith("cuda"),
+            on_gpu=on_gpu,
             dtype=settings.dtype,
             with_adapter=settings.lora_rank > 0,
             most_images=settings.limit_images,
@@ -73,15 +74,17 @@ def settings_of_run(
     data: DataConfig, worker: WorkerConfig, *, num_devices: int, most_visuals: tuple[int, int]
 ) -> GeneratorSettings:
     """Returns the settings of a run; `most_visuals` are the maximum numbers of images and videos in a prompt."""
-    rollout, model = worker.rollout, worker.actor.model
+    rollout = worker.rollout
+    model = worker.actor.model
+    most_images, most_videos = most_visuals
     resolved: dict[str, Any] = vars(rollout) | {
         "max_model_len": rollout.max_model_len or data.max_prompt_length + data.max_response_length,
         "max_num_seqs": most_responses_at_once(data, rollout, num_devices=num_devices),
-        "limit_images": rollout.limit_images or most_visuals[0],
+        "limit_images": rollout.limit_images or most_images,
     }
     return GeneratorSettings(
         model_path=model.model_path,
-        limit_videos=most_visuals[1],
+        limit_videos=most_videos,
         lora_rank=model.lora.served_rank(merged=rollout.merge_lora),
         trust_remote_code=model.trust_remote_code,
         fp32_logits=model.fp32_logits,
@@ -96,6 +99,7 @@ def most_responses_at_once(data: DataConfig, rollout: RolloutConfig, *, num_devi
     """
     if rollout.max_num_seqs is not None:
         return rollout.max_num_seqs
-    engines = max(1, num_devices // rollout.tensor_parallel_size)
-    wanted = -(-data.rollout_batch_size // engines) * rollout.n
-    return min(max(wanted, 128), 1024, rollout.max_num_batched_tokens)
+    num_engines = max(1, num_devices // rollout.tensor_parallel_size)
+    prompts_per_engine = -(-data.rollout_batch_size // num_engines)  # rounded up
+    responses_per_engine = prompts_per_engine * rollout.n
+    return min(max(responses_per_engine, 128), 1024, rollout.max_num_batched_tokens)

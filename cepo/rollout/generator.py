@@ -64,9 +64,8 @@ class GenerationRequest:
 
     prompt_ids: tuple[int, ...]  # with ONE placeholder token per image and per video, which the engine expands
     num_prompt_tokens: int  # with expanded placeholders
-    images: tuple[
-        Image, ...
-    ]  # as `cepo.data.images` returns them: upright, in RGB, within the limits, without metadata
+    # as `cepo.data.images` returns them: upright, in RGB, within the limits, without metadata
+    images: tuple[Image, ...]
     seed: int  # non-negative
     videos: tuple[Video, ...] = ()  # their selected frames, within the same limits
     image_source: ImageSource | None = None
@@ -91,10 +90,12 @@ class AdapterWeights:
     def plain_config(self) -> Tree:
         """Returns the adapter's configuration as read back from adapter_config.json."""
 
-        def plain(value: object) -> object:  # PEFT's target modules (a set) and adapter type (an enum member)
-            if isinstance(value, set | frozenset):
+        def plain(value: object) -> object:
+            if isinstance(value, set | frozenset):  # PEFT's target modules
                 return sorted(value)
-            return value.value if isinstance(value, Enum) else str(value)
+            if isinstance(value, Enum):  # the adapter's type
+                return value.value
+            return str(value)
 
         return json.loads(json.dumps(dict(self.adapter_config), default=plain))
 
@@ -103,8 +104,10 @@ class AdapterWeights:
         from safetensors.torch import save_file
 
         folder.mkdir(parents=True, exist_ok=True)
-        # Clones, because the format has no tensors that share memory.
-        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self.tensors.items()}
+        tensors: dict[str, Tensor] = {}
+        for name, tensor in self.tensors.items():
+            # A clone, because the format has no tensors that share memory.
+            tensors[name] = tensor.detach().cpu().contiguous().clone()
         save_file(tensors, folder / "adapter_model.safetensors")
         text = json.dumps(self.plain_config(), indent=2)
         (folder / "adapter_config.json").write_text(text + "\n", encoding="utf-8")

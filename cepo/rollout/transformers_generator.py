@@ -51,7 +51,8 @@ class TransformersGenerator:
     name = "transformers"
 
     def __init__(self, settings: GeneratorSettings, processing: Processing, *, device: str) -> None:
-        self._settings, self._processing = settings, processing
+        self._settings = settings
+        self._processing = processing
         model: Any = load_model(
             settings.model_path,
             dtype=torch_dtype(settings.dtype),
@@ -72,10 +73,12 @@ class TransformersGenerator:
     ) -> list[list[Generation]]:
         check_lengths(requests, settings, self._settings.max_model_len)
         results: list[list[Generation]] = [[] for _ in requests]
-        copies = settings.num_samples if settings.temperature == 0 else 1
-        rows, total = self._rows(requests, settings), len(requests) * settings.num_samples
-        with Progress("sampling responses", total, draws=not self._settings.disable_tqdm) as progress:
-            while batch := self._decoded_batch(rows, settings):
+        copies = settings.num_samples if settings.temperature == 0 else 1  # greedy samples are equal
+        rows = self._rows(requests, settings)
+        num_responses = len(requests) * settings.num_samples
+        with Progress("sampling responses", num_responses, draws=not self._settings.disable_tqdm) as progress:
+            batch = self._decoded_batch(rows, settings)
+            while batch:
                 for row in batch:
                     generation = Generation(
                         response_ids=tuple(row.tokens), log_probs=tuple(row.log_probs), finished=row.finished
@@ -87,19 +90,23 @@ class TransformersGenerator:
                         results[index] = results[index] * copies
                         if on_finished is not None:
                             on_finished(index, results[index])
+                batch = self._decoded_batch(rows, settings)
         return results
 
     def _decoded_batch(self, rows: Iterator[_Row], settings: SamplingSettings) -> list[_Row]:
         with torch.inference_mode():
             batch = list(itertools.islice(rows, self._settings.batch_size))
-            # Padding would affect a layer with a window or a recurrent state.
-            padded = bool(batch) and _is_plain(batch[0].prompt)
-            for _, together in itertools.groupby(batch, key=lambda row: None if padded else row.request):
-                self._decode(list(together), settings)
+            if batch and _is_plain(batch[0].prompt):
+                self._decode(batch, settings)
+                return batch
+            # Padding would affect a layer with a window or a recurrent state, so each prompt's samples are alone.
+            for _, request_rows in itertools.groupby(batch, key=lambda row: row.request):
+                self._decode(list(request_rows), settings)
         return batch
 
     def sync_weights(self, weights: Weights) -> None:
-        self._decoder, self._decoder_is_current = None, False
+        self._decoder = None
+        self._decoder_is_current = False
         if isinstance(weights, AdapterWeights):
             self._load_adapter(weights)
         else:
@@ -109,15 +116,17 @@ class TransformersGenerator:
         """Does nothing: keys and values are freed after each call."""
 
     def close(self) -> None:
-        self._model = self._decoder = None
+        self._model = None
+        self._decoder = None
         gc.collect()
         torch.cuda.empty_cache()
 
     def _rows(self, requests: Sequence[GenerationRequest], settings: SamplingSettings) -> Iterator[_Row]:
         """Computes the prompts one by one, each only when a batch has room for its samples."""
+        num_samples = settings.num_samples if settings.temperature > 0 else 1
         for index, request in enumerate(requests):
             prompt = self._read_prompt(request)
-            for sample in range(settings.num_samples if settings.temperature > 0 else 1):
+            for sample in range(num_samples):
                 uniforms = row_uniforms(request.seed, sample, settings.max_response_length)
                 yield _Row(request=index, prompt=prompt, uniforms=uniforms)
 
@@ -126,16 +135,17 @@ class TransformersGenerator:
         images = processing.load_images(request.images, videos=request.videos)
         token_ids = processing.expand(request.prompt_ids, images)
         encoded = EncodedPrompt(token_ids=tuple(token_ids), engine_ids=request.prompt_ids, images=images)
-        positions = processing.positions(encoded)
-        ids = torch.tensor([token_ids], device=self._device)
-        inputs: dict[str, Any] = dict(processing.family.token_inputs(ids, self._model.config))
+        positions = processing.positions(encoded)  # (3, L)
+        input_ids = torch.tensor([token_ids], device=self._device)  # (1, L)
+        inputs: dict[str, Any] = dict(processing.family.token_inputs(input_ids, self._model.config))
         if images is not None:
-            inputs |= {name: tensor.to(self._device) for name, tensor in images.tensors.items()}
-        by_axis = positions[:, None, :].to(self._device)
+            for name, tensor in images.tensors.items():
+                inputs[name] = tensor.to(self._device)
+        position_ids = positions[:, None, :].to(self._device)  # (3, 1, L)
         output = self._model(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            position_ids=by_axis if processing.family.num_position_axes > 1 else by_axis[0],
+            input_ids=input_ids,
+            attention_mask=torch.ones_like(input_ids),
+            position_ids=position_ids if processing.family.num_position_axes > 1 else position_ids[0],
             use_cache=True,
             logits_to_keep=1,
             **inputs,
@@ -147,14 +157,16 @@ class TransformersGenerator:
             next_position=int(positions.max()) + 1,
         )
 
-    def _decode(self, active: list[_Row], settings: SamplingSettings) -> None:
-        decoding = self._begin(active)
-        logits = torch.cat([row.prompt.logits for row in active])
-        uniforms = torch.stack([row.uniforms for row in active]).to(self._device)
-        positions = torch.tensor([row.prompt.next_position for row in active], device=self._device)
+    def _decode(self, rows: list[_Row], settings: SamplingSettings) -> None:
+        decoding = self._begin(rows)
+        active = rows
+        logits = torch.cat([row.prompt.logits for row in active])  # (B, V)
+        uniforms = torch.stack([row.uniforms for row in active]).to(self._device)  # (B, T)
+        positions = torch.tensor([row.prompt.next_position for row in active], device=self._device)  # (B,)
         for step in range(settings.max_response_length):
-            tokens = draw_tokens(logits, [row.tokens for row in active], uniforms[:, step], self._banned, settings)
-            log_probs = logits.log_softmax(dim=1).gather(1, tokens[:, None])[:, 0]
+            outputs = [row.tokens for row in active]
+            tokens = draw_tokens(logits, outputs, uniforms[:, step], self._banned, settings)  # (B,)
+            log_probs = logits.log_softmax(dim=1).gather(1, tokens[:, None])[:, 0]  # (B,)
             for row, token, log_prob in zip(active, tokens.tolist(), log_probs.tolist(), strict=True):
                 if not row.finished:
                     row.tokens.append(token)
@@ -164,28 +176,36 @@ class TransformersGenerator:
             if not unfinished or step + 1 == settings.max_response_length:
                 return
             if len(unfinished) <= _SHARE_THAT_GOES_ON * len(active):
-                keep = torch.tensor(unfinished, device=self._device)
-                decoding.select(keep)
+                unfinished_rows = torch.tensor(unfinished, device=self._device)
+                decoding.select(unfinished_rows)
                 active = [active[index] for index in unfinished]
-                tokens, uniforms, positions = tokens[keep], uniforms[keep], positions[keep]
+                tokens = tokens[unfinished_rows]
+                uniforms = uniforms[unfinished_rows]
+                positions = positions[unfinished_rows]
             logits = decoding.logits(tokens, positions + step).float()
 
     def _begin(self, rows: Sequence[_Row]) -> FusedDecoding | _PlainDecoding:
         if not self._decoder_is_current:
-            self._decoder, self._decoder_is_current = fused_decoder(self._model), True
+            self._decoder = fused_decoder(self._model)
+            self._decoder_is_current = True
         if self._decoder is None:
             return _PlainDecoding(self._model, rows, three_axes=self._processing.family.num_position_axes > 1)
-        prompts = {row.request: [(layer.keys, layer.values) for layer in row.prompt.cache.layers] for row in rows}
-        prompt_index = {request: index for index, request in enumerate(prompts)}
-        return FusedDecoding(self._decoder, list(prompts.values()), [prompt_index[row.request] for row in rows])
+        prompts: list[list[tuple[Tensor, Tensor]]] = []  # the keys and values of each layer, once for each request
+        prompt_numbers: dict[int, int] = {}
+        for row in rows:
+            if row.request not in prompt_numbers:
+                prompt_numbers[row.request] = len(prompts)
+                prompts.append([(layer.keys, layer.values) for layer in row.prompt.cache.layers])
+        return FusedDecoding(self._decoder, prompts, [prompt_numbers[row.request] for row in rows])
 
     def _load_adapter(self, weights: AdapterWeights) -> None:
         import peft
 
         try:
             if not isinstance(self._model, peft.PeftModel):
-                known = {key: value for key, value in weights.adapter_config.items() if key != "peft_type"}
-                config = peft.LoraConfig(**(known | {"inference_mode": True}))  # type: ignore[arg-type]
+                settings = {key: value for key, value in weights.adapter_config.items() if key != "peft_type"}
+                settings["inference_mode"] = True
+                config = peft.LoraConfig(**settings)  # type: ignore[arg-type]
                 self._model = peft.get_peft_model(self._model, config).eval()
             _check_names("adapter", set(peft.get_peft_model_state_dict(self._model)), set(weights.tensors))
             peft.set_peft_model_state_dict(self._model, dict(weights.tensors))
@@ -195,17 +215,19 @@ class TransformersGenerator:
             raise EngineError(f"the adapter does not fit the model: {error}") from error
 
     def _load_full(self, weights: FullWeights) -> None:
-        own = self._model.state_dict()
-        _check_names("full", set(own), set(weights.tensors))
+        model_weights = self._model.state_dict()
+        _check_names("full", set(model_weights), set(weights.tensors))
         for name, tensor in weights.tensors.items():  # one at a time: each may be gathered when read
-            if tensor.shape != own[name].shape:
-                shapes = f"{tuple(tensor.shape)} for {tuple(own[name].shape)}"
+            model_weight = model_weights[name]
+            if tensor.shape != model_weight.shape:
+                shapes = f"{tuple(tensor.shape)} for {tuple(model_weight.shape)}"
                 raise EngineError(f"the full weights do not fit the model: size mismatch for {name}, {shapes}")
-            own[name].copy_(tensor)
+            model_weight.copy_(tensor)
 
 
-def _check_names(kind: str, expected: set[str], given: set[str]) -> None:
-    missing, unknown = sorted(expected - given), sorted(given - expected)
+def _check_names(kind: str, expected: set[str], received: set[str]) -> None:
+    missing = sorted(expected - received)
+    unknown = sorted(received - expected)
     if missing or unknown:
         raise EngineError(
             f"the {kind} weights do not fit the model: {len(missing)} of its {len(expected)} tensors are missing "
@@ -246,22 +268,30 @@ class _PlainDecoding:
     """Decodes with the model's own forward pass: prompts padded on the left, or samples of one prompt of any kind."""
 
     def __init__(self, model: Any, rows: Sequence[_Row], *, three_axes: bool) -> None:
-        self._model, self._three_axes = model, three_axes
+        self._model = model
+        self._three_axes = three_axes
         self._mask: Tensor | None = None
-        if _is_plain(rows[0].prompt):
+        first_prompt = rows[0].prompt
+        if _is_plain(first_prompt):
             self._cache, self._mask = _joined(rows, model.config.get_text_config())
         else:
-            self._cache: Any = copy.deepcopy(rows[0].prompt.cache)
-            self._cache.reorder_cache(torch.zeros(len(rows), dtype=torch.long, device=rows[0].prompt.logits.device))
+            # All rows are samples of one prompt, so each gets a copy of its cache's only row.
+            self._cache: Any = copy.deepcopy(first_prompt.cache)
+            self._cache.reorder_cache(torch.zeros(len(rows), dtype=torch.long, device=first_prompt.logits.device))
 
     def logits(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Computes one token per row at its position, and returns the logits of the next, (rows, vocabulary)."""
         if self._mask is not None:
             self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
+        position_ids = positions[:, None]  # (B, 1)
+        if self._three_axes:
+            position_ids = positions.expand(3, -1)[
+                :, :, None
+            ]  # (3, B, 1), since text has the same position on each axis
         output = self._model(
             input_ids=tokens[:, None],
             attention_mask=self._mask,
-            position_ids=positions.expand(3, -1)[:, :, None] if self._three_axes else positions[:, None],
+            position_ids=position_ids,
             past_key_values=self._cache,
             use_cache=True,
         )
@@ -269,7 +299,8 @@ class _PlainDecoding:
 
     def select(self, rows: Tensor) -> None:
         self._cache.reorder_cache(rows)
-        self._mask = None if self._mask is None else self._mask[rows]
+        if self._mask is not None:
+            self._mask = self._mask[rows]
 
 
 def _joined(rows: Sequence[_Row], text_config: Any) -> tuple[Any, Tensor]:
@@ -279,16 +310,20 @@ def _joined(rows: Sequence[_Row], text_config: Any) -> tuple[Any, Tensor]:
     prompts = [row.prompt for row in rows]
     longest = max(prompt.length for prompt in prompts)
     lengths = torch.tensor([prompt.length for prompt in prompts], device=prompts[0].logits.device)
-    mask = (torch.arange(longest, device=lengths.device) >= longest - lengths[:, None]).long()
+    padding = longest - lengths[:, None]  # (B, 1)
+    mask = (torch.arange(longest, device=lengths.device) >= padding).long()  # (B, longest)
     cache = DynamicCache(config=text_config)
     for index in range(len(prompts[0].cache.layers)):
         layers = [prompt.cache.layers[index] for prompt in prompts]
-        keys, values = (
-            torch.cat([torch.nn.functional.pad(part, (0, 0, longest - part.shape[2], 0)) for part in parts])
-            for parts in ([layer.keys for layer in layers], [layer.values for layer in layers])
-        )
+        keys = torch.cat([_padded_left(layer.keys, longest) for layer in layers])
+        values = torch.cat([_padded_left(layer.values, longest) for layer in layers])
         cache.update(keys, values, index)
     return cache, mask
+
+
+def _padded_left(states: Tensor, length: int) -> Tensor:
+    """Pads keys or values (1, heads, tokens, size) with zeros before the first token."""
+    return torch.nn.functional.pad(states, (0, 0, length - states.shape[2], 0))
 
 
 def row_uniforms(seed: int, sample: int, count: int) -> Float[Tensor, " T"]:
@@ -318,14 +353,16 @@ def draw_tokens(
     if settings.presence_penalty != 0:
         logits = logits.clone()
         for row, output in zip(logits, outputs, strict=True):
-            row[torch.tensor(sorted(set(output)), dtype=torch.long, device=row.device)] -= settings.presence_penalty
+            present = torch.tensor(sorted(set(output)), dtype=torch.long, device=row.device)
+            row[present] -= settings.presence_penalty
     logits = _allowed(logits, banned, settings)
     if settings.temperature == 0:
         return logits.argmax(dim=1)
-    cumulative = logits.softmax(dim=1, dtype=torch.float64).cumsum(dim=1)
+    cumulative = logits.softmax(dim=1, dtype=torch.float64).cumsum(dim=1)  # (B, V)
     total = cumulative[:, -1]
     # Below the total even if the product rounds up, so that a token of positive probability is always found.
-    points = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
+    largest_point = torch.nextafter(total, torch.zeros_like(total))
+    points = torch.minimum(uniforms * total, largest_point)  # (B,)
     return torch.searchsorted(cumulative, points[:, None], right=True)[:, 0]
 
 
@@ -340,12 +377,14 @@ def _allowed(logits: Tensor, banned: Tensor, settings: SamplingSettings) -> Tens
         return logits
     logits = logits / settings.temperature
     if 0 < settings.top_k < logits.shape[1]:
-        threshold = logits.topk(settings.top_k, dim=1).values[:, -1:]
+        threshold = logits.topk(settings.top_k, dim=1).values[:, -1:]  # (B, 1)
         logits = logits.masked_fill(logits < threshold, float("-inf"))
     if settings.top_p < 1:
         ordered, order = logits.sort(dim=1, descending=True)
         probabilities = ordered.softmax(dim=1, dtype=torch.float64)
-        behind: Bool[Tensor, "B V"] = probabilities.cumsum(dim=1) - probabilities >= settings.top_p
-        behind[:, 0] = False
-        logits = logits.masked_fill(torch.zeros_like(behind).scatter(1, order, behind), float("-inf"))
+        likelier = probabilities.cumsum(dim=1) - probabilities  # the probability of all likelier tokens together
+        excluded: Bool[Tensor, "B V"] = likelier >= settings.top_p
+        excluded[:, 0] = False
+        excluded_by_token = torch.zeros_like(excluded).scatter(1, order, excluded)
+        logits = logits.masked_fill(excluded_by_token, float("-inf"))
     return logits

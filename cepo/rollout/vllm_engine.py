@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -57,10 +57,13 @@ class VllmGenerator:
     name = "vllm"
 
     def __init__(self, settings: GeneratorSettings, processing: Processing) -> None:
-        self._settings, self._processing, self._banned = settings, processing, processing.banned_token_ids
+        self._settings = settings
+        self._processing = processing
+        self._banned = processing.banned_token_ids
         self._draws_itself = without_gpu()
         self._sleeps = settings.sleep and not self._draws_itself
-        self._is_asleep, self._adapter_id = False, 0
+        self._is_asleep = False
+        self._adapter_id = 0
         self._group_is_the_callers = has_process_group()
         self._llm: LLM | None = start_engine(settings)
         if settings.fp32_logits:
@@ -76,20 +79,27 @@ class VllmGenerator:
         llm = self._engine()
         check_lengths(requests, settings, self._settings.max_model_len)
         num_samples = settings.num_samples if settings.temperature > 0 else 1  # greedy samples are equal
-        calls = range(num_samples) if self._draws_itself else (0,)
-        samplings = [self._sampling(request, settings, sample) for request in requests for sample in calls]
-        prompts = [_prompt(request) for request in requests for _ in calls]
+        num_calls = num_samples if self._draws_itself else 1
+        prompts: list[Any] = []
+        samplings: list[SamplingParams] = []
+        for request in requests:
+            for call in range(num_calls):
+                prompts.append(_prompt(request))
+                samplings.append(self._sampling(request, settings, sample=call))
         groups: list[list[Generation]] = [[] for _ in requests]
-        parts: list[dict[int, list[Generation]]] = [{} for _ in requests]
+        answers: list[dict[int, list[Generation]]] = [{} for _ in requests]  # by call, since calls end in any order
         with contextlib.closing(self._finished(llm, prompts, samplings)) as results:
             for number, result in results:
-                index, call = divmod(number, len(calls))
-                parts[index][call] = [_generation(output) for output in result.outputs]
-                if len(parts[index]) == len(calls):
-                    samples = [sample for call in calls for sample in parts[index][call]]
-                    groups[index] = samples * (settings.num_samples // num_samples)
-                    if on_finished is not None:
-                        on_finished(index, groups[index])
+                index, call = divmod(number, num_calls)
+                answers[index][call] = [_generation(output) for output in result.outputs]
+                if len(answers[index]) < num_calls:
+                    continue
+                samples: list[Generation] = []
+                for call in range(num_calls):
+                    samples += answers[index][call]
+                groups[index] = samples * (settings.num_samples // num_samples)
+                if on_finished is not None:
+                    on_finished(index, groups[index])
         return groups
 
     def _finished(
@@ -120,14 +130,16 @@ class VllmGenerator:
         from vllm.lora.request import LoRARequest
         from vllm.sampling_params import RequestOutputKind
 
-        # vLLM requires a path of an adapter but never reads it, because the adapter is already loaded.
-        number = self._adapter_id
-        adapter = LoRARequest(f"adapter-{number}", number, "in-memory") if number else None
+        adapter = None
+        if self._adapter_id > 0:
+            # vLLM requires a path of an adapter but never reads it, because the adapter is already loaded.
+            adapter = LoRARequest(f"adapter-{self._adapter_id}", self._adapter_id, "in-memory")
         identifiers: list[str] = []
         for sampling, prepared in zip(samplings, _prepared(llm, prompts), strict=True):
             sampling.output_kind = RequestOutputKind.FINAL_ONLY
-            request = str(next(llm.request_counter))
-            identifiers.append(llm.llm_engine.add_request(request, prepared, sampling, lora_request=adapter))
+            number = str(next(llm.request_counter))
+            identifier = llm.llm_engine.add_request(number, prepared, sampling, lora_request=adapter)
+            identifiers.append(identifier)
         return identifiers
 
     def sync_weights(self, weights: Weights) -> None:
@@ -180,25 +192,9 @@ class VllmGenerator:
         """Returns vLLM's settings for all samples of a request, or only for `sample` if the tokens are drawn here."""
         from vllm import SamplingParams
 
-        own: dict[str, Any]
-        if self._draws_itself:
-            from cepo.rollout.vllm_sampling import DRAW, Draw
-
-            uniforms = row_uniforms(request.seed, sample, settings.max_response_length)
-            draw = Draw(uniforms, torch.tensor(self._banned, dtype=torch.long), settings)
-            own = {"temperature": 0.0, "extra_args": {DRAW: draw}}
-        else:
-            own = {
-                "n": settings.num_samples if settings.temperature > 0 else 1,
-                "temperature": settings.temperature,
-                "top_p": settings.top_p,
-                "top_k": settings.top_k,
-                "presence_penalty": settings.presence_penalty,
-                # vLLM seeds sample i with seed + i. Without spreading, prompts with close seeds would share noise.
-                "seed": int.from_bytes(hashlib.blake2b(str(request.seed).encode(), digest_size=7).digest(), "little"),
-                # Infinite, because the -100 of vLLM's HTTP API does not exclude a token.
-                "logit_bias": dict.fromkeys(self._banned, float("-inf")),
-            }
+        drawing = (
+            self._own_drawing(request, settings, sample) if self._draws_itself else self._drawing(request, settings)
+        )
         return SamplingParams(
             max_tokens=settings.max_response_length,
             # Only the given tokens end a response, whatever end-of-sequence token the checkpoint defines.
@@ -207,12 +203,34 @@ class VllmGenerator:
             logprobs=0,
             flat_logprobs=True,
             detokenize=False,
-            **own,
+            **drawing,
         )
+
+    def _own_drawing(self, request: GenerationRequest, settings: SamplingSettings, sample: int) -> dict[str, Any]:
+        """Returns the settings with which vLLM's logits processor draws one sample's tokens."""
+        from cepo.rollout.vllm_sampling import DRAW, Draw
+
+        uniforms = row_uniforms(request.seed, sample, settings.max_response_length)
+        draw = Draw(uniforms, torch.tensor(self._banned, dtype=torch.long), settings)
+        return {"temperature": 0.0, "extra_args": {DRAW: draw}}
+
+    def _drawing(self, request: GenerationRequest, settings: SamplingSettings) -> dict[str, Any]:
+        """Returns the settings with which vLLM draws the tokens of all samples of a request."""
+        # vLLM seeds sample i with seed + i. Without spreading, prompts with close seeds would share noise.
+        seed_digest = hashlib.blake2b(str(request.seed).encode(), digest_size=7).digest()
+        return {
+            "n": settings.num_samples if settings.temperature > 0 else 1,
+            "temperature": settings.temperature,
+            "top_p": settings.top_p,
+            "top_k": settings.top_k,
+            "presence_penalty": settings.presence_penalty,
+            "seed": int.from_bytes(seed_digest, "little"),
+            # Infinite, because the -100 of vLLM's HTTP API does not exclude a token.
+            "logit_bias": dict.fromkeys(self._banned, float("-inf")),
+        }
 
 
 def _prompt(request: GenerationRequest) -> Any:
-    prompt: dict[str, Any] = {"prompt_token_ids": list(request.prompt_ids)}
     visuals: dict[str, Any] = {}
     if request.images:
         # vLLM turns images by their metadata, and the trainer does not.
@@ -220,7 +238,10 @@ def _prompt(request: GenerationRequest) -> Any:
         visuals["image"] = list(request.images)
     if request.videos:
         visuals["video"] = [(video.frames, video.metadata()) for video in request.videos]
-    return prompt | {"multi_modal_data": visuals} if visuals else prompt
+    prompt: dict[str, Any] = {"prompt_token_ids": list(request.prompt_ids)}
+    if visuals:
+        prompt["multi_modal_data"] = visuals
+    return prompt
 
 
 def _generation(output: CompletionOutput) -> Generation:
@@ -239,21 +260,25 @@ def _prepared(llm: LLM, prompts: Sequence[object]) -> Iterator[Any]:
     from vllm.renderers.inputs.preprocess import parse_model_prompt
 
     def prepare(prompt: Any) -> Any:
-        (prepared,) = llm.renderer.render_cmpl([parse_model_prompt(llm.model_config, prompt)])
+        parsed = parse_model_prompt(llm.model_config, prompt)
+        (prepared,) = llm.renderer.render_cmpl([parsed])
         return prepared
 
-    alone = len(prompts) if llm.renderer.mm_processor_cache is not None else 1
-    yield from map(prepare, prompts[:alone])
+    has_cache = llm.renderer.mm_processor_cache is not None
+    num_alone = len(prompts) if has_cache else 1
+    for prompt in prompts[:num_alone]:
+        yield prepare(prompt)
     with ThreadPoolExecutor(min(_MOST_THREADS, num_processors()), thread_name_prefix=PREPARING) as pool:
-        yield from pool.map(prepare, prompts[alone:])
+        yield from pool.map(prepare, prompts[num_alone:])
 
 
 def _load_full(llm: LLM, weights: FullWeights) -> None:
     """Overwrites the engine's weights one tensor at a time, as the mapping yields them."""
     config: PreTrainedConfig = llm.model_config.hf_config
     # Published checkpoints have this entry in the whole configuration, in its text part, or in both.
-    tied = any(getattr(part, "tie_word_embeddings", False) for part in (config, config.get_text_config()))
-    assert not tied or "lm_head.weight" in weights.tensors, (
+    parts = (config, config.get_text_config())
+    is_tied = any(getattr(part, "tie_word_embeddings", False) for part in parts)
+    assert not is_tied or "lm_head.weight" in weights.tensors, (
         "a tied lm_head.weight is missing; vLLM's would stay as it was"
     )
     family = family_of(config)
@@ -293,21 +318,27 @@ def _add_adapter(worker: Any, weights: AdapterWeights, identifier: int) -> None:
         model_vocab_size=manager.vocab_size,
         weights_mapper=None if mapper is None else mapper.get_rename_mapper(),
     )
-    served = set(adapters.modules).union(*adapters.packed_modules.values())
-    misfits = [name for name, pair in sorted(adapter.loras.items()) if name not in served or not _is_whole(pair)]
-    if misfits:
-        raise EngineError(
-            f"the adapter does not fit the model: {len(misfits)} of its {len(adapter.loras)} modules are unknown to vLLM or "
-            f"lack a factor of their rank, the first {', '.join(misfits[:3])}. vLLM serves adapters of the language model "
-            "only; leave other modules out with worker.actor.model.lora.exclude_modules, or set "
-            "worker.rollout.name=transformers"
-        )
+    _require_served(adapters, adapter.loras)
     manager.remove_all_adapters()
     adapters.add_adapter(adapter)
     adapters.activate_adapter(identifier)
 
 
+def _require_served(adapters: Any, loras: Mapping[str, Any]) -> None:
+    """Raises EngineError unless vLLM serves every module of an adapter, and each has both factors."""
+    served_modules = set(adapters.modules).union(*adapters.packed_modules.values())
+    misfits = [name for name, pair in sorted(loras.items()) if name not in served_modules or not _is_whole(pair)]
+    if misfits:
+        raise EngineError(
+            f"the adapter does not fit the model: {len(misfits)} of its {len(loras)} modules are unknown to vLLM or "
+            f"lack a factor of their rank, the first {', '.join(misfits[:3])}. vLLM serves adapters of the language model "
+            "only; leave other modules out with worker.actor.model.lora.exclude_modules, or set "
+            "worker.rollout.name=transformers"
+        )
+
+
 def _is_whole(pair: Any) -> bool:
     """Returns whether an adapter's module has both factors of its rank."""
-    first, second = pair.lora_a, pair.lora_b
-    return first is not None and second is not None and first.shape[0] == pair.rank == second.shape[1]
+    if pair.lora_a is None or pair.lora_b is None:
+        return False
+    return pair.lora_a.shape[0] == pair.rank == pair.lora_b.shape[1]

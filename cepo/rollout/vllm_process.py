@@ -107,12 +107,14 @@ def engine_options(
         options["attention_config"] = {"backend": "FLASH_ATTN"}
     # Both all-reduces look up devices by their number on the machine, but a rank sees only one of them: IndexError.
     compilation: Tree = {"pass_config": {"fuse_allreduce_rms": False}}
-    options |= {"disable_custom_all_reduce": True, "compilation_config": compilation}
+    options["disable_custom_all_reduce"] = True
+    options["compilation_config"] = compilation
     if settings.max_num_seqs is not None and not settings.enforce_eager:
         # A graph for all responses, in vLLM's steps. By default it captures twice as many, up to 512 (1,024 on a B200),
         # for batches that contain prompts too.
         step = 8 if settings.max_num_seqs < 256 else 16
-        compilation["max_cudagraph_capture_size"] = min(-(-settings.max_num_seqs // step) * step, 512)
+        num_steps = -(-settings.max_num_seqs // step)  # rounded up
+        compilation["max_cudagraph_capture_size"] = min(num_steps * step, 512)
     return options
 
 
@@ -156,10 +158,12 @@ def _load_model_classes(settings: GeneratorSettings) -> None:
 
 def require_float32_head(llm: LLM) -> None:
     """Raises EngineError unless the engine's LM head returns float32 logits like the trainer's."""
-    found = set().union(*llm.collective_rpc(_head_types))
-    if found != {"torch.float32"}:
+    types: set[str] = set()
+    for worker_types in llm.collective_rpc(_head_types):
+        types |= worker_types
+    if types != {"torch.float32"}:
         raise EngineError(
-            f"worker.actor.model.fp32_logits is true, but vLLM computes this model's logits in {', '.join(sorted(found))}, "
+            f"worker.actor.model.fp32_logits is true, but vLLM computes this model's logits in {', '.join(sorted(types))}, "
             "and the trainer would compute other log-probs than it; set worker.actor.model.fp32_logits=false, or "
             "worker.rollout.name=transformers"
         )
@@ -175,7 +179,9 @@ def _head_types(worker: Any) -> set[str]:
 
 def prepare_environment(*, on_gpu: bool) -> None:
     """Sets variables that are not yet set, adds the folder of this Python's tools to the PATH, and silences two warnings."""
-    for variable, value in (_COMMON_ENVIRONMENT | (_GPU_ENVIRONMENT if on_gpu else _CPU_ENVIRONMENT)).items():
+    device_environment = _GPU_ENVIRONMENT if on_gpu else _CPU_ENVIRONMENT
+    environment = _COMMON_ENVIRONMENT | device_environment
+    for variable, value in environment.items():
         os.environ.setdefault(variable, value)
     os.environ["PATH"] = with_own_programs(os.environ.get("PATH", ""))
     # The first notices that Triton compiles the trainer's kernels, and reports this as a fault of the engine's warm-up.
@@ -207,7 +213,8 @@ def shut_down(llm: LLM, *, keep_process_group: bool) -> None:
     parallel_state.destroy_model_parallel()
     if parallel_state._WORLD is not None:
         parallel_state._WORLD.destroy()
-    parallel_state._WORLD = parallel_state._NODE_COUNT = None
+    parallel_state._WORLD = None
+    parallel_state._NODE_COUNT = None
 
 
 def _free_model(worker: Any) -> None:
@@ -235,8 +242,10 @@ def callers_state_kept() -> Iterator[None]:
     """
     import numpy
 
-    python_state, numpy_state = random.getstate(), numpy.random.get_state()
-    set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
+    python_state = random.getstate()
+    numpy_state = numpy.random.get_state()
+    set_num_threads = torch.set_num_threads
+    num_threads = torch.get_num_threads()
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng())
@@ -253,5 +262,8 @@ def callers_state_kept() -> Iterator[None]:
 
 def last_lines(error: BaseException) -> str:
     """Returns the last 3 lines of an engine's error, which name the cause."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' | '.join(lines[-3:])}" if lines else type(error).__name__
+    lines = [line.strip() for line in str(error).splitlines()]
+    filled_lines = [line for line in lines if line]
+    if not filled_lines:
+        return type(error).__name__
+    return f"{type(error).__name__}: {' | '.join(filled_lines[-3:])}"

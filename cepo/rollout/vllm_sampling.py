@@ -49,13 +49,20 @@ class SeededDraws(LogitsProcessor):
         """Sets each row of the logits, (requests, vocabulary), to 0 at the drawn token and -inf elsewhere."""
         if not self._rows:
             return logits
-        draws, outputs = zip(*(self._rows[index] for index in range(len(logits))), strict=True)
-        uniforms = torch.stack([draw.uniforms[len(output)] for draw, output in zip(draws, outputs, strict=True)])
+        draws: list[Draw] = []
+        outputs: list[list[int]] = []
+        uniforms: list[Tensor] = []
+        for index in range(len(logits)):
+            draw, output = self._rows[index]
+            draws.append(draw)
+            outputs.append(output)
+            uniforms.append(draw.uniforms[len(output)])  # the next token's
         common = draws[0]  # the requests of one call share their settings
-        tokens = draw_tokens(logits, outputs, uniforms, common.banned, common.settings)
+        tokens = draw_tokens(logits, outputs, torch.stack(uniforms), common.banned, common.settings)
         return logits.fill_(float("-inf")).scatter_(1, tokens[:, None], 0.0)
 
 
 def _new_row(params: SamplingParams, prompt: list[int] | None, output: list[int]) -> tuple[Draw, list[int]] | None:
-    draw: Draw | None = (params.extra_args or {}).get(DRAW)
+    extra_args = params.extra_args or {}
+    draw: Draw | None = extra_args.get(DRAW)
     return None if draw is None else (draw, output)

@@ -106,27 +106,34 @@ def reserve(trainer: TrainerConfig) -> tuple[PlacementGroup, dict[str, float]]:
     Raises:
         EngineError: they were not free within `trainer.start_timeout_seconds`.
     """
-    machines, devices = trainer.nnodes, trainer.n_gpus_per_node
-    num_gpus = int(ray.cluster_resources().get("GPU", 0.0) > 0)
-    bundle = {"CPU": _CPUS_PER_WORKER * devices} | ({"GPU": float(devices)} if num_gpus else {})
-    group = placement_group(
-        [bundle] * machines, strategy="STRICT_SPREAD" if machines > 1 else "STRICT_PACK", name="cepo"
-    )
-    what = f"{machines} machine{'s' * (machines > 1)} with {devices} {'GPUs' if num_gpus else 'workers'} each"
+    machines = trainer.nnodes
+    devices = trainer.n_gpus_per_node
+    has_gpus = ray.cluster_resources().get("GPU", 0.0) > 0
+    bundle = {"CPU": _CPUS_PER_WORKER * devices}
+    if has_gpus:
+        bundle["GPU"] = float(devices)
+    strategy = "STRICT_SPREAD" if machines > 1 else "STRICT_PACK"
+    group = placement_group([bundle] * machines, strategy=strategy, name="cepo")
+    machines_in_words = "1 machine" if machines == 1 else f"{machines} machines"
+    what = f"{machines_in_words} with {devices} {'GPUs' if has_gpus else 'workers'} each"
     with phase(f"waiting for {what}"):
         if not group.wait(timeout_seconds=trainer.start_timeout_seconds):
             remove_placement_group(group)
-            has, free = (each.get("GPU", 0.0) for each in (ray.cluster_resources(), ray.available_resources()))
+            num_gpus = ray.cluster_resources().get("GPU", 0.0)
+            num_free = ray.available_resources().get("GPU", 0.0)
             raise EngineError(
-                f"the run needs {what}; the cluster has {len(ray.nodes())} machines with {has:g} GPUs in all, of which "
-                f"{free:g} are free. Add machines with `ray start --address=...`, end other programs there, or lower "
+                f"the run needs {what}; the cluster has {len(ray.nodes())} machines with {num_gpus:g} GPUs in all, of which "
+                f"{num_free:g} are free. Add machines with `ray start --address=...`, end other programs there, or lower "
                 "trainer.nnodes and trainer.n_gpus_per_node"
             )
-    return group, {"num_cpus": _CPUS_PER_WORKER, "num_gpus": num_gpus}
+    return group, {"num_cpus": _CPUS_PER_WORKER, "num_gpus": 1 if has_gpus else 0}
 
 
 def worker_environment(devices_per_machine: int) -> dict[str, str]:
     """Returns the environment variables that workers inherit, without secrets, which belong to `ray start`."""
-    passed = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON) and not is_secret(name)}
     cores = os.cpu_count() or 1
-    return {"OMP_NUM_THREADS": str(max(1, cores // devices_per_machine))} | passed
+    environment = {"OMP_NUM_THREADS": str(max(1, cores // devices_per_machine))}
+    for name, value in os.environ.items():
+        if name.startswith(_PASSED_ON) and not is_secret(name):
+            environment[name] = value
+    return environment

@@ -33,7 +33,8 @@ class Assignment:
     """
 
     def __init__(self, num_ranks: int, *, prompts_per_update: int) -> None:
-        self._num_ranks, self._prompts_per_update = num_ranks, prompts_per_update
+        self._num_ranks = num_ranks
+        self._prompts_per_update = prompts_per_update
         self._ranks: dict[int, int] = {}
         self._loads = [0] * num_ranks
 
@@ -46,19 +47,24 @@ class Assignment:
         return indices_of_ranks
 
     def _assign(self, rows: Sequence[ScoringRow]) -> None:
-        updates: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+        costs_of_updates: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         for row in rows:
             if row.prompt not in self._ranks:
-                updates[row.prompt // self._prompts_per_update][row.prompt] += row.num_tokens
-        for _, costs in sorted(updates.items()):
+                update = row.prompt // self._prompts_per_update
+                costs_of_updates[update][row.prompt] += row.num_tokens
+        for _, costs in sorted(costs_of_updates.items()):
             prompts = sorted(costs)
             groups = balance_groups([costs[prompt] for prompt in prompts], self._num_ranks)
-            loads = [sum(costs[prompts[index]] for index in group) for group in groups]
-            heaviest_first = sorted(zip(loads, groups, strict=True), key=lambda each: -each[0])  # stable
-            least_loaded_first = sorted(range(self._num_ranks), key=self._loads.__getitem__)
-            for (load, group), rank in zip(heaviest_first, least_loaded_first, strict=True):
-                self._loads[rank] += load
-                self._ranks |= {prompts[index]: rank for index in group}
+            loads: list[int] = []
+            for group in groups:
+                loads.append(sum(costs[prompts[index]] for index in group))
+            # Both sorts are stable, so that ties go to the lower rank.
+            heaviest_first = sorted(range(self._num_ranks), key=lambda number: -loads[number])
+            least_loaded_first = sorted(range(self._num_ranks), key=lambda rank: self._loads[rank])
+            for number, rank in zip(heaviest_first, least_loaded_first, strict=True):
+                self._loads[rank] += loads[number]
+                for index in groups[number]:
+                    self._ranks[prompts[index]] = rank
 
 
 def balance_groups(costs: Sequence[int], num_ranks: int) -> list[list[int]]:
@@ -68,42 +74,49 @@ def balance_groups(costs: Sequence[int], num_ranks: int) -> list[list[int]]:
     Ties go to the rank with fewer groups, then to the lower rank. The largest load is at most
     `(4/3 - 1 / (3 num_ranks))` times the smallest possible one. With fewer groups than ranks some get none.
     """
-    groups: list[list[int]] = [[] for _ in range(num_ranks)]
-    waiting = [(0, 0, rank) for rank in range(num_ranks)]
-    for index in sorted(range(len(costs)), key=lambda index: (-costs[index], index)):
-        load, count, rank = heapq.heappop(waiting)
-        groups[rank].append(index)
-        heapq.heappush(waiting, (load + costs[index], count + 1, rank))
-    return [sorted(group) for group in groups]
+    heaviest_first = sorted(range(len(costs)), key=lambda index: (-costs[index], index))
+    groups_of_ranks: list[list[int]] = [[] for _ in range(num_ranks)]
+    # A heap of (load, number of groups, rank), in which the least loaded rank is first.
+    ranks = [(0, 0, rank) for rank in range(num_ranks)]
+    for index in heaviest_first:
+        load, num_groups, rank = heapq.heappop(ranks)
+        groups_of_ranks[rank].append(index)
+        heapq.heappush(ranks, (load + costs[index], num_groups + 1, rank))
+    return [sorted(groups) for groups in groups_of_ranks]
 
 
 def request_indices(requests: Sequence[GenerationRequest], settings: SamplingSettings, num_ranks: int) -> RankIndices:
     """Returns the indices of each rank's requests, balanced by the largest number of tokens that each may reach."""
-    longest = settings.max_response_length * settings.num_samples
-    return balance_groups([request.num_prompt_tokens + longest for request in requests], num_ranks)
+    response_tokens = settings.max_response_length * settings.num_samples
+    most_tokens = [request.num_prompt_tokens + response_tokens for request in requests]
+    return balance_groups(most_tokens, num_ranks)
 
 
 def take(items: Sequence[Result], indices_of_ranks: RankIndices) -> list[list[Result]]:
-    return [[items[index] for index in indices] for indices in indices_of_ranks]
+    parts: list[list[Result]] = []
+    for indices in indices_of_ranks:
+        parts.append([items[index] for index in indices])
+    return parts
 
 
 def in_order(parts: Sequence[Sequence[Result]], indices_of_ranks: RankIndices) -> list[Result]:
     """Merges the ranks' results and restores the original order of the items."""
-    found = {
-        index: result
-        for indices, part in zip(indices_of_ranks, parts, strict=True)
-        for index, result in zip(indices, part, strict=True)
-    }
-    return [found[index] for index in range(len(found))]
+    results: dict[int, Result] = {}
+    for indices, part in zip(indices_of_ranks, parts, strict=True):
+        results.update(zip(indices, part, strict=True))
+    return [results[index] for index in range(len(results))]
 
 
 def split_batches(batches: Sequence[Batch], assignment: Assignment, num_ranks: int) -> list[list[Batch]]:
     """Returns each rank's part of every batch, whose denominators remain totals; a repeated batch is split once."""
-    split: dict[int, list[Batch]] = {}
+    parts_of_batches: dict[int, list[Batch]] = {}  # by the batch's identity
+    parts_of_ranks: list[list[Batch]] = [[] for _ in range(num_ranks)]
     for batch in batches:
-        if id(batch) not in split:
-            split[id(batch)] = [batch.at(indices) for indices in assignment.indices_of(batch.rows)]
-    return [[split[id(batch)][rank] for batch in batches] for rank in range(num_ranks)]
+        if id(batch) not in parts_of_batches:
+            parts_of_batches[id(batch)] = [batch.at(indices) for indices in assignment.indices_of(batch.rows)]
+        for parts, part in zip(parts_of_ranks, parts_of_batches[id(batch)], strict=True):
+            parts.append(part)
+    return parts_of_ranks
 
 
 class Sender:
@@ -134,27 +147,34 @@ def encode(value: object) -> bytes:
 class _Pickler(pickle.Pickler):
     def __init__(self, buffer: io.BytesIO, sender: Sender) -> None:
         super().__init__(buffer, protocol=5)
-        self._by_source, self._sent = sender.by_source, sender.sent
+        self._by_source = sender.by_source
+        self._sent = sender.sent
 
     def persistent_id(self, obj: object) -> object:
         """Sends images by reference and anything else by value."""
         if isinstance(obj, ImageInputs):
-            if self._by_source and obj.source is not None:
-                return ("source", obj.source)
-            key = id(obj)
-            if key in self._sent:
-                return ("sent", key)
-            self._sent[key] = obj  # keeps the image alive, so that no other object can get its id
-            return ("new", key, {each.name: getattr(obj, each.name) for each in dataclasses.fields(obj)})
+            return self._image_reference(obj)
         if isinstance(obj, GenerationRequest) and self._by_source and obj.images and obj.image_source is not None:
             return ("request", dataclasses.replace(obj, images=()))
         return None
+
+    def _image_reference(self, images: ImageInputs) -> tuple[object, ...]:
+        if self._by_source and images.source is not None:
+            return ("source", images.source)
+        key = id(images)
+        if key in self._sent:
+            return ("sent", key)
+        self._sent[key] = images  # keeps the images alive, so that no other object can get their id
+        values = {field.name: getattr(images, field.name) for field in dataclasses.fields(images)}
+        return ("new", key, values)
 
     def reducer_override(self, obj: object) -> object:
         """Pickles only a tensor's own elements; by default a slice would carry the whole storage of its source."""
         if isinstance(obj, Tensor):
             flat = obj.detach().cpu().contiguous().reshape(-1)
-            return _tensor, (flat.view(torch.uint8).numpy(), obj.dtype, tuple(obj.shape))
+            # As bytes, because NumPy lacks bf16.
+            content = flat.view(torch.uint8).numpy()
+            return _tensor, (content, obj.dtype, tuple(obj.shape))
         return NotImplemented
 
 
@@ -178,7 +198,8 @@ class Receiver:
     def _referred(self, pid: Any) -> Any:
         kind, *content = pid
         if kind == "source":
-            return self._store.inputs(content[0])
+            (source,) = content
+            return self._store.inputs(source)
         if kind == "request":
             request: GenerationRequest = content[0]
             assert request.image_source is not None
@@ -186,7 +207,9 @@ class Receiver:
         if kind == "new":
             key, values = content
             self._received[key] = ImageInputs(**values)
-        return self._received[content[0]]
+            return self._received[key]
+        (key,) = content
+        return self._received[key]
 
 
 def _tensor(flat: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:

@@ -23,6 +23,7 @@ from transformers.utils.logging import disable_progress_bar
 from cepo.data.image_store import ImageStore
 from cepo.errors import EngineError
 from cepo.hardware import require_usable_torch
+from cepo.models.inputs import ImageSource
 from cepo.models.processing import load_processing
 from cepo.runtime.dispatch import Receiver, encode
 from cepo.workers.distributed import process_group_backend, stay_on_loopback, this_device
@@ -73,12 +74,15 @@ class RankProcess:
 
     def location(self, probe: str, seconds: float) -> RankLocation:
         """Returns where the process is; the driver's file `probe` may take some seconds to appear on network storage."""
-        until = time.monotonic() + seconds
-        while not (sees_probe := os.path.isfile(probe)) and time.monotonic() < until:
+        deadline = time.monotonic() + seconds
+        sees_probe = os.path.isfile(probe)
+        while not sees_probe and time.monotonic() < deadline:
             time.sleep(1)
+            sees_probe = os.path.isfile(probe)
         with socket.socket() as unused:
             unused.bind(("", 0))
-            return RankLocation(ray.util.get_node_ip_address(), os.getpid(), unused.getsockname()[1], sees_probe)
+            _, free_port = unused.getsockname()
+        return RankLocation(ray.util.get_node_ip_address(), os.getpid(), free_port, sees_probe)
 
     @_failure_in_log()
     def build(self, content: bytes, meeting: Meeting) -> bytes:
@@ -91,13 +95,10 @@ class RankProcess:
         processing = load_processing(facts.worker.actor.model, facts.data)
         require_memory(memory, facts.worker.rollout, this_device())
         self._worker = Worker(facts, processing)
-        store, reads = ImageStore(facts.data, processing), False
-        try:
-            reads = probe is not None and store.images(probe) is not None
-        except Exception as error:  # for any reason: images are then sent
-            logger.warning("%s cannot be read on this machine (%s), so images are sent to it", probe, error)
+        store = ImageStore(facts.data, processing)
+        reads_images = probe is not None and _can_read(store, probe)
         self._receiver = Receiver(store)
-        return encode((self._worker.generator_name, reads))
+        return encode((self._worker.generator_name, reads_images))
 
     @_failure_in_log()
     def call(self, method: str, message: bytes) -> bytes:
@@ -111,20 +112,34 @@ class RankProcess:
     def _speak_into_log(self) -> None:
         file = Path(self._log_file)
         file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a", encoding="utf-8") as stream:
-            for standard in (sys.stdout, sys.stderr):
-                standard.flush()
-                os.dup2(stream.fileno(), standard.fileno())
+        with file.open("a", encoding="utf-8") as log:
+            # The descriptors are replaced, not sys.stdout, so that compiled libraries write there too.
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+                os.dup2(log.fileno(), stream.fileno())
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
         logging.getLogger("cepo").setLevel(logging.INFO)
 
 
+def _can_read(store: ImageStore, probe: ImageSource) -> bool:
+    """Returns whether the images of a row can be read on this machine."""
+    try:
+        return store.images(probe) is not None
+    except Exception as error:  # for any reason: images are then sent
+        logger.warning("%s cannot be read on this machine (%s), so images are sent to it", probe, error)
+        return False
+
+
 def _meet(meeting: Meeting) -> None:
-    os.environ |= {"RANK": str(meeting.rank), "WORLD_SIZE": str(meeting.num_ranks), "LOCAL_RANK": "0"}
-    os.environ |= {"MASTER_ADDR": meeting.address, "MASTER_PORT": str(meeting.port)}
+    os.environ["RANK"] = str(meeting.rank)
+    os.environ["WORLD_SIZE"] = str(meeting.num_ranks)
+    os.environ["LOCAL_RANK"] = "0"
+    os.environ["MASTER_ADDR"] = meeting.address
+    os.environ["MASTER_PORT"] = str(meeting.port)
     if torch.cuda.is_available():
         torch.cuda.set_device(0)  # Ray shows each worker only its own GPU
-    is_first, timeout = meeting.rank == 0, timedelta(seconds=meeting.timeout_seconds)
+    is_first = meeting.rank == 0
+    timeout = timedelta(seconds=meeting.timeout_seconds)
     listener = None
     try:
         if ip_address(meeting.address).is_loopback:

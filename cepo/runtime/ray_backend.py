@@ -55,16 +55,16 @@ class Ranks:
         require_own_records(self._run_folder, [LOGS_FOLDER])
         self._logs = [self._run_folder / LOGS_FOLDER / f"rank_{rank}.log" for rank in range(self.number)]
         self.locations: list[RankLocation] = []
-        self._processes: list[Any] = []
         self.answers: list[Any] = []
-        self._group, reserved = reserve(trainer)
+        self._group, resources = reserve(trainer)
         environment = {"env_vars": worker_environment(trainer.n_gpus_per_node)}
-        for rank in range(self.number):
+        self._processes: list[Any] = []
+        for rank, log in enumerate(self._logs):
             machine = rank // trainer.n_gpus_per_node
-            where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=machine)
-            options: Any = {**reserved, "scheduling_strategy": where, "runtime_env": environment}
+            scheduling = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=machine)
+            options: Any = {**resources, "scheduling_strategy": scheduling, "runtime_env": environment}
             actor: Any = ray.remote(RankProcess).options(**options)
-            self._processes.append(actor.remote(os.getcwd(), str(self._logs[rank])))
+            self._processes.append(actor.remote(os.getcwd(), str(log)))
         try:
             self._locate()
             self.answers = self.build(content)
@@ -76,11 +76,11 @@ class Ranks:
         """Connects the ranks, builds their workers, and returns each rank's answer."""
         first = self.locations[0]
         # The timeout is longer than the driver's, because only the driver's error names the rank that hangs.
-        seconds = self._trainer.stage_timeout_seconds + _GRACE_SECONDS
-        calls = [
-            process.build.remote(content, Meeting(rank, self.number, first.machine, first.free_port, seconds))
-            for rank, process in enumerate(self._processes)
-        ]
+        meeting_seconds = self._trainer.stage_timeout_seconds + _GRACE_SECONDS
+        calls: list[object] = []
+        for rank, process in enumerate(self._processes):
+            meeting = Meeting(rank, self.number, first.machine, first.free_port, meeting_seconds)
+            calls.append(process.build.remote(content, meeting))
         logs = self._logs[0].parent
         with phase(f"{self.number} workers load the model and start their engines; their logs are in {logs}"):
             return self._answers(calls, what="building its worker", seconds=self._trainer.start_timeout_seconds)
@@ -95,9 +95,9 @@ class Ranks:
             CepoError: the method raised an exception.
         """
         seconds = self._trainer.stage_timeout_seconds
-        calls = [
-            process.call.remote(method, message) for process, message in zip(self._processes, messages, strict=True)
-        ]
+        calls: list[object] = []
+        for process, message in zip(self._processes, messages, strict=True):
+            calls.append(process.call.remote(method, message))
         return self._answers(calls, what=f"the call `{method}`", seconds=seconds, arrived=arrived)
 
     def end(self) -> None:
@@ -107,19 +107,21 @@ class Ranks:
     def _answers(
         self, calls: Sequence[object], *, what: str, seconds: float, arrived: Callable[[int, Any], None] | None = None
     ) -> list[Any]:
-        start = said = time.monotonic()
+        start = time.monotonic()
+        last_message = start
         deadline = start + seconds
         results: dict[int, Any] = {}
         failures: dict[int, RayTaskError] = {}
         pending = {call: rank for rank, call in enumerate(calls)}
         while pending:
-            left = deadline - time.monotonic()
-            ready, _ = ray.wait(list(pending), timeout=min(max(left, 0.0), _LOOK_SECONDS))
-            if not ready and left <= _LOOK_SECONDS:
+            remaining_seconds = deadline - time.monotonic()
+            ready, _ = ray.wait(list(pending), timeout=min(max(remaining_seconds, 0.0), _LOOK_SECONDS))
+            if not ready and remaining_seconds <= _LOOK_SECONDS:
                 break
-            if time.monotonic() - said >= SECONDS_BETWEEN_LINES:
-                said = time.monotonic()
-                logger.info("%s for %.0f s: %d of %d workers are done", what, said - start, len(results), self.number)
+            if time.monotonic() - last_message >= SECONDS_BETWEEN_LINES:
+                last_message = time.monotonic()
+                waited = last_message - start
+                logger.info("%s for %.0f s: %d of %d workers are done", what, waited, len(results), self.number)
             for call in ready:
                 rank = pending.pop(call)
                 try:
@@ -154,17 +156,22 @@ class Ranks:
             if isinstance(cause, CepoError) and (not waiting or not self.answers):
                 return cause
         rank = min(failures)
-        message = f"{self._name(rank)} failed in {what}: {type(causes[rank]).__name__}: {causes[rank]}"
-        if len(failures) == self.number and "onnection" not in message:
+        cause = causes[rank]
+        message = f"{self._name(rank)} failed in {what}: {type(cause).__name__}: {cause}"
+        all_failed = len(failures) == self.number
+        concerns_connection = "onnection" in message  # capitalised or not
+        if all_failed and not concerns_connection:
             return EngineError(f"{message}\n{failures[rank]}")
         return WorkerLostError(message)
 
     def _lost(self, rank: int, what: str, error: RayError) -> WorkerLostError:
-        died = "died" if isinstance(error, RayActorError) else f"does not answer ({type(error).__name__})"
+        how = "died" if isinstance(error, RayActorError) else f"does not answer ({type(error).__name__})"
         log = self._logs[rank]
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
-        last = "\n".join(lines[-8:])
-        return WorkerLostError(f"{self._name(rank)} {died} during {what}; the last lines of {log}:\n{last}")
+        lines: list[str] = []
+        if log.is_file():
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        last_lines = "\n".join(lines[-8:])
+        return WorkerLostError(f"{self._name(rank)} {how} during {what}; the last lines of {log}:\n{last_lines}")
 
     def _name(self, rank: int) -> str:
         location = self.locations[rank]
@@ -173,7 +180,8 @@ class Ranks:
     def _locate(self) -> None:
         """Waits for the processes to start, and checks that all see the run folder."""
         self._run_folder.mkdir(parents=True, exist_ok=True)
-        probe, seconds = self._run_folder / f".probe-{uuid.uuid4().hex}", self._trainer.start_timeout_seconds
+        probe = self._run_folder / f".probe-{uuid.uuid4().hex}"
+        seconds = self._trainer.start_timeout_seconds
         probe.touch()
         try:
             calls = [process.location.remote(str(probe), _STORAGE_SECONDS) for process in self._processes]
@@ -209,15 +217,18 @@ class RayBackend:
         connect(facts.trainer)
         self.ranks = Ranks(facts.trainer, encode((facts, memory, image_probe)))
         self.generator_name: str = self.ranks.answers[0][0]
-        self._senders = [Sender(by_source=reads) for _, reads in self.ranks.answers]
+        self._senders = [Sender(by_source=reads_images) for _, reads_images in self.ranks.answers]
         self._ranks_per_engine = facts.worker.rollout.tensor_parallel_size
         self._prompts_per_update = facts.worker.actor.global_batch_size
         self._begin_step()
-        self._bytes, self._tokens = [0] * self.ranks.number, [0] * self.ranks.number
-        machines, size = sorted({location.machine for location in self.ranks.locations}), self._ranks_per_engine
-        shared = "each with its own" if size == 1 else f"each {size} sharing a"
+        self._bytes = [0] * self.ranks.number
+        self._tokens = [0] * self.ranks.number
+        machines = sorted({location.machine for location in self.ranks.locations})
+        engines = "each with its own"
+        if self._ranks_per_engine > 1:
+            engines = f"each {self._ranks_per_engine} sharing a"
         logger.info(
-            "%d workers on %s, %s %s engine", self.ranks.number, ", ".join(machines), shared, self.generator_name
+            "%d workers on %s, %s %s engine", self.ranks.number, ", ".join(machines), engines, self.generator_name
         )
 
     def generate(
@@ -227,16 +238,19 @@ class RayBackend:
         on_finished: OnFinished | None = None,
     ) -> list[list[Generation]]:
         self._begin_step()
-        size = self._ranks_per_engine
+        size = self._ranks_per_engine  # neighbouring ranks, which get the same requests and give the same responses
         indices = dispatch.request_indices(requests, settings, self.ranks.number // size)
-        arguments = [(part, settings) for part in dispatch.take(requests, indices) for _ in range(size)]
+        arguments: list[tuple[Any, ...]] = []
+        for part in dispatch.take(requests, indices):
+            arguments += [(part, settings)] * size
 
         def arrived(rank: int, groups: Sequence[list[Generation]]) -> None:
             if on_finished is not None and rank % size == 0:
                 for index, group in zip(indices[rank // size], groups, strict=True):
                     on_finished(index, group)
 
-        return dispatch.in_order(self.call("generate", arguments, arrived=arrived)[::size], indices)
+        answers = self.call("generate", arguments, arrived=arrived)
+        return dispatch.in_order(answers[::size], indices)
 
     def score(self, rows: Sequence[ScoringRow], **options: Unpack[ScoringOptions]) -> list[Tensor]:
         return self._pass("score", rows, **options)
@@ -246,7 +260,8 @@ class RayBackend:
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
         parts = dispatch.split_batches(batches, self._assignment, self.ranks.number)
-        return merge_metrics([*self.call("update", [(part,) for part in parts], step=step), self._work()])
+        metrics_of_ranks = self.call("update", [(part,) for part in parts], step=step)
+        return merge_metrics([*metrics_of_ranks, self._work()])
 
     def update_critic(self, batches: Sequence[CriticBatch], *, step: int) -> Metrics:
         parts = dispatch.split_batches(batches, self._assignment, self.ranks.number)
@@ -273,17 +288,17 @@ class RayBackend:
 
     def _begin_step(self) -> None:
         """Forgets the last step's assignment and images, because each step numbers its prompts from 0."""
-        number = self.ranks.number
-        self._assignment = dispatch.Assignment(number, prompts_per_update=self._prompts_per_update)
+        self._assignment = dispatch.Assignment(self.ranks.number, prompts_per_update=self._prompts_per_update)
         for sender in self._senders:
             sender.forget()
 
     def _pass(self, method: str, rows: Sequence[ScoringRow], **keywords: Any) -> list[Tensor]:
         indices = self._assignment.indices_of(rows)
-        arguments = [(part,) for part in dispatch.take(rows, indices)]
-        for rank, (part,) in enumerate(arguments):
+        parts = dispatch.take(rows, indices)
+        for rank, part in enumerate(parts):
             self._tokens[rank] += sum(row.num_tokens for row in part)
-        return dispatch.in_order(self.call(method, arguments, **keywords), indices)
+        results = self.call(method, [(part,) for part in parts], **keywords)
+        return dispatch.in_order(results, indices)
 
     def _everywhere(self, method: str, *arguments: object) -> None:
         self.call(method, [arguments] * self.ranks.number)
@@ -296,8 +311,11 @@ class RayBackend:
         **keywords: Any,
     ) -> list[Any]:
         """Calls a worker method on every rank with its own arguments and common keywords; see `Ranks.call`."""
-        messages = [sender.encode((part, keywords)) for sender, part in zip(self._senders, arguments, strict=True)]
-        self._bytes = [sent + len(message) for sent, message in zip(self._bytes, messages, strict=True)]
+        messages: list[bytes] = []
+        for rank, (sender, rank_arguments) in enumerate(zip(self._senders, arguments, strict=True)):
+            message = sender.encode((rank_arguments, keywords))
+            self._bytes[rank] += len(message)
+            messages.append(message)
         return self.ranks.call(method, messages, arrived=arrived)
 
     def _work(self) -> Metrics:
@@ -307,5 +325,6 @@ class RayBackend:
             "work/tokens_scored_per_rank": mean_value(sum(self._tokens) / self.ranks.number),
             "work/tokens_scored_max": max_value(max(self._tokens)),
         }
-        self._bytes, self._tokens = [0] * self.ranks.number, [0] * self.ranks.number
+        self._bytes = [0] * self.ranks.number
+        self._tokens = [0] * self.ranks.number
         return metrics

@@ -13,7 +13,8 @@ import sys
 from cepo.errors import ConfigError
 from cepo.files.own_folders import OwnFolder
 
-CONNECTION_SECONDS, ANSWER_SECONDS = 3.0, 30.0
+CONNECTION_SECONDS = 3.0
+ANSWER_SECONDS = 30.0
 _ADDRESS = re.compile(r"(?:ray://)?\[?(?P<host>[^/\]]+)\]?:(?P<port>\d{1,5})")
 _REACHABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's switch for laptops: with 0, all servers of a cluster listen on loopback. ray.init has no argument for this."""
@@ -48,7 +49,8 @@ def prepare_own_cluster() -> None:
     file = folder.path / "auth_token"
     with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as opened:
         opened.write(secrets.token_hex(32))
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(file)}
+    os.environ["RAY_AUTH_MODE"] = "token"
+    os.environ["RAY_AUTH_TOKEN_PATH"] = str(file)
 
 
 def why_no_answer(address: str) -> str | None:
@@ -57,19 +59,21 @@ def why_no_answer(address: str) -> str | None:
     For `host:port` the command `ray status` decides, because ray.init ends this process, without an exception, if what
     answers is not Ray or wants another token. For `ray://host:port` only the connection is tested, for others nothing.
     """
-    found = _ADDRESS.fullmatch(address)
-    if found is None:
+    parts = _ADDRESS.fullmatch(address)
+    if parts is None:
         return None
     try:
-        socket.create_connection((found["host"], int(found["port"])), timeout=CONNECTION_SECONDS).close()
+        socket.create_connection((parts["host"], int(parts["port"])), timeout=CONNECTION_SECONDS).close()
     except (OSError, OverflowError) as error:
         return str(error)
     if address.startswith("ray://"):
         return None
-    status = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", address]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", address]
     try:
-        done = subprocess.run(status, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False)
+        status = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return f"`ray status` had no answer from it within {ANSWER_SECONDS:g} s"
-    *_, last = ["no reason", *done.stderr.splitlines()]
-    return None if done.returncode == 0 else f"`ray status`: {last}"
+    if status.returncode == 0:
+        return None
+    lines = status.stderr.splitlines() or ["no reason"]
+    return f"`ray status`: {lines[-1]}"

@@ -56,46 +56,55 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
         module = build_scoring_model(config, temperature=temperature, seed=seed)
         super().__init__(config, processing, module, total_steps=total_steps, longest_row=longest_row)
         self.teacher_weights = TeacherWeights(module, teacher)
-        initial = TeacherConfig(source="reference")
-        self.reference_weights = TeacherWeights(module, initial) if with_reference else None
+        self.reference_weights = TeacherWeights(module, TeacherConfig(source="reference")) if with_reference else None
         self.kept = KeptStates()
         self._objective = objective_settings
-        self._reported = (0, 0)
+        self._reported_computed = 0
+        self._reported_asked = 0
 
     @torch.no_grad()
     def score(self, rows: Sequence[ScoringRow], **options: Unpack[ScoringOptions]) -> list[Tensor]:
         """Returns each row's log-probs, or another `result`, (response length,) float32 on the CPU."""
         self.to_device()
         self.module.eval()
-        keep, result = options.get("keep_states"), options.get("result", "log_probs")
-        weights = self.teacher_weights if options.get("as_teacher") else None
-        if options.get("as_reference"):
-            weights = self.reference_weights
-            assert weights is not None, "no KL penalty was announced"
+        result = options.get("result", "log_probs")
+        kept_view = options.get("keep_states")
         states: dict[int, Tensor] = {}
 
         def compute(part: RankPass) -> Tensor:
-            beside = None
-            if result == "reference_kl":
-                needed = [rows[index] for index in part.indices]
-                beside = self.kept.states_for(OWN_VIEW, part.rows, FULL_KL, needed=needed)
-            log_probs, (other, *_) = self.module(
+            teachers = self._reference_of(part, rows) if result == "reference_kl" else ()
+            log_probs, extras = self.module(
                 self.collate(part),
-                () if beside is None else (beside,),
+                teachers,
                 entropy=result == "entropy",
                 temperature=options.get("temperature"),
             )
-            if keep is not None:
-                of_rows = zip(part.rows, other.cpu().split([len(row.response_ids) for row in part.rows]), strict=True)
-                states.update({row.row: state for row, state in of_rows if row.view == keep and row.row is not None})
-            return log_probs if result == "log_probs" else other
+            if kept_view is not None:
+                lengths = [len(row.response_ids) for row in part.rows]
+                hidden_of_rows = extras[0].cpu().split(lengths)  # a (T, H) tensor per row
+                for row, hidden in zip(part.rows, hidden_of_rows, strict=True):
+                    if row.view == kept_view and row.row is not None:
+                        states[row.row] = hidden
+            return log_probs if result == "log_probs" else extras[0]
 
+        weights = None
+        if options.get("as_reference"):
+            weights = self.reference_weights
+            assert weights is not None, "no KL penalty was announced"
+        elif options.get("as_teacher"):
+            weights = self.teacher_weights
         with nullcontext() if weights is None else weights.active():
             results = self._evaluate(rows, compute, "scoring")
-            if keep is not None:
-                self.kept.keep(keep, states, self.module)
+            if kept_view is not None:
+                self.kept.keep(kept_view, states, self.module)
             reshard(self.module)
         return results
+
+    def _reference_of(self, part: RankPass, rows: Sequence[ScoringRow]) -> tuple[TeacherStates, ...]:
+        """Returns the kept states of the reference for a pass over some of `rows`; none if nothing is kept."""
+        own_rows = [rows[index] for index in part.indices]  # all but a filler
+        states = self.kept.states_for(OWN_VIEW, part.rows, FULL_KL, required=own_rows)
+        return () if states is None else (states,)
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
         """See `Trained.update`; adds the work since the last update (`_max`: over ranks), and the share saved."""
@@ -103,15 +112,17 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
 
     def work_metrics(self) -> Metrics:
         """Returns the tokens computed since the last call, with padding, the share saved, and the images encoded."""
-        computed, asked = self.tokens_computed - self._reported[0], self.tokens_asked - self._reported[1]
-        self._reported = (self.tokens_computed, self.tokens_asked)
+        computed = self.tokens_computed - self._reported_computed
+        without_sharing = self.tokens_asked - self._reported_asked
+        self._reported_computed = self.tokens_computed
+        self._reported_asked = self.tokens_asked
         encoded = self.module.encoder.drain_count()
         return {
             "work/pictures_encoded": sum_value(encoded),
             "work/pictures_encoded_max": max_value(encoded),
             "work/tokens_computed": sum_value(computed),
             "work/tokens_computed_max": max_value(computed),
-            "work/tokens_saved": fraction(asked - computed, asked),
+            "work/tokens_saved": fraction(without_sharing - computed, without_sharing),
         }
 
     def forget_work(self) -> None:
@@ -154,52 +165,72 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
         )
 
     def _accumulate(self, batch: OptimizerBatch) -> list[Metrics]:
-        common = step_metrics(self._objective, batch.denominators, distils=batch.distillation is not None)
-        return [*super()._accumulate(batch), on_first_rank(common)]
+        settings_metrics = step_metrics(self._objective, batch.denominators, distils=batch.distillation is not None)
+        return [*super()._accumulate(batch), on_first_rank(settings_metrics)]
 
     def _accumulate_gradient(self, batch: OptimizerBatch, weights: Tensor, part: RankPass) -> Metrics:
-        own = batch.at(part.indices)
-        teachers = self._teachers(own, part.rows)
-        flat, beside = self.module(self.collate(part), tuple(teachers.values()))
+        part_batch = batch.at(part.indices)
+        teachers = self._teachers(part_batch, part.rows)
+        flat_log_probs, flat_divergences = self.module(self.collate(part), tuple(teachers.values()))  # each (N,)
         if not part.indices:
-            flat.sum().mul(0.0).backward()
+            flat_log_probs.sum().mul(0.0).backward()  # a filler's pass: the other ranks wait for its gradients
             return {}
+        mask = part_batch.response_mask.to(self.device)  # (B, T)
+        old_log_probs = part_batch.old_log_probs.to(self.device)
+        zeros = torch.zeros_like(old_log_probs)
+        log_probs = zeros.masked_scatter(mask, flat_log_probs)  # (B, T)
+        divergences: dict[str, Tensor] = {}
+        for name, flat_divergence in zip(teachers, flat_divergences, strict=False):
+            divergences[name] = zeros.masked_scatter(mask, flat_divergence)
 
-        def here(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.to(self.device)
-
-        given, mask = own.old_log_probs.to(self.device), own.response_mask.to(self.device)
-        blank = torch.zeros_like(given)
-        log_probs = blank.masked_scatter(mask, flat)
-        distillation, sampled = own.distillation, here(own.sampled_log_probs)
-        terms = ObjectiveTerms(
-            old_log_probs=log_probs.detach() if batch.on_policy else given,
-            sampled_log_probs=given if sampled is None else sampled,
-            advantages=own.advantages.to(self.device),
-            response_mask=mask,
-            weight=weights[part.indices].to(self.device),
-            reference_log_probs=here(own.reference_log_probs),
-            divergence_weight=here(None if distillation is None else distillation.token_weight),
-        )
-        divergences = {name: blank.masked_scatter(mask, values) for name, values in zip(teachers, beside, strict=False)}
         loss, metrics = objective(
             log_probs,
-            terms,
+            self._terms(part_batch, old_log_probs, log_probs, token_weight=weights[part.indices]),
             self._objective,
             teacher_divergence=divergences.get("teacher"),
-            divergence_settings=None if distillation is None else distillation.divergence,
+            divergence_settings=None if part_batch.distillation is None else part_batch.distillation.divergence,
             reference_divergence=divergences.get("reference"),
         )
         loss.backward()
         if batch.on_policy:
-            metrics |= agreement_metrics(given, log_probs.detach(), mask, self.module.temperature)
+            metrics |= agreement_metrics(old_log_probs, log_probs.detach(), mask, self.module.temperature)
         return metrics
 
-    def _teachers(self, own: OptimizerBatch, rows: Sequence[ScoringRow]) -> dict[str, TeacherStates]:
-        """Returns the kept states of `rows`, which are the rows of `own` and possibly a filler."""
-        found = {"reference": self.kept.states_for(OWN_VIEW, rows, FULL_KL)}
-        if own.distillation is not None:
-            view, weights = own.distillation.view, own.distillation.token_weight
-            needed = [row for row, weight in zip(own.rows, weights, strict=True) if weight.any()]
-            found = {"teacher": self.kept.states_for(view, rows, own.distillation.divergence, needed=needed)} | found
-        return {name: states for name, states in found.items() if states is not None}
+    def _terms(
+        self, batch: OptimizerBatch, old_log_probs: Tensor, log_probs: Tensor, *, token_weight: Tensor
+    ) -> ObjectiveTerms:
+        """Returns what the objective needs beside the `log_probs`, on their device.
+
+        With `on_policy`, the policy before the update is the current one, and the batch's values are the engine's.
+        """
+
+        def on_device(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.to(self.device)
+
+        sampled_log_probs = on_device(batch.sampled_log_probs)
+        return ObjectiveTerms(
+            old_log_probs=log_probs.detach() if batch.on_policy else old_log_probs,
+            sampled_log_probs=old_log_probs if sampled_log_probs is None else sampled_log_probs,
+            advantages=batch.advantages.to(self.device),
+            response_mask=batch.response_mask.to(self.device),
+            weight=token_weight.to(self.device),
+            reference_log_probs=on_device(batch.reference_log_probs),
+            divergence_weight=on_device(None if batch.distillation is None else batch.distillation.token_weight),
+        )
+
+    def _teachers(self, batch: OptimizerBatch, rows: Sequence[ScoringRow]) -> dict[str, TeacherStates]:
+        """Returns the kept states of `rows`, which are the rows of `batch` and possibly a filler."""
+        teachers: dict[str, TeacherStates] = {}
+        distillation = batch.distillation
+        if distillation is not None:
+            distilled_rows: list[ScoringRow] = []
+            for row, token_weight in zip(batch.rows, distillation.token_weight, strict=True):
+                if token_weight.any():
+                    distilled_rows.append(row)
+            teacher = self.kept.states_for(distillation.view, rows, distillation.divergence, required=distilled_rows)
+            if teacher is not None:
+                teachers["teacher"] = teacher
+        reference = self.kept.states_for(OWN_VIEW, rows, FULL_KL)
+        if reference is not None:
+            teachers["reference"] = reference
+        return teachers

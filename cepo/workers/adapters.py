@@ -53,21 +53,26 @@ def add_adapter(model: nn.Module, lora: LoraConfig, *, dtype: torch.dtype, seed:
 
 def check_adapter_targets(config: ActorConfig) -> None:
     """Checks the settings as `add_adapter` does, without reading weights."""
-    lora, settings = config.model.lora, config.model
-    if names := target_names(lora.target_modules):
-        model: Any = pretrained.load_model(
-            settings.model_path,
-            dtype=pretrained.torch_dtype(config.fsdp.mp_param_dtype),
-            trust_remote_code=settings.trust_remote_code,
-            override_config=settings.override_config,
-            with_weights=False,
-        )
-        require_targets(model, names, excluded=pretrained.excluded_from_adapter(lora, model.config))
+    settings = config.model
+    names = target_names(settings.lora.target_modules)
+    if not names:
+        return
+    model: Any = pretrained.load_model(
+        settings.model_path,
+        dtype=pretrained.torch_dtype(config.fsdp.mp_param_dtype),
+        trust_remote_code=settings.trust_remote_code,
+        override_config=settings.override_config,
+        with_weights=False,
+    )
+    excluded = pretrained.excluded_from_adapter(settings.lora, model.config)
+    require_targets(model, names, excluded=excluded)
 
 
 def target_names(target_modules: str) -> list[str]:
     """Splits the setting into module names: none for `all-linear`."""
-    return [] if target_modules == ALL_LINEAR else [name.strip() for name in target_modules.split(",")]
+    if target_modules == ALL_LINEAR:
+        return []
+    return [name.strip() for name in target_modules.split(",")]
 
 
 def require_targets(model: nn.Module, names: Sequence[str], *, excluded: str | None) -> None:
@@ -76,23 +81,32 @@ def require_targets(model: nn.Module, names: Sequence[str], *, excluded: str | N
     As in PEFT, which would ignore a name without a layer, a name matches paths that equal it or end with it; `excluded`
     is a regular expression for whole paths.
     """
-    left = {path: part for path, part in model.named_modules() if not re.fullmatch(excluded or "$", path)}
+    adaptable: dict[str, nn.Module] = {}
+    for path, module in model.named_modules():
+        if not re.fullmatch(excluded or "$", path):  # "$" excludes the whole model, whose path is empty
+            adaptable[path] = module
     for name in names:
-        if not any(f".{path}".endswith(f".{name}") for path in left):
-            known = sorted({path.rpartition(".")[2] for path, part in left.items() if isinstance(part, nn.Linear)})
-            outside = "" if excluded is None else f" outside of exclude_modules '{excluded}'"
-            raise ConfigError(
-                f"worker.actor.model.lora.target_modules: '{name}' fits no layer of this model{outside}."
-                f"{did_you_mean(name, known)} Its linear layers: {', '.join(known)}; {ALL_LINEAR} takes all of them"
-            )
+        if any(f".{path}".endswith(f".{name}") for path in adaptable):
+            continue
+        linear_paths = [path for path, module in adaptable.items() if isinstance(module, nn.Linear)]
+        linear_names = sorted({path.rpartition(".")[2] for path in linear_paths})
+        exclusion = "" if excluded is None else f" outside of exclude_modules '{excluded}'"
+        raise ConfigError(
+            f"worker.actor.model.lora.target_modules: '{name}' fits no layer of this model{exclusion}."
+            f"{did_you_mean(name, linear_names)} Its linear layers: {', '.join(linear_names)}; "
+            f"{ALL_LINEAR} takes all of them"
+        )
 
 
 def fuse_adapters(model: nn.Module) -> int:
     """Converts every plain LoRA layer of `model` to a `FusedLoraLinear` and returns their number."""
-    plain = [module for module in model.modules() if type(module) is Linear and type(module.base_layer) is nn.Linear]
-    for module in plain:
-        module.__class__ = FusedLoraLinear
-    return len(plain)
+    num_fused = 0
+    for module in model.modules():
+        if type(module) is Linear and type(module.base_layer) is nn.Linear:
+            # The class alone changes: a new module would need another name for its weights, or copies of them.
+            module.__class__ = FusedLoraLinear
+            num_fused += 1
+    return num_fused
 
 
 class FusedLoraLinear(Linear):
@@ -123,5 +137,8 @@ class FusedLoraLinear(Linear):
         name = self.active_adapters[0]
         if name not in self.lora_A or any(self.lora_bias.values()):
             return None
-        types = {module.weight.dtype for module in (self.base_layer, self.lora_A[name], self.lora_B[name])}
-        return name if isinstance(self.lora_dropout[name], nn.Identity) and types == {x.dtype} else None
+        if not isinstance(self.lora_dropout[name], nn.Identity):
+            return None
+        modules = (self.base_layer, self.lora_A[name], self.lora_B[name])
+        has_one_type = all(module.weight.dtype == x.dtype for module in modules)
+        return name if has_one_type else None

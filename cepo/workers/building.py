@@ -73,11 +73,13 @@ def _load_model(config: ActorConfig | CriticConfig, section: str, dtype: torch.d
 def _require_vocabulary(model: Any, processing: Processing, path: str | None) -> None:
     """Raises ConfigError unless the model's image token and vocabulary size fit the tokens of `processing`."""
     image_token_id = family_of(model.config).placeholder_id(model.config)
-    size, needed = model.get_input_embeddings().weight.shape[0], len(processing.tokenizer)
-    if image_token_id != processing.placeholders[0] or size < needed:
+    actor_token_id = processing.placeholders[0]
+    size = model.get_input_embeddings().weight.shape[0]
+    actor_size = len(processing.tokenizer)
+    if image_token_id != actor_token_id or size < actor_size:
         raise ConfigError(
             f"worker.critic.model.model_path={path} uses a different tokenizer than the actor: its image token is "
-            f"{image_token_id} of {size}, the actor's is {processing.placeholders[0]} of {needed}. Name a checkpoint with "
+            f"{image_token_id} of {size}, the actor's is {actor_token_id} of {actor_size}. Name a checkpoint with "
             "the actor's tokenizer, or null for the actor's."
         )
 
@@ -96,34 +98,44 @@ def _distribute(
     compute type: its passes then need no other rank, and each rank caches the features of its own images. Packed 4-bit
     weights are replicated too, because their scales are separate; each rank reads them itself.
     """
-    fsdp, device = config.fsdp, this_device()
+    fsdp = config.fsdp
+    device = this_device()
     trained: Any = root.model
     if config.model.enable_gradient_checkpointing:
         trained.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         trained.enable_input_require_grads()
     whole_tower = pretrained.frozen_vision_parts(base)
-    packed = pretrained.quantised_weights(root).values()
-    from_first_rank = fsdp.enable_rank0_init and not packed
-    kept_whole = [parameter for part in whole_tower for parameter in part.parameters()]
-    for parameter in kept_whole:
+    whole_weights: set[nn.Parameter] = set()
+    for part in whole_tower:
+        whole_weights.update(part.parameters())
+    for parameter in whole_weights:
         parameter.data = parameter.data.to(pretrained.torch_dtype(fsdp.mp_param_dtype))
+    packed = pretrained.quantised_weights(root).values()
+
     offload = CPUOffloadPolicy() if fsdp.enable_cpu_offload and device.type != "cpu" else OffloadPolicy()
-    whole = root.state_dict() if from_first_rank and dist.get_rank() == 0 else {}
+    from_first_rank = fsdp.enable_rank0_init and not packed
+    state = root.state_dict() if from_first_rank and dist.get_rank() == 0 else {}
     blocks = pretrained.sharded_blocks(base, without=whole_tower)
-    _shard(root, blocks, fsdp, mesh, offload, exact, ignored={*kept_whole, *packed})
+    _shard(root, blocks, fsdp, mesh, offload, exact, ignored={*whole_weights, *packed})
     if from_first_rank:
-        home = torch.device("cpu") if isinstance(offload, CPUOffloadPolicy) else device
-        if dist.get_rank() != 0:  # with memory for weights on the meta device, and the values of the buffers
-            buffers = {name: buffer.clone() for name, buffer in root.named_buffers()}
-            root.to_empty(device=home)
-            for name, buffer in root.named_buffers():
-                buffer.copy_(buffers[name])
-        else:
-            for part in whole_tower:  # to the device of the shards, because a broadcast needs one device type
-                part.to(home)
-        set_model_state_dict(root, whole, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+        storage = torch.device("cpu") if isinstance(offload, CPUOffloadPolicy) else device
+        _broadcast(root, state, whole_tower, storage)
     for part in whole_tower:
         part.to(device)
+
+
+def _broadcast(root: nn.Module, state: dict[str, Any], whole_tower: Sequence[nn.Module], storage: torch.device) -> None:
+    """Sends the first rank's `state` to all ranks, whose shards are on the device `storage`."""
+    if dist.get_rank() == 0:
+        for part in whole_tower:  # to the device of the shards, because a broadcast needs one device type
+            part.to(storage)
+    else:
+        # The weights are on the meta device and get memory here; only the buffers have values already.
+        buffers = {name: buffer.clone() for name, buffer in root.named_buffers()}
+        root.to_empty(device=storage)
+        for name, buffer in root.named_buffers():
+            buffer.copy_(buffers[name])
+    set_model_state_dict(root, state, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
 
 
 def _shard(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,10 +44,12 @@ def save_state(worker: Actor | Critic, folder: Path, *, weights_only: bool = Fal
     With `weights_only`, only the trainable weights and the adapter are written, and no run can resume from them.
     Collective: all ranks write to one folder on shared storage, which is complete when all have returned.
     """
-    tensors = _tensors(_weights(worker) if weights_only else _state(worker))
+    state = _weights(worker) if weights_only else _state(worker)
+    tensors = _tensors(state)
     adapted = worker if isinstance(worker, Actor) and worker.has_adapter else None
     adapter = None if adapted is None else adapted.adapter_weights()  # collective, so before a write can fail
-    write_shards(tensors, folder / SHARDS, {} if weights_only else {"random": _random_state()})
+    notes = {} if weights_only else {"random": _random_state()}
+    write_shards(tensors, folder / SHARDS, notes)
     worker.offload_optimizer()
     if adapted is not None and adapter is not None and dist.get_rank() == 0:
         adapter.write(folder / ADAPTER)
@@ -60,7 +62,7 @@ def load_state(worker: Actor | Critic, folder: Path) -> None:
     Raises `CheckpointError`: files are missing or damaged, or belong to another model, adapter or teacher.
     """
     state = _state(worker)
-    notes = load_shards(_tensors(state), folder / SHARDS, ignored=_stored_twice(worker.module)).notes
+    shards = load_shards(_tensors(state), folder / SHARDS, ignored=_stored_twice(worker.module))
     set_state_dict(
         worker.module,
         worker.optimizer,
@@ -72,8 +74,9 @@ def load_state(worker: Actor | Critic, folder: Path) -> None:
     for group in worker.optimizer.param_groups:
         group.update(worker.optimizer.defaults)
     worker.offload_optimizer()
+    source_rank = dist.get_rank() if dist.get_rank() < len(shards.notes) else 0
     try:
-        _set_random_state(notes[dist.get_rank() if dist.get_rank() < len(notes) else 0]["random"])
+        _set_random_state(shards.notes[source_rank]["random"])
     except Exception as error:  # the random state of a stranger can be anything
         raise CheckpointError(f"{folder} has no valid random state ({error}); give another checkpoint") from error
 
@@ -118,16 +121,16 @@ def trained_state(module: nn.Module) -> dict[str, Any]:
     torch leaves out a frozen weight under its first name alone, so that a frozen head which is tied to the embeddings
     would stay, and a trained one would be there twice.
     """
-    again = second_names(module)
+    further_names = second_names(module)
     state = get_model_state_dict(module, options=_TRAINED)
-    return {name: value for name, value in state.items() if name not in again}
+    return {name: value for name, value in state.items() if name not in further_names}
 
 
 def second_names(module: nn.Module) -> set[str]:
     """Returns the further names of weights that a model has under several, such as a head tied to the embeddings."""
-    first = {name for name, _ in module.named_parameters()}
-    every = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-    return every - first
+    first_names = {name for name, _ in module.named_parameters()}
+    all_names = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    return all_names - first_names
 
 
 def _stored_twice(module: nn.Module) -> set[str]:
@@ -137,13 +140,16 @@ def _stored_twice(module: nn.Module) -> set[str]:
 
 def _tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
     """Returns the tensors of a state by their joined names, such as `model.<weight>` or `optimizer.<weight>.exp_avg`."""
-    named: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for kind, content in state.items():
         entries = content["state"] if kind == "optimizer" else content
         for name, entry in entries.items():
-            parts = {"": entry} if isinstance(entry, Tensor) else {f".{each}": entry[each] for each in entry}
-            named |= {f"{kind}.{name}{suffix}": tensor for suffix, tensor in parts.items()}
-    return named
+            if isinstance(entry, Tensor):
+                tensors[f"{kind}.{name}"] = entry
+                continue
+            for part, tensor in entry.items():
+                tensors[f"{kind}.{name}.{part}"] = tensor
+    return tensors
 
 
 def _random_state() -> dict[str, Any]:
@@ -160,7 +166,8 @@ def _set_random_state(saved: Mapping[str, Any]) -> None:
 
 
 _FILE = "rank_{}_of_{}.safetensors"
-_ROWS, _NOTES = "rows", "notes"
+_ROWS = "rows"
+_NOTES = "notes"
 _TYPES = {
     torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64",
     torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL",
@@ -178,22 +185,46 @@ class _Rows(NamedTuple):
 def write_shards(tensors: Mapping[str, Tensor], folder: Path, notes: Mapping[str, Any]) -> None:
     """Writes this rank's rows of `tensors`, and `notes`, a mapping in JSON. Copies one tensor at a time to the CPU."""
     folder.mkdir(parents=True, exist_ok=True)
-    held = [(name, *_own_rows(tensor)) for name, tensor in tensors.items() if _is_first_copy(tensor)]
-    held.sort(key=lambda entry: -entry[1].element_size())  # so that every number is aligned in the file
-    own = {name: (rows, first) for name, rows, first in held if len(rows) > 0}
-    whole = {name: [first, shape_of(tensors[name])[0]] for name, (_, first) in own.items()}
-    header: dict[str, Any] = {"__metadata__": {_ROWS: json.dumps(whole), _NOTES: json.dumps(notes)}}
-    end = 0
-    for name, (rows, _) in own.items():
-        start, end = end, end + rows.nbytes
-        header[name] = {"dtype": _TYPES[rows.dtype], "shape": list(rows.shape), "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with (folder / _FILE.format(dist.get_rank(), dist.get_world_size())).open("xb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for rows, _ in own.values():
-            content: Any = rows.cpu().contiguous().flatten().view(torch.uint8).numpy()
+    stored: list[tuple[str, Tensor, int]] = []
+    for name, tensor in tensors.items():
+        if not _is_first_copy(tensor):
+            continue
+        rows, first = _own_rows(tensor)
+        if len(rows) > 0:
+            stored.append((name, rows, first))
+    stored.sort(key=lambda entry: -entry[1].element_size())  # so that every number is aligned in the file
+    header = _shards_header(stored, tensors, notes)
+    file_name = _FILE.format(dist.get_rank(), dist.get_world_size())
+    with (folder / file_name).open("xb") as file:
+        file.write(len(header).to_bytes(8, "little"))
+        file.write(header)
+        for _, rows, _ in stored:
+            flat = rows.cpu().contiguous().flatten()
+            content: Any = flat.view(torch.uint8).numpy()
             file.write(content)
+
+
+def _shards_header(
+    stored: Sequence[tuple[str, Tensor, int]], tensors: Mapping[str, Tensor], notes: Mapping[str, Any]
+) -> bytes:
+    """Returns the header of a safetensors file with the `stored` (name, rows, index of the first row) in this order."""
+    positions: dict[str, list[int]] = {}
+    entries: dict[str, Any] = {}
+    start = 0
+    for name, rows, first in stored:
+        num_all_rows, *_ = shape_of(tensors[name])
+        positions[name] = [first, num_all_rows]
+        end = start + rows.nbytes
+        entries[name] = {
+            "dtype": _TYPES[rows.dtype],
+            "shape": list(rows.shape),
+            "data_offsets": [start, end],
+        }
+        start = end
+    metadata = {_ROWS: json.dumps(positions), _NOTES: json.dumps(notes)}
+    text = json.dumps({"__metadata__": metadata, **entries}).encode()
+    padding = b" " * (-len(text) % 8)  # so that the tensors begin at a multiple of 8
+    return text + padding
 
 
 class Shards:
@@ -217,13 +248,18 @@ class Shards:
         self.types: dict[str, str] = {}
         self.notes: list[dict[str, Any]] = []
         num_files = len(list(folder.iterdir())) if folder.is_dir() else 0
-        for rank in range(num_files or 1):
-            with _reading(folder / _FILE.format(rank, num_files or 1)) as path:
+        num_ranks = num_files or 1  # without any file, the first rank's is the missing one
+        for rank in range(num_ranks):
+            with _reading(folder / _FILE.format(rank, num_ranks)) as path:
                 self._add(path)
-        for name, rows in self._stored.items():
-            rows.sort(key=lambda part: part[:2])
-            ends = [0, *(part.end for part in rows)]
-            if [part.first for part in rows] != ends[:-1] or ends[-1] != self.shapes[name][0]:
+        for name, parts in self._stored.items():
+            parts.sort(key=lambda part: part[:2])
+            next_row = 0
+            is_complete = True
+            for part in parts:
+                is_complete = is_complete and part.first == next_row
+                next_row = part.end
+            if not is_complete or next_row != self.shapes[name][0]:
                 raise CheckpointError(f"{folder} does not have every row of {name!a} once; give another checkpoint")
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
@@ -231,25 +267,29 @@ class Shards:
         for name, tensor in tensors.items():
             target, begin = _own_rows(tensor.detach())
             for first, end, file in self._stored[name]:
-                start, stop = max(first, begin), min(end, begin + len(target))
+                start = max(first, begin)
+                stop = min(end, begin + len(target))
                 if start < stop:
                     with _reading(self._folder):
-                        target[start - begin : stop - begin].copy_(file.get_slice(name)[start - first : stop - first])
+                        rows = file.get_slice(name)[start - first : stop - first]
+                        target[start - begin : stop - begin].copy_(rows)
 
     def _add(self, path: Path) -> None:
         size_of(path, within=self._folder)
         file = safe_open(path, "pt")
-        described = file.metadata()
-        whole, notes = json.loads(described[_ROWS]), json.loads(described[_NOTES])
-        self.notes.append(dict(notes))
+        metadata = file.metadata()
+        positions = json.loads(metadata[_ROWS])
+        self.notes.append(dict(json.loads(metadata[_NOTES])))
         for name in file.keys():  # noqa: SIM118
-            first, total = whole[name]
-            num_rows, *others = file.get_slice(name).get_shape()
+            first, total = positions[name]
+            stored_slice = file.get_slice(name)
+            num_rows, *row_shape = stored_slice.get_shape()
             if not type(first) is type(total) is int:
                 raise ValueError(f"the rows of {name!a} are no whole numbers")
-            if self.shapes.setdefault(name, (total, *others)) != (total, *others):
+            shape = (total, *row_shape)
+            if self.shapes.setdefault(name, shape) != shape:
                 raise ValueError(f"{name!a} has another shape than in other files")
-            stored_type = file.get_slice(name).get_dtype()
+            stored_type = stored_slice.get_dtype()
             if self.types.setdefault(name, stored_type) != stored_type:
                 raise ValueError(f"{name!a} has another type than in other files")
             self._stored.setdefault(name, []).append(_Rows(first, first + num_rows, file))
@@ -265,15 +305,18 @@ def load_shards(tensors: Mapping[str, Tensor], folder: Path, *, ignored: Collect
     """
     shards = Shards(folder)
     kinds = {name.partition(".")[0] for name in tensors}
-    own = {name: shape_of(tensor) for name, tensor in tensors.items()}
-    saved = {
-        name: shape for name, shape in shards.shapes.items() if name.partition(".")[0] in kinds and name not in ignored
-    }
-    if differing := sorted({name for name, _ in own.items() ^ saved.items()}):
+    expected = {name: shape_of(tensor) for name, tensor in tensors.items()}
+    saved: dict[str, tuple[int, ...]] = {}
+    for name, shape in shards.shapes.items():
+        if name.partition(".")[0] in kinds and name not in ignored:
+            saved[name] = shape
+    names = sorted(expected.keys() | saved.keys())
+    differing = [name for name in names if expected.get(name) != saved.get(name)]
+    if differing:
         name = differing[0]
         raise CheckpointError(
             f"{folder} cannot be restored into this model: {len(differing)} tensors differ, such as {name!a} with the shape "
-            f"{saved.get(name)}, here {own.get(name)}; give another checkpoint"
+            f"{saved.get(name)}, here {expected.get(name)}; give another checkpoint"
         )
     _require_types(shards, tensors, folder)
     shards.fill(tensors)
@@ -301,16 +344,20 @@ def _own_rows(tensor: Tensor) -> tuple[Tensor, int]:
     if not isinstance(tensor, DTensor):
         return tensor.view(shape_of(tensor)), 0
     mesh = tensor.device_mesh
+    shard_axis = mesh.ndim - 1
     assert tensor.placements[-1] == Shard(0), f"the placement {tensor.placements} is not one of FSDP"
-    rows_per_rank = -(-len(tensor) // mesh.size(mesh.ndim - 1))
-    return tensor.to_local(), min(mesh.get_local_rank(mesh.ndim - 1) * rows_per_rank, len(tensor))
+    rows_per_rank = -(-len(tensor) // mesh.size(shard_axis))  # rounded up
+    # Ranks after the last row have none.
+    first = min(mesh.get_local_rank(shard_axis) * rows_per_rank, len(tensor))
+    return tensor.to_local(), first
 
 
 def _is_first_copy(tensor: Tensor) -> bool:
     """Returns whether this rank is the first of those with the same rows of a tensor."""
     if not isinstance(tensor, DTensor):
         return dist.get_rank() == 0
-    return all(tensor.device_mesh.get_local_rank(axis) == 0 for axis in range(tensor.device_mesh.ndim - 1))
+    replica_axes = range(tensor.device_mesh.ndim - 1)
+    return all(tensor.device_mesh.get_local_rank(axis) == 0 for axis in replica_axes)
 
 
 @contextmanager

@@ -45,9 +45,9 @@ class Critic(Trained[CriticConfig, ValueModel, CriticBatch]):
         """Returns each row's values before its response tokens, (response length,) float32 on the CPU."""
         self.to_device()
         self.module.eval()
-        found = self._evaluate(rows, lambda part: self.module(self.collate(part)), "values")
+        values = self._evaluate(rows, lambda part: self.module(self.collate(part)), "values")
         reshard(self.module)
-        return found
+        return values
 
     def update(self, batches: Sequence[CriticBatch], *, step: int) -> Metrics:
         metrics = super().update(batches, step=step)
@@ -55,17 +55,17 @@ class Critic(Trained[CriticConfig, ValueModel, CriticBatch]):
         return metrics
 
     def _accumulate_gradient(self, batch: CriticBatch, weights: Tensor, part: RankPass) -> Metrics:
-        flat = self.module(self.collate(part))
+        flat_values = self.module(self.collate(part))  # (N,)
         if not part.indices:
-            flat.sum().mul(0.0).backward()
+            flat_values.sum().mul(0.0).backward()  # a filler's pass: the other ranks wait for its gradients
             return {}
-        mask, old_values, returns, weight = (
-            tensor[part.indices].to(self.device)
-            for tensor in (batch.response_mask, batch.old_values, batch.returns, weights)
-        )
-        values = torch.zeros_like(old_values).masked_scatter(mask, flat)
+        mask = batch.response_mask[part.indices].to(self.device)  # (B, T), like the three below
+        old_values = batch.old_values[part.indices].to(self.device)
+        returns = batch.returns[part.indices].to(self.device)
+        token_weight = weights[part.indices].to(self.device)
+        values = torch.zeros_like(old_values).masked_scatter(mask, flat_values)
         clip = self._config.cliprange_value
-        loss = (value_loss(values, old_values, returns, clip) * weight).sum()
+        loss = (value_loss(values, old_values, returns, clip) * token_weight).sum()
         loss.backward()
         metrics = value_metrics(values.detach(), old_values, returns, mask, clip)
         # The weights of a batch's micro-batches sum to 1, so merging gives the mean loss of the optimizer steps.

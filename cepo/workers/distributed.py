@@ -19,7 +19,9 @@ from cepo.models import pretrained
 
 def this_device() -> torch.device:
     """Returns this process's GPU if there is one, else the CPU."""
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 def process_group_backend(device: torch.device) -> str:
@@ -32,9 +34,11 @@ def stay_on_loopback() -> None:
 
     Otherwise gloo would listen on the address of the host name, to which anyone in the network can connect.
     """
-    addresses = psutil.net_if_addrs()
-    loopback = next(name for name in addresses if any(one.address == "127.0.0.1" for one in addresses[name]))
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(address.address == "127.0.0.1" for address in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+            return
+    raise OSError("this machine has no network interface with the address 127.0.0.1")
 
 
 def data_parallel_mesh(fsdp_size: int) -> DeviceMesh:
@@ -47,10 +51,11 @@ def data_parallel_mesh(fsdp_size: int) -> DeviceMesh:
     if not dist.is_initialized():
         stay_on_loopback()
         dist.init_process_group(process_group_backend(device), store=dist.HashStore(), rank=0, world_size=1)
-    size = dist.get_world_size()
-    if fsdp_size <= 0 or fsdp_size >= size:
-        return init_device_mesh(device.type, (size,), mesh_dim_names=("shard",))
-    return init_device_mesh(device.type, (size // fsdp_size, fsdp_size), mesh_dim_names=("replicate", "shard"))
+    num_processes = dist.get_world_size()
+    if 0 < fsdp_size < num_processes:
+        shape = (num_processes // fsdp_size, fsdp_size)
+        return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh(device.type, (num_processes,), mesh_dim_names=("shard",))
 
 
 def on_first_rank(metrics: Metrics) -> Metrics:
@@ -109,14 +114,17 @@ def trained_weights(module: nn.Module) -> dict[str, Tensor]:
     They are copied as one block, because each copy from a device waits for it, and an adapter has hundreds of tensors.
     """
     reshard(module)
-    found = {
-        name.removeprefix(GatheredWeights.prefix): whole_tensor(parameter.detach().to(this_device()))
-        for name, parameter in module.named_parameters()
-        if parameter.requires_grad
-    }
-    block = torch.cat([tensor.flatten() for tensor in found.values()]).cpu()
-    parts = block.split([tensor.numel() for tensor in found.values()])
-    return {name: part.view(tensor.shape) for (name, tensor), part in zip(found.items(), parts, strict=True)}
+    weights: dict[str, Tensor] = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            whole = whole_tensor(parameter.detach().to(this_device()))
+            weights[name.removeprefix(GatheredWeights.prefix)] = whole
+    block = torch.cat([tensor.flatten() for tensor in weights.values()]).cpu()
+    flat_copies = block.split([tensor.numel() for tensor in weights.values()])
+    copies: dict[str, Tensor] = {}
+    for (name, tensor), flat_copy in zip(weights.items(), flat_copies, strict=True):
+        copies[name] = flat_copy.view(tensor.shape)
+    return copies
 
 
 class MergedWeights(GatheredWeights):
@@ -131,23 +139,28 @@ class MergedWeights(GatheredWeights):
 
     def __init__(self, module: nn.Module, *, scale: float) -> None:
         super().__init__(module)
-        self._packed = {
-            name.removeprefix(self.prefix): weight for name, weight in pretrained.quantised_weights(module).items()
-        }
         self._scale = scale
-        plain = [name for name in self._shards if ".lora_" not in name]  # not A, B and DoRA's magnitude
-        self._names = {name.replace(".base_layer.", "."): name for name in plain}
+        self._packed: dict[str, Any] = {}
+        for name, weight in pretrained.quantised_weights(module).items():
+            self._packed[name.removeprefix(self.prefix)] = weight
+        self._names = {}
+        for name in self._shards:
+            if ".lora_" not in name:  # not A, B and DoRA's magnitude
+                self._names[name.replace(".base_layer.", ".")] = name
 
     @torch.no_grad()
     def __getitem__(self, name: str) -> Tensor:
         source = self._names[name]
+        packed = self._packed.get(source)
+        weight = self._gather(source) if packed is None else pretrained.dequantised(packed)
         layer = source.removesuffix(".base_layer.weight")
-        weight = pretrained.dequantised(self._packed[source]) if source in self._packed else self._gather(source)
-        if layer == source:
+        if layer == source:  # the layer has no adapter
             return weight
-        down, up = (self._gather(f"{layer}.{part}.default.weight").float() for part in ("lora_A", "lora_B"))
+        down = self._gather(f"{layer}.lora_A.default.weight").float()
+        up = self._gather(f"{layer}.lora_B.default.weight").float()
         total = weight.float().addmm(up, down, alpha=self._scale)
-        magnitude = f"{layer}.lora_magnitude_vector.default.weight"
-        if magnitude in self._shards:
-            total *= (self._gather(magnitude).float() / torch.linalg.norm(total, dim=1))[:, None]
+        magnitude_name = f"{layer}.lora_magnitude_vector.default.weight"
+        if magnitude_name in self._shards:
+            row_factors = self._gather(magnitude_name).float() / torch.linalg.norm(total, dim=1)
+            total *= row_factors[:, None]
         return total.to(weight.dtype)

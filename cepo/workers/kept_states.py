@@ -29,25 +29,34 @@ class KeptStates:
         """Keeps one (response length, H) tensor per row and, if the head of `module` is trained, a copy of the head."""
         weight: Any = module.base.lm_head.weight
         head = whole_tensor(weight).detach().clone() if weight.requires_grad else None
-        self._views[view] = states, head
+        self._views[view] = (states, head)
 
     def forget(self) -> None:
         self._views = {}
 
     def states_for(
-        self, view: str, rows: Sequence[ScoringRow], divergence: DivergenceConfig, *, needed: Sequence[ScoringRow] = ()
+        self,
+        view: str,
+        rows: Sequence[ScoringRow],
+        divergence: DivergenceConfig,
+        *,
+        required: Sequence[ScoringRow] = (),
     ) -> TeacherStates | None:
-        """Concatenates the rows' states, with zeros for rows without any (of weight 0); None if the view has none."""
+        """Concatenates the rows' states, with zeros for rows without any (of weight 0); None if the view has none.
+
+        The states of the `required` rows must be kept.
+        """
         states, head = self._views.get(view, ({}, None))
-        missing = [row.row for row in needed if row.row not in states]
+        missing = [row.row for row in required if row.row not in states]
         assert not missing, f"no hidden states of the view '{view}' are kept here for the rows {missing}"
         if not states:
             return None
-        any_state = next(iter(states.values()))
-        parts = [
-            any_state.new_zeros(len(row.response_ids), any_state.shape[1])
-            if row.row is None or row.row not in states
-            else states[row.row]
-            for row in rows
-        ]
+        any_state = next(iter(states.values()))  # (T, H)
+        hidden_size = any_state.shape[1]
+        parts: list[Tensor] = []
+        for row in rows:
+            if row.row is None or row.row not in states:
+                parts.append(any_state.new_zeros(len(row.response_ids), hidden_size))
+            else:
+                parts.append(states[row.row])
         return TeacherStates(hidden=torch.cat(parts), head=head, divergence=divergence)

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cepo.algorithms import build_estimator
+from cepo.algorithms import Estimator, build_estimator
 from cepo.config import RunConfig
+from cepo.config.schema import AlgorithmConfig
 from cepo.config.worker_schema import (
     ActorConfig,
     CriticConfig,
@@ -39,8 +40,10 @@ LESS_ACTIVATIONS = (
     "if it runs out: lower worker.actor.micro_batch_size_per_device_for_update and _for_experience, or "
     "data.max_response_length"
 )
-_BYTES_PER_LOGIT, _BYTES_PER_COMPARED_LOGIT = 4 + 2, 14 * 4
-"""A chunk's logits in float32 and their gradient; a divergence holds 14 float32 tensors of a chunk, counted on a CPU."""
+_BYTES_PER_LOGIT = 4 + 2
+"""A chunk's logits in float32 and their gradient."""
+_BYTES_PER_COMPARED_LOGIT = 14 * 4
+"""A divergence holds 14 float32 tensors of a chunk, counted on a CPU."""
 
 
 class Stack(NamedTuple):
@@ -57,8 +60,9 @@ class Stack(NamedTuple):
 
         A pass without gradient holds at most half of this at a time.
         """
-        computed = 6 * self.hidden + 4 * self.queries + 5 * self.keys + 4 * self.intermediate
-        return value_bytes * computed + 4 * (4 * self.hidden + 2 * (self.queries + self.keys))
+        in_value_type = 6 * self.hidden + 4 * self.queries + 5 * self.keys + 4 * self.intermediate
+        in_float32 = 4 * self.hidden + 2 * (self.queries + self.keys)
+        return value_bytes * in_value_type + 4 * in_float32
 
 
 class ModelShape(NamedTuple):
@@ -109,76 +113,178 @@ def estimate_memory(
     shape_of_model: Callable[[ModelConfig | CriticModelConfig, LoraConfig], ModelShape] = read_shape,
 ) -> Memory:
     """Returns the memory of a run: weights, optimizer, KV cache and the largest pass of the policy and of the critic."""
-    actor, algorithm, rollout, data = config.worker.actor, config.algorithm, config.worker.rollout, config.data
-    estimator = build_estimator(algorithm.adv_estimator, config.methods[algorithm.adv_estimator])
-    sources = [estimator.teacher.source] if estimator.views else []
-    sources += [] if algorithm.disable_kl else ["reference"]
+    actor = config.worker.actor
+    algorithm = config.algorithm
     lora = actor.model.lora
-    copies = sum(source != "actor" and not (lora.rank > 0 and source == "reference") for source in sources)
-    compares = estimator.distilled_view is not None or (algorithm.kl_penalty == "full" and not algorithm.disable_kl)
+    estimator = build_estimator(algorithm.adv_estimator, config.methods[algorithm.adv_estimator])
+    has_full_kl = algorithm.kl_penalty == "full" and not algorithm.disable_kl
     shape = shape_of_model(actor.model, lora)
-    trained = [_model_memory(config, actor, shape, lora, copies, compares)]
+    policy = _model_memory(
+        config,
+        actor,
+        shape,
+        lora,
+        copies=_weight_copies(estimator, algorithm, lora),
+        compares=estimator.distilled_view is not None or has_full_kl,
+    )
+    models = [policy]
     if estimator.needs_values:
-        critic, plain = config.worker.resolved_critic, LoraConfig()
-        valued = shape_of_model(critic.model, plain)
-        trained.append(_model_memory(config, critic, valued, plain, copies=0, compares=False))
-    tokens = rollout.max_model_len or data.max_prompt_length + data.max_response_length
-    cached = 2 * shape.text_stack.depth * shape.text_stack.keys * tokens
-    engine = VALUE_BYTES[rollout.dtype] * (shape.parameters + cached) // rollout.tensor_parallel_size
-    held = ("weights", "optimizer", "away", "checkpoint")
-    totals = {name: sum(getattr(each, name) for each in trained) for name in held}
-    passes = {name: max(getattr(each, name) for each in trained) for name in ("least_pass", "largest_pass")}
-    return Memory(**totals, **passes, engine=engine, parameters=shape.parameters, with_vllm=with_vllm)
+        critic = config.worker.resolved_critic
+        no_adapter = LoraConfig()
+        critic_shape = shape_of_model(critic.model, no_adapter)
+        models.append(_model_memory(config, critic, critic_shape, no_adapter, copies=0, compares=False))
+    return Memory(
+        weights=sum(model.weights for model in models),
+        optimizer=sum(model.optimizer for model in models),
+        away=sum(model.away for model in models),
+        engine=_engine_bytes(config, shape),
+        least_pass=max(model.least_pass for model in models),
+        largest_pass=max(model.largest_pass for model in models),
+        checkpoint=sum(model.checkpoint for model in models),
+        parameters=shape.parameters,
+        with_vllm=with_vllm,
+    )
+
+
+def _weight_copies(estimator: Estimator, algorithm: AlgorithmConfig, lora: LoraConfig) -> int:
+    """Returns how many copies of the trained weights the teacher and the KL penalty's reference need together."""
+    sources: list[str] = []
+    if estimator.views:
+        sources.append(estimator.teacher.source)
+    if not algorithm.disable_kl:
+        sources.append("reference")
+    without_copy = {"actor"}
+    if lora.rank > 0:
+        without_copy.add("reference")  # it is the model without its adapter
+    return sum(source not in without_copy for source in sources)
+
+
+def _engine_bytes(config: RunConfig, shape: ModelShape) -> int:
+    """Returns the bytes that the rollout engine needs on one device: weights, and the KV cache of the longest request."""
+    rollout = config.worker.rollout
+    longest_request = rollout.max_model_len or config.data.max_prompt_length + config.data.max_response_length
+    cached = 2 * shape.text_stack.depth * shape.text_stack.keys * longest_request
+    return VALUE_BYTES[rollout.dtype] * (shape.parameters + cached) // rollout.tensor_parallel_size
+
+
+class _Placement(NamedTuple):
+    """The weights of one trained model, as numbers, and where and in which types they are."""
+
+    whole: int  # of a vision tower without gradient, on every device in the compute type
+    packed: int  # in 4 bits, on every device
+    base: int  # of the model without the two above
+    trained: int
+    trained_per_device: int
+    trained_bytes: int  # of one trained weight
+    compute_bytes: int  # of one weight in the compute type
+    on_device: int  # 1, or 0 if shards, gradients and the optimizer's state are in host memory
+
+
+def _placement(config: RunConfig, settings: _Trained, shape: ModelShape, lora: LoraConfig) -> _Placement:
+    frozen = settings.model.freeze_vision_tower
+    tower_is_whole = frozen or (lora.rank > 0 and not shape.adapts_vision)
+    whole = shape.vision if tower_is_whole else 0
+    packed = shape.text_linear if lora.quantization else 0
+    if lora.rank > 0:
+        trained = shape.adapter
+    elif frozen:
+        trained = shape.parameters - shape.vision
+    else:
+        trained = shape.parameters
+    return _Placement(
+        whole=whole,
+        packed=packed,
+        base=shape.parameters - whole - packed,
+        trained=trained,
+        trained_per_device=math.ceil(trained / config.trainer.num_devices),
+        trained_bytes=VALUE_BYTES[settings.fsdp.torch_dtype or "fp32"],
+        compute_bytes=VALUE_BYTES[settings.fsdp.mp_param_dtype],
+        on_device=0 if settings.fsdp.enable_cpu_offload else 1,
+    )
 
 
 def _model_memory(
-    config: RunConfig, settings: _Trained, shape: ModelShape, lora: LoraConfig, copies: int, compares: bool
+    config: RunConfig, settings: _Trained, shape: ModelShape, lora: LoraConfig, *, copies: int, compares: bool
 ) -> Memory:
     """Returns the memory of one trained model. FSDP shards all but a vision tower without gradient and 4-bit weights.
 
     - weights: trained ones in their own type, a frozen base in the compute type; each copy in float32.
     - optimizer: Adam's two moments in the trained type, or 2 + 4 + 2 bytes per weight for `adamw_bf16`.
+    """
+    placed = _placement(config, settings, shape, lora)
+    sharded_bytes = placed.base * placed.trained_bytes
+    if lora.rank > 0:
+        sharded_bytes = placed.base * placed.compute_bytes + placed.trained * placed.trained_bytes
+    sharded_per_device = math.ceil(sharded_bytes / config.trainer.num_devices)
+    copied_per_device = 4 * copies * placed.trained_per_device
+    packed_bytes = int(placed.packed * bytes_in_4_bits(double_quantization=lora.double_quantization))
+    state_bytes = 8 if settings.optim.strategy == "adamw_bf16" else 2 * placed.trained_bytes
+    optimizer = placed.on_device * placed.trained_per_device * state_bytes
+
+    away = 0
+    if settings.offload.offload_optimizer:
+        away += optimizer
+    if settings.offload.offload_params:
+        away += sharded_per_device * placed.on_device + packed_bytes
+    saved_bytes = placed.trained_bytes
+    if not config.trainer.save_model_only:
+        saved_bytes += state_bytes + 4 * copies
+    least_pass, largest_pass = _passes(config, settings, shape, placed, lora, copies=copies, compares=compares)
+    return Memory(
+        weights=placed.on_device * (sharded_per_device + copied_per_device)
+        + placed.whole * placed.compute_bytes
+        + packed_bytes,
+        optimizer=optimizer,
+        away=away,
+        engine=0,
+        least_pass=least_pass,
+        largest_pass=largest_pass,
+        checkpoint=placed.trained * saved_bytes,
+        parameters=shape.parameters,
+    )
+
+
+def _passes(
+    config: RunConfig,
+    settings: _Trained,
+    shape: ModelShape,
+    placed: _Placement,
+    lora: LoraConfig,
+    *,
+    copies: int,
+    compares: bool,
+) -> tuple[int, int]:
+    """Returns the bytes of the largest pass of one trained model, with its gradients: without and with activations.
+
     - gathered: the weights outside the blocks and two blocks, in the compute type, for the time of a pass.
     - reduced: without LoRA, the gradients outside the blocks and of one block, also in float32.
     - features: of the images of a step under a tower without gradient, the language model's input and three layers.
     - stepping: torch's AdamW holds the roots of all second moments at once; `adamw_bf16` six float32 numbers per weight of
       one tensor.
     """
-    fsdp, frozen = settings.fsdp, settings.model.freeze_vision_tower
-    devices, on_device = config.trainer.num_devices, 0 if fsdp.enable_cpu_offload else 1
-    trained_bytes, compute_bytes = VALUE_BYTES[fsdp.torch_dtype or "fp32"], VALUE_BYTES[fsdp.mp_param_dtype]
-    whole = shape.vision if frozen or (lora.rank > 0 and not shape.adapts_vision) else 0
-    packed = shape.text_linear if lora.quantization else 0
-    base = shape.parameters - whole - packed
-    trained = shape.adapter if lora.rank > 0 else shape.parameters - (shape.vision if frozen else 0)
-    share = math.ceil(trained / devices)
-    all_bytes = base * compute_bytes + trained * trained_bytes if lora.rank > 0 else base * trained_bytes
-    sharded = math.ceil(all_bytes / devices)
-    packed_bytes = int(packed * bytes_in_4_bits(double_quantization=lora.double_quantization))
-    compensated = settings.optim.strategy == "adamw_bf16"
-    state_bytes = 8 if compensated else 2 * trained_bytes
-    optimizer, gradients = on_device * share * state_bytes, on_device * share * trained_bytes
-    largest_tensor = min(share, shape.vocabulary * shape.text_stack.hidden // devices)
-    stepping = on_device * 24 * largest_tensor if compensated else gradients
-    gathered = min(shape.outside + 2 * shape.block if fsdp.enable_full_shard else base, base) * compute_bytes
-    reduced = 0 if lora.rank > 0 else (shape.outside + shape.block) * (compute_bytes + 4)
-    prompt_tokens = math.ceil(config.data.rollout_batch_size / devices) * config.data.max_prompt_length
-    features = prompt_tokens * 4 * shape.text_stack.hidden * compute_bytes if whole else 0
-    updating, scoring = _activations(config, settings, shape, trains_tower=not whole, compares=compares)
-    set_aside = gathered + (gradients if copies else 0)
-    away = optimizer if settings.offload.offload_optimizer else 0
-    away += sharded * on_device + packed_bytes if settings.offload.offload_params else 0
-    recorded = trained_bytes + (0 if config.trainer.save_model_only else state_bytes + 4 * copies)
-    return Memory(
-        weights=on_device * (sharded + 4 * copies * share) + whole * compute_bytes + packed_bytes,
-        optimizer=optimizer,
-        away=away,
-        engine=0,
-        least_pass=max(gradients + max(gathered + reduced, stepping), set_aside),
-        largest_pass=max(gradients + max(gathered + reduced + updating, stepping), set_aside + scoring) + features,
-        checkpoint=trained * recorded,
-        parameters=shape.parameters,
-    )
+    devices = config.trainer.num_devices
+    gradients = placed.on_device * placed.trained_per_device * placed.trained_bytes
+    stepping = gradients
+    if settings.optim.strategy == "adamw_bf16":
+        largest_tensor = min(placed.trained_per_device, shape.vocabulary * shape.text_stack.hidden // devices)
+        stepping = placed.on_device * 24 * largest_tensor
+    gathered_weights = placed.base
+    if settings.fsdp.enable_full_shard:
+        gathered_weights = min(shape.outside + 2 * shape.block, placed.base)
+    gathered = gathered_weights * placed.compute_bytes
+    reduced = 0
+    if lora.rank == 0:
+        reduced = (shape.outside + shape.block) * (placed.compute_bytes + 4)
+    features = 0
+    if placed.whole:
+        prompt_tokens = math.ceil(config.data.rollout_batch_size / devices) * config.data.max_prompt_length
+        features = prompt_tokens * 4 * shape.text_stack.hidden * placed.compute_bytes
+    updating, scoring = _activations(config, settings, shape, trains_tower=not placed.whole, compares=compares)
+    # While a copy replaces the trained weights, these are set aside.
+    set_aside = gathered + gradients if copies else gathered
+    least = max(gradients + max(gathered + reduced, stepping), set_aside)
+    largest = max(gradients + max(gathered + reduced + updating, stepping), set_aside + scoring)
+    return least, largest + features
 
 
 def _activations(
@@ -188,27 +294,43 @@ def _activations(
 
     Every prompt token belongs to an image. With checkpointing, an update keeps the blocks' inputs and one block's activations.
     """
-    value_bytes, data = VALUE_BYTES[settings.fsdp.mp_param_dtype], config.data
-    text, tower, length = shape.text_stack, shape.vision_stack, data.max_prompt_length + data.max_response_length
+    data = config.data
+    value_bytes = VALUE_BYTES[settings.fsdp.mp_param_dtype]
+    row_length = data.max_prompt_length + data.max_response_length
+    updated_rows = settings.micro_batch_size_per_device_for_update
+    scored_rows = settings.micro_batch_size_per_device_for_experience
+    updating = _kept_for_backward(shape.text_stack, settings, updated_rows * row_length)
+    updating += _head_bytes(shape, updated_rows * data.max_response_length, compares=compares)
+    scoring = max(
+        scored_rows * row_length * shape.text_stack.kept_per_token(value_bytes) // 2,
+        _head_bytes(shape, scored_rows * data.max_response_length, compares=compares),
+    )
+    if shape.vision_stack is None:
+        return updating, scoring
+    patches_per_row = data.max_prompt_length * shape.patches_per_token
+    if trains_tower:
+        updating += _kept_for_backward(shape.vision_stack, settings, updated_rows * patches_per_row)
+    tower_scoring = scored_rows * patches_per_row * shape.vision_stack.kept_per_token(value_bytes) // 2
+    return updating, max(scoring, tower_scoring)
 
-    def kept(stack: Stack, tokens: int) -> int:
-        inside, inputs = stack.kept_per_token(value_bytes), stack.hidden * value_bytes
-        checkpoints = settings.model.enable_gradient_checkpointing
-        return tokens * (stack.depth * inputs + inside if checkpoints else stack.depth * inside)
 
-    def head(rows: int) -> int:
-        logits = rows * data.max_response_length * shape.vocabulary
-        compared = _BYTES_PER_COMPARED_LOGIT * min(DIVERGENCE_CHUNK_ELEMENTS_ON_GPU, logits) if compares else 0
-        return max(_BYTES_PER_LOGIT * min(HEAD_CHUNK_ELEMENTS_ON_GPU, logits), compared)
+def _kept_for_backward(stack: Stack, settings: _Trained, tokens: int) -> int:
+    """Returns the bytes that the blocks of a stack keep for the backward pass of so many tokens."""
+    value_bytes = VALUE_BYTES[settings.fsdp.mp_param_dtype]
+    block_bytes = stack.kept_per_token(value_bytes)
+    if not settings.model.enable_gradient_checkpointing:
+        return tokens * stack.depth * block_bytes
+    input_bytes = stack.hidden * value_bytes
+    return tokens * (stack.depth * input_bytes + block_bytes)
 
-    rows, scored = settings.micro_batch_size_per_device_for_update, settings.micro_batch_size_per_device_for_experience
-    updating = kept(text, rows * length) + head(rows)
-    scoring = max(scored * length * text.kept_per_token(value_bytes) // 2, head(scored))
-    if tower is not None:
-        patches = data.max_prompt_length * shape.patches_per_token
-        scoring = max(scoring, scored * patches * tower.kept_per_token(value_bytes) // 2)
-        updating += kept(tower, rows * patches) if trains_tower else 0
-    return updating, scoring
+
+def _head_bytes(shape: ModelShape, response_tokens: int, *, compares: bool) -> int:
+    """Returns the bytes of the head's largest chunk, which for a divergence (`compares`) has more tensors."""
+    logits = response_tokens * shape.vocabulary
+    chunk = _BYTES_PER_LOGIT * min(HEAD_CHUNK_ELEMENTS_ON_GPU, logits)
+    if not compares:
+        return chunk
+    return max(chunk, _BYTES_PER_COMPARED_LOGIT * min(DIVERGENCE_CHUNK_ELEMENTS_ON_GPU, logits))
 
 
 def bytes_in_4_bits(*, double_quantization: bool) -> float:
@@ -216,7 +338,8 @@ def bytes_in_4_bits(*, double_quantization: bool) -> float:
 
     A scale is a float32 number; with double quantization one byte, and a float32 number for every 256 scales.
     """
-    return 0.5 + (1 + 4 / 256 if double_quantization else 4) / 64
+    scale_bytes = 1 + 4 / 256 if double_quantization else 4
+    return 0.5 + scale_bytes / 64
 
 
 def fit(memory: Memory, rollout: RolloutConfig, *, free: int, total: int) -> tuple[str | None, int]:
@@ -225,20 +348,31 @@ def fit(memory: Memory, rollout: RolloutConfig, *, free: int, total: int) -> tup
     Of the device's `total` bytes, `free` are free before anything loads. Weights and optimizer are beside vLLM's share; in
     a pass only without `rollout.sleep`, because vLLM sleeps. Another generator's weights always stay.
     """
-    held = memory.weights + memory.optimizer
-    share = int(rollout.gpu_memory_utilization * total) if memory.with_vllm else memory.engine
-    beside, asleep = (0, ASLEEP_BYTES) if memory.with_vllm and rollout.sleep else (share, 0)
-    phase, needed = max(
-        (f"sampling beside the generator's {gib(share)}", held - memory.away + share),
-        (f"scoring and update beside the generator's {gib(beside)}", held + memory.least_pass + beside),
-        key=lambda each: each[1],
-    )
+    trained = memory.weights + memory.optimizer
+    share = memory.engine
+    if memory.with_vllm:
+        share = int(rollout.gpu_memory_utilization * total)
+    share_in_passes = share
+    asleep = 0
+    if memory.with_vllm and rollout.sleep:
+        share_in_passes = 0
+        asleep = ASLEEP_BYTES
+    sampling = trained - memory.away + share
+    passing = trained + memory.least_pass + share_in_passes
+    if sampling >= passing:
+        phase = f"sampling beside the generator's {gib(share)}"
+        required = sampling
+    else:
+        phase = f"scoring and update beside the generator's {gib(share_in_passes)}"
+        required = passing
+
     refused = None
     if share < memory.engine:
         refused = f"vLLM's share is {gib(share)}, but its weights and one request need {gib(memory.engine)}"
-    elif needed > free:
-        refused = f"{phase} takes {gib(needed)} before any activation: {gib(needed - free)} too much"
-    return refused, max(0, held + memory.largest_pass + beside + asleep - free)
+    elif required > free:
+        refused = f"{phase} takes {gib(required)} before any activation: {gib(required - free)} too much"
+    upper_bound = trained + memory.largest_pass + share_in_passes + asleep
+    return refused, max(0, upper_bound - free)
 
 
 def require_memory(memory: Memory | None, rollout: RolloutConfig, device: torch.device) -> None:
@@ -257,34 +391,37 @@ def require_memory(memory: Memory | None, rollout: RolloutConfig, device: torch.
 
 def gib(num_bytes: float) -> str:
     """Formats bytes in GiB, or in MiB below one GiB."""
-    return f"{num_bytes / 2**20:.0f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:.1f} GiB"
+    if num_bytes < 2**30:
+        return f"{num_bytes / 2**20:.0f} MiB"
+    return f"{num_bytes / 2**30:.1f} GiB"
 
 
 def shape_of(config: Any, *, lora: LoraConfig, trust_remote_code: bool = False) -> ModelShape:
     """Returns the shape of the model that a transformers configuration describes, built on the meta device."""
-    import transformers
-
-    family = family_of(config, trust_remote_code=trust_remote_code)
-    kind = "AutoModelForImageTextToText" if family.reads_images else "AutoModelForCausalLM"
-    try:
-        with torch.device("meta"):
-            model: Any = getattr(transformers, kind).from_config(config, trust_remote_code=trust_remote_code)
-    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
-        raise ConfigError(f"no model can be built from this configuration: {error}") from error
-    tower, head, adapted = family.vision_parts(model), model.get_output_embeddings(), _adapted(model, lora)
+    model = _on_meta(config, trust_remote_code=trust_remote_code)
+    head = model.get_output_embeddings()
+    adapted = _adapted(model, lora)
     blocks = [_size(block) for block in pretrained.sharded_blocks(model)]
-    in_tower = {inner for part in tower for inner in part.modules()}
-    packed = [each for each in model.modules() if type(each) is torch.nn.Linear and each not in in_tower | {head}]
+    tower = family_of(config, trust_remote_code=trust_remote_code).vision_parts(model)
+    in_tower: set[torch.nn.Module] = set()
+    for part in tower:
+        in_tower.update(part.modules())
+    text_linear = 0
+    for module in model.modules():
+        if type(module) is torch.nn.Linear and module not in in_tower and module is not head:
+            text_linear += module.weight.numel()
+    adapter = lora.rank * sum(layer.in_features + layer.out_features for layer in adapted)
+    if lora.use_dora:
+        adapter += sum(layer.out_features for layer in adapted)  # a magnitude for each output
     vision = getattr(config, "vision_config", None)  # text models' configurations lack the entry
-    magnitudes = sum(layer.out_features for layer in adapted) if lora.use_dora else 0
     return ModelShape(
         parameters=_size(model),
         vision=sum(map(_size, tower)),
         block=max(blocks, default=0),
         outside=_size(model) - sum(blocks),
-        adapter=lora.rank * sum(layer.in_features + layer.out_features for layer in adapted) + magnitudes,
+        adapter=adapter,
         adapts_vision=not in_tower.isdisjoint(adapted),
-        text_linear=sum(layer.weight.numel() for layer in packed),
+        text_linear=text_linear,
         vocabulary=head.weight.shape[0],
         text_stack=_stack(config.get_text_config()),
         vision_stack=_stack(vision) if hasattr(vision, "intermediate_size") else None,
@@ -293,17 +430,37 @@ def shape_of(config: Any, *, lora: LoraConfig, trust_remote_code: bool = False) 
     )
 
 
+def _on_meta(config: Any, *, trust_remote_code: bool) -> Any:
+    """Builds the model of a configuration without memory for its weights."""
+    import transformers
+
+    family = family_of(config, trust_remote_code=trust_remote_code)
+    class_name = "AutoModelForImageTextToText" if family.reads_images else "AutoModelForCausalLM"
+    model_class = getattr(transformers, class_name)
+    try:
+        with torch.device("meta"):
+            return model_class.from_config(config, trust_remote_code=trust_remote_code)
+    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise ConfigError(f"no model can be built from this configuration: {error}") from error
+
+
 def _adapted(model: Any, lora: LoraConfig) -> list[torch.nn.Linear]:
     """Returns the linear layers that PEFT would adapt, without PEFT, which would open a context on each GPU."""
-    targets, excluded = lora.target_modules.split(","), pretrained.excluded_from_adapter(lora, model.config)
+    if lora.rank == 0:
+        return []
+    targets = lora.target_modules.split(",")
     endings = tuple(f".{target.strip()}" for target in targets)
-    return [
-        module
-        for name, module in model.named_modules()
-        if lora.rank > 0 and isinstance(module, torch.nn.Linear)
-        if excluded is None or not re.fullmatch(excluded, name)
-        if f".{name}".endswith(endings) or (targets == ["all-linear"] and module is not model.get_output_embeddings())
-    ]
+    excluded = pretrained.excluded_from_adapter(lora, model.config)
+    adapted: list[torch.nn.Linear] = []
+    for name, module in model.named_modules():
+        if not isinstance(module, torch.nn.Linear):
+            continue
+        if excluded is not None and re.fullmatch(excluded, name):
+            continue
+        in_all_linear = targets == ["all-linear"] and module is not model.get_output_embeddings()
+        if in_all_linear or f".{name}".endswith(endings):
+            adapted.append(module)
+    return adapted
 
 
 def _size(module: torch.nn.Module) -> int:
@@ -313,11 +470,12 @@ def _size(module: torch.nn.Module) -> int:
 def _stack(config: Any) -> Stack:
     """Reads a stack's sizes; families name the depth differently, and omit the head's size or the number of key heads."""
     heads = getattr(config, "num_attention_heads", None) or config.num_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
     return Stack(
         depth=getattr(config, "num_hidden_layers", None) or config.depth,
         hidden=config.hidden_size,
-        queries=heads * size,
-        keys=(getattr(config, "num_key_value_heads", None) or heads) * size,
+        queries=heads * head_size,
+        keys=key_heads * head_size,
         intermediate=config.intermediate_size,
     )

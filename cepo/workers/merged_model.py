@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -57,17 +57,17 @@ def actor_folder(checkpoint: Path) -> Path:
     Raises:
         CheckpointError: neither folder has an adapter or shards, or the folder has links, pipes or devices.
     """
-    for folder in (checkpoint / ACTOR_FOLDER, checkpoint):
+    folders = (checkpoint / ACTOR_FOLDER, checkpoint)
+    for folder in folders:
         if _has_adapter(folder) or (folder / SHARDS).is_dir():
-            if (irregular := irregular_file(folder)) is not None:
+            irregular = irregular_file(folder)
+            if irregular is not None:
                 raise CheckpointError(f"{irregular} is not a regular file; give a checkpoint without links and pipes")
             return folder
     steps = sorted(path.name for path in checkpoint.glob(f"{CHECKPOINT_PREFIX}*"))
     if steps:
         raise CheckpointError(f"{checkpoint} is a run folder; give one of its checkpoints: {', '.join(steps)}")
-    if any(
-        True for folder in (checkpoint / ACTOR_FOLDER, checkpoint) for _ in folder.glob("model_world_size_*_rank_*.pt")
-    ):
+    if any(list(folder.glob("model_world_size_*_rank_*.pt")) for folder in folders):
         raise CheckpointError(
             f"{checkpoint} holds rank files of EasyR1's full fine-tuning, but cepo reads only {ADAPTER}/ of EasyR1; "
             "merge them with EasyR1's own scripts/model_merger.py"
@@ -110,7 +110,30 @@ def merge_checkpoint(actor: Path, out: Path, base: BaseModel, *, dtype: FloatTyp
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"{out} is not empty; give a new folder")
-    quantization = read_quantization(actor / ADAPTER)
+    processing, model = _load_base(base, read_quantization(actor / ADAPTER))
+    written_dtype = _declared_dtype(base) if dtype is None else pretrained.torch_dtype(dtype)
+    if _has_adapter(actor):
+        model = _with_adapter_merged(model, actor / ADAPTER)
+    else:
+        _load_shards(model, actor / SHARDS)
+    infinite = _names_not_finite(dict(model.named_parameters()))
+    if infinite:
+        raise CheckpointError(
+            f"{actor} gives weights that are not finite, such as {infinite[0]}; give an earlier checkpoint"
+        )
+    logger.info("writing %s in %s", out, written_dtype)
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    _write(model.to(written_dtype), partial, base, written_dtype)
+    processing.save(partial)
+    if out.exists():
+        out.rmdir()
+    partial.rename(out)
+    return written_dtype
+
+
+def _load_base(base: BaseModel, quantization: Any) -> tuple[Processing, Any]:
+    """Loads the processing and the model in float32; a 4-bit base is dequantised after it was loaded as in training."""
     try:
         processing = Processing(
             base.tokenizer_path or base.path,
@@ -128,24 +151,12 @@ def merge_checkpoint(actor: Path, out: Path, base: BaseModel, *, dtype: FloatTyp
         raise CheckpointError(f"the base model '{base.path}' cannot be read; name it with --base: {error}") from error
     if quantization is not None:
         model = model.dequantize(dtype=torch.float32).float()
-    written = _declared_dtype(base) if dtype is None else pretrained.torch_dtype(dtype)
-    if _has_adapter(actor):
-        model = _with_adapter_merged(model, actor / ADAPTER)
-    else:
-        _load_shards(model, actor / SHARDS)
-    if infinite := [name for name, tensor in model.named_parameters() if not bool(tensor.isfinite().all())]:
-        raise CheckpointError(
-            f"{actor} gives weights that are not finite, such as {infinite[0]}; give an earlier checkpoint"
-        )
-    logger.info("writing %s in %s", out, written)
-    partial = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    _write(model.to(written), partial, base, written)
-    processing.save(partial)
-    if out.exists():
-        out.rmdir()
-    partial.rename(out)
-    return written
+    return processing, model
+
+
+def _names_not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Returns the names of the tensors that have infinite values or NaN."""
+    return [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
 
 
 def _has_adapter(folder: Path) -> bool:
@@ -155,7 +166,8 @@ def _has_adapter(folder: Path) -> bool:
 def _declared_dtype(base: BaseModel) -> torch.dtype:
     config: Any = pretrained.read_config(base.path, trust_remote_code=base.trust_remote_code)
     # Older checkpoints declare the type only in their text part, or not at all.
-    declared = getattr(config, "dtype", None) or getattr(getattr(config, "text_config", None), "dtype", None)
+    text_config = getattr(config, "text_config", None)
+    declared = getattr(config, "dtype", None) or getattr(text_config, "dtype", None)
     if isinstance(declared, str):
         declared = getattr(torch, declared)
     return declared or torch.float32
@@ -183,46 +195,59 @@ def _with_adapter_merged(model: Any, folder: Path) -> Any:
 
 
 def _load_shards(model: Any, folder: Path) -> None:
-    own = {_TRAINED + name: tensor for name, tensor in model.state_dict().items()}
+    weights = {_TRAINED + name: tensor for name, tensor in model.state_dict().items()}
     shards = Shards(folder)
-    saved = {name: shape for name, shape in shards.shapes.items() if name.startswith(_WEIGHTS)}
-    _require_none(saved.keys() - own.keys(), f"{folder} has weights that the base model lacks")
-    shapes = {name: (shape, shape_of(own[name])) for name, shape in saved.items()}
-    differing = [f"{name} {shape} for {needed}" for name, (shape, needed) in shapes.items() if shape != needed]
+    saved_shapes = {name: shape for name, shape in shards.shapes.items() if name.startswith(_WEIGHTS)}
+    _require_none(saved_shapes.keys() - weights.keys(), f"{folder} has weights that the base model lacks")
+    differing: list[str] = []
+    for name, shape in saved_shapes.items():
+        base_shape = shape_of(weights[name])
+        if shape != base_shape:
+            differing.append(f"{name} {shape} for {base_shape}")
     _require_none(differing, f"{folder} has weights of other shapes than the base model")
-    _require_none(_untrained(model, own, saved), f"{folder} lacks weights of the base model")
-    types = {shards.types[name] for name in saved}
+    _require_none(_untrained(model, weights, saved_shapes), f"{folder} lacks weights of the base model")
+    types = {shards.types[name] for name in saved_shapes}
     if len(types) > 1 or not types <= {"F64", "F32", "F16", "BF16"}:
         raise CheckpointError(
             f"{folder} has weights of the types {', '.join(sorted(types))}; a run writes all weights in one floating type"
         )
-    logger.info("reading %d tensors from %s", len(saved), folder)
-    shards.fill({name: own[name] for name in saved})
+    logger.info("reading %d tensors from %s", len(saved_shapes), folder)
+    shards.fill({name: weights[name] for name in saved_shapes})
 
 
-def _untrained(model: Any, own: Mapping[str, torch.Tensor], saved: Mapping[str, Any]) -> set[str]:
+def _untrained(model: Any, weights: Mapping[str, torch.Tensor], saved_names: Collection[str]) -> set[str]:
     """Returns the weights missing from the shards, except those tied to a saved weight or in a frozen vision tower."""
-    addresses = {own[name].data_ptr() for name in saved}
-    missing = {name for name, tensor in own.items() if name not in saved and tensor.data_ptr() not in addresses}
-    parts = tuple(f"{_TRAINED}model.{name}." for name in family_of(model.config).vision_modules)
-    tower = {name for name in own if name.startswith(parts)}
+    saved_addresses = {weights[name].data_ptr() for name in saved_names}
+    missing: set[str] = set()
+    for name, tensor in weights.items():
+        is_tied = tensor.data_ptr() in saved_addresses
+        if name not in saved_names and not is_tied:
+            missing.add(name)
+    vision_prefixes = tuple(f"{_TRAINED}model.{name}." for name in family_of(model.config).vision_modules)
+    tower = {name for name in weights if name.startswith(vision_prefixes)}
+    # A tower was frozen if none of its weights were saved.
     return missing - tower if tower <= missing else missing
 
 
 def _require_none(names: Iterable[str], complaint: str) -> None:
-    found = sorted(name.removeprefix(_TRAINED) for name in names)
-    if found:
-        shown = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
-        raise CheckpointError(f"{complaint}: {len(found)} ({shown}); was it trained from another base? See --base")
+    own_names = sorted(name.removeprefix(_TRAINED) for name in names)
+    if own_names:
+        examples = ", ".join(own_names[:3])
+        if len(own_names) > 3:
+            examples += ", ..."
+        raise CheckpointError(
+            f"{complaint}: {len(own_names)} ({examples}); was it trained from another base? See --base"
+        )
 
 
 def _write(model: Any, folder: Path, base: BaseModel, dtype: torch.dtype) -> None:
     from transformers import GenerationConfig
     from transformers.utils.hub import cached_file
 
+    model.config.dtype = dtype
     # Text models have no sub-configurations, and a model need not have all that its class names.
-    for name in ("", *getattr(model.config, "sub_configs", {})):
-        part = getattr(model.config, name, None) if name else model.config
+    for name in getattr(model.config, "sub_configs", {}):
+        part = getattr(model.config, name, None)
         if part is not None:
             part.dtype = dtype
     source = cached_file(base.path, GENERATION_CONFIG, _raise_exceptions_for_missing_entries=False)
@@ -238,25 +263,33 @@ def _publish(folder: Path, family: Family) -> None:
     """Converts saved weights to the names and shapes of published checkpoints, which vLLM reads."""
     from safetensors.torch import load_file, save_file
 
-    renamed: dict[str, str] = {}
+    published_names: dict[str, str] = {}
     for file in sorted(folder.glob("*.safetensors")):
-        weights = load_file(file)
-        published = {name: family.published(name, weight) for name, weight in weights.items()}
-        if all(name == other and weights[name] is weight for name, (other, weight) in published.items()):
-            continue
-        save_file({name: weight.contiguous() for name, weight in published.values()}, file, metadata={"format": "pt"})
-        renamed |= {name: other for name, (other, _) in published.items()}
+        published: dict[str, Tensor] = {}
+        names_in_file: dict[str, str] = {}
+        is_changed = False
+        for name, weight in load_file(file).items():
+            published_name, published_weight = family.published(name, weight)
+            names_in_file[name] = published_name
+            published[published_name] = published_weight.contiguous()
+            is_changed = is_changed or published_name != name or published_weight is not weight
+        if is_changed:
+            save_file(published, file, metadata={"format": "pt"})
+            published_names |= names_in_file
     index = folder / "model.safetensors.index.json"
-    if renamed and index.is_file():
+    if published_names and index.is_file():
         content = json.loads(index.read_text(encoding="utf-8"))
-        content["weight_map"] = {renamed.get(name, name): file for name, file in content["weight_map"].items()}
+        weight_map = content["weight_map"]
+        content["weight_map"] = {published_names.get(name, name): file for name, file in weight_map.items()}
         index.write_text(json.dumps(content, indent=2), encoding="utf-8")
 
 
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _LARGEST_RANK = 65_536
 _SWITCHES = ("use_rslora", "use_dora", "lora_bias", "fan_in_fan_out")
-_PREFIX, _DOWN = "base_model.model.", ".lora_A.weight"
+_PREFIX = "base_model.model."
+_DOWN = ".lora_A.weight"
 _READ = ("r", "lora_alpha", "use_rslora", "use_dora", "modules_to_save", "bias", "lora_bias", "fan_in_fan_out")
 _NEEDLESS = (
     "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "lora_dropout",
@@ -291,35 +324,44 @@ def _settings(recorded: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str,
     """Returns the settings of an adapter for PEFT; raises ValueError for others, and for what contradicts the tensors."""
     _check_settings(recorded)
     rank = recorded["r"]
-    layers = {name.removesuffix(_DOWN): tensor for name, tensor in tensors.items() if name.endswith(_DOWN)}
-    if not layers:
+    down_weights = {name: tensor for name, tensor in tensors.items() if name.endswith(_DOWN)}
+    if not down_weights:
         raise ValueError(f"{ADAPTER_WEIGHTS} has no tensor lora_A")
-    if other := [name for name, tensor in layers.items() if tensor.ndim != 2 or tensor.shape[0] != rank]:
-        raise ValueError(f"{ADAPTER_CONFIG} names the rank {rank}, which is not that of {min(other)}")
-    types = {str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items() if ".lora_" in name}
+    of_other_rank: list[str] = []
+    for name, tensor in down_weights.items():
+        if tensor.ndim != 2 or tensor.shape[0] != rank:
+            of_other_rank.append(name.removesuffix(_DOWN))
+    if of_other_rank:
+        raise ValueError(f"{ADAPTER_CONFIG} names the rank {rank}, which is not that of {min(of_other_rank)}")
+    lora_names = [name for name in tensors if ".lora_" in name]
+    types = {str(tensors[name].dtype).removeprefix("torch.") for name in lora_names}
     if len(types) > 1 or not all(tensor.is_floating_point() for tensor in tensors.values()):
         raise ValueError(
             f"{ADAPTER_WEIGHTS} has the types {', '.join(sorted(types))}; an adapter has one floating type"
         )
-    if infinite := [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]:
+    infinite = _names_not_finite(tensors)
+    if infinite:
         raise ValueError(f"{min(infinite)} has values that are not finite")
-    adapted = {name.partition(".lora_")[0].removeprefix(_PREFIX) for name in tensors if ".lora_" in name}
-    kept = {name: recorded[name] for name in _READ if name in recorded}
-    return kept | {"peft_type": "LORA", "target_modules": sorted(adapted)}
+    layers = {name.partition(".lora_")[0].removeprefix(_PREFIX) for name in lora_names}
+    settings = {name: recorded[name] for name in _READ if name in recorded}
+    settings["peft_type"] = "LORA"
+    settings["target_modules"] = sorted(layers)
+    return settings
 
 
 def _check_settings(recorded: dict[str, Any]) -> None:
     """Refuses settings that are not read, and values of those that are read of another type than PEFT's."""
     from peft import LoraConfig
 
-    plain = LoraConfig().to_dict()
-    others = recorded.keys() - {*_READ, *_NEEDLESS}
-    foreign = sorted(name for name in others if recorded[name] and recorded[name] != plain.get(name))
+    defaults = LoraConfig().to_dict()
+    unread = recorded.keys() - {*_READ, *_NEEDLESS}
+    foreign = sorted(name for name in unread if recorded[name] and recorded[name] != defaults.get(name))
     if foreign:
         raise ValueError(f"{ADAPTER_CONFIG} has settings that cepo does not read: {', '.join(foreign)}")
-    rank, alpha = recorded.get("r"), recorded.get("lora_alpha", plain["lora_alpha"])
+    rank = recorded.get("r")
     if type(rank) is not int or not 1 <= rank <= _LARGEST_RANK:
         raise ValueError(f"{ADAPTER_CONFIG} names no rank r from 1 to {_LARGEST_RANK:,}")
+    alpha = recorded.get("lora_alpha", defaults["lora_alpha"])
     if type(alpha) not in (int, float) or not math.isfinite(alpha):
         raise ValueError(f"{ADAPTER_CONFIG} has a lora_alpha that is not a number")
     for name in _SWITCHES:

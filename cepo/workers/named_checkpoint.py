@@ -32,18 +32,20 @@ def config_of_checkpoint(
     the checkpoint's run, as far as `cepo.config.recorded` takes them. The command does not read the data `unread`.
     """
     actor, model = _resolved(checkpoint)
-    given = [argument.partition("=")[0] for argument in settings]
+    named_keys = [argument.partition("=")[0] for argument in settings]
     recorded = None
-    if "config" not in given:
+    if "config" not in named_keys:
         file = None if actor is None else _config_file(actor)
         if file is None or not file.is_file():
-            where = "" if file is None else f" (there is no {file})"
-            raise ConfigError(f"give config=FILE, which defines the prompts{where}")
-        recorded = recorded_for_evaluation(file, given, also=also, without_data=unread)
-    arguments = [*settings, *([] if model is None else [f"{_MODEL}={model}"])]
+            reason = "" if file is None else f" (there is no {file})"
+            raise ConfigError(f"give config=FILE, which defines the prompts{reason}")
+        recorded = recorded_for_evaluation(file, named_keys, also=also, without_data=unread)
+    arguments = list(settings)
+    if model is not None:
+        arguments.append(f"{_MODEL}={model}")
     config = load_config(arguments, recorded=recorded)
     if actor is not None:
-        config = _with_base(config, actor, given)
+        config = _with_base(config, actor, named_keys)
     return config, actor
 
 
@@ -52,7 +54,8 @@ def _config_file(actor: Path) -> Path:
 
 
 def name_of_results(checkpoint: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", "-".join(Path(checkpoint).parts[-2:]).strip("-"))
+    last_parts = "-".join(Path(checkpoint).parts[-2:]).strip("-")
+    return re.sub(r"[^\w.-]+", "-", last_parts)
 
 
 def _resolved(checkpoint: str | None) -> tuple[Path | None, str | None]:
@@ -129,21 +132,22 @@ def find_base(
     from cepo.workers.merged_model import BaseModel
 
     config_file = config or _config_file(actor)
-    elsewhere = [*given, *(key for key, value in ((_MODEL, path), (CHAT_TEMPLATE, chat_template)) if value is not None)]
+    unread_keys = list(given)
+    if path is not None:
+        unread_keys.append(_MODEL)
+    if chat_template is not None:
+        unread_keys.append(CHAT_TEMPLATE)
     settings: Fields = {}
     # Other recorded settings are ignored: reward files, plugins and data need not exist where the merge runs. Consent to
     # remote code and references to environment variables must come from the user.
     if config_file.is_file():
-        settings, recorded = recorded_model(config_file, elsewhere, named=named, trusted=config is not None)
-        chat_template = chat_template or (None if recorded is None else Path(recorded))
-    try:
-        template = None if chat_template is None else read_text(chat_template)
-    except ForeignFileError as error:
-        raise CheckpointError(
-            f"the chat template {chat_template} {error.fault}; the model was trained with it, so restore the file, or give "
-            "its path with --chat-template"
-        ) from error
-    base = path or settings.get("model_path") or _base_of_adapter(actor, named)
+        settings, recorded_template = recorded_model(config_file, unread_keys, named=named, trusted=config is not None)
+        if chat_template is None and recorded_template is not None:
+            chat_template = Path(recorded_template)
+    base = path or settings.get("model_path")
+    template = None if chat_template is None else _read_template(chat_template)
+    if not base:
+        base = _base_of_adapter(actor, named)
     if base is None:
         raise CheckpointError(
             f"{actor} does not say which model was trained (there is no {config_file}); name it with --base"
@@ -157,12 +161,23 @@ def find_base(
     )
 
 
+def _read_template(path: Path) -> str:
+    try:
+        return read_text(path)
+    except ForeignFileError as error:
+        raise CheckpointError(
+            f"the chat template {path} {error.fault}; the model was trained with it, so restore the file, or give "
+            "its path with --chat-template"
+        ) from error
+
+
 def _base_of_adapter(actor: Path, named: Fields | None) -> str | None:
     """Returns the base model that the adapter names; raises `CheckpointError` if the user has not named it."""
     from cepo.workers.merged_model import adapter_base
 
     base = adapter_base(actor)
-    if base is None or base in MICROGEO_MODELS or base == (named or {}).get("model_path"):
+    named_model = None if named is None else named.get("model_path")
+    if base is None or base in MICROGEO_MODELS or base == named_model:
         return base
     raise CheckpointError(
         f"{actor} names the base model {base[:200]!a}, and anybody can have written that; if it is the one you mean, name it "

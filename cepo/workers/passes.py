@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import torch
 import torch.distributed as dist
@@ -69,7 +69,7 @@ class TokenForest:
     @cached_property
     def branch_ends(self) -> tuple[int, ...]:
         """For each segment, the index after that of its last descendant; descendants follow a segment directly."""
-        ends = [*range(1, len(self.segments) + 1)]
+        ends = list(range(1, len(self.segments) + 1))
         for index in reversed(range(len(ends))):
             parent = self.segments[index].parent
             if parent >= 0:
@@ -92,29 +92,40 @@ class TokenForest:
 
         A segment with a single remaining branch and no row that ends at it is joined with that branch.
         """
-        owners: dict[int, int] = {}
-        for number, row in enumerate(rows):
-            node = self.context_ends[row] if self.leaves[row] < 0 else self.leaves[row]
-            while node >= 0 and node not in owners:
-                owners[node] = number
-                node = self.segments[node].parent
-        kept, ends = sorted(owners), {self.context_ends[row] for row in rows}
-        branches = Counter(self.segments[node].parent for node in kept)
-        new: dict[int, int] = {-1: -1}
+        owners = self._owners(rows)
+        remaining = sorted(owners)
+        row_ends = {self.context_ends[row] for row in rows}
+        num_branches = Counter(self.segments[node].parent for node in remaining)
+        new_numbers: dict[int, int] = {-1: -1}
         segments: list[Segment] = []
-        for node in kept:
-            segment, parent = self.segments[node], self.segments[node].parent
-            start, before = segment.start, new[parent]
-            if parent >= 0 and branches[parent] == 1 and parent not in ends:
-                joined = segments.pop()
-                start, before = joined.start, joined.parent
-            segments.append(Segment(owners[node], start, segment.stop, before))
-            new[node] = len(segments) - 1
+        for node in remaining:
+            segment = self.segments[node]
+            start = segment.start
+            new_parent = new_numbers[segment.parent]
+            if segment.parent >= 0 and num_branches[segment.parent] == 1 and segment.parent not in row_ends:
+                # The parent is the segment added last, because its only branch follows it directly.
+                parent = segments.pop()
+                start = parent.start
+                new_parent = parent.parent
+            segments.append(Segment(owners[node], start, segment.stop, new_parent))
+            new_numbers[node] = len(segments) - 1
         return TokenForest(
             segments=tuple(segments),
-            context_ends=tuple(new[self.context_ends[row]] for row in rows),
-            leaves=tuple(new[self.leaves[row]] for row in rows),
+            context_ends=tuple(new_numbers[self.context_ends[row]] for row in rows),
+            leaves=tuple(new_numbers[self.leaves[row]] for row in rows),
         )
+
+    def _owners(self, rows: Sequence[int]) -> dict[int, int]:
+        """Returns the segments that `rows` need, each with the position in `rows` of the first row that has it."""
+        owners: dict[int, int] = {}
+        for position, row in enumerate(rows):
+            node = self.leaves[row]
+            if node < 0:
+                node = self.context_ends[row]
+            while node >= 0 and node not in owners:
+                owners[node] = position
+                node = self.segments[node].parent
+        return owners
 
 
 def forest_of(rows: Sequence[ScoringRow], processing: Processing) -> TokenForest:
@@ -131,21 +142,26 @@ def plan_forest(
     """
     by_images: dict[str | None, dict[tuple[int, ...], list[int]]] = {}
     for index, row in enumerate(rows):
-        token_ids, images = row.context.token_ids, row.context.images
-        assert token_ids and row.response_ids, f"row {index} has no context or no response"
-        contexts = by_images.setdefault(None if images is None else images.content_key, {})
-        contexts.setdefault(token_ids, []).append(index)
+        context = row.context
+        assert context.token_ids and row.response_ids, f"row {index} has no context or no response"
+        content_key = None if context.images is None else context.images.content_key
+        contexts = by_images.setdefault(content_key, {})
+        contexts.setdefault(context.token_ids, []).append(index)
     planner = _Planner(rows, placeholders, min_shared)
     for contexts in by_images.values():
         planner.grow(contexts, start=0, parent=-1)
     return TokenForest(
-        segments=tuple(planner.segments), context_ends=tuple(planner.context_ends), leaves=tuple(planner.leaves)
+        segments=tuple(planner.segments),
+        context_ends=tuple(planner.context_ends),
+        leaves=tuple(planner.leaves),
     )
 
 
 class _Planner:
     def __init__(self, rows: Sequence[ScoringRow], placeholders: Collection[int | None], min_shared: int) -> None:
-        self._rows, self._placeholders, self._min_shared = rows, placeholders, min_shared
+        self._rows = rows
+        self._placeholders = frozenset(placeholders)
+        self._min_shared = min_shared
         self.segments: list[Segment] = []
         self.context_ends = [-1] * len(rows)
         self.leaves = [-1] * len(rows)
@@ -156,16 +172,19 @@ class _Planner:
         if len(contexts) == 1:
             self._finish(len(first), rows, start, parent)
             return
-        common = _num_common(contexts)
-        cut = common
-        if any(token in self._placeholders for token_ids in contexts for token in token_ids[common : common + 1]):
+        num_common = _num_common(contexts)
+        # The contexts by their first token after the common part; a context that ends there has the key ().
+        branches: dict[tuple[int, ...], dict[tuple[int, ...], list[int]]] = {}
+        for token_ids, context_rows in contexts.items():
+            next_token = token_ids[num_common : num_common + 1]
+            branches.setdefault(next_token, {})[token_ids] = context_rows
+        cut = num_common
+        if not self._placeholders.isdisjoint(chain.from_iterable(branches)):
             while cut > 0 and first[cut - 1] in self._placeholders:
                 cut -= 1
         if cut - start >= self._min_shared:
-            parent, start = self._add(rows[0], start, cut, parent), cut
-        branches: dict[tuple[int, ...], dict[tuple[int, ...], list[int]]] = {}
-        for token_ids, of_context in contexts.items():
-            branches.setdefault(token_ids[common : common + 1], {})[token_ids] = of_context
+            parent = self._add(rows[0], start, cut, parent)
+            start = cut
         for branch in branches.values():
             self.grow(branch, start=start, parent=parent)
 
@@ -186,8 +205,12 @@ class _Planner:
 
 def _num_common(sequences: Collection[tuple[int, ...]]) -> int:
     """Returns the length of the common prefix, at which the lexicographically smallest and largest sequences differ."""
-    first, last = min(sequences), max(sequences)
-    return next((index for index, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), len(first))
+    smallest = min(sequences)
+    largest = max(sequences)
+    for index, (first, second) in enumerate(zip(smallest, largest, strict=False)):
+        if first != second:
+            return index
+    return len(smallest)
 
 
 def families(forest: TokenForest) -> list[list[int]]:
@@ -203,12 +226,13 @@ def pack_rows(forest: TokenForest, *, budget: int) -> list[list[int]]:
     """
     packs: list[_Piece] = []
     for piece in sorted(_Cutter(forest, budget).pieces(), key=lambda piece: -piece.num_tokens):
-        room = next((pack for pack in packs if pack.num_tokens + piece.num_tokens <= budget), None)
-        if room is None:
+        with_room = (pack for pack in packs if pack.num_tokens + piece.num_tokens <= budget)
+        pack = next(with_room, None)
+        if pack is None:
             packs.append(piece)
         else:
-            room.rows += piece.rows
-            room.num_tokens += piece.num_tokens
+            pack.rows += piece.rows
+            pack.num_tokens += piece.num_tokens
     return [sorted(pack.rows) for pack in packs]
 
 
@@ -222,43 +246,56 @@ class _Cutter:
     """Cuts a forest into branches of at most `budget` tokens, including the tokens before them."""
 
     def __init__(self, forest: TokenForest, budget: int) -> None:
-        self._forest, self._budget = forest, budget
+        self._forest = forest
+        self._budget = budget
         self._children: list[list[int]] = [[] for _ in forest.segments]
         self._ending: list[list[int]] = [[] for _ in forest.segments]
         for index, segment in enumerate(forest.segments):
             if segment.parent >= 0:
                 self._children[segment.parent].append(index)
-        for row, (end, leaf) in enumerate(zip(forest.context_ends, forest.leaves, strict=True)):
-            self._ending[end if leaf < 0 else leaf].append(row)
+        for row, (context_end, leaf) in enumerate(zip(forest.context_ends, forest.leaves, strict=True)):
+            last_segment = context_end if leaf < 0 else leaf
+            self._ending[last_segment].append(row)
 
     def pieces(self) -> list[_Piece]:
-        roots = [index for index, segment in enumerate(self._forest.segments) if segment.parent < 0]
-        return [piece for root in roots for piece in self._cut(root, before=0)]
+        pieces: list[_Piece] = []
+        for index, segment in enumerate(self._forest.segments):
+            if segment.parent < 0:
+                pieces += self._cut(index, num_preceding=0)
+        return pieces
 
-    def _cut(self, node: int, *, before: int) -> list[_Piece]:
-        """Cuts the branch at `node` into pieces, each of which repeats the `before` tokens that precede it."""
-        whole = _Piece(before + self._size(node), self._rows(node))
+    def _cut(self, node: int, *, num_preceding: int) -> list[_Piece]:
+        """Cuts the branch at `node` into pieces, each of which repeats the tokens that precede it."""
+        whole = _Piece(num_preceding + self._size(node), self._rows(node))
         if whole.num_tokens <= self._budget or not self._children[node]:
             return [whole]
-        before += len(self._forest.segments[node])
+        num_preceding += len(self._forest.segments[node])
         pieces: list[_Piece] = []
-        open_piece = _Piece(before, [*self._ending[node]])
+        open_piece = _Piece(num_preceding, self._ending[node].copy())
         for child in self._children[node]:
-            if open_piece.rows and open_piece.num_tokens + self._size(child) > self._budget:
+            child_size = self._size(child)
+            if open_piece.rows and open_piece.num_tokens + child_size > self._budget:
                 pieces.append(open_piece)
-                open_piece = _Piece(before)
-            if before + self._size(child) > self._budget:
-                pieces += self._cut(child, before=before)
+                open_piece = _Piece(num_preceding)
+            if num_preceding + child_size > self._budget:
+                pieces += self._cut(child, num_preceding=num_preceding)
             else:
                 open_piece.rows += self._rows(child)
-                open_piece.num_tokens += self._size(child)
-        return [*pieces, open_piece] if open_piece.rows else pieces
+                open_piece.num_tokens += child_size
+        if open_piece.rows:
+            pieces.append(open_piece)
+        return pieces
 
     def _size(self, node: int) -> int:
-        return self._forest.starts[self._forest.branch_ends[node]] - self._forest.starts[node]
+        first = self._forest.starts[node]
+        end = self._forest.starts[self._forest.branch_ends[node]]
+        return end - first
 
     def _rows(self, node: int) -> list[int]:
-        return [row for ending in self._ending[node : self._forest.branch_ends[node]] for row in ending]
+        rows: list[int] = []
+        for ending_rows in self._ending[node : self._forest.branch_ends[node]]:
+            rows += ending_rows
+        return rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,42 +337,59 @@ class Passes:
         device: torch.device,
         longest_row: int | None,
     ) -> None:
-        self._processing, self._device = processing, device
+        self._processing = processing
+        self._device = device
         self._longest_row = longest_row if config.dynamic_batching else None
         self.packed = config.padding_free and why_padded is None
-        reader = None if whole_tower else processing.images
         self._text_filler = _filler((), None)
-        self._image_filler = None if reader is None else _filler(*reader.smallest())
+        self._image_filler = None
+        if processing.images is not None and not whole_tower:
+            token_ids, images = processing.images.smallest()
+            self._image_filler = _filler(token_ids, images)
         if config.padding_free and why_padded is not None:
             logger.warning("padding_free is off for this run, and rows are padded: %s", why_padded)
 
     def cut(self, rows: Sequence[ScoringRow], size: int) -> list[RankPass]:
         """Divides `rows` into passes that are aligned with those of the other ranks. Collective, also without rows."""
         forest = forest_of(rows, self._processing) if self.packed else None
-        own = self._own_passes(rows, forest, size)
-        (count,) = self._largest([len(own)])
-        own += [[] for _ in range(count - len(own))]
-        images_here = [any(rows[index].context.images is not None for index in indices) for indices in own]
-        images_anywhere = (
-            images_here if self._image_filler is None else self._largest([int(has) for has in images_here])
-        )
+        indices_of_passes = self._own_passes(rows, forest, size)
+        (num_passes,) = self._largest([len(indices_of_passes)])
+        while len(indices_of_passes) < num_passes:
+            indices_of_passes.append([])
+        images_counts: list[int] = []
+        for indices in indices_of_passes:
+            images_counts.append(sum(rows[index].context.images is not None for index in indices))
+        # Whether any rank has images in a pass matters only to a sharded tower, which all ranks must run together.
+        largest_counts = images_counts if self._image_filler is None else self._largest(images_counts)
         passes: list[RankPass] = []
-        for indices, here, anywhere in zip(own, images_here, images_anywhere, strict=True):
-            filler = self._image_filler if anywhere and not here else None if indices else self._text_filler
-            inside = [rows[index] for index in indices]
-            if filler is None:
-                part = forest and forest.of_rows(indices)
-            else:
-                inside.append(filler)
-                part = forest and forest_of(inside, self._processing)
-            passes.append(RankPass(indices=indices, rows=inside, forest=part))
+        for indices, count, largest_count in zip(indices_of_passes, images_counts, largest_counts, strict=True):
+            lacks_images = count == 0 and largest_count > 0
+            filler = self._filler_for(is_empty=not indices, lacks_images=lacks_images)
+            passes.append(self._rank_pass(rows, indices, forest, filler))
         return passes
+
+    def _filler_for(self, *, is_empty: bool, lacks_images: bool) -> ScoringRow | None:
+        if lacks_images:
+            return self._image_filler
+        return self._text_filler if is_empty else None
+
+    def _rank_pass(
+        self, rows: Sequence[ScoringRow], indices: list[int], forest: TokenForest | None, filler: ScoringRow | None
+    ) -> RankPass:
+        pass_rows = [rows[index] for index in indices]
+        if filler is not None:
+            pass_rows.append(filler)
+        if forest is None:
+            return RankPass(indices=indices, rows=pass_rows)
+        if filler is None:
+            return RankPass(indices=indices, rows=pass_rows, forest=forest.of_rows(indices))
+        return RankPass(indices=indices, rows=pass_rows, forest=forest_of(pass_rows, self._processing))
 
     def _own_passes(self, rows: Sequence[ScoringRow], forest: TokenForest | None, size: int) -> list[list[int]]:
         if self._longest_row is not None:
             budget = size * self._longest_row
             return padded_batches(rows, budget) if forest is None else pack_rows(forest, budget=budget)
-        order = by_length(rows) if forest is None else [row for family in families(forest) for row in family]
+        order = by_length(rows) if forest is None else list(chain.from_iterable(families(forest)))
         return [order[start : start + size] for start in range(0, len(order), size)]
 
     def _largest(self, values: list[int]) -> list[int]:
@@ -347,8 +401,8 @@ class Passes:
 
 def _filler(token_ids: tuple[int, ...], images: ImageInputs | None) -> ScoringRow:
     """Returns a row of as few tokens as possible."""
-    token_ids = (_ANY_TOKEN, *token_ids)
-    context = EncodedPrompt(token_ids=token_ids, engine_ids=token_ids, images=images)
+    filler_ids = (_ANY_TOKEN, *token_ids)
+    context = EncodedPrompt(token_ids=filler_ids, engine_ids=filler_ids, images=images)
     return ScoringRow(context=context, response_ids=(_ANY_TOKEN,))
 
 
@@ -361,8 +415,11 @@ def padded_batches(rows: Sequence[ScoringRow], budget: int) -> list[list[int]]:
     """Divides rows, the longest first, into batches of indices with at most `budget` tokens, including padding."""
     batches: list[list[int]] = []
     for index in by_length(rows):
-        if batches and rows[batches[-1][0]].num_tokens * (len(batches[-1]) + 1) <= budget:
-            batches[-1].append(index)
-        else:
-            batches.append([index])
+        if batches:
+            batch = batches[-1]
+            padded_length = rows[batch[0]].num_tokens  # the first row of a batch is its longest
+            if padded_length * (len(batch) + 1) <= budget:
+                batch.append(index)
+                continue
+        batches.append([index])
     return batches

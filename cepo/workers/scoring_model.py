@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
@@ -77,43 +77,80 @@ def collate(
             on GPUs, so that kernels get whole blocks, and 1 on CPUs.
     """
     if forest is None:
-        layout, shape = None, (len(rows), max(row.num_tokens for row in rows))
-        parts = [(Segment(number, 0, row.num_tokens, -1), number * shape[1]) for number, row in enumerate(rows)]
-        index = [torch.arange(len(rows[part.row].context.token_ids) - 1, part.stop - 1) + at for part, at in parts]
+        places = _padded_places(rows)
     else:
-        layout = forest.layout.filled_to(multiple_of or (1 if device.type == "cpu" else BLOCK_SIZE))
-        shape, parts, index = (1, layout.num_tokens), zip(forest.segments, forest.starts, strict=False), []
-        for row, end, leaf in zip(rows, forest.context_ends, forest.leaves, strict=True):
-            index.append(torch.tensor([forest.starts[end + 1] - 1]))  # the context's last token predicts the first one
-            if leaf >= 0:
-                index.append(torch.arange(len(row.response_ids) - 1) + forest.starts[leaf])
-    input_ids = torch.full((shape[0] * shape[1],), processing.pad_token_id)
-    position_ids = torch.zeros(3, len(input_ids), dtype=torch.long)
-    positions: dict[int, Tensor] = {}
+        places = _packed_places(rows, forest, multiple_of or (1 if device.type == "cpu" else BLOCK_SIZE))
+    num_rows, length = places.shape
+    input_ids = torch.full((num_rows * length,), processing.pad_token_id)
+    position_ids = torch.zeros(3, num_rows * length, dtype=torch.long)
+    context_positions: dict[int, Tensor] = {}  # by the identity of the context, which many rows share
     images: dict[str, ImageInputs] = {}
-    order: list[tuple[str, int]] = []
-    for part, place in parts:
-        row, context = rows[part.row], rows[part.row].context
-        own, inside = slice(part.start, part.stop), slice(place, place + len(part))
-        if id(context) not in positions:
-            positions[id(context)] = processing.positions(context)
-        input_ids[inside] = torch.tensor((*context.token_ids, *row.response_ids)[own])
-        position_ids[:, inside] = sequence_positions(positions[id(context)], len(row.response_ids))[:, own]
-        if context.images is not None and part.start < len(context.token_ids):
+    image_order: list[tuple[str, int]] = []
+    for segment, begin in places.segments:
+        row = rows[segment.row]
+        context = row.context
+        if id(context) not in context_positions:
+            context_positions[id(context)] = processing.positions(context)
+        positions = sequence_positions(context_positions[id(context)], len(row.response_ids))  # (3, L of the row)
+        token_ids = (*context.token_ids, *row.response_ids)
+        end = begin + len(segment)
+        input_ids[begin:end] = torch.tensor(token_ids[segment.start : segment.stop])
+        position_ids[:, begin:end] = positions[:, segment.start : segment.stop]
+        if context.images is not None and segment.start < len(context.token_ids):
             assert processing.images is not None, "images were read"
             key = context.images.content_key
             images.setdefault(key, context.images)
-            units = processing.images.units_inside(context.token_ids, context.images, part.start, part.stop)
-            order.extend((key, unit) for unit in units)
+            units = processing.images.units_inside(context.token_ids, context.images, segment.start, segment.stop)
+            image_order.extend((key, unit) for unit in units)
+    targets: list[int] = []
+    for row in rows:
+        targets += row.response_ids
     return CollatedRows(
-        input_ids=input_ids.view(shape).to(device),
-        position_ids=position_ids.view(3, *shape).to(device),
-        response_index=torch.cat(index).to(device),
-        targets=torch.tensor([token for row in rows for token in row.response_ids]).to(device),
+        input_ids=input_ids.view(num_rows, length).to(device),
+        position_ids=position_ids.view(3, num_rows, length).to(device),
+        response_index=torch.cat(places.response_index).to(device),
+        targets=torch.tensor(targets).to(device),
         images=MappingProxyType(images),
-        image_order=tuple(order),
-        segments=layout,
+        image_order=tuple(image_order),
+        segments=places.layout,
     )
+
+
+class _Places(NamedTuple):
+    """Where the tokens of rows stand in a batch."""
+
+    shape: tuple[int, int]  # of the batch: rows, length
+    segments: list[tuple[Segment, int]]  # each with the index of its first token in the flattened batch
+    response_index: list[Tensor]  # parts of `CollatedRows.response_index`
+    layout: SegmentLayout | None = None
+
+
+def _padded_places(rows: Sequence[ScoringRow]) -> _Places:
+    length = max(row.num_tokens for row in rows)
+    segments: list[tuple[Segment, int]] = []
+    response_index: list[Tensor] = []
+    for number, row in enumerate(rows):
+        begin = number * length
+        segments.append((Segment(number, 0, row.num_tokens, -1), begin))
+        # A token predicts its successor, so the first of these is the context's last token.
+        last_of_context = len(row.context.token_ids) - 1
+        predicting = torch.arange(last_of_context, row.num_tokens - 1)
+        response_index.append(predicting + begin)
+    return _Places((len(rows), length), segments, response_index)
+
+
+def _packed_places(rows: Sequence[ScoringRow], forest: TokenForest, multiple_of: int) -> _Places:
+    layout = forest.layout.filled_to(multiple_of)
+    response_index: list[Tensor] = []
+    for row, context_end, leaf in zip(rows, forest.context_ends, forest.leaves, strict=True):
+        last_of_context = forest.starts[context_end + 1] - 1  # predicts the response's first token
+        response_index.append(torch.tensor([last_of_context]))
+        if leaf >= 0:
+            num_inputs = len(row.response_ids) - 1
+            response_index.append(torch.arange(num_inputs) + forest.starts[leaf])
+    begins = forest.starts[:-1]  # the last one is the end of all
+    segments = list(zip(forest.segments, begins, strict=True))
+    return _Places((1, layout.num_tokens), segments, response_index, layout)
 
 
 class ImageEncoder:
@@ -125,26 +162,27 @@ class ImageEncoder:
         self._encoded = 0
 
     def features(
-        self, base: Any, wanted: Mapping[str, ImageInputs], device: torch.device
+        self, base: Any, images: Mapping[str, ImageInputs], device: torch.device
     ) -> Mapping[str, list[ImageFeatures]]:
         """Returns the features of the units of each image by its key."""
-        known = dict(self._known)
-        missing = {key: images for key, images in wanted.items() if key not in known}
+        features_by_key = dict(self._known)
+        missing = {key: inputs for key, inputs in images.items() if key not in features_by_key}
         if missing:
-            self._encoded += sum(images.num_encoded for images in missing.values())
+            self._encoded += sum(inputs.num_encoded for inputs in missing.values())
             with torch.set_grad_enabled(torch.is_grad_enabled() and not self.keeps):
                 features = family_of(base.config).features(base, list(missing.values()), device)
-            known |= zip(missing, features, strict=True)
+            features_by_key.update(zip(missing, features, strict=True))
         if self.keeps:
-            self._known = known
-        return known
+            self._known = features_by_key
+        return features_by_key
 
     def forget(self) -> None:
         self._known = {}
 
     def drain_count(self) -> int:
         """Returns the number of images encoded since the last call."""
-        count, self._encoded = self._encoded, 0
+        count = self._encoded
+        self._encoded = 0
         return count
 
 
@@ -152,15 +190,17 @@ def response_states(base: Any, batch: CollatedRows, encoder: ImageEncoder) -> Fl
     """Computes the last hidden states of `base`, a Hugging Face model, before the N response tokens, row by row."""
     family = family_of(base.config)
     inputs: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
+    # (3, R, L) for families with positions in time, height and width, else (R, L)
     inputs["position_ids"] = batch.position_ids if family.num_position_axes > 1 else batch.position_ids[0]
     inputs |= family.token_inputs(batch.input_ids, base.config)
     if batch.segments is not None:
         inputs["segments"] = batch.segments
-    if order := batch.image_order:
+    if batch.image_order:
         features = encoder.features(base, batch.images, batch.input_ids.device)
-        inputs |= family.feature_inputs([features[key][unit] for key, unit in order])
-    hidden = base.model(**inputs).last_hidden_state
-    return hidden.reshape(-1, hidden.shape[-1])[batch.response_index]
+        inputs |= family.feature_inputs([features[key][unit] for key, unit in batch.image_order])
+    hidden = base.model(**inputs).last_hidden_state  # (R, L, H)
+    flat_hidden = hidden.reshape(-1, hidden.shape[-1])  # (R * L, H)
+    return flat_hidden[batch.response_index]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +233,9 @@ class ScoringModel(nn.Module):
     def base(self) -> Any:
         """The Hugging Face model, without PEFT's wrapper."""
         model: Any = self.model
-        return model.get_base_model() if hasattr(model, "get_base_model") else model
+        if hasattr(model, "get_base_model"):
+            return model.get_base_model()
+        return model
 
     def forward(
         self,
@@ -208,29 +250,44 @@ class ScoringModel(nn.Module):
         The extras are one divergence (N,) per teacher. Without teachers they are the hidden states (N, H) or, with
         `entropy`, the entropy (N,) of each token's distribution. `temperature` replaces the usual one.
         """
-        temperature, head = temperature or self.temperature, self.base.lm_head
-        hidden = response_states(self.base, batch, self.encoder)
-        vocabulary = head.weight.shape[0]
-        if not teachers:
-            chunk = head_chunk_tokens(hidden.device, vocabulary)
-            if entropy:
-                return log_probs_and_entropies(hidden, head, batch.targets, temperature=temperature, chunk_tokens=chunk)
-            log_probs = target_log_probs(hidden, head, batch.targets, temperature=temperature, chunk_tokens=chunk)
-            return log_probs, (hidden,)
-        parts = [
-            chunked_divergence(
+        head = self.base.lm_head
+        hidden = response_states(self.base, batch, self.encoder)  # (N, H)
+        temperature = temperature or self.temperature
+        vocabulary_size = head.weight.shape[0]
+        chunk_tokens = head_chunk_tokens(hidden.device, vocabulary_size)
+        if teachers:
+            return self._divergences(batch, hidden, teachers, temperature=temperature)
+        if entropy:
+            return log_probs_and_entropies(
+                hidden, head, batch.targets, temperature=temperature, chunk_tokens=chunk_tokens
+            )
+        log_probs = target_log_probs(hidden, head, batch.targets, temperature=temperature, chunk_tokens=chunk_tokens)
+        return log_probs, (hidden,)
+
+    def _divergences(
+        self, batch: CollatedRows, hidden: Tensor, teachers: Sequence[TeacherStates], *, temperature: float
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Returns the log-probs (N,), and one divergence (N,) per teacher."""
+        head = self.base.lm_head
+        log_probs: list[Tensor] = []
+        divergences: list[Tensor] = []
+        for teacher in teachers:
+            teacher_head = head
+            if teacher.head is not None:
+                teacher_head = with_weight(head, teacher.head.to(hidden))
+            teacher_log_probs, divergence = chunked_divergence(
                 hidden,
                 teacher.hidden.to(hidden),
                 head,
-                head if teacher.head is None else with_weight(head, teacher.head.to(hidden)),
+                teacher_head,
                 batch.targets,
                 teacher.divergence,
                 temperature=temperature,
-                chunk_tokens=divergence_chunk_tokens(hidden.device, vocabulary),
+                chunk_tokens=divergence_chunk_tokens(hidden.device, vocabulary=head.weight.shape[0]),
             )
-            for teacher in teachers
-        ]
-        return parts[0][0], tuple(divergence for _, divergence in parts)
+            log_probs.append(teacher_log_probs)
+            divergences.append(divergence)
+        return log_probs[0], tuple(divergences)  # every comparison computes the student's log-probs
 
 
 class ValueModel(nn.Module):

@@ -24,12 +24,15 @@ class TeacherWeights:
     """
 
     def __init__(self, module: nn.Module, config: TeacherConfig) -> None:
-        self._module, self._config = module, config
+        self._module = module
+        self._config = config
         self._adapter_off = config.source == "reference" and hasattr(module.model, "disable_adapter")
         self.copies: dict[str, DTensor] = {}
-        if config.source != "actor" and not self._adapter_off:
-            kind = torch.float32 if config.source == "ema" else None
-            self.copies = {name: weight.to(kind or weight.dtype, copy=True) for name, weight in self._trained()}
+        if config.source == "actor" or self._adapter_off:
+            return
+        for name, weight in self._trained():
+            dtype = torch.float32 if config.source == "ema" else weight.dtype
+            self.copies[name] = weight.to(dtype, copy=True)
 
     @torch.no_grad()
     def after_update(self, step: int) -> None:
@@ -39,7 +42,8 @@ class TeacherWeights:
                 self.copies[name].copy_(weight)
         elif self._config.source == "ema":
             for name, weight in self._trained():
-                self.copies[name].to_local().lerp_(weight.to_local().float(), 1.0 - self._config.ema_decay)
+                average = self.copies[name].to_local()
+                average.lerp_(weight.to_local().float(), 1.0 - self._config.ema_decay)
 
     @torch.no_grad()
     def catch_up(self) -> None:
@@ -75,5 +79,8 @@ class TeacherWeights:
     def _trained(self) -> list[tuple[str, Any]]:
         """Returns the trained weights' shards by name, without gradient."""
         reshard(self._module)  # drops gathered copies, whose changes would be lost
-        named = self._module.named_parameters()
-        return [(name, parameter.detach()) for name, parameter in named if parameter.requires_grad]
+        trained: list[tuple[str, Any]] = []
+        for name, parameter in self._module.named_parameters():
+            if parameter.requires_grad:
+                trained.append((name, parameter.detach()))
+        return trained

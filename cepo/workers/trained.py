@@ -48,7 +48,9 @@ class Trained(ABC, Generic[Config, Model, Batch]):
     def __init__(
         self, config: Config, processing: Processing, module: Model, *, total_steps: int, longest_row: int | None
     ) -> None:
-        self._config, self._processing, self._total_steps = config, processing, total_steps
+        self._config = config
+        self._processing = processing
+        self._total_steps = total_steps
         self.module: Model = module
         self.device = this_device()
         self.passes = Passes(
@@ -59,13 +61,16 @@ class Trained(ABC, Generic[Config, Model, Batch]):
             device=self.device,
             longest_row=longest_row,
         )
-        self.tokens_computed = self.tokens_asked = 0
+        self.tokens_computed = 0
+        self.tokens_asked = 0
         self.optimizer = build_optimizer(module, config.optim)
-        on_cpu, by_blocks = self.device.type == "cpu", config.fsdp.enable_cpu_offload
-        self._moves_weights = config.offload.offload_params and not on_cpu and not by_blocks
-        self._moves_optimizer = config.offload.offload_optimizer and not on_cpu and not by_blocks
+        offload = config.offload
+        on_cpu = self.device.type == "cpu"
+        by_blocks = config.fsdp.enable_cpu_offload  # FSDP itself moves the weights then
+        self._moves_weights = offload.offload_params and not on_cpu and not by_blocks
+        self._moves_optimizer = offload.offload_optimizer and not on_cpu and not by_blocks
         self._weights_offloaded = False
-        if on_cpu and (config.offload.offload_params or config.offload.offload_optimizer or by_blocks):
+        if on_cpu and (offload.offload_params or offload.offload_optimizer or by_blocks):
             logger.warning("fsdp.enable_cpu_offload and offload.* have no effect: the device is the CPU")
 
     def update(self, batches: Sequence[Batch], *, step: int) -> Metrics:
@@ -118,10 +123,12 @@ class Trained(ABC, Generic[Config, Model, Batch]):
     ) -> list[Tensor]:
         """Returns what `compute` finds for each row's response tokens, (response length,) float32 on the CPU."""
         results: dict[int, Tensor] = {}
-        for part in shown(self.passes.cut(rows, self._config.micro_batch_size_per_device_for_experience), activity):
-            values = compute(part).float().cpu().split([len(row.response_ids) for row in part.rows])
+        passes = self.passes.cut(rows, self._config.micro_batch_size_per_device_for_experience)
+        for part in shown(passes, activity):
+            lengths = [len(row.response_ids) for row in part.rows]
+            values = compute(part).float().cpu().split(lengths)  # a (T,) tensor per row
             # Entries beyond the indices belong to the filler.
-            results |= dict(zip(part.indices, values, strict=False))
+            results.update(zip(part.indices, values, strict=False))
         return [results[index] for index in range(len(rows))]
 
     def _accumulate(self, batch: Batch) -> list[Metrics]:
@@ -156,14 +163,14 @@ class Trained(ABC, Generic[Config, Model, Batch]):
         norm = torch.nn.utils.clip_grad_norm_(weights_of(self.optimizer), self._config.max_grad_norm)
         grad_norm = float(whole_tensor(norm))
         is_finite = math.isfinite(grad_norm)
-        found: Metrics = {f"{self.name}/skipped_updates": sum_value(float(not is_finite))}
+        metrics: Metrics = {f"{self.name}/skipped_updates": sum_value(float(not is_finite))}
         if is_finite:
             self.optimizer.step()
             weight_norm = float(whole_tensor(torch.nn.utils.get_total_norm(weights_of(self.optimizer))))
-            found[f"{self.name}/weight_norm"] = mean_value(weight_norm)
-            found[f"{self.name}/grad_norm"] = mean_value(grad_norm)
-            found[f"{self.name}/grad_norm_max"] = max_value(grad_norm)
-        return merge_metrics([*parts, on_first_rank(found)])
+            metrics[f"{self.name}/weight_norm"] = mean_value(weight_norm)
+            metrics[f"{self.name}/grad_norm"] = mean_value(grad_norm)
+            metrics[f"{self.name}/grad_norm_max"] = max_value(grad_norm)
+        return merge_metrics([*parts, on_first_rank(metrics)])
 
 
 def weights_of(optimizer: Optimizer) -> list[nn.Parameter]:
@@ -174,15 +181,16 @@ def move_state(optimizer: Optimizer, device: torch.device) -> None:
     """Moves Adam's moments to `device`, but not the step count."""
     for state in optimizer.state.values():
         for name, value in state.items():
-            if isinstance(value, DTensor) or (isinstance(value, torch.Tensor) and value.dim() > 0):
+            is_moment = isinstance(value, DTensor) or (isinstance(value, torch.Tensor) and value.dim() > 0)
+            if is_moment:
                 moved: Any = value.to(device)
                 state[name] = moved
 
 
 def build_optimizer(module: nn.Module, optim: OptimConfig) -> Optimizer:
     """Builds AdamW for the trained weights of `module`; `optim.strategy` selects the type of its state."""
-    kind = CompensatedAdamW if optim.strategy == "adamw_bf16" else torch.optim.AdamW
-    return kind(
+    optimizer_class = CompensatedAdamW if optim.strategy == "adamw_bf16" else torch.optim.AdamW
+    return optimizer_class(
         [parameter for parameter in module.parameters() if parameter.requires_grad],
         lr=optim.lr,
         betas=(optim.betas[0], optim.betas[1]),
@@ -197,15 +205,19 @@ def learning_rate_factor(step: int, optim: OptimConfig, total_steps: int) -> flo
     `floor + (1 - floor) (1 + cos(pi p)) / 2` (`cosine`) or `floor + (1 - floor) (1 - p)` (`linear`), where p is the
     finished share of the steps after warm-up.
     """
-    warmup = int(optim.lr_warmup_ratio * total_steps) if optim.lr_warmup_steps is None else optim.lr_warmup_steps
+    warmup = optim.lr_warmup_steps
+    if warmup is None:
+        warmup = int(optim.lr_warmup_ratio * total_steps)
     if step < warmup:
         return (step + 1) / warmup
     if optim.lr_scheduler_type == "constant":
         return 1.0
     floor = optim.min_lr_ratio or 0.0
     progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
-    left = 1.0 - progress if optim.lr_scheduler_type == "linear" else (1.0 + math.cos(math.pi * progress)) / 2.0
-    return floor + (1.0 - floor) * left
+    above_floor = 1.0 - progress
+    if optim.lr_scheduler_type == "cosine":
+        above_floor = (1.0 + math.cos(math.pi * progress)) / 2.0
+    return floor + (1.0 - floor) * above_floor
 
 
 class CompensatedAdamW(Optimizer):
@@ -242,11 +254,13 @@ class CompensatedAdamW(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores the state in the types in which it was saved; torch would cast it to the type of the weights."""
         super().load_state_dict(state_dict)
-        saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        saved_names = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         weights = chain.from_iterable(group["params"] for group in self.param_groups)
-        for name, weight in zip(saved, weights, strict=True):
-            for entry, value in state_dict["state"].get(name, {}).items():
-                self.state[weight][entry] = value.to(device=self.state[weight][entry].device, copy=True)
+        for name, weight in zip(saved_names, weights, strict=True):
+            saved_state = state_dict["state"].get(name, {})
+            for entry, value in saved_state.items():
+                device = self.state[weight][entry].device
+                self.state[weight][entry] = value.to(device=device, copy=True)
 
     def _update(self, weight: Tensor, group: dict[str, Any]) -> None:
         state = cast("dict[str, Tensor]", self.state[weight])
@@ -256,15 +270,22 @@ class CompensatedAdamW(Optimizer):
             state["exp_avg_sq"] = torch.zeros_like(weight, dtype=torch.float32)
             state["compensation"] = torch.zeros_like(weight, dtype=torch.bfloat16)
         state["step"] += 1
-        step, (beta1, beta2) = float(state["step"]), group["betas"]
+        step = float(state["step"])
+        beta1, beta2 = group["betas"]
         assert weight.grad is not None
         gradient = weight.grad.float()
+
         momentum = state["exp_avg"].float().lerp_(gradient, 1 - beta1)
         state["exp_avg"].copy_(momentum)
         state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         deviation = (state["exp_avg_sq"] / (1 - beta2**step)).sqrt_().add_(group["eps"])
-        update = (momentum / (1 - beta1**step) / deviation).add_(weight, alpha=group["weight_decay"]).mul_(-group["lr"])
-        wanted = update.add_(state["compensation"])
-        before = weight.clone()
-        weight.copy_(weight.float() + wanted)
-        state["compensation"].copy_(wanted - (weight.float() - before.float()))
+        update = momentum / (1 - beta1**step) / deviation
+        update.add_(weight, alpha=group["weight_decay"])
+        update.mul_(-group["lr"])
+
+        # What the weight would change by, with the rounding errors of the steps before; the rest is carried on.
+        exact_change = update.add_(state["compensation"])
+        old_weight = weight.clone()
+        weight.copy_(weight.float() + exact_change)
+        rounded_change = weight.float() - old_weight.float()
+        state["compensation"].copy_(exact_change - rounded_change)

@@ -83,7 +83,9 @@ class Worker:
                 **common,
             )
             self.critic = Critic(settings.resolved_critic, processing, **common) if facts.needs_values else None
-        self._models = {"actor": self.actor} | ({} if self.critic is None else {"critic": self.critic})
+        self._models: dict[str, Actor | Critic] = {"actor": self.actor}
+        if self.critic is not None:
+            self._models["critic"] = self.critic
         torch.cuda.empty_cache()  # the engine takes its share of what is free
         self.generator = build_generator(facts.generator, processing, device=this_device().type)
         self.generator_name = self.generator.name
@@ -97,7 +99,9 @@ class Worker:
         """Samples responses to this rank's requests, with the trained models offloaded meanwhile if so configured."""
         for model in self._models.values():
             model.rest()
-        return self.generator.generate(requests, settings, on_finished) if requests else []
+        if not requests:
+            return []
+        return self.generator.generate(requests, settings, on_finished)
 
     def score(self, rows: Sequence[ScoringRow], **options: Unpack[ScoringOptions]) -> list[Tensor]:
         self.generator.rest()
