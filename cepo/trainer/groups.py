@@ -64,10 +64,15 @@ def described_groups(
     be shown to a teacher as wrong. Answers are sanitised here, so that one that becomes empty is no candidate. With
     `with_values`, wrong answers get the value by which `negative.select=most_frequent` counts them.
     """
-    extracted = pool.extracted_answers([response for prompt in prompts for response in prompt.responses])
+    responses: list[str] = []
+    correct: list[bool] = []
+    truths: list[str] = []
+    for prompt in prompts:
+        responses += prompt.responses
+        correct += prompt.correct
+        truths += [prompt.ground_truth] * len(prompt.responses)
+    extracted = pool.extracted_answers(responses)
     answers = [sanitise_reference(answer or "", codec.special_texts) or None for answer in extracted]
-    correct = [is_correct for prompt in prompts for is_correct in prompt.correct]
-    truths = [prompt.ground_truth for prompt in prompts for _ in prompt.responses]
 
     wrong_answers: dict[int, str] = {}
     for row, answer in enumerate(answers):
