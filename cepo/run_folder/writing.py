@@ -66,14 +66,17 @@ class LineFile:
             path.touch()
         self._file = open_regular(path, within=path.parent, writable=True)
         self.last: Fields | None = None
-        self._last_start = end = 0
+        self._last_start = 0
+        end = 0  # of the last row that stays
         for row, length in objects_in(path, self._file):
             if last_step is not None and not isinstance(row.get("step"), int):
                 raise DataError(f"{path}: a row has no 'step'. Remove that line")
             if last_step is not None and row["step"] > last_step:
                 logger.info("%s: the rows after step %d, from which the run resumes, are dropped", path, last_step)
                 break
-            self.last, self._last_start, end = row, end, end + length
+            self.last = row
+            self._last_start = end
+            end += length
         self._file.seek(end)
         self._file.truncate()
 
