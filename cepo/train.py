@@ -19,16 +19,20 @@ from cepo.terminal import interrupts
 from cepo.terminal.progress import live_view, log_to_stderr, phase
 
 if TYPE_CHECKING:
+    from cepo.algorithms import Estimator
     from cepo.config.schema import DataConfig, TrainerConfig
+    from cepo.data.contexts import ContextBuilder
     from cepo.data.dataset import ProblemSet
     from cepo.data.training_set import TrainingProblems
     from cepo.models.inputs import ImageSource
     from cepo.models.processing import Processing
     from cepo.report.page import Run
+    from cepo.rewards.pool import RewardPool
     from cepo.tracking.tracker import Tracker
     from cepo.trainer.loop import Trainer
     from cepo.trainer.protocol import Backend, Callback
     from cepo.trainer.run_policy import RunPolicy
+    from cepo.trainer.validation import Validator
     from cepo.workers.worker import WorkerFacts
 
 # Not __name__: under `python3 -m cepo.train` it is __main__, and the plan and the resumed state would not be logged.
@@ -147,8 +151,6 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
         from cepo.data.training_set import most_visuals
         from cepo.models.processing import load_processing
         from cepo.trainer.loop import Trainer
-        from cepo.trainer.validation import Validator
-        from cepo.workers.worker import WorkerFacts
 
         processing = load_processing(worker.actor.model, data)
     for plugin in settings.plugins:
@@ -161,16 +163,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
     policy.choose_start(data=problems.content(), total_steps=total_steps, kl_coefficient=algorithm.kl_coef)
     preflight.check_before_loading(worker.actor, rewards, problems, processing)
     policy.lock.acquire()  # last of the checks: a refused run leaves no folder
-    facts = WorkerFacts(
-        data=data,
-        algorithm=algorithm,
-        worker=worker,
-        trainer=settings,
-        teacher=estimator.teacher,
-        needs_values=estimator.needs_values,
-        total_steps=total_steps,
-        most_visuals=most_visuals(problems, held_out),
-    )
+    facts = _worker_facts(config, estimator, total_steps, most_visuals(problems, held_out))
     backend = build_backend(config, processing, facts, problems.image_probe())
     stack.callback(backend.close)
     if policy.checkpoint is not None:
@@ -180,16 +173,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
     tracker = _tracker(config, stack, total_steps, policy.begin())
     validator = None
     if held_out is not None:
-        validator = Validator(
-            problems=held_out,
-            data=data,
-            algorithm=algorithm,
-            worker=worker,
-            trainer=settings,
-            contexts=contexts,
-            processing=processing,
-            rewards=rewards,
-        )
+        validator = _validator(config, held_out, contexts, processing, rewards)
     return Trainer(
         data=data,
         algorithm=algorithm,
@@ -205,6 +189,44 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
         policy=policy,
         validator=validator,
         total_steps=total_steps,
+    )
+
+
+def _worker_facts(
+    config: RunConfig, estimator: Estimator, total_steps: int, most_visuals: tuple[int, int]
+) -> WorkerFacts:
+    from cepo.workers.worker import WorkerFacts
+
+    return WorkerFacts(
+        data=config.data,
+        algorithm=config.algorithm,
+        worker=config.worker,
+        trainer=config.trainer,
+        teacher=estimator.teacher,
+        needs_values=estimator.needs_values,
+        total_steps=total_steps,
+        most_visuals=most_visuals,
+    )
+
+
+def _validator(
+    config: RunConfig,
+    held_out: ProblemSet,
+    contexts: ContextBuilder,
+    processing: Processing,
+    rewards: RewardPool,
+) -> Validator:
+    from cepo.trainer.validation import Validator
+
+    return Validator(
+        problems=held_out,
+        data=config.data,
+        algorithm=config.algorithm,
+        worker=config.worker,
+        trainer=config.trainer,
+        contexts=contexts,
+        processing=processing,
+        rewards=rewards,
     )
 
 
