@@ -206,12 +206,12 @@ class Figure(TypedDict):
     high: float | None
 
 
-def pearson(one: Numbers, other: Numbers) -> float:
+def pearson(numbers: Numbers, truth: Numbers) -> float:
     """Returns the linear correlation; NaN if either side is constant."""
-    one = one - one.mean()
-    other = other - other.mean()
-    scale = numpy.sqrt((one @ one) * (other @ other))
-    return float(one @ other / scale) if scale > 1e-300 else numpy.nan
+    numbers = numbers - numbers.mean()
+    truth = truth - truth.mean()
+    scale = numpy.sqrt((numbers @ numbers) * (truth @ truth))
+    return float(numbers @ truth / scale) if scale > 1e-300 else numpy.nan
 
 
 def ranks(numbers: Numbers) -> Numbers:

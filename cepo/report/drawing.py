@@ -17,7 +17,8 @@ from cepo.terminal.lines import without_controls
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#777777", "#A0522D", "#F0E442")
 DASHES = ((), (6, 4), (2, 3), (6, 3, 2, 3))
 _MARKED_POINTS = 60
-_PANEL_INCHES, _MOST_COLUMNS = (4.4, 3.2), 3
+_PANEL_INCHES = (4.4, 3.2)
+_MOST_COLUMNS = 3
 _ASSETS = Path(__file__).parent / "assets"
 _MOST_CHARACTERS = 5_000_000
 """Of the responses in one table; more would make a page slow to open."""
@@ -55,8 +56,8 @@ class Chart:
     def as_json(self) -> Tree:
         """Returns what the page's script draws; a value that is not finite is None."""
         series: list[Tree] = []
-        for one, colour, dash in self.styled():
-            curve = asdict(one) | {"c": colour, "dash": dash}
+        for drawn_series, colour, dash in self.styled():
+            curve = asdict(drawn_series) | {"c": colour, "dash": dash}
             for name in ("values", "low", "high"):
                 curve[name] = [finite_or_none(value) for value in curve[name]]
             series.append(curve)
@@ -253,12 +254,18 @@ def save_figure(charts: Sequence[Chart], path: Path) -> Path:
         if chart is None:
             axes.set_axis_off()
             continue
-        for one, colour, dash in chart.styled():
-            marker = "o" if len(one.steps) <= _MARKED_POINTS else None
-            style = {"color": colour, "linestyle": (0, dash), "marker": marker, "markersize": 3}
-            axes.plot(one.steps, one.values, label=one.label, **style)
-            if one.low:
-                axes.fill_between(one.steps, one.low, one.high, color=colour, alpha=0.15, linewidth=0)
+        for curve, colour, dash in chart.styled():
+            axes.plot(
+                curve.steps,
+                curve.values,
+                label=curve.label,
+                color=colour,
+                linestyle=(0, dash),
+                marker="o" if len(curve.steps) <= _MARKED_POINTS else None,
+                markersize=3,
+            )
+            if curve.low:
+                axes.fill_between(curve.steps, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
         axes.set_title(chart.title, loc="left", fontsize=10)
         axes.set(xlabel="step", ylabel=chart.unit)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -244,7 +244,8 @@ def accuracy_change(run: RunData, name: str = "val/accuracy") -> tuple[Cell, boo
     if len(measured) < 2:
         return None
     steps = list(measured)
-    first_step, last_step = steps[0], steps[-1]
+    first_step = steps[0]
+    last_step = steps[-1]
     change = measured[last_step].less(measured[first_step])
     differences = _paired_differences(run, name, first_step, last_step)
     if len(differences) > 1:

@@ -30,8 +30,11 @@ if TYPE_CHECKING:
 UNKNOWN_ESTIMATOR = "unknown method"
 COUNTS = {"val/accuracy": "val/num_samples", "val/greedy_accuracy": "val/num_greedy_samples"}
 """Of an accuracy, the metric with the number of its samples."""
-LEARNING, HELD_OUT = "Learning", "Held-out accuracy"
-_SHARE, _NATS, _DEVIATION = "fraction of tokens", "nats per token", "the band is one standard deviation"
+LEARNING = "Learning"
+HELD_OUT = "Held-out accuracy"
+_SHARE = "fraction of tokens"
+_NATS = "nats per token"
+_DEVIATION = "the band is one standard deviation"
 CHARTS = {
     LEARNING: (
         (HELD_OUT, "fraction right", "val/accuracy val/greedy_accuracy", "the band is one standard error (Wilson)"),
@@ -77,7 +80,8 @@ CHARTS = {
     ),
 }
 """By heading: title, unit, expressions for the names of the metrics, and a note on the band."""
-_GAP, _DELTA = "log-prob with the answer in the context minus without it", "mean of delta, the evidence of a token"
+_GAP = "log-prob with the answer in the context minus without it"
+_DELTA = "mean of delta, the evidence of a token"
 _KL = "distance from the reference model, as"
 _WORDS = {
     "val/accuracy": ("sampled", "at the temperature of validation"),
