@@ -68,7 +68,7 @@ def evaluate(
     from cepo.evaluation.protocols import with_protocol
     from cepo.workers.named_checkpoint import config_of_checkpoint, name_of_results
 
-    given = {
+    arguments = {
         "checkpoint": checkpoint,
         "data": data,
         "out": out,
@@ -78,10 +78,11 @@ def evaluate(
         "judge": judge,
         "judge_model": judge_model,
     }
-    options = {key: str(each) for key, each in given.items() if each is not None}
-    named = options.get("checkpoint")
-    resolved, actor = config_of_checkpoint(named, with_protocol(options, _arguments(config, settings)))
-    name = name_of_results(named or resolved.worker.actor.model.model_path)
+    options = {name: str(value) for name, value in arguments.items() if value is not None}
+    checkpoint_name = options.get("checkpoint")
+    command_line = with_protocol(options, _arguments(config, settings))
+    resolved, actor = config_of_checkpoint(checkpoint_name, command_line)
+    name = name_of_results(checkpoint_name or resolved.worker.actor.model.model_path)
     plan = make_plan(options, resolved, actor, name=name)
     return Evaluation(folder=plan.out, results=evaluated(plan))
 
@@ -157,15 +158,14 @@ class Evaluation:
         """Accuracy in [0, 1] by benchmark, with its standard error over problems and the numbers of problems and responses."""
         import pandas
 
-        rows = {
-            name: {
+        rows: dict[str, Fields] = {}
+        for name, figures in self.results["benchmarks"].items():
+            rows[name] = {
                 "accuracy": figures["accuracy"]["mean"],
                 "error": figures["accuracy"]["error"],
                 "num_problems": figures["num_problems"],
                 "num_responses": figures["num_responses"],
             }
-            for name, figures in self.results["benchmarks"].items()
-        }
         return pandas.DataFrame.from_dict(rows, orient="index")
 
     @cached_property
@@ -180,8 +180,10 @@ class Evaluation:
 
 def _arguments(file: Path | str | None, settings: Fields | None) -> list[str]:
     """Returns a command line. JSON is YAML, so other values than texts keep their type."""
-    texts = {
-        key: str(value) if isinstance(value, str | Path) else json.dumps(value)
-        for key, value in (settings or {}).items()
-    }
-    return [*([] if file is None else [f"config={file}"]), *(f"{key}={text}" for key, text in texts.items())]
+    words: list[str] = []
+    if file is not None:
+        words.append(f"config={file}")
+    for key, value in (settings or {}).items():
+        text = str(value) if isinstance(value, str | Path) else json.dumps(value)
+        words.append(f"{key}={text}")
+    return words

@@ -30,15 +30,19 @@ class Metric:
             return self.value
         if self.weight == 0:
             return None
-        return self.value / self.weight if self.reduction == "mean" else self.value
+        if self.reduction == "mean":
+            return self.value / self.weight
+        return self.value
 
     def merge(self, other: Metric) -> Metric:
         assert self.reduction == other.reduction, f"cannot merge {self.reduction} with {other.reduction}"
         weight = self.weight + other.weight
         if self.reduction in ("mean", "sum"):
             return Metric(self.value + other.value, weight, self.reduction)
-        if self.weight == 0 or other.weight == 0:
-            return other if self.weight == 0 else self
+        if self.weight == 0:
+            return other
+        if other.weight == 0:
+            return self
         extreme = max if self.reduction == "max" else min
         return Metric(extreme(self.value, other.value), weight, self.reduction)
 
@@ -48,8 +52,10 @@ Metrics = dict[str, Metric]
 
 def mean_of(values: Tensor, where: Tensor | None = None) -> Metric:
     """Returns the mean of `values` over the entries where `where` is True (all if None), accumulated in float64."""
-    kept = values.double() if where is None else values.double()[where]
-    return Metric(float(kept.sum()), float(kept.numel()), "mean")
+    counted = values.double()
+    if where is not None:
+        counted = counted[where]
+    return Metric(float(counted.sum()), float(counted.numel()), "mean")
 
 
 def fraction(count: float, total: float) -> Metric:
@@ -87,13 +93,21 @@ def merge_metrics(parts: Iterable[Mapping[str, Metric]]) -> Metrics:
     merged: Metrics = {}
     for part in parts:
         for name, metric in part.items():
-            merged[name] = merged[name].merge(metric) if name in merged else metric
+            if name in merged:
+                merged[name] = merged[name].merge(metric)
+            else:
+                merged[name] = metric
     return merged
 
 
 def results(metrics: Mapping[str, Metric]) -> dict[str, float]:
     """Returns the reduced numbers of all metrics that counted something."""
-    return {name: value for name, metric in metrics.items() if (value := metric.result) is not None}
+    numbers: dict[str, float] = {}
+    for name, metric in metrics.items():
+        number = metric.result
+        if number is not None:
+            numbers[name] = number
+    return numbers
 
 
 def wilson_interval(fraction: float, count: float | None, z: float = 1.0) -> tuple[float, float] | None:
@@ -106,4 +120,6 @@ def wilson_interval(fraction: float, count: float | None, z: float = 1.0) -> tup
         return None
     square = z * z / count
     half = math.sqrt(square * max(fraction * (1 - fraction), 0.0) + square * square / 4)
-    return (fraction + square / 2 - half) / (1 + square), (fraction + square / 2 + half) / (1 + square)
+    low = (fraction + square / 2 - half) / (1 + square)
+    high = (fraction + square / 2 + half) / (1 + square)
+    return low, high

@@ -19,16 +19,20 @@ from cepo.terminal import interrupts
 from cepo.terminal.progress import live_view, log_to_stderr, phase
 
 if TYPE_CHECKING:
+    from cepo.algorithms import Estimator
     from cepo.config.schema import DataConfig, TrainerConfig
+    from cepo.data.contexts import ContextBuilder
     from cepo.data.dataset import ProblemSet
     from cepo.data.training_set import TrainingProblems
     from cepo.models.inputs import ImageSource
     from cepo.models.processing import Processing
     from cepo.report.page import Run
+    from cepo.rewards.pool import RewardPool
     from cepo.tracking.tracker import Tracker
     from cepo.trainer.loop import Trainer
     from cepo.trainer.protocol import Backend, Callback
     from cepo.trainer.run_policy import RunPolicy
+    from cepo.trainer.validation import Validator
     from cepo.workers.worker import WorkerFacts
 
 # Not __name__: under `python3 -m cepo.train` it is __main__, and the plan and the resumed state would not be logged.
@@ -68,8 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _interrupted(config: RunConfig | None) -> int:
-    stands = "no work had started" if config is None else run_policy(config).how_to_resume()
-    logger.warning("interrupted; %s", stands)
+    how_to_go_on = "no work had started" if config is None else run_policy(config).how_to_resume()
+    logger.warning("interrupted; %s", how_to_go_on)
     return interrupts.exit_code()
 
 
@@ -135,7 +139,10 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
     from cepo.rewards.pool import RewardPool
     from cepo.tracking.tracker import check_sinks
 
-    data, algorithm, worker, settings = sections = config.data, config.algorithm, config.worker, config.trainer
+    data = config.data
+    algorithm = config.algorithm
+    worker = config.worker
+    settings = config.trainer
     check_sinks(settings.logger)
     policy = policy or stack.enter_context(run_policy(config))
     rewards = stack.enter_context(RewardPool(worker.reward))
@@ -144,8 +151,6 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
         from cepo.data.training_set import most_visuals
         from cepo.models.processing import load_processing
         from cepo.trainer.loop import Trainer
-        from cepo.trainer.validation import Validator
-        from cepo.workers.worker import WorkerFacts
 
         processing = load_processing(worker.actor.model, data)
     for plugin in settings.plugins:
@@ -158,19 +163,17 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
     policy.choose_start(data=problems.content(), total_steps=total_steps, kl_coefficient=algorithm.kl_coef)
     preflight.check_before_loading(worker.actor, rewards, problems, processing)
     policy.lock.acquire()  # last of the checks: a refused run leaves no folder
-    facts = WorkerFacts(
-        *sections,
-        teacher=estimator.teacher,
-        needs_values=estimator.needs_values,
-        total_steps=total_steps,
-        most_visuals=most_visuals(problems, held_out),
-    )
+    facts = _worker_facts(config, estimator, total_steps, most_visuals(problems, held_out))
     backend = build_backend(config, processing, facts, problems.image_probe())
     stack.callback(backend.close)
     if policy.checkpoint is not None:
         backend.load(policy.checkpoint)
         next_step = policy.state.step + 1
         logger.info("resumed from %s: continues with step %d of %d", policy.checkpoint, next_step, total_steps)
+    tracker = _tracker(config, stack, total_steps, policy.begin())
+    validator = None
+    if held_out is not None:
+        validator = _validator(config, held_out, contexts, processing, rewards)
     return Trainer(
         data=data,
         algorithm=algorithm,
@@ -182,10 +185,48 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
         contexts=contexts,
         backend=backend,
         rewards=rewards,
-        tracker=_tracker(config, stack, total_steps, policy.begin()),
+        tracker=tracker,
         policy=policy,
-        validator=None if held_out is None else Validator(held_out, *sections, contexts, processing, rewards),
+        validator=validator,
         total_steps=total_steps,
+    )
+
+
+def _worker_facts(
+    config: RunConfig, estimator: Estimator, total_steps: int, most_visuals: tuple[int, int]
+) -> WorkerFacts:
+    from cepo.workers.worker import WorkerFacts
+
+    return WorkerFacts(
+        data=config.data,
+        algorithm=config.algorithm,
+        worker=config.worker,
+        trainer=config.trainer,
+        teacher=estimator.teacher,
+        needs_values=estimator.needs_values,
+        total_steps=total_steps,
+        most_visuals=most_visuals,
+    )
+
+
+def _validator(
+    config: RunConfig,
+    held_out: ProblemSet,
+    contexts: ContextBuilder,
+    processing: Processing,
+    rewards: RewardPool,
+) -> Validator:
+    from cepo.trainer.validation import Validator
+
+    return Validator(
+        problems=held_out,
+        data=config.data,
+        algorithm=config.algorithm,
+        worker=config.worker,
+        trainer=config.trainer,
+        contexts=contexts,
+        processing=processing,
+        rewards=rewards,
     )
 
 
@@ -206,7 +247,9 @@ def _problem_sets(
 
 def _total_steps(problems: TrainingProblems, data: DataConfig, settings: TrainerConfig) -> int:
     per_epoch = problems.steps_per_epoch(data.rollout_batch_size)
-    total_steps = per_epoch * settings.total_epochs if settings.max_steps is None else settings.max_steps
+    total_steps = settings.max_steps
+    if total_steps is None:
+        total_steps = per_epoch * settings.total_epochs
     logger.info("plan: %d problems make %d steps per epoch; %d steps in total", len(problems), per_epoch, total_steps)
     return total_steps
 
@@ -220,7 +263,8 @@ def build_backend(
     from cepo.rollout.factory import vllm_samples
     from cepo.workers.memory import estimate_memory, require_memory
 
-    memory, under_ray = None, config.trainer.chosen_launcher == "ray"
+    under_ray = config.trainer.chosen_launcher == "ray"
+    memory = None
     if under_ray or torch.cuda.is_available():
         memory = estimate_memory(config, with_vllm=vllm_samples(facts.generator, processing.family))
     if under_ray:
@@ -256,7 +300,11 @@ def _tracker(config: RunConfig, stack: ExitStack, total_steps: int, resumed_step
 
 
 class _CallableModule(ModuleType):
-    """Makes `cepo.train(config)` a call of `train`, while `python3 -m cepo.train` needs a module of that name."""
+    """A module that `cepo.train(config)` calls as the function `train`, while `python3 -m cepo.train` runs it.
+
+    A name of a package is either a function or a submodule: importing this module anywhere sets `cepo.train` to it. Python
+    lets a module choose its own class for such a case ("Customizing module attribute access" in its reference).
+    """
 
     __call__ = staticmethod(train)
 

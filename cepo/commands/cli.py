@@ -17,21 +17,23 @@ from cepo.terminal import interrupts
 from cepo.terminal.lines import print_plain
 
 _USAGE_ERROR = 2
-_FILE, _FOLDER = click.Path(path_type=Path, dir_okay=False), click.Path(path_type=Path, file_okay=False)
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_FOLDER = click.Path(path_type=Path, file_okay=False)
 _WORDS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 def _settings_given(ctx: click.Context, _: click.Parameter, words: Sequence[str]) -> Sequence[str]:
     """Refuses a word that can only be a misspelt option of the command; the reader of the configuration checks the rest."""
-    flags = {str(each.name): each.is_flag for each in ctx.command.params if isinstance(each, click.Option)}
-    known = ("config", *flags)
+    options = [parameter for parameter in ctx.command.params if isinstance(parameter, click.Option)]
+    if all(option.is_flag for option in options):
+        return words
+    known = ["config", *(str(option.name) for option in options)]
     for word in words:
         key = word.partition("=")[0]
-        if not all(flags.values()) and "." not in key and key != "config":
-            accepted = f"{', '.join(f'{name}=...' for name in known)}, and settings a.b.c=value"
-            raise click.UsageError(
-                f"argument '{word}':{did_you_mean(key.lstrip('-'), known)} Accepted: {accepted}", ctx
-            )
+        if "." not in key and key != "config":
+            forms = ", ".join(f"{name}=..." for name in known)
+            suggestion = did_you_mean(key.lstrip("-"), known)
+            raise click.UsageError(f"argument '{word}':{suggestion} Accepted: {forms}, and settings a.b.c=value", ctx)
     return words
 
 
@@ -51,8 +53,8 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # The reader of the configuration explains a word that begins with dashes.
-        ctx.ignore_unknown_options = any(each.name == "settings" for each in self.params)
-        return super().parse_args(ctx, [*self._options_of(ctx, args)])
+        ctx.ignore_unknown_options = any(parameter.name == "settings" for parameter in self.params)
+        return super().parse_args(ctx, list(self._options_of(ctx, args)))
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -62,7 +64,10 @@ class Command(click.Command):
             return _USAGE_ERROR
 
     def _options_of(self, ctx: click.Context, words: Sequence[str]) -> Iterator[str]:
-        options = {name: each for each in self.params if isinstance(each, click.Option) for name in each.opts}
+        options: dict[str, click.Option] = {}
+        for parameter in self.params:
+            if isinstance(parameter, click.Option):
+                options |= dict.fromkeys(parameter.opts, parameter)
         for word in words:
             name, separator, value = word.partition("=")
             name = f"--{name.removeprefix('--').replace('_', '-')}"
@@ -361,9 +366,10 @@ def completion(shell: str) -> None:
     zsh    eval "$(cepo completion zsh)"                           in ~/.zshrc, after compinit
     fish   cepo completion fish > ~/.config/fish/completions/cepo.fish
     """
-    written_by = get_completion_class(shell)
-    assert written_by is not None, shell
-    sys.stdout.write(written_by(cli, {}, "cepo", "_CEPO_COMPLETE").source())
+    completion_class = get_completion_class(shell)
+    assert completion_class is not None, shell
+    script_writer = completion_class(cli, {}, "cepo", "_CEPO_COMPLETE")
+    sys.stdout.write(script_writer.source())
 
 
 @cli.command("help")
@@ -375,16 +381,19 @@ def help_(ctx: click.Context, names: Sequence[str]) -> None:
 
     for name in names or [""]:
         if name in cli.commands:
-            with click.Context(cli.commands[name], info_name=name, parent=ctx.parent) as of_command:
-                sys.stdout.write(of_command.get_help() + "\n")
+            with click.Context(cli.commands[name], info_name=name, parent=ctx.parent) as command_context:
+                text = command_context.get_help()
+        elif name:
+            text = settings_in_words(name)
         else:
             assert ctx.parent is not None
-            sys.stdout.write((settings_in_words(name) if name else ctx.parent.get_help()) + "\n")
+            text = ctx.parent.get_help()
+        sys.stdout.write(text + "\n")
 
 
 def main(argv: Sequence[str] | None = None, command: click.Command = cli, program: str = "cepo") -> int:
     """Runs a command line and returns its exit code: 2 if it is wrong, 130 after Ctrl-C, 143 after SIGTERM."""
-    arguments = [*(sys.argv[1:] if argv is None else argv)]
+    arguments = list(sys.argv[1:] if argv is None else argv)
     with interrupts.handled():
         try:
             return command.main(arguments, prog_name=program, standalone_mode=False) or 0

@@ -15,7 +15,8 @@ def copy_shipped(folder: Path) -> tuple[str, ...]:
         raise ConfigError(f"{folder} exists and is not an empty folder; name a new one")
     names = ("configs", "examples", "scripts/geo3k", "scripts/common.sh")
     for name in names:
-        source, copy = SHIPPED_FOLDER / name, folder / name
+        source = SHIPPED_FOLDER / name
+        copy = folder / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
             shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))

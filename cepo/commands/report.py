@@ -34,9 +34,11 @@ def write_report_of_run(
         load_plugin(plugin)
     SafeConsole().print(run_summary(run))
     path = write_report(run, out)
-    drawn = [save_curves(run, file) for file in figures]
-    print_plain("\n".join([*(f"curves: {file}" for file in drawn), f"page: {path}"]))
-    if show and (sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+    lines = [f"curves: {save_curves(run, file)}" for file in figures]
+    lines.append(f"page: {path}")
+    print_plain("\n".join(lines))
+    has_display = sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if show and has_display:
         webbrowser.open(path.resolve().as_uri())
     if watch:
         _watch(run, out)
@@ -47,15 +49,16 @@ def _watch(run: Path, out: Path | None) -> None:
     from cepo.run_folder.layout import METRICS_FILE
     from cepo.run_folder.records import read_metrics
 
-    metrics, seen = run / METRICS_FILE, None
+    metrics = run / METRICS_FILE
+    time_of_page: int | None = None
     try:
         while True:
-            now = metrics.stat().st_mtime_ns
-            if now != seen:
+            time_of_metrics = metrics.stat().st_mtime_ns
+            if time_of_metrics != time_of_page:
                 path = write_report(run, out)
                 step = max((row.step for row in read_metrics(run)), default=0)
                 print_plain(f"page after step {step}: {path}")
-                seen = now
+                time_of_page = time_of_metrics
             time.sleep(_SECONDS_BETWEEN_LOOKS)
     except KeyboardInterrupt:
         return
@@ -69,12 +72,15 @@ def compare_runs_or_tables(runs: Sequence[str], out: Sequence[Path]) -> None:
     from cepo.report.drawing import save_figure
     from cepo.report.score_tables import TABLE_FORMATS, terminal_blocks, write_table
 
-    folders, of_tables = [Path(run) for run in runs], all(map(is_scored, runs))
-    accepted = (*TABLE_FORMATS, ".html", *(() if of_tables else _FIGURES))
+    folders = [Path(run) for run in runs]
+    are_scored = all(is_scored(run) for run in runs)  # evaluations and tables, which have no curves
+    endings = [*TABLE_FORMATS, ".html"]
+    if not are_scored:
+        endings += _FIGURES
     for path in out:
-        if path.suffix not in accepted:
-            raise ConfigError(f"--out {path}: the ending must be one of {', '.join(accepted)}")
-    comparison = None if of_tables else compare_runs(folders)
+        if path.suffix not in endings:
+            raise ConfigError(f"--out {path}: the ending must be one of {', '.join(endings)}")
+    comparison = None if are_scored else compare_runs(folders)
     table = score_table(runs) if comparison is None else comparison.table()
     console = SafeConsole()
     console.print(table.terminal(console.width))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import math
 import re
 
 from cepo.algorithms import build_estimator
@@ -11,7 +12,7 @@ from cepo.algorithms.settings import SharedSettings
 from cepo.config.named_files import require_data, require_file, require_folder, require_model
 from cepo.config.paths import MICROGEO_MODELS, PACKAGE_FOLDER, find_path, split_function, without_user
 from cepo.config.schema import RunConfig
-from cepo.config.worker_schema import ModelConfig, RewardConfig
+from cepo.config.worker_schema import ModelConfig, OptimConfig, RewardConfig
 from cepo.errors import ConfigError, ForeignFileError
 from cepo.files.foreign import hub_folder, read_json
 from cepo.files.trees import Tree, is_mapping, leaves
@@ -53,7 +54,8 @@ def _check_batches(config: RunConfig) -> None:
                 f"data.rollout_batch_size={rollout} prompts cannot be split into optimizer steps of {key}. "
                 f"Set global_batch_size to a divisor of {rollout}: {divisors}."
             )
-        if (responses := config.worker.rollout.n * update) < devices:
+        responses = config.worker.rollout.n * update
+        if responses < devices:
             raise ConfigError(
                 f"{key} x worker.rollout.n={config.worker.rollout.n} are {responses} responses per optimizer step, fewer "
                 f"than the {devices} devices. Raise global_batch_size."
@@ -66,23 +68,24 @@ def _check_batches(config: RunConfig) -> None:
 
 
 def _check_lengths(config: RunConfig) -> None:
-    data, rollout, model = config.data, config.worker.rollout, config.worker.actor.model
-    needed = data.max_prompt_length + data.max_response_length
+    data = config.data
+    rollout = config.worker.rollout
+    model = config.worker.actor.model
+    least = data.max_prompt_length + data.max_response_length
     parts = f"data.max_prompt_length + data.max_response_length = {data.max_prompt_length} + {data.max_response_length}"
-    longest = rollout.max_model_len or needed
-    if longest < needed:
+    longest = rollout.max_model_len or least
+    if longest < least:
         raise ConfigError(
-            f"worker.rollout.max_model_len={longest} is below {parts} = {needed}. Set it to at least {needed}, or to null."
+            f"worker.rollout.max_model_len={longest} is below {parts} = {least}. Set it to at least {least}, or to null."
         )
-    length = f"context length {longest} ({'worker.rollout.max_model_len' if rollout.max_model_len else parts})"
+    origin = "worker.rollout.max_model_len" if rollout.max_model_len else parts
+    length = f"context length {longest} ({origin})"
     positions = _positions_of(model)
     if positions is not None and positions < longest:
-        rest = positions - data.max_prompt_length
-        lower = (
-            f"data.max_response_length to at most {rest}"
-            if longest == needed and rest > 0
-            else f"it to at most {positions}"
-        )
+        room_for_response = positions - data.max_prompt_length
+        lower = f"it to at most {positions}"
+        if longest == least and room_for_response > 0:
+            lower = f"data.max_response_length to at most {room_for_response}"
         raise ConfigError(
             f"The model {model.model_path} has positions for {positions} tokens (max_position_embeddings), and the {length} "
             f"is larger. Lower {lower}."
@@ -106,9 +109,13 @@ def _positions_of(model: ModelConfig) -> int | None:
             settings = read_json(folder / "config.json", dict, within=hub_folder(folder))
         except ForeignFileError as error:
             raise ConfigError(f"worker.actor.model.model_path: {error}.") from error
-    sections = [each for tree in (model.override_config, settings) for each in (tree, tree.get("text_config"))]
-    values = [section.get("max_position_embeddings") for section in sections if is_mapping(section)]
-    return next((value for value in values if isinstance(value, int)), None)
+    for tree in (model.override_config, settings):
+        for section in (tree, tree.get("text_config")):
+            if is_mapping(section):
+                positions = section.get("max_position_embeddings")
+                if isinstance(positions, int):
+                    return positions
+    return None
 
 
 def _check_method(config: RunConfig) -> None:
@@ -129,7 +136,8 @@ def _check_algorithm(config: RunConfig) -> None:
             f"algorithm.filter_low={algorithm.filter_low} is not below algorithm.filter_high={algorithm.filter_high}: "
             "online filtering would keep nothing"
         )
-    temperature, correction = config.worker.rollout.temperature, config.worker.actor.rollout_is
+    temperature = config.worker.rollout.temperature
+    correction = config.worker.actor.rollout_is
     if correction != "none" and temperature != 1.0:
         raise ConfigError(
             f"worker.actor.rollout_is={correction} with worker.rollout.temperature={temperature}: the engine's log-probs "
@@ -175,18 +183,23 @@ def _check_validation(config: RunConfig) -> None:
     trainer = config.trainer
     if config.data.val_files is not None:
         return
-    wanted = [f"trainer.{key}=true" for key in ("val_only", "val_before_train") if getattr(trainer, key)]
+    reasons: list[str] = []
+    if trainer.val_only:
+        reasons.append("trainer.val_only=true")
+    if trainer.val_before_train:
+        reasons.append("trainer.val_before_train=true")
     if trainer.val_freq > 0:
-        wanted.append(f"trainer.val_freq={trainer.val_freq}")
-    if wanted:
+        reasons.append(f"trainer.val_freq={trainer.val_freq}")
+    if reasons:
         raise ConfigError(
-            f"data.val_files is null, but {', '.join(wanted)} asks for validation. Set data.val_files, or "
+            f"data.val_files is null, but {', '.join(reasons)} asks for validation. Set data.val_files, or "
             "trainer.val_before_train=false trainer.val_freq=-1 trainer.val_only=false."
         )
 
 
 def _check_devices(config: RunConfig) -> None:
-    trainer, devices = config.trainer, config.trainer.num_devices
+    trainer = config.trainer
+    devices = trainer.num_devices
     product = f"trainer.nnodes={trainer.nnodes} x trainer.n_gpus_per_node={trainer.n_gpus_per_node}"
     if devices > 1 and trainer.launcher == "local":
         raise ConfigError(
@@ -208,7 +221,9 @@ def _check_devices(config: RunConfig) -> None:
 
 
 def _check_files(config: RunConfig) -> None:
-    data, model, trainer = config.data, config.worker.actor.model, config.trainer
+    data = config.data
+    model = config.worker.actor.model
+    trainer = config.trainer
     for source in data.train_sources:
         require_data("data.train_files", source)
     if data.val_files is not None:
@@ -223,15 +238,25 @@ def _check_files(config: RunConfig) -> None:
     for path in trainer.plugins:
         require_file("trainer.plugins", path)
     require_folder("data.image_dir", data.image_dir)
-    key, path = "trainer.load_checkpoint_path", trainer.load_checkpoint_path
+    if trainer.load_checkpoint_path is not None:
+        _check_checkpoint("trainer.load_checkpoint_path", trainer.load_checkpoint_path)
+
+
+def _check_checkpoint(key: str, path: str) -> None:
     require_folder(key, path)
-    if path is not None and (checkpoint := last_checkpoint(without_user(path))) != without_user(path):
-        last = "give a folder global_step_<N>" if checkpoint is None else f"its last one is {checkpoint}; give that"
-        raise ConfigError(f"{key}={path} is not a complete checkpoint: it has no trainer_state.json; {last}.")
+    folder = without_user(path)
+    checkpoint = last_checkpoint(folder)
+    if checkpoint == folder:
+        return
+    remedy = "give a folder global_step_<N>"
+    if checkpoint is not None:
+        remedy = f"its last one is {checkpoint}; give that"
+    raise ConfigError(f"{key}={path} is not a complete checkpoint: it has no trainer_state.json; {remedy}.")
 
 
 def _check_rewards(reward: RewardConfig) -> None:
-    key, functions = "worker.reward.reward_function", reward.reward_functions
+    key = "worker.reward.reward_function"
+    functions = reward.reward_functions
     for name in functions:
         _require_function(key, name)
     if reward.answer_function is not None:
@@ -251,36 +276,20 @@ def _require_function(key: str, name: str) -> None:
 
 
 def plan_lines(config: RunConfig) -> list[str]:
-    data, actor, rollout, trainer = config.data, config.worker.actor, config.worker.rollout, config.trainer
-    samples = data.rollout_batch_size * rollout.n
-    devices = trainer.num_devices
-    updates = data.rollout_batch_size // actor.global_batch_size * actor.ppo_epochs
-    per_update = actor.global_batch_size * rollout.n
-    size = actor.micro_batch_size_per_device_for_update
-    if actor.dynamic_batching:
-        passes = f"passes of at most {size * (data.max_prompt_length + data.max_response_length)} tokens"
-    else:
-        passes = f"{-(-per_update // size)} micro-batches of at most {size}"
+    data = config.data
+    rollout = config.worker.rollout
+    trainer = config.trainer
     method = config.algorithm.adv_estimator
     views = build_estimator(method, config.methods.get(method)).views
-    lora, optim = actor.model.lora, actor.optim
-    adapter = "DoRA" if lora.use_dora else "LoRA"
-    if lora.quantization is not None:
-        adapter = f"Q{adapter} ({lora.quantization})"
-    trained = f"{adapter}, rank {lora.rank}, scale {lora.alpha / lora.rank:g}" if lora.rank else "all"
-    warm_up = f"{optim.lr_warmup_ratio:g} of the steps warm-up"
-    if optim.lr_warmup_steps is not None:
-        warm_up = f"{optim.lr_warmup_steps} warm-up steps"
+    longest = data.max_prompt_length + data.max_response_length
     lines = [
         f"method: {method}, teacher views: {', '.join(views) or 'none'}",
-        f"samples per step: {data.rollout_batch_size} prompts x {rollout.n} responses = {samples}"
-        + (f", on each of {devices} devices at most {-(-samples // devices)}" if devices > 1 else ""),
-        f"optimizer updates per step: {updates}, each over {per_update} samples in {passes}",
-        f"tokens per sample: at most {data.max_prompt_length} + {data.max_response_length} = "
-        f"{data.max_prompt_length + data.max_response_length}",
-        f"trained weights: {trained}{', vision tower frozen' if actor.model.freeze_vision_tower else ''}",
+        f"samples per step: {_samples_in_words(config)}",
+        f"optimizer updates per step: {_updates_in_words(config)}",
+        f"tokens per sample: at most {data.max_prompt_length} + {data.max_response_length} = {longest}",
+        f"trained weights: {_trained_weights_in_words(config.worker.actor.model)}",
         f"length: {trainer.total_epochs} epochs" if trainer.max_steps is None else f"length: {trainer.max_steps} steps",
-        f"learning rate: {optim.lr:g}, {optim.lr_scheduler_type}, {warm_up}",
+        f"learning rate: {_learning_rate_in_words(config.worker.actor.optim)}",
         f"devices: {_devices_in_words(config)}",
         f"run folder: {trainer.run_folder}",
     ]
@@ -302,17 +311,64 @@ def plan_lines(config: RunConfig) -> list[str]:
 
 def _settings_not_read(config: RunConfig) -> list[str]:
     """Returns changed settings of `algorithm` that the chosen method does not read."""
-    method, defaults = config.algorithm.adv_estimator, dict(leaves(default_tree(SharedSettings)))
-    read, given = dict(leaves(config.methods[method])), dataclasses.asdict(config.algorithm)
-    return [
-        f"algorithm.{key}={value} has no effect: {method} does not read it"
-        for key, value in leaves(given)
-        if key in defaults and key not in read and value != defaults[key]
-    ]
+    method = config.algorithm.adv_estimator
+    defaults = dict(leaves(default_tree(SharedSettings)))
+    settings_of_method = dict(leaves(config.methods[method]))
+    lines: list[str] = []
+    for key, value in leaves(dataclasses.asdict(config.algorithm)):
+        is_changed = key in defaults and value != defaults[key]
+        if is_changed and key not in settings_of_method:
+            lines.append(f"algorithm.{key}={value} has no effect: {method} does not read it")
+    return lines
+
+
+def _samples_in_words(config: RunConfig) -> str:
+    num_prompts = config.data.rollout_batch_size
+    num_responses = config.worker.rollout.n
+    samples = num_prompts * num_responses
+    words = f"{num_prompts} prompts x {num_responses} responses = {samples}"
+    devices = config.trainer.num_devices
+    if devices > 1:
+        words += f", on each of {devices} devices at most {math.ceil(samples / devices)}"
+    return words
+
+
+def _updates_in_words(config: RunConfig) -> str:
+    data = config.data
+    actor = config.worker.actor
+    updates = data.rollout_batch_size // actor.global_batch_size * actor.ppo_epochs
+    samples_per_update = actor.global_batch_size * config.worker.rollout.n
+    size = actor.micro_batch_size_per_device_for_update
+    if actor.dynamic_batching:
+        passes = f"passes of at most {size * (data.max_prompt_length + data.max_response_length)} tokens"
+    else:
+        passes = f"{math.ceil(samples_per_update / size)} micro-batches of at most {size}"
+    return f"{updates}, each over {samples_per_update} samples in {passes}"
+
+
+def _trained_weights_in_words(model: ModelConfig) -> str:
+    lora = model.lora
+    words = "all"
+    if lora.rank:
+        adapter = "DoRA" if lora.use_dora else "LoRA"
+        if lora.quantization is not None:
+            adapter = f"Q{adapter} ({lora.quantization})"
+        words = f"{adapter}, rank {lora.rank}, scale {lora.alpha / lora.rank:g}"
+    if model.freeze_vision_tower:
+        words += ", vision tower frozen"
+    return words
+
+
+def _learning_rate_in_words(optim: OptimConfig) -> str:
+    warm_up = f"{optim.lr_warmup_ratio:g} of the steps warm-up"
+    if optim.lr_warmup_steps is not None:
+        warm_up = f"{optim.lr_warmup_steps} warm-up steps"
+    return f"{optim.lr:g}, {optim.lr_scheduler_type}, {warm_up}"
 
 
 def _devices_in_words(config: RunConfig) -> str:
-    trainer, devices = config.trainer, config.trainer.num_devices
+    trainer = config.trainer
+    devices = trainer.num_devices
     if config.trainer.chosen_launcher == "local":
         return "one, in this process"
     words = f"{devices} ({trainer.nnodes} x {trainer.n_gpus_per_node}), one worker each under Ray"

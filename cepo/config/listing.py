@@ -54,32 +54,47 @@ def settings_of(section: type[Any] = RunSettings, path: str = "") -> Iterator[Se
 
 
 def method_settings(name: str) -> list[Setting]:
-    own, path = own_fields(name), f"algorithm.{name}."
-    found = settings_of(estimator_class(name).Config, path)
-    return [setting for setting in found if setting.key.removeprefix(path).partition(".")[0] in own]
+    """Returns the settings that the method alone reads."""
+    path = f"algorithm.{name}."
+    fields = own_fields(name)
+    settings: list[Setting] = []
+    for setting in settings_of(estimator_class(name).Config, path):
+        field, _, _ = setting.key.removeprefix(path).partition(".")
+        if field in fields:
+            settings.append(setting)
+    return settings
 
 
 def all_settings() -> list[Setting]:
-    return [*settings_of(), *(setting for name in available_estimators() for setting in method_settings(name))]
+    settings = list(settings_of())
+    for name in available_estimators():
+        settings += method_settings(name)
+    return settings
 
 
 def settings_in_words(name: str) -> str:
     """Describes the settings of the section `name`, or the setting of that name."""
     settings = all_settings()
-    found = [each for each in settings if f"{each.key}.".startswith(f"{name.strip('.')}.")]
-    if not found:
-        sections = sorted({each.key.rpartition(".")[0] for each in settings})
-        near = did_you_mean(name, [*sections, *(each.key for each in settings)])
-        raise ConfigError(f"no setting begins with '{name}'.{near} Sections: {', '.join(sections)}")
-    return "\n".join(
-        f"{each.key}={each.written_default or '(required)'}\n"
-        + textwrap.indent(textwrap.fill(f"{each.help} {each.accepted.capitalize()}.", 106), "    ")
-        for each in found
-    )
+    described = [setting for setting in settings if f"{setting.key}.".startswith(f"{name.strip('.')}.")]
+    if not described:
+        sections = sorted({setting.key.rpartition(".")[0] for setting in settings})
+        keys = [setting.key for setting in settings]
+        suggestion = did_you_mean(name, [*sections, *keys])
+        raise ConfigError(f"no setting begins with '{name}'.{suggestion} Sections: {', '.join(sections)}")
+    paragraphs: list[str] = []
+    for setting in described:
+        text = textwrap.fill(f"{setting.help} {setting.accepted.capitalize()}.", 106)
+        paragraphs.append(f"{setting.key}={setting.written_default or '(required)'}")
+        paragraphs.append(textwrap.indent(text, "    "))
+    return "\n".join(paragraphs)
 
 
 def written(value: object) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
 
 
 def file_schema() -> Tree:
@@ -92,8 +107,13 @@ def file_schema() -> Tree:
     definitions = schema["$defs"]
     for name in available_estimators():
         nodes = TypeAdapter(estimator_class(name).Config).json_schema().get("properties", {})
-        if own := {field: nodes[field] for field in own_fields(name)}:
-            definitions[f"algorithm.{name}"] = {"type": "object", "additionalProperties": False, "properties": own}
+        properties = {field: nodes[field] for field in own_fields(name)}
+        if properties:
+            definitions[f"algorithm.{name}"] = {
+                "type": "object",
+                "additionalProperties": False,
+                "properties": properties,
+            }
             definitions["AlgorithmConfig"]["properties"][name] = {"$ref": f"#/$defs/algorithm.{name}"}
     for section in (schema, *definitions.values()):
         section.pop("required", None)
@@ -111,8 +131,9 @@ def file_schema() -> Tree:
 
 def _or_reference(node: Tree) -> Tree:
     """Allows a reference in place of a setting's value, and removes the title that pydantic derives from its name."""
-    beside = {key: node[key] for key in ("default", "description") if key in node}
-    value = {key: below for key, below in node.items() if key not in ("default", "description", "title")}
-    if "$ref" in value or value == {"type": "string"}:
-        return {**beside, **value}
-    return {**beside, "anyOf": [*value.get("anyOf", [value]), {"$ref": "#/$defs/Reference"}]}
+    annotations = {key: node[key] for key in ("default", "description") if key in node}
+    value_schema = {key: entry for key, entry in node.items() if key not in ("default", "description", "title")}
+    if "$ref" in value_schema or value_schema == {"type": "string"}:
+        return {**annotations, **value_schema}
+    alternatives = value_schema.get("anyOf", [value_schema])
+    return {**annotations, "anyOf": [*alternatives, {"$ref": "#/$defs/Reference"}]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from omegaconf import OmegaConf
@@ -51,7 +51,11 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
         ConfigError: unknown key, wrong type, value out of bounds, missing config file, unknown method or loss; the message
             begins with the file and line, or the argument, at fault.
     """
-    sources = read_arguments(argv) if recorded is None else [recorded, *(read_arguments(argv) if argv else [])]
+    sources: list[Source] = []
+    if recorded is not None:
+        sources.append(recorded)
+    if argv or recorded is None:
+        sources += read_arguments(argv)
     origins = Origins()
     for source in sources:
         origins.update(source.origins)
@@ -89,23 +93,29 @@ def _presets(merged: Tree, origins: Origins) -> Tree:
 
 
 def _read_run(tree: Tree, origins: Origins) -> RunConfig:
-    algorithm = with_texts(
-        tree["algorithm"], lambda text: located(text) if text.startswith(("configs/", "examples/")) else text
-    )
+    algorithm = with_texts(tree["algorithm"], _located_shipped)
     tree["algorithm"] = algorithm
-    written: Tree = {name: algorithm.pop(name) for name in available_estimators() if name in algorithm}
-    for name, section in written.items():
+    written_sections: Tree = {}
+    methods_keys: list[str] = []
+    for name in available_estimators():
+        methods_keys += [f"algorithm.{name}.{field}" for field in own_fields(name)]
+        if name in algorithm:
+            written_sections[name] = algorithm.pop(name)
+    for name, section in written_sections.items():
         _require_own_keys(name, section or {}, origins)
-    own = [f"algorithm.{name}.{field}" for name in available_estimators() for field in own_fields(name)]
-    settings = origins.read(RunSettings, tree, elsewhere=(*EASYR1_KEYS, *own))
+    settings = origins.read(RunSettings, tree, elsewhere=(*EASYR1_KEYS, *methods_keys))
     shared = dataclasses.asdict(settings.algorithm)
     methods: dict[str, Tree] = {}
-    for name in sorted({settings.algorithm.adv_estimator, *written}):
-        tree = section_of(name, {**shared, name: written.get(name)})
-        methods[name] = dataclasses.asdict(origins.read(estimator_class(name).Config, tree, path=path_of(name)))
+    for name in sorted({settings.algorithm.adv_estimator, *written_sections}):
+        section = section_of(name, {**shared, name: written_sections.get(name)})
+        methods[name] = dataclasses.asdict(origins.read(estimator_class(name).Config, section, path=path_of(name)))
     parts = {field: getattr(settings, field) for field in fields_of(RunSettings)}
     parts["worker"] = _with_losses(settings.worker, origins)
     return RunConfig(**parts, methods=methods)
+
+
+def _located_shipped(text: str) -> str:
+    return located(text) if text.startswith(("configs/", "examples/")) else text
 
 
 def _with_losses(worker: WorkerConfig, origins: Origins) -> WorkerConfig:
@@ -137,16 +147,20 @@ def _with_losses(worker: WorkerConfig, origins: Origins) -> WorkerConfig:
 
 def _require_own_keys(name: str, section: object, origins: Origins) -> None:
     """Checks a method's section, which until version 0.3 had the settings that the methods now share."""
-    path, own = f"algorithm.{name}", own_fields(name)
+    path = f"algorithm.{name}"
+    fields = own_fields(name)
     if not is_mapping(section):
         raise origins.error(path, f"{path} must be a section with keys, got {section!r}.")
     for key, _ in leaves(section):
-        if key and key.partition(".")[0] not in own:
-            name_now = {"gae_lambda": "lam"}.get(key, key)
-            moved = [each for each in _SHARED_KEYS if f".{each}".endswith(f".{name_now}")]
-            near = did_you_mean(key, [*own, *_SHARED_KEYS])
-            near = f" Did you mean 'algorithm.{min(moved, key=len)}'?" if moved else near
-            raise origins.error(f"{path}.{key}", f"unknown key '{path}.{key}'.{near}")
+        field, _, _ = key.partition(".")
+        if not key or field in fields:
+            continue
+        shared_name = "lam" if key == "gae_lambda" else key
+        moved = [shared_key for shared_key in _SHARED_KEYS if f".{shared_key}".endswith(f".{shared_name}")]
+        suggestion = did_you_mean(key, [*fields, *_SHARED_KEYS])
+        if moved:
+            suggestion = f" Did you mean 'algorithm.{min(moved, key=len)}'?"
+        raise origins.error(f"{path}.{key}", f"unknown key '{path}.{key}'.{suggestion}")
 
 
 def _merged(sources: Sequence[Source], defaults: Tree) -> Tree:
@@ -159,16 +173,18 @@ def _merged(sources: Sequence[Source], defaults: Tree) -> Tree:
 
 def _without_empty_sections(tree: Fields, defaults: Fields, origins: Origins, path: str = "") -> Tree:
     """Removes empty sections; raises `ConfigError` for a value in place of a section."""
-    kept: Tree = {}
+    result: Tree = {}
     for key, value in tree.items():
-        section, below = defaults.get(key), f"{path}{key}"
-        if is_dict(section) and section and is_mapping(value):
-            kept[key] = _without_empty_sections(value, section, origins, f"{below}.")
-        elif not (is_dict(section) and section) or (isinstance(value, str) and value.startswith("${")):
-            kept[key] = value
+        section = defaults.get(key)
+        dotted_key = f"{path}{key}"
+        is_reference = isinstance(value, str) and value.startswith("${")
+        if not is_dict(section) or not section or is_reference:
+            result[key] = value
+        elif is_mapping(value):
+            result[key] = _without_empty_sections(value, section, origins, f"{dotted_key}.")
         elif value is not None:
-            raise origins.error(below, f"{below} must be a section with keys, got {value!r}.")
-    return kept
+            raise origins.error(dotted_key, f"{dotted_key} must be a section with keys, got {value!r}.")
+    return result
 
 
 def _resolved(merged: Tree, origins: Origins) -> Tree:
@@ -227,23 +243,37 @@ def _environment_references(tree: Mapping[str, object]) -> dict[_Keys, object]:
 
     The result maps each setting's path to its unresolved text or list.
     """
-    leaves = dict(_leaves(tree, ()))
-    found = {path: value for path, value in leaves.items() if any(map(_ENVIRONMENT.search, texts_of(value)))}
+    settings = dict(_leaves(tree, ()))
+    from_environment: dict[_Keys, object] = {}
+    for path, value in settings.items():
+        if any(_ENVIRONMENT.search(text) for text in texts_of(value)):
+            from_environment[path] = value
     while True:
-        more: dict[_Keys, object] = {}
-        for path, value in leaves.items():
-            named = [tuple(name.split(".")) for text in texts_of(value) for name in _REFERENCE.findall(text)]
-            if path not in found and any(at[: len(to)] == to[: len(at)] for to in named for at in found):
-                more[path] = value
-        if not more:
-            return found
-        found.update(more)
+        through_others: dict[_Keys, object] = {}
+        for path, value in settings.items():
+            if path not in from_environment and _refers_to(value, from_environment):
+                through_others[path] = value
+        if not through_others:
+            return from_environment
+        from_environment.update(through_others)
+
+
+def _refers_to(value: object, paths: Iterable[_Keys]) -> bool:
+    """Returns whether a reference in the value names one of the settings, a section of it or a part of it."""
+    for text in texts_of(value):
+        for name in _REFERENCE.findall(text):
+            target = tuple(name.split("."))
+            for path in paths:
+                common_length = min(len(path), len(target))
+                if path[:common_length] == target[:common_length]:
+                    return True
+    return False
 
 
 def _leaves(tree: Mapping[str, object], path: _Keys) -> Iterator[tuple[_Keys, object]]:
     for key, value in tree.items():
-        below = (*path, str(key))
+        path_of_value = (*path, str(key))
         if is_mapping(value):
-            yield from _leaves(value, below)
+            yield from _leaves(value, path_of_value)
         else:
-            yield below, value
+            yield path_of_value, value

@@ -24,17 +24,20 @@ def require_file(key: str, path: str | Path | None) -> None:
     """Raises `ConfigError` if `path` is given and is no file with text in UTF-8; `key` names the setting."""
     if path is None:
         return
-    found = find_path(str(path))
-    if found is None or not found.is_file():
+    file = find_path(str(path))
+    if file is None or not file.is_file():
         raise ConfigError(f"{key}={path}: there is no such file ({searched(str(path))}).")
     try:
-        read_text(found)
+        read_text(file)
     except ForeignFileError as error:
         raise ConfigError(f"{key}={path}: this file {error.fault}; accepted: text in UTF-8.") from error
 
 
 def require_folder(key: str, path: str | None) -> None:
-    if path is not None and not ((found := find_path(path)) and found.is_dir()):
+    if path is None:
+        return
+    folder = find_path(path)
+    if folder is None or not folder.is_dir():
         raise ConfigError(f"{key}={path}: there is no such folder.")
 
 
@@ -52,11 +55,13 @@ def require_data(key: str, name: str) -> None:
     if _is_embedded(key, name, MICROGEO_DATA) or (name and find_path(name) is not None):
         return
     path, split = split_source(name)
-    if (split is not None and (not split or "@" in split)) or not path:
+    has_bad_split = split is not None and (not split or "@" in split)
+    if has_bad_split or not path:
         raise ConfigError(
             f"{key}={name!r} must have the form name@split with one '@', or be a path; single commas separate several."
         )
-    if find_path(path) is None and (path.endswith(_DATA_ENDINGS) or not HUB_NAME.fullmatch(path)):
+    is_hub_name = HUB_NAME.fullmatch(path) is not None and not path.endswith(_DATA_ENDINGS)
+    if find_path(path) is None and not is_hub_name:
         raise ConfigError(
             f"{key}={name}: there is no such file or folder ({searched(path)}), or hub name org/name@split."
         )
@@ -66,23 +71,27 @@ def require_model(key: str, name: str | None) -> None:
     """Raises `ConfigError` if a model does not exist, is a file, a checkpoint of a run, or an adapter alone."""
     if name is None or _is_embedded(key, name, MICROGEO_MODELS):
         return
-    found = find_path(name)
-    if found is None:
+    folder = find_path(name)
+    if folder is None:
         if not HUB_NAME.fullmatch(name):
             raise ConfigError(
                 f"{key}={name}: there is no such folder ({searched(name)}), and it is no hub name org/name."
             )
         return
-    if not found.is_dir():
+    if not folder.is_dir():
         raise ConfigError(f"{key}={name} is a file; a model is a folder with config.json and weights.")
-    checkpoint, is_adapter = last_checkpoint(found), (found / "adapter_config.json").is_file()
-    is_model = key.endswith("tokenizer_path") or (found / "config.json").is_file()
-    if not is_model and (checkpoint is not None or is_adapter):
-        kind = "an adapter without its model" if checkpoint is None else "a checkpoint of a run, not a model"
-        resume = "" if checkpoint is None else f", or continue that run with trainer.load_checkpoint_path={checkpoint}"
+    if key.endswith("tokenizer_path") or (folder / "config.json").is_file():
+        return
+    checkpoint = last_checkpoint(folder)
+    if checkpoint is not None:
         raise ConfigError(
-            f"{key}={name} is {kind}. Export it with `cepo merge --checkpoint {checkpoint or found} --out FOLDER` and give "
-            f"FOLDER{resume}."
+            f"{key}={name} is a checkpoint of a run, not a model. Export it with `cepo merge --checkpoint {checkpoint} "
+            f"--out FOLDER` and give FOLDER, or continue that run with trainer.load_checkpoint_path={checkpoint}."
+        )
+    if (folder / "adapter_config.json").is_file():
+        raise ConfigError(
+            f"{key}={name} is an adapter without its model. Export it with `cepo merge --checkpoint {folder} "
+            "--out FOLDER` and give FOLDER."
         )
 
 
@@ -91,10 +100,14 @@ def require_weights(model_path: str) -> None:
     folder = find_path(model_path)
     if folder is None:
         return
-    kinds = {"config.json": ("config.json",), "weights (*.safetensors or *.bin)": ("*.safetensors", "*.bin")}
-    for what, patterns in kinds.items():
-        if not any(True for pattern in patterns for _ in folder.glob(pattern)):
-            raise ConfigError(
-                f"worker.actor.model.model_path={model_path} has no {what}; give a folder with a whole Hugging Face checkpoint, "
-                "or a hub name org/name."
-            )
+    weights = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
+    missing: str | None = None
+    if not list(folder.glob("config.json")):
+        missing = "config.json"
+    elif not weights:
+        missing = "weights (*.safetensors or *.bin)"
+    if missing is not None:
+        raise ConfigError(
+            f"worker.actor.model.model_path={model_path} has no {missing}; give a folder with a whole Hugging Face "
+            "checkpoint, or a hub name org/name."
+        )

@@ -28,11 +28,14 @@ def find_path(path: str) -> Path | None:
     A path is relative to the working directory. If it does not exist there and starts with `configs/`, `cepo/` or
     `examples/`, the file that was shipped with the package is taken.
     """
-    given = without_user(path)
-    if _exists(given):
-        return given
-    around = _SHIPPED_FOLDERS.get(given.parts[0]) if given.parts else None
-    return around / given if around is not None and _exists(around / given) else None
+    in_working_directory = without_user(path)
+    if _exists(in_working_directory):
+        return in_working_directory
+    parts = in_working_directory.parts
+    if not parts or parts[0] not in _SHIPPED_FOLDERS:
+        return None
+    shipped = _SHIPPED_FOLDERS[parts[0]] / in_working_directory
+    return shipped if _exists(shipped) else None
 
 
 def without_user(path: str) -> Path:
@@ -53,15 +56,17 @@ def _exists(path: Path) -> bool:
 
 def located(path: str) -> str:
     """Returns an absolute path if only the package has the file or folder, else `path` itself."""
-    found = find_path(path)
-    return path if found is None or found == Path(path) else str(found)
+    place = find_path(path)
+    if place is None or place == Path(path):
+        return path
+    return str(place)
 
 
 def shipped_name(path: str) -> str:
     """Returns the name by which `find_path` finds a shipped file from any folder; other paths are unchanged."""
-    for folder, around in _SHIPPED_FOLDERS.items():
-        if Path(path).is_relative_to(around / folder):
-            return Path(path).relative_to(around).as_posix()
+    for folder, parent in _SHIPPED_FOLDERS.items():
+        if Path(path).is_relative_to(parent / folder):
+            return Path(path).relative_to(parent).as_posix()
     return path
 
 

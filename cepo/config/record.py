@@ -28,8 +28,9 @@ def plain_tree(config: RunConfig) -> Tree:
     tree = dataclasses.asdict(config)
     tree.pop("from_environment")
     for name, settings in tree.pop("methods").items():
-        if own := {field: settings[field] for field in own_fields(name)}:
-            tree["algorithm"][name] = own
+        section = {field: settings[field] for field in own_fields(name)}
+        if section:
+            tree["algorithm"][name] = section
     return tree
 
 
@@ -44,10 +45,12 @@ def record_tree(config: RunConfig) -> Tree:
     Values from the environment remain references, and secret settings (`api_key`, `token`, ...) are masked.
     """
     tree = plain_tree(config)
-    read = config.methods[config.algorithm.adv_estimator]
+    settings_of_method = config.methods[config.algorithm.adv_estimator]
     for name in SHARED:
         del tree["algorithm"][name]
-    tree["algorithm"].update({name: value for name, value in read.items() if name in SHARED})
+    for name, value in settings_of_method.items():
+        if name in SHARED:
+            tree["algorithm"][name] = value
     return _with_references(without_secrets(_escaped(tree)), config.from_environment)
 
 
@@ -57,7 +60,8 @@ def dump_for_record(config: RunConfig) -> str:
 
 def run_identity(config: RunConfig) -> Tree:
     """Returns the settings without which a checkpoint does not fit at all: method, model and form of the weights."""
-    model, lora = config.worker.actor.model, config.worker.actor.model.lora
+    model = config.worker.actor.model
+    lora = model.lora
     return {
         "adv_estimator": config.algorithm.adv_estimator,
         "model_path": model.model_path,
@@ -73,11 +77,18 @@ def decisive_settings(config: RunConfig) -> Tree:
     They are those that the schema marks so. Of the reward function's keywords, which may be confidential, a digest is
     kept.
     """
-    tree = leaves(record_tree(config))
-    found = {key: value for key, value in tree if is_decisive(RunSettings, key) and not is_mapping(value)}
-    keywords = {key: found.pop(key) for key in list(found) if key.startswith(_KEYWORDS)}
-    digest = hashlib.sha256(json.dumps(keywords, sort_keys=True).encode()).hexdigest()[:16]
-    return found | {f"{_KEYWORDS} (digest)": digest}
+    settings: Tree = {}
+    keywords: Tree = {}
+    for key, value in leaves(record_tree(config)):
+        if not is_decisive(RunSettings, key) or is_mapping(value):
+            continue
+        if key.startswith(_KEYWORDS):
+            keywords[key] = value
+        else:
+            settings[key] = value
+    text = json.dumps(keywords, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return settings | {f"{_KEYWORDS} (digest)": digest}
 
 
 def _escaped(value: object) -> Any:

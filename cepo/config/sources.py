@@ -55,7 +55,7 @@ class Origins:
         try:
             return read_section(kind, tree, path=path, texts=self.arguments, elsewhere=elsewhere)
         except SectionError as error:
-            faults = [each for each in error.faults if each.rank != 1 or each.key.split("[")[0] in self.places]
+            faults = [fault for fault in error.faults if fault.rank != 1 or fault.key.split("[")[0] in self.places]
             messages = [str(self.error(fault.key, fault.message)) for fault in faults or error.faults]
             raise ConfigError("\n".join(messages)) from None
 
@@ -70,20 +70,24 @@ class Source:
 
 def read_files(path: str) -> list[Source]:
     """Returns the sources of `config=path`: the chain of its base files, then the file itself."""
-    found = find_config_file(path)
-    if found is None:
+    file = find_config_file(path)
+    if file is None:
         folder = find_path(path)
         if folder is not None and folder.is_dir():
-            files = ", ".join(sorted(file.name for file in folder.glob("*.y*ml"))) or "none"
-            raise ConfigError(f"config={path} is a folder; name a YAML file. Those in it: {files}.")
+            names = sorted(entry.name for entry in folder.glob("*.y*ml"))
+            raise ConfigError(
+                f"config={path} is a folder; name a YAML file. Those in it: {', '.join(names) or 'none'}."
+            )
         raise ConfigError(f"config={path}: there is no such file ({searched(path)}).")
     sources: list[Source] = []
     visited: list[Path] = []
-    while found is not None:
-        visited.append(found.resolve())
-        if visited.count(visited[-1]) > 1:
-            raise ConfigError(f"{found}: base files name one another in a circle: {' -> '.join(map(str, visited))}.")
-        source, found = read_file(found)
+    while file is not None:
+        target = file.resolve()
+        is_circle = target in visited
+        visited.append(target)
+        if is_circle:
+            raise ConfigError(f"{file}: base files name one another in a circle: {' -> '.join(map(str, visited))}.")
+        source, file = read_file(file)
         sources.insert(0, source)
     return sources
 
@@ -96,7 +100,9 @@ def read_file(path: Path, *, within: Path | None = None) -> tuple[Source, Path |
     try:
         text = read_text(path, within=within)
         root: Any = yaml.SafeLoader(text).get_single_node()
-        tree: Any = OmegaConf.to_container(OmegaConf.create(text)) if isinstance(root, yaml.MappingNode) else {}
+        tree: Any = {}
+        if isinstance(root, yaml.MappingNode):
+            tree = OmegaConf.to_container(OmegaConf.create(text))
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(f"{path}{line}: this is not valid YAML: {error.problem}.") from error
@@ -175,14 +181,30 @@ def read_arguments(argv: Sequence[str]) -> list[Source]:
         raise ConfigError(
             "nothing is configured: give config=FILE, for example config=configs/microgeo/base.yaml, and settings a.b.c=value"
         )
-    for before, word, after in zip(["", *argv], argv, [*argv[1:], ""], strict=False):
-        if (before and word.startswith("=")) or (word.endswith("=") and after and "=" not in after):
-            words = [*([before] if word.startswith("=") else []), word, *([after] if word.endswith("=") else [])]
-            raise ConfigError(f"'{' '.join(words)}': write a setting without spaces: {''.join(words)}")
-    files = [argument.partition("=")[2] for argument in argv if argument.startswith("config=")]
+    _refuse_spaces(argv)
+    files = [argument.removeprefix("config=") for argument in argv if argument.startswith("config=")]
     if len(files) > 1:
         raise ConfigError(
             f"config= is given {len(files)} times: {', '.join(files)}. Name one file; it may have a `base:`."
         )
-    sources = read_files(files[0]) if files else []
-    return sources + [read_argument(argument) for argument in argv if not argument.startswith("config=")]
+    sources: list[Source] = []
+    if files:
+        sources += read_files(files[0])
+    for argument in argv:
+        if not argument.startswith("config="):
+            sources.append(read_argument(argument))
+    return sources
+
+
+def _refuse_spaces(argv: Sequence[str]) -> None:
+    """Raises `ConfigError` for words such as `a.b = value`, of which a shell makes two or three arguments."""
+    for previous_word, word, next_word in zip(["", *argv], argv, [*argv[1:], ""], strict=False):
+        continues_previous = word.startswith("=")
+        has_no_value = word.endswith("=")
+        if (continues_previous and previous_word) or (has_no_value and next_word and "=" not in next_word):
+            words = [word]
+            if continues_previous:
+                words.insert(0, previous_word)
+            if has_no_value:
+                words.append(next_word)
+            raise ConfigError(f"'{' '.join(words)}': write a setting without spaces: {''.join(words)}")

@@ -24,7 +24,7 @@ from cepo.data.contexts import ContextBuilder
 from cepo.files.trees import Tree
 from cepo.trainer.batches import ScoredBatch, scored_batch
 from cepo.trainer.groups import rollout_groups
-from cepo.trainer.planning import ScoringPlan, make_plan
+from cepo.trainer.planning import ScoringPlan, View, make_plan
 from cepo.trainer.rollouts import Rollouts
 from cepo.types import TokenSignal
 
@@ -59,24 +59,40 @@ def signals_of(rollouts: Rollouts, methods: Mapping[str, Estimator], session: Se
     )
     # No row is on-policy, so that the student's log-probs are always the trainer's own.
     off_policy = torch.zeros(len(rollouts.generations), dtype=torch.bool)
-    plans: list[ScoringPlan] = []
-    for method in methods.values():
+    plans: dict[str, ScoringPlan] = {}
+    for label, method in methods.items():
         contexts = ContextBuilder(session.processing, method.teacher, max_context_length=config.data.max_prompt_length)
-        asked = groups if method.needs_teacher(step=FIRST_STEP) else []
-        plans.append(make_plan(rollouts, asked, method, contexts, on_policy=off_policy, every_row=False))
-    # A row's log-probs depend on the tokens of its context and on its response.
-    rows = {(row.context.token_ids, row.row): row for plan in plans for row in _rows(plan)}
-    log_probs = dict(zip(rows, session.backend.score(list(rows.values())), strict=True)) if rows else {}
+        teachers_groups = groups if method.needs_teacher(step=FIRST_STEP) else []
+        plans[label] = make_plan(rollouts, teachers_groups, method, contexts, on_policy=off_policy, every_row=False)
+    distinct_rows: dict[_RowContent, ScoringRow] = {}
+    for plan in plans.values():
+        for row in _rows(plan):
+            distinct_rows[_content_of(row)] = row
+    log_probs: dict[_RowContent, Tensor] = {}
+    if distinct_rows:
+        scored_rows = session.backend.score(list(distinct_rows.values()))
+        log_probs.update(zip(distinct_rows, scored_rows, strict=True))
     signals: list[MethodSignal] = []
-    for (label, method), plan in zip(methods.items(), plans, strict=True):
-        scored = {row.name: log_probs[row.context.token_ids, row.row] for row in _rows(plan)}
-        batch = scored_batch(plan, scored)
+    for label, method in methods.items():
+        scored = {row.name: log_probs[_content_of(row)] for row in _rows(plans[label])}
+        batch = scored_batch(plans[label], scored)
         signals.append(MethodSignal(label=label, batch=batch, signal=method.signal(batch, step=FIRST_STEP)))
     return signals
 
 
+_RowContent = tuple[tuple[int, ...], int | None]
+"""What a row's log-probs depend on: the tokens of its context, and its response."""
+
+
+def _content_of(row: ScoringRow) -> _RowContent:
+    return row.context.token_ids, row.row
+
+
 def _rows(plan: ScoringPlan) -> list[ScoringRow]:
-    return [*plan.student.values(), *(row for view in plan.views for row in view.rows.values())]
+    rows = list(plan.student.values())
+    for view in plan.views:
+        rows += view.rows.values()
+    return rows
 
 
 class Arm(NamedTuple):
@@ -106,55 +122,65 @@ def credit_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal
         Arm("random", "baseline", uniform * noise),
     ]
     arms: list[Arm] = []
-    for each in signals:
-        own = _at(truth, each.signal.advantages)
-        arms.append(Arm(each.label, "method", own))
-        mean, permuted = own.copy(), own.copy()
+    for method in signals:
+        credits = _at(truth, method.signal.advantages)
+        arms.append(Arm(method.label, "method", credits))
+        mean = credits.copy()
+        permuted = credits.copy()
         for row, tokens in truth.entries.items():
-            mean[tokens] = own[tokens].mean()
-            permuted[tokens] = own[numpy.random.default_rng([seed, 2, row]).permutation(tokens)]
-        if not numpy.allclose(own, mean):
-            arms.append(Arm(f"{each.label}, inverted", "baseline", 2 * mean - own))
-            arms.append(Arm(f"{each.label}, permuted", "baseline", permuted))
+            mean[tokens] = credits[tokens].mean()
+            permuted_tokens = numpy.random.default_rng([seed, 2, row]).permutation(tokens)
+            permuted[tokens] = credits[permuted_tokens]
+        if not numpy.allclose(credits, mean):
+            arms.append(Arm(f"{method.label}, inverted", "baseline", 2 * mean - credits))
+            arms.append(Arm(f"{method.label}, permuted", "baseline", permuted))
     evidence: list[Arm] = []
-    for each in signals:
-        if (belief := _belief(each, rollouts)) is not None:
-            moved = numpy.diff(belief, axis=1)[truth.row, truth.token]
-            evidence.append(Arm(f"{each.label}: difference of belief", "evidence", moved))
-        if (delta := each.signal.diagnostics.get("delta")) is not None:
-            evidence.append(Arm(f"{each.label}: delta", "evidence", _at(truth, delta)))
+    for method in signals:
+        belief = _belief(method, rollouts)
+        if belief is not None:
+            moves = numpy.diff(belief, axis=1)[truth.row, truth.token]
+            evidence.append(Arm(f"{method.label}: difference of belief", "evidence", moves))
+        delta = method.signal.diagnostics.get("delta")
+        if delta is not None:
+            evidence.append(Arm(f"{method.label}: delta", "evidence", _at(truth, delta)))
+    # The first method, whose advantage is uniform, is followed by the baselines that multiply it.
     return [arms[0], *baselines, *arms[1:], *_different(evidence)]
 
 
 def value_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal]) -> list[Arm]:
     """Returns the beliefs about prefixes: the smoothed pass rate of the other rollouts, and each method's belief."""
-    beliefs = [(each.label, _belief(each, rollouts)) for each in signals]
-    evidence = [Arm(label, "evidence", of[truth.row, truth.token]) for label, of in beliefs if of is not None]
-    return [Arm("pass rate of the others", "baseline", _prior(rollouts).numpy()[truth.row]), *_different(evidence)]
+    evidence: list[Arm] = []
+    for method in signals:
+        belief = _belief(method, rollouts)
+        if belief is not None:
+            evidence.append(Arm(method.label, "evidence", belief[truth.row, truth.token]))
+    pass_rate = _prior(rollouts).numpy()[truth.row]
+    return [Arm("pass rate of the others", "baseline", pass_rate), *_different(evidence)]
 
 
 def _different(arms: Sequence[Arm]) -> list[Arm]:
     """Drops arms that have the numbers of an earlier arm, since methods may read the same evidence."""
-    kept: list[Arm] = []
+    different: list[Arm] = []
     for arm in arms:
-        if not any(numpy.array_equal(arm.numbers, other.numbers) for other in kept):
-            kept.append(arm)
-    return kept
+        if not any(numpy.array_equal(arm.numbers, other.numbers) for other in different):
+            different.append(arm)
+    return different
 
 
-def _belief(each: MethodSignal, rollouts: Rollouts) -> Numbers | None:
+def _belief(method: MethodSignal, rollouts: Rollouts) -> Numbers | None:
     """(B, T + 1), the believed probability of a correct answer before and after each token; None without evidence.
 
     It is the `value` that a method records, with the last one repeated, or `b_t = sigmoid(logit p + sum_{s<t} delta_s)`
     for a recorded `delta`, with p the smoothed pass rate of the other rollouts.
     """
-    diagnostics = each.signal.diagnostics
+    diagnostics = method.signal.diagnostics
     if "value" in diagnostics:
-        values = diagnostics["value"].double().numpy()
-        last = rollouts.response_mask.sum(dim=1).numpy() - 1
-        whole = numpy.pad(values, ((0, 0), (0, 1)))
-        whole[numpy.arange(len(last)), last + 1] = values[numpy.arange(len(last)), last]
-        return whole
+        values = diagnostics["value"].double().numpy()  # (B, T)
+        rows = numpy.arange(len(values))
+        last_token = rollouts.response_mask.sum(dim=1).numpy() - 1
+        belief = numpy.pad(values, ((0, 0), (0, 1)))  # (B, T + 1)
+        belief[rows, last_token + 1] = values[rows, last_token]
+        return belief
     if "delta" not in diagnostics:
         return None
     delta = torch.nn.functional.pad(diagnostics["delta"], (0, 1))
@@ -162,7 +188,8 @@ def _belief(each: MethodSignal, rollouts: Rollouts) -> Numbers | None:
 
 
 def _prior(rollouts: Rollouts) -> Tensor:
-    return credit.pass_rate_of_others(rollouts.correct.double(), rollouts.group_ids)[0]
+    prior, _ = credit.pass_rate_of_others(rollouts.correct.double(), rollouts.group_ids)
+    return prior
 
 
 def _at(truth: Truth, tensor: Tensor) -> Numbers:
@@ -179,11 +206,12 @@ class Figure(TypedDict):
     high: float | None
 
 
-def pearson(one: Numbers, other: Numbers) -> float:
+def pearson(numbers: Numbers, truth: Numbers) -> float:
     """Returns the linear correlation; NaN if either side is constant."""
-    one, other = one - one.mean(), other - other.mean()
-    scale = numpy.sqrt((one @ one) * (other @ other))
-    return float(one @ other / scale) if scale > 1e-300 else numpy.nan
+    numbers = numbers - numbers.mean()
+    truth = truth - truth.mean()
+    scale = numpy.sqrt((numbers @ numbers) * (truth @ truth))
+    return float(numbers @ truth / scale) if scale > 1e-300 else numpy.nan
 
 
 def ranks(numbers: Numbers) -> Numbers:
@@ -220,11 +248,12 @@ def rank_noise_corrected(numbers: Numbers, truth: Numbers, halves: Numbers) -> f
 
 def area_under_curve(numbers: Numbers, positive: NDArray[numpy.bool_]) -> float:
     """Returns the AUROC of the numbers for positive entries, ties counting half; NaN if all or none are positive."""
-    num_positive, num_other = int(positive.sum()), int((~positive).sum())
+    num_positive = int(positive.sum())
+    num_other = int((~positive).sum())
     if not num_positive or not num_other:
         return numpy.nan
-    above = ranks(numbers)[positive].sum() - num_positive * (num_positive + 1) / 2
-    return float(above / (num_positive * num_other))
+    pairs_in_order = ranks(numbers)[positive].sum() - num_positive * (num_positive + 1) / 2
+    return float(pairs_in_order / (num_positive * num_other))
 
 
 def credit_figures(truth: Truth, numbers: Numbers, *, seed: int) -> dict[str, Figure]:
@@ -235,47 +264,59 @@ def credit_figures(truth: Truth, numbers: Numbers, *, seed: int) -> dict[str, Fi
     - `share_on_decisive` is the part of the sum of |credit| that is on decisive tokens.
     - `sign_agreement` is the share of decisive tokens whose credit has the sign of A*.
     """
-    decisive, size = numpy.abs(truth.credit) > DECISIVE, numpy.abs(numbers)
+    is_decisive = numpy.abs(truth.credit) > DECISIVE
+    size = numpy.abs(numbers)
     # Each response's figures stand at its first measured token, so that they are drawn with its tokens.
-    areas, hits = numpy.full((2, len(numbers)), numpy.nan)
-    for own in truth.entries.values():
-        areas[own[0]] = area_under_curve(size[own], decisive[own])
-        if decisive[own].any():
-            largest = size[own] == size[own].max()  # ties count their share
-            hits[own[0]] = largest[abs(truth.credit[own]).argmax()] / largest.sum()
-
-    def mean(figures: Numbers) -> float:
-        kept = figures[~numpy.isnan(figures)]
-        return float(kept.mean()) if len(kept) else numpy.nan
+    areas = numpy.full(len(numbers), numpy.nan)
+    hits = numpy.full(len(numbers), numpy.nan)
+    for tokens in truth.entries.values():
+        first = tokens[0]
+        areas[first] = area_under_curve(size[tokens], is_decisive[tokens])
+        if is_decisive[tokens].any():
+            is_largest = size[tokens] == size[tokens].max()  # ties count their share
+            most_decisive = abs(truth.credit[tokens]).argmax()
+            hits[first] = is_largest[most_decisive] / is_largest.sum()
 
     def metrics(tokens: _Indices) -> dict[str, float]:
-        x, true, halves = numbers[tokens], truth.credit[tokens], truth.credit_halves[:, tokens]
-        deciding, total = decisive[tokens], size[tokens].sum()
-        agree = numpy.sign(x) == numpy.sign(true)
+        drawn = numbers[tokens]
+        true = truth.credit[tokens]
+        halves = truth.credit_halves[:, tokens]
+        decisive = is_decisive[tokens]
+        total = size[tokens].sum()
+        has_true_sign = numpy.sign(drawn) == numpy.sign(true)
         return {
-            "pearson": pearson(x, true),
-            "pearson_corrected": noise_corrected(x, true, halves),
-            "spearman": pearson(ranks(x), ranks(true)),
-            "spearman_corrected": rank_noise_corrected(x, true, halves),
-            "auroc": mean(areas[tokens]),
-            "top_hit": mean(hits[tokens]),
-            "share_on_decisive": float(size[tokens][deciding].sum() / total) if total > 0 else numpy.nan,
-            "sign_agreement": float(agree[deciding].mean()) if deciding.any() else numpy.nan,
+            "pearson": pearson(drawn, true),
+            "pearson_corrected": noise_corrected(drawn, true, halves),
+            "spearman": pearson(ranks(drawn), ranks(true)),
+            "spearman_corrected": rank_noise_corrected(drawn, true, halves),
+            "auroc": _mean_of_defined(areas[tokens]),
+            "top_hit": _mean_of_defined(hits[tokens]),
+            "share_on_decisive": float(size[tokens][decisive].sum() / total) if total > 0 else numpy.nan,
+            "sign_agreement": float(has_true_sign[decisive].mean()) if decisive.any() else numpy.nan,
         }
 
     return bootstrap(truth.problem, metrics, seed=[seed, 3])
+
+
+def _mean_of_defined(figures: Numbers) -> float:
+    """Returns the mean of the figures that are not NaN; NaN if all are."""
+    defined = figures[~numpy.isnan(figures)]
+    return float(defined.mean()) if len(defined) else numpy.nan
 
 
 def value_figures(truth: Truth, numbers: Numbers, *, seed: int) -> dict[str, Figure]:
     """Compares a value with V: correlations, and the mean gap of its calibration curve."""
 
     def metrics(tokens: _Indices) -> dict[str, float]:
-        x, true = numbers[tokens], truth.value[tokens]
-        gaps = sum(point["num_tokens"] * abs(point["believed"] - point["true"]) for point in calibration(x, true))
+        drawn = numbers[tokens]
+        true = truth.value[tokens]
+        gaps = 0.0  # summed over tokens
+        for point in calibration(drawn, true):
+            gaps += point["num_tokens"] * abs(point["believed"] - point["true"])
         return {
-            "pearson": pearson(x, true),
-            "pearson_corrected": noise_corrected(x, true, truth.value_halves[:, tokens]),
-            "calibration_error": gaps / len(x),
+            "pearson": pearson(drawn, true),
+            "pearson_corrected": noise_corrected(drawn, true, truth.value_halves[:, tokens]),
+            "calibration_error": gaps / len(drawn),
         }
 
     return bootstrap(truth.problem, metrics, seed=[seed, 3])
@@ -283,15 +324,18 @@ def value_figures(truth: Truth, numbers: Numbers, *, seed: int) -> dict[str, Fig
 
 def calibration(believed: Numbers, true: Numbers) -> list[dict[str, float]]:
     """Returns the calibration curve: mean belief and mean truth of the tokens in each non-empty tenth of [0, 1]."""
-    index = (believed * BINS).astype(int).clip(0, BINS - 1)
-    return [
-        {
-            "believed": float(believed[index == tenth].mean()),
-            "true": float(true[index == tenth].mean()),
-            "num_tokens": int((index == tenth).sum()),
-        }
-        for tenth in numpy.unique(index)
-    ]
+    tenths = (believed * BINS).astype(int).clip(0, BINS - 1)
+    points: list[dict[str, float]] = []
+    for tenth in numpy.unique(tenths):
+        is_in_tenth = tenths == tenth
+        points.append(
+            {
+                "believed": float(believed[is_in_tenth].mean()),
+                "true": float(true[is_in_tenth].mean()),
+                "num_tokens": int(is_in_tenth.sum()),
+            }
+        )
+    return points
 
 
 def bootstrap(
@@ -303,21 +347,28 @@ def bootstrap(
     """
     entries = {problem: numpy.flatnonzero(problems == problem) for problem in numpy.unique(problems).tolist()}
     generator = numpy.random.default_rng(seed)
-    found = [metrics(numpy.arange(len(problems)))]
-    for _ in range(DRAWS if len(entries) > 1 else 0):
-        drawn = generator.choice(list(entries), len(entries)).tolist()
-        found.append(metrics(numpy.concatenate([entries[problem] for problem in drawn])))
-    return {name: figure_of(numpy.array([each[name] for each in found])) for name in found[0]}
+    results = [metrics(numpy.arange(len(problems)))]  # of all entries, then of each draw
+    if len(entries) > 1:
+        for _ in range(DRAWS):
+            drawn_problems = generator.choice(list(entries), len(entries)).tolist()
+            drawn_entries = numpy.concatenate([entries[problem] for problem in drawn_problems])
+            results.append(metrics(drawn_entries))
+    figures: dict[str, Figure] = {}
+    for name in results[0]:
+        values = [result[name] for result in results]
+        figures[name] = figure_of(numpy.array(values))
+    return figures
 
 
 def figure_of(values: Numbers) -> Figure:
     """Builds a figure from its value, the first entry, and its bootstrap draws; non-finite draws are ignored."""
-    kept = values[1:][numpy.isfinite(values[1:])]
     value = float(values[0]) if numpy.isfinite(values[0]) else None
-    if value is None or len(kept) < 2:
+    draws = values[1:]
+    finite_draws = draws[numpy.isfinite(draws)]
+    if value is None or len(finite_draws) < 2:
         return Figure(value=value, error=None, low=None, high=None)
-    low, high = numpy.quantile(kept, [0.025, 0.975])
-    return Figure(value=value, error=float(kept.std(ddof=1)), low=float(low), high=float(high))
+    low, high = numpy.quantile(finite_draws, [0.025, 0.975])
+    return Figure(value=value, error=float(finite_draws.std(ddof=1)), low=float(low), high=float(high))
 
 
 def knowledge(signals: Sequence[MethodSignal], rollouts: Rollouts, *, seed: int) -> list[Tree]:
@@ -325,20 +376,31 @@ def knowledge(signals: Sequence[MethodSignal], rollouts: Rollouts, *, seed: int)
 
     Counted are the responses with a reference, unless it is a part of themselves other than an answer.
     """
-    found: list[Tree] = []
-    truths = [problem.ground_truth for problem in rollouts.problems for _ in range(rollouts.group_size)]
-    for each in signals:
-        for view in each.batch.plan.views:
-            rows: list[int] = []
-            for row in view.rows:
-                shown, answers = view.references[row], (truths[row], each.batch.plan.answers[row])
-                if shown is None or shown in answers or shown.strip() not in rollouts.responses[row]:
-                    rows.append(row)
-            gain = each.batch.teacher_log_probs[view.name] - each.batch.old_log_probs
-            own = known(gain, rollouts, rows, seed=seed) if any(rollouts.correct[row] for row in rows) else {}
-            if own and own not in [{key: row[key] for key in own} for row in found]:
-                found.append({"name": f"{each.label}: {view.name}", **own})
-    return found
+    names: list[str] = []
+    distinct_figures: list[Tree] = []
+    for method in signals:
+        for view in method.batch.plan.views:
+            rows = _rows_with_foreign_reference(view, rollouts, method.batch.plan.answers)
+            if not any(rollouts.correct[row] for row in rows):
+                continue
+            gain = method.batch.teacher_log_probs[view.name] - method.batch.old_log_probs  # (B, T)
+            figures = known(gain, rollouts, rows, seed=seed)
+            if figures not in distinct_figures:
+                names.append(f"{method.label}: {view.name}")
+                distinct_figures.append(figures)
+    return [{"name": name, **figures} for name, figures in zip(names, distinct_figures, strict=True)]
+
+
+def _rows_with_foreign_reference(view: View, rollouts: Rollouts, answers: Sequence[str | None]) -> list[int]:
+    """Returns the rows whose reference is an answer, or no part of the response itself."""
+    rows: list[int] = []
+    for row in view.rows:
+        text = view.references[row]
+        ground_truth = rollouts.problems[row // rollouts.group_size].ground_truth
+        is_answer = text in (ground_truth, answers[row])
+        if text is None or is_answer or text.strip() not in rollouts.responses[row]:
+            rows.append(row)
+    return rows
 
 
 def known(gain: Tensor, rollouts: Rollouts, rows: Sequence[int], *, seed: int) -> Tree:
@@ -352,20 +414,32 @@ def known(gain: Tensor, rollouts: Rollouts, rows: Sequence[int], *, seed: int) -
 
     `gain` is (B, T), 0 on padding; `rows` are those of the responses that count, of which one is right.
     """
-    right, wrong = ([row for row in rows if bool(rollouts.correct[row]) is which] for which in (True, False))
-    table = []
-    for row in right:
+    right_rows = [row for row in rows if rollouts.correct[row]]
+    wrong_rows = [row for row in rows if not rollouts.correct[row]]
+    figures_of_right: list[list[float]] = []
+    for row in right_rows:
         length = int(rollouts.response_mask[row].sum())
-        parts = [float(part.sum()) for part in numpy.array_split(gain[row, :length].double().numpy(), len(QUARTERS))]
-        rate = float(rollouts.correct[list(rollouts.rows_of(row // rollouts.group_size))].double().mean())
-        table.append([sum(parts), *parts, -math.log(rate)])
-    sums = gain[wrong].double().sum(1, keepdim=True).tolist() or [[math.nan]]  # an undefined figure where none is wrong
+        quarters = numpy.array_split(gain[row, :length].double().numpy(), len(QUARTERS))
+        sums = [float(quarter.sum()) for quarter in quarters]
+        group = list(rollouts.rows_of(row // rollouts.group_size))
+        pass_rate = float(rollouts.correct[group].double().mean())
+        figures_of_right.append([sum(sums), *sums, -math.log(pass_rate)])
+    figures_of_wrong = gain[wrong_rows].double().sum(1, keepdim=True).tolist()
+    if not wrong_rows:  # an undefined figure
+        wrong_rows = [0]
+        figures_of_wrong = [[math.nan]]
 
     def means(names: Sequence[str], table: Sequence[Sequence[float]], rows: Sequence[int]) -> dict[str, Figure]:
-        columns, problems = numpy.array(table), numpy.array(rows) // rollouts.group_size
-        return bootstrap(
-            problems, lambda some: dict(zip(names, columns[some].mean(axis=0), strict=True)), seed=[seed, 5]
-        )
+        columns = numpy.array(table)
+        problems = numpy.array(rows) // rollouts.group_size
 
-    figures = means(("nats", *QUARTERS, "limit"), table, right) | means(("wrong",), sums, wrong or [0])
-    return {"responses": len(right), **figures}
+        def metrics(entries: _Indices) -> dict[str, float]:
+            return dict(zip(names, columns[entries].mean(axis=0), strict=True))
+
+        return bootstrap(problems, metrics, seed=[seed, 5])
+
+    return {
+        "responses": len(right_rows),
+        **means(("nats", *QUARTERS, "limit"), figures_of_right, right_rows),
+        **means(("wrong",), figures_of_wrong, wrong_rows),
+    }

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cepo.algorithms import Estimator
 from cepo.credit import agreement
-from cepo.credit.agreement import QUARTERS, Arm, MethodSignal, credit_arms, signals_of, value_arms
+from cepo.credit.agreement import QUARTERS, MethodSignal, credit_arms, signals_of, value_arms
 from cepo.credit.session import Session
 from cepo.credit.truth import (
     Continuations,
@@ -79,10 +79,11 @@ def measured(
     chosen = chosen_tokens(rollouts, num_responses=responses, num_tokens=tokens, seed=seed)
     prefixes = needed_prefixes(rollouts, chosen) if continuations else []
     continued = Continuations(folder, session, rollouts, number=continuations)
-    number, left = len(prefixes), len(continued.missing(prefixes))
+    number = len(prefixes)
+    num_missing = len(continued.missing(prefixes))
     work = (
         f"{len(chosen)} responses, {sum(map(len, chosen.values())):,} tokens; {number * continuations:,} continuations "
-        f"({number:,} prefixes, {continuations} each), {left * continuations:,} of them are left"
+        f"({number:,} prefixes, {continuations} each), {num_missing * continuations:,} of them are left"
     )
     if dry_run:
         return work, {}
@@ -117,21 +118,21 @@ def compared(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal], 
     credit with half as many continuations would reach.
     """
     half = dataclasses.replace(truth, credit=truth.credit_halves[1], value=truth.value_halves[1])
-    credits = [(arm, truth) for arm in credit_arms(truth, rollouts, signals, seed=seed)]
-    values = [(arm, truth) for arm in value_arms(truth, rollouts, signals)]
-    credits.append((Arm(_ORACLE, "baseline", truth.credit_halves[0]), half))
-    values.append((Arm(_ORACLE, "baseline", truth.value_halves[0]), half))
-    return {
-        "credit": [
-            {"name": arm.name, "kind": arm.kind, **agreement.credit_figures(of, arm.numbers, seed=seed)}
-            for arm, of in credits
-        ],
-        "value": [
-            {"name": arm.name, "kind": arm.kind, **agreement.value_figures(of, arm.numbers, seed=seed)}
-            | ({"calibration": agreement.calibration(arm.numbers, truth.value)} if of is truth else {})
-            for arm, of in values
-        ],
-    }
+    credit_rows: list[Tree] = []
+    for arm in credit_arms(truth, rollouts, signals, seed=seed):
+        figures = agreement.credit_figures(truth, arm.numbers, seed=seed)
+        credit_rows.append({"name": arm.name, "kind": arm.kind, **figures})
+    oracle = agreement.credit_figures(half, truth.credit_halves[0], seed=seed)
+    credit_rows.append({"name": _ORACLE, "kind": "baseline", **oracle})
+
+    value_rows: list[Tree] = []
+    for arm in value_arms(truth, rollouts, signals):
+        figures = agreement.value_figures(truth, arm.numbers, seed=seed)
+        curve = agreement.calibration(arm.numbers, truth.value)
+        value_rows.append({"name": arm.name, "kind": arm.kind, **figures, "calibration": curve})
+    oracle = agreement.value_figures(half, truth.value_halves[0], seed=seed)
+    value_rows.append({"name": _ORACLE, "kind": "baseline", **oracle})
+    return {"credit": credit_rows, "value": value_rows}
 
 
 def _write_traces(
@@ -140,22 +141,37 @@ def _write_traces(
     """Writes `traces.jsonl`, one object per measured response (`docs/credit.md`), and the images of their problems."""
     (folder / "images").mkdir(exist_ok=True)
     lines: list[Tree] = []
-    for row, measured_tokens in truth.entries.items():
-        number, tokens = row // rollouts.group_size, rollouts.generations[row].response_ids
-        problem, image = rollouts.problems[number], f"images/{number}.png"
+    for row, entries in truth.entries.items():
+        number = row // rollouts.group_size
+        problem = rollouts.problems[number]
+        tokens = rollouts.generations[row].response_ids
+        image: str | None = None
         if problem.images:
+            image = f"images/{number}.png"
             (folder / image).write_bytes(png_bytes(problem.images[0]))
         values: list[float | None] = [None] * (len(tokens) + 1)
         credit: list[float | None] = [None] * len(tokens)
-        for index in measured_tokens:
-            token, before, own = int(truth.token[index]), float(truth.value[index]), float(truth.credit[index])
-            credit[token], values[token], values[token + 1] = own, before, before + own
+        for entry in entries:
+            token = int(truth.token[entry])
+            value = float(truth.value[entry])
+            credit[token] = float(truth.credit[entry])
+            values[token] = value
+            values[token + 1] = value + float(truth.credit[entry])
+        advantages: Tree = {}
+        evidence: Tree = {}
+        for method in signals:
+            advantages[method.label] = _of(method.signal.advantages, row, len(tokens))
+            columns: Tree = {}
+            for name, diagnostic in method.signal.diagnostics.items():
+                columns[name] = _of(diagnostic, row, len(tokens))
+            if columns:
+                evidence[method.label] = columns
         lines.append(
             {
                 "prompt_id": problem.prompt_id,
                 "ground_truth": problem.ground_truth,
                 "problem": problem.text,
-                "image": image if problem.images else None,
+                "image": image,
                 "row": row,
                 "response": rollouts.responses[row],
                 "reward": float(rollouts.rewards[row]),
@@ -164,12 +180,8 @@ def _write_traces(
                 "token_ids": list(tokens),
                 "values": values,
                 "credit": credit,
-                "advantages": {each.label: _of(each.signal.advantages, row, len(tokens)) for each in signals},
-                "evidence": {
-                    each.label: {name: _of(found, row, len(tokens)) for name, found in each.signal.diagnostics.items()}
-                    for each in signals
-                    if each.signal.diagnostics
-                },
+                "advantages": advantages,
+                "evidence": evidence,
             }
         )
     write_atomically(folder / "traces.jsonl", b"".join(map(encode_line, lines)).decode("utf-8"))
@@ -181,31 +193,45 @@ def _of(tensor: Tensor, row: int, length: int) -> list[float | None]:
 
 def credit_tables(results: Fields, *, with_kinds: bool = False) -> list[ScoreTable]:
     """Returns the tables with 95 % intervals; an undefined figure has no cell. With kinds, a row's name ends with its kind."""
-    return [
-        ScoreTable(
-            title=f"{title}, ± standard error over problems",
-            columns=[Column(name=column, digits=3) for column in columns.values()],
-            rows=[
-                TableRow(
-                    name=f"{row['name']} ({row['kind']})" if with_kinds and "kind" in row else row["name"],
-                    cells={
-                        column: Cell(mean=found["value"], **{name: found[name] for name in ("error", "low", "high")})
-                        for name, column in columns.items()
-                        if (found := row[name])["value"] is not None
-                    },
-                )
-                for row in results[part]
-            ],
-            notes=_notes(results["counts"]) if part == "credit" else (),
+    tables: list[ScoreTable] = []
+    for part, (title, headings) in _PARTS.items():
+        if part not in results:
+            continue
+        rows: list[TableRow] = []
+        for row in results[part]:
+            name = row["name"]
+            if with_kinds and "kind" in row:
+                name = f"{name} ({row['kind']})"
+            rows.append(TableRow(name=name, cells=_cells(row, headings)))
+        tables.append(
+            ScoreTable(
+                title=f"{title}, ± standard error over problems",
+                columns=[Column(name=heading, digits=3) for heading in headings.values()],
+                rows=rows,
+                notes=_notes(results["counts"]) if part == "credit" else (),
+            )
         )
-        for part, (title, columns) in _PARTS.items()
-        if part in results
-    ]
+    return tables
+
+
+def _cells(row: Fields, headings: Mapping[str, str]) -> dict[str, Cell]:
+    cells: dict[str, Cell] = {}
+    for name, heading in headings.items():
+        figure = row[name]
+        if figure["value"] is not None:
+            cells[heading] = Cell(
+                mean=figure["value"],
+                error=figure["error"],
+                low=figure["low"],
+                high=figure["high"],
+            )
+    return cells
 
 
 def write_credit_page(results: Fields, out: Path) -> Path:
     """Writes the page of a measurement: its tables as bars with 95 % intervals, and the values' calibration curves."""
-    description, sections = results["description"], list[Section]()
+    description = results["description"]
+    sections: list[Section] = []
     tables = [scores(table, first="method", limit=_ORACLE) for table in credit_tables(results, with_kinds=True)]
     if results["knowledge"]:
         sections.append(Section(title="Knowledge", closed=False, notes=[_KNOWING], tables=tables[:1]))
@@ -225,13 +251,15 @@ def write_credit_page(results: Fields, out: Path) -> Path:
 
 
 def _calibration(results: Fields) -> Chart:
-    curves = [
-        Series(label=row["name"], steps=[one["believed"] for one in points], values=[one["true"] for one in points])
-        for row in results["value"]
-        if (points := row.get("calibration"))
-    ]
-    perfect = Series(label="calibrated", steps=[0.0, 1.0], values=[0.0, 1.0], help="belief and truth are equal")
-    return Chart(title="Calibration", unit="V", series=[*curves, perfect], x="believed chance of a right end")
+    curves: list[Series] = []
+    for row in results["value"]:
+        points = row.get("calibration")
+        if points:
+            believed = [point["believed"] for point in points]
+            true = [point["true"] for point in points]
+            curves.append(Series(label=row["name"], steps=believed, values=true))
+    curves.append(Series(label="calibrated", steps=[0.0, 1.0], values=[0.0, 1.0], help="belief and truth are equal"))
+    return Chart(title="Calibration", unit="V", series=curves, x="believed chance of a right end")
 
 
 _KNOWING = (

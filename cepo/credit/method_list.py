@@ -16,7 +16,8 @@ from cepo.sections.declaring import fields_of
 from cepo.sections.reader import default_tree
 from cepo.types import TokenBatch, TokenSignal
 
-_OPENING, _CLOSING = "([{", ")]}"
+_OPENING = "([{"
+_CLOSING = ")]}"
 
 
 class LeaveOneOut(GroupRelativeEstimator):
@@ -40,15 +41,17 @@ def read_methods(line: str, algorithm: Mapping[str, object]) -> dict[str, Estima
     """
     methods: dict[str, Estimator] = {LeaveOneOut.name: LeaveOneOut(NoSettings())}
     for text in _split(line):
-        name, _, given = text.partition("(")
-        if given and not given.endswith(")"):
+        name, _, assignments = text.partition("(")
+        if assignments and not assignments.endswith(")"):
             raise ConfigError(f"methods: '{text}' has no closing parenthesis; write name(setting=value, ...)")
         cls = estimator_class(name.strip())
-        own = _settings(text, given.removesuffix(")"), [key for key, _ in leaves(default_tree(cls.Config))])
+        known_keys = [key for key, _ in leaves(default_tree(cls.Config))]
+        overrides = _settings(text, assignments.removesuffix(")"), known_keys)
         tree = section_of(cls.name, algorithm)
         if "advantage" in fields_of(cls.Config):
             tree["advantage"] = {**tree.get("advantage", {}), "scale": "none"}
-        estimator = build_estimator(cls.name, OmegaConf.to_container(OmegaConf.merge(tree, own)))  # type: ignore[arg-type]
+        settings = OmegaConf.to_container(OmegaConf.merge(tree, overrides))
+        estimator = build_estimator(cls.name, settings)  # type: ignore[arg-type]
         _require_advantages(text, estimator)
         if text in methods:
             raise ConfigError(f"methods: '{text}' is given twice in '{line}'; name each method with its settings once")
@@ -56,23 +59,33 @@ def read_methods(line: str, algorithm: Mapping[str, object]) -> dict[str, Estima
     return methods
 
 
-def _settings(text: str, inside: str, known: Sequence[str]) -> Any:
-    """Reads `key=value, ...`, in which a key may be the end of a `known` dotted one."""
-    assignments: list[str] = []
-    for part in _split(inside) if inside.strip() else ():
-        key, equals, value = (each.strip() for each in part.partition("="))
+def _settings(text: str, assignments: str, known_keys: Sequence[str]) -> Any:
+    """Reads `key=value, ...`, in which a key may be the end of a known dotted one."""
+    parts: list[str] = []
+    if assignments.strip():
+        parts = _split(assignments)
+    dotted_assignments: list[str] = []
+    for part in parts:
+        key, equals, value = part.partition("=")
         if not equals:
             raise ConfigError(f"methods: '{text}' names a setting without a value; write name(setting=value, ...)")
-        is_whole = any(f"{each}.".startswith(f"{key}.") for each in known)
-        found = [key] if is_whole else [each for each in known if each.endswith(f".{key}")]
-        if len(found) != 1:
-            near = did_you_mean(key, [each.rpartition(".")[2] for each in known])
-            raise ConfigError(f"methods: '{text}': the method has no setting '{key}'.{near}")
-        assignments.append(f"{found[0]}={value}")
+        dotted_key = _dotted_key(text, key.strip(), known_keys)
+        dotted_assignments.append(f"{dotted_key}={value.strip()}")
     try:
-        return OmegaConf.from_dotlist(assignments)
+        return OmegaConf.from_dotlist(dotted_assignments)
     except (OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"methods: the settings of '{text}' cannot be read: {error}") from error
+
+
+def _dotted_key(text: str, key: str, known_keys: Sequence[str]) -> str:
+    """Returns the known key or section that `key` names, or the one key that ends with it."""
+    if any(f"{known_key}.".startswith(f"{key}.") for known_key in known_keys):
+        return key
+    candidates = [known_key for known_key in known_keys if known_key.endswith(f".{key}")]
+    if len(candidates) == 1:
+        return candidates[0]
+    last_names = [known_key.rpartition(".")[2] for known_key in known_keys]
+    raise ConfigError(f"methods: '{text}': the method has no setting '{key}'.{did_you_mean(key, last_names)}")
 
 
 def _require_advantages(text: str, estimator: Estimator) -> None:
@@ -89,9 +102,14 @@ def _require_advantages(text: str, estimator: Estimator) -> None:
 
 
 def _split(line: str) -> list[str]:
-    parts, depth = [""], 0
+    """Splits at the commas that are not in brackets."""
+    parts = [""]
+    depth = 0
     for letter in line:
-        depth += (letter in _OPENING) - (letter in _CLOSING)
+        if letter in _OPENING:
+            depth += 1
+        elif letter in _CLOSING:
+            depth -= 1
         if letter == "," and depth == 0:
             parts.append("")
         else:

@@ -64,10 +64,10 @@ def opened(config: RunConfig, actor: Path | None) -> Iterator[Session]:
     problems = read_training_sets(config.data, processing)
     contexts = ContextBuilder(processing, TeacherConfig(), max_context_length=config.data.max_prompt_length)
     facts = WorkerFacts(
-        config.data,
-        config.algorithm,
-        config.worker,
-        config.trainer,
+        data=config.data,
+        algorithm=config.algorithm,
+        worker=config.worker,
+        trainer=config.trainer,
         teacher=TeacherConfig(),
         needs_values=False,
         total_steps=1,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing
@@ -27,7 +28,7 @@ from cepo.credit.session import Session
 from cepo.errors import ConfigError, DataError, ForeignFileError
 from cepo.files.foreign import damaged_as, irregular_file, read_json, read_objects
 from cepo.files.trees import Fields, Tree, leaves
-from cepo.rollout.generator import Generation, sampling_seed
+from cepo.rollout.generator import Generation, GenerationRequest, sampling_seed
 from cepo.run_folder.writing import LineFile, encode_line, write_atomically
 from cepo.terminal.progress import Progress
 from cepo.trainer.asking import request, training_settings
@@ -69,11 +70,12 @@ def chosen_tokens(rollouts: Rollouts, *, num_responses: int, num_tokens: int, se
             f"all {len(rollouts.problems)} groups of {rollouts.group_size} responses have equal rewards, so no token made a "
             "difference; give other data, another checkpoint, or more responses per problem (worker.rollout.n)"
         )
-    rows = sorted(numpy.random.default_rng(seed).permutation(live)[:num_responses].tolist())
+    permuted_rows = numpy.random.default_rng(seed).permutation(live).tolist()
     chosen: dict[int, list[int]] = {}
-    for row in rows:
+    for row in sorted(permuted_rows[:num_responses]):
         length = len(rollouts.generations[row].response_ids)
-        chosen[row] = sorted(numpy.random.default_rng([seed, row]).permutation(length)[:num_tokens].tolist())
+        permuted_tokens = numpy.random.default_rng([seed, row]).permutation(length).tolist()
+        chosen[row] = sorted(permuted_tokens[:num_tokens])
     return chosen
 
 
@@ -86,23 +88,26 @@ def prefix_of(rollouts: Rollouts, row: int, length: int) -> Prefix:
 
 def needed_prefixes(rollouts: Rollouts, chosen: Mapping[int, Sequence[int]]) -> list[Prefix]:
     """Returns the distinct prefixes before and after the chosen tokens, the shortest first, without whole responses."""
-    found: dict[str, Prefix] = {}
+    prefixes: dict[str, Prefix] = {}
     for row, tokens in chosen.items():
-        whole = len(rollouts.generations[row].response_ids)
-        for length in sorted({length for token in tokens for length in (token, token + 1) if length < whole}):
+        lengths: set[int] = set()
+        for token in tokens:
+            lengths.update((token, token + 1))
+        lengths.discard(len(rollouts.generations[row].response_ids))  # its verdict is the response's own
+        for length in sorted(lengths):
             prefix = prefix_of(rollouts, row, length)
-            found[prefix.name] = prefix
-    return sorted(found.values(), key=lambda prefix: (len(prefix.tokens), prefix.problem, prefix.tokens))
+            prefixes[prefix.name] = prefix
+    return sorted(prefixes.values(), key=lambda prefix: (len(prefix.tokens), prefix.problem, prefix.tokens))
 
 
-def claim_folder(folder: Path, own: Fields, config: RunConfig) -> None:
+def claim_folder(folder: Path, effort: Fields, config: RunConfig) -> None:
     """Writes the settings that the folder's samples depend on, or compares them with those that the folder has.
 
     Raises `ConfigError` if they differ or the folder holds something else, and `DataError` if they cannot be read.
     """
     worker = config.worker
     settings = {
-        **own,
+        **effort,
         "data": dataclasses.asdict(config.data),
         "worker.actor.model": dataclasses.asdict(worker.actor.model),
         "worker.rollout": dataclasses.asdict(worker.rollout),
@@ -113,16 +118,17 @@ def claim_folder(folder: Path, own: Fields, config: RunConfig) -> None:
     }
     flat = json.loads(json.dumps(dict(leaves(settings)), default=str))
     path = folder / SETTINGS_FILE
-    if (irregular := irregular_file(folder)) is not None:
+    irregular = irregular_file(folder)
+    if irregular is not None:
         raise ForeignFileError(irregular, "is a link, a pipe or a device; give a new folder (--out)")
     if path.is_file():
         with read_whole(path):
-            before: Tree = read_json(path, dict, within=folder)
-        other = [key for key in sorted({*flat, *before}) if flat.get(key) != before.get(key)]
-        if other:
+            stored: Tree = read_json(path, dict, within=folder)
+        differing = [key for key in sorted({*flat, *stored}) if flat.get(key) != stored.get(key)]
+        if differing:
             raise ConfigError(
-                f"--out {folder} holds a measurement with other settings: {', '.join(other[:5])}; give the same settings "
-                "to resume it, or a new folder"
+                f"--out {folder} holds a measurement with other settings: {', '.join(differing[:5])}; give the same "
+                "settings to resume it, or a new folder"
             )
         return
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -144,38 +150,51 @@ def kept_rollouts(folder: Path, session: Session) -> Rollouts:
     """
     path = folder / _RESPONSES_FILE
     if not path.exists():
-        asked = session.ask(0, with_baselines=True)
-        assert asked.reward_baselines is not None
-        rows: list[Tree] = [
-            {
-                "prompt_id": asked.problems[row // asked.group_size].prompt_id,
-                "response": asked.responses[row],
-                **dataclasses.asdict(generation),
-                "scores": dict(asked.scores[row]),
-                "correct": bool(asked.correct[row]),
-                "baseline": float(asked.reward_baselines[row]),
-            }
-            for row, generation in enumerate(asked.generations)
-        ]
-        write_atomically(path, b"".join(map(encode_line, rows)).decode("utf-8"))
+        _write_rollouts(path, session.ask(0, with_baselines=True))
     problems = session.problems_of(0)
     with read_whole(path):
         rows = list(read_objects(path, within=folder))
+        generations: list[Generation] = []
+        for row in rows:
+            generations.append(
+                Generation(
+                    response_ids=tuple(row["response_ids"]),
+                    log_probs=tuple(row["log_probs"]),
+                    finished=row["finished"],
+                )
+            )
         return Rollouts(
             step=0,
             problems=problems,
             prompts=[session.contexts.student(problem) for problem in problems],
-            generations=[
-                Generation(
-                    response_ids=tuple(row["response_ids"]), log_probs=tuple(row["log_probs"]), finished=row["finished"]
-                )
-                for row in rows
-            ],
+            generations=generations,
             responses=[row["response"] for row in rows],
             scores=[row["scores"] for row in rows],
             correct=torch.tensor([row["correct"] for row in rows]),
             reward_baselines=torch.tensor([row["baseline"] for row in rows]),
         )
+
+
+def _write_rollouts(path: Path, rollouts: Rollouts) -> None:
+    assert rollouts.reward_baselines is not None, "a measurement samples its rollouts with baselines"
+    rows: list[Tree] = []
+    for row, generation in enumerate(rollouts.generations):
+        problem = rollouts.problems[row // rollouts.group_size]
+        rows.append(
+            {
+                "prompt_id": problem.prompt_id,
+                "response": rollouts.responses[row],
+                **dataclasses.asdict(generation),
+                "scores": dict(rollouts.scores[row]),
+                "correct": bool(rollouts.correct[row]),
+                "baseline": float(rollouts.reward_baselines[row]),
+            }
+        )
+    write_atomically(path, b"".join(map(encode_line, rows)).decode("utf-8"))
+
+
+_Response = tuple[int, tuple[int, ...]]
+"""The number of a problem among the rollouts', and the tokens of a response to it."""
 
 
 @pydantic_dataclass(frozen=True, kw_only=True)
@@ -193,10 +212,15 @@ class Continuations:
     """The continuations of a measurement, `number` per prefix, stored in `folder`."""
 
     def __init__(self, folder: Path, session: Session, rollouts: Rollouts, *, number: int) -> None:
-        self._path, self._session, self._rollouts, self._number = folder / CONTINUATIONS_FILE, session, rollouts, number
+        self._path = folder / CONTINUATIONS_FILE
+        self._session = session
+        self._rollouts = rollouts
+        self._number = number
+        self.done: dict[str, Continued] = {}
         with read_whole(self._path):
-            rows = read_objects(self._path, within=folder) if self._path.exists() else ()
-            self.done: dict[str, Continued] = {row["prefix"]: Continued(**row) for row in rows}
+            if self._path.exists():
+                for row in read_objects(self._path, within=folder):
+                    self.done[row["prefix"]] = Continued(**row)
 
     def missing(self, prefixes: Sequence[Prefix]) -> list[Prefix]:
         """Returns the prefixes that have not been continued yet."""
@@ -221,48 +245,63 @@ class Continuations:
         All continuations of a part get the maximum length of its shortest prefix. To fit into the engine's context, a
         longer prefix joins only if its prompt is shorter than the longest allowed one by at least the difference.
         """
-        free = self._session.config.data.max_prompt_length
+        longest_prompt = self._session.config.data.max_prompt_length
         parts: list[list[Prefix]] = []
         for prefix in sorted(prefixes, key=lambda prefix: len(prefix.tokens)):
-            longer = len(prefix.tokens) - len(parts[-1][0].tokens) if parts else 0
-            has_room = longer <= free - len(self._rollouts.prompts[prefix.problem].token_ids)
-            if not parts or len(parts[-1]) == _PREFIXES_AT_ONCE or not has_room:
+            if not parts or not self._fits(prefix, parts[-1], longest_prompt):
                 parts.append([])
             parts[-1].append(prefix)
         return parts
 
+    def _fits(self, prefix: Prefix, part: Sequence[Prefix], longest_prompt: int) -> bool:
+        prompt = self._rollouts.prompts[prefix.problem]
+        num_tokens_more = len(prefix.tokens) - len(part[0].tokens)
+        return len(part) < _PREFIXES_AT_ONCE and num_tokens_more <= longest_prompt - len(prompt.token_ids)
+
     def _continue(self, prefixes: Sequence[Prefix]) -> list[Continued]:
-        session, problems, prompts = self._session, self._rollouts.problems, self._rollouts.prompts
-        rollout = session.config.worker.rollout
-        settings = training_settings(rollout, session.config.data)
-        longest = settings.max_response_length
-        shortest = min(len(prefix.tokens) for prefix in prefixes)
-        settings = dataclasses.replace(settings, num_samples=self._number, max_response_length=longest - shortest)
-        seeds = [sampling_seed(rollout.seed, _CONTINUATION_STEP, prefix.name) for prefix in prefixes]
-        requests = [
-            request(problems[prefix.problem], prompts[prefix.problem], seed, prefix.tokens)
-            for prefix, seed in zip(prefixes, seeds, strict=True)
-        ]
-        sampled = session.backend.generate(requests, settings)
-        # Cutting equals sampling with the prefix's own limit: the noise does not depend on the limit.
-        whole = [
-            [(prefix.problem, prefix.tokens + one.response_ids[: longest - len(prefix.tokens)]) for one in group]
-            for prefix, group in zip(prefixes, sampled, strict=True)
-        ]
+        rollouts = self._rollouts
+        groups = self._sampled(prefixes)
+        longest = self._session.config.data.max_response_length
+        responses: list[list[_Response]] = []  # of each prefix
+        for prefix, group in zip(prefixes, groups, strict=True):
+            # Cutting equals sampling with the prefix's own limit: the noise does not depend on the limit.
+            limit = longest - len(prefix.tokens)
+            responses.append([(prefix.problem, prefix.tokens + sample.response_ids[:limit]) for sample in group])
         # Equal responses to a problem are graded once.
-        distinct = list(dict.fromkeys(response for group in whole for response in group))
-        correct = session.asker.verdicts([(problems[problem], tokens) for problem, tokens in distinct])
-        verdicts = dict(zip(distinct, correct.tolist(), strict=True))
-        return [
-            Continued(
-                prefix=prefix.name,
-                length=len(prefix.tokens),
-                right="".join("1" if verdicts[response] else "0" for response in responses),
-                entropy=sum(-one.log_probs[0] for one in group) / len(group),
-                num_tokens=sum(len(tokens) - len(prefix.tokens) for _, tokens in responses),
+        distinct = list(dict.fromkeys(itertools.chain.from_iterable(responses)))
+        correct = self._session.asker.verdicts([(rollouts.problems[problem], tokens) for problem, tokens in distinct])
+        is_right = dict(zip(distinct, correct.tolist(), strict=True))
+        continuations: list[Continued] = []
+        for prefix, group, whole_responses in zip(prefixes, groups, responses, strict=True):
+            verdicts = ["1" if is_right[response] else "0" for response in whole_responses]
+            continuations.append(
+                Continued(
+                    prefix=prefix.name,
+                    length=len(prefix.tokens),
+                    right="".join(verdicts),
+                    entropy=sum(-generation.log_probs[0] for generation in group) / len(group),
+                    num_tokens=sum(len(tokens) - len(prefix.tokens) for _, tokens in whole_responses),
+                )
             )
-            for prefix, group, responses in zip(prefixes, sampled, whole, strict=True)
-        ]
+        return continuations
+
+    def _sampled(self, prefixes: Sequence[Prefix]) -> list[list[Generation]]:
+        """Samples each prefix's continuations, all up to the limit of the shortest prefix."""
+        config = self._session.config
+        shortest = min(len(prefix.tokens) for prefix in prefixes)
+        settings = training_settings(config.worker.rollout, config.data)
+        settings = dataclasses.replace(
+            settings,
+            num_samples=self._number,
+            max_response_length=settings.max_response_length - shortest,
+        )
+        requests: list[GenerationRequest] = []
+        for prefix in prefixes:
+            problem = self._rollouts.problems[prefix.problem]
+            prompt = self._rollouts.prompts[prefix.problem]
+            seed = sampling_seed(config.worker.rollout.seed, _CONTINUATION_STEP, prefix.name)
+            requests.append(request(problem, prompt, seed, prefix.tokens))
+        return self._session.backend.generate(requests, settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,24 +328,36 @@ class Truth:
 
 def assemble(rollouts: Rollouts, chosen: Mapping[int, Sequence[int]], continued: Mapping[str, Continued]) -> Truth:
     """Computes the truth about the chosen tokens from the verdicts on continuations."""
-    rows, tokens = numpy.array([(row, token) for row, tokens in chosen.items() for token in tokens]).T
 
     def values(row: int, length: int) -> Numbers:
         """V before token `length`, and its two halves; after the last token the response's own verdict."""
         if length == len(rollouts.generations[row].response_ids):
             return numpy.full(3, float(rollouts.correct[row]))
-        right = numpy.array(list(continued[prefix_of(rollouts, row, length).name].right), dtype=float)
+        verdicts = continued[prefix_of(rollouts, row, length).name].right
+        right = numpy.array(list(verdicts), dtype=float)
         return numpy.array([right.mean(), right[0::2].mean(), right[1::2].mean()])
 
-    before, after = (numpy.array([*map(values, rows, tokens + more)]).T for more in (0, 1))
-    prefixes = [prefix_of(rollouts, row, token) for row, token in zip(rows, tokens, strict=True)]
+    rows: list[int] = []
+    tokens: list[int] = []
+    values_before: list[Numbers] = []
+    values_after: list[Numbers] = []
+    entropies: list[float] = []
+    for row, chosen_of_row in chosen.items():
+        for token in chosen_of_row:
+            rows.append(row)
+            tokens.append(token)
+            values_before.append(values(row, token))
+            values_after.append(values(row, token + 1))
+            entropies.append(continued[prefix_of(rollouts, row, token).name].entropy)
+    value = numpy.array(values_before).T  # (3, N): V and its halves
+    credit = numpy.array(values_after).T - value
     return Truth(
-        problem=rows // rollouts.group_size,
-        row=rows,
-        token=tokens,
-        value=before[0],
-        credit=(after - before)[0],
-        value_halves=before[1:],
-        credit_halves=(after - before)[1:],
-        entropy=numpy.array([continued[prefix.name].entropy for prefix in prefixes]),
+        problem=numpy.array(rows) // rollouts.group_size,
+        row=numpy.array(rows),
+        token=numpy.array(tokens),
+        value=value[0],
+        credit=credit[0],
+        value_halves=value[1:],
+        credit_halves=credit[1:],
+        entropy=numpy.array(entropies),
     )

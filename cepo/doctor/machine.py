@@ -24,7 +24,8 @@ from cepo.rollout.factory import choose_generator, settings_of_run
 from cepo.run_folder.environment import installed_version
 from cepo.workers.memory import LESS_ACTIVATIONS, WHAT_HELPS, Memory, estimate_memory, fit, gib
 
-_CONTAINER, _SHARED_MEMORY = Path("/sys/fs/cgroup"), Path("/dev/shm")
+_CONTAINER = Path("/sys/fs/cgroup")
+_SHARED_MEMORY = Path("/dev/shm")
 _SHARED_PER_DEVICE = 2 * 2**30
 
 
@@ -38,21 +39,31 @@ class Gpu(NamedTuple):
 
 
 def usable_gpus() -> list[Gpu]:
-    cuda = torch.cuda
-    indices = range(cuda.device_count() if cuda.is_available() else 0)
-    return [
-        Gpu(cuda.get_device_name(each), cuda.get_device_capability(each), *cuda.mem_get_info(each)) for each in indices
-    ]
+    if not torch.cuda.is_available():
+        return []
+    gpus: list[Gpu] = []
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        gpus.append(
+            Gpu(
+                name=torch.cuda.get_device_name(index),
+                capability=torch.cuda.get_device_capability(index),
+                free=free,
+                total=total,
+            )
+        )
+    return gpus
 
 
 def usable_memory() -> tuple[int, int]:
     """Returns (total, free) bytes; a container's limit applies if it is below the machine's memory."""
-    memory, limit = psutil.virtual_memory(), _CONTAINER / "memory.max"
-    allowed = limit.read_text("ascii").strip() if limit.is_file() else "max"
-    if not allowed.isdecimal() or int(allowed) >= memory.total:
+    memory = psutil.virtual_memory()
+    limit_file = _CONTAINER / "memory.max"
+    limit = limit_file.read_text("ascii").strip() if limit_file.is_file() else "max"
+    if not limit.isdecimal() or int(limit) >= memory.total:
         return memory.total, memory.available
     used = int((_CONTAINER / "memory.current").read_text("ascii"))
-    return int(allowed), min(memory.available, int(allowed) - used)
+    return int(limit), min(memory.available, int(limit) - used)
 
 
 def machine_findings(gpus: Sequence[Gpu]) -> list[Finding]:
@@ -67,7 +78,7 @@ def machine_findings(gpus: Sequence[Gpu]) -> list[Finding]:
         is_short = shared < _SHARED_PER_DEVICE * max(1, len(gpus))
         remedy = "in a container: --shm-size=16g or --ipc=host" if is_short else ""
         findings.append(Finding(str(_SHARED_MEMORY), "warn" if is_short else "ok", f"{gib(shared)} free", remedy))
-    findings += [found for found in (torch_build(), torchvision_fault()) if found is not None]
+    findings += [finding for finding in (torch_build(), torchvision_fault()) if finding is not None]
     findings += [gpu_finding(index, gpu, torch.cuda.get_arch_list()) for index, gpu in enumerate(gpus)]
     if gpus:
         findings += tool_findings(with_vllm=installed_version("vllm") is not None)
@@ -76,16 +87,17 @@ def machine_findings(gpus: Sequence[Gpu]) -> list[Finding]:
 
 def gpu_finding(index: int, gpu: Gpu, compiled: Sequence[str]) -> Finding:
     """Reports the GPU, and whether torch has code for it and it has bf16."""
-    capability = f"{gpu.capability[0]}.{gpu.capability[1]}"
-    found, subject = f"{gpu.name}, compute capability {capability}", f"GPU {index}"
-    found += f", {gib(gpu.free)} free of {gib(gpu.total)}"
+    subject = f"GPU {index}"
+    major, minor = gpu.capability
+    description = f"{gpu.name}, compute capability {major}.{minor}, {gib(gpu.free)} free of {gib(gpu.total)}"
     if not wheel_serves(gpu.capability, compiled):
-        found += f"; torch's build has no code for it, only for {', '.join(compiled)}"
+        fault = f"torch's build has no code for it, only for {', '.join(compiled)}"
         remedy = "install torch 2.13.0 built for CUDA 13: pip install 'cepo[gpu]' into a fresh environment"
-        return Finding(subject, "fail", found, remedy)
+        return Finding(subject, "fail", f"{description}; {fault}", remedy)
     if gpu.capability < (8, 0):
-        return Finding(subject, "warn", found, "bf16 training needs compute capability 8.0 or later; see docs/gpus.md")
-    return Finding(subject, "ok", found)
+        remedy = "bf16 training needs compute capability 8.0 or later; see docs/gpus.md"
+        return Finding(subject, "warn", description, remedy)
+    return Finding(subject, "ok", description)
 
 
 def wheel_serves(capability: Capability, compiled: Sequence[str]) -> bool:
@@ -104,32 +116,44 @@ def wheel_serves(capability: Capability, compiled: Sequence[str]) -> bool:
 
 def tool_findings(*, with_vllm: bool) -> list[Finding]:
     """Reports the tools with which Triton compiles the C launchers of its kernels."""
-    without = "vLLM cannot start" if with_vllm else "packed rows and the language head take slower paths"
     headers = Path(sysconfig.get_path("include"), "Python.h")
-    tools = {
-        ("C compiler", "gcc"): c_compiler(),
-        ("Python headers", f"python3.{sys.version_info.minor}-dev"): str(headers) if headers.is_file() else None,
-    }
-    why = f"not found; Triton compiles the launchers of its kernels with it; without it {without}"
+    headers_package = f"python3.{sys.version_info.minor}-dev"
+    place_of_headers = str(headers) if headers.is_file() else None
     return [
-        Finding(subject, "fail" if with_vllm else "warn", why, f"apt-get install -y {package}")
-        if found is None
-        else Finding(subject, "ok", found)
-        for (subject, package), found in tools.items()
+        _tool_finding("C compiler", c_compiler(), "gcc", with_vllm=with_vllm),
+        _tool_finding("Python headers", place_of_headers, headers_package, with_vllm=with_vllm),
     ]
+
+
+def _tool_finding(subject: str, place: str | None, package: str, *, with_vllm: bool) -> Finding:
+    if place is not None:
+        return Finding(subject, "ok", place)
+    mark = "warn"
+    consequence = "packed rows and the language head take slower paths"
+    if with_vllm:
+        mark = "fail"
+        consequence = "vLLM cannot start"
+    fault = f"not found; Triton compiles the launchers of its kernels with it; without it {consequence}"
+    return Finding(subject, mark, fault, f"apt-get install -y {package}")
 
 
 def c_compiler(environment: Mapping[str, str] = os.environ) -> str | None:
     """Returns the compiler of Triton's launchers, from the PATH of `environment` or the running Python's folder."""
     path = with_own_programs(environment.get("PATH", ""))
     compilers = [environment["CC"]] if environment.get("CC") else ["gcc", "clang"]
-    return next((found for name in compilers if (found := shutil.which(name, path=path))), None)
+    for name in compilers:
+        compiler = shutil.which(name, path=path)
+        if compiler is not None:
+            return compiler
+    return None
 
 
 def run_findings(config: RunConfig, gpus: Sequence[Gpu]) -> dict[str, list[Finding]]:
     """Returns the findings on a checked configuration, by their heading: what `cepo train` would refuse is one failure."""
-    model, trainer, heading = config.worker.actor.model, config.trainer, "this config's devices"
+    model = config.worker.actor.model
+    trainer = config.trainer
     trusted = model.trust_remote_code
+    heading = "this config's devices"
     try:
         devices = check_devices(trainer)
         family = family_of(read_config(model.model_path, trust_remote_code=trusted), trust_remote_code=trusted)
@@ -175,9 +199,11 @@ def memory_findings(memory: Memory, config: RunConfig, gpus: Sequence[Gpu]) -> l
 
 
 def disk_finding(memory: Memory, folder: Path) -> Finding:
-    whole = folder.absolute()
-    free = shutil.disk_usage(next(parent for parent in (whole, *whole.parents) if parent.exists())).free
-    found = f"{gib(free)} free for {folder}, which takes {gib(memory.checkpoint)}"
+    existing = folder.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    free = shutil.disk_usage(existing).free
+    description = f"{gib(free)} free for {folder}, which takes {gib(memory.checkpoint)}"
     if memory.checkpoint > free:
-        return Finding("checkpoints", "fail", found, "set trainer.save_checkpoint_path to a larger disk")
-    return Finding("checkpoints", "ok", found)
+        return Finding("checkpoints", "fail", description, "set trainer.save_checkpoint_path to a larger disk")
+    return Finding("checkpoints", "ok", description)

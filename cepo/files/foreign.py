@@ -60,9 +60,10 @@ def noting_opened_files() -> Generator[list[OpenedFile]]:
 
 
 def _note(path: Path | None, status: os.stat_result | None, *, address: str = "") -> None:
-    noted = _opened.get()
-    if noted is not None:
-        noted.append((address if path is None else str(Path.cwd() / path), status))
+    notes = _opened.get()
+    if notes is not None:
+        name = address if path is None else str(Path.cwd() / path)
+        notes.append((name, status))
 
 
 def require_within(path: Path, folder: Path | str | None) -> Path:
@@ -104,7 +105,9 @@ def open_regular(
         raise
     status = os.fstat(descriptor)
     _note(path, status)
-    fault = None if stat.S_ISREG(status.st_mode) else "is not a regular file"
+    fault: str | None = None
+    if not stat.S_ISREG(status.st_mode):
+        fault = "is not a regular file"
     if largest is not None and status.st_size > largest:
         fault = f"has {status.st_size:,} bytes; accepted: at most {largest:,}"
     if fault is not None:
@@ -126,8 +129,11 @@ def _open_target(path: Path, within: Path | str | None, *, writable: bool) -> in
 
 def irregular_file(folder: Path) -> Path | None:
     """Returns the first entry below a folder that is neither a regular file nor a folder: a link, a pipe, a device."""
-    entries = sorted(folder.rglob("*"))
-    return next((path for path in entries if path.is_symlink() or not (path.is_file() or path.is_dir())), None)
+    for path in sorted(folder.rglob("*")):
+        is_file_or_folder = path.is_file() or path.is_dir()
+        if path.is_symlink() or not is_file_or_folder:
+            return path
+    return None
 
 
 def size_of(path: Path, *, within: Path | str | None = None) -> int:
@@ -245,20 +251,21 @@ def _downloaded(address: str, hosts: Collection[str], largest: int) -> bytes:
     for _ in range(1 + _MOST_REDIRECTS):
         parts = require_host(address, hosts)
         try:
-            found = _answer_of(parts, until, largest)
+            answer = _answer_of(parts, until, largest)
         except (OSError, HTTPException, ValueError) as error:
             why = f"no answer within {_DOWNLOAD_SECONDS:g} s" if time.monotonic() >= until else str(error)
             raise DataError(f"{address:.100} cannot be downloaded: {why or type(error).__name__}") from error
-        if isinstance(found, bytes):
-            return found
-        address = urljoin(address, found)
+        if isinstance(answer, bytes):
+            return answer
+        address = urljoin(address, answer)
     raise DataError(f"{address:.100} cannot be downloaded: more than {_MOST_REDIRECTS} redirects")
 
 
 def _answer_of(parts: SplitResult, until: float, largest: int) -> bytes | str:
     """Returns the content of an address, or the address to which it redirects; raises `OSError` for anything else."""
     kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    connection = kind(parts.netloc.rpartition("@")[2], timeout=max(0.01, until - time.monotonic()))
+    _, _, host_and_port = parts.netloc.rpartition("@")
+    connection = kind(host_and_port, timeout=max(0.01, until - time.monotonic()))
     with closing(connection):
         connection.connect()
         peer = ip_address(connection.sock.getpeername()[0])
@@ -276,12 +283,12 @@ def _answer_of(parts: SplitResult, until: float, largest: int) -> bytes | str:
             if answer.status != 200:
                 raise OSError(f"the server answers {answer.status} {answer.reason}")
             content = answer.read(largest + 1)
-            whole = answer.length in (None, 0) and time.monotonic() < until
+            is_complete = answer.length in (None, 0) and time.monotonic() < until
         finally:
             timer.cancel()
     if len(content) > largest:
         raise OSError(f"it has more than {largest:,} bytes")
-    if not whole:
+    if not is_complete:
         raise OSError("the answer is incomplete")
     return content
 
@@ -289,4 +296,5 @@ def _answer_of(parts: SplitResult, until: float, largest: int) -> bytes | str:
 def _unreadable(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "does not exist"
-    return f"cannot be read: {(error.strerror if isinstance(error, OSError) else None) or error}"
+    reason = error.strerror if isinstance(error, OSError) else None
+    return f"cannot be read: {reason or error}"

@@ -41,9 +41,12 @@ def remove_left_behind() -> None:
     A folder is kept if its process is running, or if a process that is not visible in this container has locked it.
     """
     for folder in _parent().glob(f"{_PREFIX}*-*-*"):
-        number = folder.name.rsplit("-", maxsplit=2)[1]
+        _, process, _ = folder.name.rsplit("-", maxsplit=2)
+        if not process.isdecimal():
+            continue
         with contextlib.suppress(FileNotFoundError):  # another start removes it at the same time
-            if number.isdecimal() and folder.stat().st_uid == os.getuid() and not Path(f"/proc/{number}").exists():
+            is_own = folder.stat().st_uid == os.getuid()
+            if is_own and not Path(f"/proc/{process}").exists():
                 descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
                 with contextlib.suppress(BlockingIOError):
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -38,7 +38,9 @@ def without_secrets(value: object, *, name: str = "") -> Any:
 
 def masked_argument(argument: str) -> str:
     """Returns a command-line argument `a.b=value` with the values of secret settings masked."""
-    key, separator, value = argument.partition("=")
-    if separator and value and is_secret(key.rpartition(".")[2].lstrip("-")) and not value.startswith("${"):
+    key, _, value = argument.partition("=")
+    _, _, name = key.rpartition(".")
+    is_reference = value.startswith("${")
+    if value and is_secret(name.lstrip("-")) and not is_reference:
         return f"{key}={_MASK}"
     return _USER_IN_URL.sub(_MASK, _SECRET_ENTRY.sub(rf"\g<name>{_MASK}", argument))

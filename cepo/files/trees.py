@@ -37,9 +37,12 @@ def texts_of(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif is_mapping(value):
-        yield from (text for pair in value.items() for each in pair for text in texts_of(each))
+        for key, entry in value.items():
+            yield from texts_of(key)
+            yield from texts_of(entry)
     elif is_list(value):
-        yield from (text for each in value for text in texts_of(each))
+        for entry in value:
+            yield from texts_of(entry)
 
 
 def nested(values: Fields) -> Tree:
@@ -48,10 +51,10 @@ def nested(values: Fields) -> Tree:
     for key, value in values.items():
         *sections, name = key.split(".")
         section = tree
-        for each in sections:
-            if not is_dict(section.get(each)):  # a key that itself has a dot can name a value as a section
-                section[each] = {}
-            section = section[each]
+        for section_name in sections:
+            if not is_dict(section.get(section_name)):  # a key that itself has a dot can name a value as a section
+                section[section_name] = {}
+            section = section[section_name]
         section[name] = value
     return tree
 

@@ -27,23 +27,41 @@ from cepo.report.recorded_run import (
 )
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
 
-_METHOD, _UNSET = "algorithm.adv_estimator", "not set"
+_METHOD = "algorithm.adv_estimator"
+_UNSET = "not set"
 _ACCURACY, _GREEDY = COUNTS
 # Beginnings of the settings that cannot change what is trained or how it is measured: names, records, waiting.
 _MAY_DIFFER = (
-    *("trainer.experiment_name", "trainer.project_name", "trainer.logger", "trainer.save_", "trainer.launcher"),
-    *("trainer.load_checkpoint_path", "trainer.find_last_checkpoint", "trainer.accept_changes", "trainer.rollouts_"),
-    *("trainer.val_generations_to_log", "trainer.val_freq", "trainer.val_before_train", "trainer.start_timeout"),
-    *("trainer.stage_timeout", "trainer.ray_address", "trainer.max_restarts"),
+    "trainer.experiment_name",
+    "trainer.project_name",
+    "trainer.logger",
+    "trainer.save_",
+    "trainer.launcher",
+    "trainer.load_checkpoint_path",
+    "trainer.find_last_checkpoint",
+    "trainer.accept_changes",
+    "trainer.rollouts_",
+    "trainer.val_generations_to_log",
+    "trainer.val_freq",
+    "trainer.val_before_train",
+    "trainer.start_timeout",
+    "trainer.stage_timeout",
+    "trainer.ray_address",
+    "trainer.max_restarts",
 )
 _LONGEST_LABEL = 28
 _LARGEST_FOLDER = 50_000_000
 """Of the folders that are compared by content, such as the embedded world's model, whose path names cepo's version."""
 _COLUMNS = (
-    *(Column(name="runs"), Column(name="steps"), Column(name="before")),
-    *(Column(name="after", is_ranked=True), Column(name="greedy after", is_ranked=True)),
-    *(Column(name="difference", signed=True), Column(name="seconds a step")),
-    *(Column(name="overhead %", digits=1, signed=True), Column(name="hours")),
+    Column(name="runs"),
+    Column(name="steps"),
+    Column(name="before"),
+    Column(name="after", is_ranked=True),
+    Column(name="greedy after", is_ranked=True),
+    Column(name="difference", signed=True),
+    Column(name="seconds a step"),
+    Column(name="overhead %", digits=1, signed=True),
+    Column(name="hours"),
 )
 
 
@@ -56,14 +74,17 @@ class Setting:
 
     def at_end(self, name: str, *, before: bool = False) -> Cell | str:
         """Returns the mean over runs of their last accuracies, in percent, after or before training; empty if a run has none."""
-        measured = [
-            [value for step, value in run.accuracies(name).items() if (step == 0) == before] for run in self.runs
-        ]
-        if not all(measured):
-            return ""
-        cell = Cell.over([100 * values[-1].mean for values in measured])
-        alone = measured[0][-1].error if len(measured) == 1 else None
-        return cell if alone is None else replace(cell, error=100 * alone)
+        last_accuracies: list[Cell] = []
+        for run in self.runs:
+            accuracies = [cell for step, cell in run.accuracies(name).items() if (step == 0) == before]
+            if not accuracies:
+                return ""
+            last_accuracies.append(accuracies[-1])
+        mean = Cell.over([100 * accuracy.mean for accuracy in last_accuracies])
+        if len(last_accuracies) > 1 or last_accuracies[0].error is None:
+            return mean
+        # A single run has no error over runs, so that of its samples stands in.
+        return replace(mean, error=100 * last_accuracies[0].error)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +97,7 @@ class Comparison:
 
     def table(self) -> ScoreTable:
         """Returns accuracies in percent, differences from the first setting, and times."""
-        temperatures = sorted({str(run.temperature) for setting in self.settings for run in setting.runs})
+        temperatures = sorted({str(run.temperature) for run in self._runs()})
         return ScoreTable(
             title=f"Held-out accuracy in % at temperature {', '.join(temperatures)} and greedy, ± standard error",
             columns=_COLUMNS,
@@ -85,11 +106,15 @@ class Comparison:
         )
 
     def _cells(self, setting: Setting) -> dict[str, Cell | str]:
-        first, lasts = self.settings[0], sorted(run.last_step for run in setting.runs)
-        seconds, other = _seconds_per_step(setting), _seconds_per_step(first)
+        first = self.settings[0]
+        seconds = _seconds_per_step(setting)
+        seconds_of_first = _seconds_per_step(first)
+        last_steps = [run.last_step for run in setting.runs]
+        least = min(last_steps)
+        most = max(last_steps)
         cells: dict[str, Cell | str] = {
             "runs": str(len(setting.runs)),
-            "steps": " to ".join(map(str, dict.fromkeys((lasts[0], lasts[-1])))),
+            "steps": str(least) if least == most else f"{least} to {most}",
             "before": setting.at_end(_ACCURACY, before=True),
             "after": setting.at_end(_ACCURACY),
             "greedy after": setting.at_end(_GREEDY),
@@ -98,27 +123,42 @@ class Comparison:
         }
         if setting is not first:
             cells["difference"] = paired_difference(first, setting)
-            if isinstance(seconds, Cell) and isinstance(other, Cell):
-                cells["overhead %"] = Cell(mean=100 * (seconds.mean / other.mean - 1))
+            if isinstance(seconds, Cell) and isinstance(seconds_of_first, Cell):
+                cells["overhead %"] = Cell(mean=100 * (seconds.mean / seconds_of_first.mean - 1))
         return cells
+
+    def _runs(self) -> Iterator[RunData]:
+        for setting in self.settings:
+            yield from setting.runs
 
     def settings_table(self) -> list[list[str]]:
         """Returns what differs between the settings, and the names of their runs, with a head as the first row."""
-        names = [", ".join(run.name for run in setting.runs) for setting in self.settings]
-        head = ["setting", *(setting.label for setting in self.settings)]
-        return [head, ["runs", *names], *([key, *values] for key, values in self.differing.items())]
+        head = ["setting"]
+        names = ["runs"]
+        for setting in self.settings:
+            head.append(setting.label)
+            names.append(", ".join(run.name for run in setting.runs))
+        table = [head, names]
+        for key, values in self.differing.items():
+            table.append([key, *values])
+        return table
 
     def charts(self) -> list[Chart]:
         """Returns a chart of each metric that any run has, with the curves of all settings."""
         charts: list[Chart] = []
         are_several = any(len(setting.runs) > 1 for setting in self.settings)
         note = "of several runs the mean, and a band from the lowest to the highest" if are_several else ""
-        known = sorted({name for setting in self.settings for run in setting.runs for name in run.names()})
-        for chart, names in planned_charts(known):
+        known: set[str] = set()
+        for run in self._runs():
+            known.update(run.names())
+        for chart, names in planned_charts(sorted(known)):
             for name in names:
-                title = chart.title if len(names) == 1 else f"{chart.title}: {words(name)[0]}"
-                series = [one for setting in self.settings for one in _curves(setting, name)]
-                charts.append(replace(chart, title=title, series=series, note=note))
+                label, _ = words(name)
+                title = chart.title if len(names) == 1 else f"{chart.title}: {label}"
+                curves: list[Series] = []
+                for setting in self.settings:
+                    curves += _curves(setting, name)
+                charts.append(replace(chart, title=title, series=curves, note=note))
         return charts
 
 
@@ -136,14 +176,21 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
         if run.estimator == UNKNOWN_ESTIMATOR:
             raise DataError(f"{run.folder}/config.yaml does not set {_METHOD}; runs are grouped by their settings")
     configs = _configs(runs)
-    differing = [key for key in sorted({*chain(*configs)}) if _differs(key, configs)]
-    grouped: dict[tuple[str, ...], list[RunData]] = {}
+    keys = sorted(set(chain.from_iterable(configs)))
+    differing = [key for key in keys if _differs(key, configs)]
+    runs_by_values: dict[tuple[str, ...], list[RunData]] = {}
     for run, config in zip(runs, configs, strict=True):
-        grouped.setdefault(tuple(config.get(key, _UNSET) for key in differing), []).append(run)
-    labels = _labels([members[0].estimator for members in grouped.values()], list(grouped), differing)
-    settings = tuple(map(Setting, labels, map(tuple, grouped.values())))
-    table = {key: [values[place] for values in grouped] for place, key in enumerate(differing)}
-    return Comparison(settings=settings, differing=table, notes=tuple(_notes(settings, table)))
+        values = tuple(config.get(key, _UNSET) for key in differing)
+        runs_by_values.setdefault(values, []).append(run)
+    methods = [members[0].estimator for members in runs_by_values.values()]
+    labels = _labels(methods, list(runs_by_values), differing)
+    settings: list[Setting] = []
+    for label, members in zip(labels, runs_by_values.values(), strict=True):
+        settings.append(Setting(label, tuple(members)))
+    table: dict[str, list[str]] = {}
+    for place, key in enumerate(differing):
+        table[key] = [values[place] for values in runs_by_values]
+    return Comparison(settings=tuple(settings), differing=table, notes=tuple(_notes(settings, table)))
 
 
 def write_comparison(comparison: Comparison, out: Path) -> Path:
@@ -168,20 +215,28 @@ def paired_difference(first: Setting, second: Setting) -> Cell | str:
     common validation after the start of training. Without pairs, the result is the difference of the means at each
     run's end. With fewer than two pairs the error is that of two independent means.
     """
-    before, after = first.at_end(_ACCURACY), second.at_end(_ACCURACY)
-    if isinstance(before, str) or isinstance(after, str):
+    mean_of_first = first.at_end(_ACCURACY)
+    mean_of_second = second.at_end(_ACCURACY)
+    if isinstance(mean_of_first, str) or isinstance(mean_of_second, str):
         return ""
-    independent = after.less(before)
+    independent = mean_of_second.less(mean_of_first)
     partners = {_seeds(run): run for run in first.runs}
-    pairs = [(partners[seed], run) for run in second.runs if (seed := _seeds(run)) in partners]
-    if not pairs:
+    differences: list[float] = []
+    for run in second.runs:
+        partner = partners.get(_seeds(run))
+        if partner is None:
+            continue
+        accuracies = run.values_by_step(_ACCURACY)
+        partners_accuracies = partner.values_by_step(_ACCURACY)
+        common_steps = [step for step in accuracies if step > 0 and step in partners_accuracies]
+        if not common_steps:
+            return ""
+        last_step = max(common_steps)
+        differences.append(100 * (accuracies[last_step] - partners_accuracies[last_step]))
+    if not differences:
         return independent
-    measured = [(one.values_by_step(_ACCURACY), other.values_by_step(_ACCURACY)) for one, other in pairs]
-    ends = [max((step for step in one.keys() & other.keys() if step > 0), default=0) for one, other in measured]
-    if 0 in ends:
-        return ""
-    paired = Cell.over([100 * (other[end] - one[end]) for (one, other), end in zip(measured, ends, strict=True)])
-    return paired if len(pairs) > 1 else replace(paired, error=independent.error)
+    paired = Cell.over(differences)
+    return paired if len(differences) > 1 else replace(paired, error=independent.error)
 
 
 def _curves(setting: Setting, name: str) -> Iterator[Series]:
@@ -192,52 +247,82 @@ def _curves(setting: Setting, name: str) -> Iterator[Series]:
     measured = pandas.DataFrame([run.values_by_step(name) for run in runs])
     shared = measured.dropna(axis=1).sort_index(axis=1)
     if len(runs) > 1 and len(shared.columns) >= min(2, len(measured.columns)):
-        values, low, high = (found.tolist() for found in (shared.mean(), shared.min(), shared.max()))
-        yield Series(label=setting.label, steps=shared.columns.tolist(), values=values, low=low, high=high)
+        yield Series(
+            label=setting.label,
+            steps=shared.columns.tolist(),
+            values=shared.mean().tolist(),
+            low=shared.min().tolist(),
+            high=shared.max().tolist(),
+        )
         return
     for run in runs:
         label = setting.label if len(runs) == 1 else f"{setting.label}: {run.name}"
-        band = {} if len(runs) == 1 and name in COUNTS else {"low": (), "high": ()}
-        yield replace(series_of(run, name), label=label, **band)
+        curve = replace(series_of(run, name), label=label)
+        if len(runs) > 1 or name not in COUNTS:
+            curve = replace(curve, low=(), high=())
+        yield curve
 
 
 def _seconds_per_step(setting: Setting) -> Cell | str:
-    medians = [statistics.median(values) for run in setting.runs if (values := run.series("timing_s/step")[1])]
+    medians: list[float] = []
+    for run in setting.runs:
+        _, seconds = run.series("timing_s/step")
+        if seconds:
+            medians.append(statistics.median(seconds))
     return Cell.over(medians) if medians and min(medians) > 0 else ""
 
 
 def _configs(runs: Sequence[RunData]) -> list[dict[str, str]]:
     """Returns the settings of each run as text, with defaults, and what a path names by its content, however it is spelt."""
-    listed = [each for each in settings_of() if each.default is not REQUIRED and not _is_of_methods(each.key)]
-    defaults = {each.key: as_yaml(each.default) for each in listed}
-    configs = [defaults | {key: as_yaml(value) for key, value in leaves(run.config)} for run in runs]
-    spelt: dict[str, str] = {}
+    defaults: dict[str, str] = {}
+    for setting in settings_of():
+        if setting.default is not REQUIRED and not _is_of_methods(setting.key):
+            defaults[setting.key] = as_yaml(setting.default)
+    configs: list[dict[str, str]] = []
+    for run in runs:
+        recorded = {key: as_yaml(value) for key, value in leaves(run.config)}
+        configs.append(defaults | recorded)
+    spellings: dict[str, str] = {}  # by key and content, the first spelling of a path
     for config in configs:
         for key, value in config.items():
-            path, colon, name = value.rpartition(":") if ":" in value else (value, "", "")
+            content = _content_of_path(value)
             longer = [other[key] for other in configs if other.get(key, "").endswith(f"/{value}")]
-            if "/" in value and (content := _content(Path(path))):
-                config[key] = spelt.setdefault(f"{key} {content}{colon}{name}", value)
+            if content:
+                config[key] = spellings.setdefault(f"{key} {content}", value)
             elif longer:  # a relative path, from a folder that this machine does not know
                 config[key] = longer[0]
     return configs
 
 
+def _content_of_path(value: str) -> str:
+    """Returns the digest of what a value such as `path` or `path:name` names, with the name; empty if it is no path."""
+    if "/" not in value:
+        return ""
+    path, colon, name = value, "", ""
+    if ":" in value:
+        path, colon, name = value.rpartition(":")
+    content = _content(Path(path))
+    return f"{content}{colon}{name}" if content else ""
+
+
 def _content(path: Path) -> str:
     """Returns the digest of a file or of a small folder of files, and nothing for what cannot be read here."""
-    found: list[str] = []
+    digests: list[str] = []
     try:
-        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        is_folder = path.is_dir()
+        files = sorted(path.iterdir()) if is_folder else [path]
         size = sum(file.stat().st_size for file in files)
-        if not all(map(Path.is_file, files)) or (path.is_dir() and size > _LARGEST_FOLDER):
+        if is_folder and size > _LARGEST_FOLDER:
+            return ""
+        if not all(file.is_file() for file in files):
             return ""
         for file in files:
             with file.open("rb") as opened:
-                content = hashlib.file_digest(opened, "sha256").hexdigest()
-            found.append(f"{file.name} {content}" if path.is_dir() else content)
+                digest = hashlib.file_digest(opened, "sha256").hexdigest()
+            digests.append(f"{file.name} {digest}" if is_folder else digest)
     except OSError:
         return ""
-    return " ".join(found)
+    return " ".join(digests)
 
 
 def _differs(key: str, configs: Sequence[Mapping[str, str]]) -> bool:
@@ -254,12 +339,23 @@ def _is_of_methods(key: str) -> bool:
 
 def _labels(methods: Sequence[str], values: Sequence[Sequence[str]], keys: Sequence[str]) -> Iterator[str]:
     """Yields a short label per setting: its method, then the value that differs within the method, or else a number."""
-    for method, own in zip(methods, values, strict=True):
-        same = [other for other, name in zip(values, methods, strict=True) if name == method]
-        places = [place for place in range(len(keys)) if len({other[place] for other in same}) > 1]
-        named = [f"{method}, {keys[place].rpartition('.')[2]}={own[place]}" for place in places]
-        is_short = len(named) == 1 and len(named[0]) <= _LONGEST_LABEL
-        yield method if not places else named[0] if is_short else f"{method} ({same.index(own) + 1})"
+    for method, values_of_setting in zip(methods, values, strict=True):
+        values_of_method = [row for row, name in zip(values, methods, strict=True) if name == method]
+        varied_places: list[int] = []
+        for place in range(len(keys)):
+            variants = {row[place] for row in values_of_method}
+            if len(variants) > 1:
+                varied_places.append(place)
+        if not varied_places:
+            yield method
+            continue
+        place = varied_places[0]
+        _, _, name = keys[place].rpartition(".")
+        label = f"{method}, {name}={values_of_setting[place]}"
+        if len(varied_places) == 1 and len(label) <= _LONGEST_LABEL:
+            yield label
+        else:
+            yield f"{method} ({values_of_method.index(values_of_setting) + 1})"
 
 
 def _notes(settings: Sequence[Setting], differing: Mapping[str, Sequence[str]]) -> Iterator[str]:
@@ -268,27 +364,35 @@ def _notes(settings: Sequence[Setting], differing: Mapping[str, Sequence[str]]) 
         "from the first row, paired by seed, at the last validation that both runs made, and of a single pair its error "
         "is that of independent samples; seconds are medians over steps."
     )
-    first, lasts = settings[0], set[int]()
+    first = settings[0]
+    seeds_of_first = {_seeds(run) for run in first.runs}
+    last_steps: set[int] = set()
     for setting in settings:
-        seeds = [_seeds(run) for run in setting.runs]
-        ends = {run.name: max(run.series(_ACCURACY)[0], default=0) for run in setting.runs}
-        lasts |= {*ends.values()} - {0}
-        if missing := [name for name, end in ends.items() if end == 0]:
-            yield f"{setting.label}: {', '.join(missing)} made no validation after training."
-        if len(set(seeds)) < len(seeds):
+        seeds = {_seeds(run) for run in setting.runs}
+        ends: dict[str, int] = {}
+        for run in setting.runs:
+            steps, _ = run.series(_ACCURACY)
+            ends[run.name] = max(steps, default=0)
+        last_steps.update(end for end in ends.values() if end > 0)
+        unvalidated = [name for name, end in ends.items() if end == 0]
+        if unvalidated:
+            yield f"{setting.label}: {', '.join(unvalidated)} made no validation after training."
+        if len(seeds) < len(setting.runs):
             yield f"Some runs of {setting.label} have the same seeds: they are not independent."
-        if setting is not first and not {_seeds(run) for run in first.runs} & set(seeds):
+        if setting is not first and seeds.isdisjoint(seeds_of_first):
             yield f"{setting.label} has no seed in common with {first.label}: its difference is not paired."
-    if len(lasts) > 1:
-        steps = ", ".join(map(str, sorted(lasts)))
-        yield f"The last validations were made at different steps ({steps}): not all accuracies after training are comparable."
-    others = [key for key in differing if key != _METHOD and not key.startswith("algorithm.")]
-    if others and len({setting.runs[0].estimator for setting in settings}) > 1:
-        yield f"More than the method differs: {', '.join(others)}."
+    if len(last_steps) > 1:
+        listed = ", ".join(map(str, sorted(last_steps)))
+        yield f"The last validations were made at different steps ({listed}): not all accuracies after training are comparable."
+    other_keys = [key for key in differing if key != _METHOD and not key.startswith("algorithm.")]
+    methods = {setting.runs[0].estimator for setting in settings}
+    if other_keys and len(methods) > 1:
+        yield f"More than the method differs: {', '.join(other_keys)}."
 
 
 def _seeds(run: RunData) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((key, str(value)) for key, value in leaves(run.config) if _is_seed(key)))
+    seeds = [(key, str(value)) for key, value in leaves(run.config) if _is_seed(key)]
+    return tuple(sorted(seeds))
 
 
 def _is_seed(key: str) -> bool:

@@ -44,21 +44,25 @@ def credit_view(run: RunData) -> Tree | None:
     blocks: dict[int, str] = {}
     index: list[tuple[int, int, str, bool]] = []
     clearest = (-math.inf, 0, 0)
-    for step, recorded in itertools.groupby(read_rollouts(run.folder), key=lambda group: group.step):
-        groups = list(recorded)
+    for step, groups_of_step in itertools.groupby(read_rollouts(run.folder), key=lambda group: group.step):
+        groups = list(groups_of_step)
         blocks[step] = _packed(step_credit(run, groups))
-        for place, (group, rollout) in enumerate((each, rollout) for each in groups for rollout in each.rollouts):
-            text = f"{group.prompt_id}: {group.problem}\n{rollout.response}".lower()
-            index.append((step, place, text, rollout.right))
-            clearest = max(clearest, (_clarity(rollout), step, -place))
+        place = 0  # of a rollout among those of the step
+        for group in groups:
+            for rollout in group.rollouts:
+                text = f"{group.prompt_id}: {group.problem}\n{rollout.response}".lower()
+                index.append((step, place, text, rollout.right))
+                clearest = max(clearest, (_clarity(rollout), step, -place))  # of equals the first of the last step
+                place += 1
     if not blocks:
         return None
-    _, start, place = clearest
+    _, start, negated_place = clearest
     while len(blocks) > 1 and sum(map(len, blocks.values())) > _MOST_BYTES:
         steps = list(blocks)
-        blocks = {step: blocks[step] for step in steps[steps.index(start) % 2 :: 2]}
+        parity = steps.index(start) % 2  # the step on which the view opens stays
+        blocks = {step: blocks[step] for step in steps[parity::2]}
     index = [entry for entry in index if entry[0] in blocks]
-    return {"start": [start, -place], "steps": list(blocks), "index": _packed(index), "blocks": blocks}
+    return {"start": [start, -negated_place], "steps": list(blocks), "index": _packed(index), "blocks": blocks}
 
 
 def step_credit(run: RunData, groups: Sequence[GroupRecord]) -> Tree:
@@ -67,63 +71,90 @@ def step_credit(run: RunData, groups: Sequence[GroupRecord]) -> Tree:
     The run's own method has the recorded values. Other methods are left out if they read what the trace lacks: a
     critic, a greedy response, the whole vocabulary, or a view that was not recorded.
     """
-    batch, own = _token_batch(groups), run.estimator
-    signals = {name: _signal_columns(method, batch, groups) for name, method in _comparable(run, groups)}
-    signals = {own: signals.get(own, {})} | signals
-    rollouts = [(place, rollout) for place, group in enumerate(groups) for rollout in group.rollouts]
-    shown: list[Tree] = []
-    for row, (place, rollout) in enumerate(rollouts):
-        recorded = {_ADVANTAGE: rollout.token_advantages, "delta": rollout.delta, "weight": rollout.weight}
-        columns: list[Fields] = [rollout.log_probs]
-        for name, values in signals.items():
-            computed = {key: value[row, : len(rollout.tokens)] for key, value in values.items()}
-            columns.append(
-                computed | ({key: value for key, value in recorded.items() if value is not None} if name == own else {})
-            )
-        fields = ("tokens", "reward", "accuracy", "finished", "is_scored", "references")
-        numbers = [
-            {
-                key: [*map(finite_or_none, numpy.asarray(values, numpy.float64).round(6))]
-                for key, values in part.items()
-                if values is not None
-            }
-            for part in columns
-        ]
-        shown.append({"group": place, "columns": numbers} | {field: getattr(rollout, field) for field in fields})
+    batch = _token_batch(groups)
+    signals: dict[str, dict[str, numpy.ndarray]] = {run.estimator: {}}  # the run's own method is first
+    for name, method in _comparable(run, groups):
+        signals[name] = _signal_columns(method, batch, groups)
+    rollouts: list[Tree] = []
+    for place, group in enumerate(groups):
+        for rollout in group.rollouts:
+            row = len(rollouts)
+            columns: list[Fields] = [rollout.log_probs]
+            for name, values in signals.items():
+                computed: Tree = {key: value[row, : len(rollout.tokens)] for key, value in values.items()}
+                if name == run.estimator:
+                    computed |= _recorded_columns(rollout)
+                columns.append(computed)
+            rollouts.append(_rollout_entry(rollout, place, columns))
+    always_shown = (run.estimator, DEFAULT_ESTIMATOR)
     return {
         "step": groups[0].step,
         "methods": list(signals),
-        "shown": [name for name, values in signals.items() if "delta" in values or name in (own, DEFAULT_ESTIMATOR)],
+        "shown": [name for name, values in signals.items() if "delta" in values or name in always_shown],
         "groups": [_group_header(group) for group in groups],
-        "rollouts": shown,
+        "rollouts": rollouts,
     }
+
+
+def _recorded_columns(rollout: RolloutRecord) -> Tree:
+    """Returns what the run's own method recorded of a rollout's tokens."""
+    columns = {_ADVANTAGE: rollout.token_advantages, "delta": rollout.delta, "weight": rollout.weight}
+    return {name: values for name, values in columns.items() if values is not None}
+
+
+def _rollout_entry(rollout: RolloutRecord, place: int, columns: Sequence[Fields]) -> Tree:
+    entry: Tree = {"group": place, "columns": [_rounded(values) for values in columns]}
+    for field in ("tokens", "reward", "accuracy", "finished", "is_scored", "references"):
+        entry[field] = getattr(rollout, field)
+    return entry
+
+
+def _rounded(columns: Fields) -> Tree:
+    """Returns the columns that were measured, as numbers that JSON can hold."""
+    numbers: Tree = {}
+    for name, values in columns.items():
+        if values is not None:
+            rounded = numpy.asarray(values, numpy.float64).round(6)
+            numbers[name] = [finite_or_none(value) for value in rounded]
+    return numbers
 
 
 def _token_batch(groups: Sequence[GroupRecord]) -> TokenBatch:
     import torch
 
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    longest = max(len(rollout.tokens) for rollout in rollouts)
-
-    def padded(rows: Sequence[Sequence[float]]) -> Tensor:
-        return torch.tensor([[*row, *[0.0] * (longest - len(row))] for row in rows])
-
-    student = [rollout.log_probs.get(STUDENT) or [0.0] * len(rollout.tokens) for rollout in rollouts]
-    views = [view for view in rollouts[0].log_probs if view != STUDENT]
+    rollouts: list[RolloutRecord] = []
+    group_ids: list[int] = []
+    for place, group in enumerate(groups):
+        rollouts += group.rollouts
+        group_ids += [place] * len(group.rollouts)
+    students_rows = [rollout.log_probs.get(STUDENT) or [0.0] * len(rollout.tokens) for rollout in rollouts]
+    teacher_log_probs: dict[str, Tensor] = {}
+    has_reference: dict[str, Tensor] = {}
+    for view in rollouts[0].log_probs:
+        if view == STUDENT:
+            continue
+        rows: list[Sequence[float]] = []
+        for rollout, students_row in zip(rollouts, students_rows, strict=True):
+            rows.append(rollout.log_probs[view] or students_row)
+        teacher_log_probs[view] = _padded(rows)
+        has_reference[view] = torch.tensor([rollout.references.get(view) is not None for rollout in rollouts])
     return TokenBatch(
-        token_level_rewards=padded([[0.0] * (len(rollout.tokens) - 1) + [rollout.reward] for rollout in rollouts]),
-        response_mask=padded([[1.0] * len(rollout.tokens) for rollout in rollouts]).bool(),
-        old_log_probs=padded(student),
-        group_ids=torch.tensor([place for place, group in enumerate(groups) for _ in group.rollouts]),
-        teacher_log_probs={
-            view: padded([rollout.log_probs[view] or own for rollout, own in zip(rollouts, student, strict=True)])
-            for view in views
-        },
+        token_level_rewards=_padded([[0.0] * (len(rollout.tokens) - 1) + [rollout.reward] for rollout in rollouts]),
+        response_mask=_padded([[1.0] * len(rollout.tokens) for rollout in rollouts]).bool(),
+        old_log_probs=_padded(students_rows),
+        group_ids=torch.tensor(group_ids),
+        teacher_log_probs=teacher_log_probs,
         correct=torch.tensor([rollout.right for rollout in rollouts]),
-        has_reference={
-            view: torch.tensor([rollout.references.get(view) is not None for rollout in rollouts]) for view in views
-        },
+        has_reference=has_reference,
     )
+
+
+def _padded(rows: Sequence[Sequence[float]]) -> Tensor:
+    """Returns (B, T) the rows, with zeros up to the longest."""
+    import torch
+
+    longest = max(len(row) for row in rows)
+    return torch.tensor([[*row, *[0.0] * (longest - len(row))] for row in rows])
 
 
 def _comparable(run: RunData, groups: Sequence[GroupRecord]) -> Iterator[tuple[str, Estimator]]:
@@ -140,24 +171,34 @@ def _comparable(run: RunData, groups: Sequence[GroupRecord]) -> Iterator[tuple[s
 def _signal_columns(method: Estimator, batch: TokenBatch, groups: Sequence[GroupRecord]) -> dict[str, numpy.ndarray]:
     """Returns a method's columns (B, T): its advantages and diagnostics."""
     signal = method.signal(batch, step=groups[0].step - 1)
-    found = {_ADVANTAGE: signal.advantages, **signal.diagnostics}
-    if "delta" in found and "value" not in found and min(len(group.rollouts) for group in groups) > 1:
+    columns = {_ADVANTAGE: signal.advantages, **signal.diagnostics}
+    smallest_group = min(len(group.rollouts) for group in groups)
+    if "delta" in columns and "value" not in columns and smallest_group > 1:
         prior, _ = credit.pass_rate_of_others(batch.correct.float(), batch.group_ids)
-        found["value"] = credit.evidence_values(prior, found["delta"])
-    return {key: value.float().numpy() for key, value in found.items()}
+        columns["value"] = credit.evidence_values(prior, columns["delta"])
+    return {name: values.float().numpy() for name, values in columns.items()}
 
 
 def _clarity(rollout: RolloutRecord) -> float:
     """Returns how clearly evidence picks out a few tokens: the three largest shifts less half of the others; -1e9 without."""
-    values = [weight - 1 for weight in rollout.weight] if rollout.weight else rollout.delta or [0.0]
+    values = rollout.delta or [0.0]
+    if rollout.weight:
+        values = [weight - 1 for weight in rollout.weight]
     shifts = numpy.sort(numpy.nan_to_num(numpy.abs(values)))
-    return float(shifts[-3:].sum() - shifts[:-3].sum() / 2) if shifts[-1] > 0 else -1e9
+    if shifts[-1] <= 0:
+        return -1e9
+    return float(shifts[-3:].sum() - shifts[:-3].sum() / 2)
 
 
 def _group_header(group: GroupRecord) -> Tree:
-    fields = {name: getattr(group, name) for name in ("prompt_id", "problem", "ground_truth")}
-    right = sum(rollout.right for rollout in group.rollouts)
-    return {**fields, "right": right, "size": len(group.rollouts), "images": [_data_uri(png) for png in group.images]}
+    return {
+        "prompt_id": group.prompt_id,
+        "problem": group.problem,
+        "ground_truth": group.ground_truth,
+        "right": sum(rollout.right for rollout in group.rollouts),
+        "size": len(group.rollouts),
+        "images": [_data_uri(png) for png in group.images],
+    }
 
 
 def _data_uri(png: bytes) -> str:
@@ -172,4 +213,6 @@ def _data_uri(png: bytes) -> str:
 
 
 def _packed(content: object) -> str:
-    return base64.b64encode(gzip.compress(json.dumps(content).encode(), compresslevel=6, mtime=0)).decode()
+    text = json.dumps(content).encode()
+    compressed = gzip.compress(text, compresslevel=6, mtime=0)  # without a time, so that equal runs give equal pages
+    return base64.b64encode(compressed).decode()

@@ -17,7 +17,8 @@ from cepo.terminal.lines import without_controls
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#777777", "#A0522D", "#F0E442")
 DASHES = ((), (6, 4), (2, 3), (6, 3, 2, 3))
 _MARKED_POINTS = 60
-_PANEL_INCHES, _MOST_COLUMNS = (4.4, 3.2), 3
+_PANEL_INCHES = (4.4, 3.2)
+_MOST_COLUMNS = 3
 _ASSETS = Path(__file__).parent / "assets"
 _MOST_CHARACTERS = 5_000_000
 """Of the responses in one table; more would make a page slow to open."""
@@ -55,11 +56,11 @@ class Chart:
     def as_json(self) -> Tree:
         """Returns what the page's script draws; a value that is not finite is None."""
         series: list[Tree] = []
-        for one, colour, dash in self.styled():
-            drawn = asdict(one) | {"c": colour, "dash": dash}
+        for drawn_series, colour, dash in self.styled():
+            curve = asdict(drawn_series) | {"c": colour, "dash": dash}
             for name in ("values", "low", "high"):
-                drawn[name] = [*map(finite_or_none, drawn[name])]
-            series.append(drawn)
+                curve[name] = [finite_or_none(value) for value in curve[name]]
+            series.append(curve)
         return {"title": self.title, "unit": self.unit, "x": self.x, "series": series}
 
 
@@ -91,30 +92,59 @@ class Section:
 
 def samples_table(measured: Mapping[str, Iterable[Sample]]) -> Table:
     """Returns the responses of one or two measurements, by their names, side by side; changed verdicts are first."""
-    found: dict[str, dict[str, Sample]] = {}
+    samples_by_name: dict[str, dict[str, Sample]] = {}
     for label, samples in measured.items():
         for sample in samples:
-            found.setdefault(sample[0], {})[label] = sample
-    rows: list[list[str]] = []
-    for by_label in found.values():
-        verdict = " → ".join(dict.fromkeys("right" if right else "wrong" for _, right, _ in by_label.values()))
-        responses = [str(by_label[label][2].get("response", "")) if label in by_label else "" for label in measured]
-        _, _, row = next(iter(by_label.values()))
-        image, problem, answer = (str(row.get(key) or "") for key in ("image", "problem", "ground_truth"))
-        rows.append([verdict, image, problem.replace("<image>", ""), answer, *responses])
-    rows.sort(key=lambda row: ("→" not in row[0], row[0] == "right"))
-    sizes = itertools.accumulate(sum(map(len, row[2:])) for row in rows)
-    shown = [
-        [verdict, {"text": problem, "image": image if THUMBNAIL.fullmatch(image) else ""}, *texts]
-        for (verdict, image, problem, *texts), size in zip(rows, sizes, strict=True)
-        if size <= _MOST_CHARACTERS
-    ]
+            name, _, _ = sample
+            samples_by_name.setdefault(name, {})[label] = sample
+    responses = [_SampledResponse.of(by_label, list(measured)) for by_label in samples_by_name.values()]
+    responses.sort(key=lambda response: ("→" not in response.verdict, response.verdict == "right"))
+    rows: list[list[str | Fields]] = []
+    num_characters = 0
+    for response in responses:
+        num_characters += len(response.problem) + len(response.answer) + sum(map(len, response.texts))
+        if num_characters > _MOST_CHARACTERS:
+            break
+        image = response.image if THUMBNAIL.fullmatch(response.image) else ""
+        problem = {"text": response.problem, "image": image}
+        rows.append([response.verdict, problem, response.answer, *response.texts])
     return Table(
         head=["verdict", "problem", "answer", *(f"response {label}" for label in measured)],
-        rows=shown,
-        caption=f"{len(shown):,} of {len(rows):,} responses, changed and wrong ones first",
+        rows=rows,
+        caption=f"{len(rows):,} of {len(responses):,} responses, changed and wrong ones first",
         filters=(0,),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SampledResponse:
+    """A row of a table of samples: the same response's text in each measurement, with its verdicts in their order."""
+
+    verdict: str
+    image: str
+    problem: str
+    answer: str
+    texts: Sequence[str]
+
+    @classmethod
+    def of(cls, by_label: Mapping[str, Sample], labels: Sequence[str]) -> _SampledResponse:
+        verdicts = ["right" if is_right else "wrong" for _, is_right, _ in by_label.values()]
+        texts: list[str] = []
+        for label in labels:
+            if label in by_label:
+                _, _, row = by_label[label]
+                texts.append(str(row.get("response", "")))
+            else:
+                texts.append("")
+        _, _, first_row = next(iter(by_label.values()))
+        problem = str(first_row.get("problem") or "")
+        return cls(
+            verdict=" → ".join(dict.fromkeys(verdicts)),
+            image=str(first_row.get("image") or ""),
+            problem=problem.replace("<image>", ""),
+            answer=str(first_row.get("ground_truth") or ""),
+            texts=texts,
+        )
 
 
 def scores(table: ScoreTable, *, first: str, limit: str = "") -> Table:
@@ -124,22 +154,51 @@ def scores(table: ScoreTable, *, first: str, limit: str = "") -> Table:
     """
     rows: list[list[str | Fields]] = [[row.name] for row in table.rows]
     for column in table.columns:
-        cells = [row.cells.get(column.name, "") for row in table.rows]
-        known = {row.name: cell for row, cell in zip(table.rows, cells, strict=True) if isinstance(cell, Cell)}
-        limits = [cell.mean for name, cell in known.items() if limit and name.startswith(limit)]
-        ends = [0.0, *(end for cell in known.values() for end in (cell.mean, cell.low, cell.high) if end is not None)]
-        least, size = min(ends), (max(ends) - min(ends)) or 1.0
-        for row, cell in zip(rows, cells, strict=True):
-            if isinstance(cell, str):
+        scale = _Scale.of_column(table, column.name, limit)
+        for row, scores_of_row in zip(rows, table.rows, strict=True):
+            cell = scores_of_row.cells.get(column.name, "")
+            if isinstance(cell, Cell):
+                row.append({"text": column.shown(cell), "value": cell.mean, "bar": scale.bar(cell)})
+            else:
                 row.append(cell or {"text": NOTHING, "value": "-Infinity"})  # sorts below all numbers
-                continue
-            bar = None
-            if cell.low is not None and cell.high is not None:
-                places = {"start": min(cell.mean, 0.0), "end": max(cell.mean, 0.0), "low": cell.low, "high": cell.high}
-                places |= {"limit": limits[0]} if limits else {}
-                bar = {name: round(100 * (place - least) / size, 2) for name, place in places.items()}
-            row.append({"text": column.shown(cell), "value": cell.mean, "bar": bar})
     return Table(head=[first, *(column.name for column in table.columns)], rows=rows, caption=table.title)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scale:
+    """The range of a column's bars: 0 and all its means and intervals. `limit` is marked across the bars."""
+
+    least: float
+    size: float
+    limit: float | None
+
+    @classmethod
+    def of_column(cls, table: ScoreTable, name: str, name_of_limit: str) -> _Scale:
+        ends = [0.0]
+        limit: float | None = None
+        for row in table.rows:
+            cell = row.cells.get(name, "")
+            if not isinstance(cell, Cell):
+                continue
+            ends += [end for end in (cell.mean, cell.low, cell.high) if end is not None]
+            if limit is None and name_of_limit and row.name.startswith(name_of_limit):
+                limit = cell.mean
+        least = min(ends)
+        return cls(least=least, size=(max(ends) - least) or 1.0, limit=limit)
+
+    def bar(self, cell: Cell) -> dict[str, float] | None:
+        """Returns the places of a bar in percent of the scale; None without an interval."""
+        if cell.low is None or cell.high is None:
+            return None
+        places = {
+            "start": min(cell.mean, 0.0),
+            "end": max(cell.mean, 0.0),
+            "low": cell.low,
+            "high": cell.high,
+        }
+        if self.limit is not None:
+            places["limit"] = self.limit
+        return {name: round(100 * (place - self.least) / self.size, 2) for name, place in places.items()}
 
 
 def write_page(
@@ -161,9 +220,22 @@ def write_page(
     """
     from jinja2 import Environment, FileSystemLoader
 
-    environment = Environment(loader=FileSystemLoader(_ASSETS), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    shown = {"title": title, "subtitle": subtitle, "results": results, "first": first, "sections": sections}
-    text = environment.get_template("page.html").render(shown, credit=credit, clocks=clocks or {})
+    environment = Environment(
+        loader=FileSystemLoader(_ASSETS),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    template = environment.get_template("page.html")
+    text = template.render(
+        title=title,
+        subtitle=subtitle,
+        results=results,
+        first=first,
+        sections=sections,
+        credit=credit,
+        clocks=clocks or {},
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, without_controls(text).encode())
     return path
@@ -182,12 +254,18 @@ def save_figure(charts: Sequence[Chart], path: Path) -> Path:
         if chart is None:
             axes.set_axis_off()
             continue
-        for one, colour, dash in chart.styled():
-            marker = "o" if len(one.steps) <= _MARKED_POINTS else None
-            style = {"color": colour, "linestyle": (0, dash), "marker": marker, "markersize": 3}
-            axes.plot(one.steps, one.values, label=one.label, **style)
-            if one.low:
-                axes.fill_between(one.steps, one.low, one.high, color=colour, alpha=0.15, linewidth=0)
+        for curve, colour, dash in chart.styled():
+            axes.plot(
+                curve.steps,
+                curve.values,
+                label=curve.label,
+                color=colour,
+                linestyle=(0, dash),
+                marker="o" if len(curve.steps) <= _MARKED_POINTS else None,
+                markersize=3,
+            )
+            if curve.low:
+                axes.fill_between(curve.steps, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
         axes.set_title(chart.title, loc="left", fontsize=10)
         axes.set(xlabel="step", ylabel=chart.unit)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

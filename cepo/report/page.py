@@ -6,7 +6,7 @@ import collections
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from rich.table import Table as TerminalTable
 
 from cepo.algorithms import available_estimators
 from cepo.config.listing import REQUIRED, method_settings, settings_of
-from cepo.files.trees import leaves
+from cepo.files.trees import Fields, leaves
 from cepo.report.credit_view import credit_view
 from cepo.report.drawing import Sample, Section, Table, samples_table, save_figure, write_page
 from cepo.report.recorded_run import COUNTS, HELD_OUT, RunData, as_yaml, chart_sections, load_run, run_charts
@@ -81,18 +81,29 @@ def _clocks(run: RunData) -> dict[str, dict[int, float]]:
 
 
 def _records(run: RunData) -> Iterator[Section]:
+    samples = _samples_tables(run)
+    if samples:
+        yield Section(title="Samples", tables=samples)
+    if run.rows:
+        summary = Table(head=["quantity", "value"], rows=summary_rows(run))
+        yield Section(title="Summary", tables=[summary])
+    yield Section(title="All metrics", tables=[_metrics_table(run)])
+    yield Section(title="Configuration", tables=[_config_table(run)])
+    versions = _versions_table(run)
+    if versions.rows:
+        yield Section(title="Versions", tables=[versions])
+
+
+def _versions_table(run: RunData) -> Table:
+    """Returns what each start of the run noted of its environment, one column a start."""
     starts = [dict(leaves(entry)) for entry in read_environment(run.folder)]
-    rows = [[key, *(str(start.get(key, "")) for start in starts)] for key in dict.fromkeys(itertools.chain(*starts))]
-    versions = Table(head=["entry", *(f"start {number}" for number, _ in enumerate(starts, 1))], rows=rows)
-    for title, tables in {
-        "Samples": _samples_tables(run),
-        "Summary": [Table(head=["quantity", "value"], rows=summary_rows(run))] if run.rows else [],
-        "All metrics": [_metrics_table(run)],
-        "Configuration": [_config_table(run)],
-        "Versions": [versions] if rows else [],
-    }.items():
-        if tables:
-            yield Section(title=title, tables=tables)
+    head = ["entry", *(f"start {number}" for number in range(1, len(starts) + 1))]
+    keys = dict.fromkeys(itertools.chain.from_iterable(starts))
+    rows: list[list[str]] = []
+    for key in keys:
+        values = [str(start.get(key, "")) for start in starts]
+        rows.append([key, *values])
+    return Table(head=head, rows=rows)
 
 
 def _samples_tables(run: RunData) -> list[Table]:
@@ -101,12 +112,16 @@ def _samples_tables(run: RunData) -> list[Table]:
     steps = sorted({row["step"] for row in rows})
     measured: dict[str, list[Sample]] = {}
     for step in dict.fromkeys([*steps[:1], *steps[-1:]]):
-        numbers = collections.defaultdict[str, Iterator[int]](itertools.count)
-        measured[f"at step {step}"] = [
-            (f"{row['prompt_id']} {next(numbers[row['prompt_id']])}", row["accuracy"] >= 0.5, row)
-            for row in rows
-            if row["step"] == step
-        ]
+        samples: list[Sample] = []
+        num_responses: dict[str, int] = {}  # so far, by problem
+        for row in rows:
+            if row["step"] != step:
+                continue
+            problem = row["prompt_id"]
+            number = num_responses.get(problem, 0)
+            num_responses[problem] = number + 1
+            samples.append((f"{problem} {number}", row["accuracy"] >= 0.5, row))
+        measured[f"at step {step}"] = samples
     return [samples_table(measured)] if measured else []
 
 
@@ -121,13 +136,20 @@ def _metrics_table(run: RunData) -> Table:
 
 
 def _config_table(run: RunData) -> Table:
-    settings = [*settings_of(), *(method_settings(run.estimator) if run.estimator in available_estimators() else [])]
+    settings = list(settings_of())
+    if run.estimator in available_estimators():
+        settings += method_settings(run.estimator)
     defaults = {setting.key: setting.default for setting in settings}
     rows: list[list[str]] = []
     for key, value in leaves(run.config):
         default = defaults.get(key, REQUIRED)
-        shown = "required" if default is REQUIRED else "" if value == default else as_yaml(default)
-        rows.append([key, as_yaml(value), shown])
+        if default is REQUIRED:
+            note = "required"
+        elif value == default:
+            note = ""
+        else:
+            note = as_yaml(default)
+        rows.append([key, as_yaml(value), note])
     rows.sort(key=lambda row: row[2] == "")
     return Table(head=["setting", "value", "default"], rows=rows, caption="those that differ from the default first")
 
@@ -136,8 +158,14 @@ def run_summary(run_folder: Path) -> TerminalTable:
     """Returns a run's summary for a terminal; raises `DataError` if the folder or its metrics are missing or broken."""
     run = load_run(run_folder)
     title = escape(f"{run.estimator}: {run.name}")
-    columns = Column(no_wrap=True), Column()
-    table = TerminalTable(*columns, title=title, title_justify="left", title_style="bold", show_header=False)
+    table = TerminalTable(
+        Column(no_wrap=True),
+        Column(),
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        show_header=False,
+    )
     for row in summary_rows(run):
         table.add_row(*row)
     return table
@@ -147,29 +175,39 @@ def summary_rows(run: RunData) -> list[tuple[str, str]]:
     """Returns the rows of the summary: quantities and their values as text."""
     rows = [("training steps", str(run.last_step))]
     for value, name, change in result_lines(run) or [("not measured", "held-out accuracy", "")]:
-        rows += [(name, value), *(("", part) for part in change.split(": ") if part)]
-    evidence = [
-        (label, form.format(mean=statistics.fmean(values), first=values[0], last=values[-1]).replace("%", " %"))
-        for label, name, form in _EVIDENCE
-        if (values := run.series(name)[1])
-    ]
-    return [*rows, *(evidence or [("evidence", "none: this run consulted no teacher")]), *_time_rows(run)]
+        rows.append((name, value))
+        rows += [("", part) for part in change.split(": ") if part]
+    evidence: list[tuple[str, str]] = []
+    for label, name, template in _EVIDENCE:
+        _, values = run.series(name)
+        if values:
+            text = template.format(mean=statistics.fmean(values), first=values[0], last=values[-1])
+            evidence.append((label, text.replace("%", " %")))
+    if not evidence:
+        evidence.append(("evidence", "none: this run consulted no teacher"))
+    return [*rows, *evidence, *_time_rows(run)]
 
 
 def subtitle(run: RunData) -> str:
     """Returns one line on a run: method, model, data, device, date, duration and status."""
-    start = next(iter(read_environment(run.folder)), {})
-    names = [run.setting("worker.actor.model.model_path"), run.setting("data.train_files")]
-    steps, planned, seconds = run.last_step, run.setting("trainer.max_steps"), run.seconds
-    parts = [
-        run.estimator,
-        *("/".join(Path(str(name)).parts[-2:]) for name in names if name),
-        ", ".join(dict.fromkeys(map(str, start.get("devices") or [start.get("processor") or ""]))),
-        str(start.get("started", ""))[:16].replace("T", " "),
-        f"{seconds // 60:.0f} min {seconds % 60:.0f} s" if run.rows and math.isfinite(seconds) else "",
-        f"{steps} of {planned} steps" if planned else f"steps: {steps}",
-    ]
-    return " · ".join(filter(None, parts))
+    parts = [run.estimator]
+    for path in (run.setting("worker.actor.model.model_path"), run.setting("data.train_files")):
+        if path:
+            last_two_names = Path(str(path)).parts[-2:]
+            parts.append("/".join(last_two_names))
+    starts = list(read_environment(run.folder))
+    first_start: Fields = starts[0] if starts else {}
+    devices = first_start.get("devices") or [first_start.get("processor") or ""]
+    distinct_devices = dict.fromkeys(str(device) for device in devices)
+    parts.append(", ".join(distinct_devices))
+    date_and_minute = str(first_start.get("started", ""))[:16]
+    parts.append(date_and_minute.replace("T", " "))
+    seconds = run.seconds
+    if run.rows and math.isfinite(seconds):
+        parts.append(f"{seconds // 60:.0f} min {seconds % 60:.0f} s")
+    planned_steps = run.setting("trainer.max_steps")
+    parts.append(f"{run.last_step} of {planned_steps} steps" if planned_steps else f"steps: {run.last_step}")
+    return " · ".join(part for part in parts if part)
 
 
 def result_lines(run: RunData) -> list[tuple[str, str, str]]:
@@ -177,17 +215,23 @@ def result_lines(run: RunData) -> list[tuple[str, str, str]]:
     lines: list[tuple[str, str, str]] = []
     labels = (f"accuracy at temperature {run.temperature:g}", "greedy accuracy")
     for label, name in zip(labels, COUNTS, strict=True):
-        if measured := run.accuracies(name):
-            first, *_ = measured
-            *_, last = measured.values()
-            story = f"measured once, at step {first}"
-            if found := accuracy_change(run, name):
-                change, is_paired = found
-                error = "" if change.error is None else f" ± {100 * change.error:.1f}"
-                before = f"from {100 * measured[first].mean:.1f} %{_interval(measured[first])} at step {first}"
-                story = f"{before}: {100 * change.mean:+.1f}{error} points{', paired by problem' if is_paired else ''}"
-            lines.append((f"{100 * last.mean:.1f} %", label + _interval(last), story))
+        accuracies = run.accuracies(name)
+        if accuracies:
+            last = list(accuracies.values())[-1]
+            lines.append((f"{100 * last.mean:.1f} %", label + _interval(last), _change_in_words(run, name)))
     return lines
+
+
+def _change_in_words(run: RunData, name: str) -> str:
+    first_step, first = next(iter(run.accuracies(name).items()))
+    result = accuracy_change(run, name)
+    if result is None:
+        return f"measured once, at step {first_step}"
+    change, is_paired = result
+    start = f"from {100 * first.mean:.1f} %{_interval(first)} at step {first_step}"
+    error = "" if change.error is None else f" ± {100 * change.error:.1f}"
+    pairing = ", paired by problem" if is_paired else ""
+    return f"{start}: {100 * change.mean:+.1f}{error} points{pairing}"
 
 
 def accuracy_change(run: RunData, name: str = "val/accuracy") -> tuple[Cell, bool] | None:
@@ -199,23 +243,43 @@ def accuracy_change(run: RunData, name: str = "val/accuracy") -> tuple[Cell, boo
     measured = run.accuracies(name)
     if len(measured) < 2:
         return None
-    (first, before), *_, (last, after) = measured.items()
-    change, differences = after.less(before), _paired_differences(run, name, (first, last))
-    return (replace(change, error=Cell.over(differences).error), True) if len(differences) > 1 else (change, False)
+    steps = list(measured)
+    first_step = steps[0]
+    last_step = steps[-1]
+    change = measured[last_step].less(measured[first_step])
+    differences = _paired_differences(run, name, first_step, last_step)
+    if len(differences) > 1:
+        return replace(change, error=Cell.over(differences).error), True
+    return change, False
 
 
-def _paired_differences(run: RunData, name: str, steps: tuple[int, int]) -> list[float]:
+def _paired_differences(run: RunData, name: str, first_step: int, last_step: int) -> list[float]:
     """Returns the change of each problem's mean; empty unless all samples of both validations are recorded."""
-    key, counts = name.removeprefix("val/"), run.values_by_step(COUNTS[name])
-    found: list[dict[str, list[float]]] = [collections.defaultdict(list) for _ in steps]
-    for row in read_generations(run.folder):
-        if row["step"] in steps and isinstance(row.get(key), int | float):
-            found[steps.index(row["step"])][row["prompt_id"]].append(row[key])
-    before, after = found
-    recorded = [sum(map(len, samples.values())) for samples in found]
-    if recorded != [counts.get(step) for step in steps] or before.keys() != after.keys():
+    at_first = _samples_by_problem(run, name, first_step)
+    at_last = _samples_by_problem(run, name, last_step)
+    counts = run.values_by_step(COUNTS[name])
+    if _num_samples(at_first) != counts.get(first_step) or _num_samples(at_last) != counts.get(last_step):
         return []
-    return [statistics.fmean(after[problem]) - statistics.fmean(before[problem]) for problem in before]
+    if at_first.keys() != at_last.keys():
+        return []
+    differences: list[float] = []
+    for problem, samples in at_first.items():
+        differences.append(statistics.fmean(at_last[problem]) - statistics.fmean(samples))
+    return differences
+
+
+def _samples_by_problem(run: RunData, name: str, step: int) -> dict[str, list[float]]:
+    """Returns the recorded values of each problem's responses at a validation."""
+    key = name.removeprefix("val/")
+    samples: dict[str, list[float]] = collections.defaultdict(list)
+    for row in read_generations(run.folder):
+        if row["step"] == step and isinstance(row.get(key), int | float):
+            samples[row["prompt_id"]].append(row[key])
+    return samples
+
+
+def _num_samples(samples: Mapping[str, Sequence[float]]) -> int:
+    return sum(len(values) for values in samples.values())
 
 
 def _interval(cell: Cell) -> str:
@@ -224,13 +288,19 @@ def _interval(cell: Cell) -> str:
 
 def _time_rows(run: RunData) -> Iterator[tuple[str, str]]:
     for stage in (*STAGES, "step"):
-        measured = run.values_by_step(f"timing_s/{stage}").items()
-        values = [value for step, value in measured if step > 0 and value > 0]
-        if not values:
+        seconds_by_step = run.values_by_step(f"timing_s/{stage}")
+        durations = [seconds for step, seconds in seconds_by_step.items() if step > 0 and seconds > 0]
+        if not durations:
             continue
-        tokens = {} if stage == "score" else run.values_by_step(f"tokens/{stage}")  # teachers may be scored with it
-        times = f", {len(values)} times" if stage in ("validate", "save") else ""
-        counted = [(tokens[step], seconds) for step, seconds in measured if step in tokens and seconds > 0]
-        speed = f", {sum(n for n, _ in counted) / sum(s for _, s in counted):,.0f} tokens/s" if counted else ""
-        shown = f"{statistics.median(values):.2f} s{times}{speed}"
-        yield "whole step, median" if stage == "step" else f"{stage}, median", shown
+        times = f", {len(durations)} times" if stage in ("validate", "save") else ""
+        # The tokens of "score" do not give its speed: teachers may be scored with it.
+        tokens_by_step = {} if stage == "score" else run.values_by_step(f"tokens/{stage}")
+        tokens: list[float] = []
+        seconds_of_tokens: list[float] = []
+        for step, seconds in seconds_by_step.items():
+            if step in tokens_by_step and seconds > 0:
+                tokens.append(tokens_by_step[step])
+                seconds_of_tokens.append(seconds)
+        speed = f", {sum(tokens) / sum(seconds_of_tokens):,.0f} tokens/s" if tokens else ""
+        label = "whole step, median" if stage == "step" else f"{stage}, median"
+        yield label, f"{statistics.median(durations):.2f} s{times}{speed}"

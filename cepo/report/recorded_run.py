@@ -30,8 +30,11 @@ if TYPE_CHECKING:
 UNKNOWN_ESTIMATOR = "unknown method"
 COUNTS = {"val/accuracy": "val/num_samples", "val/greedy_accuracy": "val/num_greedy_samples"}
 """Of an accuracy, the metric with the number of its samples."""
-LEARNING, HELD_OUT = "Learning", "Held-out accuracy"
-_SHARE, _NATS, _DEVIATION = "fraction of tokens", "nats per token", "the band is one standard deviation"
+LEARNING = "Learning"
+HELD_OUT = "Held-out accuracy"
+_SHARE = "fraction of tokens"
+_NATS = "nats per token"
+_DEVIATION = "the band is one standard deviation"
 CHARTS = {
     LEARNING: (
         (HELD_OUT, "fraction right", "val/accuracy val/greedy_accuracy", "the band is one standard error (Wilson)"),
@@ -77,7 +80,8 @@ CHARTS = {
     ),
 }
 """By heading: title, unit, expressions for the names of the metrics, and a note on the band."""
-_GAP, _DELTA = "log-prob with the answer in the context minus without it", "mean of delta, the evidence of a token"
+_GAP = "log-prob with the answer in the context minus without it"
+_DELTA = "mean of delta, the evidence of a token"
 _KL = "distance from the reference model, as"
 _WORDS = {
     "val/accuracy": ("sampled", "at the temperature of validation"),
@@ -142,7 +146,11 @@ class RunData:
     @property
     def seconds(self) -> float:
         """The seconds of all steps, validations and checkpoints."""
-        return math.fsum(value for name in ("step", "validate", "save") for value in self.series(f"timing_s/{name}")[1])
+        durations: list[float] = []
+        for name in ("step", "validate", "save"):
+            _, values = self.series(f"timing_s/{name}")
+            durations += values
+        return math.fsum(durations)
 
     @property
     def temperature(self) -> float:
@@ -186,7 +194,10 @@ class RunData:
 
     def names(self) -> list[str]:
         """Returns the sorted names of the recorded metrics."""
-        return sorted({name for row in self.rows for name in row.values})
+        names: set[str] = set()
+        for row in self.rows:
+            names.update(row.values)
+        return sorted(names)
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """Returns the steps at which a metric was measured, and its values."""
@@ -199,12 +210,17 @@ class RunData:
     def accuracies(self, name: str) -> dict[int, Cell]:
         """Returns by step one of the accuracies of `COUNTS`, with Wilson's intervals."""
         counts = self.values_by_step(COUNTS[name])
-        return {step: Cell.of_fraction(value, counts.get(step)) for step, value in self.values_by_step(name).items()}
+        cells: dict[int, Cell] = {}
+        for step, accuracy in self.values_by_step(name).items():
+            cells[step] = Cell.of_fraction(accuracy, counts.get(step))
+        return cells
 
 
 def load_run(folder: Path) -> RunData:
     """Opens a run folder, which may have no steps yet; raises `DataError` if it or a file is missing or broken."""
-    rows, config, path = read_metrics(folder), Tree(), folder / CONFIG_FILE
+    rows = read_metrics(folder)
+    config: Tree = {}
+    path = folder / CONFIG_FILE
     if path.exists():
         try:
             source, _ = read_file(path, within=folder)
@@ -225,55 +241,74 @@ def planned_charts(known: Sequence[str]) -> Iterator[tuple[Chart, list[str]]]:
     """Yields the charts that can be drawn from the known metrics, without series, each with the names of its metrics."""
     for heading, charts in CHARTS.items():
         for title, unit, patterns, note in charts:
-            names = [name for pattern in patterns.split() for name in known if re.fullmatch(pattern, name)]
+            names: list[str] = []
+            for pattern in patterns.split():
+                names += [name for name in known if re.fullmatch(pattern, name)]
             if names:
                 yield Chart(title=title, unit=unit, series=(), note=note, heading=heading), names
 
 
 def run_charts(run: RunData) -> list[Chart]:
     """Returns the charts of the metrics that a run has."""
-    return [
-        replace(chart, series=[series_of(run, name) for name in names]) for chart, names in planned_charts(run.names())
-    ]
+    charts: list[Chart] = []
+    for chart, names in planned_charts(run.names()):
+        curves = [series_of(run, name) for name in names]
+        charts.append(replace(chart, series=curves))
+    return charts
 
 
 def chart_sections(charts: Sequence[Chart]) -> Iterator[Section]:
     """Yields the parts of a page with charts, the first one open; series that are always 0 are named only."""
-    for heading, part in itertools.groupby(charts, key=lambda chart: chart.heading):
-        listed = list(part)
-        zeros = [f"{chart.title}: {one.label}" for chart in listed for one in chart.series if not any(one.values)]
-        drawn = [replace(chart, series=[one for one in chart.series if any(one.values)]) for chart in listed]
-        yield Section(
-            title=heading,
-            charts=[chart for chart in drawn if chart.series],
-            notes=[f"Always 0, and not drawn: {'; '.join(zeros)}."] if zeros else [],
-            closed=heading != LEARNING,
-        )
+    for heading, charts_of_heading in itertools.groupby(charts, key=lambda chart: chart.heading):
+        drawn_charts: list[Chart] = []
+        zero_curves: list[str] = []
+        for chart in charts_of_heading:
+            curves = [curve for curve in chart.series if any(curve.values)]
+            zero_curves += [f"{chart.title}: {curve.label}" for curve in chart.series if not any(curve.values)]
+            if curves:
+                drawn_charts.append(replace(chart, series=curves))
+        notes: list[str] = []
+        if zero_curves:
+            notes.append(f"Always 0, and not drawn: {'; '.join(zero_curves)}.")
+        yield Section(title=heading, charts=drawn_charts, notes=notes, closed=heading != LEARNING)
 
 
 def series_of(run: RunData, name: str) -> Series:
     """Returns a metric's curve, with its band if it has one: Wilson's, one standard deviation, or the range."""
     steps, values = run.series(name)
-    spread = run.values_by_step(name.replace("mean", "std")) if "mean" in name else {}
-    bounds: list[tuple[float, float]] = []
-    if name in COUNTS:
-        counts = run.values_by_step(COUNTS[name])
-        bounds = [wilson_interval(v, counts.get(step)) or (v, v) for step, v in zip(steps, values, strict=True)]
-    elif spread:
-        widths = [spread.get(step, 0.0) for step in steps]
-        bounds = [(value - width, value + width) for value, width in zip(values, widths, strict=True)]
-    elif name == "response_length/mean":
-        bounds = list(zip(*(run.series(f"response_length/{end}")[1] for end in ("min", "max")), strict=True))
-    low, high = zip(*bounds, strict=True) if bounds else ((), ())
+    low, high = _band(run, name)
     label, meaning = words(name)
     return Series(label=label, help=meaning, steps=steps, values=values, low=low, high=high)
 
 
+def _band(run: RunData, name: str) -> tuple[list[float], list[float]]:
+    """Returns the lower and upper ends of a metric's band, one per measured step; empty if it has none."""
+    values = run.values_by_step(name)
+    deviations: dict[int, float] = {}
+    if "mean" in name:
+        deviations = run.values_by_step(name.replace("mean", "std"))
+    low: list[float] = []
+    high: list[float] = []
+    if name in COUNTS:
+        counts = run.values_by_step(COUNTS[name])
+        for step, accuracy in values.items():
+            interval = wilson_interval(accuracy, counts.get(step)) or (accuracy, accuracy)
+            low.append(interval[0])
+            high.append(interval[1])
+    elif deviations:
+        low = [value - deviations.get(step, 0.0) for step, value in values.items()]
+        high = [value + deviations.get(step, 0.0) for step, value in values.items()]
+    elif name == "response_length/mean":
+        _, low = run.series("response_length/min")
+        _, high = run.series("response_length/max")
+    return low, high
+
+
 def words(name: str) -> tuple[str, str]:
     """Returns a metric's label and its definition, which ends with its name."""
-    found = ((re.fullmatch(pattern, name), texts) for pattern, texts in _WORDS.items())
-    plain = name.partition("/")[2].replace("_", " ")
-    label, meaning = next(
-        ((label.format(*match.groups()), help) for match, (label, help) in found if match), (plain, "")
-    )
-    return label, f"{meaning + '; ' if meaning else ''}{name}"
+    for pattern, (label, meaning) in _WORDS.items():
+        match = re.fullmatch(pattern, name)
+        if match:
+            return label.format(*match.groups()), f"{meaning}; {name}"
+    _, _, name_in_group = name.partition("/")
+    return name_in_group.replace("_", " "), name

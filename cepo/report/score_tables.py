@@ -46,22 +46,28 @@ class Cell:
 
         The variance has n - 1; the error is None for a single value or a NaN.
         """
-        known = len(values) > 1 and all(map(math.isfinite, values))
-        error = statistics.stdev(values) / math.sqrt(len(values)) if known else None
+        error: float | None = None
+        if len(values) > 1 and all(math.isfinite(value) for value in values):
+            error = statistics.stdev(values) / math.sqrt(len(values))
         return cls(mean=statistics.fmean(values), error=error)
 
     @classmethod
     def of_fraction(cls, fraction: float, count: float | None) -> Cell:
         """Returns a fraction of `count` samples with Wilson's interval of 95 %, and half of that of one standard error."""
-        if not (around := wilson_interval(fraction, count)):
+        one_error = wilson_interval(fraction, count)
+        interval = wilson_interval(fraction, count, 1.96)
+        if one_error is None or interval is None:
             return cls(mean=fraction)
-        low, high = wilson_interval(fraction, count, 1.96) or around
-        return cls(mean=fraction, error=(around[1] - around[0]) / 2, low=low, high=high)
+        below, above = one_error
+        low, high = interval
+        return cls(mean=fraction, error=(above - below) / 2, low=low, high=high)
 
     def less(self, other: Cell) -> Cell:
         """Returns the difference of independent means, with the error `sqrt(error^2 + other.error^2)` if both are known."""
-        errors = [cell.error for cell in (self, other) if cell.error is not None]
-        return Cell(mean=self.mean - other.mean, error=math.hypot(*errors) if len(errors) == 2 else None)
+        error: float | None = None
+        if self.error is not None and other.error is not None:
+            error = math.hypot(self.error, other.error)
+        return Cell(mean=self.mean - other.mean, error=error)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +81,11 @@ class Column:
 
     def shown(self, cell: Cell, best: str = "{}", error: str = "{} ± {}") -> str:
         """Formats a cell's mean by `best`, and both by `error`."""
-        text = best.format(f"{cell.mean:{'+' if self.signed else ''}.{self.digits}f}")
-        return text if cell.error is None else error.format(text, f"{cell.error:.{self.digits}f}")
+        sign = "+" if self.signed else ""
+        mean = best.format(f"{cell.mean:{sign}.{self.digits}f}")
+        if cell.error is None:
+            return mean
+        return error.format(mean, f"{cell.error:.{self.digits}f}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,68 +120,114 @@ class ScoreTable:
                     cell = row.cells.get(column.name, "")
                     if isinstance(cell, str):
                         line.append(escape(cell) or NOTHING)
-                        continue
-                    rivals = [one.mean for each in rows if isinstance(one := each.cells.get(column.name), Cell)]
-                    is_best = column.is_ranked and len(rivals) > 1 and cell.mean == max(rivals)
-                    line.append(column.shown(cell, best if is_best else "{}", error))
+                    elif _is_best(cell, column, rows):
+                        line.append(column.shown(cell, best, error))
+                    else:
+                        line.append(column.shown(cell, error=error))
                 yield line
 
     def markdown(self) -> str:
         """Returns the table as Markdown; the best cells are bold."""
         head, *lines = self.lines(_markdown, "**{}**")
-        rows = [head, ["---", *["---:"] * len(self.columns)]]
-        rows += [line if line[1:] else [f"*{line[0]}*", *[""] * len(self.columns)] for line in lines if any(line)]
-        texts = [_markdown(self.title), "", *(f"| {' | '.join(row)} |" for row in rows), ""]
-        return "\n".join([*texts, *(f"- {_markdown(note)}" for note in self.notes)]).rstrip("\n") + "\n"
+        rule = ["---"] + ["---:"] * len(self.columns)
+        rows = [head, rule]
+        for line in lines:
+            if len(line) > 1:
+                rows.append(line)
+            elif line[0]:  # the name of a group, across all columns
+                rows.append([f"*{line[0]}*"] + [""] * len(self.columns))
+        texts = [_markdown(self.title), ""]
+        texts += [f"| {' | '.join(row)} |" for row in rows]
+        texts.append("")
+        texts += [f"- {_markdown(note)}" for note in self.notes]
+        return "\n".join(texts).rstrip("\n") + "\n"
 
     def latex(self) -> str:
         r"""Returns a `tabular` with booktabs rules and errors as subscripts, as in the paper's tables."""
         head, *lines = self.lines(_latex, r"\textbf{{{}}}", r"{}$_{{\pm{}}}$")
-        texts = [f"% {_one_line(self.title)}", rf"\begin{{tabular}}{{l{'r' * len(self.columns)}}}", r"\toprule"]
-        texts.append(" & ".join(["", *(rf"\textbf{{{name}}}" for name in head[1:])]) + r" \\")
+        alignment = "l" + "r" * len(self.columns)
+        texts = [
+            f"% {_one_line(self.title)}",
+            rf"\begin{{tabular}}{{{alignment}}}",
+            r"\toprule",
+        ]
+        names = [rf"\textbf{{{name}}}" for name in head[1:]]
+        texts.append(" & ".join(["", *names]) + r" \\")
         for line in lines:
-            texts.append(" & ".join(line) + r" \\" if line[1:] else r"\midrule")
-            if len(line) == 1 and line[0]:
+            if len(line) > 1:
+                texts.append(" & ".join(line) + r" \\")
+                continue
+            texts.append(r"\midrule")
+            if line[0]:  # the name of a group, across all columns
                 texts.append(rf"\multicolumn{{{len(head)}}}{{l}}{{\textit{{{line[0]}}}}} \\")
-        texts += [r"\bottomrule", r"\end{tabular}", *(f"% {_one_line(note)}" for note in self.notes)]
+        texts += [r"\bottomrule", r"\end{tabular}"]
+        texts += [f"% {_one_line(note)}" for note in self.notes]
         return "\n".join(texts) + "\n"
 
     def json(self) -> Tree:
         """Returns title, columns, rows and notes with unrounded numbers; a row has no empty cells."""
         rows: list[Tree] = []
         for row in self.rows:
-            known = {name: cell for name, cell in row.cells.items() if cell != ""}
-            cells = {n: {"mean": c.mean, "error": c.error} if isinstance(c, Cell) else c for n, c in known.items()}
-            rows.append({"group": row.group, "name": row.name} | cells)
-        names = [each.name for each in self.columns]
-        return {"title": self.title, "columns": names, "rows": rows, "notes": [*self.notes]}
+            entry: Tree = {"group": row.group, "name": row.name}
+            for name, cell in row.cells.items():
+                if isinstance(cell, Cell):
+                    entry[name] = {"mean": cell.mean, "error": cell.error}
+                elif cell:
+                    entry[name] = cell
+            rows.append(entry)
+        names = [column.name for column in self.columns]
+        return {"title": self.title, "columns": names, "rows": rows, "notes": list(self.notes)}
 
     def terminal(self, width: int = 80) -> Group:
         """Returns the table in rich's form; if it is too wide, rows become columns, in blocks that fit."""
-        lines = [line + [""] * (len(self.columns) + 1 - len(line)) for line in self.lines() if any(line)]
-        is_wide = len(self.columns) > _columns_beside(lines, width)
-        blocks = terminal_blocks([*zip(*lines, strict=True)] if is_wide else lines, width)
-        return Group(Text(self.title, style="bold"), *blocks, *map(Text, self.notes))
+        lines: list[Sequence[str]] = []
+        for line in self.lines():
+            if any(line):
+                missing_cells = len(self.columns) + 1 - len(line)
+                lines.append(line + [""] * missing_cells)
+        if len(self.columns) > _columns_beside(lines, width):
+            lines = list(zip(*lines, strict=True))
+        blocks = terminal_blocks(lines, width)
+        notes = [Text(note) for note in self.notes]
+        return Group(Text(self.title, style="bold"), *blocks, *notes)
+
+
+def _is_best(cell: Cell, column: Column, rows: Sequence[TableRow]) -> bool:
+    """Returns whether a cell of a ranked column has the largest mean of several rows."""
+    if not column.is_ranked:
+        return False
+    means: list[float] = []
+    for row in rows:
+        other = row.cells.get(column.name)
+        if isinstance(other, Cell):
+            means.append(other.mean)
+    return len(means) > 1 and cell.mean == max(means)
 
 
 def terminal_blocks(lines: Sequence[Sequence[str]], width: int) -> Iterator[Table]:
     """Yields a table, given with its head as first line, in blocks of columns that fit into `width` side by side."""
     count = _columns_beside(lines, width)
     for start in range(1, len(lines[0]), count):
-        (name, *names), *rows = ([line[0], *line[start : start + count]] for line in lines)
+        head, *rows = [[line[0], *line[start : start + count]] for line in lines]
         table = Table(box=SIMPLE, pad_edge=False)
-        table.add_column(Text(name), no_wrap=True)
-        for each in names:
-            table.add_column(Text(each), justify="right", overflow="fold")
+        table.add_column(Text(head[0]), no_wrap=True)
+        for name in head[1:]:
+            table.add_column(Text(name), justify="right", overflow="fold")
         for row in rows:
-            table.add_row(*map(Text, row))
+            table.add_row(*[Text(cell) for cell in row])
         yield table
 
 
 def _columns_beside(lines: Sequence[Sequence[str]], width: int) -> int:
     """Returns how many columns fit beside the first one; longer values are folded."""
-    longest = max((cell_len(cell) for line in lines for cell in line[1:]), default=0)
-    return max(1, (width - 2 - max(cell_len(line[0]) for line in lines)) // (min(longest, _WIDEST) + 2))
+    width_of_names = 0
+    longest_cell = 0
+    for line in lines:
+        width_of_names = max(width_of_names, cell_len(line[0]))
+        for cell in line[1:]:
+            longest_cell = max(longest_cell, cell_len(cell))
+    width_of_column = min(longest_cell, _WIDEST) + 2
+    return max(1, (width - 2 - width_of_names) // width_of_column)
 
 
 def write_table(table: ScoreTable, path: Path) -> None:

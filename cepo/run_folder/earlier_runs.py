@@ -25,14 +25,24 @@ def set_aside_earlier_run(folder: Path, *, resumed_step: int | None) -> None:
 
     These are the checkpoints after `resumed_step` and, if it is None, all checkpoints and records.
     """
-    found = [path for step, path in checkpoint_folders(folder).items() if step > (resumed_step or 0)]
+    last_own_step = resumed_step or 0
+    discontinued = [path for step, path in checkpoint_folders(folder).items() if step > last_own_step]
     if resumed_step is None:
-        found += [folder / name for name in _RECORDS if (folder / name).exists()]
-    if not found:
+        discontinued += [folder / name for name in _RECORDS if (folder / name).exists()]
+    if not discontinued:
         return
-    names = (folder / f"earlier_run_{number}" for number in itertools.count(1))
-    aside = next(name for name in names if not name.exists())
-    aside.mkdir()
-    for path in found:
+    aside = _new_folder(folder)
+    for path in discontinued:
         path.rename(aside / path.name)
-    _log.info("%d records and checkpoints of an earlier run in %s were moved to %s", len(found), folder, aside.name)
+    _log.info(
+        "%d records and checkpoints of an earlier run in %s were moved to %s", len(discontinued), folder, aside.name
+    )
+
+
+def _new_folder(run_folder: Path) -> Path:
+    for number in itertools.count(1):
+        folder = run_folder / f"earlier_run_{number}"
+        if not folder.exists():
+            folder.mkdir()
+            return folder
+    raise AssertionError("the numbers do not end")

@@ -32,8 +32,8 @@ def read_environment(run_folder: Path) -> list[Tree]:
         return []
     with damaged_as(path, "is damaged; remove it to go on"):
         entries: list[Any] = read_json(path, list, within=run_folder)
-    found = [entry.get("format", 1) for entry in entries if is_dict(entry)]
-    newer = [number for number in found if not isinstance(number, int) or number > RECORDS_FORMAT]
+    formats = [entry.get("format", 1) for entry in entries if is_dict(entry)]
+    newer = [number for number in formats if not isinstance(number, int) or number > RECORDS_FORMAT]
     if newer:
         raise CepoError(
             f"the records in {run_folder} have format {newer[0]!r}, but this cepo reads formats up to {RECORDS_FORMAT}; "
@@ -65,11 +65,10 @@ def describe_environment(resumed_step: int | None) -> Tree:
 
 def describe_software() -> Tree:
     """Returns the `versions` of packages and the commit of the `code`; None for those that cannot be found."""
-    return {
-        "versions": {"python": platform.python_version(), "cepo": cepo.__version__}
-        | {package: installed_version(package) for package in _PACKAGES},
-        "code": code_version(Path(cepo.__file__).parent),
-    }
+    versions: Tree = {"python": platform.python_version(), "cepo": cepo.__version__}
+    for package in _PACKAGES:
+        versions[package] = installed_version(package)
+    return {"versions": versions, "code": code_version(Path(cepo.__file__).parent)}
 
 
 def installed_version(package: str) -> str | None:

@@ -55,10 +55,18 @@ def require_own_records(folder: Path, names: Sequence[str] = _WRITTEN) -> None:
     Files that are replaced as a whole do not count, and neither do the links that W&B makes in its folder.
     """
     entries = [folder / name for name in names]
-    odd = [path for path in entries if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir()))]
-    odd += [found for path in entries if path.name != _WANDB_FOLDER and (found := irregular_file(path)) is not None]
-    if odd:
-        raise ForeignFileError(odd[0], "is a link, a pipe or a device, and the run would write there; remove it")
+    irregular: list[Path] = []
+    for path in entries:
+        is_regular = path.is_file() or path.is_dir() or not path.exists()
+        if path.is_symlink() or not is_regular:
+            irregular.append(path)
+    for path in entries:
+        if path.name != _WANDB_FOLDER:
+            inner = irregular_file(path)
+            if inner is not None:
+                irregular.append(inner)
+    if irregular:
+        raise ForeignFileError(irregular[0], "is a link, a pipe or a device, and the run would write there; remove it")
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -71,7 +79,9 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 def checkpoint_folders(folder: Path) -> dict[int, Path]:
     """Returns the folders `global_step_<N>` of a run by N, in order. Two names of one number, or a link, are not from a run."""
-    paths = [path for path in folder.glob(f"{CHECKPOINT_PREFIX}*") if not path.is_symlink()]
-    numbered = [(path.name.removeprefix(CHECKPOINT_PREFIX), path) for path in paths]
-    found = {int(step): path for step, path in numbered if step.isdecimal() and str(int(step)) == step}
-    return dict(sorted(found.items()))
+    folders: dict[int, Path] = {}
+    for path in folder.glob(f"{CHECKPOINT_PREFIX}*"):
+        number = path.name.removeprefix(CHECKPOINT_PREFIX)
+        if not path.is_symlink() and number.isdecimal() and str(int(number)) == number:
+            folders[int(number)] = path
+    return dict(sorted(folders.items()))

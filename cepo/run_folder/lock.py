@@ -26,7 +26,8 @@ class RunLock:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._path = folder, folder / LOCK_FILE
+        self._folder = folder
+        self._path = folder / LOCK_FILE
         self._descriptor: int | None = None
 
     def acquire(self) -> None:

@@ -25,7 +25,9 @@ def thumbnail(images: Sequence[Image]) -> str | None:
     """Returns a small copy of the first image as a data URI, for tables of responses; None without images."""
     if not images:
         return None
-    small, buffer = images[0].convert("RGB"), io.BytesIO()
+    small = images[0].convert("RGB")
     small.thumbnail((_THUMBNAIL_PIXELS, _THUMBNAIL_PIXELS))
+    buffer = io.BytesIO()
     small.save(buffer, format="WEBP", quality=75)
-    return f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    encoded = base64.b64encode(buffer.getvalue()).decode()
+    return f"data:image/webp;base64,{encoded}"

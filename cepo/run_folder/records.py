@@ -53,7 +53,9 @@ def read_generations(run_folder: Path) -> Iterator[Tree]:
     """Yields the recorded validation samples; raises `DataError` if one lacks its step, prompt or accuracy."""
     path = run_folder / GENERATIONS_FILE
     fields = {"step": int, "prompt_id": str, "accuracy": int | float}
-    for row in read_objects(path, within=run_folder) if path.exists() else ():
+    if not path.exists():
+        return
+    for row in read_objects(path, within=run_folder):
         wrong = [name for name, kind in fields.items() if not isinstance(row.get(name), kind)]
         if not wrong and not abs(row["accuracy"]) <= LARGEST_NUMBER:
             wrong = ["accuracy"]

@@ -32,21 +32,36 @@ TRACE_VERSION = 1
 _MOST_VALUES = 200_000_000
 """The largest number of values in a step's file; 1,000 responses of 32,000 tokens have 160 million at most."""
 _VERSION_KEY = b"cepo_trace_version"
-_REFERENCE, _LOG_PROBS = "reference_", "log_probs_"
-_INDEX, _TEXT, _NUMBERS = pyarrow.int32(), pyarrow.string(), pyarrow.list_(pyarrow.float32())
-_OF_PROMPT = dict.fromkeys(("prompt_id", "problem", "ground_truth"), _TEXT)
+_REFERENCE = "reference_"
+_LOG_PROBS = "log_probs_"
+_INDEX = pyarrow.int32()
+_TEXT = pyarrow.string()
+_NUMBERS = pyarrow.list_(pyarrow.float32())
+_OF_PROMPT = {
+    "prompt_id": _TEXT,
+    "problem": _TEXT,
+    "ground_truth": _TEXT,
+}
 _OF_ROLLOUT = {
     "response": _TEXT,
     "finished": pyarrow.bool_(),
-    **dict.fromkeys(("reward", "accuracy"), pyarrow.float64()),
+    "reward": pyarrow.float64(),
+    "accuracy": pyarrow.float64(),
     "token_ids": pyarrow.list_(_INDEX),
     "tokens": pyarrow.list_(_TEXT),
-    **dict.fromkeys(("token_advantages", "delta", "weight"), _NUMBERS),
+    "token_advantages": _NUMBERS,
+    "delta": _NUMBERS,
+    "weight": _NUMBERS,
     "is_scored": pyarrow.bool_(),
 }
-_COLUMNS = (
-    dict.fromkeys(("step", "group", "rollout"), _INDEX) | _OF_PROMPT | {"images": pyarrow.list_(_TEXT)} | _OF_ROLLOUT
-)
+_COLUMNS = {
+    "step": _INDEX,
+    "group": _INDEX,
+    "rollout": _INDEX,
+    **_OF_PROMPT,
+    "images": pyarrow.list_(_TEXT),
+    **_OF_ROLLOUT,
+}
 """The columns of every trace; those of views begin with `_LOG_PROBS` or `_REFERENCE`."""
 _MAY_BE_NULL = ("token_ids", "delta", "weight", _LOG_PROBS, _REFERENCE)
 """The beginnings of the names of columns that may be null."""
@@ -73,8 +88,14 @@ class RolloutRecord:
     finished: bool = True
 
     def __post_init__(self) -> None:
-        own = {name: getattr(self, name) for name in ("token_ids", "token_advantages", "delta", "weight")}
-        for name, values in (own | dict(self.log_probs)).items():
+        per_token = {
+            "token_ids": self.token_ids,
+            "token_advantages": self.token_advantages,
+            "delta": self.delta,
+            "weight": self.weight,
+            **self.log_probs,
+        }
+        for name, values in per_token.items():
             if values is not None and len(values) != len(self.tokens):
                 raise DataError(f"rollout record: {name} has {len(values)} entries for {len(self.tokens)} tokens")
 
@@ -105,7 +126,8 @@ class Trace:
     """
 
     def __init__(self, run_folder: Path, *, max_bytes: int, last_step: int | None = None) -> None:
-        self._files, self._images = run_folder / ROLLOUTS_FOLDER, run_folder / IMAGES_FOLDER
+        self._files = run_folder / ROLLOUTS_FOLDER
+        self._images = run_folder / IMAGES_FOLDER
         self._max_bytes = max_bytes
         for step, file in _steps(run_folder):
             if last_step is not None and step > last_step:
@@ -116,8 +138,12 @@ class Trace:
     def write(self, groups: Sequence[GroupRecord]) -> None:
         if not groups or (groups[0].step - 1) % self._stride:
             return
-        rows = [row for group in groups for row in self._rows(group)]
-        table, content = pyarrow.Table.from_pylist(rows, schema=_schema(groups[0].rollouts[0].log_probs)), io.BytesIO()
+        rows: list[Tree] = []
+        for group in groups:
+            rows += self._rows(group)
+        first_rollout = groups[0].rollouts[0]
+        table = pyarrow.Table.from_pylist(rows, schema=_schema(first_rollout.log_probs))
+        content = io.BytesIO()
         pyarrow.parquet.write_table(table, content, compression="zstd")
         self._store(self._files / f"step_{groups[0].step:08d}.parquet", content.getvalue())
         self._thin()
@@ -134,14 +160,25 @@ class Trace:
         self._size += len(content)
 
     def _rows(self, group: GroupRecord) -> Iterator[Tree]:
-        prompt: Tree = {"step": group.step, "group": group.number}
-        prompt |= {name: _utf8(getattr(group, name)) for name in _OF_PROMPT}
-        prompt["images"] = [self._stored(image) for image in group.images]
+        prompt: Tree = {
+            "step": group.step,
+            "group": group.number,
+            "prompt_id": _utf8(group.prompt_id),
+            "problem": _utf8(group.problem),
+            "ground_truth": _utf8(group.ground_truth),
+            "images": [self._stored(image) for image in group.images],
+        }
         for index, rollout in enumerate(group.rollouts):
-            row = prompt | {"rollout": index} | {name: getattr(rollout, name) for name in _OF_ROLLOUT}
-            row |= {"response": _utf8(rollout.response), "tokens": [_utf8(token) for token in rollout.tokens]}
-            row |= {_LOG_PROBS + view: values for view, values in rollout.log_probs.items()}
-            yield row | {_REFERENCE + view: text and _utf8(text) for view, text in rollout.references.items()}
+            row = prompt | {"rollout": index}
+            for name in _OF_ROLLOUT:
+                row[name] = getattr(rollout, name)
+            row["response"] = _utf8(rollout.response)
+            row["tokens"] = [_utf8(token) for token in rollout.tokens]
+            for view, log_probs in rollout.log_probs.items():
+                row[_LOG_PROBS + view] = log_probs
+            for view, text in rollout.references.items():
+                row[_REFERENCE + view] = None if text is None else _utf8(text)
+            yield row
 
     def _thin(self) -> None:
         while self._size > self._max_bytes and len(list(_steps(self._files.parent))) > 1:
@@ -149,16 +186,19 @@ class Trace:
             for step, file in _steps(self._files.parent):
                 if (step - 1) % self._stride:
                     file.unlink()
-            kept = [file for _, file in _steps(self._files.parent)]
-            tables = [pyarrow.parquet.read_table(file, columns=["images"]).column("images") for file in kept]
-            used = {name for column in tables for names in column.to_pylist() for name in names}
+            used_images: set[str] = set()
+            for _, file in _steps(self._files.parent):
+                column = pyarrow.parquet.read_table(file, columns=["images"]).column("images")
+                for names in column.to_pylist():
+                    used_images.update(names)
             for path in self._images.glob("*.png"):
-                if path.name not in used:
+                if path.name not in used_images:
                     path.unlink()
             self._size = self._measured()
 
     def _measured(self) -> int:
-        return sum(file.stat().st_size for folder in (self._files, self._images) for file in folder.glob("*.p*"))
+        files = [*self._files.glob("*.p*"), *self._images.glob("*.p*")]
+        return sum(file.stat().st_size for file in files)
 
 
 def read_rollouts(run_folder: Path) -> Iterator[GroupRecord]:
@@ -168,22 +208,29 @@ def read_rollouts(run_folder: Path) -> Iterator[GroupRecord]:
     """
     for file, table in _checked_tables(run_folder):
         with damaged_as(file, "has text that is not UTF-8"):
-            listed: list[Tree] = table.to_pylist()
-        for number, group in itertools.groupby(listed, key=lambda row: row["group"]):
-            rows = list(group)
-            yield GroupRecord(
-                number=number,
-                images=[_image(file, name) for name in rows[0]["images"]],
-                rollouts=[
-                    RolloutRecord(
-                        log_probs=_by_view(row, _LOG_PROBS),
-                        references=_by_view(row, _REFERENCE),
-                        **{name: row[name] for name in _OF_ROLLOUT},
-                    )
-                    for row in rows
-                ],
-                **{name: rows[0][name] for name in ("step", *_OF_PROMPT)},
-            )
+            rows_of_step: list[Tree] = table.to_pylist()
+        for number, rows in itertools.groupby(rows_of_step, key=lambda row: row["group"]):
+            yield _group_record(file, number, list(rows))
+
+
+def _group_record(file: Path, number: int, rows: Sequence[Fields]) -> GroupRecord:
+    rollouts: list[RolloutRecord] = []
+    first_row = rows[0]
+    images = [_image(file, name) for name in first_row["images"]]
+    for row in rows:
+        fields = {name: row[name] for name in _OF_ROLLOUT}
+        log_probs = _by_view(row, _LOG_PROBS)
+        references = _by_view(row, _REFERENCE)
+        rollouts.append(RolloutRecord(**fields, log_probs=log_probs, references=references))
+    return GroupRecord(
+        step=first_row["step"],
+        number=number,
+        prompt_id=first_row["prompt_id"],
+        problem=first_row["problem"],
+        ground_truth=first_row["ground_truth"],
+        images=images,
+        rollouts=rollouts,
+    )
 
 
 def _by_view(row: Fields, beginning: str) -> Tree:
@@ -193,7 +240,9 @@ def _by_view(row: Fields, beginning: str) -> Tree:
 def read_rollout_table(run_folder: Path) -> pyarrow.Table:
     """Returns all recorded rollouts of a run, one row each, oldest first; raises as `read_rollouts`."""
     tables = [table for _, table in _checked_tables(run_folder)]
-    return pyarrow.concat_tables(tables, promote_options="default") if tables else _schema(()).empty_table()
+    if not tables:
+        return _schema(()).empty_table()
+    return pyarrow.concat_tables(tables, promote_options="default")
 
 
 def _checked_tables(run_folder: Path) -> Iterator[tuple[Path, Any]]:
@@ -213,10 +262,13 @@ def _table(file: Path, run_folder: Path) -> Any:
     try:
         with open_regular(file, within=run_folder) as opened:
             content = pyarrow.parquet.ParquetFile(opened)
-            groups = [content.metadata.row_group(index) for index in range(content.num_row_groups)]
-            values = sum(group.column(index).num_values for group in groups for index in range(group.num_columns))
-            if values > _MOST_VALUES or content.metadata.num_rows > _MOST_VALUES:
-                raise DataError(f"{file} has {values:,} values; accepted: at most {_MOST_VALUES:,}")
+            num_values = 0
+            for number in range(content.num_row_groups):
+                group = content.metadata.row_group(number)
+                for column in range(group.num_columns):
+                    num_values += group.column(column).num_values
+            if num_values > _MOST_VALUES or content.metadata.num_rows > _MOST_VALUES:
+                raise DataError(f"{file} has {num_values:,} values; accepted: at most {_MOST_VALUES:,}")
             return content.read()
     except (pyarrow.ArrowException, OSError, MemoryError) as error:
         raise DataError(
@@ -260,14 +312,16 @@ def _image_name(image: bytes) -> str:
 
 def _schema(views: Collection[str]) -> Any:
     """Returns the columns: those of every run, and for each view its log-probs and the text that its teacher saw."""
-    of_views = {_LOG_PROBS + view: _NUMBERS for view in views}
-    of_views |= {_REFERENCE + view: _TEXT for view in views if view != STUDENT}
-    return pyarrow.schema(_COLUMNS | of_views, metadata={_VERSION_KEY: str(TRACE_VERSION)})
+    log_probs = {_LOG_PROBS + view: _NUMBERS for view in views}
+    references = {_REFERENCE + view: _TEXT for view in views if view != STUDENT}
+    columns = _COLUMNS | log_probs | references
+    return pyarrow.schema(columns, metadata={_VERSION_KEY: str(TRACE_VERSION)})
 
 
 def _steps(run_folder: Path) -> Iterator[tuple[int, Path]]:
     for file in sorted((run_folder / ROLLOUTS_FOLDER).glob("step_*.parquet")):
-        if (number := file.stem.removeprefix("step_")).isdecimal():
+        number = file.stem.removeprefix("step_")
+        if number.isdecimal():
             yield int(number), file
 
 

@@ -22,14 +22,17 @@ def write_atomically(path: Path, content: str | bytes, *, private: bool = False)
     The content is on the disk before the rename, and the rename is when this returns. With `private`, only the owner
     may read the file.
     """
-    beside = path.with_name(f".{path.name}.new")
-    beside.unlink(missing_ok=True)
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+    new_file = path.with_name(f".{path.name}.new")
+    new_file.unlink(missing_ok=True)
+    permissions = 0o600 if private else 0o666
+    descriptor = os.open(new_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, permissions)
+    if isinstance(content, str):
+        content = content.encode()
     with open(descriptor, "wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(beside, path)
+    os.replace(new_file, path)
     to_disk(path.parent)
 
 
@@ -66,14 +69,17 @@ class LineFile:
             path.touch()
         self._file = open_regular(path, within=path.parent, writable=True)
         self.last: Fields | None = None
-        self._last_start = end = 0
+        self._last_start = 0
+        end = 0  # of the last row that stays
         for row, length in objects_in(path, self._file):
             if last_step is not None and not isinstance(row.get("step"), int):
                 raise DataError(f"{path}: a row has no 'step'. Remove that line")
             if last_step is not None and row["step"] > last_step:
                 logger.info("%s: the rows after step %d, from which the run resumes, are dropped", path, last_step)
                 break
-            self.last, self._last_start, end = row, end, end + length
+            self.last = row
+            self._last_start = end
+            end += length
         self._file.seek(end)
         self._file.truncate()
 

@@ -43,29 +43,36 @@ def section(declared: type[_Section]) -> type[_Section]:
     """
 
     def read_from_mapping(cls: type[_Section], source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        schema = inner = cast("Tree", handler(source))
-        while inner["type"] != "dataclass":  # validators of the whole section wrap it
-            inner = inner["schema"]
-        inner["strict"] = False  # a strict section would accept only instances
-        return cast("CoreSchema", schema)
+        schema = handler(source)
+        section_schema = cast("Tree", schema)
+        while section_schema["type"] != "dataclass":  # validators of the whole section wrap it
+            section_schema = section_schema["schema"]
+        section_schema["strict"] = False  # a strict section would accept only instances
+        return schema
 
     for name, text in _texts_below_settings(declared).items():
         default = vars(declared).get(name, PydanticUndefined)
         setattr(declared, name, Field(default=default, description=" ".join(text.split())))
     setattr(declared, "__get_pydantic_core_schema__", classmethod(read_from_mapping))  # noqa: B010
-    frozen = not dataclasses.is_dataclass(declared) or cast(Any, declared).__dataclass_params__.frozen
-    return cast("type[_Section]", pydantic_dataclass(frozen=frozen, kw_only=True, config=_RULES)(declared))
+    is_frozen = True
+    if dataclasses.is_dataclass(declared):  # it inherits from one, whose choice a dataclass must repeat
+        is_frozen = cast(Any, declared).__dataclass_params__.frozen
+    as_dataclass = pydantic_dataclass(frozen=is_frozen, kw_only=True, config=_RULES)
+    return cast("type[_Section]", as_dataclass(declared))
 
 
 def _texts_below_settings(declared: type[Any]) -> dict[str, str]:
     """Returns the strings that follow the settings of a class in its source, as pydantic reads them without inheritance."""
     node = _classes_of(declared.__module__).get(declared.__qualname__)
-    return {
-        setting.target.id: str(below.value.value)
-        for setting, below in pairwise(node.body if node else list[ast.stmt]())
-        if isinstance(setting, ast.AnnAssign) and isinstance(setting.target, ast.Name)
-        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-    }
+    texts: dict[str, str] = {}
+    if node is None:
+        return texts
+    for statement, next_statement in pairwise(node.body):
+        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
+            continue
+        if isinstance(next_statement, ast.Expr) and isinstance(next_statement.value, ast.Constant):
+            texts[statement.target.id] = str(next_statement.value.value)
+    return texts
 
 
 @cache
@@ -75,9 +82,15 @@ def _classes_of(module: str) -> dict[str, ast.ClassDef]:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (OSError, TypeError, KeyError):
         return {}
-    outer = {f"{node.name}.": node.body for node in tree.body if isinstance(node, ast.ClassDef)}
-    bodies = {"": tree.body} | outer
-    return {f"{name}{node.name}": node for name in bodies for node in bodies[name] if isinstance(node, ast.ClassDef)}
+    classes: dict[str, ast.ClassDef] = {}
+    for node in tree.body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        classes[node.name] = node
+        for inner in node.body:
+            if isinstance(inner, ast.ClassDef):
+                classes[f"{node.name}.{inner.name}"] = inner
+    return classes
 
 
 def fields_of(kind: type[Any]) -> Mapping[str, FieldInfo]:
@@ -91,16 +104,19 @@ class Decisive:
     value: bool
 
 
-DECISIVE, NOT_DECISIVE = Decisive(True), Decisive(False)
+DECISIVE = Decisive(True)
+NOT_DECISIVE = Decisive(False)
 
 
 def is_decisive(kind: type[Any], key: str) -> bool:
     """Returns whether the section `kind` marks the dotted `key` as decisive; without any mark it is."""
-    found = True
+    is_marked_decisive = True
     for name in key.split("."):
         if not is_pydantic_dataclass(kind) or name not in fields_of(kind):  # a mapping's entry has the mapping's mark
             break
         field = fields_of(kind)[name]
-        found = next((mark.value for mark in field.metadata if isinstance(mark, Decisive)), found)
+        marks = [mark for mark in field.metadata if isinstance(mark, Decisive)]
+        if marks:
+            is_marked_decisive = marks[0].value
         kind = cast("type[Any]", field.annotation)
-    return found
+    return is_marked_decisive

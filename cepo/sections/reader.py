@@ -45,14 +45,20 @@ def read_section(
     of an unknown one. Raises `SectionError` for an unknown key, a wrong type, a value out of bounds, or a missing setting.
     """
     adapter = TypeAdapter(kind)
-    given = merged_trees(default_tree(kind), cast("Tree", tree)) if isinstance(tree, Mapping) else tree
+    values = tree
+    if isinstance(tree, Mapping):
+        values = merged_trees(default_tree(kind), cast("Tree", tree))
     try:
-        return adapter.validate_python(given)
+        return adapter.validate_python(values)
     except ValidationError as error:
         errors = error.errors(include_url=False)
     words = Wording(adapter.json_schema(), path, elsewhere)
-    if sum(_respelled(given, words, error, texts or {}) for error in errors):
-        return read_section(kind, given, path=path, texts=texts, elsewhere=elsewhere)
+    was_respelled = False
+    for error in errors:
+        if _respelled(values, words, error, texts or {}):
+            was_respelled = True
+    if was_respelled:  # the other errors remain, and are found again
+        return read_section(kind, values, path=path, texts=texts, elsewhere=elsewhere)
     raise SectionError(words.faults(errors))
 
 
@@ -60,9 +66,14 @@ def default_tree(kind: type[Any]) -> Tree:
     """Returns the defaults of a section as a plain tree, without the settings that have no default."""
     tree: Tree = {}
     for name, field in fields_of(kind).items():
-        default = None if field.is_required() else field.get_default(call_default_factory=True)
-        if isinstance(field.annotation, type) and is_pydantic_dataclass(field.annotation):
-            tree[name] = default_tree(field.annotation) if default is None else dataclasses.asdict(default)
+        is_section = isinstance(field.annotation, type) and is_pydantic_dataclass(field.annotation)
+        default: Any = None
+        if not field.is_required():
+            default = field.get_default(call_default_factory=True)
+        if is_section and default is None:
+            tree[name] = default_tree(cast("type[Any]", field.annotation))
+        elif is_section:
+            tree[name] = dataclasses.asdict(default)
         elif not field.is_required():
             tree[name] = default
     return tree
@@ -83,18 +94,20 @@ def merged_trees(below: Tree, above: Fields) -> Tree:
 def _respelled(tree: Any, words: Wording, error: ErrorDetails, texts: Mapping[str, str]) -> bool:
     """Converts the value of an error between text and number or boolean; returns False if that is impossible."""
     steps, _ = words.walk(error["loc"])
-    value, kind = error["input"], error["type"]
-    spelled: Any = None
+    value = error["input"]
+    kind = error["type"]
+    respelled: Any = None
     if kind in ("int_type", "float_type") and isinstance(value, str):
         with suppress(ValueError):
-            spelled = int(value) if kind == "int_type" else float(value)
+            respelled = int(value) if kind == "int_type" else float(value)
     elif kind == "bool_type" and isinstance(value, int | str):
-        spelled = _WORDS.get(str(value).lower())
+        respelled = _WORDS.get(str(value).lower())
     elif kind == "string_type" and isinstance(value, int | float):
-        spelled = texts.get(words.key(steps))
-    if spelled is None:
+        respelled = texts.get(words.key(steps))
+    if respelled is None:
         return False
+    parent = tree
     for step in steps[:-1]:
-        tree = tree[step]
-    tree[steps[-1]] = spelled
+        parent = parent[step]
+    parent[steps[-1]] = respelled
     return True

@@ -29,33 +29,41 @@ class Wording:
     """Writes the error messages about the values of one section, based on its JSON schema."""
 
     def __init__(self, schema: Tree, path: str, elsewhere: Sequence[str]) -> None:
-        self._schema, self._path, self._elsewhere = schema, path, elsewhere
+        self._schema = schema
+        self._path = path
+        self._elsewhere = elsewhere
 
     def walk(self, location: Sequence[int | str]) -> tuple[list[int | str], Tree]:
         """Returns the key in pydantic's location, without the union branch that may follow, and the key's schema."""
-        node, steps = resolved(self._schema, self._schema), list[int | str]()
+        node = resolved(self._schema, self._schema)
+        steps: list[int | str] = []
         for step in location:
-            inside = _main(node)
-            below = inside.get("items") if isinstance(step, int) else inside.get("properties", {}).get(step)
-            if below is None:
+            main = _main(node)
+            next_node = main.get("items") if isinstance(step, int) else main.get("properties", {}).get(step)
+            if next_node is None:
                 break
-            node = resolved(below, self._schema)
+            node = resolved(next_node, self._schema)
             steps.append(step)
         return steps, node
 
     def key(self, steps: Sequence[int | str]) -> str:
         """Returns the dotted key, such as `a.b[0]`, with the path of the section in front."""
-        dotted = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
+        parts = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps]
+        dotted = "".join(parts)
         return f"{self._path}{dotted}" if self._path else dotted.removeprefix(".")
 
     def faults(self, errors: Sequence[ErrorDetails]) -> list[Fault]:
         """Returns one fault for each key: a broken bound is more informative than another branch's type error."""
         bounds_last = sorted(errors, key=lambda error: error["type"] in _OUT_OF_BOUNDS)
-        found = {fault.key: fault for fault in map(self._fault, bounds_last)}
-        return sorted(found.values(), key=lambda fault: fault.rank)
+        faults: dict[str, Fault] = {}
+        for error in bounds_last:
+            fault = self._fault(error)
+            faults[fault.key] = fault
+        return sorted(faults.values(), key=lambda fault: fault.rank)
 
     def _fault(self, error: ErrorDetails) -> Fault:
-        kind, value = error["type"], error["input"]
+        kind = error["type"]
+        value = error["input"]
         steps, node = self.walk(error["loc"])
         key = self.key(steps)
         if kind in _UNKNOWN:
@@ -72,30 +80,39 @@ class Wording:
         elif kind in _OUT_OF_BOUNDS:
             message = f"{key} must be {accepted_range(node) or 'a finite number'}, got {shown(value)}."
         else:
-            near = did_you_mean(str(value), map(str, _main(node).get("enum", ())))
-            quote = " Write it in quotes." if kind == "string_type" and isinstance(value, int | float) else ""
-            message = f"{key} must be {accepted_type(node)}, got {shown(value)}.{near}{quote}"
+            suggestion = did_you_mean(str(value), map(str, _main(node).get("enum", ())))
+            is_number_for_text = kind == "string_type" and isinstance(value, int | float)
+            quote = " Write it in quotes." if is_number_for_text else ""
+            message = f"{key} must be {accepted_type(node)}, got {shown(value)}.{suggestion}{quote}"
         return Fault(1, key, message)
 
     def _unknown(self, name: str, around: str, node: Tree) -> str:
-        known, path = list(_main(node).get("properties", {})), f"{around}." if around else ""
-        beside = {key.removeprefix(path).partition(".")[0] for key in self._elsewhere if key.startswith(path)}
-        near = did_you_mean(name, [*known, *sorted(beside - set(known))])
-        dotted = [self.key([]) + key for key, _ in leaves_of(self._schema)] if not self._path else []
-        same_name = [key for key in [*dotted, *self._elsewhere] if key.rpartition(".")[2] == name]
+        known = list(_main(node).get("properties", {}))
+        path = f"{around}." if around else ""
+        names_elsewhere: set[str] = set()
+        for key in self._elsewhere:
+            if key.startswith(path):
+                first_name, _, _ = key.removeprefix(path).partition(".")
+                names_elsewhere.add(first_name)
+        suggestion = did_you_mean(name, [*known, *sorted(names_elsewhere - set(known))])
+        keys = list(self._elsewhere)
+        if not self._path:
+            keys = [key for key, _ in leaves_of(self._schema)] + keys
+        same_name = [key for key in keys if key.rpartition(".")[2] == name]
         if same_name:
-            near = f" Did you mean '{same_name[0]}'?"
+            suggestion = f" Did you mean '{same_name[0]}'?"
         where = f"under '{around}'" if around else "at the top"
-        return f"unknown key '{path}{name}'.{near} Known {where}: {', '.join(known) or '(none)'}."
+        return f"unknown key '{path}{name}'.{suggestion} Known {where}: {', '.join(known) or '(none)'}."
 
 
 def leaves_of(schema: Tree, node: Tree | None = None, path: str = "") -> Iterator[tuple[str, Tree]]:
     """Yields the dotted key and schema of every setting. A mapping whose entries have no defaults is one setting."""
-    around = resolved(node or schema, schema)
-    for name, below in around.get("properties", {}).items():
-        inner = resolved(below, schema)
+    section = resolved(node or schema, schema)
+    for name, reference in section.get("properties", {}).items():
+        inner = resolved(reference, schema)
         entries = inner.get("properties", {}).values()
-        if "properties" in inner and ("required" in inner or any({"default", "$ref"} & set(each) for each in entries)):
+        have_defaults = any("default" in entry or "$ref" in entry for entry in entries)
+        if "properties" in inner and ("required" in inner or have_defaults):
             yield from leaves_of(schema, inner, f"{path}{name}.")
         elif "properties" not in inner or entries:
             yield f"{path}{name}", inner
@@ -105,14 +122,17 @@ def resolved(node: Tree, schema: Tree) -> Tree:
     """Returns the schema that a `$ref` names, updated by the other entries of `node`."""
     if "$ref" not in node:
         return node
-    target = schema["$defs"][node["$ref"].rpartition("/")[2]]
-    return {**target, **{key: value for key, value in node.items() if key != "$ref"}}
+    _, _, name = node["$ref"].rpartition("/")
+    other_entries = {key: value for key, value in node.items() if key != "$ref"}
+    return {**schema["$defs"][name], **other_entries}
 
 
 def _main(node: Tree) -> Tree:
     """Returns the main alternative of a setting: neither null nor a number that turns it off."""
-    branches = [branch for branch in node.get("anyOf", ()) if branch.get("type") != "null" and "const" not in branch]
-    return branches[0] if branches else node
+    for branch in node.get("anyOf", ()):
+        if branch.get("type") != "null" and "const" not in branch:
+            return branch
+    return node
 
 
 def accepted_type(node: Tree) -> str:
@@ -132,9 +152,9 @@ def accepted_range(node: Tree) -> str:
     main = _main(node)
     if main.get("type") == "array":
         return accepted_range(main["items"])
-    text = " and ".join(f"{words} {main[bound]:g}" for bound, words in _BOUNDS.items() if bound in main)
-    off = [f"{branch['const']} (off) or " for branch in node.get("anyOf", ()) if "const" in branch]
-    return "".join(off) + text
+    bounds = [f"{words} {main[bound]:g}" for bound, words in _BOUNDS.items() if bound in main]
+    values_for_off = [f"{branch['const']} (off) or " for branch in node.get("anyOf", ()) if "const" in branch]
+    return "".join(values_for_off) + " and ".join(bounds)
 
 
 def shown(value: Any) -> str:
@@ -146,5 +166,8 @@ def shown(value: Any) -> str:
     if isinstance(value, int) and value.bit_length() > 256:  # Python refuses to print thousands of digits
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, Mapping):
-        return f"a mapping with the keys {', '.join(map(str, cast('Tree', value))) or '(none)'}"
-    return f"the list {value!r}" if isinstance(value, list) else repr(value)
+        keys = ", ".join(map(str, cast("Tree", value)))
+        return f"a mapping with the keys {keys or '(none)'}"
+    if isinstance(value, list):
+        return f"the list {value!r}"
+    return repr(value)

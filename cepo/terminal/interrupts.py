@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -38,12 +38,14 @@ def handled() -> Generator[None]:
         yield
         return
     _heard = None
-    heard = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, _handle) for number in heard}
+    earlier_handlers: dict[signal.Signals, signal.Handlers | int | Callable[..., object] | None] = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            earlier_handlers[number] = signal.signal(number, _handle)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in earlier_handlers.items():
             signal.signal(number, handler)
         _heard = None
 
@@ -55,11 +57,12 @@ def loading() -> Generator[None]:
     An exception would leave libraries half imported, which causes unrelated errors or a crash.
     """
     global _is_loading
-    before, _is_loading = _is_loading, True
+    was_loading = _is_loading
+    _is_loading = True
     try:
         yield
     finally:
-        _is_loading = before
+        _is_loading = was_loading
 
 
 def is_heard() -> bool:
@@ -77,16 +80,18 @@ def raise_if_lost() -> None:
 def postponed(what: str) -> Generator[None]:
     """Only notes a first signal inside this context, and logs what happens first; `raise_if_lost` then raises it."""
     global _postponed_for
-    before, _postponed_for = _postponed_for, what
+    outer = _postponed_for
+    _postponed_for = what
     try:
         yield
     finally:
-        _postponed_for = before
+        _postponed_for = outer
 
 
 def exit_code() -> int:
     """Returns the exit code that names the last signal: 143 after SIGTERM, else 130."""
-    return EXIT_CODES[_heard == signal.SIGTERM]
+    after_interrupt, after_termination = EXIT_CODES
+    return after_termination if _heard == signal.SIGTERM else after_interrupt
 
 
 def exit_process(code: int) -> NoReturn:
@@ -99,7 +104,8 @@ def exit_process(code: int) -> NoReturn:
 
 def _handle(number: int, _: object) -> None:
     global _heard
-    is_first, _heard = _heard is None, number
+    is_first = _heard is None
+    _heard = number
     if _is_loading:
         sys.stderr.write("interrupted while libraries were being loaded; no work had started\n")
         _leave(exit_code())

@@ -45,8 +45,10 @@ class LiveView(Progress):
 
 def duration(seconds: float) -> str:
     """Formats a duration as `42 s`, `3:07 min` or `1:02:05 h`."""
-    whole = round(seconds)
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    total_minutes, whole_seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(total_minutes, 60)
     if hours:
-        return f"{hours}:{minutes:02d}:{rest:02d} h"
-    return f"{minutes}:{rest:02d} min" if minutes else f"{rest} s"
+        return f"{hours}:{minutes:02d}:{whole_seconds:02d} h"
+    if minutes:
+        return f"{minutes}:{whole_seconds:02d} min"
+    return f"{whole_seconds} s"

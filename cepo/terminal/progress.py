@@ -15,6 +15,7 @@ from cepo.terminal.lines import LogHandler
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import TaskID
 
     from cepo.terminal.live_view import LiveView
 
@@ -51,8 +52,9 @@ def log_to_stderr() -> None:
 def end_view() -> None:
     """Ends the live view, if there is one, and restores the cursor."""
     global _view
-    if _view is not None:
-        view, _view = _view, None
+    view = _view
+    _view = None
+    if view is not None:
         view.stop()
 
 
@@ -82,9 +84,14 @@ class Progress:
     """
 
     def __init__(self, what: str, total: int | None, *, draws: bool = True) -> None:
-        self._what, self._total, self._done, self._draws = what, total, 0, draws
-        self._start = self._last_line = time.monotonic()
-        self._drawn, self._task = ExitStack(), None
+        self._what = what
+        self._total = total
+        self._draws = draws
+        self._done = 0
+        self._start = time.monotonic()
+        self._last_line = self._start
+        self._task: TaskID | None = None
+        self._on_exit = ExitStack()  # removes what `__enter__` drew
 
     def update(self, count: int = 1) -> None:
         self._done += count
@@ -92,29 +99,37 @@ class Progress:
         if self._task is not None and _view is not None:
             _view.update(self._task, completed=self._done)
         elif now - self._last_line >= SECONDS_BETWEEN_LINES and not _is_terminal():
-            self._last_line, spent = now, now - self._start
-            rate = self._done / spent
-            left = ((self._total or 0) - self._done) / rate
+            self._last_line = now
+            seconds = now - self._start
+            rate = self._done / seconds
+            remaining_seconds = ((self._total or 0) - self._done) / rate
             logger.info(
                 "%s: %d of %d after %.0f s (%.3g per second), about %.0f s left",
-                *(self._what, self._done, self._total, spent, rate, left),
+                self._what,
+                self._done,
+                self._total,
+                seconds,
+                rate,
+                remaining_seconds,
             )
 
     def __enter__(self) -> Progress:
         if self._draws:
-            self._drawn.enter_context(live_view())
+            self._on_exit.enter_context(live_view())
             if _view is not None:
                 self._task = _view.add_task(self._what, total=self._total)
-                self._drawn.callback(_view.remove_task, self._task)
+                self._on_exit.callback(_view.remove_task, self._task)
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._drawn.close()
+        self._on_exit.close()
 
 
 def shown(items: Iterable[_Item], what: str, total: int | None = None) -> Iterator[_Item]:
     """Yields the items and shows the progress; `total` is their number if they have no length."""
-    with Progress(what, length_hint(items) if total is None else total) as progress:
+    if total is None:
+        total = length_hint(items)
+    with Progress(what, total) as progress:
         for item in items:
             yield item
             progress.update()

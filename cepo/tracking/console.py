@@ -42,9 +42,11 @@ class ConsoleSink(Sink):
         if "timing_s/step" in values:
             self._step_seconds.append(values["timing_s/step"])
         if any(not name.startswith(("val/", "timing_s/")) for name in values):
-            seconds = self._step_seconds
-            left = sum(seconds) / len(seconds) * max(self._max_steps - step, 0) if seconds else None
-            self._show(step_line(step, self._max_steps, values, remaining_seconds=left))
+            remaining_seconds: float | None = None
+            if self._step_seconds:
+                mean = sum(self._step_seconds) / len(self._step_seconds)
+                remaining_seconds = mean * max(self._max_steps - step, 0)
+            self._show(step_line(step, self._max_steps, values, remaining_seconds=remaining_seconds))
         if "val/accuracy" in values:
             self._show(validation_line(step, self._max_steps, values))
 
@@ -63,9 +65,13 @@ class ConsoleSink(Sink):
 def step_line(step: int, max_steps: int, values: Mapping[str, float], *, remaining_seconds: float | None) -> Text:
     """Returns the line of one training step; parts whose metrics are missing are left out."""
     line = _step_label(step, max_steps)
-    parts = [" ".join(text.format(values[name]) for text, name in part if name in values) for part in _STEP_PARTS]
-    for part in filter(None, [*parts, _stage_seconds(values)]):
-        line.append("  " + part)
+    for part in _STEP_PARTS:
+        numbers = [text.format(values[name]) for text, name in part if name in values]
+        if numbers:
+            line.append("  " + " ".join(numbers))
+    stage_seconds = _stage_seconds(values)
+    if stage_seconds:
+        line.append("  " + stage_seconds)
     if remaining_seconds is not None and step < max_steps:
         line.append(f"  ETA {duration(remaining_seconds)}", style="cyan")
     return line
@@ -77,8 +83,10 @@ def validation_line(step: int, max_steps: int, values: Mapping[str, float]) -> T
     line = _step_label(step, max_steps)
     line.append(f"  validation accuracy {accuracy:.3f}", style="bold green")
     count = values.get("val/num_samples")
-    if (interval := wilson_interval(accuracy, count, 1.96)) is not None:
-        line.append(f" ({interval[0]:.3f} to {interval[1]:.3f}, n {count:.0f})")
+    interval = wilson_interval(accuracy, count, 1.96)
+    if interval is not None:
+        low, high = interval
+        line.append(f" ({low:.3f} to {high:.3f}, n {count:.0f})")
     if "val/reward" in values:
         line.append(f"  reward {values['val/reward']:.3f}")
     if "timing_s/validate" in values:
@@ -87,13 +95,21 @@ def validation_line(step: int, max_steps: int, values: Mapping[str, float]) -> T
 
 
 def _step_label(step: int, max_steps: int) -> Text:
-    return Text().append(f"step {step:>{len(str(max_steps))}}/{max_steps}", style="bold")
+    width = len(str(max_steps))
+    return Text().append(f"step {step:>{width}}/{max_steps}", style="bold")
 
 
 def _stage_seconds(values: Mapping[str, float]) -> str:
-    shown = [f"{stage} {_seconds(values[f'timing_s/{stage}'])}" for stage in STAGES if f"timing_s/{stage}" in values]
-    total = f"{_seconds(values['timing_s/step'])} s" if "timing_s/step" in values else ""
-    return f"{total} ({', '.join(shown)})" if total and shown else total or ", ".join(shown)
+    parts: list[str] = []
+    for stage in STAGES:
+        if f"timing_s/{stage}" in values:
+            seconds = _seconds(values[f"timing_s/{stage}"])
+            parts.append(f"{stage} {seconds}")
+    stages = ", ".join(parts)
+    if "timing_s/step" not in values:
+        return stages
+    total = f"{_seconds(values['timing_s/step'])} s"
+    return f"{total} ({stages})" if stages else total
 
 
 def _seconds(value: float) -> str:

@@ -4,6 +4,7 @@ continues its tracker's run. `docs/tracking.md` says what each does without a ne
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -49,20 +50,31 @@ class WandbSink(_LibrarySink):
         import wandb  # pyright: ignore[reportMissingImports]
 
         run.folder.mkdir(parents=True, exist_ok=True)
-        known, settings = earlier_run(run, "wandb") or uuid.uuid4().hex[:12], wandb.Settings(console="off")
-        own = {"reinit": "create_new", "dir": str(run.folder), "settings": settings}
-        self._start(wandb, run, known, name=run.experiment, id=known, **own)
+        identifier = earlier_run(run, "wandb") or uuid.uuid4().hex[:12]
+        self._start(
+            wandb,
+            run,
+            identifier,
+            name=run.experiment,
+            id=identifier,
+            reinit="create_new",
+            dir=str(run.folder),
+            settings=wandb.Settings(console="off"),
+        )
         self._run.define_metric(STEP_NAME)
         self._run.define_metric("*", step_metric=STEP_NAME)
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log({STEP_NAME: step, **{name: float(value) for name, value in values.items()}})
+        numbers = {name: float(value) for name, value in values.items()}
+        self._run.log({STEP_NAME: step, **numbers})
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
         if rows:
-            columns = list(dict.fromkeys(name for row in rows for name in row))
-            cells = [[str(row.get(name, "")) for name in columns] for row in rows]
-            table = self._library.Table(columns=columns, data=cells)
+            columns = list(dict.fromkeys(itertools.chain.from_iterable(rows)))
+            table_rows: list[list[str]] = []
+            for row in rows:
+                table_rows.append([str(row.get(name, "")) for name in columns])
+            table = self._library.Table(columns=columns, data=table_rows)
             self._run.log({STEP_NAME: step, "val/generations": table})
 
 
@@ -72,13 +84,24 @@ class SwanlabSink(_LibrarySink):
 
         folder = run.folder / SWANLAB_FOLDER
         folder.mkdir(parents=True, exist_ok=True)
-        known = earlier_run(run, "swanlab") or uuid.uuid4().hex[:12]
-        self._start(swanlab, run, known, name=run.experiment, id=known, reinit=True, log_dir=str(folder))
+        identifier = earlier_run(run, "swanlab") or uuid.uuid4().hex[:12]
+        self._start(
+            swanlab,
+            run,
+            identifier,
+            name=run.experiment,
+            id=identifier,
+            reinit=True,
+            log_dir=str(folder),
+        )
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
         if rows:
-            texts = ["\n\n".join(f"{name}: {value}" for name, value in row.items()) for row in rows]
-            self._run.log({"val/generations": [*map(self._library.Text, texts)]}, step=step)
+            texts: list[Any] = []
+            for row in rows:
+                lines = [f"{name}: {value}" for name, value in row.items()]
+                texts.append(self._library.Text("\n\n".join(lines)))
+            self._run.log({"val/generations": texts}, step=step)
 
 
 class TrackioSink(_LibrarySink):
@@ -92,8 +115,10 @@ class TrackioSink(_LibrarySink):
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         if rows:
-            cells = [{name: str(value) for name, value in row.items()} for row in rows]
-            self._run.log({"val/generations": self._library.Table(data=cells)}, step=step)
+            table_rows: list[dict[str, str]] = []
+            for row in rows:
+                table_rows.append({name: str(value) for name, value in row.items()})
+            self._run.log({"val/generations": self._library.Table(data=table_rows)}, step=step)
 
 
 class MlflowSink(Sink):
@@ -102,11 +127,13 @@ class MlflowSink(Sink):
         from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
 
         self._metric: Any = Metric
-        address, artifacts = os.environ.get("MLFLOW_TRACKING_URI"), None
+        address = os.environ.get("MLFLOW_TRACKING_URI")
+        artifacts: str | None = None
         if not address:
             folder = (run.folder / MLFLOW_FOLDER).absolute()
             folder.mkdir(parents=True, exist_ok=True)
-            address, artifacts = f"sqlite:///{folder / 'mlflow.db'}", (folder / "artifacts").as_uri()
+            address = f"sqlite:///{folder / 'mlflow.db'}"
+            artifacts = (folder / "artifacts").as_uri()
         self._client: Any = MlflowClient(tracking_uri=address)
         known = earlier_run(run, "mlflow")
         if known is not None:
@@ -127,14 +154,17 @@ class MlflowSink(Sink):
         self._client.log_text(self._run_id, run.config_text, "config.yaml")
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
-        now, numbers = int(time.time() * 1000), finite_or_nan(values)
-        metrics = [self._metric(_FORBIDDEN.sub("_", name), value, now, step) for name, value in numbers.items()]
+        milliseconds = int(time.time() * 1000)
+        metrics: list[Any] = []
+        for name, value in finite_or_nan(values).items():
+            allowed_name = _FORBIDDEN.sub("_", name)
+            metrics.append(self._metric(allowed_name, value, milliseconds, step))
         self._client.log_batch(self._run_id, metrics=metrics)
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
         if rows:
-            lines = "".join(json.dumps(dict(row), ensure_ascii=False, default=str) + "\n" for row in rows)
-            self._client.log_text(self._run_id, lines, f"generations/step_{step}.jsonl")
+            lines = [json.dumps(dict(row), ensure_ascii=False, default=str) + "\n" for row in rows]
+            self._client.log_text(self._run_id, "".join(lines), f"generations/step_{step}.jsonl")
 
     def close(self) -> None:
         self._client.set_terminated(self._run_id)
@@ -142,7 +172,9 @@ class MlflowSink(Sink):
 
 def earlier_run(run: RunDescription, tracker: str) -> str | None:
     """Returns the tracker's identifier of the run that `run` resumes; None for a new run or one unknown to the tracker."""
-    return _known(run).get(tracker) if run.resumed_step is not None else None
+    if run.resumed_step is None:
+        return None
+    return _known(run).get(tracker)
 
 
 def remember_run(run: RunDescription, tracker: str, identifier: str) -> None:
@@ -181,10 +213,10 @@ class TensorboardSink(Sink):
     def log_generations(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
         for number, row in enumerate(rows):
             # As Markdown code blocks, so that a model's text is not interpreted as markup.
-            blocks = [
-                f"**{name}**\n\n{textwrap.indent(str(text) or ' ', '    ', lambda _: True)}"
-                for name, text in row.items()
-            ]
+            blocks: list[str] = []
+            for name, text in row.items():
+                code = textwrap.indent(str(text) or " ", "    ", lambda _: True)
+                blocks.append(f"**{name}**\n\n{code}")
             self._writer.add_text(f"val/sample_{number}", "\n\n".join(blocks), global_step=step)
         self._writer.flush()
 

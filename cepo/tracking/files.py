@@ -36,9 +36,8 @@ class FileSink(Sink):
             entries = [*read_environment(run.folder), describe_environment(run.resumed_step)]
             self._write_config(run)
             write_atomically(run.folder / ENVIRONMENT_FILE, json.dumps(entries, indent=2) + "\n", private=True)
-            self._metrics, self._generations = (
-                LineFile(run.folder / name, last_step=run.resumed_step) for name in (METRICS_FILE, GENERATIONS_FILE)
-            )
+            self._metrics = LineFile(run.folder / METRICS_FILE, last_step=run.resumed_step)
+            self._generations = LineFile(run.folder / GENERATIONS_FILE, last_step=run.resumed_step)
             self._trace = Trace(run.folder, max_bytes=run.max_rollouts_mb * 1_000_000, last_step=run.resumed_step)
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
@@ -64,18 +63,18 @@ class FileSink(Sink):
 
     def close(self) -> None:
         with _writing(self._folder):
-            for lines in (self._metrics, self._generations):
-                lines.close()
+            self._metrics.close()
+            self._generations.close()
 
     def _write_config(self, run: RunDescription) -> None:
         """Writes the configuration; if a resume changed it, the earlier one is kept, named by its last step."""
         path = run.folder / CONFIG_FILE
         if run.resumed_step is not None and path.exists():
             earlier = read_text(path, within=run.folder)
-            kept = run.folder / f"config_until_step_{run.resumed_step}.yaml"
-            # If `kept` exists, the results of an earlier resume from this step were discarded.
-            if earlier != run.config_text and not kept.exists():
-                write_atomically(kept, earlier, private=True)
+            copy = run.folder / f"config_until_step_{run.resumed_step}.yaml"
+            # If the copy exists, the results of an earlier resume from this step were discarded.
+            if earlier != run.config_text and not copy.exists():
+                write_atomically(copy, earlier, private=True)
         write_atomically(path, run.config_text, private=True)
         remember_own_record(run.config_text)
 

@@ -39,8 +39,11 @@ class Asker:
         rewards: RewardPool,
         clock: StageClock | None = None,
     ) -> None:
-        self._worker, self._algorithm, self._contexts = worker, algorithm, contexts
-        self._processing, self._rewards = processing, rewards
+        self._worker = worker
+        self._algorithm = algorithm
+        self._contexts = contexts
+        self._processing = processing
+        self._rewards = rewards
         self._clock = clock or StageClock()
 
     def ask(
@@ -65,21 +68,19 @@ class Asker:
         with self._rewards.stream() as stream:
 
             def begin(index: int, group: Sequence[Generation]) -> None:
-                responses[index] = [self._decoded(generation.response_ids) for generation in group]
-                pairs = zip(responses[index], group, strict=True)
-                stream.add(index, [self._input(problems[index], text, one.response_ids) for text, one in pairs])
+                texts: list[str] = []
+                inputs: list[Tree] = []
+                for generation in group:
+                    text = self._decoded(generation.response_ids)
+                    texts.append(text)
+                    inputs.append(self._input(problems[index], text, generation.response_ids))
+                responses[index] = texts
+                stream.add(index, inputs)
 
             with self._clock.stage("generate"):
                 if prompts is None:
                     prompts = [self._contexts.student(problem) for problem in problems]
-                requests: list[GenerationRequest] = []
-                asked: Counter[str] = Counter()
-                for problem, prompt in zip(problems, prompts, strict=True):
-                    copy = asked[problem.prompt_id]
-                    asked[problem.prompt_id] += 1
-                    name = f"{problem.prompt_id}#{copy}" if copy else problem.prompt_id
-                    seed = sampling_seed(self._worker.rollout.seed, step, name, attempt=attempt)
-                    requests.append(request(problem, prompt, seed))
+                requests = self._requests(problems, prompts, step=step, attempt=attempt)
                 groups = engine.generate(requests, settings, begin)
             generations = [generation for group in groups for generation in group]
             self._clock.count_tokens("generate", sum(len(generation.response_ids) for generation in generations))
@@ -100,6 +101,20 @@ class Asker:
             num_raised=outcome.num_raised,
             num_timed_out=outcome.num_timed_out,
         )
+
+    def _requests(
+        self, problems: Sequence[Problem], prompts: Sequence[EncodedPrompt], *, step: int, attempt: int
+    ) -> list[GenerationRequest]:
+        """Returns a request for each prompt; further copies of a problem in a round have seeds of their own."""
+        requests: list[GenerationRequest] = []
+        num_copies: Counter[str] = Counter()
+        for problem, prompt in zip(problems, prompts, strict=True):
+            copy = num_copies[problem.prompt_id]
+            num_copies[problem.prompt_id] += 1
+            name = f"{problem.prompt_id}#{copy}" if copy else problem.prompt_id
+            seed = sampling_seed(self._worker.rollout.seed, step, name, attempt=attempt)
+            requests.append(request(problem, prompt, seed))
+        return requests
 
     def with_baselines(self, rollouts: Rollouts, engine: Sampler, settings: SamplingSettings) -> Rollouts:
         """Returns the rollouts with each prompt's greedy response rewarded as a baseline; raises as `ask` does."""
@@ -122,15 +137,16 @@ class Asker:
     def _correct(self, outcome: RewardOutcome) -> Tensor:
         """Returns (B,) whether `correct_key` of each score, or the total reward without such a field, is high enough."""
         self._rewards.require_a_score(outcome)
-        key, scores = self._algorithm.correct_key, outcome.scores
+        key = self._algorithm.correct_key
+        scores = outcome.scores
         num_present = sum(key in score for score in scores)
         if 0 < num_present < len(scores):
             raise RewardError(
                 f"algorithm.correct_key '{key}' is in only {num_present} of {len(scores)} reward results; "
                 "a reward function must return it for every response or for none"
             )
-        read = key if num_present else "overall"
-        return torch.tensor([score[read] >= self._algorithm.correct_threshold for score in scores])
+        decisive_key = key if num_present else "overall"
+        return torch.tensor([score[decisive_key] >= self._algorithm.correct_threshold for score in scores])
 
     def _decoded(self, response_ids: Sequence[int]) -> str:
         return self._processing.decode(response_ids, skip_special_tokens=self._worker.reward.skip_special_tokens)
@@ -154,12 +170,18 @@ def validation_settings(rollout: RolloutConfig, data: DataConfig) -> SamplingSet
 
 def training_settings(rollout: RolloutConfig, data: DataConfig, override: Fields | None = None) -> SamplingSettings:
     """Returns the sampling settings of `worker.rollout`; `override` replaces some."""
-    chosen = {name: getattr(rollout, name) for name in ("n", "temperature", "top_p", "top_k")} | dict(override or {})
+    settings: Tree = {
+        "n": rollout.n,
+        "temperature": rollout.temperature,
+        "top_p": rollout.top_p,
+        "top_k": rollout.top_k,
+    }
+    settings |= override or {}
     return SamplingSettings(
-        num_samples=chosen.pop("n"),
+        num_samples=settings.pop("n"),
         max_response_length=data.max_response_length,
         ignore_eos=rollout.ignore_eos,
-        **chosen,
+        **settings,
     )
 
 
@@ -169,13 +191,13 @@ def reward_input(problem: Problem, response: str, response_length: int, with_ima
     With `with_images` also `images` as the model sees them, and `videos`, the chosen frames of each: (frames, height,
     width, 3) uint8 in RGB. A column under a name of `TRAINERS_NAMES` is left out.
     """
-    given: TrainersFields = {
+    fields: TrainersFields = {
         "response": response,
         "response_length": response_length,
         "ground_truth": problem.ground_truth,
         "prompt": problem.text,
     }
     if with_images:
-        given["images"] = list(problem.images)
-        given["videos"] = [video.frames for video in problem.videos]
-    return sample_of(problem.columns, given)
+        fields["images"] = list(problem.images)
+        fields["videos"] = [video.frames for video in problem.videos]
+    return sample_of(problem.columns, fields)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,29 +37,45 @@ class ScoredBatch(TokenBatch):
         return self.plan.rollouts
 
 
-def scored_batch(plan: ScoringPlan, scored: Mapping[RowName, Tensor], **fields: Any) -> ScoredBatch:
-    """Returns the batch of a plan whose rows got these log-probs, (response length,); `fields` replaces or adds some."""
+def scored_batch(
+    plan: ScoringPlan,
+    scored: Mapping[RowName, Tensor],
+    *,
+    token_level_rewards: Tensor | None = None,
+    reference_log_probs: Tensor | None = None,
+    values: Tensor | None = None,
+    entropies: Tensor | None = None,
+    metrics: Metrics | None = None,
+) -> ScoredBatch:
+    """Returns the batch of a plan whose rows got the log-probs `scored`, each (response length,).
+
+    The other tensors are (B, T). `token_level_rewards` replaces the rollouts' own, where a KL is subtracted from them.
+    """
     rollouts = plan.rollouts
     old_log_probs = with_scored(rollouts.sampled_log_probs, scored)
-    common: dict[str, Any] = {
-        "token_level_rewards": rollouts.token_level_rewards,
-        "response_mask": rollouts.response_mask,
-        "old_log_probs": old_log_probs,
-        "group_ids": rollouts.group_ids,
-        "teacher_log_probs": {view.name: with_scored(old_log_probs, scored, view.name) for view in plan.views},
-        "correct": rollouts.correct,
-        "has_reference": {view.name: view.has_reference for view in plan.views},
-        "reward_baselines": rollouts.reward_baselines,
-    }
-    return ScoredBatch(plan=plan, **common | fields)
+    return ScoredBatch(
+        plan=plan,
+        token_level_rewards=rollouts.token_level_rewards if token_level_rewards is None else token_level_rewards,
+        response_mask=rollouts.response_mask,
+        old_log_probs=old_log_probs,
+        group_ids=rollouts.group_ids,
+        teacher_log_probs={view.name: with_scored(old_log_probs, scored, view.name) for view in plan.views},
+        correct=rollouts.correct,
+        has_reference={view.name: view.has_reference for view in plan.views},
+        reward_baselines=rollouts.reward_baselines,
+        values=values,
+        reference_log_probs=reference_log_probs,
+        entropies=entropies,
+        metrics=metrics or {},
+    )
 
 
 def with_scored(log_probs: Tensor, scored: Mapping[RowName, Tensor], view: str = OWN_VIEW) -> Tensor:
     """Returns (B, T) `log_probs`, with those of the scored rows, (response length,), in place of the view's."""
     result = log_probs.clone()
-    for (name, row), values in scored.items():
+    for (name, row), row_log_probs in scored.items():
         if name == view and row is not None:
-            result[row, : len(values)] = values
+            result[row, : len(row_log_probs)] = row_log_probs
     return result
 
 
@@ -73,50 +89,66 @@ def restricted(
     tokens. Sources: DAPO (Yu et al. 2025) for cut responses; Wang et al. 2025 (arXiv 2506.01939) for entropy, who
     average over kept tokens alone.
     """
-    kept = rollouts.response_mask
+    mask = rollouts.response_mask  # (B, T) True on the tokens that keep their signal
     metrics = dict(signal.metrics)
     if algorithm.overlong_filter:
-        kept = kept & rollouts.finished.unsqueeze(1)
+        mask = mask & rollouts.finished.unsqueeze(1)
     if entropies is not None:
-        learning = kept & live.unsqueeze(1)
-        found = entropies[learning]
-        if len(found):
-            first = len(found) - max(1, round(algorithm.top_entropy * len(found)))
-            kept = kept & (entropies >= found.sort().values[first])
-        metrics["rollout/vocabulary_entropy"] = mean_of(entropies, learning)
-        metrics["rollout/learning_tokens"] = mean_of(kept.float(), learning)
+        candidates = mask & live.unsqueeze(1)
+        mask = mask & (entropies >= _entropy_threshold(entropies[candidates], algorithm.top_entropy))
+        metrics["rollout/vocabulary_entropy"] = mean_of(entropies, candidates)
+        metrics["rollout/learning_tokens"] = mean_of(mask.float(), candidates)
     distillation = signal.distillation
     if distillation is not None:
-        distillation = dataclasses.replace(distillation, token_weight=distillation.token_weight.where(kept, 0.0))
-    advantages = signal.advantages.where(kept, 0.0)
+        token_weight = distillation.token_weight.where(mask, 0.0)
+        distillation = dataclasses.replace(distillation, token_weight=token_weight)
+    advantages = signal.advantages.where(mask, 0.0)
     return dataclasses.replace(signal, advantages=advantages, metrics=metrics, distillation=distillation)
+
+
+def _entropy_threshold(entropies: Tensor, share: float) -> float:
+    """Returns the least of the `share` of the highest entropies, (N,); without any, all tokens keep their signal."""
+    if len(entropies) == 0:
+        return -math.inf
+    num_highest = max(1, round(share * len(entropies)))
+    ascending = entropies.sort().values
+    return float(ascending[len(entropies) - num_highest])
 
 
 def actor_batches(
     batch: ScoredBatch, signal: TokenSignal, *, num_prompts: int, max_response_length: int
 ) -> list[OptimizerBatch]:
     """Returns an epoch's batches of `num_prompts` prompts: live rows, but denominators of all rows."""
-    rollouts, plan, distillation = batch.rollouts, batch.plan, signal.distillation
-    reference = batch.reference_log_probs
-    parts: list[OptimizerBatch] = []
+    rollouts = batch.rollouts
+    plan = batch.plan
+    batches: list[OptimizerBatch] = []
     for rows, denominators in _cuts(rollouts, num_prompts, max_response_length):
-        live = rows[plan.live[rows]]
+        live_rows = rows[plan.live[rows]]
         on_policy = bool(plan.on_policy[rows].all())
-        distilled = distillation and dataclasses.replace(distillation, token_weight=distillation.token_weight[live])
-        parts.append(
+        # An on-policy batch gets its old log-probs from the update itself; until then those of the engine stand in.
+        old_log_probs = rollouts.sampled_log_probs if on_policy else batch.old_log_probs
+        sampled_log_probs = None if on_policy else rollouts.sampled_log_probs[live_rows]
+        reference_log_probs = batch.reference_log_probs
+        if reference_log_probs is not None:
+            reference_log_probs = reference_log_probs[live_rows]
+        distillation = signal.distillation
+        if distillation is not None:
+            token_weight = distillation.token_weight[live_rows]
+            distillation = dataclasses.replace(distillation, token_weight=token_weight)
+        batches.append(
             OptimizerBatch(
-                rows=[rollouts.scoring_row(int(row)) for row in live],
-                old_log_probs=(rollouts.sampled_log_probs if on_policy else batch.old_log_probs)[live],
+                rows=[rollouts.scoring_row(int(row)) for row in live_rows],
+                old_log_probs=old_log_probs[live_rows],
                 on_policy=on_policy,
-                advantages=signal.advantages[live],
-                response_mask=rollouts.response_mask[live],
+                advantages=signal.advantages[live_rows],
+                response_mask=rollouts.response_mask[live_rows],
                 denominators=denominators,
-                sampled_log_probs=None if on_policy else rollouts.sampled_log_probs[live],
-                reference_log_probs=None if reference is None else reference[live],
-                distillation=distilled,
+                sampled_log_probs=sampled_log_probs,
+                reference_log_probs=reference_log_probs,
+                distillation=distillation,
             )
         )
-    return parts
+    return batches
 
 
 def critic_batches(
@@ -124,19 +156,24 @@ def critic_batches(
 ) -> list[CriticBatch]:
     """Returns the critic's batches, split like `actor_batches` but with all rows, since each has a target."""
     assert batch.values is not None and signal.returns is not None, "a method with needs_values returns the targets"
-    return [
-        CriticBatch(
-            rows=[batch.rollouts.scoring_row(int(row)) for row in rows],
-            old_values=batch.values[rows],
-            returns=signal.returns[rows],
-            response_mask=batch.rollouts.response_mask[rows],
-            denominators=denominators,
+    rollouts = batch.rollouts
+    batches: list[CriticBatch] = []
+    for rows, denominators in _cuts(rollouts, num_prompts, max_response_length):
+        batches.append(
+            CriticBatch(
+                rows=[rollouts.scoring_row(int(row)) for row in rows],
+                old_values=batch.values[rows],
+                returns=signal.returns[rows],
+                response_mask=rollouts.response_mask[rows],
+                denominators=denominators,
+            )
         )
-        for rows, denominators in _cuts(batch.rollouts, num_prompts, max_response_length)
-    ]
+    return batches
 
 
 def _cuts(rollouts: Rollouts, num_prompts: int, max_response_length: int) -> Iterator[tuple[Tensor, LossDenominators]]:
-    for rows in torch.split(torch.arange(len(rollouts.generations)), num_prompts * rollouts.group_size):
+    """Yields the rows of each optimizer step, with the denominators of its loss."""
+    all_rows = torch.arange(len(rollouts.generations))
+    for rows in torch.split(all_rows, num_prompts * rollouts.group_size):
         num_tokens = int(rollouts.response_mask[rows].sum())
         yield rows, LossDenominators(num_tokens, len(rows), max_response_length)

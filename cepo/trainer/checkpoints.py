@@ -77,7 +77,10 @@ class CheckpointStore:
         settings: Mapping[str, object] | None = None,
         weights_only: bool = False,
     ) -> None:
-        self.folder, self._keep, self._identity, self._weights_only = folder, keep, identity, weights_only
+        self.folder = folder
+        self._keep = keep
+        self._identity = identity
+        self._weights_only = weights_only
         self.settings: Tree = json.loads(json.dumps(settings or {}))
 
     def save(self, state: TrainerState, backend: Backend, *, val_reward_score: float | None = None) -> Path:
@@ -89,7 +92,7 @@ class CheckpointStore:
         step = state.step
         target = self._write(state, backend, val_reward_score)
         scores = self._scores()
-        best = max(sorted(scores), key=lambda each: scores[each], default=None)
+        best = max(sorted(scores), key=lambda step: scores[step], default=None)
         tracker = {
             "best_global_step": best,
             "best_val_reward_score": None if best is None else round(scores[best], 4),
@@ -102,11 +105,16 @@ class CheckpointStore:
             logger.warning(
                 "%s could not be updated after step %d: %s", self.folder / CHECKPOINT_TRACKER_FILE, step, error
             )
-        whole, kept = self._whole(), {step, best} - {None}
         if self._keep >= 0:
-            for other in sorted(whole.keys() - kept, reverse=True)[max(self._keep - len(kept), 0) :]:
-                shutil.rmtree(whole[other])
+            self._remove_oldest(always_kept={step} if best is None else {step, best})
         return target
+
+    def _remove_oldest(self, *, always_kept: set[int]) -> None:
+        checkpoints = self._whole()
+        candidates = sorted(checkpoints.keys() - always_kept, reverse=True)
+        num_others = max(self._keep - len(always_kept), 0)
+        for step in candidates[num_others:]:
+            shutil.rmtree(checkpoints[step])
 
     def _write(self, state: TrainerState, backend: Backend, val_reward_score: float | None) -> Path:
         target = self.folder / f"{CHECKPOINT_PREFIX}{state.step}"
@@ -158,7 +166,8 @@ class CheckpointStore:
         run with another `identity`.
         """
         another = "give another folder global_step_<N>"
-        if (irregular := irregular_file(folder)) is not None:
+        irregular = irregular_file(folder)
+        if irregular is not None:
             raise CheckpointError(f"{irregular} is not a regular file; {another}")
         try:
             state = _state(folder)
@@ -179,7 +188,8 @@ class CheckpointStore:
             raise CheckpointError(
                 f"{folder} holds only weights (trainer.save_model_only), so no run can continue from it. {_ANEW}"
             )
-        if (damage := damaged_file(folder)) is not None:
+        damage = damaged_file(folder)
+        if damage is not None:
             raise CheckpointError(f"{folder} is damaged ({damage}); {another}")
         try:
             return TrainerState(**state["state"])
@@ -189,16 +199,17 @@ class CheckpointStore:
     def changes(self, folder: Path) -> list[str]:
         """Lists the settings, among those that this run and the checkpoint's run both have, whose values differ."""
         written = _state(folder).get("settings")
-        written = written if is_dict(written) else {}
-        return [
-            f"{key}: was {json.dumps(written[key])}, is {json.dumps(value)}"
-            for key, value in self.settings.items()
-            if key in written and _comparable(key, written[key]) != _comparable(key, value)
-        ]
+        if not is_dict(written):
+            return []
+        changes: list[str] = []
+        for key, value in self.settings.items():
+            if key in written and _comparable(key, written[key]) != _comparable(key, value):
+                changes.append(f"{key}: was {json.dumps(written[key])}, is {json.dumps(value)}")
+        return changes
 
     def _whole(self) -> dict[int, Path]:
-        found = checkpoint_folders(self.folder)
-        return {step: path for step, path in found.items() if (path / STATE_FILE).is_file()}
+        folders = checkpoint_folders(self.folder)
+        return {step: path for step, path in folders.items() if (path / STATE_FILE).is_file()}
 
     def _scores(self) -> dict[int, float]:
         scores: dict[int, float] = {}
@@ -214,9 +225,12 @@ class CheckpointStore:
 
 def _comparable(key: str, value: object) -> object:
     """Returns a setting such that two spellings of one path are equal."""
-    if key == "data.train_files" and isinstance(value, str):  # a checksum of their content is compared too
-        return [os.path.basename(path.strip()) for path in value.split(",")]
-    return [_place_of(name) for name in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    names = value.split(",")
+    if key == "data.train_files":  # a checksum of their content is compared too
+        return [os.path.basename(name.strip()) for name in names]
+    return [_place_of(name) for name in names]
 
 
 def _place_of(name: str) -> str:
@@ -235,15 +249,17 @@ def written_files(folder: Path) -> dict[str, list[int]]:
     """Returns the size and CRC-32 of every file below `folder`, by relative path."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     with ThreadPoolExecutor(max_workers=8) as pool:  # zlib releases the GIL
-        sums = list(pool.map(_checksum, files))
-    return {
-        str(path.relative_to(folder)): [path.stat().st_size, number] for path, number in zip(files, sums, strict=True)
-    }
+        checksums = list(pool.map(_checksum, files))
+    entries: dict[str, list[int]] = {}
+    for path, checksum in zip(files, checksums, strict=True):
+        entries[str(path.relative_to(folder))] = [path.stat().st_size, checksum]
+    return entries
 
 
 def damaged_file(folder: Path) -> str | None:
     """Describes the first file that differs from what was written, was not, or is no regular one; None if there is none."""
-    if (irregular := irregular_file(folder)) is not None:
+    irregular = irregular_file(folder)
+    if irregular is not None:
         return f"{irregular.relative_to(folder)} is not a regular file"
     try:
         expected = _FILES.validate_python(read_json(folder / FILES_FILE, dict, within=folder))
@@ -253,21 +269,24 @@ def damaged_file(folder: Path) -> str | None:
         expected = {}
     if STATE_FILE not in expected:
         return f"{FILES_FILE} does not list the checkpoint's files"
-    present = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - {FILES_FILE}
-    if unlisted := present - expected.keys():
+    present = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    unlisted = present - expected.keys() - {FILES_FILE}
+    if unlisted:
         return f"{min(unlisted)} is not listed in {FILES_FILE}"
-    for name, (size, number) in expected.items():
-        found = (folder / name).stat().st_size if name in present else None
-        if found != size:
-            return f"{name} {'is missing' if found is None else f'has {found} bytes'}, {size} were written"
-        if _checksum(folder / name) != number:
+    for name, (size, checksum) in expected.items():
+        if name not in present or name == FILES_FILE:  # that file cannot list itself
+            return f"{name} is missing, {size} were written"
+        present_size = (folder / name).stat().st_size
+        if present_size != size:
+            return f"{name} has {present_size} bytes, {size} were written"
+        if _checksum(folder / name) != checksum:
             return f"{name}: other bytes than were written"
     return None
 
 
 def _checksum(path: Path) -> int:
-    number = 0
+    checksum = 0
     with path.open("rb") as file:
         while block := file.read(1 << 16):
-            number = zlib.crc32(block, number)
-    return number
+            checksum = zlib.crc32(block, checksum)
+    return checksum

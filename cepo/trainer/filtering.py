@@ -33,54 +33,69 @@ def ask_until_enough(
     over the data, of `rounds_per_pass` rounds each, without a kept group; otherwise the loop might never end.
     `next_round` returns rollouts of the next problems, given the number of earlier rounds in this step.
     """
-    kept: list[tuple[Rollouts, int]] = []
-    left_out: list[tuple[Rollouts, int]] = []
-    asked: list[Rollouts] = []
-    last_gain = 0
-    while len(kept) < num_groups:
-        rounds, without_gain = len(asked), len(asked) - last_gain
-        is_enough = rounds >= max_rounds if max_rounds > 0 else without_gain >= PASSES_WITHOUT_GAIN * rounds_per_pass
-        if is_enough and len(kept) + len(left_out) >= num_groups:
+    useful: list[tuple[Rollouts, int]] = []  # groups, as rollouts and a prompt's number among them
+    dropped: list[tuple[Rollouts, int]] = []
+    rounds: list[Rollouts] = []
+    rounds_without_gain = 0
+    while len(useful) < num_groups:
+        has_used_all_rounds = max_rounds > 0 and len(rounds) >= max_rounds
+        gives_up = max_rounds <= 0 and rounds_without_gain >= PASSES_WITHOUT_GAIN * rounds_per_pass
+        can_fill_batch = len(useful) + len(dropped) >= num_groups
+        if (has_used_all_rounds or gives_up) and can_fill_batch:
             break
-        asked.append(next_round(rounds))
-        for number in range(len(asked[-1].problems)):
-            value = _group_mean(asked[-1], number, algorithm.filter_key)
-            is_kept = algorithm.filter_low < value < algorithm.filter_high
-            (kept if is_kept else left_out).append((asked[-1], number))
-            last_gain = len(asked) if is_kept else last_gain
-    seen, filled = len(kept) + len(left_out), max(0, num_groups - len(kept))
-    if filled:
+        rollouts = next_round(len(rounds))
+        rounds.append(rollouts)
+        rounds_without_gain += 1
+        for number in range(len(rollouts.problems)):
+            mean = _group_mean(rollouts, number, algorithm.filter_key)
+            if algorithm.filter_low < mean < algorithm.filter_high:
+                useful.append((rollouts, number))
+                rounds_without_gain = 0
+            else:
+                dropped.append((rollouts, number))
+    num_sampled = len(useful) + len(dropped)
+    num_filled = max(0, num_groups - len(useful))
+    if num_filled:
         logger.warning(
-            f"online filtering kept {len(kept)} of {seen} groups in {len(asked)} rounds; {filled} of the dropped groups "
-            "fill the batch"
+            f"online filtering kept {len(useful)} of {num_sampled} groups in {len(rounds)} rounds; {num_filled} of the "
+            "dropped groups fill the batch"
         )
     metrics = {
-        "filter/kept_fraction": fraction(len(kept), seen),
-        "filter/rounds": sum_value(len(asked)),
-        "filter/filled_groups": sum_value(filled),
+        "filter/kept_fraction": fraction(len(useful), num_sampled),
+        "filter/rounds": sum_value(len(rounds)),
+        "filter/filled_groups": sum_value(num_filled),
     }
+    groups = useful + dropped
     return dataclasses.replace(
-        _joined((kept + left_out)[:num_groups]),
-        num_raised=sum(each.num_raised for each in asked),
-        num_timed_out=sum(each.num_timed_out for each in asked),
+        _joined(groups[:num_groups]),
+        num_raised=sum(rollouts.num_raised for rollouts in rounds),
+        num_timed_out=sum(rollouts.num_timed_out for rollouts in rounds),
         metrics=metrics,
     )
 
 
 def _group_mean(rollouts: Rollouts, number: int, key: str) -> float:
     scores = [rollouts.scores[row] for row in rollouts.rows_of(number)]
-    if missing := sum(key not in score for score in scores):
-        known = ", ".join(sorted({name for score in scores for name in score}))
+    num_missing = sum(key not in score for score in scores)
+    if num_missing:
+        known: set[str] = set()
+        for score in scores:
+            known.update(score)
         raise RewardError(
-            f"algorithm.filter_key '{key}' is missing in {missing} of {len(scores)} reward results, which have: {known}"
+            f"algorithm.filter_key '{key}' is missing in {num_missing} of {len(scores)} reward results, which have: "
+            f"{', '.join(sorted(known))}"
         )
     return sum(score[key] for score in scores) / len(scores)
 
 
 def _joined(groups: Sequence[tuple[Rollouts, int]]) -> Rollouts:
-    rows = [(rollouts, row) for rollouts, number in groups for row in rollouts.rows_of(number)]
+    """Returns rollouts of the groups, each of which is given as rollouts and a prompt's number among them."""
+    rows: list[tuple[Rollouts, int]] = []
+    for rollouts, number in groups:
+        rows += [(rollouts, row) for row in rollouts.rows_of(number)]
+    first_rollouts, _ = groups[0]
     return Rollouts(
-        step=groups[0][0].step,
+        step=first_rollouts.step,
         problems=[rollouts.problems[number] for rollouts, number in groups],
         prompts=[rollouts.prompts[number] for rollouts, number in groups],
         generations=[rollouts.generations[row] for rollouts, row in rows],

@@ -64,21 +64,8 @@ def described_groups(
     be shown to a teacher as wrong. Answers are sanitised here, so that one that becomes empty is no candidate. With
     `with_values`, wrong answers get the value by which `negative.select=most_frequent` counts them.
     """
-    extracted = pool.extracted_answers([response for prompt in prompts for response in prompt.responses])
-    answers = [sanitise_reference(answer or "", codec.special_texts) or None for answer in extracted]
-    correct = [is_correct for prompt in prompts for is_correct in prompt.correct]
-    truths = [prompt.ground_truth for prompt in prompts for _ in prompt.responses]
-
-    wrong_answers: dict[int, str] = {}
-    for row, answer in enumerate(answers):
-        if answer is not None and not correct[row]:
-            wrong_answers[row] = answer
-    pairs = [(answer, truths[row]) for row, answer in wrong_answers.items()]
-    equals_truth = dict(zip(wrong_answers, pool.same_statements(pairs), strict=True))
-    value_of: dict[int, str] = {}
-    if with_values:
-        value_of.update(zip(wrong_answers, pool.value_keys([*wrong_answers.values()]), strict=True))
-
+    answers = _final_answers(prompts, pool, codec)
+    equals_truth, values = _judged_wrong_answers(prompts, answers, pool, with_values=with_values)
     groups: list[RolloutGroup] = []
     row = 0
     for prompt in prompts:
@@ -92,7 +79,7 @@ def described_groups(
                     response_ids=tuple(token for token in response_ids if token not in codec.eos_token_ids),
                     answer=answers[row],
                     answer_equals_ground_truth=equals_truth.get(row, prompt.correct[index]),
-                    answer_value=value_of.get(row),
+                    answer_value=values.get(row),
                 )
             )
             row += 1
@@ -107,6 +94,36 @@ def described_groups(
             )
         )
     return groups
+
+
+def _final_answers(prompts: Sequence[PromptResponses], pool: RewardPool, codec: TextCodec) -> list[str | None]:
+    """Returns the sanitised answer of each response, one prompt after the other; None where nothing is left of it."""
+    responses: list[str] = []
+    for prompt in prompts:
+        responses += prompt.responses
+    extracted = pool.extracted_answers(responses)
+    return [sanitise_reference(answer or "", codec.special_texts) or None for answer in extracted]
+
+
+def _judged_wrong_answers(
+    prompts: Sequence[PromptResponses], answers: Sequence[str | None], pool: RewardPool, *, with_values: bool
+) -> tuple[dict[int, bool], dict[int, str]]:
+    """Returns of the answers of wrong responses, by row, whether each states the ground truth, and its value if asked."""
+    correct: list[bool] = []
+    truths: list[str] = []
+    for prompt in prompts:
+        correct += prompt.correct
+        truths += [prompt.ground_truth] * len(prompt.responses)
+    wrong_answers: dict[int, str] = {}
+    for row, answer in enumerate(answers):
+        if answer is not None and not correct[row]:
+            wrong_answers[row] = answer
+    pairs = [(answer, truths[row]) for row, answer in wrong_answers.items()]
+    equals_truth = dict(zip(wrong_answers, pool.same_statements(pairs), strict=True))
+    values: dict[int, str] = {}
+    if with_values:
+        values.update(zip(wrong_answers, pool.value_keys(list(wrong_answers.values())), strict=True))
+    return equals_truth, values
 
 
 def reference_metrics(groups: Sequence[RolloutGroup], negative: NegativeConfig) -> Metrics:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -42,14 +42,17 @@ class Health:
     """
 
     def __init__(self, settings: TrainerConfig, folder: Path) -> None:
-        self._settings, self._folder = settings, folder
-        self._in_a_row = {"repeated": 0, "empty": 0, "equal": 0}
-        self._num_steps = self.skipped_in_a_row = 0
-        self._found: dict[str, str] = {}
-        self._reported: set[str] = set()
-        self._has_bad_inputs = self._has_missed_answers = False
-        self._why_skipped = ""
+        self._settings = settings
+        self._folder = folder
         self.metrics: Metrics = {}
+        self.skipped_in_a_row = 0
+        self._why_skipped = ""
+        self._num_steps = 0
+        self._in_a_row = {"repeated": 0, "empty": 0, "equal": 0}  # consecutive steps, up to the last one
+        self._faults: dict[str, str] = {}  # of the last step, in words
+        self._reported: set[str] = set()
+        self._has_bad_inputs = False
+        self._has_missed_answers = False
 
     def may_update(self, batch: ScoredBatch, signal: TokenSignal) -> bool:
         """Checks a step before its update, and returns whether the update may be made.
@@ -59,36 +62,43 @@ class Health:
         `health/repeated_fraction` and `health/empty_fraction` are shares of the responses. `health/equal_reward_steps`
         is the number of consecutive steps up to this one in which all responses got the same reward.
         """
-        rollouts, total = batch.rollouts, len(batch.rollouts.generations)
-        self.metrics, self._found = {}, {}
-        for name, tensors in {
-            "log_probs": [rollouts.sampled_log_probs, batch.old_log_probs, *batch.teacher_log_probs.values()],
-            "rewards": [batch.token_level_rewards],
-            "advantages": [signal.advantages],
-        }.items():
-            is_broken = torch.stack([~torch.isfinite(each) for each in tensors]).any(dim=0)
-            number = int((is_broken & batch.response_mask).sum())
-            self.metrics[f"health/nonfinite_{name}"] = sum_value(number)
-            if number:
-                self._found[name] = f"{number} {name.replace('_', '-')} are not finite"
-        self._has_bad_inputs = bool(self._found)
-        for name, number in {
-            "repeated": sum(_repeats_one_token(each.response_ids) for each in rollouts.generations),
-            "empty": sum(not text.strip() for text in rollouts.responses),
-        }.items():
-            self.metrics[f"health/{name}_fraction"] = fraction(number, total)
-            self._count(name, number >= _COLLAPSED_SHARE * total)
+        rollouts = batch.rollouts
+        self.metrics = {}
+        self._faults = {}
+        log_probs = [rollouts.sampled_log_probs, batch.old_log_probs, *batch.teacher_log_probs.values()]
+        self._count_nonfinite("log_probs", log_probs, batch.response_mask)
+        self._count_nonfinite("rewards", [batch.token_level_rewards], batch.response_mask)
+        self._count_nonfinite("advantages", [signal.advantages], batch.response_mask)
+        self._has_bad_inputs = bool(self._faults)
+        num_repeated = sum(_repeats_one_token(generation.response_ids) for generation in rollouts.generations)
+        num_empty = sum(not text.strip() for text in rollouts.responses)
+        self._count_collapsed("repeated", num_repeated, len(rollouts.generations))
+        self._count_collapsed("empty", num_empty, len(rollouts.generations))
         self.count_equal_rewards(rollouts.rewards)
         self.metrics["health/equal_reward_steps"] = max_value(self._in_a_row["equal"])
-        words = {
-            "repeated": "at least half of the responses of {} steps in a row repeat one token",
-            "empty": "at least half of the responses of {} steps in a row are empty",
-            "equal": f"all responses of {{}} steps in a row got the same reward, now {float(rollouts.rewards[0]):g}",
-        }
         steps = self._settings.collapse_steps
-        self._found |= {name: words[name].format(steps) for name, number in self._in_a_row.items() if number >= steps}
+        words = {
+            "repeated": f"at least half of the responses of {steps} steps in a row repeat one token",
+            "empty": f"at least half of the responses of {steps} steps in a row are empty",
+            "equal": f"all responses of {steps} steps in a row got the same reward, now {float(rollouts.rewards[0]):g}",
+        }
+        for name, number in self._in_a_row.items():
+            if number >= steps:
+                self._faults[name] = words[name]
         self._report(rollouts.step + 1)
-        return not self._found or self._settings.on_fault == "warn"
+        return not self._faults or self._settings.on_fault == "warn"
+
+    def _count_nonfinite(self, name: str, tensors: Sequence[Tensor], response_mask: Tensor) -> None:
+        """Counts response tokens with a value that is not finite in one of the (B, T) tensors, which is a fault."""
+        is_broken = torch.stack([~torch.isfinite(tensor) for tensor in tensors]).any(dim=0)
+        number = int((is_broken & response_mask).sum())
+        self.metrics[f"health/nonfinite_{name}"] = sum_value(number)
+        if number:
+            self._faults[name] = f"{number} {name.replace('_', '-')} are not finite"
+
+    def _count_collapsed(self, name: str, number: int, total: int) -> None:
+        self.metrics[f"health/{name}_fraction"] = fraction(number, total)
+        self._count(name, number >= _COLLAPSED_SHARE * total)
 
     def count_equal_rewards(self, rewards: Tensor) -> None:
         """Warns if in each of a run's first steps all rewards, (B,), were equal."""
@@ -104,7 +114,8 @@ class Health:
 
     def count_missing_answers(self, missing: Metric) -> None:
         """Warns once, at the first step in which most responses have no final answer to use as a reference."""
-        num_missing, num_responses = round(missing.value), round(missing.weight)
+        num_missing = round(missing.value)
+        num_responses = round(missing.weight)
         if self._has_missed_answers or 2 * num_missing <= num_responses:
             return
         self._has_missed_answers = True
@@ -119,7 +130,10 @@ class Health:
         """Counts the 1-based `step` if all of its updates were skipped; a step without updates changes nothing."""
         if num_updates == 0:
             return
-        self.skipped_in_a_row = self.skipped_in_a_row + 1 if num_skipped >= num_updates else 0
+        if num_skipped >= num_updates:
+            self.skipped_in_a_row += 1
+        else:
+            self.skipped_in_a_row = 0
         self._why_skipped = why
         if self.skipped_in_a_row == 1:
             most = self._settings.max_skipped_steps
@@ -137,23 +151,26 @@ class Health:
         loss of finite inputs, is not finite.
         """
         broken = [name for name, value in values.items() if name.endswith(MODELS_NUMBERS) and not math.isfinite(value)]
-        if broken and not (self._has_bad_inputs and all(name.endswith("_loss") for name in broken)):
+        has_broken_weights = any(not name.endswith("_loss") for name in broken)
+        if has_broken_weights or (broken and not self._has_bad_inputs):
+            verb = "is" if len(broken) == 1 else "are"
             raise EngineError(
-                f"step {step}: {' and '.join(broken)} {'is' if len(broken) == 1 else 'are'} not finite, so the model is "
+                f"step {step}: {' and '.join(broken)} {verb} not finite, so the model is "
                 "broken. The last checkpoint was written before this step; continue from it with a lower "
                 "worker.actor.optim.lr"
             )
-        gap, most = values.get(LOG_PROB_GAP, 0.0), self._settings.max_log_prob_gap
-        if not gap <= most:
-            self._found["gap"] = (
+        gap = values.get(LOG_PROB_GAP, 0.0)
+        most = self._settings.max_log_prob_gap
+        if math.isnan(gap) or gap > most:
+            self._faults["gap"] = (
                 f"the log-probs of rollout engine and trainer differ by {gap:.3g} nats a token ({LOG_PROB_GAP}), more than "
                 f"trainer.max_log_prob_gap={most:g}"
             )
             self._report(step)
-        self._reported &= self._found.keys()
-        if self._found and self._settings.on_fault == "stop":
+        self._reported &= self._faults.keys()
+        if self._faults and self._settings.on_fault == "stop":
             raise EngineError(
-                f"step {step}: {'; '.join(self._found.values())} (trainer.on_fault=stop; with warn the run would continue). "
+                f"step {step}: {'; '.join(self._faults.values())} (trainer.on_fault=stop; with warn the run would continue). "
                 "The last checkpoint was written before this fault"
             )
 
@@ -168,12 +185,16 @@ class Health:
             )
 
     def _count(self, name: str, is_so: bool) -> None:
-        self._in_a_row[name] = self._in_a_row[name] + 1 if is_so else 0
+        if is_so:
+            self._in_a_row[name] += 1
+        else:
+            self._in_a_row[name] = 0
 
     def _report(self, step: int) -> None:
-        for name in self._found.keys() - self._reported:
-            logger.warning("step %d: %s (trainer.on_fault=%s)", step, self._found[name], self._settings.on_fault)
-        self._reported |= self._found.keys()
+        """Warns of the faults that earlier steps did not have."""
+        for name in self._faults.keys() - self._reported:
+            logger.warning("step %d: %s (trainer.on_fault=%s)", step, self._faults[name], self._settings.on_fault)
+        self._reported |= self._faults.keys()
 
 
 def _repeats_one_token(ids: tuple[int, ...]) -> bool:

@@ -129,8 +129,8 @@ class Trainer:
         self.record(batch, signal, updated)
 
     def _call_back(self, stage: str, *values: object) -> None:
-        for each in self.callbacks:
-            getattr(each, stage)(*values)
+        for callback in self.callbacks:
+            getattr(callback, stage)(*values)
 
     def ask(self, step: int) -> Rollouts:
         """Samples and rewards responses to `rollout_batch_size` problems, in several rounds with online filtering."""
@@ -206,8 +206,10 @@ class Trainer:
     def _on_policy_rows(self, rollouts: Rollouts) -> Tensor:
         """Returns (B,) True on the rows of the step's first optimizer batch; on none if there are several epochs."""
         actor = self.worker.actor
-        first = actor.global_batch_size * rollouts.group_size if actor.ppo_epochs == 1 else 0
-        return torch.arange(len(rollouts.generations)) < first
+        num_on_policy = 0
+        if actor.ppo_epochs == 1:
+            num_on_policy = actor.global_batch_size * rollouts.group_size
+        return torch.arange(len(rollouts.generations)) < num_on_policy
 
     def score(self, plan: ScoringPlan) -> ScoredBatch:
         """Computes log-probs of the planned rows by the student and every teacher, before the update.
@@ -215,58 +217,81 @@ class Trainer:
         Teachers with the student's live weights are scored in the student's pass, which computes the shared beginning
         of a prompt's contexts once. Other teachers need a separate pass.
         """
-        rollouts, algorithm = plan.rollouts, self.algorithm
-        student, teachers = list(plan.student.values()), [row for view in plan.views for row in view.rows.values()]
-        is_live = self.estimator.teacher.source == "actor"
+        rollouts = plan.rollouts
+        student_rows = list(plan.student.values())
+        teacher_rows: list[ScoringRow] = []
+        for view in plan.views:
+            teacher_rows += view.rows.values()
+        shares_weights = self.estimator.teacher.source == "actor"
         metrics: Metrics = {}
-        found: dict[str, Tensor] = {}
+        rewards: Tensor | None = None  # here and below (B, T); None for what this run does not compute
+        reference_log_probs: Tensor | None = None
+        values: Tensor | None = None
+        entropies: Tensor | None = None
         with self.clock.stage("score"):
-            scored = self._log_probs([*student, *(teachers if is_live else [])])
+            scored = self._log_probs(student_rows + teacher_rows if shares_weights else student_rows)
             if self.worker.rollout.temperature != 1.0:
                 metrics = gap_at_temperature_1(rollouts, self.backend)
-            if not algorithm.disable_kl:
-                found["reference_log_probs"], penalties = self._reference(rollouts, student, scored)
-                found["token_level_rewards"], measured = penalise(
-                    rollouts.token_level_rewards, penalties, rollouts.response_mask, algorithm, self.state
+            if not self.algorithm.disable_kl:
+                reference_log_probs, penalties = self._reference(rollouts, student_rows, scored)
+                rewards, penalty_metrics = penalise(
+                    rollouts.token_level_rewards, penalties, rollouts.response_mask, self.algorithm, self.state
                 )
-                metrics |= measured
+                metrics |= penalty_metrics
             if self.estimator.needs_values:
-                rows = [rollouts.scoring_row(row) for row in range(len(rollouts.generations))]
-                found["values"] = rollouts.padded(self.backend.values(rows))
-            if algorithm.top_entropy < 1:
-                found["entropies"] = self._entropies(plan)
-        self.clock.count_tokens("score", sum(row.num_tokens for row in student))
+                all_rows = [rollouts.scoring_row(row) for row in range(len(rollouts.generations))]
+                values = rollouts.padded(self.backend.values(all_rows))
+            if self.algorithm.top_entropy < 1:
+                entropies = self._entropies(plan)
+        self.clock.count_tokens("score", sum(row.num_tokens for row in student_rows))
         if plan.views:
-            if not is_live:
+            if not shares_weights:
                 with self.clock.stage("teachers"):
-                    scored |= self._log_probs(teachers, as_teacher=True)
-            self.clock.count_tokens("teachers", sum(row.num_tokens for row in teachers))
-        return scored_batch(plan, scored, metrics=metrics, **found)
+                    scored |= self._log_probs(teacher_rows, as_teacher=True)
+            self.clock.count_tokens("teachers", sum(row.num_tokens for row in teacher_rows))
+        return scored_batch(
+            plan,
+            scored,
+            token_level_rewards=rewards,
+            reference_log_probs=reference_log_probs,
+            values=values,
+            entropies=entropies,
+            metrics=metrics,
+        )
 
     def _log_probs(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False) -> dict[RowName, Tensor]:
         """Scores rows in one pass, and keeps the hidden states of the view from which the update distils."""
-        distilled = self.estimator.distilled_view
-        keep = distilled if any(row.view == distilled for row in rows) else None
-        scored = self.backend.score(rows, as_teacher=as_teacher, keep_states=keep) if rows else []
-        return {row.name: log_probs for row, log_probs in zip(rows, scored, strict=True)}
+        if not rows:
+            return {}
+        distilled_view = self.estimator.distilled_view
+        has_distilled_rows = any(row.view == distilled_view for row in rows)
+        view_to_keep = distilled_view if has_distilled_rows else None
+        log_probs = self.backend.score(rows, as_teacher=as_teacher, keep_states=view_to_keep)
+        names = [row.name for row in rows]
+        return dict(zip(names, log_probs, strict=True))
 
     def _reference(
         self, rollouts: Rollouts, rows: Sequence[ScoringRow], scored: Mapping[RowName, Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Returns (B, T) log-probs under the initial weights, and each token's KL; `rows` must be all rows."""
         penalty = self.algorithm.kl_penalty
-        keep = OWN_VIEW if penalty == "full" else None
-        log_probs = rollouts.padded(self.backend.score(rows, as_reference=True, keep_states=keep))
         if penalty == "full":
+            # The second pass compares whole distributions with the hidden states that the first one kept.
+            log_probs = rollouts.padded(self.backend.score(rows, as_reference=True, keep_states=OWN_VIEW))
             return log_probs, rollouts.padded(self.backend.score(rows, result="reference_kl"))
-        return log_probs, kl_penalty(with_scored(rollouts.sampled_log_probs, scored), log_probs, penalty)
+        log_probs = rollouts.padded(self.backend.score(rows, as_reference=True, keep_states=None))
+        students_log_probs = with_scored(rollouts.sampled_log_probs, scored)
+        return log_probs, kl_penalty(students_log_probs, log_probs, penalty)
 
     def _entropies(self, plan: ScoringPlan) -> Tensor:
         """Returns (B, T) the entropy before each token of live rows, 0 elsewhere."""
+        zeros = torch.zeros_like(plan.rollouts.sampled_log_probs)
         rows = [plan.rollouts.scoring_row(int(row)) for row in plan.live.nonzero()]
-        found = self.backend.score(rows, result="entropy") if rows else []
-        result = torch.zeros_like(plan.rollouts.sampled_log_probs)
-        return with_scored(result, {row.name: each for row, each in zip(rows, found, strict=True)})
+        if not rows:
+            return zeros
+        entropies = self.backend.score(rows, result="entropy")
+        names = [row.name for row in rows]
+        return with_scored(zeros, dict(zip(names, entropies, strict=True)))
 
     def estimate(self, batch: ScoredBatch) -> TokenSignal:
         with self.clock.stage("estimate"):
@@ -275,26 +300,41 @@ class Trainer:
 
     def update(self, batch: ScoredBatch, signal: TokenSignal) -> Metrics:
         """Updates the critic and, after its warm-up, the actor; then refreshes teachers and rollout weights."""
-        actor, longest, step = self.worker.actor, self.data.max_response_length, batch.rollouts.step
+        actor = self.worker.actor
+        step = batch.rollouts.step
         metrics: Metrics = {}
         with self.clock.stage("update"):
             if self.estimator.needs_values:
-                critic = self.worker.resolved_critic
-                size = critic.global_batch_size or actor.global_batch_size
-                targets = critic_batches(batch, signal, num_prompts=size, max_response_length=longest)
-                metrics |= self.backend.update_critic(targets * critic.ppo_epochs, step=step)
+                metrics |= self._update_critic(batch, signal)
                 if step < self.settings.critic_warmup:
                     self.backend.finish_step(step)
                     return metrics
-            size = actor.global_batch_size
-            batches = actor_batches(batch, signal, num_prompts=size, max_response_length=longest) * actor.ppo_epochs
-            metrics |= self.backend.update(batches, step=step)
-            self.policy.health.count_skipped(step + 1, results(metrics).get(_SKIPPED, 0.0), len(batches))
+            batches = actor_batches(
+                batch,
+                signal,
+                num_prompts=actor.global_batch_size,
+                max_response_length=self.data.max_response_length,
+            )
+            batches_of_epochs = batches * actor.ppo_epochs
+            metrics |= self.backend.update(batches_of_epochs, step=step)
+            num_skipped = results(metrics).get(_SKIPPED, 0.0)
+            self.policy.health.count_skipped(step + 1, num_skipped, len(batches_of_epochs))
             self.backend.finish_step(step)
         with self.clock.stage("sync"):
             self.backend.synchronise_rollout()
-        self.clock.count_tokens("update", sum(row.num_tokens for part in batches for row in part.rows))
+        for optimizer_batch in batches_of_epochs:
+            self.clock.count_tokens("update", sum(row.num_tokens for row in optimizer_batch.rows))
         return metrics
+
+    def _update_critic(self, batch: ScoredBatch, signal: TokenSignal) -> Metrics:
+        critic = self.worker.resolved_critic
+        batches = critic_batches(
+            batch,
+            signal,
+            num_prompts=critic.global_batch_size or self.worker.actor.global_batch_size,
+            max_response_length=self.data.max_response_length,
+        )
+        return self.backend.update_critic(batches * critic.ppo_epochs, step=batch.rollouts.step)
 
     def leave_out_update(self, step: int) -> Metrics:
         """Ends the 0-based step without an update."""
@@ -305,37 +345,46 @@ class Trainer:
 
     def record(self, batch: ScoredBatch, signal: TokenSignal, updated: Metrics) -> None:
         """Writes the step's metrics and some of its rollouts."""
-        rollouts, settings = batch.rollouts, self.settings
+        rollouts = batch.rollouts
         parts = [
-            *(rollouts.metrics, reward_metrics(rollouts), work_metrics(batch, self.worker.rollout.temperature)),
-            *(batch.metrics, batch.plan.metrics, signal.metrics, updated, self.policy.metrics, self.clock.drain()),
+            rollouts.metrics,
+            reward_metrics(rollouts),
+            work_metrics(batch, self.worker.rollout.temperature),
+            batch.metrics,
+            batch.plan.metrics,
+            signal.metrics,
+            updated,
+            self.policy.metrics,
+            self.clock.drain(),
         ]
         values = results(merge_metrics(parts))
         self.tracker.log_metrics(rollouts.step + 1, values)
-        if rollouts.step % settings.rollouts_freq == 0:
-            views, count = self.estimator.views, settings.rollouts_to_log
-            self.tracker.log_rollouts(group_records(batch, signal, self.processing, views, count))
+        if rollouts.step % self.settings.rollouts_freq == 0:
+            views = self.estimator.views
+            records = group_records(batch, signal, self.processing, views, self.settings.rollouts_to_log)
+            self.tracker.log_rollouts(records)
         self.policy.health.require_sound(rollouts.step + 1, values)
         self._call_back("after_record", rollouts.step + 1, values)
 
     def validate(self) -> None:
         """Validates the current weights on the held-out problems; does nothing if this has been done."""
-        done = self.state.step
-        if self.validator is None or self._last_validation[0] == done:
+        num_steps = self.state.step
+        last_validated, _ = self._last_validation
+        if self.validator is None or last_validated == num_steps:
             return
-        logger.info("validation after step %d: %d responses", done, self.validator.num_responses)
+        logger.info("validation after step %d: %d responses", num_steps, self.validator.num_responses)
         with self.clock.stage("validate"):
             metrics, rows = self.validator.run(self.backend)
             self.backend.forget_work()
         values = results(merge_metrics([metrics, self.clock.drain()]))
-        self._last_validation = done, values.get("val/reward")
-        self.tracker.log_metrics(done, values)
-        self.tracker.log_generations(done, rows)
-        self._call_back("after_validate", done, values)
+        self._last_validation = (num_steps, values.get("val/reward"))
+        self.tracker.log_metrics(num_steps, values)
+        self.tracker.log_generations(num_steps, rows)
+        self._call_back("after_validate", num_steps, values)
 
     def save(self, *, is_last: bool = False) -> None:
         """Saves a checkpoint of the current step; see `RunPolicy.save`."""
-        validated, reward = self._last_validation
-        score = reward if validated == self.state.step else None
+        last_validated, reward = self._last_validation
+        score = reward if last_validated == self.state.step else None
         with self.clock.stage("save"):
             self.policy.save(self.backend, val_reward_score=score, is_last=is_last)

@@ -19,11 +19,14 @@ PROMPTS_COMPARED = 8
 
 def gap_at_temperature_1(rollouts: Rollouts, backend: Backend) -> Metrics:
     """Compares log-probs of engine and trainer at temperature 1, that of the engine's, for runs with another one."""
-    first = range(0, len(rollouts.generations), rollouts.group_size)[:PROMPTS_COMPARED]
-    scored = backend.score([rollouts.scoring_row(row) for row in first], temperature=1.0)
-    sampled = [torch.tensor(rollouts.generations[row].log_probs) for row in first]
-    counted = torch.ones(1, sum(map(len, sampled)), dtype=torch.bool)
-    return agreement_metrics(torch.cat(sampled)[None], torch.cat(scored)[None], counted, 1.0)
+    first_rows = range(0, len(rollouts.generations), rollouts.group_size)[:PROMPTS_COMPARED]
+    scored = backend.score([rollouts.scoring_row(row) for row in first_rows], temperature=1.0)
+    sampled = [torch.tensor(rollouts.generations[row].log_probs) for row in first_rows]
+    # All responses one after the other make one row, (1, tokens), without padding.
+    trainers = torch.cat(scored).unsqueeze(0)
+    engines = torch.cat(sampled).unsqueeze(0)
+    mask = torch.ones_like(engines, dtype=torch.bool)
+    return agreement_metrics(engines, trainers, mask, 1.0)
 
 
 def penalise(

@@ -77,7 +77,7 @@ def make_plan(
     live = live | every_row
     views, learning = plan_views(rollouts, live, groups, estimator, contexts)
     live = learning | every_row
-    needed = student_rows(live, on_policy, estimator, views, every=every_row)
+    rows_to_score = student_rows(live, on_policy, estimator, views, every=every_row)
     metrics: Metrics = {}
     if estimator.views:
         metrics["work/teacher_rows"] = sum_value(sum(len(view.rows) for view in views))
@@ -90,7 +90,7 @@ def make_plan(
         rollouts=rollouts,
         live=live,
         on_policy=on_policy,
-        student={row: rollouts.scoring_row(row) for row in needed},
+        student={row: rollouts.scoring_row(row) for row in rows_to_score},
         views=views,
         metrics=metrics,
         answers=[rollout.answer for group in groups for rollout in group.rollouts],
@@ -144,12 +144,20 @@ def student_rows(
     reads old log-probs, or if one view of the row has a reference and another has none, so that its teacher is the
     student.
     """
-    shown = torch.stack([view.has_reference for view in views] or [torch.zeros(len(live), dtype=torch.bool)])
-    read = shown.any(dim=0) & ~shown.all(dim=0)
+    if every:
+        return [row for row, is_live in enumerate(live) if is_live]
+    in_some_view = torch.zeros_like(live)  # (B,) whether the teacher of some view reads a reference
+    in_every_view = torch.zeros_like(live)
+    if views:
+        has_reference = torch.stack([view.has_reference for view in views])  # (views, B)
+        in_some_view = has_reference.any(dim=0)
+        in_every_view = has_reference.all(dim=0)
+    reads_log_probs = in_some_view & ~in_every_view
     if estimator.reads_old_log_probs:
-        read |= shown.any(dim=0) if estimator.views else True
-    needed = live if every else live & (read | ~on_policy)
-    return [row for row, is_needed in enumerate(needed) if is_needed]
+        # A method with teachers compares old log-probs with theirs; one without reads those of all rows.
+        reads_log_probs = in_some_view if estimator.views else torch.ones_like(live)
+    scored = live & (reads_log_probs | ~on_policy)
+    return [row for row, is_scored in enumerate(scored) if is_scored]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,8 +34,13 @@ def reward_metrics(rollouts: Rollouts) -> Metrics:
         "response_length/clip_ratio": mean_of(~rollouts.finished),
         "prompt_length/mean": mean_of(torch.tensor([len(prompt.token_ids) for prompt in rollouts.prompts])),
     }
-    for key in sorted({key for score in rollouts.scores for key in score} - {"overall"}):
-        metrics[f"reward/{key}"] = mean_of(torch.tensor([score[key] for score in rollouts.scores if key in score]))
+    keys: set[str] = set()
+    for score in rollouts.scores:
+        keys.update(score)
+    keys.discard("overall")
+    for key in sorted(keys):
+        values = [score[key] for score in rollouts.scores if key in score]
+        metrics[f"reward/{key}"] = mean_of(torch.tensor(values))
     return metrics
 
 
@@ -45,14 +50,17 @@ def work_metrics(batch: ScoredBatch, temperature: float) -> Metrics:
     `rollout/entropy` is the engine's mean of -log P at temperature 1 over all sampled tokens. On-policy rows are left
     out of the agreement here; the update compares them.
     """
-    rollouts, plan = batch.rollouts, batch.plan
-    scored = torch.tensor([row in plan.student for row in range(len(plan.live))])
-    compared = rollouts.response_mask & (scored & ~plan.on_policy).unsqueeze(1)
-    return {
+    rollouts = batch.rollouts
+    plan = batch.plan
+    is_scored = torch.tensor([row in plan.student for row in range(len(plan.live))])  # (B,)
+    compared_rows = is_scored & ~plan.on_policy
+    compared_tokens = rollouts.response_mask & compared_rows.unsqueeze(1)  # (B, T)
+    metrics = {
         "work/live_fraction": mean_of(plan.live.float()),
-        "work/scored_fraction": mean_of(scored.float()),
+        "work/scored_fraction": mean_of(is_scored.float()),
         "rollout/entropy": mean_of(-rollouts.sampled_log_probs, rollouts.response_mask),
-    } | agreement_metrics(rollouts.sampled_log_probs, batch.old_log_probs, compared, temperature)
+    }
+    return metrics | agreement_metrics(rollouts.sampled_log_probs, batch.old_log_probs, compared_tokens, temperature)
 
 
 def group_records(
@@ -60,12 +68,21 @@ def group_records(
 ) -> list[GroupRecord]:
     """Returns records of `num_groups` groups, preferring those with both right and wrong rollouts; `views` are all views."""
     rollouts = batch.rollouts
-    size, numbers = rollouts.group_size, range(len(rollouts.problems))
-    num_right = [int(number) for number in rollouts.correct.view(len(numbers), size).sum(dim=1)]
+    mixed: list[int] = []
+    uniform: list[int] = []
+    for number in range(len(rollouts.problems)):
+        rows = list(rollouts.rows_of(number))
+        num_right = int(rollouts.correct[rows].sum())
+        if 0 < num_right < rollouts.group_size:
+            mixed.append(number)
+        else:
+            uniform.append(number)
     records: list[GroupRecord] = []
-    for number in sorted(numbers, key=lambda number: (not 0 < num_right[number] < size, number))[:num_groups]:
+    for number in (mixed + uniform)[:num_groups]:
         problem = rollouts.problems[number]
-        frames = [frame for video in problem.videos for frame in video.some_frames()]
+        images = list(problem.images)
+        for video in problem.videos:
+            images += video.some_frames()
         records.append(
             GroupRecord(
                 step=rollouts.step + 1,
@@ -73,7 +90,7 @@ def group_records(
                 prompt_id=problem.prompt_id,
                 problem=problem.text,
                 ground_truth=problem.ground_truth,
-                images=[png_bytes(image) for image in (*problem.images, *frames)],
+                images=[png_bytes(image) for image in images],
                 rollouts=[_rollout_record(batch, signal, processing, views, row) for row in rollouts.rows_of(number)],
             )
         )
@@ -83,13 +100,20 @@ def group_records(
 def _rollout_record(
     batch: ScoredBatch, signal: TokenSignal, processing: Processing, views: Sequence[str], row: int
 ) -> RolloutRecord:
-    rollouts, planned = batch.rollouts, {view.name: view for view in batch.plan.views}
-    tokens = rollouts.generations[row].response_ids
+    rollouts = batch.rollouts
+    generation = rollouts.generations[row]
+    tokens = generation.response_ids
 
     def listed(values: Tensor | None) -> list[float] | None:
         return None if values is None else [float(value) for value in values[row, : len(tokens)]]
 
-    scored = {name: name in planned and row in planned[name].rows for name in views}
+    # A view without a plan in this step, or without this row, is recorded with None.
+    log_probs: dict[str, list[float] | None] = {STUDENT: listed(batch.old_log_probs)} | dict.fromkeys(views)
+    references: dict[str, str | None] = dict.fromkeys(views)
+    for view in batch.plan.views:
+        references[view.name] = view.references[row]
+        if row in view.rows:
+            log_probs[view.name] = listed(batch.teacher_log_probs[view.name])
     return RolloutRecord(
         response=rollouts.responses[row],
         token_ids=tokens,
@@ -99,11 +123,8 @@ def _rollout_record(
         token_advantages=listed(signal.advantages) or [],
         delta=listed(signal.diagnostics.get("delta")),
         weight=listed(signal.diagnostics.get("weight")),
-        log_probs={
-            STUDENT: listed(batch.old_log_probs),
-            **{name: listed(batch.teacher_log_probs[name]) if scored[name] else None for name in views},
-        },
+        log_probs=log_probs,
         is_scored=row in batch.plan.student,
-        references={name: planned[name].references[row] if name in planned else None for name in views},
-        finished=rollouts.generations[row].finished,
+        references=references,
+        finished=generation.finished,
     )

@@ -42,18 +42,27 @@ class RunPolicy:
         decisive: Mapping[str, object] | None = None,
         max_restarts: int = 0,
     ) -> None:
-        only = settings.save_model_only
         self.store = CheckpointStore(
-            folder, keep=settings.save_limit, identity=identity, settings=decisive, weights_only=only
+            folder,
+            keep=settings.save_limit,
+            identity=identity,
+            settings=decisive,
+            weights_only=settings.save_model_only,
         )
-        self._settings, self._max_restarts, self.restarts, self.lock = settings, max_restarts, 0, RunLock(folder)
+        self.lock = RunLock(folder)
+        self.restarts = 0
+        self._max_restarts = max_restarts
+        self._settings = settings
         self._first_step: int | None = None
         self._first_checkpoint: Path | None = None
         self._start(TrainerState(), None)
 
     def _start(self, state: TrainerState, checkpoint: Path | None) -> None:
-        self.state, self.checkpoint, self.health = state, checkpoint, Health(self._settings, self.store.folder)
-        self._last_saved, self._is_in_step = state.step, False
+        self.state = state
+        self.checkpoint = checkpoint
+        self.health = Health(self._settings, self.store.folder)
+        self._last_saved = state.step
+        self._is_in_step = False
 
     def __enter__(self) -> RunPolicy:
         if self.store.folder.is_dir():
@@ -72,14 +81,19 @@ class RunPolicy:
         """
         self.store.settings["data"] = data
         checkpoint = self.checkpoint_to_load()
-        state = TrainerState(kl_coefficient=kl_coefficient) if checkpoint is None else self.store.read(checkpoint)
-        self._start(state, checkpoint)
-        if checkpoint is None or self._first_step is not None:
+        if checkpoint is None:
+            self._start(TrainerState(kl_coefficient=kl_coefficient), None)
             return
-        step, settings, changes = state.step, self._settings, self.store.changes(checkpoint)
+        self._start(self.store.read(checkpoint), checkpoint)
+        if self._first_step is None:  # after a loss of workers this command continues what it has checked
+            self._require_continuation(checkpoint, total_steps)
+
+    def _require_continuation(self, checkpoint: Path, total_steps: int) -> None:
+        """Checks that steps are left, and that the settings which decide what is trained are those of the checkpoint."""
+        changes = self.store.changes(checkpoint)
         listed = "".join(f"\n  {change}" for change in changes)
         anew = "trainer.experiment_name=<another> or trainer.find_last_checkpoint=false starts a new run"
-        if step >= total_steps and not settings.val_only:
+        if self.state.step >= total_steps and not self._settings.val_only:
             if not changes:
                 raise RunFinishedError(
                     f"{checkpoint}: all {total_steps} steps of this run are done; raise trainer.max_steps to add steps"
@@ -88,7 +102,7 @@ class RunPolicy:
                 f"all {total_steps} steps of this run are done ({checkpoint}), so these changes would train nothing:{listed}\n"
                 f"{anew}; a larger trainer.max_steps with trainer.accept_changes=true continues with them"
             )
-        if changes and not settings.accept_changes:
+        if changes and not self._settings.accept_changes:
             raise CheckpointError(
                 f"settings that decide what is trained have changed since {checkpoint}:{listed}\n"
                 f"trainer.accept_changes=true continues with them; {anew}"
@@ -103,17 +117,22 @@ class RunPolicy:
         """
         settings = self._settings
         if self._first_step is not None:
-            own = None if settings.save_model_only else self.store.find_last(after=self._first_step)
-            return own or self._first_checkpoint
+            written_by_this_run = None
+            if not settings.save_model_only:
+                written_by_this_run = self.store.find_last(after=self._first_step)
+            return written_by_this_run or self._first_checkpoint
         if settings.load_checkpoint_path is not None:
             return Path(settings.load_checkpoint_path).expanduser()
-        return self.store.find_last() if settings.find_last_checkpoint else None
+        if settings.find_last_checkpoint:
+            return self.store.find_last()
+        return None
 
     def begin(self) -> int | None:
         """Notes that the engines run; returns the step after which the records continue, None for a new run's."""
         is_new = self.checkpoint is None and self._first_step is None
         if self._first_step is None:
-            self._first_step, self._first_checkpoint = self.state.step, self.checkpoint
+            self._first_step = self.state.step
+            self._first_checkpoint = self.checkpoint
         return None if is_new else self.state.step
 
     def restart(self, error: WorkerLostError) -> None:
@@ -121,8 +140,9 @@ class RunPolicy:
         if self.restarts == self._max_restarts:
             raise error
         self.restarts += 1
-        anew = self._settings.save_model_only
-        where = "start from the beginning (trainer.save_model_only)" if anew else "continue from the last checkpoint"
+        where = "continue from the last checkpoint"
+        if self._settings.save_model_only:
+            where = "start from the beginning (trainer.save_model_only)"
         logger.warning(
             f"{error}\nrestart {self.restarts} of {self._max_restarts} (trainer.max_restarts): {self.state.step} steps were "
             f"done; new workers {where}"
@@ -140,7 +160,10 @@ class RunPolicy:
     @property
     def metrics(self) -> Metrics:
         """The counts of the last step's faults, and of restarts if there were any."""
-        return self.health.metrics | ({"faults/restarts": sum_value(self.restarts)} if self.restarts else {})
+        metrics = dict(self.health.metrics)
+        if self.restarts:
+            metrics["faults/restarts"] = sum_value(self.restarts)
+        return metrics
 
     @property
     def saves_interruption(self) -> bool:
@@ -181,10 +204,10 @@ class RunPolicy:
             return f"checkpoints hold only weights (trainer.save_model_only), so no run can continue from them; {anew}"
         last = self.store.find_last()
         if last is None:
-            often = f"trainer.save_freq is {settings.save_freq}; with a number of steps a run writes checkpoints while it trains"
-            return f"no checkpoint was written yet, so the same command starts from the beginning ({often})"
-        is_found = settings.find_last_checkpoint and settings.load_checkpoint_path is None
-        how = "" if is_found else f" with trainer.load_checkpoint_path={last}"
+            why = f"trainer.save_freq is {settings.save_freq}; with a number of steps a run writes checkpoints while it trains"
+            return f"no checkpoint was written yet, so the same command starts from the beginning ({why})"
+        finds_it_itself = settings.find_last_checkpoint and settings.load_checkpoint_path is None
+        how = "" if finds_it_itself else f" with trainer.load_checkpoint_path={last}"
         return f"the last complete checkpoint is {last}; the same command{how} resumes from it"
 
     def _postponed(self, what: str) -> AbstractContextManager[None]:

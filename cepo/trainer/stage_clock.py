@@ -31,7 +31,8 @@ class StageClock:
         self._add(f"tokens/{name}", tokens)
 
     def drain(self) -> Metrics:
-        metrics, self._metrics = self._metrics, {}
+        metrics = self._metrics
+        self._metrics = {}
         return metrics
 
     def _add(self, name: str, value: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import re
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ from cepo.config.schema import AlgorithmConfig, DataConfig, TrainerConfig, Worke
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import ProblemSet
 from cepo.metrics import Metrics, fraction, mean_of, merge_metrics, sum_value
+from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
 from cepo.run_folder.pictures import thumbnail
@@ -43,31 +45,36 @@ class Validator:
         processing: Processing,
         rewards: RewardPool,
     ) -> None:
-        self._problems, self._data, self._trainer, self._contexts = problems, data, trainer, contexts
+        self._problems = problems
+        self._data = data
+        self._trainer = trainer
+        self._contexts = contexts
         self._asker = Asker(worker, algorithm, contexts, processing, rewards)
         self._settings = validation_settings(worker.rollout, data)
         self._greedy = dataclasses.replace(self._settings, num_samples=1, temperature=0.0)
-        self._asked = list(range(len(problems)))
+        self._indices = list(range(len(problems)))  # of the problems that are validated
         if 0 < trainer.val_max_samples < len(problems):
-            drawn = random.Random(f"validation/{trainer.seed}").sample(self._asked, trainer.val_max_samples)
-            self._asked = sorted(drawn)
-        recorded = min(trainer.val_generations_to_log, len(self._asked))
-        self._recorded = set(random.Random(trainer.seed).sample(range(len(self._asked)), recorded))
+            drawn = random.Random(f"validation/{trainer.seed}").sample(self._indices, trainer.val_max_samples)
+            self._indices = sorted(drawn)
+        places = range(len(self._indices))
+        num_recorded = min(trainer.val_generations_to_log, len(places))
+        self._recorded_places = set(random.Random(trainer.seed).sample(places, num_recorded))
 
     @property
     def num_responses(self) -> int:
-        return len(self._asked) * (self._settings.num_samples + self._trainer.val_greedy)
+        return len(self._indices) * (self._settings.num_samples + self._trainer.val_greedy)
 
     def run(self, backend: Backend) -> tuple[Metrics, list[Mapping[str, object]]]:
         """Runs a validation and returns its metrics, means over all samples, and the responses to record."""
         parts: list[Metrics] = []
         rows: list[Mapping[str, object]] = []
         size = self._data.val_batch_size
-        size = len(self._asked) if size < 0 else size
-        for start in range(0, len(self._asked), size):
-            problems = [self._problems[index] for index in self._asked[start : start + size]]
+        if size < 0:
+            size = len(self._indices)
+        for start in range(0, len(self._indices), size):
+            problems = [self._problems[index] for index in self._indices[start : start + size]]
             rollouts = self._asker.ask(problems, backend, self._settings, step=VALIDATION_STEP)
-            first = start * self._settings.num_samples
+            first_response = start * self._settings.num_samples
             lengths = [len(generation.response_ids) for generation in rollouts.generations]
             metrics: Metrics = {
                 "val/reward": mean_of(rollouts.rewards),
@@ -75,9 +82,9 @@ class Validator:
                 "val/response_length": mean_of(torch.tensor(lengths)),
                 "val/num_samples": sum_value(len(lengths)),
             }
-            probed = min(self._trainer.leak_probe_size - first, len(lengths))
-            if probed > 0:
-                metrics |= leak_metrics(rollouts, probed, self._contexts, backend)
+            num_probed = min(self._trainer.leak_probe_size - first_response, len(lengths))
+            if num_probed > 0:
+                metrics |= leak_metrics(rollouts, num_probed, self._contexts, backend)
             greedy = None
             if self._trainer.val_greedy:
                 greedy = self._asker.ask(problems, backend, self._greedy, step=VALIDATION_STEP)
@@ -89,8 +96,12 @@ class Validator:
 
     def _recorded_rows(self, rollouts: Rollouts, start: int, greedy: Rollouts | None) -> Iterator[Mapping[str, object]]:
         for number, problem in enumerate(rollouts.problems):
-            verdict = {} if greedy is None else {"greedy_accuracy": float(greedy.correct[number])}
-            for row in rollouts.rows_of(number) if start + number in self._recorded else ():
+            if start + number not in self._recorded_places:
+                continue
+            verdict: dict[str, float] = {}
+            if greedy is not None:
+                verdict["greedy_accuracy"] = float(greedy.correct[number])
+            for row in rollouts.rows_of(number):
                 yield {
                     "prompt_id": problem.prompt_id,
                     "problem": problem.text,
@@ -111,21 +122,23 @@ def leak_metrics(rollouts: Rollouts, num_rows: int, contexts: ContextBuilder, ba
     towards 0 on wrong responses too: it no longer needs the hint to respond that way. `leak/log_likelihood_gap`: the
     gap summed over each response, averaged over responses.
     """
-    rows, size = range(num_rows), rollouts.group_size
-    probed = zip(rollouts.problems[: -(-num_rows // size)], rollouts.prompts, strict=False)
-    hinted = [  # may exceed the prompt's limit, because nothing is trained on it
-        contexts.teacher(problem, prompt, contexts.reference_text(Reference(text=problem.ground_truth)))
-        for problem, prompt in probed
-    ]
-    with_hint = backend.score([rollouts.scoring_row(row, hinted[row // size]) for row in rows])
-    without = backend.score([rollouts.scoring_row(row) for row in rows])
-    gaps = [one - other for one, other in zip(with_hint, without, strict=True)]
-    flat, right = torch.cat(gaps), torch.cat([rollouts.correct[row].expand(len(gaps[row])) for row in rows])
+    rows = range(num_rows)
+    num_prompts = math.ceil(num_rows / rollouts.group_size)
+    hinted_prompts: list[EncodedPrompt] = []  # may exceed the prompt's limit, because nothing is trained on them
+    for problem, prompt in zip(rollouts.problems[:num_prompts], rollouts.prompts[:num_prompts], strict=True):
+        hint = contexts.reference_text(Reference(text=problem.ground_truth))
+        hinted_prompts.append(contexts.teacher(problem, prompt, hint))
+    hinted_rows = [rollouts.scoring_row(row, hinted_prompts[row // rollouts.group_size]) for row in rows]
+    with_hint = backend.score(hinted_rows)
+    without_hint = backend.score([rollouts.scoring_row(row) for row in rows])
+    gaps = [hinted - plain for hinted, plain in zip(with_hint, without_hint, strict=True)]  # each (response length,)
+    is_right = [rollouts.correct[row].expand(len(gaps[row])) for row in rows]
+    token_gaps = torch.cat(gaps)
+    token_is_right = torch.cat(is_right)
+    num_mentions = sum(bool(MENTIONS.search(rollouts.responses[row])) for row in rows)
     return {
-        "leak/mention_fraction": fraction(
-            sum(bool(MENTIONS.search(rollouts.responses[row])) for row in rows), num_rows
-        ),
-        "leak/hint_gap_right": mean_of(flat, right),
-        "leak/hint_gap_wrong": mean_of(flat, ~right),
+        "leak/mention_fraction": fraction(num_mentions, num_rows),
+        "leak/hint_gap_right": mean_of(token_gaps, token_is_right),
+        "leak/hint_gap_wrong": mean_of(token_gaps, ~token_is_right),
         "leak/log_likelihood_gap": mean_of(torch.stack([gap.sum() for gap in gaps])),
     }

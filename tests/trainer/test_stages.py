@@ -171,7 +171,7 @@ def test_batches_after_the_first_have_both_log_probs() -> None:
         views=(),
         metrics={},
     )
-    scored = scored_batch(plan, {}, old_log_probs=torch.full((4, 3), TRAINERS))
+    scored = dataclasses.replace(scored_batch(plan, {}), old_log_probs=torch.full((4, 3), TRAINERS))
     signal = TokenSignal(advantages=torch.ones(4, 3))
     first, second = actor_batches(scored, signal, num_prompts=1, max_response_length=3)
     assert (first.on_policy, second.on_policy) == (True, False)

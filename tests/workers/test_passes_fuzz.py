@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -295,7 +296,7 @@ def test_optimizer_batches_have_each_live_row_once(
     plan = ScoringPlan(
         rollouts=rollouts, live=live, on_policy=torch.zeros(count, dtype=torch.bool), student={}, views=[], metrics={}
     )
-    scored = scored_batch(plan, {}, old_log_probs=-marks, token_level_rewards=marks)
+    scored = dataclasses.replace(scored_batch(plan, {}, token_level_rewards=marks), old_log_probs=-marks)
     batches = actor_batches(scored, TokenSignal(advantages=10 * marks), num_prompts=num_prompts, max_response_length=8)
     assert len(batches) == -(-len(lengths) // num_prompts)
     assert sum(batch.denominators.num_tokens for batch in batches) == sum(ragged)
