@@ -38,7 +38,7 @@ WITHOUT_INFLUENCE = frozenset(
 )
 """Settings of `data` on which no measure of a row depends. All others are taken to matter, new ones too."""
 _FILES_NAMED_BY_SETTINGS = ("format_prompt", "override_chat_template")
-_FOLDERS_OF_CODE = ("data", "models")
+_FOLDERS_OF_CODE = ("data", "files", "models")
 _LIBRARIES = (
     *("av", "datasets", "jinja2", "numpy", "pillow", "pyarrow"),
     *("qwen-vl-utils", "tokenizers", "torchvision", "transformers"),
@@ -55,12 +55,13 @@ def identity_of(
     processor and chat template, the code of this package that reads rows, and the versions of the libraries. None if the
     source has no files, or if one cannot be read or has changed since `before`, its `file_digests` before it was opened.
     """
+    code = _code_digest()  # not below: an error here would be a fault of this package, not of the data
     try:
         facts: Tree = {
             "source": _source_facts(rows),
             "settings": _settings(config),
             "processing": _processing_facts(processing),
-            "code": _code_digest(),
+            "code": code,
             "libraries": {name: _version(name) for name in _LIBRARIES} | {"python": sys.version},
         }
     except (CepoError, OSError) as error:
@@ -158,12 +159,12 @@ def _templates(processing: Processing) -> Sequence[str]:
 def _code_digest() -> str:
     """Returns a digest of the modules by which rows are read and measured, so that a change of one is a new identity."""
     package = Path(cepo.__file__).parent
-    files = [package / "foreign_files.py"]
-    for name in _FOLDERS_OF_CODE:
-        files += sorted((package / name).glob("*.py"))
     digest = hashlib.sha256(cepo.__version__.encode())
-    for file in files:
-        digest.update(file.name.encode() + file.read_bytes())
+    for folder in _FOLDERS_OF_CODE:
+        files = sorted((package / folder).rglob("*.py"))
+        assert files, f"the package has no folder {folder}"
+        for file in files:
+            digest.update(file.relative_to(package).as_posix().encode() + file.read_bytes())
     return digest.hexdigest()
 
 
