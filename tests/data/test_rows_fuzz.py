@@ -30,7 +30,8 @@ from cepo.data.messages import ROLES, read_turns
 from cepo.data.reading import read_source
 from cepo.data.sources import LocalSource, local_source
 from cepo.errors import ConfigError, DataError
-from cepo.models.processing import IMAGE_MARK, VIDEO_MARK, Processing
+from cepo.models.processing import Processing
+from cepo.models.text_codec import IMAGE_MARK, VIDEO_MARK
 
 LONGEST = 200
 """Tokens of the longest prompt, so that some rows are overlong."""
