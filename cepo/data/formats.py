@@ -329,7 +329,7 @@ def _fields_row(line: int, header: Sequence[str], fields: Sequence[str]) -> Text
 def parquet_batches(path: Path, *, within: Path | str | None = None) -> Iterator[Any]:
     """Yields the rows of a Parquet file in batches of about `BATCH_BYTES`; raises `ConfigError` if it is damaged."""
     content = mapped_content(path, within=within)
-    head = content.slice(0, 64).to_pybytes()
+    head = content.slice(0, min(64, content.size)).to_pybytes()
     other = _other_format(head)
     if other is not None and not head.startswith(b"PAR1"):
         raise ConfigError(f"data file {path} is {other} under the name of a Parquet file")
