@@ -16,6 +16,8 @@ SHIPPED_FOLDER = _IN_WHEEL if _IN_WHEEL.is_dir() else PACKAGE_FOLDER.parent
 """The folder with `configs/`, `examples/` and `scripts/`: inside an installed wheel, else the checkout."""
 MICROGEO_MODELS = ("microgeo:model",)
 MICROGEO_DATA = ("microgeo:train", "microgeo:validation")
+_MOST_COMMAS = 7
+"""The most commas in one path; more would cost a look at the disk for each pair of names in a long list."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 # Folders whose files can be named by relative paths from any working directory, and what lies around them.
@@ -94,6 +96,33 @@ def split_source(name: str) -> tuple[str, str | None]:
         return path, split
     path, separator, split = name.partition("@")
     return path, split if separator else None
+
+
+def split_sources(text: str) -> list[str]:
+    """Returns the data sets that a text names, separated by commas; a comma may also be part of a path that exists.
+
+    Of several readings, the one with the longest existing path is taken.
+    """
+    pieces = text.split(",")
+    sources: list[str] = []
+    while pieces:
+        size = 1
+        for longer in range(2, min(len(pieces), _MOST_COMMAS + 1) + 1):
+            if _is_path_of_data(",".join(pieces[:longer]).strip()):
+                size = longer
+        sources.append(",".join(pieces[:size]).strip())
+        pieces = pieces[size:]
+    return sources
+
+
+def _is_path_of_data(name: str) -> bool:
+    """Returns whether a data set's name, perhaps with the name of a benchmark and a colon before it, is a local path."""
+    _, _, after_colon = name.partition(":")
+    for source in filter(None, (name, after_colon)):
+        path, split = split_source(source)
+        if find_path(path) is not None and "," not in (split or ""):
+            return True
+    return False
 
 
 def find_config_file(path: str) -> Path | None:

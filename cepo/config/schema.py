@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from cepo.algorithms import estimator_class
 from cepo.algorithms.settings import DEFAULT_ESTIMATOR, SharedSettings
-from cepo.config.paths import File, located_data
-from cepo.config.worker_schema import Joined, WorkerConfig, parts_of
-from cepo.files.trees import Fields
+from cepo.config.paths import File, located_data, split_sources
+from cepo.config.worker_schema import WorkerConfig
+from cepo.files.trees import Fields, is_list
 from cepo.sections.declaring import DECISIVE, NOT_DECISIVE, Count, CountOrOff, Natural, NotNegative, Positive, section
 
 
@@ -23,6 +23,19 @@ def _one_line(text: str) -> str:
     return text
 
 
+def _joined_sources(value: Any) -> Any:
+    is_list_of_texts = is_list(value) and value and all(isinstance(entry, str) for entry in value)
+    return ",".join(value) if is_list_of_texts else value
+
+
+def _located_sources(text: str) -> str:
+    return ",".join(located_data(source) for source in split_sources(text))
+
+
+Sources = Annotated[
+    str, BeforeValidator(_joined_sources, json_schema_input_type=str | list[str]), AfterValidator(_located_sources)
+]
+"""One or more data sets, separated by commas or as a list; a path that exists may have commas in it."""
 OneLine = Annotated[str, AfterValidator(_one_line)]
 """A name of a folder without line ends and other control characters, which shells and YAML change."""
 
@@ -31,7 +44,7 @@ OneLine = Annotated[str, AfterValidator(_one_line)]
 class DataConfig:
     """`data.*`: the sources of the problems and how prompts are made from them."""
 
-    train_files: Annotated[Joined, AfterValidator(lambda text: ",".join(map(located_data, parts_of(text))))]
+    train_files: Sources
     """Training set: hub name `org/name@split`, local file or folder, or `microgeo:train`. Give several as a list, or
     separated by commas."""
     train_weights: list[Positive] | None = None
@@ -94,7 +107,7 @@ class DataConfig:
 
     @property
     def train_sources(self) -> list[str]:
-        return parts_of(self.train_files)
+        return split_sources(self.train_files)
 
 
 @section

@@ -151,12 +151,18 @@ def read_argument(argument: str) -> Source:
         raise ConfigError(f"argument '{argument}': settings have the form a.b.c=value.{hint}")
     try:
         tree = cast("Tree", OmegaConf.to_container(OmegaConf.from_dotlist([argument])))
+        has_comment = _ends_in_comment(value)
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or str(error)  # only some errors have this attribute
         raise ConfigError(f"argument '{argument}': the value is not valid YAML: {problem}. Quote it.") from error
     except (OmegaConfBaseException, ValueError, TypeError, AssertionError, RecursionError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ConfigError(f"argument '{argument[:200]}': {reason}.") from error
+    if has_comment:
+        raise ConfigError(
+            f"argument {argument!a}: what follows '#' is a comment in YAML and would be left out; quote the value as in "
+            """'key="a #b"'."""
+        )
     parsed = dict(leaves(tree)).get(key)
     if isinstance(parsed, str) and len(value.strip().splitlines()) > 1 and "\n" not in parsed:
         raise ConfigError(
@@ -166,6 +172,13 @@ def read_argument(argument: str) -> Source:
     places: dict[str, str] = {}
     _collect_argument_keys(tree, "", f"argument '{argument}'", places)
     return Source(tree, Origins(places, {key: value}))
+
+
+def _ends_in_comment(value: str) -> bool:
+    """Returns whether YAML leaves out the end of a text, or all of it, because it begins with `#`."""
+    node: Any = yaml.compose(value, Loader=yaml.SafeLoader)
+    rest = value if node is None else value[node.end_mark.index :]
+    return rest.lstrip().startswith("#")
 
 
 def _collect_argument_keys(node: object, prefix: str, place: str, places: dict[str, str]) -> None:

@@ -75,7 +75,7 @@ def text_rows(path: Path, kind: str, *, within: Path | str | None = None) -> Ite
     """
     with open_regular(path, within=within) as file:
         head = file.read(64)
-        other = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
+        other = _other_format(head)
         if other is not None:
             raise ConfigError(
                 f"data file {path} is {other} under the name of a {kind} file; accepted: text in UTF-8. Unpack or "
@@ -90,6 +90,11 @@ def text_rows(path: Path, kind: str, *, within: Path | str | None = None) -> Ite
             yield from _object_rows(file)
         else:
             yield from _line_rows(file)
+
+
+def _other_format(head: bytes) -> str | None:
+    """Returns what a file is that begins like this, if that is none of text in UTF-8."""
+    return next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
 
 
 # JSON
@@ -212,9 +217,12 @@ def _array_rows(path: Path, file: BinaryIO) -> Iterator[TextRow]:
 
 def _json_row(line: int, text: bytes) -> TextRow:
     try:
-        return TextRow(line, text, tuple(read_object(text)))
+        names = tuple(read_object(text))
     except DataError as error:
         return TextRow(line, b"", (), str(error))
+    if len(names) > MOST_COLUMNS:
+        return TextRow(line, b"", (), f"has {len(names):,} keys; accepted: at most {MOST_COLUMNS:,}")
+    return TextRow(line, text, names)
 
 
 # CSV
@@ -245,7 +253,8 @@ def _table_rows(path: Path, file: BinaryIO, delimiter: str) -> Iterator[TextRow]
                 try:
                     fields = next(reader, None)
                 except csv.Error as error:
-                    fields, fault = [], f"is not valid CSV ({error})"
+                    fields = []
+                    fault = _csv_fault(path, line, reader.line_num, error)
             end = fields is None
             if fields is None or (not fields and fault is None):
                 continue  # the end, or a blank line
@@ -257,6 +266,21 @@ def _table_rows(path: Path, file: BinaryIO, delimiter: str) -> Iterator[TextRow]
                 yield _fields_row(line, header, fields)
     finally:
         text.detach()
+
+
+def _csv_fault(path: Path, begin: int, end: int, error: csv.Error) -> str:
+    """Returns why the row of a CSV file from line `begin` to `end` is bad.
+
+    Raises `ConfigError` if a quotation mark took in all lines to the end of the file, which are other rows.
+    """
+    if end > begin and "unexpected end" in str(error):
+        raise ConfigError(
+            f"data file {path}, line {begin}: a quotation mark opens a field there that is not closed until the end of the "
+            f"file, line {end:,}, so that all rows between are lost. A field that begins with a quotation mark needs "
+            'quotation marks around it, and those in it doubled: """a"" is b"'
+        )
+    lines = f"; it takes in all lines to {end:,}, because of an open quotation mark" if end > begin else ""
+    return f"is not valid CSV ({error}{lines})"
 
 
 def _header(path: Path, fields: Sequence[str], fault: str | None) -> list[str]:
@@ -305,6 +329,10 @@ def _fields_row(line: int, header: Sequence[str], fields: Sequence[str]) -> Text
 def parquet_batches(path: Path, *, within: Path | str | None = None) -> Iterator[Any]:
     """Yields the rows of a Parquet file in batches of about `BATCH_BYTES`; raises `ConfigError` if it is damaged."""
     content = mapped_content(path, within=within)
+    head = content.slice(0, min(64, content.size)).to_pybytes()
+    other = _other_format(head)
+    if other is not None and not head.startswith(b"PAR1"):
+        raise ConfigError(f"data file {path} is {other} under the name of a Parquet file")
     with named_errors(path):
         parquet = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(content), pre_buffer=False)
         metadata = parquet.metadata

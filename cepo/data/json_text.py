@@ -101,10 +101,10 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> Tree:
     return entries
 
 
-def _integer(text: str) -> int:
+def _integer(text: str) -> int | WrittenFloat:
     if len(text) > MOST_DIGITS:
         raise DataError(f"has an integer of {len(text):,} digits; accepted: at most {MOST_DIGITS:,}, or a text")
-    return int(text)
+    return WrittenFloat(text) if text == "-0" else int(text)  # an integer has no negative zero
 
 
 def _constant(name: str) -> float | None:

@@ -32,16 +32,23 @@ _NO_DATA = re.compile(
 )
 _NO_FOLDER = re.compile(r"\..*|__.*")
 _COPY = re.compile(
-    r"(-copy\d*|[ _-]+copy( ?\(?\d+\)?)?| ?\(\d+\)|-checkpoint|[._-](bak|backup|old|orig|original|tmp|temp))+\Z",
+    r"(-copy\d*|[ _-]+(copy|kopie|kopia|copie|copia|c[óo]pia|копия|副本|コピー|복사본)( ?\(?\d+\)?)?"
+    r"| ?\(\d+\)|-checkpoint|[._-](bak|backup|old|orig|original|tmp|temp))+\Z",
     re.IGNORECASE,
 )
-"""What a copy's name has after the name of its original: of notebooks, file managers, editors, and people."""
+"""What a copy's name has after the name of its original: of notebooks, file managers in several languages, editors, and
+people."""
 _SPLIT = re.compile(r"(?P<name>[\w.\-]+)(\[(?P<begin>-?\d+%?)?:(?P<end>-?\d+%?)?\])?")
 _SHARD = re.compile(
     r"([._-]?(part|shard|chunk|split)?[._-]?\d++)*+([._-]?of[._-]?(?P<total>\d+))?([._-][0-9a-f]{8,})?", re.IGNORECASE
 )
 """What the names of the parts of one split have after its name: `-00000-of-00002`, `_1`, `.part3`."""
-_VERSION = re.compile(r"[._-]?v(er(sion)?)?[._-]?\d+", re.IGNORECASE)
+_VERSION = re.compile(
+    r"(?<![^\W\d_])(v(er(sion)?)?[._-]?\d+|\d+(\.\d+)?[km]|full|all|whole|complete|small|mini|tiny|subset|sample|debug"
+    r"|raw|clean(ed)?|filtered|dedup\w*|shuffled|sorted|processed|fixed|new|final)(?![^\W_])",
+    re.IGNORECASE,
+)
+"""A word in a name for one version of rows that other versions have too: `v2`, `10k`, `full`, `filtered`."""
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_]+")
 _ALIASES = {
     "train": ("train", "training"),
@@ -135,6 +142,7 @@ def _folder_files(source: str, folder: Path, split: str) -> list[Path]:
         raise ConfigError(f"data files '{source}': no data of a single format there; accepted: {', '.join(FORMATS)}")
     chosen = _split_files(source, files, folder, split)
     if chosen:
+        _require_one_version(source, chosen, folder)
         return chosen
     if split != TRAIN:
         raise ConfigError(
@@ -153,7 +161,21 @@ def _folder_files(source: str, folder: Path, split: str) -> list[Path]:
         raise ConfigError(
             f"data files '{source}': files of one name may hold the same rows: {_listed(doubles, folder)}. Give the path of one"
         )
+    _require_one_version(source, files, folder)
     return files
+
+
+def _require_one_version(source: str, files: Sequence[Path], folder: Path) -> None:
+    """Raises `ConfigError` if the names of two files differ only in words such as `v2`, `10k` or `filtered`."""
+    named: dict[Path, Path] = {}
+    for file in files:
+        plain = re.sub(r"[\s._-]+", "_", _VERSION.sub("", file.stem)).strip("_").lower()
+        other = named.setdefault(file.parent / plain, file)
+        if other is not file:
+            raise ConfigError(
+                f"data files '{source}': by their names, {_listed([other, file], folder)} may be versions of the same rows. "
+                "Give the path of one, or several as a list"
+            )
 
 
 # Folders that `datasets` saved
@@ -246,6 +268,17 @@ def _words(path: Path) -> set[str]:
     return words | {re.sub(r"(data|set|file|split|s)$", "", word) for word in words}
 
 
+def _deciding_words(path: Path) -> set[str]:
+    """Returns the words as `_words`, without those of folders that name several splits: `train_test_split`."""
+    parts = [part for part in path.parent.parts if not _names_several_splits(part)]
+    return _words(Path(*parts, path.name))
+
+
+def _names_several_splits(folder: str) -> bool:
+    words = _words(Path(folder, "_"))
+    return bool(words & _HELD_OUT) and bool(words & set(_ALIASES[TRAIN]))
+
+
 def _split_files(source: str, files: Sequence[Path], folder: Path, split: str) -> list[Path]:
     """Returns the files that are named after a split, by its own name or else by another that means the same.
 
@@ -256,7 +289,7 @@ def _split_files(source: str, files: Sequence[Path], folder: Path, split: str) -
     others: set[str] = set()  # for a name of the user's own, such as test_hard
     if split.lower() in _HELD_OUT | set(_ALIASES[TRAIN]):
         others = (_HELD_OUT | set(_ALIASES[TRAIN])) - set(names)
-    possible = [file for file in files if not _words(file.relative_to(folder)) & others]
+    possible = [file for file in files if not _deciding_words(file.relative_to(folder)) & others]
     for name in names:
         chosen = [file for file in possible if _begins_with(file.stem, name) or _folder_named(file, folder, name)]
         if chosen:
@@ -295,12 +328,13 @@ def _require_one_place(source: str, files: Sequence[Path], folder: Path, name: s
         "whole" if not ending else "part" if shard else "other" for ending, shard in zip(endings, shards, strict=True)
     }
     totals = {shard["total"] for shard in shards if shard is not None and shard["total"]}
-    versions = [ending for ending in endings if _VERSION.fullmatch(ending)]
-    if len(kinds) > 1 or len(totals) > 1 or len(versions) > 1 or ("whole" in kinds and len(named) > 1):
+    if len(kinds) > 1 or len(totals) > 1 or ("whole" in kinds and len(named) > 1):
         raise ConfigError(
             f"data files '{source}': it is not clear which files are the split '{name}': {_listed(named, folder)}. Give the path "
             "of one, or several as a list"
         )
+    if totals and int(max(totals)) != len(named):
+        logger.warning("%s: %d of the %s files of '%s' are there", source, len(named), int(max(totals)), name)
 
 
 def _listed(files: Sequence[Path], folder: Path) -> str:

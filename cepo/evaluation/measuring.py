@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from cepo.config import RunConfig
 from cepo.config.named_files import check_model_and_data
-from cepo.config.paths import located_data
+from cepo.config.paths import located_data, split_sources
 from cepo.data.hub import require_hub_names
 from cepo.errors import ConfigError
 from cepo.evaluation.named_sources import NamedSource, named_source
@@ -76,7 +76,7 @@ def make_plan(options: Mapping[str, str], config: RunConfig, actor: Path | None,
     override = config.worker.rollout.val_override_config
     if override.get("temperature") == 0 and override.get("n", config.worker.rollout.n) > 1:
         raise ConfigError("temperature=0 samples the same response n times; set n=1")
-    written = (options.get("data") or config.data.val_files or "").split(",")
+    written = split_sources(options.get("data") or config.data.val_files or "")
     sources = [named_source(source) for source in written if source.strip()]
     if not sources:
         raise ConfigError("there is nothing to evaluate on: give data=SOURCE; data.val_files is null")

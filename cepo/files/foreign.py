@@ -143,9 +143,12 @@ def size_of(path: Path, *, within: Path | str | None = None) -> int:
 
 
 def read_bytes(path: Path, *, within: Path | str | None = None, largest: int = LARGEST_TEXT) -> bytes:
-    """Returns the content of a regular file; raises `ForeignFileError` as `open_regular` does."""
+    """Returns the content of a regular file; raises `ForeignFileError` as `open_regular` does, or if reading it fails."""
     with open_regular(path, within=within, largest=largest) as file:
-        return file.read(largest)
+        try:
+            return file.read(largest)
+        except OSError as error:
+            raise ForeignFileError(path, _unreadable(error)) from error
 
 
 def read_text(path: Path, *, within: Path | str | None = None) -> str:

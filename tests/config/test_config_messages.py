@@ -49,6 +49,19 @@ def test_a_folder_has_a_name_without_line_ends(name: str, value: str) -> None:
         load_config(["config=configs/microgeo/base.yaml", f"trainer.{name}={value}"])
 
 
+@pytest.mark.parametrize("value", ["#x.jsonl", "a #x.jsonl", "[a] # b", "'a' #b"])
+@pytest.mark.parametrize("key", ["data.train_files", "data.val_files"])
+def test_no_part_of_an_argument_is_lost_as_a_comment(key: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=r"comment in YAML.*quote"):
+        load_config(["config=configs/microgeo/base.yaml", f"{key}={value}"])
+
+
+@pytest.mark.parametrize("value", ["a#x.jsonl", "'a #x.jsonl'", '"#x.jsonl"'])
+def test_a_number_sign_in_a_name_is_part_of_it(value: str) -> None:
+    config = load_config(["config=configs/microgeo/base.yaml", f"data.val_files={value}"])
+    assert config.data.val_files == value.strip("'\"")
+
+
 def test_a_mapping_may_have_lines() -> None:
     config = load_config(["config=configs/microgeo/base.yaml", "worker.reward.reward_function_kwargs={a: 1,\n b: x}"])
     assert config.worker.reward.reward_function_kwargs == {"a": 1, "b": "x"}

@@ -318,11 +318,44 @@ def test_a_shifted_csv_row_is_bad_and_named_by_its_line(tmp_path: Path, content:
     assert found[1:] == [None]
 
 
-def test_an_open_quote_at_the_end_is_a_bad_row(tmp_path: Path) -> None:
-    found = faults(rows(tmp_path, "a.csv", 'prompt,answer\nq,1\n"a,2\nb,3\n'))
+def test_a_row_of_too_many_keys_is_a_bad_row(tmp_path: Path) -> None:
+    good, many = '{"prompt": "q", "answer": "1"}\n', {f"k{number}": 1 for number in range(2_001)}
+    found = faults(rows(tmp_path, "a.jsonl", good + json.dumps(many) + "\n" + good))
+    assert found[::2] == [None, None]
+    assert "line 2 of a.jsonl, has 2,001 keys" in str(found[1])
+
+
+def test_a_pointer_under_the_name_of_a_parquet_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is a pointer of Git LFS .*git lfs pull.* of a Parquet file"):
+        rows(tmp_path, "a.parquet", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+
+
+def test_a_negative_zero_keeps_its_sign() -> None:
+    row = read_object(b'{"a": -0, "b": [-0, -0.0]}')
+    assert (number_text(row["a"]), json_text(row["b"])) == ("-0", "[-0, -0.0]")
+
+
+@pytest.mark.parametrize("end", ["csv", "tsv"])
+def test_a_quote_that_takes_in_all_later_rows_is_an_error(tmp_path: Path, end: str) -> None:
+    """As a bad row it would be one of a thousand that are left out, and the rows behind it would be lost unseen."""
+    text = 'prompt,answer\nq,1\n"a,2\nb,3\n'.replace(",", "," if end == "csv" else "\t")
+    with pytest.raises(
+        ConfigError, match=r"line 3: a quotation mark opens a field .* line 4, so that all rows between"
+    ):
+        rows(tmp_path, f"a.{end}", text)
+
+
+def test_a_last_line_that_is_cut_within_quotes_is_a_bad_row(tmp_path: Path) -> None:
+    found = faults(rows(tmp_path, "a.csv", 'prompt,answer\nq,1\n"a'))
     assert found[0] is None
-    assert found[1] is not None
-    assert "line 3 of a.csv, is not valid CSV (unexpected end of data)" in found[1]
+    assert "line 3 of a.csv, is not valid CSV (unexpected end of data)" in str(found[1])
+
+
+def test_a_bad_row_of_several_lines_says_which(tmp_path: Path) -> None:
+    found = faults(rows(tmp_path, "a.csv", 'prompt,answer\n"a,2\nb,3\n"c,4\nd,5\n'))
+    assert "line 2 of a.csv" in str(found[0])
+    assert "it takes in all lines to 4, because of an open quotation mark" in str(found[0])
+    assert found[1] is None
 
 
 @pytest.mark.parametrize(

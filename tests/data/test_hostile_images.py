@@ -122,6 +122,12 @@ def test_paths_outside_image_dir_or_irregular_are_bad_rows(tmp_path: Path, path:
             verify_image(value, str(folder))
 
 
+def test_a_file_that_cannot_be_read_is_a_bad_row() -> None:
+    """The memory of this process is a regular file, and reading its first page fails as a damaged disk does."""
+    with pytest.raises(DataError, match=r"/proc/self/mem' cannot be read: Input/output error"):
+        verify_image("/proc/self/mem", None)
+
+
 def test_paths_within_image_dir_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "images"
     (folder / "inner").mkdir(parents=True)

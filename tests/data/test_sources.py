@@ -8,8 +8,9 @@ from pathlib import Path
 import datasets
 import pytest
 
+from cepo.config.loader import load_config
 from cepo.config.named_files import require_data
-from cepo.config.paths import located_data, split_source
+from cepo.config.paths import located_data, split_source, split_sources
 from cepo.data.reading import read_source
 from cepo.data.sources import local_source
 from cepo.errors import ConfigError, DataError
@@ -52,6 +53,31 @@ def test_a_name_is_the_file_of_that_name_and_no_other(tmp_path: Path, name: str)
     for spelled in (source, f"{source}@train[:1]"):
         require_data("data.train_files", spelled)
         assert located_data(spelled) == spelled
+
+
+@pytest.mark.parametrize(
+    ("text", "sources"),
+    [
+        ("a,b.jsonl", ["a,b.jsonl"]),
+        ("c.jsonl,a,b.jsonl@train[:1], d, 1/t.jsonl", ["c.jsonl", "a,b.jsonl@train[:1]", "d, 1/t.jsonl"]),
+        ("c.jsonl, org/name@x,missing,c.jsonl", ["c.jsonl", "org/name@x", "missing", "c.jsonl"]),
+        ("mathvista:a,b.jsonl,c.jsonl", ["mathvista:a,b.jsonl", "c.jsonl"]),
+        ("c.jsonl,", ["c.jsonl", ""]),
+    ],
+)
+def test_a_comma_in_a_path_that_exists_separates_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, sources: list[str]
+) -> None:
+    make(tmp_path, "a,b.jsonl", "c.jsonl", "d, 1/t.jsonl")
+    monkeypatch.chdir(tmp_path)
+    assert split_sources(text) == sources
+
+
+def test_a_list_of_sources_may_have_names_with_commas(tmp_path: Path) -> None:
+    make(tmp_path, "a,b.jsonl", "c.jsonl")
+    names = [str(tmp_path / "a,b.jsonl"), str(tmp_path / "c.jsonl")]
+    config = load_config(["config=configs/microgeo/base.yaml", f"data.train_files={json.dumps(names)}"])
+    assert config.data.train_sources == names
 
 
 def test_the_split_follows_the_last_at_sign_of_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +160,11 @@ def test_a_held_out_file_is_never_trained_on_by_a_guess(tmp_path: Path, held_out
         (["train.jsonl", "train_more.jsonl"], "not clear which files"),
         (["train.jsonl", "train-0-of-1.jsonl"], "not clear which files"),
         (["train-0-of-2.jsonl", "train-0-of-3.jsonl"], "not clear which files"),
-        (["train_v1.jsonl", "train_v2.jsonl"], "not clear which files"),
+        (["train_v1.jsonl", "train_v2.jsonl"], "versions of the same rows"),
+        (["train_1k.jsonl", "train_10k.jsonl"], "versions of the same rows"),
+        (["geometry.jsonl", "geometry_filtered.jsonl"], "versions of the same rows"),
+        (["geo-v1.jsonl", "geo-v2.jsonl", "other.jsonl"], "versions of the same rows"),
+        (["train_full.jsonl", "train_small.jsonl"], "versions of the same rows"),
         (["a.jsonl", "a.json"], "files of one name may hold the same rows"),
         (["a.jsonl", "b.csv"], "no data of a single format there: a.jsonl, b.csv"),
         (["notes.txt"], "no data of a single format there"),
@@ -146,11 +176,39 @@ def test_where_a_choice_is_due_nothing_is_chosen(tmp_path: Path, names: list[str
 
 
 @pytest.mark.parametrize(
+    "names",
+    [
+        ["part_0.jsonl", "part_1.jsonl"],
+        ["train_easy.jsonl", "train_hard.jsonl"],
+        ["algebra.jsonl", "geometry.jsonl"],
+        ["news.jsonl", "small_talk.jsonl"],
+        ["train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl"],
+        ["en/a_clean.jsonl", "de/a_clean.jsonl"],
+    ],
+)
+def test_parts_of_one_whole_are_read_together(tmp_path: Path, names: list[str]) -> None:
+    assert sorted(names_in(make(tmp_path, *names))) == sorted(names)
+
+
+def test_a_split_of_which_parts_are_missing_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    names = ["train-00000-of-00003.jsonl", "train-00002-of-00003.jsonl"]
+    assert names_in(make(tmp_path, *names)) == names
+    assert "2 of the 3 files of 'train' are there" in caplog.text
+
+
+def test_a_folder_that_names_several_splits_decides_nothing(tmp_path: Path) -> None:
+    make(tmp_path, "train_test_split/train.jsonl", "train_test_split/test.jsonl")
+    assert names_in(tmp_path) == ["train_test_split/train.jsonl"]
+    assert names_in(tmp_path, "test") == ["train_test_split/test.jsonl"]
+
+
+@pytest.mark.parametrize(
     "stray",
     [
         *(".ipynb_checkpoints/train-checkpoint.jsonl", ".train.jsonl", "._train.jsonl", ".git/train.jsonl"),
         *("__MACOSX/train.jsonl", "__pycache__/train.jsonl", "train.jsonl~", ".train.jsonl.swp", "#train.jsonl#"),
         *("train-Copy1.jsonl", "train (1).jsonl", "train copy.jsonl", "train - Copy.jsonl", "Copy of train.jsonl"),
+        *("train - Kopie.jsonl", "train copie.jsonl", "train - copia (2).jsonl", "train - 副本.jsonl"),
         *("train_old.jsonl", "train.bak.jsonl", "train_backup.jsonl", "train-checkpoint.jsonl", "train.jsonl.bak"),
         *("dataset_info.json", "dataset_infos.json", "cache-0123456789abcdef.arrow", "README.json"),
     ],
