@@ -21,8 +21,8 @@ from typing import Any
 
 from mpmath.ctx_mp import MPContext  # pyright: ignore[reportMissingTypeStubs]
 
+from cepo.rewards.digits import REPETENDS
 from cepo.rewards.magnitude import is_too_long
-from cepo.rewards.spelling import REPETENDS
 from cepo.rewards.tokens import Group, Node, Token, is_number, is_sign, read_nodes
 
 Real = Any

@@ -13,9 +13,11 @@ from functools import lru_cache
 
 from cepo.rewards.extraction import last_boxed_span
 from cepo.rewards.numbers import value_of, value_of_nodes
-from cepo.rewards.spelling import DEGREE, nodes_of, written
+from cepo.rewards.spelling import nodes_of
 from cepo.rewards.tokens import Group, Node, Token, is_number, is_sign, text_of
+from cepo.rewards.typesetting import DEGREE
 from cepo.rewards.units import NO_UNIT, Unit, is_ambiguous, is_currency, may_be_in_a_unit, read_unit
+from cepo.rewards.writing import written
 
 LONGEST_ANSWER = 512
 """The number of characters up to which an answer is read; longer ones are compared as they are."""

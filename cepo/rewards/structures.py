@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from cepo.rewards.numbers import floating, value_of
-from cepo.rewards.spelling import written
 from cepo.rewards.statements import named_parts
 from cepo.rewards.tokens import Node, Token, is_sign, read_nodes, text_of
+from cepo.rewards.writing import written
 
 MOST_PARTS = 64
 

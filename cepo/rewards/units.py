@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from cepo.rewards.numbers import PI, Real, scaled, shifted
-from cepo.rewards.spelling import ATTACHED_SYMBOLS, DEGREE
 from cepo.rewards.tokens import Group, Node, Token, is_number, is_sign, text_of
+from cepo.rewards.typesetting import DEGREE
+from cepo.rewards.writing import ATTACHED_SYMBOLS
 
 
 @dataclass(frozen=True)
