@@ -74,11 +74,26 @@ def _difference_at(equation: str, number: int) -> Any:
 
 @lru_cache(maxsize=4096)
 def _parsed(text: str) -> list[Any]:
-    if is_too_costly(text) or ":" in text:  # math-verify reads `60:1:1` as 60
+    if is_too_costly(text):
         return []
+    if ":" in text:
+        text = _ratio_as_fraction(text)
+        if not text:
+            return []
     text = text.replace("%", "/100")
     # The box makes math-verify read the whole text: it would read a bare `5 \sqrt { 3 }` as 3.
     return parse(rf"\boxed{{{text}}}", extraction_config=[_CONFIG], parsing_timeout=None)  # type: ignore[arg-type]
+
+
+def _ratio_as_fraction(text: str) -> str:
+    r"""Returns `\frac{a}{b}` for `a:b`, and an empty text for other texts with a colon, of which math-verify reads a part."""
+    sides = text.split(":")
+    is_whole = all(
+        side and all(side.count(left) == side.count(right) for left, right in ("()", "{}", "[]")) for side in sides
+    )
+    if len(sides) != 2 or not is_whole or r"\{" in text or "=" in text:
+        return ""
+    return rf"\frac{{{sides[0]}}}{{{sides[1]}}}"
 
 
 def _equal_at(first: Any, second: Any, number: int) -> bool | None:
@@ -95,6 +110,7 @@ def _equal_at(first: Any, second: Any, number: int) -> bool | None:
 
 def _value_at(expression: Any, number: int) -> Any:
     point = {symbol: _coordinate(str(symbol), number) for symbol in expression.free_symbols}
+    point |= {symbol: sympy.I for symbol in point if str(symbol) == "i"}
     value = expression.subs(point).evalf(_DIGITS)
     return value if value.is_number and value.is_finite else None
 

@@ -6,7 +6,7 @@ tree, and `writing` turns it into text.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cepo.rewards.digits import merged_thousands, with_numbers
 from cepo.rewards.tokens import (
@@ -23,7 +23,10 @@ from cepo.rewards.tokens import (
 from cepo.rewards.typesetting import DEGREE, without_typesetting
 from cepo.rewards.writing import written
 
-_FRACTIONS = {r"\frac", r"\dfrac", r"\tfrac", r"\cfrac", r"\nicefrac", r"\sfrac", r"\flatfrac", r"\xfrac"}
+_FRACTIONS = (r"\frac", r"\dfrac", r"\tfrac", r"\cfrac", r"\nicefrac", r"\sfrac", r"\flatfrac", r"\xfrac")
+_BINOMIALS = (r"\binom", r"\dbinom", r"\tbinom")
+_WITH_TWO_PARTS = dict.fromkeys(_FRACTIONS, r"\frac") | dict.fromkeys(_BINOMIALS, r"\binom")
+_OLD_MATRICES = (r"\matrix", r"\pmatrix", r"\bmatrix")
 _MATRICES = {"matrix", "pmatrix", "bmatrix", "smallmatrix", "array", "Bmatrix"}
 
 
@@ -62,11 +65,12 @@ def _with_fractions(nodes: list[Node]) -> list[Node]:
     rest = list(nodes)
     while rest:
         node = rest.pop(0)
-        if isinstance(node, Token) and node.kind == "command" and node.text in _FRACTIONS:
+        command = _WITH_TWO_PARTS.get(text_of(node))
+        if command is not None:
             arguments: list[Node] = []
             _take_argument(rest, arguments)
             _take_argument(rest, arguments)
-            result.extend([Token("command", r"\frac", node.spaced), *arguments])
+            result.extend([Token("command", command, node.spaced), *arguments])
         elif is_sign(node, r"\root") and len(rest) > 2 and is_sign(rest[1], r"\of"):
             result.extend([Token("command", r"\sqrt", node.spaced), Token("sign", "["), rest[0], Token("sign", "]")])
             del rest[:2]
@@ -75,13 +79,18 @@ def _with_fractions(nodes: list[Node]) -> list[Node]:
             inside = rest.pop(0)
             assert isinstance(inside, Group)
             result.extend([Token("sign", "|"), *inside.body, Token("sign", "|")])
-        elif is_sign(node, r"\sqrt", r"\surd") or (_is_word(node, "sqrt") and rest and is_sign(rest[0], "(")):
+        elif is_sign(node, r"\sqrt", r"\surd") or _is_root_in_words(node, rest):
             result.append(Token("command", r"\sqrt", node.spaced))
             _take_index(rest, result)
             _take_radicand(rest, result)
         else:
             result.append(node)
     return result
+
+
+def _is_root_in_words(node: Node, rest: Sequence[Node]) -> bool:
+    """Returns whether a node is the word of `sqrt(3)` or `sqrt3`."""
+    return _is_word(node, "sqrt") and bool(rest) and (is_sign(rest[0], "(") or is_number(rest[0]))
 
 
 def _is_word(node: Node, *words: str) -> bool:
@@ -141,10 +150,16 @@ def _with_matrices(nodes: list[Node]) -> list[Node]:
             continue  # the columns of an array
         else:
             result.append(node)
+    if len(result) == 2 and is_sign(result[0], *_OLD_MATRICES) and isinstance(result[1], Group):
+        name = Group((Token("letters", "pmatrix"),))
+        return [Token("command", r"\begin"), name, *result[1].body, Token("command", r"\end"), name]
     starts = [place for place, node in enumerate(result) if is_sign(node, r"\begin")]
-    is_in_brackets = is_sign(result[0], "[", "(") and is_sign(result[-1], "]", ")") if result else False
-    if is_in_brackets and starts == [1] and len(result) > 3 and is_sign(result[-3], r"\end"):
+    is_enclosed = starts == [1] and len(result) > 5 and is_sign(result[-3], r"\end")
+    if is_enclosed and is_sign(result[0], "[", "(") and is_sign(result[-1], "]", ")"):
         return result[1:-1]
+    if is_enclosed and is_sign(result[0], "|") and is_sign(result[-1], "|"):
+        name = Group((Token("letters", "vmatrix"),))
+        return [result[1], name, *result[3:-2], name]
     return result
 
 
@@ -174,6 +189,81 @@ def _with_degrees(nodes: list[Node]) -> list[Node]:
             result.append(node)
             position += 1
     return result
+
+
+TRIGONOMETRIC = (r"\sin", r"\cos", r"\tan", r"\cot", r"\sec", r"\csc")
+
+
+def _with_angles(nodes: list[Node]) -> list[Node]:
+    r"""Writes degrees in the argument of a trigonometric function in radians: `\sin\frac{30\cdot\pi}{180}`."""
+    result: list[Node] = []
+    position = 0
+    while position < len(nodes):
+        result.append(nodes[position])
+        position += 1
+        if is_sign(result[-1], *TRIGONOMETRIC):
+            end = _end_of_argument(nodes, position)
+            result.extend(_in_radians(nodes[position:end]))
+            position = end
+    return result
+
+
+def _end_of_argument(nodes: Sequence[Node], start: int) -> int:
+    """Returns the place behind the argument of the function before `start`: parentheses, or factors up to a degree sign."""
+    place = start
+    if place + 1 < len(nodes) and is_sign(nodes[place], "^"):
+        place += 2
+    if place < len(nodes) and is_sign(nodes[place], "("):
+        depth = 0
+        while place < len(nodes):
+            depth += is_sign(nodes[place], "(") - is_sign(nodes[place], ")")
+            place += 1
+            if depth == 0:
+                break
+        is_degree = place < len(nodes) and is_sign(nodes[place], DEGREE)
+        return place + 1 if is_degree else place
+    while place < len(nodes):
+        node = nodes[place]
+        is_factor = (
+            isinstance(node, Group) or node.kind in ("number", "letters") or is_sign(node, r"\pi", r"\frac", DEGREE)
+        )
+        if not is_factor:
+            break
+        place += 1
+        if is_sign(node, DEGREE):
+            break
+    return place
+
+
+def _in_radians(nodes: Sequence[Node]) -> list[Node]:
+    """Returns nodes in which every value before a degree sign is times π/180."""
+    result: list[Node] = []
+    for node in nodes:
+        if isinstance(node, Group):
+            result.append(Group(tuple(_in_radians(node.body)), node.spaced))
+        elif is_sign(node, DEGREE) and result:
+            angle = _last_factor(result)
+            numerator = Group((*angle, Token("command", r"\cdot"), Token("command", r"\pi")))
+            result.extend([Token("command", r"\frac"), numerator, Group((Token("number", "180"),))])
+        else:
+            result.append(node)
+    return result
+
+
+def _last_factor(nodes: list[Node]) -> list[Node]:
+    """Removes and returns the last factor: what stands in parentheses, or one node, or a fraction."""
+    length = 1
+    if is_sign(nodes[-1], ")"):
+        depth = 0
+        for length in range(1, len(nodes) + 1):
+            depth += is_sign(nodes[-length], ")") - is_sign(nodes[-length], "(")
+            if depth == 0:
+                break
+    elif len(nodes) > 2 and is_sign(nodes[-3], r"\frac"):
+        length = 3
+    factor = nodes[-length:]
+    del nodes[-length:]
+    return [with_space(part, False) for part in factor]
 
 
 def _is_degree(node: Node) -> bool:
@@ -285,5 +375,5 @@ def _without_braces(nodes: list[Node]) -> list[Node]:
 
 
 _STEPS: tuple[Callable[[list[Node]], list[Node]], ...] = (
-    _with_fractions, _with_matrices, _with_degrees, with_numbers, _with_words, _with_exponents, _without_braces,
+    _with_fractions, _with_matrices, _with_degrees, _with_angles, with_numbers, _with_words, _with_exponents, _without_braces,
 )  # fmt: skip

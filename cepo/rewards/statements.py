@@ -69,21 +69,27 @@ def _read_once(text: str, commas: bool) -> Statement:
     while len(nodes) == 1 and isinstance(nodes[0], Group):
         nodes = list(nodes[0].body)
     parts = _split(nodes, "=")
+    if len(parts) > 1 and not parts[0]:
+        parts = parts[1:]  # `= 7`
     statements = [_read_part(part) for part in parts]
     statement = statements[0] if len(statements) == 1 else _value_of_equation(parts, statements)
     return replace(statement, value=statement.value.removeprefix("+"))
 
 
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"))
+_REPEATING_DECIMAL = re.compile(r"(\d+\.\d{0,12}?)(\d{1,6}?)\2+(?:\.\.\.|…|\\[lc]?dots)")
+r"""`0.333...` and `0.1666\ldots`: digits that come at least twice before the points."""
 _TRAILING_PUNCTUATION = re.compile(r"(?:\\[,;:!]|[.,;\s])+\Z")
 
 
 def _without_wrappers(text: str) -> str:
     """Returns the text without the delimiters of mathematics around it, a box, and punctuation behind it."""
+    text = _REPEATING_DECIMAL.sub(r"\1\\overline{\2}", text)
     previous = None
     while text != previous:
         previous = text
         text = _without_one_wrapper(text)
+    text = re.sub(r"(?<!\\)\\\Z", "", text)  # what is left of a space command at the end
     if text.count("$") - text.count(r"\$") >= 2:
         text = re.sub(r"(?<!\\)\$", " ", text)
     return text
@@ -230,7 +236,7 @@ _STATEMENTS = (r"\angle", r"\cong", r"\sim", r"\parallel", r"\perp", r"\triangle
 def _algebra_with_unit(nodes: list[Node]) -> Statement:
     r"""Reads `2x + 3 \text{ cm}`: behind algebra, a unit must be upright and known, or a degree sign."""
     words = [node for node in nodes if isinstance(node, Token) and node.kind == "letters" and node.upright]
-    if any(is_sign(node, ",", ";", *_STATEMENTS) for node in nodes):
+    if any(is_sign(node, ",", ";", *_STATEMENTS) or text_of(node) in ("and", "or") for node in nodes):
         return Statement(_text(nodes))
     for place in range(max(1, len(nodes) - _LONGEST_UNIT), len(nodes)):
         if not may_be_in_a_unit(nodes[place]) or is_sign(nodes[place], DEGREE):
@@ -277,7 +283,8 @@ def is_name(text: str) -> bool:
 def without_name(text: str) -> str:
     r"""Returns `2x+1` for `y=2x+1`; an equation of two names (`AB=CD`) stays as it is."""
     name, value = named_parts(text)
-    return value if name and value and not is_name(value) else text
+    is_product = len(name) == 1 and len(value) > 1 and not value.isupper()  # `F=ma`
+    return value if name and value and (is_product or not is_name(value)) else text
 
 
 def named_parts(text: str) -> tuple[str, str]:

@@ -41,6 +41,7 @@ _SYNONYMS = {
     r"\varnothing": r"\emptyset", r"\ratio": ":", r"\vee": r"\lor", r"\wedge": r"\land", r"\tfrac": r"\frac",
     r"\exponentialE": "e", r"\mathrm{e}": "e", r"\to": r"\to", r"\prime": "'", r"\_": "_", r"\#": "#", r"\&": r"\&",
 }  # fmt: skip
+_NUMBER_SETS = {r"\R", r"\N", r"\Z", r"\Q", r"\C"}
 _BEHIND_PI = {"m", "cm", "mm", "km", "in", "ft", "r", "h", "x"}
 """Letters that writers put behind `\\pi` without a space, although LaTeX reads `\\pir` as one command."""
 
@@ -65,11 +66,11 @@ def without_typesetting(nodes: Sequence[Node], upright: bool = False) -> list[No
             if name in (r"\left", r"\right") and following is not None and is_sign(following, "."):
                 position += 1
             spaced = True
-        elif name in _DROPPED_WITH_ARGUMENT and isinstance(following, Group):
-            position += 1
+        elif name in _DROPPED_WITH_ARGUMENT and _length_of_arguments(nodes[position:]):
+            position += _length_of_arguments(nodes[position:])
             spaced = True
-        elif name in _WITH_TWO_ARGUMENTS and isinstance(following, Group):
-            position += 1  # the colour; what it is put on follows as a group
+        elif name in _WITH_TWO_ARGUMENTS and _length_of_arguments(nodes[position:]):
+            position += _length_of_arguments(nodes[position:])  # the colour; what it is put on follows as a group
         elif (name in _UPRIGHT or name in _UNWRAPPED) and isinstance(following, Group):
             position += 1
             inner = without_typesetting(following.body, upright or name in _UPRIGHT)
@@ -82,9 +83,12 @@ def without_typesetting(nodes: Sequence[Node], upright: bool = False) -> list[No
                 spaced = False
         elif name in _UPRIGHT or name in _UNWRAPPED:
             spaced = True
-        elif name == r"\\":
-            result.append(Token("command", name, spaced))
+        elif name in (r"\\", r"\cr", r"\newline"):
+            result.append(Token("command", r"\\", spaced))
             position += _length_of_gap(nodes[position:])
+            spaced = False
+        elif name in _NUMBER_SETS:
+            result.extend([Token("command", r"\mathbb", spaced), Group((Token("letters", name[1:]),))])
             spaced = False
         elif name.startswith(r"\pi") and name[3:] in _BEHIND_PI:
             result.extend([Token("command", r"\pi", spaced), Token("letters", name[3:])])
@@ -93,6 +97,16 @@ def without_typesetting(nodes: Sequence[Node], upright: bool = False) -> list[No
             result.append(Token(node.kind, _SYNONYMS.get(node.text, node.text), spaced, upright))
             spaced = False
     return result
+
+
+def _length_of_arguments(nodes: Sequence[Node]) -> int:
+    """Returns how many nodes an argument in braces has with the option before it: `{red}`, `[rgb]{1,0,0}`; else 0."""
+    if nodes and is_sign(nodes[0], "["):
+        closing = [place for place, node in enumerate(nodes) if is_sign(node, "]")]
+        start = closing[0] + 1 if closing else 0
+    else:
+        start = 0
+    return start + 1 if start < len(nodes) and isinstance(nodes[start], Group) else 0
 
 
 def _length_of_gap(nodes: Sequence[Node]) -> int:
