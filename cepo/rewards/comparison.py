@@ -23,7 +23,7 @@ from cepo.rewards.units import Unit, known_unit
 _NEAR_APPROXIMATION = 0.01
 _APPROXIMATELY = re.compile(r"\\approx(?![A-Za-z])")
 _WORDS = re.compile(r"\\(?:cong|angle|sim|parallel|perp|triangle)(?![A-Za-z])|=|(?<![\\A-Za-z])[A-Za-z]{3,}")
-_METRE = known_unit("m")
+_STERLING = known_unit("£")
 
 
 def equal_answers(prediction: str, gold: str) -> bool:
@@ -85,8 +85,8 @@ def _as_quantities(prediction: Statement, gold: Statement) -> tuple[Statement, S
 
 
 def _are_pounds(first: Unit, second: Unit) -> bool:
-    """Returns whether one unit is the pound of mass and the other that of money, which have one name."""
-    return {first, second} == {known_unit("pound"), known_unit("£")}
+    """Returns whether one unit is the word pound, which may stand for money, and the other the pound of money."""
+    return (first.is_pound_in_words and second == _STERLING) or (second.is_pound_in_words and first == _STERLING)
 
 
 def _is_length(unit: Unit) -> bool:

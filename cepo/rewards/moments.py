@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from cepo.rewards.tokens import plain_characters
 
 _DATE = re.compile(r"(\d{4})([-/.])(\d{2})\2(\d{2})")
-_TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*(?:([ap])\.?m\.?)?", re.IGNORECASE)
+_TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
+_FULL_HOUR = re.compile(r"(\d{1,2})()()\s*([ap])\.?\s?m\.?", re.IGNORECASE)
 _MARKUP = re.compile(r"\\(?:text|textrm|mathrm|textbf|mathbf)(?![A-Za-z])|\\[,;: ]|[${}~]")
 _NOON = 12
 
@@ -30,12 +31,15 @@ class Moment:
 def moment_of(text: str) -> Moment | None:
     """Returns the date (year, month, day in digits) or the time of day that a text states, or None.
 
-    A time has `am` or `pm`, or minutes below 10 (`3:05`); else it may as well be a ratio (`3:30`).
+    A time has `am` or `pm`, or an hour or minutes below 10 with two digits (`07:15`, `3:05`); else it may as well be a
+    ratio (`3:30`).
     """
     moment = _date_or_time(text)
-    if moment is None or moment.is_date or moment.half or "0" in _tens_of_minutes(text):
+    if moment is None or moment.is_date or moment.half:
         return moment
-    return None
+    parts = _plain(text).split(":")
+    is_padded = any(len(part) > 1 and part.startswith("0") for part in parts[:2])
+    return moment if is_padded else None
 
 
 def same_moment(prediction: str, gold: str) -> bool:
@@ -55,21 +59,16 @@ def _plain(text: str) -> str:
     return _MARKUP.sub(" ", plain_characters(text)).strip().removesuffix(",").strip()
 
 
-def _tens_of_minutes(text: str) -> str:
-    match = _TIME.fullmatch(_plain(text))
-    return match[2][:1] if match is not None else ""
-
-
 def _date_or_time(text: str) -> Moment | None:
     plain = _plain(text)
     date = _DATE.fullmatch(plain.removesuffix("."))
     if date is not None:
         year, month, day = int(date[1]), int(date[3]), int(date[4])
         return Moment((year, month, day), is_date=True) if 1 <= month <= 12 and 1 <= day <= 31 else None
-    time = _TIME.fullmatch(plain) or _TIME.fullmatch(plain.removesuffix("."))
+    time = _TIME.fullmatch(plain) or _TIME.fullmatch(plain.removesuffix(".")) or _FULL_HOUR.fullmatch(plain)
     if time is None:
         return None
-    hour, minute, second = int(time[1]), int(time[2]), int(time[3] or 0)
+    hour, minute, second = int(time[1]), int(time[2] or 0), int(time[3] or 0)
     half = (time[4] or "").lower()
     is_on_a_clock = minute < 60 and second < 60 and (1 <= hour <= _NOON if half else hour < 24)
     return Moment((hour, minute, second), half) if is_on_a_clock else None

@@ -24,6 +24,9 @@ from cepo.rewards.typesetting import DEGREE, without_typesetting
 from cepo.rewards.writing import written
 
 _FRACTIONS = (r"\frac", r"\dfrac", r"\tfrac", r"\cfrac", r"\nicefrac", r"\sfrac", r"\flatfrac", r"\xfrac")
+_ACCENTS = (r"\vec", r"\overrightarrow", r"\hat", r"\tilde", r"\overline", r"\bar")
+_PREFIXES = (r"\angle", r"\triangle", r"\parallel", r"\perp", r"\cong", r"\sim")
+"""Commands without an argument, so that braces behind them mean nothing: `\\angle{ABC}`."""
 _BINOMIALS = (r"\binom", r"\dbinom", r"\tbinom")
 _WITH_TWO_PARTS = dict.fromkeys(_FRACTIONS, r"\frac") | dict.fromkeys(_BINOMIALS, r"\binom")
 _OLD_MATRICES = (r"\matrix", r"\pmatrix", r"\bmatrix")
@@ -71,6 +74,9 @@ def _with_fractions(nodes: list[Node]) -> list[Node]:
             _take_argument(rest, arguments)
             _take_argument(rest, arguments)
             result.extend([Token("command", command, node.spaced), *arguments])
+        elif is_sign(node, *_ACCENTS) and rest and isinstance(rest[0], Token) and rest[0].kind == "letters":
+            result.append(node)
+            _take_argument(rest, result)
         elif is_sign(node, r"\root") and len(rest) > 2 and is_sign(rest[1], r"\of"):
             result.extend([Token("command", r"\sqrt", node.spaced), Token("sign", "["), rest[0], Token("sign", "]")])
             del rest[:2]
@@ -150,9 +156,12 @@ def _with_matrices(nodes: list[Node]) -> list[Node]:
             continue  # the columns of an array
         else:
             result.append(node)
-    if len(result) == 2 and is_sign(result[0], *_OLD_MATRICES) and isinstance(result[1], Group):
+    inner = (
+        result[1:-1] if len(result) == 4 and is_sign(result[0], "[", "(") and is_sign(result[-1], "]", ")") else result
+    )
+    if len(inner) == 2 and is_sign(inner[0], *_OLD_MATRICES) and isinstance(inner[1], Group):
         name = Group((Token("letters", "pmatrix"),))
-        return [Token("command", r"\begin"), name, *result[1].body, Token("command", r"\end"), name]
+        return [Token("command", r"\begin"), name, *inner[1].body, Token("command", r"\end"), name]
     starts = [place for place, node in enumerate(result) if is_sign(node, r"\begin")]
     is_enclosed = starts == [1] and len(result) > 5 and is_sign(result[-3], r"\end")
     if is_enclosed and is_sign(result[0], "[", "(") and is_sign(result[-1], "]", ")"):
@@ -364,7 +373,8 @@ def _without_braces(nodes: list[Node]) -> list[Node]:
         previous = nodes[position - 1] if position else None
         following = nodes[position + 1] if position + 1 < len(nodes) else None
         is_argument = previous is not None and (isinstance(previous, Group) or is_sign(previous, "^", "_", "]"))
-        is_argument = is_argument or (isinstance(previous, Token) and previous.kind == "command")
+        is_command = isinstance(previous, Token) and previous.kind == "command"
+        is_argument = is_argument or (is_command and not is_sign(previous, *_PREFIXES))
         if not isinstance(node, Group) or is_argument or isinstance(following, Group):
             result.append(node)
         elif len(node.body) == 1 and isinstance(node.body[0], Token):

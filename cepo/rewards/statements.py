@@ -76,7 +76,12 @@ def _read_once(text: str, commas: bool) -> Statement:
     return replace(statement, value=statement.value.removeprefix("+"))
 
 
-_DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"))
+_DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"))
+_EQUATION = re.compile(
+    r"\\begin\{((?:equation|align|aligned|gather|gathered|split|math|displaymath|multline)\*?)\}(.*)\\end\{\1\}",
+    re.DOTALL,
+)
+"""An environment of one formula."""
 _REPEATING_DECIMAL = re.compile(r"(\d+\.\d{0,12}?)(\d{1,6}?)\2+(?:\.\.\.|…|\\[lc]?dots)")
 r"""`0.333...` and `0.1666\ldots`: digits that come at least twice before the points."""
 _TRAILING_PUNCTUATION = re.compile(r"(?:\\[,;:!]|[.,;\s])+\Z")
@@ -97,6 +102,9 @@ def _without_wrappers(text: str) -> str:
 
 def _without_one_wrapper(text: str) -> str:
     text = text.strip()
+    equation = _EQUATION.fullmatch(text)
+    if equation is not None and r"\\" not in equation[2]:
+        return equation[2].replace("&", " ").strip()
     for opening, closing in _DELIMITERS:
         is_wrapped = text.startswith(opening) and text.endswith(closing) and len(text) >= len(opening + closing)
         if is_wrapped and opening not in text[len(opening) : -len(closing)]:
@@ -167,13 +175,18 @@ def _without_degrees(nodes: Sequence[Node]) -> list[Node]:
 
 
 def _money(nodes: list[Node]) -> Statement | None:
-    r"""Reads `\$5`, `-\$5`, `US\$ 5` and `\$5 \text{ per kg}`."""
+    r"""Reads `\$5`, `-\$5`, `US\$ 5` and `\$5 \text{ per kg}`, `\$5/kg`."""
     start = 1 if nodes and (is_sign(nodes[0], "-") or text_of(nodes[0]) == "US") else 0
     if len(nodes) <= start + 1 or not is_currency(nodes[start]):
         return None
     currency = read_unit([nodes[start]])
     sign = [nodes[0]] if is_sign(nodes[0], "-") else []
-    inner = _read_quantity([*sign, *nodes[start + 1 :]])
+    amount = [*sign, *nodes[start + 1 :]]
+    for place, node in enumerate(amount):
+        price = read_unit([nodes[start], *amount[place:]]) if is_sign(node, "/") or text_of(node) == "per" else None
+        if price is not None and value_of_nodes(amount[:place]) is not None:
+            return Statement(written(amount[:place]), price)
+    inner = _read_quantity(amount)
     if currency is None or value_of(inner.value) is None:
         return None
     if inner.unit is None or inner.unit.powers == currency.powers:
@@ -191,6 +204,8 @@ def _compound(nodes: list[Node]) -> Statement | None:
     if len(segments) < 2:
         return None
     names = _ARC if any(is_sign(node, DEGREE) for node in nodes) else _FEET
+    if any(text_of(node) in ("h", "hr") for node in nodes):
+        names = {"m": "min"}
     quantities: list[tuple[str, Unit]] = []
     for number, behind in segments:
         renamed = [_renamed(node, names) for node in behind]

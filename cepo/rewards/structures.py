@@ -191,8 +191,11 @@ def intervals_of(text: str) -> tuple[Interval, ...]:
     if text.casefold() in _ALL_NUMBERS:
         return (Interval(r"-\infty", r"\infty", False, False),)
     nodes = read_nodes(text)
-    if len(nodes) > 5 and is_sign(nodes[0], r"\{") and is_sign(nodes[-1], r"\}") and is_sign(nodes[2], "|", ":"):
-        nodes = nodes[3:-1]  # the condition of a set of numbers
+    if len(nodes) > 5 and is_sign(nodes[0], r"\{") and is_sign(nodes[-1], r"\}"):
+        # `\{x|x>3\}` or `\{x\in\mathbb{R}:x>3\}`: what counts is the condition.
+        start = 5 if written(nodes[2:5]) == r"\in\mathbb{R}" else 2
+        if is_sign(nodes[start], "|", ":"):
+            nodes = nodes[start + 1 : -1]
     variable = ""
     if len(nodes) > 2 and is_sign(nodes[1], r"\in"):
         variable = written(nodes[:1])
@@ -224,7 +227,7 @@ def _end(nodes: Sequence[Node]) -> str:
 def _inequality(nodes: list[Node]) -> Interval | None:
     signs = [node.text for node in nodes if isinstance(node, Token) and is_sign(node, *_RELATIONS)]
     sides = [written(side) for side in _split_at(nodes, lambda node: is_sign(node, *_RELATIONS))]
-    if not signs or len(sides) > 3 or not all(sides):
+    if not signs or len(sides) != len(signs) + 1 or len(sides) > 3 or not all(sides):
         return None
     if all(sign in _FLIPPED for sign in signs):
         signs = [_FLIPPED[sign] for sign in reversed(signs)]

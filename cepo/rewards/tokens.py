@@ -65,7 +65,7 @@ _CHARACTERS = {
     "⩾": r"\geq ", "≠": r"\neq ", "∞": r"\infty ", "±": r"\pm ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "Ω": r"\Omega ",
     "\u2126": r"\Omega ", "µ": r"\mu ", "μ": r"\mu ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ",
     "λ": r"\lambda ", "φ": r"\varphi ", "ω": r"\omega ", "Δ": r"\Delta ", "△": r"\triangle ", "∥": r"\parallel ",
-    "⊥": r"\perp ", "∼": r"\sim ", "∣": "|", "，": ",", "、": ",", "。": ".", "…": "...",
+    "⊥": r"\perp ", "∼": r"\sim ", "∣": "|", "，": ",", "、": ",", "。": ".", "…": "...", "⟨": r"\langle ", "⟩": r"\rangle ",
     "ℝ": r"\mathbb{R}", "ℂ": r"\mathbb{C}", "ℚ": r"\mathbb{Q}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "∅": r"\emptyset ",
 }  # fmt: skip
 _ROOTS = {"√": "", "∛": "[3]", "∜": "[4]"}

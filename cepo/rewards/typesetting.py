@@ -23,7 +23,7 @@ _DROPPED = {
     r"\Big", r"\bigg", r"\Bigg", r"\bigl", r"\bigr", r"\Bigl", r"\Bigr", r"\biggl", r"\biggr", r"\Biggl", r"\Biggr", r"\bf",
     r"\rm", r"\it", r"\sf", r"\tt", r"\bfseries", r"\itshape", r"\rmfamily", r"\normalfont", r"\mit", r"\cal", r"\large",
     r"\Large", r"\small", r"\normalsize", r"\huge", r"\strut", r"\null", r"\relax", r"\nobreak", r"\space", r"\centering",
-    r"\mleft", r"\mright", r"\hfill", r"\allowbreak", r"\ignorespaces",
+    r"\mleft", r"\mright", r"\hfill", r"\allowbreak", r"\ignorespaces", r"\boldmath",
 }  # fmt: skip
 _UPRIGHT_SWITCHES = {r"\rm", r"\sf", r"\tt", r"\bf", r"\it"}
 _DROPPED_WITH_ARGUMENT = {

@@ -7,7 +7,7 @@ is no known unit is a basic unit of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from cepo.rewards.numbers import PI, Real, scaled, shifted
@@ -24,6 +24,7 @@ class Unit:
         powers: the exponent of each basic unit, without zeros.
         radians: the power of 180/π in the factor.
         is_bare_degree: whether it is the degree sign alone, which may stand for an angle or a temperature.
+        is_pound_in_words: whether it is the word pound alone, which may stand for a mass or for money.
     """
 
     powers: frozenset[tuple[str, int]]
@@ -31,6 +32,7 @@ class Unit:
     offset: Fraction = Fraction(0)
     radians: int = 0
     is_bare_degree: bool = field(default=False, compare=False)
+    is_pound_in_words: bool = field(default=False, compare=False)
 
     def times(self, other: Unit, exponent: int) -> Unit:
         """Returns the product with a power of another unit."""
@@ -43,6 +45,7 @@ class Unit:
             other.offset if not self.powers and exponent == 1 else Fraction(0),
             self.radians + other.radians * exponent,
             other.is_bare_degree and not self.powers and exponent == 1,
+            other.is_pound_in_words and not self.powers and exponent == 1,
         )
 
     def by(self, factor: Fraction | int | str) -> Unit:
@@ -135,7 +138,7 @@ _OTHERS: dict[str, Unit] = {
     "quart": _LITRE.by("0.946352946"),
     "pint": _LITRE.by("0.473176473"),
     "cup": _LITRE.by("0.2365882365"),
-    "lb": _POUND, "pound": _POUND, "oz": _OUNCE, "ounce": _OUNCE,
+    "lb": _POUND, "pound": replace(_POUND, is_pound_in_words=True), "oz": _OUNCE, "ounce": _OUNCE,
     "ton": _basic("kilogram", 1000), "tonne": _basic("kilogram", 1000), "t": _basic("kilogram", 1000),
     "kilo": _KILOGRAM, "gm": _GRAM, "kgs": _KILOGRAM, "Nm": _JOULE, "kilohm": _OHM.by(1000), "megohm": _OHM.by(10**6),
     "tablespoon": _LITRE.by("0.01478676478125"), "tbsp": _LITRE.by("0.01478676478125"),
