@@ -119,7 +119,7 @@ def _equal_at(first: Any, second: Any, number: int) -> bool | None:
 
 def _value_at(expression: Any, number: int) -> Any:
     point = {symbol: _coordinate(str(symbol), number) for symbol in expression.free_symbols}
-    point |= {symbol: sympy.I for symbol in point if str(symbol) == "i"}
+    point |= {symbol: sympy.I for symbol in point if str(symbol) == "i"}  # pyright: ignore[reportUnknownMemberType]
     value = expression.subs(point).evalf(_DIGITS)
     return value if value.is_number and value.is_finite else None
 

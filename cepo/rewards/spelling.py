@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from cepo.rewards.angles import with_angles, with_degrees
 from cepo.rewards.digits import merged_thousands, with_numbers
+from cepo.rewards.environments import with_environments
 from cepo.rewards.tokens import (
     Group,
     Node,
@@ -20,17 +22,17 @@ from cepo.rewards.tokens import (
     text_of,
     with_space,
 )
-from cepo.rewards.typesetting import DEGREE, without_typesetting
-from cepo.rewards.writing import written
+from cepo.rewards.typesetting import without_typesetting
 
 _FRACTIONS = (r"\frac", r"\dfrac", r"\tfrac", r"\cfrac", r"\nicefrac", r"\sfrac", r"\flatfrac", r"\xfrac")
 _ACCENTS = (r"\vec", r"\overrightarrow", r"\hat", r"\tilde", r"\overline", r"\bar")
 _PREFIXES = (r"\angle", r"\triangle", r"\parallel", r"\perp", r"\cong", r"\sim")
 """Commands without an argument, so that braces behind them mean nothing: `\\angle{ABC}`."""
 _BINOMIALS = (r"\binom", r"\dbinom", r"\tbinom")
-_WITH_TWO_PARTS = dict.fromkeys(_FRACTIONS, r"\frac") | dict.fromkeys(_BINOMIALS, r"\binom")
-_OLD_MATRICES = (r"\matrix", r"\pmatrix", r"\bmatrix")
-_MATRICES = {"matrix", "pmatrix", "bmatrix", "smallmatrix", "array", "Bmatrix"}
+_WITH_TWO_PARTS: dict[str, str] = {**dict.fromkeys(_FRACTIONS, r"\frac"), **dict.fromkeys(_BINOMIALS, r"\binom")}
+_SYSTEMS = ("aligned", "align", "align*", "gathered", "gather", "gather*", "split")
+"""Environments of several lines, which are read like `cases`, without their marks of alignment."""
+_CASES = Group((Token("letters", "cases"),))
 
 
 def nodes_of(text: str, commas: bool = True) -> list[Node]:
@@ -144,146 +146,6 @@ def _take_radicand(rest: list[Node], result: list[Node]) -> None:
     _take_argument(rest, result)
 
 
-def _with_matrices(nodes: list[Node]) -> list[Node]:
-    r"""Writes every matrix in brackets as `\begin{pmatrix}...\end{pmatrix}`, whichever brackets it has."""
-    result: list[Node] = []
-    for node in nodes:
-        previous = result[-1] if result else None
-        if isinstance(node, Group) and previous is not None and is_sign(previous, r"\begin", r"\end"):
-            name = written(node.body)
-            result.append(Group((Token("letters", "pmatrix"),)) if name in _MATRICES else node)
-        elif isinstance(node, Group) and len(result) > 1 and is_sign(result[-2], r"\begin"):
-            continue  # the columns of an array
-        else:
-            result.append(node)
-    inner = (
-        result[1:-1] if len(result) == 4 and is_sign(result[0], "[", "(") and is_sign(result[-1], "]", ")") else result
-    )
-    if len(inner) == 2 and is_sign(inner[0], *_OLD_MATRICES) and isinstance(inner[1], Group):
-        name = Group((Token("letters", "pmatrix"),))
-        return [Token("command", r"\begin"), name, *inner[1].body, Token("command", r"\end"), name]
-    starts = [place for place, node in enumerate(result) if is_sign(node, r"\begin")]
-    is_enclosed = starts == [1] and len(result) > 5 and is_sign(result[-3], r"\end")
-    if is_enclosed and is_sign(result[0], "[", "(") and is_sign(result[-1], "]", ")"):
-        return result[1:-1]
-    if is_enclosed and is_sign(result[0], "|") and is_sign(result[-1], "|"):
-        name = Group((Token("letters", "vmatrix"),))
-        return [result[1], name, *result[3:-2], name]
-    return result
-
-
-def _with_degrees(nodes: list[Node]) -> list[Node]:
-    r"""Writes every degree sign as one command, and what stands in `\ang{}` and `\SI{}{}` as a value with its unit."""
-    result: list[Node] = []
-    position = 0
-    while position < len(nodes):
-        node = nodes[position]
-        following = nodes[position + 1 : position + 3]
-        if is_sign(node, "^") and following and _is_degree(following[0]):
-            inside = list(following[0].body)[1:] if isinstance(following[0], Group) else []
-            result.append(Token("command", DEGREE, node.spaced))
-            result.extend(inside)
-            position += 2
-        elif is_sign(node, r"\circ") and not (result and _is_letters(result[-1]) and following):
-            result.append(Token("command", DEGREE, node.spaced))
-            position += 1
-        elif is_sign(node, r"\ang") and following and isinstance(following[0], Group):
-            result.extend([following[0], Token("command", DEGREE)])
-            position += 2
-        elif is_sign(node, r"\SI", r"\qty") and len(following) == 2 and isinstance(following[1], Group):
-            unit = [Token(part.kind, part.text, True, True) for part in following[1].body if isinstance(part, Token)]
-            result.extend([following[0], *unit])
-            position += 3
-        else:
-            result.append(node)
-            position += 1
-    return result
-
-
-TRIGONOMETRIC = (r"\sin", r"\cos", r"\tan", r"\cot", r"\sec", r"\csc")
-
-
-def _with_angles(nodes: list[Node]) -> list[Node]:
-    r"""Writes degrees in the argument of a trigonometric function in radians: `\sin\frac{30\cdot\pi}{180}`."""
-    result: list[Node] = []
-    position = 0
-    while position < len(nodes):
-        result.append(nodes[position])
-        position += 1
-        if is_sign(result[-1], *TRIGONOMETRIC):
-            end = _end_of_argument(nodes, position)
-            result.extend(_in_radians(nodes[position:end]))
-            position = end
-    return result
-
-
-def _end_of_argument(nodes: Sequence[Node], start: int) -> int:
-    """Returns the place behind the argument of the function before `start`: parentheses, or factors up to a degree sign."""
-    place = start
-    if place + 1 < len(nodes) and is_sign(nodes[place], "^"):
-        place += 2
-    if place < len(nodes) and is_sign(nodes[place], "("):
-        depth = 0
-        while place < len(nodes):
-            depth += is_sign(nodes[place], "(") - is_sign(nodes[place], ")")
-            place += 1
-            if depth == 0:
-                break
-        is_degree = place < len(nodes) and is_sign(nodes[place], DEGREE)
-        return place + 1 if is_degree else place
-    while place < len(nodes):
-        node = nodes[place]
-        is_factor = (
-            isinstance(node, Group) or node.kind in ("number", "letters") or is_sign(node, r"\pi", r"\frac", DEGREE)
-        )
-        if not is_factor:
-            break
-        place += 1
-        if is_sign(node, DEGREE):
-            break
-    return place
-
-
-def _in_radians(nodes: Sequence[Node]) -> list[Node]:
-    """Returns nodes in which every value before a degree sign is times π/180."""
-    result: list[Node] = []
-    for node in nodes:
-        if isinstance(node, Group):
-            result.append(Group(tuple(_in_radians(node.body)), node.spaced))
-        elif is_sign(node, DEGREE) and result:
-            angle = _last_factor(result)
-            numerator = Group((*angle, Token("command", r"\cdot"), Token("command", r"\pi")))
-            result.extend([Token("command", r"\frac"), numerator, Group((Token("number", "180"),))])
-        else:
-            result.append(node)
-    return result
-
-
-def _last_factor(nodes: list[Node]) -> list[Node]:
-    """Removes and returns the last factor: what stands in parentheses, or one node, or a fraction."""
-    length = 1
-    if is_sign(nodes[-1], ")"):
-        depth = 0
-        for length in range(1, len(nodes) + 1):
-            depth += is_sign(nodes[-length], ")") - is_sign(nodes[-length], "(")
-            if depth == 0:
-                break
-    elif len(nodes) > 2 and is_sign(nodes[-3], r"\frac"):
-        length = 3
-    factor = nodes[-length:]
-    del nodes[-length:]
-    return [with_space(part, False) for part in factor]
-
-
-def _is_degree(node: Node) -> bool:
-    r"""Returns whether a node is the raised `\circ`, `{\circ}`, `{\circ C}`, `o` or `{o}`."""
-    if isinstance(node, Group):
-        return bool(node.body) and (
-            is_sign(node.body[0], r"\circ", DEGREE) or (len(node.body) == 1 and _is_degree(node.body[0]))
-        )
-    return is_sign(node, r"\circ", DEGREE) or (node.kind == "letters" and node.text == "o")
-
-
 def _is_letters(node: Node) -> bool:
     return isinstance(node, Token) and node.kind == "letters"
 
@@ -373,8 +235,8 @@ def _without_braces(nodes: list[Node]) -> list[Node]:
         previous = nodes[position - 1] if position else None
         following = nodes[position + 1] if position + 1 < len(nodes) else None
         is_argument = previous is not None and (isinstance(previous, Group) or is_sign(previous, "^", "_", "]"))
-        is_command = isinstance(previous, Token) and previous.kind == "command"
-        is_argument = is_argument or (is_command and not is_sign(previous, *_PREFIXES))
+        if isinstance(previous, Token) and previous.kind == "command":
+            is_argument = is_argument or previous.text not in _PREFIXES
         if not isinstance(node, Group) or is_argument or isinstance(following, Group):
             result.append(node)
         elif len(node.body) == 1 and isinstance(node.body[0], Token):
@@ -385,5 +247,5 @@ def _without_braces(nodes: list[Node]) -> list[Node]:
 
 
 _STEPS: tuple[Callable[[list[Node]], list[Node]], ...] = (
-    _with_fractions, _with_matrices, _with_degrees, _with_angles, with_numbers, _with_words, _with_exponents, _without_braces,
+    _with_fractions, with_environments, with_degrees, with_angles, with_numbers, _with_words, _with_exponents, _without_braces,
 )  # fmt: skip

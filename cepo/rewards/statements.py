@@ -179,6 +179,8 @@ def _money(nodes: list[Node]) -> Statement | None:
     start = 1 if nodes and (is_sign(nodes[0], "-") or text_of(nodes[0]) == "US") else 0
     if len(nodes) <= start + 1 or not is_currency(nodes[start]):
         return None
+    if is_sign(nodes[start + 1], "."):  # `Rs. 500`
+        nodes = [*nodes[: start + 1], *nodes[start + 2 :]]
     currency = read_unit([nodes[start]])
     sign = [nodes[0]] if is_sign(nodes[0], "-") else []
     amount = [*sign, *nodes[start + 1 :]]

@@ -117,7 +117,7 @@ _TOKEN = re.compile(
     r"(?P<nothing>\\!)|(?P<space>\s+|~|\\[,;:>/ ]|\\\s)"
     r"|(?P<number>(?:\d+\.\d+|\.\d+|\d+)(?:[eE][+-]?\d+(?!\d|\.\d))?)"
     r"|(?P<letters>[A-Za-z]+)"
-    r"|(?P<relation><=|>=|(?<=\s)!=)"  # `5!=120` is a factorial
+    r"|(?P<relation><=|>=|(?<=[\sA-Za-z])!=)"  # `5!=120` is a factorial
     r"|(?P<command>\\(?:[A-Za-z]+\*?|\\|.))"
     r"|(?P<sign>.)",
     re.DOTALL,

@@ -146,6 +146,7 @@ _OTHERS: dict[str, Unit] = {
     "electronvolt": _ELECTRON_VOLT, "hp": _WATT.by("745.69987158227022"), "horsepower": _WATT.by("745.69987158227022"),
     "psi": _POUND_FORCE.times(_basic("metre", "0.0254"), -2), "mmHg": _PASCAL.by("133.322387415"),
     "rpm": _TURN.times(_basic("second", 60), -1), "fortnight": _basic("second", 1_209_600), "centuries": _basic("month", 1200),
+    "henries": _HENRY,
     "mph": _MILE.times(_HOUR, -1), "kmh": _KM_PER_HOUR,
     "kph": _KM_PER_HOUR,
     "kmph": _KM_PER_HOUR, "mps": _METRE.times(_SECOND, -1),
