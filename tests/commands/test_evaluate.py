@@ -159,11 +159,11 @@ def test_rows_of_4_benchmarks_are_asked_with_images_and_graded(
 
 @needs_samples
 def test_sample_rows_are_right_with_their_own_answers_only() -> None:
-    from cepo.data.reading import read_source, without_decoding
+    from cepo.data.reading import read_source
 
     seen = {"choice": 0, "numeric": 0, "text": 0}
     for name, count in ROWS.items():
-        rows = without_decoding(read_source(str(SAMPLES / name / "sample.parquet")))
+        rows = read_source(str(SAMPLES / name / "sample.parquet"))
         (benchmark,) = recognised(rows.column_names)
         assert name.startswith(benchmark.name)
         problems = converted(rows, benchmark, name, skip_bad_rows=False)
