@@ -241,11 +241,11 @@ def mathverse(row: Fields) -> Tree:
 
 
 def hallusionbench(row: Fields) -> Tree:
-    answer = text(row, "gt_answer")
+    answer = {"false": "0", "true": "1"}.get(_number_text(row, "gt_answer"), _number_text(row, "gt_answer"))
     if answer not in ("0", "1"):
         raise DataError(f"gt_answer is {answer!r}; accepted: 0 (no) and 1 (yes)")
-    category, subcategory, figure = text(row, "category"), text(row, "subcategory"), text(row, "figure_id")
-    of_set = f"{category}/{subcategory}/{text(row, 'set_id')}"
+    category, subcategory, figure = text(row, "category"), text(row, "subcategory"), _number_text(row, "figure_id")
+    of_set = f"{category}/{subcategory}/{_number_text(row, 'set_id')}"
     has_figure = not (category == "VS" and figure == "0")
     return {
         "problem": f"{text(row, 'question')}\nAnswer with yes or no.",
@@ -254,7 +254,7 @@ def hallusionbench(row: Fields) -> Tree:
         "cluster": of_set,
         "categories": {"category": [category], "subcategory": [f"{category} {subcategory}"]},
         "groups": {
-            "question": f"{of_set}/{text(row, 'question_id')}",
+            "question": f"{of_set}/{_number_text(row, 'question_id')}",
             "figure": f"{of_set}/{figure}" if has_figure else "",
         },
     }
@@ -290,6 +290,11 @@ def text(row: Fields, column: str) -> str:
     if not cell:
         raise DataError(f"column '{column}' is empty")
     return cell
+
+
+def _number_text(row: Fields, column: str) -> str:
+    """Returns a cell as text, without the `.0` that a table with empty cells adds to whole numbers."""
+    return text(row, column).removesuffix(".0")
 
 
 def optional_text(row: Fields, column: str) -> str:

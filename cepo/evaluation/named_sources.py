@@ -48,7 +48,7 @@ def named_source(written: str) -> NamedSource:
     if is_path or "/" in before or before == _EMBEDDED:
         return NamedSource(name=None, source=written)
     known = {_plain(name): name for name in TITLES}
-    name = known.get(_plain(before))
+    name = known.get(_plain(before if colon else path))
     if not colon:
         if name is not None:
             raise ConfigError(

@@ -26,6 +26,8 @@ _CONFIG = LatexExtractionConfig(
     ),
 )
 _POINTS = 3
+_LEAST_POINTS = 2
+"""At how many points two expressions are equal if they have no real value at the others."""
 _DIGITS = 30
 _TOLERANCE = sympy.Float("1e-12", 15)
 
@@ -39,10 +41,10 @@ def same_algebra(prediction: str, gold: str) -> bool:
         return False
     are_expressions = [isinstance(parsed[0], sympy.Expr) for parsed in (first, second)]
     if all(are_expressions):
-        verdicts = {_equal_at(first[0], second[0], number) for number in range(_POINTS)}
+        verdicts = [_equal_at(first[0], second[0], number) for number in range(_POINTS)]
         if False in verdicts:
             return False
-        if verdicts == {True}:
+        if sum(verdict is True for verdict in verdicts) >= _LEAST_POINTS:
             return True
         if not (first[0].free_symbols or second[0].free_symbols):
             return False  # two numbers without a finite value
@@ -74,15 +76,31 @@ def _difference_at(equation: str, number: int) -> Any:
 
 @lru_cache(maxsize=4096)
 def _parsed(text: str) -> list[Any]:
-    if is_too_costly(text) or ":" in text:  # math-verify reads `60:1:1` as 60
+    if is_too_costly(text):
         return []
+    if ":" in text:
+        text = _ratio_as_fraction(text)
+        if not text:
+            return []
     text = text.replace("%", "/100")
     # The box makes math-verify read the whole text: it would read a bare `5 \sqrt { 3 }` as 3.
     return parse(rf"\boxed{{{text}}}", extraction_config=[_CONFIG], parsing_timeout=None)  # type: ignore[arg-type]
 
 
+def _ratio_as_fraction(text: str) -> str:
+    r"""Returns `\frac{a}{b}` for `a:b`, and an empty text for other texts with a colon, of which math-verify reads a part."""
+    sides = text.split(":")
+    is_whole = all(
+        side and all(side.count(left) == side.count(right) for left, right in ("()", "{}", "[]")) for side in sides
+    )
+    if len(sides) != 2 or not is_whole or r"\{" in text or "=" in text:
+        return ""
+    return rf"\frac{{{sides[0]}}}{{{sides[1]}}}"
+
+
 def _equal_at(first: Any, second: Any, number: int) -> bool | None:
-    """Returns whether two expressions have equal values at a point, or None if one of them has no finite value there.
+    """Returns whether two expressions have equal values at a point, or None if one of them has no finite, or they have different
+    values that are not real.
 
     Variables have values that depend on their names; every other point has negative ones.
     """
@@ -90,11 +108,18 @@ def _equal_at(first: Any, second: Any, number: int) -> bool | None:
     right = _value_at(second, number)
     if left is None or right is None:
         return None
-    return bool(abs(left - right) <= _TOLERANCE * max(abs(left), abs(right)))
+    if abs(left - right) <= _TOLERANCE * max(abs(left), abs(right)):
+        return True
+    has_symbols = bool(first.free_symbols or second.free_symbols)
+    is_complex = any(str(symbol) == "i" for symbol in first.free_symbols | second.free_symbols)
+    if has_symbols and not is_complex and not (left.is_real and right.is_real):
+        return None  # log x + log y and log xy are equal where they are real
+    return False
 
 
 def _value_at(expression: Any, number: int) -> Any:
     point = {symbol: _coordinate(str(symbol), number) for symbol in expression.free_symbols}
+    point |= {symbol: sympy.I for symbol in point if str(symbol) == "i"}  # pyright: ignore[reportUnknownMemberType]
     value = expression.subs(point).evalf(_DIGITS)
     return value if value.is_number and value.is_finite else None
 

@@ -1,8 +1,9 @@
 """Compares the final answer of a response with the ground truth.
 
 `docs/rewards.md` has the table of spellings. The modules beside this one each have a part: `extraction` finds the
-answer, `tokens` and `spelling` give it its normal form, `statements` and `units` split it into a value and a unit,
-`numbers` computes the value, `structures`, `choices`, `algebra` and `comparison` compare.
+answer, `tokens`, `typesetting`, `digits`, `environments`, `angles`, `spelling` and `writing` give it its normal form,
+`statements` and `units` split it into a value and a unit, `numbers` computes the value, `moments` reads dates and times,
+`structures`, `choices`, `algebra` and `comparison` compare.
 
 These functions have no timeout: reading and comparing is bounded by `magnitude`, but simplifying a relation may take
 long. Training calls them in the worker processes of `cepo.rewards.pool`, which are killed after a time limit.

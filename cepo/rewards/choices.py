@@ -25,6 +25,8 @@ _LETTERS_TOGETHER = re.compile(r"[A-J]{2,}")
 _LETTER_BEFORE_TEXT = re.compile(
     r"(?:[(\[](?P<enclosed>[A-Ja-j])[)\]][.:]?|(?P<closed>[A-Ja-j])\)[.:]?|(?P<pointed>[A-J])[\].:]|(?P<dashed>[A-J])\s+[-–—])\s*\S"
 )
+_LETTER_BEFORE_A_COMMA = re.compile(r"^\s*([A-J])、")
+"""Chinese texts write `A、14` for `A. 14`; elsewhere this comma separates the parts of a list."""
 _LETTERS_OF_GOLD = re.compile(r"\(?[A-J]\)?(?:\s*,\s*\(?[A-J]\)?)*\.?")
 
 
@@ -51,6 +53,7 @@ def chosen_letters(answer: str, choices: Sequence[str] = ()) -> frozenset[str]:
     """
     known = LETTERS[: len(choices)] or LETTERS
     same = _same_texts(answer, choices)
+    answer = _LETTER_BEFORE_A_COMMA.sub(r"\1. ", answer) if len(answer.partition("、")[2].strip()) > 1 else answer
     plain = _without_markup(plain_characters(answer))
     for text in (plain, _LEAD.sub("", plain).strip()):
         letters = _letters_in(text)
@@ -70,8 +73,9 @@ def _letters_in(text: str) -> frozenset[str]:
     if _LETTERS_ALONE.fullmatch(text):
         found = re.findall(r"(?<![A-Za-z])[A-Ja-j](?![A-Za-z])", text)
         return frozenset(letter.upper() for letter in found)
-    if _LETTERS_TOGETHER.fullmatch(text) and len(set(text)) == len(text):
-        return frozenset(text)
+    together = text.removesuffix(".")
+    if _LETTERS_TOGETHER.fullmatch(together) and len(set(together)) == len(together):
+        return frozenset(together)
     named = _LETTER_BEFORE_TEXT.match(text)
     if named is None:
         return frozenset()

@@ -7,21 +7,34 @@ from fractions import Fraction
 
 from cepo.rewards.algebra import same_algebra, same_equation
 from cepo.rewards.choices import chosen_letters, letters_alone
+from cepo.rewards.moments import moment_of, same_moment
 from cepo.rewards.numbers import PI, Real, near, same_value, scaled, value_of
 from cepo.rewards.statements import LONGEST_ANSWER, Statement, has_unit, read_statement, without_name
-from cepo.rewards.structures import intervals_of, parts_of, same_interval, same_parts, without_parentheses
+from cepo.rewards.structures import (
+    intervals_of,
+    parts_of,
+    same_interval,
+    same_parts,
+    without_parentheses,
+    without_point_name,
+)
 from cepo.rewards.units import Unit, known_unit
 
 _NEAR_APPROXIMATION = 0.01
 _APPROXIMATELY = re.compile(r"\\approx(?![A-Za-z])")
 _WORDS = re.compile(r"\\(?:cong|angle|sim|parallel|perp|triangle)(?![A-Za-z])|=|(?<![\\A-Za-z])[A-Za-z]{3,}")
-_METRE = known_unit("m")
+_STERLING = known_unit("£")
 
 
 def equal_answers(prediction: str, gold: str) -> bool:
     """Implements `cepo.rewards.answers.answers_equal`, which catches what this raises."""
     if max(len(prediction), len(gold)) > LONGEST_ANSWER:
         return prediction.strip() == gold.strip() != ""
+    moments = (moment_of(prediction), moment_of(gold))
+    if moments[1] is not None:
+        return same_moment(prediction, gold)
+    if moments[0] is not None and moments[0].is_date:
+        return prediction.strip() == gold.strip()
     expected = read_statement(gold)
     if not expected.value:
         return False
@@ -49,6 +62,8 @@ def same_statement(prediction: Statement, gold: Statement) -> bool:
     is_degree = prediction.unit.is_bare_degree or gold.unit.is_bare_degree
     if prediction.unit == gold.unit or (is_temperature and is_degree):
         return _same_text(prediction.value, gold.value)
+    if _are_pounds(prediction.unit, gold.unit):
+        return _same_text(prediction.value, gold.value)
     if prediction.unit.powers != gold.unit.powers:
         return False
     wanted = value_of(gold.value)
@@ -67,6 +82,11 @@ def _as_quantities(prediction: Statement, gold: Statement) -> tuple[Statement, S
         if has_unit(gold) or is_length:
             prediction = Statement(*prediction.as_quantity)
     return prediction, gold
+
+
+def _are_pounds(first: Unit, second: Unit) -> bool:
+    """Returns whether one unit is the word pound, which may stand for money, and the other the pound of money."""
+    return (first.is_pound_in_words and second == _STERLING) or (second.is_pound_in_words and first == _STERLING)
 
 
 def _is_length(unit: Unit) -> bool:
@@ -108,6 +128,10 @@ def _same_text(prediction: str, gold: str) -> bool:
         prediction = without_name(prediction)
     elif "=" not in prediction:
         gold = without_name(gold)
+    if gold[:1] == "(":
+        prediction = without_point_name(prediction)
+    elif prediction[:1] == "(":
+        gold = without_point_name(gold)
     prediction = without_parentheses(prediction)
     gold = without_parentheses(gold)
     verdict = _same_structure(prediction, gold)

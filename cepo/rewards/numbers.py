@@ -8,7 +8,11 @@ The grammar, in which juxtaposition binds more tightly than `/`, as in `1/2\pi`:
     row     = ["+" | "-"] power {power}
     power   = atom {"^" exponent | "!" | "%"}
     atom    = decimal | integer "\frac{" integer "}{" integer "}" | "\frac" group group | "\sqrt" ["[" sum "]"] group
-            | "\pi" | "e" | "\exp" atom | "\binom" group group | "(" sum ")" | "[" sum "]" | "{" sum "}" | "|" sum "|"
+            | "\pi" | "e" | "\exp" atom | function | "\binom" group group | "(" sum ")" | "[" sum "]" | "{" sum "}" | "|" sum "|"
+    function = ("\sin" | "\ln" | ...) ["^" exponent] argument | "\log" ["_" atom] argument
+    argument = "(" sum ")" | power {power}
+
+An angle is in radians (`cepo.rewards.spelling` converts degrees), and a logarithm without a base has base 10.
 """
 
 from __future__ import annotations
@@ -21,8 +25,8 @@ from typing import Any
 
 from mpmath.ctx_mp import MPContext  # pyright: ignore[reportMissingTypeStubs]
 
+from cepo.rewards.digits import REPETENDS
 from cepo.rewards.magnitude import is_too_long
-from cepo.rewards.spelling import REPETENDS
 from cepo.rewards.tokens import Group, Node, Token, is_number, is_sign, read_nodes
 
 Real = Any
@@ -40,6 +44,16 @@ _LARGEST_FACTORIAL = 9_999
 _LONGEST_ROOT_DIGITS = 400
 _NO_NUMBER = "the nodes state no real number"
 PI: Real = +_CONTEXT.pi
+_LARGEST_ANGLE = 10**6
+_LOGARITHMS = (r"\ln", r"\log", r"\lg")
+_INVERSES: dict[str, Any] = {
+    r"\arcsin": _CONTEXT.asin, r"\arccos": _CONTEXT.acos, r"\arctan": _CONTEXT.atan,
+}  # fmt: skip
+_INVERSE_OF = {r"\sin": r"\arcsin", r"\cos": r"\arccos", r"\tan": r"\arctan"}
+_ANGLES = (r"\sin", r"\cos", r"\tan", r"\cot", r"\sec", r"\csc")
+_FUNCTIONS = (*_LOGARITHMS, *_INVERSES, *_ANGLES)
+_FACTORS = ("(", r"\frac", r"\sqrt", r"\pi", r"\exp", r"\binom", *_FUNCTIONS)
+"""What begins a further factor of a product without a sign, apart from numbers, braces and `e`."""
 
 
 @lru_cache(maxsize=8192)
@@ -193,6 +207,35 @@ def _binomial(total: Real, chosen: Real) -> Real:
     return _bounded(Fraction(math.comb(values[0].numerator, values[1].numerator)))
 
 
+def _of_angle(name: str, angle: Real) -> Real:
+    """Returns the value of a trigonometric function; raises ZeroDivisionError at a pole."""
+    if abs(angle) > _LARGEST_ANGLE:
+        raise ValueError(_NO_NUMBER)
+    sine, cosine = (_without_noise(function(floating(angle))) for function in (_CONTEXT.sin, _CONTEXT.cos))
+    values: dict[str, tuple[Real, Real]] = {
+        r"\sin": (sine, Fraction(1)), r"\cos": (cosine, Fraction(1)), r"\tan": (sine, cosine), r"\cot": (cosine, sine),
+        r"\sec": (Fraction(1), cosine), r"\csc": (Fraction(1), sine),
+    }  # fmt: skip
+    return _divided(*values[name])
+
+
+def _without_noise(value: Any) -> Real:
+    """Returns 0 for the sine of the rounded π."""
+    return Fraction(0) if abs(value) <= _NOISE else value
+
+
+def _inverse(name: str, value: Real) -> Real:
+    if name != r"\arctan" and abs(value) > 1:
+        raise ValueError(_NO_NUMBER)
+    return _without_noise(_INVERSES[name](floating(value)))
+
+
+def _logarithm(value: Real, base: Real) -> Real:
+    if value <= 0 or base <= 0:
+        raise ValueError(_NO_NUMBER)
+    return _divided(_without_noise(_CONTEXT.ln(floating(value))), _without_noise(_CONTEXT.ln(floating(base))))
+
+
 class _Reader:
     """Reads a number from nodes, one after the other."""
 
@@ -252,7 +295,7 @@ class _Reader:
         if is_number(node):
             return not is_number(previous)
         is_e = isinstance(node, Token) and node.kind == "letters" and node.text == "e"
-        return isinstance(node, Group) or is_e or is_sign(node, "(", r"\frac", r"\sqrt", r"\pi", r"\exp", r"\binom")
+        return isinstance(node, Group) or is_e or is_sign(node, *_FACTORS)
 
     def _power(self) -> Real:
         value = self._atom()
@@ -294,6 +337,8 @@ class _Reader:
             return PI
         if node.text == r"\binom":
             return _binomial(self._group(), self._group())
+        if node.text in _FUNCTIONS and node.kind == "command":
+            return self._function(node.text)
         if node.text == r"\exp":
             return _raised(+_CONTEXT.e, self._atom())
         if node.text == r"\frac":
@@ -309,6 +354,35 @@ class _Reader:
             raise ValueError(_NO_NUMBER)
         value = self._closed(closing)
         return abs(value) if closing == "|" else value
+
+    def _function(self, name: str) -> Real:
+        """Reads what stands behind the name of a function, and returns its value."""
+        if name in _LOGARITHMS:
+            base: Real = +_CONTEXT.e if name == r"\ln" else Fraction(10)
+            if self._next_is("_"):
+                self._place += 1
+                base = self._atom()
+            return _logarithm(self._argument(), base)
+        exponent: Real = Fraction(1)
+        if self._next_is("^"):
+            self._place += 1
+            exponent = self._exponent()
+        if exponent == -1:
+            inverse = _INVERSE_OF.get(name)
+            if inverse is None:
+                raise ValueError(_NO_NUMBER)
+            return _inverse(inverse, self._argument())
+        argument = self._argument()
+        return _raised(_inverse(name, argument) if name in _INVERSES else _of_angle(name, argument), exponent)
+
+    def _argument(self) -> Real:
+        r"""Reads parentheses, or factors up to the next function: `2\pi` of `\sin 2\pi \cos \pi`."""
+        if self._next_is("("):
+            return self._atom()
+        value = self._power()
+        while self._starts_a_factor() and not self._next_is(*_FUNCTIONS, "("):
+            value = scaled(value, self._power())
+        return value
 
     def _closed(self, closing: str) -> Real:
         value = self._sum()

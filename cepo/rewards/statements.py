@@ -13,9 +13,11 @@ from functools import lru_cache
 
 from cepo.rewards.extraction import last_boxed_span
 from cepo.rewards.numbers import value_of, value_of_nodes
-from cepo.rewards.spelling import DEGREE, nodes_of, written
+from cepo.rewards.spelling import nodes_of
 from cepo.rewards.tokens import Group, Node, Token, is_number, is_sign, text_of
+from cepo.rewards.typesetting import DEGREE
 from cepo.rewards.units import NO_UNIT, Unit, is_ambiguous, is_currency, may_be_in_a_unit, read_unit
+from cepo.rewards.writing import written
 
 LONGEST_ANSWER = 512
 """The number of characters up to which an answer is read; longer ones are compared as they are."""
@@ -67,21 +69,32 @@ def _read_once(text: str, commas: bool) -> Statement:
     while len(nodes) == 1 and isinstance(nodes[0], Group):
         nodes = list(nodes[0].body)
     parts = _split(nodes, "=")
+    if len(parts) > 1 and not parts[0]:
+        parts = parts[1:]  # `= 7`
     statements = [_read_part(part) for part in parts]
     statement = statements[0] if len(statements) == 1 else _value_of_equation(parts, statements)
     return replace(statement, value=statement.value.removeprefix("+"))
 
 
-_DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"))
+_DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"))
+_EQUATION = re.compile(
+    r"\\begin\{((?:equation|align|aligned|gather|gathered|split|math|displaymath|multline)\*?)\}(.*)\\end\{\1\}",
+    re.DOTALL,
+)
+"""An environment of one formula."""
+_REPEATING_DECIMAL = re.compile(r"(\d+\.\d{0,12}?)(\d{1,6}?)\2+(?:\.\.\.|…|\\[lc]?dots)")
+r"""`0.333...` and `0.1666\ldots`: digits that come at least twice before the points."""
 _TRAILING_PUNCTUATION = re.compile(r"(?:\\[,;:!]|[.,;\s])+\Z")
 
 
 def _without_wrappers(text: str) -> str:
     """Returns the text without the delimiters of mathematics around it, a box, and punctuation behind it."""
+    text = _REPEATING_DECIMAL.sub(r"\1\\overline{\2}", text)
     previous = None
     while text != previous:
         previous = text
         text = _without_one_wrapper(text)
+    text = re.sub(r"(?<!\\)\\\Z", "", text)  # what is left of a space command at the end
     if text.count("$") - text.count(r"\$") >= 2:
         text = re.sub(r"(?<!\\)\$", " ", text)
     return text
@@ -89,6 +102,9 @@ def _without_wrappers(text: str) -> str:
 
 def _without_one_wrapper(text: str) -> str:
     text = text.strip()
+    equation = _EQUATION.fullmatch(text)
+    if equation is not None and r"\\" not in equation[2]:
+        return equation[2].replace("&", " ").strip()
     for opening, closing in _DELIMITERS:
         is_wrapped = text.startswith(opening) and text.endswith(closing) and len(text) >= len(opening + closing)
         if is_wrapped and opening not in text[len(opening) : -len(closing)]:
@@ -159,13 +175,20 @@ def _without_degrees(nodes: Sequence[Node]) -> list[Node]:
 
 
 def _money(nodes: list[Node]) -> Statement | None:
-    r"""Reads `\$5`, `-\$5`, `US\$ 5` and `\$5 \text{ per kg}`."""
+    r"""Reads `\$5`, `-\$5`, `US\$ 5` and `\$5 \text{ per kg}`, `\$5/kg`."""
     start = 1 if nodes and (is_sign(nodes[0], "-") or text_of(nodes[0]) == "US") else 0
     if len(nodes) <= start + 1 or not is_currency(nodes[start]):
         return None
+    if is_sign(nodes[start + 1], "."):  # `Rs. 500`
+        nodes = [*nodes[: start + 1], *nodes[start + 2 :]]
     currency = read_unit([nodes[start]])
     sign = [nodes[0]] if is_sign(nodes[0], "-") else []
-    inner = _read_quantity([*sign, *nodes[start + 1 :]])
+    amount = [*sign, *nodes[start + 1 :]]
+    for place, node in enumerate(amount):
+        price = read_unit([nodes[start], *amount[place:]]) if is_sign(node, "/") or text_of(node) == "per" else None
+        if price is not None and value_of_nodes(amount[:place]) is not None:
+            return Statement(written(amount[:place]), price)
+    inner = _read_quantity(amount)
     if currency is None or value_of(inner.value) is None:
         return None
     if inner.unit is None or inner.unit.powers == currency.powers:
@@ -183,6 +206,8 @@ def _compound(nodes: list[Node]) -> Statement | None:
     if len(segments) < 2:
         return None
     names = _ARC if any(is_sign(node, DEGREE) for node in nodes) else _FEET
+    if any(text_of(node) in ("h", "hr") for node in nodes):
+        names = {"m": "min"}
     quantities: list[tuple[str, Unit]] = []
     for number, behind in segments:
         renamed = [_renamed(node, names) for node in behind]
@@ -228,7 +253,7 @@ _STATEMENTS = (r"\angle", r"\cong", r"\sim", r"\parallel", r"\perp", r"\triangle
 def _algebra_with_unit(nodes: list[Node]) -> Statement:
     r"""Reads `2x + 3 \text{ cm}`: behind algebra, a unit must be upright and known, or a degree sign."""
     words = [node for node in nodes if isinstance(node, Token) and node.kind == "letters" and node.upright]
-    if any(is_sign(node, ",", ";", *_STATEMENTS) for node in nodes):
+    if any(is_sign(node, ",", ";", *_STATEMENTS) or text_of(node) in ("and", "or") for node in nodes):
         return Statement(_text(nodes))
     for place in range(max(1, len(nodes) - _LONGEST_UNIT), len(nodes)):
         if not may_be_in_a_unit(nodes[place]) or is_sign(nodes[place], DEGREE):
@@ -275,7 +300,8 @@ def is_name(text: str) -> bool:
 def without_name(text: str) -> str:
     r"""Returns `2x+1` for `y=2x+1`; an equation of two names (`AB=CD`) stays as it is."""
     name, value = named_parts(text)
-    return value if name and value and not is_name(value) else text
+    is_product = len(name) == 1 and len(value) > 1 and not value.isupper()  # `F=ma`
+    return value if name and value and (is_product or not is_name(value)) else text
 
 
 def named_parts(text: str) -> tuple[str, str]:

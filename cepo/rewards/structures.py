@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from cepo.rewards.numbers import floating, value_of
-from cepo.rewards.spelling import written
 from cepo.rewards.statements import named_parts
-from cepo.rewards.tokens import Node, Token, is_sign, read_nodes, text_of
+from cepo.rewards.tokens import Group, Node, Token, is_sign, read_nodes, text_of
+from cepo.rewards.writing import written
 
 MOST_PARTS = 64
 
@@ -46,6 +46,8 @@ class Parts:
     row: int = 0
 
 
+_ALL_NUMBERS = (r"\mathbb{r}", "allrealnumbers", "allreals", r"x\in\mathbb{r}")
+"""Spellings of the interval of all real numbers in small letters and, as in every normal form, without spaces."""
 _OPENING = ("(", "[", r"\{", r"\langle")
 _CLOSING = (")", "]", r"\}", r"\rangle")
 _RELATIONS = ("<", ">", r"\leq", r"\geq")
@@ -59,7 +61,7 @@ def parts_of(text: str) -> Parts | None:
     if not nodes:
         return None
     if is_sign(nodes[0], r"\begin"):
-        return _matrix(nodes)
+        return _matrix(nodes) or _system(nodes)
     items = _split_at(nodes, _is_separator)
     if len(items) > 1:
         return _listed("list", [text for item in items for text in _with_both_signs(item)])
@@ -84,6 +86,16 @@ def without_parentheses(text: str) -> str:
     if len(nodes) < 3 or not is_sign(nodes[0], "(") or not is_sign(nodes[-1], ")") or not _closes_last(nodes):
         return text
     return text if len(_split_at(nodes[1:-1], _is_separator)) > 1 else written(nodes[1:-1])
+
+
+@lru_cache(maxsize=4096)
+def without_point_name(text: str) -> str:
+    """Returns `(2,3)` for `A(2,3)`; anything else stays as it is."""
+    nodes = read_nodes(text)
+    if len(nodes) < 6 or not re.fullmatch("[A-Z]", text_of(nodes[0])) or not is_sign(nodes[1], "("):
+        return text
+    is_tuple = is_sign(nodes[-1], ")") and _closes_last(nodes[1:]) and len(_split_at(nodes[2:-1], _is_separator)) > 1
+    return written(nodes[1:]) if is_tuple else text
 
 
 def _listed(kind: str, items: Sequence[str]) -> Parts | None:
@@ -121,16 +133,30 @@ def _closes_last(nodes: Sequence[Node]) -> bool:
 
 
 def _with_both_signs(nodes: Sequence[Node]) -> list[str]:
-    r"""Returns `1+2` and `1-2` for `1\pm2`, else the one text."""
-    places = [place for place, node in enumerate(nodes) if is_sign(node, r"\pm", r"\mp")]
-    if len(places) != 1:
+    r"""Returns `1+2` and `1-2` for `1\pm2`, also within groups (`\frac{1\pm2}{3}`); else the one text."""
+    if _number_of_double_signs(nodes) != 1:
         return [written(nodes)]
-    start = places[0]
-    plus = Token("sign", "+")
-    minus = Token("sign", "-")
-    positive = [*nodes[:start], *([plus] if start and not is_sign(nodes[start - 1], "=") else []), *nodes[start + 1 :]]
-    negative = [*nodes[:start], minus, *nodes[start + 1 :]]
-    return [written(positive), written(negative)]
+    return [written(_with_sign(nodes, sign)) for sign in "+-"]
+
+
+def _number_of_double_signs(nodes: Sequence[Node]) -> int:
+    count = 0
+    for node in nodes:
+        count += _number_of_double_signs(node.body) if isinstance(node, Group) else is_sign(node, r"\pm", r"\mp")
+    return count
+
+
+def _with_sign(nodes: Sequence[Node], sign: str) -> list[Node]:
+    """Returns nodes with this sign for the double one, and without a plus where a term begins."""
+    result: list[Node] = []
+    for node in nodes:
+        if isinstance(node, Group):
+            result.append(Group(tuple(_with_sign(node.body, sign)), node.spaced))
+        elif not is_sign(node, r"\pm", r"\mp"):
+            result.append(node)
+        elif sign == "-" or (result and not is_sign(result[-1], "=", "(")):
+            result.append(Token("sign", sign))
+    return result
 
 
 def _matrix(nodes: list[Node]) -> Parts | None:
@@ -150,14 +176,26 @@ def _matrix(nodes: list[Node]) -> Parts | None:
     return Parts("matrix", found.items, len(cells[0])) if found else None
 
 
+def _system(nodes: list[Node]) -> Parts | None:
+    r"""Reads the lines of `\begin{cases}x=2\\y=3\end{cases}` as a list; a function by cases is None."""
+    is_whole = sum(is_sign(node, r"\end") for node in nodes) == 1 and len(nodes) > 4 and is_sign(nodes[-2], r"\end")
+    if not is_whole or written([nodes[1]]) != "{cases}" or any(is_sign(node, "&") for node in nodes):
+        return None
+    lines = [line for line in _split_at(nodes[2:-2], lambda node: is_sign(node, r"\\")) if line]
+    return _listed("list", [written(line) for line in lines])
+
+
 @lru_cache(maxsize=4096)
 def intervals_of(text: str) -> tuple[Interval, ...]:
     r"""Returns the intervals whose union an answer states: of `(1,3]`, `1<x\leq3`, `x<1 or x>3`; else none."""
-    if text == r"\mathbb{R}":
+    if text.casefold() in _ALL_NUMBERS:
         return (Interval(r"-\infty", r"\infty", False, False),)
     nodes = read_nodes(text)
-    if len(nodes) > 5 and is_sign(nodes[0], r"\{") and is_sign(nodes[-1], r"\}") and is_sign(nodes[2], "|", ":"):
-        nodes = nodes[3:-1]  # the condition of a set of numbers
+    if len(nodes) > 5 and is_sign(nodes[0], r"\{") and is_sign(nodes[-1], r"\}"):
+        # `\{x|x>3\}` or `\{x\in\mathbb{R}:x>3\}`: what counts is the condition.
+        start = 5 if written(nodes[2:5]) == r"\in\mathbb{R}" else 2
+        if is_sign(nodes[start], "|", ":"):
+            nodes = nodes[start + 1 : -1]
     variable = ""
     if len(nodes) > 2 and is_sign(nodes[1], r"\in"):
         variable = written(nodes[:1])
@@ -189,7 +227,7 @@ def _end(nodes: Sequence[Node]) -> str:
 def _inequality(nodes: list[Node]) -> Interval | None:
     signs = [node.text for node in nodes if isinstance(node, Token) and is_sign(node, *_RELATIONS)]
     sides = [written(side) for side in _split_at(nodes, lambda node: is_sign(node, *_RELATIONS))]
-    if not signs or len(sides) > 3 or not all(sides):
+    if not signs or len(sides) != len(signs) + 1 or len(sides) > 3 or not all(sides):
         return None
     if all(sign in _FLIPPED for sign in signs):
         signs = [_FLIPPED[sign] for sign in reversed(signs)]

@@ -65,7 +65,8 @@ _CHARACTERS = {
     "⩾": r"\geq ", "≠": r"\neq ", "∞": r"\infty ", "±": r"\pm ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "Ω": r"\Omega ",
     "\u2126": r"\Omega ", "µ": r"\mu ", "μ": r"\mu ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ",
     "λ": r"\lambda ", "φ": r"\varphi ", "ω": r"\omega ", "Δ": r"\Delta ", "△": r"\triangle ", "∥": r"\parallel ",
-    "⊥": r"\perp ", "∼": r"\sim ", "∣": "|", "，": ",", "、": ",", "。": ".",
+    "⊥": r"\perp ", "∼": r"\sim ", "∣": "|", "，": ",", "、": ",", "。": ".", "…": "...", "⟨": r"\langle ", "⟩": r"\rangle ",
+    "ℝ": r"\mathbb{R}", "ℂ": r"\mathbb{C}", "ℚ": r"\mathbb{Q}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "∅": r"\emptyset ",
 }  # fmt: skip
 _ROOTS = {"√": "", "∛": "[3]", "∜": "[4]"}
 _RAISED = re.compile("[⁰¹²³⁴-⁹⁺⁻ⁿⁱ]+")
@@ -111,10 +112,12 @@ def _plain_character(character: str) -> str:
     return compatible if compatible.isascii() else _CHARACTERS.get(compatible, character)
 
 
+_RELATIONS = {"<=": r"\leq", ">=": r"\geq", "!=": r"\neq"}
 _TOKEN = re.compile(
     r"(?P<nothing>\\!)|(?P<space>\s+|~|\\[,;:>/ ]|\\\s)"
     r"|(?P<number>(?:\d+\.\d+|\.\d+|\d+)(?:[eE][+-]?\d+(?!\d|\.\d))?)"
     r"|(?P<letters>[A-Za-z]+)"
+    r"|(?P<relation><=|>=|(?<=[\sA-Za-z])!=)"  # `5!=120` is a factorial
     r"|(?P<command>\\(?:[A-Za-z]+\*?|\\|.))"
     r"|(?P<sign>.)",
     re.DOTALL,
@@ -136,7 +139,9 @@ def read_nodes(text: str) -> list[Node]:
         if kind == "space":
             spaced = True
             continue
-        if match[0] == "{":
+        if kind == "relation":
+            levels[-1][1].append(Token("command", _RELATIONS[match[0]], spaced))
+        elif match[0] == "{":
             levels.append((spaced, []))
         elif match[0] == "}" and len(levels) > 1:
             opened_spaced, body = levels.pop()

@@ -7,12 +7,13 @@ is no known unit is a basic unit of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from cepo.rewards.numbers import PI, Real, scaled, shifted
-from cepo.rewards.spelling import ATTACHED_SYMBOLS, DEGREE
 from cepo.rewards.tokens import Group, Node, Token, is_number, is_sign, text_of
+from cepo.rewards.typesetting import DEGREE
+from cepo.rewards.writing import ATTACHED_SYMBOLS
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Unit:
         powers: the exponent of each basic unit, without zeros.
         radians: the power of 180/π in the factor.
         is_bare_degree: whether it is the degree sign alone, which may stand for an angle or a temperature.
+        is_pound_in_words: whether it is the word pound alone, which may stand for a mass or for money.
     """
 
     powers: frozenset[tuple[str, int]]
@@ -30,6 +32,7 @@ class Unit:
     offset: Fraction = Fraction(0)
     radians: int = 0
     is_bare_degree: bool = field(default=False, compare=False)
+    is_pound_in_words: bool = field(default=False, compare=False)
 
     def times(self, other: Unit, exponent: int) -> Unit:
         """Returns the product with a power of another unit."""
@@ -42,6 +45,7 @@ class Unit:
             other.offset if not self.powers and exponent == 1 else Fraction(0),
             self.radians + other.radians * exponent,
             other.is_bare_degree and not self.powers and exponent == 1,
+            other.is_pound_in_words and not self.powers and exponent == 1,
         )
 
     def by(self, factor: Fraction | int | str) -> Unit:
@@ -73,6 +77,7 @@ _LITRE = Unit(frozenset({("metre", 3)}), Fraction("0.001"))
 _MILE = _basic("metre", "1609.344")
 _MONTH = _basic("month")
 _MONEY = _basic("dollar")
+_STERLING = _basic("sterling")
 _HERTZ = NO_UNIT.times(_SECOND, -1)
 _NEWTON = _KILOGRAM.times(_METRE, 1).times(_SECOND, -2)
 _PASCAL = _NEWTON.times(_METRE, -2)
@@ -90,6 +95,10 @@ _CALORIE = _JOULE.by("4.184")
 _KM_PER_HOUR = _METRE.times(_HOUR, -1).by(1000)
 _SQUARE_METRE = _METRE.times(_METRE, 1)
 _TURN = _basic("degree", 360)
+_ELECTRON_VOLT = _JOULE.by("1.602176634e-19")
+_OUNCE = _basic("kilogram", "0.028349523125")
+_POUND = _basic("kilogram", "0.45359237")
+_POUND_FORCE = _POUND.times(_METRE, 1).times(_SECOND, -2).by("9.80665")
 
 _DEGREE = Unit(frozenset({("degree", 1)}), is_bare_degree=True)
 _CELSIUS = Unit(frozenset({("kelvin", 1)}), offset=Fraction("273.15"))
@@ -98,7 +107,7 @@ _FAHRENHEIT = Unit(frozenset({("kelvin", 1)}), Fraction(5, 9), Fraction("459.67"
 _SYMBOLS_WITH_PREFIXES: dict[str, Unit] = {
     "m": _METRE, "g": _GRAM, "s": _SECOND, "A": _AMPERE, "N": _NEWTON, "J": _JOULE, "W": _WATT, "V": _VOLT, "Hz": _HERTZ,
     "Pa": _PASCAL, "C": _COULOMB, "F": _FARAD, "T": _TESLA, "H": _HENRY, "L": _LITRE, "l": _LITRE, "mol": _basic("mole"),
-    "cd": _basic("candela"), "eV": _JOULE.by("1.602176634e-19"),
+    "cd": _basic("candela"), "eV": _ELECTRON_VOLT,
     "cal": _CALORIE, "Wh": _WATT.times(_HOUR, 1), "bit": _BIT, "b": _BIT, "B": _BYTE,
     "bar": _PASCAL.by(100_000), "K": _basic("kelvin"), "lm": _basic("lumen"),
 }  # fmt: skip
@@ -129,10 +138,15 @@ _OTHERS: dict[str, Unit] = {
     "quart": _LITRE.by("0.946352946"),
     "pint": _LITRE.by("0.473176473"),
     "cup": _LITRE.by("0.2365882365"),
-    "lb": _basic("kilogram", "0.45359237"), "pound": _basic("kilogram", "0.45359237"),
-    "oz": _basic("kilogram", "0.028349523125"), "ounce": _basic("kilogram", "0.028349523125"),
+    "lb": _POUND, "pound": replace(_POUND, is_pound_in_words=True), "oz": _OUNCE, "ounce": _OUNCE,
     "ton": _basic("kilogram", 1000), "tonne": _basic("kilogram", 1000), "t": _basic("kilogram", 1000),
-    "kilo": _KILOGRAM, "gm": _GRAM, "kgs": _KILOGRAM,
+    "kilo": _KILOGRAM, "gm": _GRAM, "kgs": _KILOGRAM, "Nm": _JOULE, "kilohm": _OHM.by(1000), "megohm": _OHM.by(10**6),
+    "tablespoon": _LITRE.by("0.01478676478125"), "tbsp": _LITRE.by("0.01478676478125"),
+    "teaspoon": _LITRE.by("0.00492892159375"), "tsp": _LITRE.by("0.00492892159375"),
+    "electronvolt": _ELECTRON_VOLT, "hp": _WATT.by("745.69987158227022"), "horsepower": _WATT.by("745.69987158227022"),
+    "psi": _POUND_FORCE.times(_basic("metre", "0.0254"), -2), "mmHg": _PASCAL.by("133.322387415"),
+    "rpm": _TURN.times(_basic("second", 60), -1), "fortnight": _basic("second", 1_209_600), "centuries": _basic("month", 1200),
+    "henries": _HENRY,
     "mph": _MILE.times(_HOUR, -1), "kmh": _KM_PER_HOUR,
     "kph": _KM_PER_HOUR,
     "kmph": _KM_PER_HOUR, "mps": _METRE.times(_SECOND, -1),
@@ -145,19 +159,28 @@ _OTHERS: dict[str, Unit] = {
     "celsius": _CELSIUS, "centigrade": _CELSIUS, "fahrenheit": _FAHRENHEIT,
     "dollar": _MONEY, "USD": _MONEY, "usd": _MONEY, r"\$": _MONEY, "$": _MONEY, "buck": _MONEY,
     "cent": _basic("dollar", "0.01"), "¢": _basic("dollar", "0.01"), "€": _basic("euro"), "euro": _basic("euro"),
-    "EUR": _basic("euro"), "£": _basic("sterling"), "GBP": _basic("sterling"), "¥": _basic("yen"), "yen": _basic("yen"),
+    "EUR": _basic("euro"), "£": _STERLING, "GBP": _STERLING, "quid": _STERLING,
+    "pence": _STERLING.by("0.01"), "¥": _basic("yen"), "yen": _basic("yen"),
     "yuan": _basic("yuan"), "RMB": _basic("yuan"), "CNY": _basic("yuan"), "₹": _basic("rupee"), "rupee": _basic("rupee"),
     "Rs": _basic("rupee"), r"\Omega": _OHM, "people": _basic("person"), "child": _basic("child"),
     "children": _basic("child"), "men": _basic("man"), "women": _basic("woman"), "mice": _basic("mouse"),
     "Å": _basic("metre", "1e-10"), "Mbps": _BIT.times(_SECOND, -1).by(10**6),
 }  # fmt: skip
-_CURRENCIES = {r"\$", "$", "€", "£", "¥", "₹"}
+_CURRENCIES = {r"\$", "$", "€", "£", "¥", "₹", "USD", "EUR", "GBP", "CNY", "RMB", "Rs"}
+_OF_TWO_WORDS: dict[tuple[str, str], Unit] = {
+    ("fl", "oz"): _LITRE.by("0.0295735295625"), ("fluid", "ounce"): _LITRE.by("0.0295735295625"),
+    ("metric", "ton"): _basic("kilogram", 1000), ("metric", "tonne"): _basic("kilogram", 1000),
+    ("electron", "volt"): _ELECTRON_VOLT, ("nautical", "mile"): _basic("metre", 1852),
+    ("light", "year"): _basic("metre", 9_460_730_472_580_800),
+}  # fmt: skip
 _NO_LETTERS = {"unit", "units"}
 """Words for a unit that nobody names."""
 _AREAS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _POWERS = {"squared": 2, "cubed": 3, "sq": 2}
-_PLAIN_LETTERS = set("mgshNJWVAFCLlK")
+_PLAIN_LETTERS = set("mgshNJWVAFCLlKTHt")
 """Single letters that are units even if they are not upright (`6 s`); other letters are variables."""
+_RARE_UNITS = set("THt")
+"""Letters that are variables more often than units, even behind a space: `2 t`."""
 _NO_UNITS = {
     "or", "and", "if", "when", "to", "is", "are", "not", "no", "more", "less", "than", "plus", "minus", "times", "over", "mod",
     "with", "where", "for", "by", "of", "at", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "max", "gcd", "lcm",
@@ -306,13 +329,27 @@ class _Reader:
             return self._temperature() or _DEGREE
         if word == "ms" and _has_negative_exponent(self._nodes[self._place :]):
             return _SECOND.times(_METRE, 1).times(_SECOND, self._exponent(1) - 1)  # m s^{-1} without a space
-        unit = known_unit(word)
+        unit = self._of_two_words(word) or known_unit(word)
         if unit is not None:
+            following = self._nodes[self._place] if self._place < len(self._nodes) else None
             if following is not None and is_sign(following, "."):
                 self._place += 1
             return unit
         is_word = len(word) >= (2 if node.upright else 3) and word.lower() not in _NO_UNITS
         return _counted(word) if is_word and not self._known_only and (node.upright or node.spaced) else None
+
+    def _of_two_words(self, first: str) -> Unit | None:
+        """Returns the unit of `fl oz` or `metric tons`, whose second word comes next, maybe behind a point."""
+        place = self._place
+        if place < len(self._nodes) and is_sign(self._nodes[place], "."):
+            place += 1
+        second = self._word(self._nodes[place]) if place < len(self._nodes) else ""
+        unit = _OF_TWO_WORDS.get((first.lower(), second)) or _OF_TWO_WORDS.get(
+            (first.lower(), second.removesuffix("s"))
+        )
+        if unit is not None:
+            self._place = place + 1
+        return unit
 
     def _in_parentheses(self) -> Unit | None:
         for length, node in enumerate(self._nodes[self._place :]):
@@ -383,7 +420,9 @@ def _has_negative_exponent(nodes: Sequence[Node]) -> bool:
 def is_ambiguous(nodes: Sequence[Node]) -> bool:
     """Returns whether nodes behind a number may be variables as well as a unit: `s` in `6s`, `m^2` in `3m^2`."""
     first = nodes[0]
-    if not isinstance(first, Token) or first.kind != "letters" or first.spaced or first.upright:
+    if not isinstance(first, Token) or first.kind != "letters" or first.upright:
+        return False
+    if first.spaced and first.text not in _RARE_UNITS:
         return False
     if len(nodes) > 1 and not (len(nodes) == 3 and is_sign(nodes[1], "^")):
         return False

@@ -99,6 +99,14 @@ def test_hallusionbenchs_rows_know_question_figure_and_set() -> None:
     assert formats.hallusionbench(HALLUSIONBENCH | {"figure_id": 0})["groups"]["figure"] == "VD/math/3/0"
 
 
+def test_hallusionbenchs_numbers_may_be_floats_or_truths() -> None:
+    """A table with an empty cell holds 0 as 0.0; figure 0 of VS is still none."""
+    row = HALLUSIONBENCH | {"category": "VS", "figure_id": 0.0, "set_id": 3.0, "gt_answer": 1.0}
+    problem = formats.hallusionbench(row)
+    assert (problem["answer"], problem["groups"]["figure"], problem["cluster"]) == ("yes", "", "VS/math/3")
+    assert formats.hallusionbench(HALLUSIONBENCH | {"gt_answer": False})["answer"] == "no"
+
+
 def test_wemaths_rows_know_their_group_and_step() -> None:
     problem = formats.wemath(WEMATH)
     assert graded(problem) == ("choice", "B", ["3", "4", "5", "No correct answer"])

@@ -48,6 +48,7 @@ def test_a_path_with_a_colon_that_exists_is_a_path(name: str, tmp_path: Path, mo
         (":rows.parquet", "'' is no benchmark"),
         ("mathvista:", "no data; give mathvista:SOURCE"),
         ("MathVista", "a benchmark without data; give mathvista:SOURCE"),
+        ("MathVista@testmini", "a benchmark without data; give mathvista:SOURCE"),
     ],
 )
 def test_a_wrong_name_is_refused_with_those_there_are(written: str, words: str) -> None:
