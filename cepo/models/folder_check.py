@@ -33,7 +33,9 @@ _COPIED = (".json", ".jinja", ".txt", ".model")
 _NAMES_OF_FILES = re.compile(r".*_(file|files|path|paths|dir|folder)|init_inputs|transformers_weights|vocab|merges")
 """Entries that make transformers open a file."""
 _NAMES_OF_CODE = ("auto_map", "custom_pipelines", "custom_generate")
-_HARMLESS_NAMES = re.compile(r"_?name_or_path|.*_tokens?|added_tokens_decoder|content|template|special_tokens_map_file")
+_HARMLESS_NAMES = re.compile(
+    r"\w*name_or_path|.*_tokens?|added_tokens_decoder|content|template|special_tokens_map_file"
+)
 """Entries with a text that nothing opens: a token may look like a path, and folders say where they once were."""
 _PATH = re.compile(r"[/~\\]|[A-Za-z]:[/\\]|.*://|(.*[/\\])?\.\.([/\\]|$)")
 
