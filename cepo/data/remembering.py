@@ -158,7 +158,7 @@ def _templates(processing: Processing) -> Sequence[str]:
 def _code_digest() -> str:
     """Returns a digest of the modules by which rows are read and measured, so that a change of one is a new identity."""
     package = Path(cepo.__file__).parent
-    files = [package / "foreign_files.py"]
+    files = [package / "files" / "foreign.py"]
     for name in _FOLDERS_OF_CODE:
         files += sorted((package / name).glob("*.py"))
     digest = hashlib.sha256(cepo.__version__.encode())

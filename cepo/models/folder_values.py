@@ -103,7 +103,11 @@ def check_config(file: Path, config: Fields) -> None:
                 _require_range(file, f"{path}{name}", value, *_CONFIG_RANGES[name])
         _check_layers(file, path, tree)
         for name, value in tree.items():
-            if name.endswith(("token_id", "token_index")):
+            # SmolVLM2 states a padding beyond its vocabulary beside its text model's, which is the one that is used.
+            is_unused = (
+                not path and name == "pad_token_id" and type(value) is int and is_mapping(config.get("text_config"))
+            )
+            if name.endswith(("token_id", "token_index")) and not is_unused:
                 _check_tokens(file, f"{path}{name}", value, config)
             if name in ("dtype", "torch_dtype") and not _is_type(value):
                 raise DataError(f"{file}: {path}{name} is {value!r:.100}; accepted: {', '.join(_TYPES)}")

@@ -14,8 +14,8 @@ UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+"
 CAPITALS = rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*"
 SLASHED = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-HAN = r"[\p{Han}]+"
 NO_HAN = r"&&[^\p{Han}]"
+KIMI = rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lo}}{NO_HAN}]*[\p{{Ll}}\p{{Lo}}{NO_HAN}]+{CONTRACTIONS}?"
 GENUINE = {
     "Qwen2, Qwen3, InternVL3": CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + ENDS,
     "Qwen3.5": CONTRACTIONS
@@ -27,14 +27,14 @@ GENUINE = {
     + ENDS,
     "Mistral's tekken": rf"{CASED}|{CAPITALS}|\p{{N}}{SLASHED}",
     "GPT-4o, Phi-4": rf"{CASED}{CONTRACTIONS}?|{CAPITALS}{CONTRACTIONS}?|\p{{N}}{{1,3}}{SLASHED}",
-    "Kimi K2": rf"{HAN}|[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lo}}{NO_HAN}]*[\p{{Ll}}\p{{Lo}}{NO_HAN}]+{CONTRACTIONS}?|\p{{N}}{{1,3}}"
-    + ENDS,
+    "Kimi K2": rf"[\p{{Han}}]+|{KIMI}|\p{{N}}{{1,3}}" + ENDS,
     "GPT-2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     "GPT-2's first form": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     "DeepSeek's scripts": "[一-龥ࠀ-一가-퟿]+",
     "DeepSeek's line ends": r"[\r\n]",
     "DeepSeek's words": r"\s?\p{L}+",
-    "DeepSeek V3": r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "DeepSeek V3": r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"
+    + r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     "BLOOM": r" ?[^(\s|.,!?…。，、।۔،)]+",
     "Falcon's digits": "[0-9][0-9][0-9]",
     "Jais 2": r"\s*[\r\n]+|\s{512}(?!\S)|\s{256}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}",
