@@ -27,6 +27,8 @@ _CHECKED = (
     CONFIG, GENERATION_CONFIG, _TOKENIZER_CONFIG, _SPECIAL_TOKENS, *_PROCESSORS, "chat_template.json", "added_tokens.json",
 )  # fmt: skip
 """The JSON files that transformers reads, except the tokenizer's own."""
+_TIED = "lm_head.weight"
+"""A weight that an index may name though no file has it; a head that is not tied must exist (`weights_check`)."""
 _COPIED = (".json", ".jinja", ".txt", ".model")
 """Files whose content a merge copies into its own folder. Weights may be links to another disk."""
 
@@ -96,7 +98,7 @@ def check_index(folder: Path) -> None:
             raise DataError(f"{index} names {file[:100]!a}, which is no file of safetensors")
         try:
             with safe_open(folder / file, "pt") as tensors:
-                missing = sorted({name for name, place in names.items() if place == file} - set(tensors.keys()))
+                missing = sorted({name for name, place in names.items() if place == file} - {*tensors.keys(), _TIED})
         except (OSError, SafetensorError, ValueError) as error:
             raise DataError(f"{folder / file}, which {WEIGHTS_INDEX} names, cannot be read: {error}") from error
         if missing:

@@ -35,8 +35,6 @@ KINDS = {
         "Sequence",
         "NFC",
         "NFD",
-        "NFKC",
-        "NFKD",
         "Lowercase",
         "Strip",
         "StripAccents",

@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from cepo.microgeo.world import ASSETS
 from cepo.models.folder_check import check_model_folder
+from cepo.models.pretrained import load_model
 from cepo.models.processing import Processing
 
 MEAN, STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
@@ -277,7 +281,7 @@ FAMILIES: dict[str, Mapping[str, Mapping[str, Any]]] = {
             "end_of_utterance_token": "<end_of_utterance>",
             "extra_special_tokens": {"image_token": "<image>", "fake_image_token": "<fake_token_around_image>"},
         },
-        "generation_config.json": {"bos_token_id": 1, "eos_token_id": 49279, "pad_token_id": 2},
+        "generation_config.json": {"bos_token_id": 1, "eos_token_id": 49279, "pad_token_id": 128002},
     },
     "Idefics3": {
         "config.json": {
@@ -453,3 +457,47 @@ def test_files_that_nothing_reads_are_left_alone(tmp_path: Path) -> None:
         (folder / name).write_bytes(b"x")
     (folder / "trainer_state.json").write_text('{"best_model_checkpoint": "/tmp/x"}', encoding="utf-8")
     assert Processing(str(folder)).encode_text("2 + 3")
+
+
+def test_an_index_may_name_a_tied_head(tmp_path: Path) -> None:
+    """Some programs list `lm_head.weight` and store the embeddings alone; transformers ties them."""
+    folder = tmp_path / "model"
+    shutil.copytree(ASSETS, folder)
+    tensors = load_file(folder / "model.safetensors")
+    places = dict.fromkeys([*tensors, "lm_head.weight"], "model-00001-of-00001.safetensors")
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}), encoding="utf-8")
+    model: Any = load_model(str(folder), dtype=torch.float32, trust_remote_code=False, override_config={})
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+
+
+def test_qwen_weights_of_the_old_names_are_loaded(tmp_path: Path) -> None:
+    """Published Qwen2.5-VL checkpoints have `visual.*` and `model.layers.*`, without a part for the language model."""
+    rotations = {"rope_type": "default", "mrope_section": [2, 3, 3]}
+    text = {
+        "vocab_size": 300,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    tower = {"depth": 2, "hidden_size": 64, "out_hidden_size": 64, "intermediate_size": 64, "num_heads": 4}
+    tokens = {"image_token_id": 5, "video_token_id": 6, "vision_start_token_id": 7, "vision_end_token_id": 8}
+    config = Qwen2_5_VLConfig(
+        text_config=text
+        | {"num_key_value_heads": 2, "rope_parameters": rotations}
+        | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
+        vision_config=tower | {"fullatt_block_indexes": [1]},
+        **tokens,
+    )
+    model = Qwen2_5_VLForConditionalGeneration(config).float()
+    model.save_pretrained(tmp_path)
+    old = {
+        name.replace("model.visual.", "visual.").replace("model.language_model.", "model."): weight.clone()
+        for name, weight in model.state_dict().items()
+    }
+    old["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
+    save_file(old, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    loaded = load_model(str(tmp_path), dtype=torch.float32, trust_remote_code=False, override_config={})
+    pairs = zip(model.state_dict().values(), loaded.state_dict().values(), strict=True)
+    assert all(torch.equal(first, second) for first, second in pairs)

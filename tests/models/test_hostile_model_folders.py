@@ -444,7 +444,7 @@ NOT_DATA: dict[str, tuple[Change, str]] = {
         entry("generation_config.json", eos_token_id=500),
         "numbers of tokens from 0 to 499",
     ),
-    "a padding beyond the vocabulary": (entry("generation_config.json", pad_token_id=10**6), "pad_token_id is 1000000"),
+    "a padding beyond the vocabulary": (sizes("text_config", pad_token_id=10**6), "pad_token_id is 1000000"),
     "an image token beyond the vocabulary": (entry("config.json", image_token_id=500), "image_token_id is 500"),
     "end tokens in a mapping": (sizes("text_config", eos_token_id={"a": 1}), "eos_token_id is"),
 }
