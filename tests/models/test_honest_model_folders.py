@@ -466,7 +466,9 @@ def test_an_index_may_name_a_tied_head(tmp_path: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     places = dict.fromkeys([*tensors, "lm_head.weight"], "model-00001-of-00001.safetensors")
     (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}), encoding="utf-8")
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": places}), encoding="utf-8"
+    )
     model: Any = load_model(str(folder), dtype=torch.float32, trust_remote_code=False, override_config={})
     assert model.lm_head.weight is model.get_input_embeddings().weight
 
