@@ -13,7 +13,9 @@ _LONGEST = 2_000
 _MOST_ALTERNATIVES = 64
 _MOST_CHOICES = 100
 _MOST_UNBOUNDED = 3
-_ROW = 2_000
+_ROW = 700
+_SEPARATORS = ("\x01", " ", "\n", "a", "A", "1", ".", "中")
+"""What ends a row: a character of each kind, because a repetition is slow only where what follows it does not match."""
 _MOST_ROWS = 1_000
 _COMMON = "aA1 \n\t.'é\u0301中ーǅ🙂_-"
 """Characters of the classes that tokenizers tell apart."""
@@ -50,7 +52,8 @@ def fault_of(pattern: str) -> str | None:
 def rows(pattern: str) -> list[str]:
     """Returns texts on which a pattern is slow if its repetitions overlap: long rows of each of its characters."""
     characters = sorted(set(_COMMON) | _read(pattern).characters)[:_MOST_ROWS]
-    return [character * _ROW + "\x01" for character in characters]
+    ending = "\x01".join(characters)  # the engine searches no text that lacks what a pattern needs
+    return ["".join(character * _ROW + end for end in _SEPARATORS) + ending for character in characters]
 
 
 def _read(pattern: str) -> _Reader:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+
 import pytest
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
@@ -88,3 +92,22 @@ def test_rows_have_the_characters_of_the_pattern() -> None:
     """`q` and `z` are ends of a range, and `x` a code."""
     characters = {row[0] for row in rows(r"[q-z]*\x78*é")}
     assert characters >= {"q", "z", "x", "é", "a", " ", "\n"}
+
+
+@pytest.mark.parametrize("pattern", ["a*a*a*b", r"[q-s]*[r-t]*[r-s]*\S\x01", r"\w*\d*\w*!", r"z*z*z*[^z\x01\n 1aA.中]"])
+def test_overlapping_repetitions_are_slow_on_the_rows(pattern: str) -> None:
+    """Three of them take n^4 / 24 steps for n equal characters: 10^10 for a row, so that a limit ends them: that of time, or the engine's own."""
+    assert fault_of(pattern) is None
+    program = f"""
+import resource
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Split
+from cepo.models.split_pattern import rows
+resource.setrlimit(resource.RLIMIT_CPU, (2, 2))
+split = Split(Regex({pattern!r}), "isolated")
+for row in rows({pattern!r}):
+    split.pre_tokenize_str(row)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    out_of_time = ended.returncode in (-signal.SIGXCPU, -signal.SIGKILL)
+    assert out_of_time or b"retry-limit-in-match over" in ended.stderr, ended.stderr.decode()
