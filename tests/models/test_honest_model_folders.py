@@ -484,7 +484,12 @@ def test_qwen_weights_of_the_old_names_are_loaded(tmp_path: Path) -> None:
         "num_attention_heads": 4,
     }
     tower = {"depth": 2, "hidden_size": 64, "out_hidden_size": 64, "intermediate_size": 64, "num_heads": 4}
-    tokens = {"image_token_id": 5, "video_token_id": 6, "vision_start_token_id": 7, "vision_end_token_id": 8}
+    tokens: dict[str, Any] = {
+        "image_token_id": 5,
+        "video_token_id": 6,
+        "vision_start_token_id": 7,
+        "vision_end_token_id": 8,
+    }
     config = Qwen2_5_VLConfig(
         text_config=text
         | {"num_key_value_heads": 2, "rope_parameters": rotations}
