@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from cepo.errors import DataError
+
 _LONGEST = 2_000
 _MOST_ALTERNATIVES = 64
 _MOST_CHOICES = 100
@@ -36,15 +38,11 @@ class _Cost:
     unbounded: int = 0
 
 
-class _UnboundedError(ValueError):
-    """The pattern has something that this module does not know, or too many ways to match."""
-
-
 def fault_of(pattern: str) -> str | None:
     """Returns why a pattern may take forever, or None if its time is bounded."""
     try:
         _read(pattern)
-    except _UnboundedError as error:
+    except DataError as error:
         return str(error)
     return None
 
@@ -58,11 +56,11 @@ def rows(pattern: str) -> list[str]:
 
 def _read(pattern: str) -> _Reader:
     if len(pattern) > _LONGEST:
-        raise _UnboundedError(f"it has {len(pattern):,} characters; accepted: at most {_LONGEST:,}")
+        raise DataError(f"it has {len(pattern):,} characters; accepted: at most {_LONGEST:,}")
     reader = _Reader(pattern)
     reader.read_alternatives()
     if reader.place < len(pattern):
-        raise _UnboundedError("it has a bracket without its counterpart")
+        raise DataError("it has a bracket without its counterpart")
     return reader
 
 
@@ -84,7 +82,7 @@ class _Reader:
             cost = self._read_sequence()
             total = _Cost(total.choices + cost.choices, max(total.unbounded, cost.unbounded))
         if number > _MOST_ALTERNATIVES:
-            raise _UnboundedError(f"it has {number} alternatives; accepted: at most {_MOST_ALTERNATIVES}")
+            raise DataError(f"it has {number} alternatives; accepted: at most {_MOST_ALTERNATIVES}")
         return total
 
     def _rest(self) -> str:
@@ -97,7 +95,7 @@ class _Reader:
             cost = self._repeated(self._read_item(), is_group=is_group)
             total = _Cost(total.choices * cost.choices, total.unbounded + cost.unbounded)
             if total.choices > _MOST_CHOICES or total.unbounded > _MOST_UNBOUNDED:
-                raise _UnboundedError("an alternative of it can match in too many ways")
+                raise DataError("an alternative of it can match in too many ways")
         return total
 
     def _read_item(self) -> _Cost:
@@ -110,7 +108,7 @@ class _Reader:
         elif character == "\\":
             self._read_escape()
         elif character in "?*+{":
-            raise _UnboundedError("it repeats what is repeated already, or nothing")
+            raise DataError("it repeats what is repeated already, or nothing")
         else:
             self.characters.add(character)
             self.place += 1
@@ -119,11 +117,11 @@ class _Reader:
     def _read_group(self) -> _Cost:
         start = _GROUP.match(self.pattern, self.place)
         if start is None:
-            raise _UnboundedError(f"it has a group that begins with {self._rest()[:4]!a}")
+            raise DataError(f"it has a group that begins with {self._rest()[:4]!a}")
         self.place = start.end()
         cost = self.read_alternatives()
         if self.place >= len(self.pattern):
-            raise _UnboundedError("it has a group without an end")
+            raise DataError("it has a group without an end")
         self.place += 1
         return cost
 
@@ -131,7 +129,7 @@ class _Reader:
         """Reads `[...]`, which may have classes in it, as in `[\\p{L}&&[^a]]`."""
         self.place += 2 if self._rest().startswith("[^") else 1
         if self._rest().startswith("]"):
-            raise _UnboundedError("it has a class that begins with a bracket")
+            raise DataError("it has a class that begins with a bracket")
         while self.place < len(self.pattern) and self.pattern[self.place] != "]":
             character = self.pattern[self.place]
             if character == "[":
@@ -142,7 +140,7 @@ class _Reader:
                 self.characters.add(character)
                 self.place += 1
         if self.place >= len(self.pattern):
-            raise _UnboundedError("it has a class without an end")
+            raise DataError("it has a class without an end")
         self.place += 1
 
     def _read_escape(self) -> None:
@@ -157,7 +155,7 @@ class _Reader:
             self.place = code.end()
             return
         if not character or (character not in _CLASS_ESCAPES and character.isalnum()):
-            raise _UnboundedError(f"it has {self._rest()[:4]!a}, which is not read here")
+            raise DataError(f"it has {self._rest()[:4]!a}, which is not read here")
         if not character.isalnum():
             self.characters.add(character)
         elif character in _ESCAPED:
@@ -175,7 +173,7 @@ class _Reader:
             self.place += 1
             low, high = (0, 1) if sign == "?" else (0, None)
         if is_group and high != 1:
-            raise _UnboundedError("it repeats a group")
+            raise DataError("it repeats a group")
         suffix = self.pattern[self.place : self.place + 1]
         if suffix == "?" or (suffix == "+" and sign != "{"):  # reluctant, or possessive
             self.place += 1
@@ -187,7 +185,7 @@ class _Reader:
     def _read_braces(self) -> tuple[int, int | None]:
         braces = _BRACES.match(self.pattern, self.place)
         if braces is None:
-            raise _UnboundedError("it has a brace that is no number of repetitions")
+            raise DataError("it has a brace that is no number of repetitions")
         self.place = braces.end()
         low = int(braces[1])
         if not braces[2]:
