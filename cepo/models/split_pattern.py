@@ -15,7 +15,7 @@ _LONGEST = 2_000
 _MOST_ALTERNATIVES = 64
 _MOST_CHOICES = 100
 _MOST_UNBOUNDED = 3
-_ROW = 700
+_ROW = 3_000
 _SEPARATORS = ("\x01", " ", "\n", "a", "A", "1", ".", "中")
 """What ends a row: a character of each kind, because a repetition is slow only where what follows it does not match."""
 _MOST_ROWS = 1_000
