@@ -110,7 +110,9 @@ def _check_names(file: Path, tree: Fields, config: Fields, *, trusted: bool) -> 
     for name, value in entries(tree):
         if value is None or name == "chat_template":
             continue
-        if name in _NAMES_OF_CODE and not trusted:
+        # Phi-3 brings code for programs without its classes. transformers has its own for the supported families.
+        is_unused = value is config.get("auto_map") and config.get("model_type") in _SUPPORTED
+        if name in _NAMES_OF_CODE and not trusted and not is_unused:
             raise DataError(f"{file}: {name} names code that comes with the model; trust_remote_code is off")
         if not trusted:
             _check_class(file, name, value, config)

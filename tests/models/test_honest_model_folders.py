@@ -508,3 +508,18 @@ def test_qwen_weights_of_the_old_names_are_loaded(tmp_path: Path) -> None:
     loaded = load_model(str(tmp_path), dtype=torch.float32, trust_remote_code=False, override_config={})
     pairs = zip(model.state_dict().values(), loaded.state_dict().values(), strict=True)
     assert all(torch.equal(first, second) for first, second in pairs)
+
+
+def test_code_beside_a_supported_model_is_not_run(tmp_path: Path) -> None:
+    """Phi-3 has an `auto_map` and modules, for versions of transformers without its classes."""
+    folder, trace = tmp_path / "model", tmp_path / "it_ran"
+    shutil.copytree(ASSETS, folder)
+    names = ("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoTokenizer")
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config["auto_map"] = dict.fromkeys([*names, "AutoProcessor", "AutoImageProcessor"], "modeling_x.X")
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (folder / "modeling_x.py").write_text(f"import os\nos.mkdir({str(trace)!r})\nclass X: ...\n", encoding="utf-8")
+    assert Processing(str(folder)).encode_text("2 + 3")
+    model = load_model(str(folder), dtype=torch.float32, trust_remote_code=False, override_config={})
+    assert type(model).__module__.startswith("transformers.models.")
+    assert not trace.exists()

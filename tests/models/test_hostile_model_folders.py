@@ -241,7 +241,10 @@ NOT_DATA: dict[str, tuple[Change, str]] = {
         entry("tokenizer_config.json", auto_map={"AutoTokenizer": [None, "x.Y"]}),
         "auto_map names code",
     ),
-    "code of the model": (entry("config.json", auto_map={"AutoModel": "x.Y"}), "auto_map names code"),
+    "code of the model": (
+        entry("config.json", auto_map={"AutoModel": "x.Y"}, model_type="unheard_of"),
+        "auto_map names code",
+    ),
     "code of a part": (sizes("text_config", auto_map={"AutoModel": "evil/x--x.Y"}), "auto_map names code"),
     "code of the processor": (
         entry("preprocessor_config.json", auto_map={"AutoProcessor": "x.Y"}),

@@ -94,7 +94,9 @@ def test_rows_have_the_characters_of_the_pattern() -> None:
     assert characters >= {"q", "z", "x", "é", "a", " ", "\n"}
 
 
-@pytest.mark.parametrize("pattern", ["a*a*b", "a*a*a*b", r"[q-s]*[r-t]*[r-s]*\S\x01", r"\w*\d*\w*!", r"z*z*z*[^z\x01\n 1aA.中]"])
+@pytest.mark.parametrize(
+    "pattern", ["a*a*b", "a*a*a*b", r"[q-s]*[r-t]*[r-s]*\S\x01", r"\w*\d*\w*!", r"z*z*z*[^z\x01\n 1aA.中]"]
+)
 def test_overlapping_repetitions_are_slow_on_the_rows(pattern: str) -> None:
     """Two of them take n^3 / 6 steps for n equal characters: 4.5 * 10^9 for a row of 3,000.
 
