@@ -1,8 +1,8 @@
 """Reads the settings that a run has recorded in its `config.yaml`.
 
 A run folder may have been downloaded. What such a record may decide is the list in this module: keys of columns, lengths,
-sizes, sampling, and a reward that computes and does nothing else, with numbers. Everything that could open a host, a
-file, a model or a program needs the command line, or a configuration that the user names.
+sizes, sampling, and a reward that computes and does nothing else, with numbers of usual size. Everything that could open
+a host, a file, a model or a program needs the command line, or a configuration that the user names.
 
 A record that a run of this user's has written (`cepo.config.own_records`) may decide more: it repeats what he has chosen
 himself. References to the environment, remote code and other reward files need his word even there.
@@ -11,6 +11,7 @@ himself. References to the environment, remote code and other reward files need 
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -123,8 +124,24 @@ _REWARD_NAME = "compute_score"
 _QUESTION = re.compile(r"\{\{-?\s*content\s*(\|\s*trim\s*)?-?\}\}")
 _STATEMENT = re.compile(r"\{[{%#]")
 _MODULE_NAMES = re.compile(r"[A-Za-z0-9_., -]+")
-_MOST_PIXELS = 64_000_000
-"""The most pixels of an image file; a record cannot ask to enlarge images beyond it."""
+_LARGEST = {
+    "min_pixels": 64_000_000,  # the most pixels of an image file: a record cannot ask to enlarge images beyond it
+    "max_pixels": 64_000_000,
+    "video_fps": 1_000,
+    "n": 1_024,
+    "rank": 65_536,
+    "tensor_parallel_size": 1_024,
+    "max_prompt_length": 10_000_000,
+    "max_response_length": 10_000_000,
+    "max_model_len": 10_000_000,
+    "max_num_seqs": 1_000_000,
+    "val_batch_size": 1_000_000,
+    "timeout_seconds": 86_400,
+    "seed": 2**63 - 1,
+}
+_LONGEST_TEXT = 10_000
+_LARGEST_NUMBER = 10**9
+"""The largest numbers that a stranger's record may decide: larger ones would fill the memory, or never end."""
 
 
 @dataclass(frozen=True)
@@ -247,13 +264,29 @@ def _may_decide(key: str, value: object, functions: Mapping[str, str] | None) ->
     if key.startswith(f"{_KEYWORDS}."):
         return functions is not None and _is_listed_keyword(key.removeprefix(f"{_KEYWORDS}."), value, functions)
     if key in LISTED:
-        return not (key.endswith("_pixels") and isinstance(value, int) and value > _MOST_PIXELS)
+        number = _number(value)
+        if number is None:
+            return not isinstance(value, str) or len(value) <= _LONGEST_TEXT
+        return abs(number) <= _LARGEST.get(key.rpartition(".")[2], _LARGEST_NUMBER)
     if key in (CHAT_TEMPLATE, FORMAT_PROMPT):
         return value is not None  # `_require_file_of_run` decides
     if key == f"{MODEL}.lora.target_modules":
-        return isinstance(value, str) and _MODULE_NAMES.fullmatch(value) is not None
+        return isinstance(value, str) and len(value) <= _LONGEST_TEXT and _MODULE_NAMES.fullmatch(value) is not None
     shipped = {TRAIN_FILES: MICROGEO_DATA, VAL_FILES: MICROGEO_DATA, _MODEL_PATH: MICROGEO_MODELS}
     return value in shipped.get(key, ())
+
+
+def _number(value: object) -> float | None:
+    """Returns the number that a setting is read as, which may stand in the file as a text; None if it is none."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if not isinstance(value, str | float):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return math.inf if math.isnan(number) else number
 
 
 def _listed_functions(value: object) -> dict[str, str] | None:
@@ -275,7 +308,8 @@ def _listed_functions(value: object) -> dict[str, str] | None:
 
 def _is_listed_keyword(name: str, value: object, functions: Fields) -> bool:
     """Returns whether a keyword, with several functions below the name of its function's file, is a listed number."""
-    if not isinstance(value, bool | int | float):
+    number = _number(value)
+    if not isinstance(value, bool | int | float) or (number is not None and not abs(number) <= _LARGEST_NUMBER):
         return False
     if len(functions) == 1:
         return name in LISTED_REWARDS[next(iter(functions))]
@@ -302,8 +336,8 @@ def _refusal(record: Record, refused: Fields) -> str:
     arguments = ", ".join(dict.fromkeys(_remedy(key) for key in refused))
     return (
         f"{record.file} was not recorded by a run of yours, and the record of a stranger decides no host, file, data, model, "
-        f"tokenizer or program: give {arguments} yourself, or the whole file as config={record.file} (cepo merge: --config) if "
-        "you trust it. It has:\n" + "\n".join(lines)
+        f"tokenizer, program or huge number: give {arguments} yourself, or the whole file as config={record.file} (cepo merge: "
+        "--config) if you trust it. It has:\n" + "\n".join(lines)
     )
 
 

@@ -27,13 +27,17 @@ _CHECKED = (
     CONFIG, GENERATION_CONFIG, _TOKENIZER_CONFIG, _SPECIAL_TOKENS, *_PROCESSORS, "chat_template.json", "added_tokens.json",
 )  # fmt: skip
 """The JSON files that transformers reads, except the tokenizer's own."""
+_TIED = "lm_head.weight"
+"""A weight that an index may name though no file has it; a head that is not tied must exist (`weights_check`)."""
 _COPIED = (".json", ".jinja", ".txt", ".model")
 """Files whose content a merge copies into its own folder. Weights may be links to another disk."""
 
 _NAMES_OF_FILES = re.compile(r".*_(file|files|path|paths|dir|folder)|init_inputs|transformers_weights|vocab|merges")
 """Entries that make transformers open a file."""
 _NAMES_OF_CODE = ("auto_map", "custom_pipelines", "custom_generate")
-_HARMLESS_NAMES = re.compile(r"_?name_or_path|.*_tokens?|added_tokens_decoder|content|template|special_tokens_map_file")
+_HARMLESS_NAMES = re.compile(
+    r"\w*name_or_path|.*_tokens?|added_tokens_decoder|content|template|special_tokens_map_file"
+)
 """Entries with a text that nothing opens: a token may look like a path, and folders say where they once were."""
 _PATH = re.compile(r"[/~\\]|[A-Za-z]:[/\\]|.*://|(.*[/\\])?\.\.([/\\]|$)")
 
@@ -94,7 +98,7 @@ def check_index(folder: Path) -> None:
             raise DataError(f"{index} names {file[:100]!a}, which is no file of safetensors")
         try:
             with safe_open(folder / file, "pt") as tensors:
-                missing = sorted({name for name, place in names.items() if place == file} - set(tensors.keys()))
+                missing = sorted({name for name, place in names.items() if place == file} - {*tensors.keys(), _TIED})
         except (OSError, SafetensorError, ValueError) as error:
             raise DataError(f"{folder / file}, which {WEIGHTS_INDEX} names, cannot be read: {error}") from error
         if missing:
@@ -106,7 +110,9 @@ def _check_names(file: Path, tree: Fields, config: Fields, *, trusted: bool) -> 
     for name, value in entries(tree):
         if value is None or name == "chat_template":
             continue
-        if name in _NAMES_OF_CODE and not trusted:
+        # Phi-3 brings code for programs without its classes. transformers has its own for the supported families.
+        is_unused = value is config.get("auto_map") and config.get("model_type") in _SUPPORTED
+        if name in _NAMES_OF_CODE and not trusted and not is_unused:
             raise DataError(f"{file}: {name} names code that comes with the model; trust_remote_code is off")
         if not trusted:
             _check_class(file, name, value, config)

@@ -103,7 +103,11 @@ def check_config(file: Path, config: Fields) -> None:
                 _require_range(file, f"{path}{name}", value, *_CONFIG_RANGES[name])
         _check_layers(file, path, tree)
         for name, value in tree.items():
-            if name.endswith(("token_id", "token_index")):
+            # SmolVLM2 states a padding beyond its vocabulary beside its text model's, which is the one that is used.
+            is_unused = (
+                not path and name == "pad_token_id" and type(value) is int and is_mapping(config.get("text_config"))
+            )
+            if name.endswith(("token_id", "token_index")) and not is_unused:
                 _check_tokens(file, f"{path}{name}", value, config)
             if name in ("dtype", "torch_dtype") and not _is_type(value):
                 raise DataError(f"{file}: {path}{name} is {value!r:.100}; accepted: {', '.join(_TYPES)}")
@@ -250,6 +254,8 @@ def _check_tokens(file: Path, name: str, value: object, config: Fields) -> None:
     """Refuses ids that are not in the vocabulary. None and, for padding, -1 mean that there is no such token."""
     size = vocabulary_size(config)
     ids = value if is_list(value) else [value]
+    if name == "pad_token_id" and type(value) is int and is_mapping(config.get("text_config")):
+        return  # SmolVLM2 has a padding beyond its vocabulary there; the text model's own is the one that is used
     may_be_absent = not is_list(value)
     for index in ids:
         if may_be_absent and (index is None or (index == -1 and name.endswith("pad_token_id"))):

@@ -13,6 +13,7 @@ from typing import Any
 from cepo.errors import DataError
 from cepo.files.foreign import read_json
 from cepo.files.trees import Fields, is_list, is_mapping
+from cepo.models import split_pattern
 
 _MOST_PARTS = 12
 _LONGEST_TEXT = 1_000
@@ -27,44 +28,34 @@ _PROBE = (
 )
 """Letters, digits, spaces and line ends in long rows, symbols, and several scripts."""
 
-_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORD_ENDS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+"
-_CAPITALS = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
-_SLASHED_ENDS = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-PATTERNS = frozenset(
-    {
-        # Qwen2, Qwen2.5, Qwen3, InternVL3, LLaVA-OneVision
-        _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _WORD_ENDS,
-        # Qwen3.5
-        _CONTRACTIONS
-        + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        # Llama 3, Idefics3, SmolLM3, OLMo 2
-        _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _WORD_ENDS,
-        # the same with possessive quantifiers, as tiktoken has it
-        _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
-        # Mistral's tekken
-        rf"{_CASED}|{_CAPITALS}|\p{{N}}{_SLASHED_ENDS}",
-        # Phi-4 and other tokenizers like that of GPT-4o
-        rf"{_CASED}{_CONTRACTIONS}?|{_CAPITALS}{_CONTRACTIONS}?|\p{{N}}{{1,3}}{_SLASHED_ENDS}",
-        # GPT-2
-        r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-        # Llama 2 and others after sentencepiece
-        r"\s+",
-        r" {2,}",
-    }
-)
-"""The regular expressions by which the supported families split texts."""
+_REPLACED = (r"\s+", r" {2,}")
+"""Expressions whose matches a `Replace` may replace: they match no empty text, so that a text becomes no longer."""
 KINDS = {
-    "normalizer": {"Sequence", "NFC", "Prepend", "Replace"},
-    "pre_tokenizer": {"Sequence", "Split", "ByteLevel", "Digits", "Metaspace"},
+    "normalizer": {
+        "Sequence",
+        "NFC",
+        "NFD",
+        "Lowercase",
+        "Strip",
+        "StripAccents",
+        "Prepend",
+        "Replace",
+    },
+    "pre_tokenizer": {
+        "Sequence",
+        "Split",
+        "ByteLevel",
+        "Digits",
+        "Metaspace",
+        "Punctuation",
+        "Whitespace",
+        "WhitespaceSplit",
+    },
     "post_processor": {"Sequence", "ByteLevel", "TemplateProcessing"},
     "decoder": {"Sequence", "ByteLevel", "ByteFallback", "Fuse", "Strip", "Replace", "Metaspace"},
     "model": {"BPE"},
 }
-"""The kinds of parts in the tokenizers of the supported families."""
+"""The kinds of parts in the tokenizers of the supported families, and others as simple that decide no more."""
 
 
 def read_tokenizer(request: Fields) -> tuple[str, Any]:
@@ -76,6 +67,7 @@ def read_tokenizer(request: Fields) -> tuple[str, Any]:
         tree = read_json(file, dict)
         if not request["trusted"]:
             _check_parts(tree)
+            _try_expressions(tree)
         _check_tokens(tree)
         tokenizer = Tokenizer.from_file(str(file))
         tokenizer.no_padding()
@@ -141,11 +133,8 @@ def _check_part(name: str, kind: str, part: Fields) -> None:
         if not is_mapping(pattern) or set(pattern) - {"String", "Regex"}:
             raise DataError(f"its {name} has a {kind} without a pattern")
         regex, text = pattern.get("Regex"), pattern.get("String")
-        if regex is not None and regex not in PATTERNS:
-            raise DataError(
-                f"its {name} splits by the regular expression {str(regex)[:200]!a}, which no supported family has; some take "
-                "forever. If you trust the model, set worker.actor.model.trust_remote_code=true"
-            )
+        if regex is not None:
+            _check_expression(name, kind, str(regex))
         if regex is None and not (isinstance(text, str) and 0 < len(text) <= _LONGEST_TEXT):
             raise DataError(f"its {name} has a {kind} without a pattern")
         content = part.get("content", "")
@@ -154,6 +143,31 @@ def _check_part(name: str, kind: str, part: Fields) -> None:
     for entry in ("prepend", "content", "replacement"):
         if len(str(part.get(entry, ""))) > _LONGEST_TEXT:
             raise DataError(f"its {name} has a long {entry}")
+
+
+def _check_expression(name: str, kind: str, regex: str) -> None:
+    """Refuses a regular expression that may take forever."""
+    fault = split_pattern.fault_of(regex)
+    if kind == "Replace" and regex not in _REPLACED:
+        fault = f"accepted in a Replace: {' and '.join(_REPLACED)}"
+    if fault is not None:
+        raise DataError(
+            f"its {name} has the regular expression {regex[:200]!a}, which may take forever: {fault}. If you trust the model, "
+            "set worker.actor.model.trust_remote_code=true"
+        )
+
+
+def _try_expressions(tree: Fields) -> None:
+    """Splits long rows of characters by each expression; one whose repetitions overlap is not done in time."""
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import Split
+
+    for kind, part in _parts(tree.get("pre_tokenizer"), _kind_of):
+        regex = part["pattern"].get("Regex") if kind == "Split" else None
+        if regex is not None:
+            split = Split(Regex(regex), "isolated")
+            for row in split_pattern.rows(regex):
+                split.pre_tokenize_str(row)
 
 
 def _check_tokens(tree: Fields) -> None:

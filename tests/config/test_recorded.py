@@ -247,6 +247,13 @@ FOREIGN = {
     "an endless pattern": ("worker.actor.model.lora.exclude_modules='((([a-z]+)+)+[.]?)+[A-Z]'",),
     "layers by a pattern": ("worker.actor.model.lora.target_modules='((([a-z]+)+)+[.]?)+[A-Z]'",),
     "images of 10^12 pixels": ("data.min_pixels=1000000000000", "data.max_pixels=1000000000000"),
+    "pixels in words": ("data.max_pixels='999999999999'",),
+    "10^9 samples of a problem": ("worker.rollout.n=1000000000",),
+    "a number of 30 digits": (f"worker.rollout.val_override_config.n={10**30}",),
+    "a response of 10^12 tokens": ("data.max_response_length=1000000000000",),
+    "an adapter of rank 10^9": ("worker.actor.model.lora.rank=1000000000",),
+    "an infinite weight of the reward": ("worker.reward.reward_function_kwargs={format_weight: .inf}",),
+    "a column's name of 10^5 letters": (f"data.prompt_key={'x' * 10**5}",),
     "a setting of nobody": ("data.program=/bin/sh",),
 }  # fmt: skip
 """Settings of a stranger's record, of which each alone is refused."""
@@ -306,6 +313,23 @@ def test_a_strangers_record_opens_nothing(
     assert "s3cret" not in printed.out + printed.err
     assert requests == []
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_anchors_and_merged_keys_of_a_record_are_read_alike(tmp_path: Path) -> None:
+    """`<<: *x` puts the entries of another mapping into a section, and a key may have dots of its own."""
+    step = write_checkpoint(tmp_path / "run")
+    file = tmp_path / "run" / "config.yaml"
+    for record in (
+        "x: &x {image_dir: /etc}\ndata:\n  <<: *x\n",
+        "data: &x {image_dir: /etc}\nworker: *x\n",
+        '"data.image_dir": /etc\n',
+        "data: {? image_dir : /etc}\n",
+        "data: {'image_dir': '/etc'}\n",
+    ):
+        file.write_text(record, encoding="utf-8")
+        with pytest.raises(ConfigError, match=r"data\.image_dir is '/etc'"):
+            recorded_for_evaluation(file, ())
+    assert step.is_dir()
 
 
 def test_a_strangers_record_decides_what_is_listed(tmp_path: Path) -> None:
