@@ -21,6 +21,18 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
     from torch import Tensor
 
+__all__ = [
+    "Distillation",
+    "DivergenceConfig",
+    "Metric",
+    "Metrics",
+    "Reference",
+    "Rollout",
+    "RolloutGroup",
+    "TokenBatch",
+    "TokenSignal",
+]
+
 
 @section
 class DivergenceConfig:

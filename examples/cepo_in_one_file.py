@@ -270,7 +270,7 @@ def train(model: Any, processor: Any, problems: Sequence[Problem], settings: Set
 
 def embedded_world(number: int) -> tuple[str, list[Problem]]:
     """Returns the folder of the embedded model and `number` training problems: the only use of the package `cepo`."""
-    from cepo.microgeo.world import SHAPES
+    from cepo.microgeo import SHAPES
 
     drawn = [SHAPES.generate(0, index, stream="train") for index in range(number)]
     return str(SHAPES.assets), [Problem(SHAPES.draw(each), each.question, each.answer) for each in drawn]

@@ -14,7 +14,7 @@ from datasets import Dataset
 from trl import GRPOConfig
 
 from cepo.integrations.trl import CepoTrainer  # 1. was: from trl import GRPOTrainer
-from cepo.microgeo.world import SHAPES
+from cepo.microgeo import SHAPES
 
 
 def accuracy(completions, answer, **_):

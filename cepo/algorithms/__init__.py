@@ -16,21 +16,42 @@ from cepo.algorithms.registry import (
     register_estimator,
     section_of,
 )
+from cepo.algorithms.settings import (
+    AdvantageConfig,
+    DistillationConfig,
+    NegativeConfig,
+    PositiveConfig,
+    TeacherConfig,
+    WeightConfig,
+)
+from cepo.metrics import fraction, max_value, mean_of, mean_value, min_value, sum_value
 
 __all__ = [
+    "AdvantageConfig",
+    "DistillationConfig",
     "Estimator",
     "EvidenceEstimator",
     "GroupRelativeEstimator",
+    "NegativeConfig",
+    "PositiveConfig",
+    "TeacherConfig",
+    "WeightConfig",
     "WeightedEstimator",
     "available_estimators",
     "build_config",
     "build_estimator",
     "credit",
     "estimator_class",
+    "fraction",
     "group_advantages",
     "load_plugin",
+    "max_value",
+    "mean_of",
+    "mean_value",
+    "min_value",
     "register_estimator",
     "section_of",
+    "sum_value",
 ]
 
 for _module in pkgutil.iter_modules(__path__, f"{__name__}."):  # each method registers itself
