@@ -36,7 +36,7 @@ def check_run(config: RunConfig) -> None:
     require_weights(actor.model_path)
     for line in [*lines, *filter(None, [limited_threads(trainer)])]:
         logger.info("plan: %s", line)
-    with interrupts.loading(), phase("looking at the devices"):
+    with interrupts.loading(), phase("checking devices"):
         devices = check_devices(trainer)
     logger.info("plan: device: %s", devices)
     models = [(f"worker.actor.model.{key}", getattr(actor, key)) for key in ("model_path", "tokenizer_path")]

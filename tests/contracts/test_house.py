@@ -284,7 +284,7 @@ def test_names_of_tests_have_at_most_60_characters() -> None:
 
 
 OWN_MODEL = {"microgeo"}
-"""The embedded world builds a tiny model of one family, with that family's classes."""
+"""The built-in toy task builds a tiny model of one family, with that family's classes."""
 SPOKEN_OF = {"fused_decoding.py"}
 """Names the decoder classes whose layers it computes."""
 
