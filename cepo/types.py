@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from cepo.metrics import Metric, Metrics
+from cepo.metrics import Metric, Metrics, fraction, max_value, mean_of, mean_value, min_value, sum_value
 from cepo.sections.declaring import Count, Positive, section
 
 if TYPE_CHECKING:
@@ -31,6 +31,12 @@ __all__ = [
     "RolloutGroup",
     "TokenBatch",
     "TokenSignal",
+    "fraction",
+    "max_value",
+    "mean_of",
+    "mean_value",
+    "min_value",
+    "sum_value",
 ]
 
 

@@ -24,7 +24,6 @@ from cepo.algorithms.settings import (
     TeacherConfig,
     WeightConfig,
 )
-from cepo.metrics import fraction, max_value, mean_of, mean_value, min_value, sum_value
 
 __all__ = [
     "AdvantageConfig",
@@ -42,16 +41,10 @@ __all__ = [
     "build_estimator",
     "credit",
     "estimator_class",
-    "fraction",
     "group_advantages",
     "load_plugin",
-    "max_value",
-    "mean_of",
-    "mean_value",
-    "min_value",
     "register_estimator",
     "section_of",
-    "sum_value",
 ]
 
 for _module in pkgutil.iter_modules(__path__, f"{__name__}."):  # each method registers itself
