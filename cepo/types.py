@@ -14,12 +14,30 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from cepo.metrics import Metric, Metrics
+from cepo.metrics import Metric, Metrics, fraction, max_value, mean_of, mean_value, min_value, sum_value
 from cepo.sections.declaring import Count, Positive, section
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
     from torch import Tensor
+
+__all__ = [
+    "Distillation",
+    "DivergenceConfig",
+    "Metric",
+    "Metrics",
+    "Reference",
+    "Rollout",
+    "RolloutGroup",
+    "TokenBatch",
+    "TokenSignal",
+    "fraction",
+    "max_value",
+    "mean_of",
+    "mean_value",
+    "min_value",
+    "sum_value",
+]
 
 
 @section

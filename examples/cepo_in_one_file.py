@@ -5,7 +5,7 @@ x is a problem (an image and a question), y a response, t one of its tokens, r+ 
 
     python3 examples/cepo_in_one_file.py --steps 40
 
-trains the embedded world's small vision-language model on a CPU. The package `cepo` gives the model and the problems,
+trains the built-in toy task's small vision-language model on a CPU. The package `cepo` gives the model and the problems,
 as data; nothing of the method is imported. Given the same rollouts, advantages and gradients equal the package's, which
 adds engines, sharding, packing, resuming, records, and the many cases that these lines leave out.
 """
@@ -30,7 +30,7 @@ ACCEPTED = 0.5
 
 @dataclass(frozen=True)
 class Settings:
-    """The paper's settings of the method; batch, length and learning rate are those of the embedded world."""
+    """The paper's settings of the method; batch, length and learning rate are those of the built-in toy task."""
 
     prompts: int = 32  # problems in each iteration
     group_size: int = 8  # G, responses to each problem
@@ -112,7 +112,7 @@ def sample(model: Any, processor: Any, problems: Sequence[Problem], settings: Se
 
 
 def final_answer(text: str) -> str | None:
-    r"""Returns the content of the last `\boxed{...}`, or None. The embedded world's answers are whole numbers."""
+    r"""Returns the content of the last `\boxed{...}`, or None. The built-in toy task's answers are whole numbers."""
     _, found, rest = text.rpartition("\\boxed{")
     return rest.partition("}")[0].strip() or None if found and "}" in rest else None
 
@@ -270,7 +270,7 @@ def train(model: Any, processor: Any, problems: Sequence[Problem], settings: Set
 
 def embedded_world(number: int) -> tuple[str, list[Problem]]:
     """Returns the folder of the embedded model and `number` training problems: the only use of the package `cepo`."""
-    from cepo.microgeo.world import SHAPES
+    from cepo.microgeo import SHAPES
 
     drawn = [SHAPES.generate(0, index, stream="train") for index in range(number)]
     return str(SHAPES.assets), [Problem(SHAPES.draw(each), each.question, each.answer) for each in drawn]
@@ -283,7 +283,7 @@ def load(folder: str) -> tuple[Any, Any]:
 
 
 def main() -> None:
-    """Trains the embedded world's model."""
+    """Trains the built-in toy task's model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)

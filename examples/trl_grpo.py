@@ -3,7 +3,7 @@
     pip install "cepo[trl,cpu]"
     python3 examples/trl_grpo.py --steps 3
 
-The embedded world gives a model and problems, so that it runs on a CPU without a download. With your own data, give the
+The built-in toy task gives a model and problems, so that it runs on a CPU without a download. With your own data, give the
 column of the right answers as `ground_truth`, "answer" by default.
 """
 
@@ -14,7 +14,7 @@ from datasets import Dataset
 from trl import GRPOConfig
 
 from cepo.integrations.trl import CepoTrainer  # 1. was: from trl import GRPOTrainer
-from cepo.microgeo.world import SHAPES
+from cepo.microgeo import SHAPES
 
 
 def accuracy(completions, answer, **_):

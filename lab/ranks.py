@@ -2,7 +2,7 @@
 
     python -m lab.ranks --method NAME
 
-Trains the embedded world for some steps with 1, 2 and 4 worker processes under Ray, on the same problems with the same
+Trains the built-in toy task for some steps with 1, 2 and 4 worker processes under Ray, on the same problems with the same
 responses, with adapters on the language model and with all weights. Counted per step are tokens scored and computed,
 images encoded, bytes from the trainer to each rank, and bytes from each rank to the others for weights and gradients.
 The last are compared with arithmetic over the weights' shapes (exit code 1 if they differ by more than 1 %).

@@ -2,7 +2,7 @@
 
     python3 lab/soak.py [--steps 500] [--only NAME] [--out FILE]
 
-Each run trains on the embedded world, with new problems in every step, a validation every 100 steps and a checkpoint
+Each run trains on the built-in toy task, with new problems in every step, a validation every 100 steps and a checkpoint
 every 50. The trainer's process and its child processes (reward workers, and under Ray the cluster and the ranks) are
 measured 50 times, in a run of 500 steps after every tenth.
 

@@ -16,11 +16,25 @@ from cepo.algorithms.registry import (
     register_estimator,
     section_of,
 )
+from cepo.algorithms.settings import (
+    AdvantageConfig,
+    DistillationConfig,
+    NegativeConfig,
+    PositiveConfig,
+    TeacherConfig,
+    WeightConfig,
+)
 
 __all__ = [
+    "AdvantageConfig",
+    "DistillationConfig",
     "Estimator",
     "EvidenceEstimator",
     "GroupRelativeEstimator",
+    "NegativeConfig",
+    "PositiveConfig",
+    "TeacherConfig",
+    "WeightConfig",
     "WeightedEstimator",
     "available_estimators",
     "build_config",

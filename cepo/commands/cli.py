@@ -80,7 +80,7 @@ class Command(click.Command):
 
 
 class Training(Command):
-    """A command that trains, in which an error of the operating system can be a fault of cepo: it keeps its traceback."""
+    """A command that trains, in which an error of the operating system can be a bug in cepo: it keeps its traceback."""
 
     explained: ClassVar[tuple[type[Exception], ...]] = (CepoError,)
 
@@ -121,7 +121,7 @@ def train(settings: Sequence[str]) -> int:
     extends. A setting a.b.c=value overrides the file's; write lists as [a,b], mappings as {n: 2}, no value as null.
     cepo help SECTION lists the settings of a section.
 
-    Exit code: 0 the run has finished, 1 a fault of cepo itself (a traceback), 2 an error that the message explains, 130
+    Exit code: 0 the run has finished, 1 a bug in cepo (a traceback), 2 an error that the message explains, 130
     interrupted by Ctrl-C, 143 ended by SIGTERM.
 
     \b
@@ -136,7 +136,7 @@ def train(settings: Sequence[str]) -> int:
 @cli.command(cls=Training)
 @takes_settings
 def quickstart(settings: Sequence[str]) -> int:
-    """Train CEPO on the embedded world for 20 steps and write its report.
+    """Train CEPO on the built-in toy task for 20 steps and write its report.
 
     The run folder is checkpoints/cepo/quickstart in the working directory.
     """
@@ -251,10 +251,10 @@ def doctor(settings: Sequence[str]) -> int:
 )
 @click.option("--out", help="New folder for the results; default: evaluations/<checkpoint>.")
 @click.option("-n", "--n", help="Responses per problem: worker.rollout.val_override_config.n.")
-@click.option("--temperature", help="Likewise; 0 is greedy.")
-@click.option("--top-p", help="Likewise.")
-@click.option("--top-k", help="Likewise.")
-@click.option("--presence-penalty", help="Likewise.")
+@click.option("--temperature", help="Sampling temperature; 0 is greedy.")
+@click.option("--top-p", help="Sample from the most probable tokens that have this probability together.")
+@click.option("--top-k", help="Sample from this many of the most probable tokens.")
+@click.option("--presence-penalty", help="Lower the logits of tokens that the response already has by this much.")
 @click.option(
     "--protocol",
     type=click.Choice(("paper", "lmms")),
@@ -346,7 +346,7 @@ def init(folder: Path) -> None:
 @click.option("--num-train", type=click.IntRange(1), default=4096, show_default=True, help="Training problems.")
 @click.option("--num-validation", type=click.IntRange(1), default=512, show_default=True, help="Validation problems.")
 def microgeo(out: Path | None, seed: int, num_train: int, num_validation: int) -> None:
-    """Build the embedded world: problems and its shipped model."""
+    """Build the built-in toy task: problems and its shipped model."""
     from cepo.microgeo.world import build_world
     from cepo.terminal.progress import live_view
 

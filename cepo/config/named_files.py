@@ -42,12 +42,12 @@ def require_folder(key: str, path: str | None) -> None:
 
 
 def _is_embedded(key: str, name: str, known: Sequence[str]) -> bool:
-    """Returns whether a part of the embedded world is named; raises `ConfigError` if it has none of that name."""
+    """Returns whether a part of the built-in toy task is named; raises `ConfigError` if it has none of that name."""
     if not name.startswith("microgeo:"):
         return False
     if name not in known:
         near = did_you_mean(name, known)
-        raise ConfigError(f"{key}={name}: unknown part of the embedded world.{near} Known: {', '.join(known)}.")
+        raise ConfigError(f"{key}={name}: unknown part of the built-in toy task.{near} Known: {', '.join(known)}.")
     return True
 
 
@@ -62,9 +62,7 @@ def require_data(key: str, name: str) -> None:
         )
     is_hub_name = HUB_NAME.fullmatch(path) is not None and not path.endswith(_DATA_ENDINGS)
     if find_path(path) is None and not is_hub_name:
-        raise ConfigError(
-            f"{key}={name}: there is no such file or folder ({searched(path)}), or hub name org/name@split."
-        )
+        raise ConfigError(f"{key}={name}: not found ({searched(path)}); it is also not a hub name (org/name@split).")
 
 
 def require_model(key: str, name: str | None) -> None:
@@ -74,9 +72,7 @@ def require_model(key: str, name: str | None) -> None:
     folder = find_path(name)
     if folder is None:
         if not HUB_NAME.fullmatch(name):
-            raise ConfigError(
-                f"{key}={name}: there is no such folder ({searched(name)}), and it is no hub name org/name."
-            )
+            raise ConfigError(f"{key}={name}: not found ({searched(name)}); it is also not a hub name (org/name).")
         return
     if not folder.is_dir():
         raise ConfigError(f"{key}={name} is a file; a model is a folder with config.json and weights.")

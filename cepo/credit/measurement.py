@@ -264,8 +264,8 @@ def _calibration(results: Fields) -> Chart:
 
 _KNOWING = (
     "The mean log-probability ratio of teacher to student on right responses: how far the reference announces them. "
-    "No teacher exceeds the limit on average. What it knows in the last quarter alone, it knows of the answer only. On wrong "
-    "responses the mean is the lower, the better the reference tells them from right ones."
+    "No teacher exceeds the limit on average. If it only helps in the last quarter, the teacher knows the answer but not "
+    "the derivation. On wrong responses the mean is the lower, the better the reference tells them from right ones."
 )
 _LEGEND = (
     "The thin line of a bar is its 95 % interval. The mark across a column is the row 'oracle': what the truth from one "

@@ -39,7 +39,7 @@ def check_run(config: RunConfig) -> None:
         lines = [*lines, threads]
     for line in lines:
         logger.info("plan: %s", line)
-    with interrupts.loading(), phase("looking at the devices"):
+    with interrupts.loading(), phase("checking devices"):
         devices = check_devices(config.trainer)
     logger.info("plan: device: %s", devices)
     models = [

@@ -134,7 +134,7 @@ def evaluate(plan: Plan) -> Tree:
 
 
 def _prepared(plan: Plan) -> tuple[RunConfig, Processing, list[Task]]:
-    """Returns the configuration without names of the embedded world, the processing, and all tasks, checked."""
+    """Returns the configuration without names of the built-in toy task, the processing, and all tasks, checked."""
     from cepo.evaluation.run import read_task
     from cepo.microgeo.world import with_embedded_world
     from cepo.models.processing import load_processing

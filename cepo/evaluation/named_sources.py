@@ -22,7 +22,7 @@ TITLES = {
 }
 """The name of each benchmark on a command line, and in a table."""
 _EMBEDDED = "microgeo"
-"""What stands before the colon in names of the embedded world's data."""
+"""What stands before the colon in names of the built-in toy task's data."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Builds an embedded world, a checkpoint folder and a Parquet file for each split, of generated geometry problems.
+"""Builds a built-in toy task, a checkpoint folder and a Parquet file for each split, of generated geometry problems.
 
 The answer of a problem needs a quantity that only the image shows. A problem is a pure function of (seed, stream,
 index). The numbers in the text are independent of that quantity, so the text alone does not reveal it.
@@ -201,7 +201,7 @@ def _draw_open_fence(draw: ImageDraw.ImageDraw, rng: random.Random, seen: str, i
 
 @dataclass(frozen=True, kw_only=True)
 class WorldKind:
-    """The definition of an embedded world."""
+    """The definition of a built-in toy task."""
 
     name: str
     assets: Path  # the folder of the shipped weights; the code beside it belongs to the world's fingerprint
@@ -264,7 +264,7 @@ def build_world(
     shutil.rmtree(building.folder, ignore_errors=True)
     building.folder.mkdir(parents=True)
     try:
-        with phase(f"building the embedded world in {folder}"):
+        with phase(f"building the built-in toy task in {folder}"):
             problems_of_splits = split_problems(seed, num_train, num_validation, kind)
             for split, problems in zip(kind.splits, problems_of_splits, strict=True):
                 write_problems(building.split_file(split), problems, kind)
@@ -339,7 +339,7 @@ def _built_fingerprint(folder: Path) -> str | None:
     manifest = folder / _MANIFEST
     if not manifest.is_file():
         raise DataError(
-            f"{folder} exists and is not an embedded world (it has no {_MANIFEST}); name a new or empty folder."
+            f"{folder} exists and is not a built-in toy task (it has no {_MANIFEST}); name a new or empty folder."
         )
     return json.loads(manifest.read_text(encoding="utf-8"))["fingerprint"]
 
@@ -358,7 +358,7 @@ def _fingerprint(kind: WorldKind, *arguments: int) -> str:
 
 
 def with_embedded_world(config: RunConfig) -> RunConfig:
-    """Replaces `microgeo:*` names by paths of the embedded world, which is built if it is not in the cache."""
+    """Replaces `microgeo:*` names by paths of the built-in toy task, which is built if it is not in the cache."""
     data = config.data
     actor = config.worker.actor
     critic = config.worker.critic

@@ -51,7 +51,7 @@ _MAY_DIFFER = (
 )
 _LONGEST_LABEL = 28
 _LARGEST_FOLDER = 50_000_000
-"""Of the folders that are compared by content, such as the embedded world's model, whose path names cepo's version."""
+"""Of the folders that are compared by content, such as the built-in toy task's model, whose path names cepo's version."""
 _COLUMNS = (
     Column(name="runs"),
     Column(name="steps"),

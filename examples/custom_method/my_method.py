@@ -2,10 +2,8 @@
 
 from pydantic import Field
 
-from cepo.algorithms import GroupRelativeEstimator, credit, group_advantages, register_estimator
-from cepo.algorithms.settings import TeacherConfig
-from cepo.metrics import mean_of
-from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
+from cepo.algorithms import GroupRelativeEstimator, TeacherConfig, credit, group_advantages, register_estimator
+from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal, mean_of
 
 
 @register_estimator("my_method")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cepo.errors import ConfigError
-from cepo.rewards.answers import answers_equal, extract_answer
+from cepo.rewards import ConfigError, answers_equal, extract_answer
 
 REWARD_NAME = "dapo"
 REWARD_TYPE = "batch"

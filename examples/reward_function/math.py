@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cepo.rewards.answers import answers_equal, extract_answer
+from cepo.rewards import answers_equal, extract_answer
 
 REWARD_NAME = "math"
 REWARD_TYPE = "batch"

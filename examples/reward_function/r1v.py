@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from cepo.rewards.answers import answers_equal
+from cepo.rewards import answers_equal
 
 REWARD_NAME = "r1v"
 REWARD_TYPE = "sequential"

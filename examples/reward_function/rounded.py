@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from cepo.rewards.answers import answers_equal, decimal_value, extract_answer, normalise_answer
+from cepo.rewards import answers_equal, decimal_value, extract_answer, normalise_answer
 
 REWARD_NAME = "rounded"
 REWARD_TYPE = "sequential"

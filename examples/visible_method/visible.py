@@ -2,8 +2,7 @@
 
 from pydantic import Field
 
-from cepo.algorithms import GroupRelativeEstimator, credit, group_advantages, register_estimator
-from cepo.algorithms.settings import TeacherConfig
+from cepo.algorithms import GroupRelativeEstimator, TeacherConfig, credit, group_advantages, register_estimator
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 

@@ -1,1 +1,1 @@
-"""The chain world beside the package's `shapes`, and the making of both worlds' weights."""
+"""The making of the weights of the shipped world `shapes`."""

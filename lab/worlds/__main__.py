@@ -1,8 +1,7 @@
 """Builds a world's problems with its checkpoint, or makes its weights anew.
 
-python3 -m lab.worlds                                        # the chain world in build/chain, for lab/chain.yaml
-python3 -m lab.worlds --world shapes --make --out build/made # minutes on 2 cores; chain: 16
-python3 -m lab.worlds --world chain --make --ship --out build/made
+python3 -m lab.worlds --make --out build/made           # minutes on 2 cores
+python3 -m lab.worlds --make --ship --out build/made    # the same, and copies them over the shipped weights
 """
 
 from __future__ import annotations
@@ -10,20 +9,26 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cepo.microgeo.world import build_world
 from lab.support.machine import ROOT
-from lab.worlds.kinds import KINDS, TaughtWorld
+from lab.worlds.kinds import SHAPES, TaughtWorld
 from lab.worlds.model import build_untrained_model
 from lab.worlds.warmstart import warm_start
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit code."""
-    parser = argparse.ArgumentParser(prog="python3 -m lab.worlds", description=__doc__.partition("\n")[0])
-    parser.add_argument("--world", choices=list(KINDS), default="chain")
+def main(
+    arguments: Sequence[str] | None = None,
+    *,
+    kinds: Mapping[str, TaughtWorld] = {SHAPES.name: SHAPES},
+    default: str = SHAPES.name,
+    program: str = "python3 -m lab.worlds",
+) -> int:
+    """Runs the command for one of `kinds`, worlds by name, and returns its exit code."""
+    parser = argparse.ArgumentParser(prog=program, description=__doc__.partition("\n")[0])
+    parser.add_argument("--world", choices=list(kinds), default=default)
     parser.add_argument("--out", type=Path, help="by default build/WORLD of this checkout")
     parser.add_argument("--seed", type=int, default=0, help="of the problems, or of the weights that are made")
     parser.add_argument("--num-train", type=int, default=4096)
@@ -31,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--make", action="store_true", help="write only the weights, trained here")
     parser.add_argument("--ship", action="store_true", help="with --make, copy them over the shipped weights")
     options = parser.parse_args(arguments)
-    kind = KINDS[options.world]
+    kind = kinds[options.world]
     out = options.out or ROOT / "build" / kind.name
     if options.make:
         make_weights(out, kind, seed=options.seed, ship=options.ship)

@@ -34,6 +34,8 @@ def user_messages(question: str, reference: str | None = None) -> list[dict[str,
     return [{"role": "user", "content": content}]
 
 
+WARM_START = "warmstart"
+"""The stream of problems that are demonstrated."""
 Slip = Callable[[int], int]
 """Is applied to every computed result."""
 Steps = list[tuple[str, int]]

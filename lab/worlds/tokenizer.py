@@ -1,6 +1,6 @@
 """Builds the embedded model's byte-level BPE tokenizer with Qwen's pre-tokenisation and special tokens.
 
-It has about 500 tokens, with all 256 bytes, so it can encode any text. The words of the embedded world are single
+It has about 500 tokens, with all 256 bytes, so it can encode any text. The words of the built-in toy task are single
 tokens. Every digit and every operator between digits is a separate token.
 """
 
@@ -62,7 +62,7 @@ CHAT_TEMPLATE = """\
 
 
 def build_tokenizer(kind: TaughtWorld = SHAPES) -> Qwen2Tokenizer:
-    """Trains the tokenizer on the embedded world's texts, which takes about a second and is deterministic."""
+    """Trains the tokenizer on the built-in toy task's texts, which takes about a second and is deterministic."""
     from tokenizers import Tokenizer, models, trainers
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import Qwen2Tokenizer

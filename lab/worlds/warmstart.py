@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lab.worlds.chain import WARM_START
-from lab.worlds.demonstrations import Demonstration, user_messages
+from lab.worlds.demonstrations import WARM_START, Demonstration, user_messages
 from lab.worlds.kinds import SHAPES, TaughtWorld
 
 if TYPE_CHECKING:

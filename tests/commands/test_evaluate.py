@@ -57,7 +57,7 @@ def held_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def evaluation(held_out: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """24 problems of the embedded world with 4 responses of its shipped model each."""
+    """24 problems of the built-in toy task with 4 responses of its shipped model each."""
     from cepo.microgeo.world import ASSETS
 
     folder = tmp_path_factory.mktemp("evaluation") / "out"
@@ -308,7 +308,7 @@ def test_lmms_evals_protocol_is_asked_judged_and_exported(tmp_path: Path) -> Non
     [
         (("data=mathvist:rows.parquet",), "Did you mean 'mathvista'"),
         (("data=mathvista",), "a benchmark without data"),
-        (("data=mathvista:no/such/file.parquet",), "no such file"),
+        (("data=mathvista:no/such/file.parquet",), "not found ("),
         (("data=my/other", "judge=http://localhost/v1"), "both judge=ADDRESS"),
         (("data=my/other", "judge_model=m"), "both judge=ADDRESS"),
         (("data=my/other", "judge=localhost", "judge_model=m"), "begins with http://"),

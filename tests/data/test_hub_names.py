@@ -59,7 +59,7 @@ def test_a_hub_that_answers_is_left_to_its_own_libraries() -> None:
 
 @pytest.mark.usefixtures("closed_port")
 def test_a_name_that_hub_and_cache_lack_ends_in_seconds(hub_home: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Earlier downloads are used; local paths and the embedded world are no names."""
+    """Earlier downloads are used; local paths and the built-in toy task are no names."""
     (hub_home / "model").mkdir()
     local = [("a", str(hub_home / "model")), ("b", "microgeo:model"), ("c", None)]
     require_hub_names(local, [("d", f"{hub_home}/model@train"), ("e", "microgeo:train")])

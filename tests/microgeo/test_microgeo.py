@@ -1,4 +1,4 @@
-"""The embedded world's problems, pictures, demonstrations and files."""
+"""The built-in toy task's problems, pictures, demonstrations and files."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_an_interrupted_build_leaves_no_half_world(tmp_path: Path, monkeypatch: 
 def test_the_command_leaves_a_folder_that_is_no_world_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "notes.txt").write_text("keep")
     assert main(["microgeo", "--out", str(tmp_path)]) == 2
-    assert f"{tmp_path} exists and is not an embedded world" in capsys.readouterr().err
+    assert f"{tmp_path} exists and is not a built-in toy task" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
     assert main(["microgeo", "--num-train", "0"]) == 2
     assert "0 is not in the range x>=1" in capsys.readouterr().err

@@ -105,7 +105,7 @@ def test_learning_rates_of_one_method_are_settings_of_their_own(tmp_path: Path) 
 def test_only_what_can_change_training_tells_runs_apart(tmp_path: Path) -> None:
     """Records, the spelling of a path, an equal file or folder elsewhere and a default that is written out make no setting.
 
-    The embedded world's model is such a folder, whose path names cepo's version.
+    The built-in toy task's model is such a folder, whose path names cepo's version.
     """
     for name in ("here", "there"):
         (tmp_path / name / "model").mkdir(parents=True)

@@ -42,7 +42,9 @@ PROPRIETARY = {"intel-cmplr-lib-ur": "Intel EULA", "intel-openmp": "Intel EULA"}
 """Brought by vLLM's CPU build; free to use and to redistribute."""
 NVIDIAS = ("nvidia-", "cuda-")
 PAGES = sorted(
-    page for pattern in ("*.md", "docs/*.md", "configs/*.md", "examples/*/*.md") for page in REPOSITORY.glob(pattern)
+    page
+    for pattern in ("*.md", "docs/*.md", "configs/*.md", "examples/*/*.md", "lab/*.md", "research/*.md")
+    for page in REPOSITORY.glob(pattern)
 )
 WIDTH = 100
 STATION = re.compile(r"^(\d+)\. `(cepo/[\w/]+\.py)`: `([\w.]+)` ", re.MULTILINE)

@@ -30,7 +30,7 @@ def _no_trace_in_the_users_cache(tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="session")
 def problem_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight problems of the embedded world, each with one picture. Read only."""
+    """Eight problems of the built-in toy task, each with one picture. Read only."""
     from cepo.microgeo.world import split_problems, write_problems
 
     train, _ = split_problems(0, 8, 1)

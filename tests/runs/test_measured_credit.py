@@ -34,7 +34,6 @@ from cepo.credit.agreement import QUARTERS
 from cepo.credit.session import opened
 from cepo.data.batch import ScoringRow
 from cepo.data.training_set import read_training_sets
-from lab.gradient.__main__ import main as measure_gradients
 
 pytestmark = pytest.mark.heavy
 
@@ -284,19 +283,3 @@ def test_show_counts_wrong_answers_by_value_as_training_does(tmp_path: Path) -> 
 def test_show_without_a_config_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "microgeo:model", "microgeo:validation"]) == 2
     assert "give config=FILE" in capsys.readouterr().err
-
-
-@pytest.mark.nightly("a program of the lab")
-def test_a_group_mean_differs_from_leave_one_out_in_length_alone(tiny_run: list[str], tmp_path: Path) -> None:
-    """`R - mean_g` of 4 rollouts is 3/4 of `R - mean of the others`: the same ratio and direction."""
-    folder = tmp_path / "measured"
-    options = ["data.rollout_batch_size=2", "batches=3", "methods=grpo, rlsd(lambda_init=1)", f"out={folder}"]
-    assert measure_gradients([*tiny_run, *options]) == 0
-    assert not (folder / "gradients").exists(), "vectors are of no use once their products are known"
-    results = json.loads((folder / "gradient.json").read_text(encoding="utf-8"))
-    uniform, group, other = results["gradient"]
-    assert (uniform["name"], group["name"]) == ("uniform", "grpo")
-    assert group["ratio"]["value"] == pytest.approx(1.0, abs=1e-4)
-    assert group["length"]["value"] == pytest.approx(0.75, abs=1e-4)
-    assert abs(other["ratio"]["value"] - 1.0) > 1e-3, "a method that weighs its tokens is another estimator"
-    assert results["counts"]["largest_length_error"] < 1e-5

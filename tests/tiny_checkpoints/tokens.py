@@ -30,7 +30,7 @@ def byte_level_tokenizer(
     kind: str = "Qwen2Tokenizer",
     named: dict[str, str] | None = None,
 ) -> Any:
-    """The embedded world's byte-level BPE with all `special_tokens` behind its pieces.
+    """The built-in toy task's byte-level BPE with all `special_tokens` behind its pieces.
 
     `kind` is the class that the family's real checkpoints name; `named` are the tokenizer's attributes for one token each.
     """
@@ -101,7 +101,7 @@ def _add_special(tokenizer: Any, texts: list[str]) -> None:
 
 @cache
 def _byte_level_pieces() -> tuple[dict[str, int], tuple[tuple[str, str], ...]]:
-    """Pieces with their ids, and merges, of the embedded world's tokenizer, which takes a second to train."""
+    """Pieces with their ids, and merges, of the built-in toy task's tokenizer, which takes a second to train."""
     from lab.worlds.tokenizer import build_tokenizer
 
     trained = json.loads(build_tokenizer().backend_tokenizer.to_str())["model"]

@@ -1,10 +1,10 @@
 """Trains the study's arms that are not trained yet, all from the same start, and writes docs/study.md.
 
-    python -m lab.study run --profile small --out checkpoints/study-small
-    python -m lab.study page --profile small --out checkpoints/study-small
+    python -m research.study run --profile small --out checkpoints/study-small
+    python -m research.study page --profile small --out checkpoints/study-small
 
 Several processes of `run` can work at the same time: each takes runs that no other has. Interrupted runs are resumed.
-`page` writes the records to lab/results/study.json, and from them the page and its charts. Without the runs'
+`page` writes the records to research/results/study.json, and from them the page and its charts. Without the runs'
 folder it writes the page again from the existing records.
 """
 
@@ -25,9 +25,9 @@ from cepo.report.recorded_run import load_run
 from cepo.terminal.interrupts import EXIT_CODES
 from cepo.train import main as train
 from lab.support.machine import ROOT
-from lab.support.study_plan import METHODS, PLAN, PROFILES, Profile, Run, arguments, first_runs, own_rate_runs
-from lab.support.study_statistics import DONE, chosen_rates
-from lab.worlds.kinds import KINDS
+from research.support.study_plan import METHODS, PLAN, PROFILES, Profile, Run, arguments, first_runs, own_rate_runs
+from research.support.study_statistics import DONE, chosen_rates
+from research.worlds.kinds import KINDS
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--arms", nargs="+", choices=METHODS, help="run these alone; the page has all")
     parser.add_argument("--out", type=Path, help="folder of the runs; by default checkpoints/study-<profile>")
     parser.add_argument("--most", type=int, default=sys.maxsize, help="stop after so many runs")
-    parser.add_argument("--results", type=Path, default=ROOT / "lab" / "results" / "study.json")
+    parser.add_argument("--results", type=Path, default=ROOT / "research" / "results" / "study.json")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "study.md")
     options = parser.parse_args(argv)
     profile = PROFILES[options.profile]
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     out: Path = (options.out or ROOT / "checkpoints" / f"study-{profile.name}").absolute()
     if options.command == "run":
         return run_all(dataclasses.replace(profile, arms=options.arms or profile.arms), out, options.most)
-    from lab.support.study_page import write_study
+    from research.support.study_page import write_study
 
     write_study(profile, out, options.results, options.page)
     return 0

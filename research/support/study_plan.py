@@ -1,4 +1,4 @@
-"""Reads the study's plan from lab/study.yaml: its arms and profiles, and the runs in order."""
+"""Reads the study's plan from research/study.yaml: its arms and profiles, and the runs in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import yaml
 
 from lab.support.machine import ROOT
 
-PLAN: Mapping[str, Any] = yaml.safe_load((ROOT / "lab" / "study.yaml").read_text(encoding="utf-8"))
+PLAN: Mapping[str, Any] = yaml.safe_load((ROOT / "research" / "study.yaml").read_text(encoding="utf-8"))
 BASELINE: str = PLAN["baseline"]
 EQUAL_RATES: Mapping[str, float] = PLAN["equal_rates"]
 """The learning rate of each world at which all arms are compared."""
@@ -173,9 +173,9 @@ def arguments(profile: Profile, run: Run, world: Path, folder: Path) -> list[str
     arm, steps = ARMS[run.arm], run.steps
     prompts = run.batch // arm.group_size
     shares = {"half": max(1, steps // 2), "fifth": max(1, steps // 5), "all": steps}
-    plugins = [str(ROOT / "lab" / "support" / arm.plugin)] if arm.plugin else []
+    plugins = [str(ROOT / "research" / "support" / arm.plugin)] if arm.plugin else []
     return [
-        f"config={ROOT}/{'configs/microgeo/base' if run.world == 'shapes' else 'lab/chain'}.yaml",
+        f"config={ROOT}/{'configs/microgeo/base' if run.world == 'shapes' else 'research/chain'}.yaml",
         f"data.train_files={world}/train.parquet",
         f"data.val_files={world}/validation.parquet",
         f"data.rollout_batch_size={prompts}",

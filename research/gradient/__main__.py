@@ -1,6 +1,6 @@
 """Measures signal, noise and direction of each method's gradient over batches of rollouts.
 
-    python3 -m lab.gradient methods=NAME[,NAME(setting=value, ...) ...] [batches=30] [projections=0] \\
+    python3 -m research.gradient methods=NAME[,NAME(setting=value, ...) ...] [batches=30] [projections=0] \\
         [config=FILE] [checkpoint=FOLDER|MODEL] [data=SOURCE] [out=FOLDER] [dry_run=true] [a.b.c=value ...]
 
 batches: number of batches of data.rollout_batch_size prompts with worker.rollout.n responses each. projections: numbers
@@ -30,7 +30,7 @@ def measure(batches: int, projections: int, dry_run: bool, **options: Any) -> No
     from cepo.microgeo.world import with_embedded_world
     from cepo.run_folder.writing import write_atomically
     from cepo.terminal.progress import log_to_stderr
-    from lab.gradient.measurement import GradientMeasurement
+    from research.gradient.measurement import GradientMeasurement
 
     log_to_stderr()
     plan = make_credit_plan(**options)
@@ -62,7 +62,7 @@ COMMAND = Command(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns 0, or 2 with a message if the arguments, the data or the checkpoint is invalid."""
-    return run_command(arguments, COMMAND, "python3 -m lab.gradient")
+    return run_command(arguments, COMMAND, "python3 -m research.gradient")
 
 
 def gradient_markdown(results: Mapping[str, Any]) -> str:

@@ -22,8 +22,8 @@ from cepo.files.foreign import read_json
 from cepo.run_folder.writing import write_atomically
 from cepo.terminal.progress import Progress
 from cepo.trainer.batches import actor_batches
-from lab.gradient.signal_to_noise import GradientStore, gradient_figures
 from lab.support.rows import gradients_of
+from research.gradient.signal_to_noise import GradientStore, gradient_figures
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The worlds of the lab: the chain world against a solver and a reader of images of their own, demonstrations, wording.
+"""The worlds: the chain world against a solver and a reader of images of their own, demonstrations, wording.
 
 The oracle's values are compared with arithmetic by hand.
 """
@@ -17,13 +17,14 @@ from PIL import Image
 from cepo.config.paths import MICROGEO_DATA
 from cepo.microgeo.world import SHAPES, generate_problem, split_problems, write_problems
 from cepo.rewards.answers import extract_answer
-from lab.doses.training import _SHARES, demonstrate_worked
-from lab.support.chain_values import Chances, steps_of, token_advantages, values_along
-from lab.worlds.chain import (
+from lab.worlds.demonstrations import FORMAT_PROMPT, TEACHER_PROMPT, WARM_START, Demonstration, NoiseRates, demonstrate
+from lab.worlds.tokenizer import build_tokenizer
+from research.doses.training import _SHARES, demonstrate_worked
+from research.support.chain_values import Chances, steps_of, token_advantages, values_along
+from research.worlds.chain import (
     CELL,
     CONNECTIVES,
     NUM_NAMINGS,
-    WARM_START,
     ChainNoise,
     ChainProblem,
     chain_solution,
@@ -33,9 +34,7 @@ from lab.worlds.chain import (
     name_of,
     step,
 )
-from lab.worlds.demonstrations import FORMAT_PROMPT, TEACHER_PROMPT, Demonstration, NoiseRates, demonstrate
-from lab.worlds.kinds import CHAIN
-from lab.worlds.tokenizer import build_tokenizer
+from research.worlds.kinds import CHAIN
 
 STREAMS = CHAIN.splits
 

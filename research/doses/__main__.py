@@ -1,11 +1,11 @@
 """Measures how much a teacher's knowledge of worked solutions is worth in the chain world, and writes docs/doses.md.
 
-    python3 -m lab.doses teach     # build/chain-weak and build/chain-strong: 6 and 26 minutes on a quiet core
-    python3 -m lab.doses measure   # knowledge and gradients on the tuning world
-    python3 -m lab.study run --profile doses --out checkpoints/doses
-    python3 -m lab.doses page
+    python3 -m research.doses teach     # build/chain-weak and build/chain-strong: 6 and 26 minutes on a quiet core
+    python3 -m research.doses measure   # knowledge and gradients on the tuning world
+    python3 -m research.study run --profile doses --out checkpoints/doses
+    python3 -m research.doses page
 
-`page` collects the finished runs and measurements in lab/results/doses.json; without them it writes the page from that file.
+`page` collects the finished runs and measurements in research/results/doses.json; without them it writes the page from that file.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from pathlib import Path
 
 from cepo.commands.cli import main as cepo
 from cepo.microgeo.world import build_world
-from lab.doses.page import GRADIENTS, KNOWLEDGE, MEASUREMENTS, write_page
-from lab.gradient.__main__ import main as measure_gradients
 from lab.support.machine import ROOT
-from lab.support.study_plan import PLAN
-from lab.worlds.kinds import DOSES, KINDS
+from research.doses.page import GRADIENTS, KNOWLEDGE, MEASUREMENTS, write_page
+from research.gradient.__main__ import main as measure_gradients
+from research.support.study_plan import PLAN
+from research.worlds.kinds import DOSES, KINDS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
-    parser = argparse.ArgumentParser(prog="python3 -m lab.doses", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python3 -m research.doses", description=__doc__.partition("\n")[0])
     parser.add_argument("command", choices=("teach", "measure", "page"))
     parser.add_argument("--batches", type=int, default=30, help="of the gradients")
     parser.add_argument("--study", type=Path, default=ROOT / "checkpoints" / "doses", help="folder of the runs")
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def make(world: str) -> None:
     """Writes a dose's weights to the folder from which its world takes them."""
-    from lab.doses.training import SETTINGS, teach
+    from research.doses.training import SETTINGS, teach
 
     with tempfile.TemporaryDirectory() as scratch:
         made = Path(scratch) / "model"
@@ -61,14 +61,14 @@ def measure(world: str, batches: int) -> None:
         folder / "world", kind=KINDS[world], seed=PLAN["world_seeds"]["tuning"], num_train=512, num_validation=8
     )
     settings = [
-        f"config={ROOT}/lab/chain.yaml",
+        f"config={ROOT}/research/chain.yaml",
         f"data.train_files={folder}/world/train.parquet",
         f"data.val_files={folder}/world/validation.parquet",
         f"worker.actor.model.model_path={folder}/world/model",
         "worker.rollout.name=transformers",
         "data.max_prompt_length=512",
     ]
-    plugins = ",".join(str(ROOT / "lab" / "support" / name) for name in ("chain_oracle.py", "belief_credit.py"))
+    plugins = ",".join(str(ROOT / "research" / "support" / name) for name in ("chain_oracle.py", "belief_credit.py"))
     told = ["credit", *settings, "data.rollout_batch_size=24", "continuations=0", f"methods={KNOWLEDGE}"]
     if cepo([*told, f"out={folder}/knowledge"]):
         raise SystemExit(f"the knowledge of {world} was not measured")

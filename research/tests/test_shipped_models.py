@@ -22,12 +22,13 @@ from cepo.config import load_config
 from cepo.microgeo.world import ASSETS, FAMILIES, Problem, generate_problem
 from lab.support.machine import ROOT as REPOSITORY
 from lab.worlds.__main__ import main
-from lab.worlds.chain import CONNECTIVES, RULER, answer_text, generate_chain_problem
 from lab.worlds.demonstrations import solve, user_messages
-from lab.worlds.kinds import CHAIN, SHAPES, TaughtWorld
+from lab.worlds.kinds import SHAPES, TaughtWorld
 from lab.worlds.model import build_untrained_model
 from lab.worlds.tokenizer import SPECIAL_TOKENS, build_tokenizer
 from lab.worlds.warmstart import WarmStartSettings, batched_vision_attention, warm_start
+from research.worlds.chain import CONNECTIVES, RULER, answer_text, generate_chain_problem
+from research.worlds.kinds import CHAIN, KINDS
 
 pytestmark = pytest.mark.heavy
 
@@ -288,8 +289,9 @@ def test_eight_warm_start_steps_are_a_function_of_the_seed(kind: TaughtWorld, tm
 
 
 def test_the_chain_world_is_built_with_every_split(tmp_path: Path) -> None:
-    assert main(["--out", str(tmp_path / "chain"), "--num-train", "2", "--num-validation", "2"]) == 0
+    options = ["--out", str(tmp_path / "chain"), "--num-train", "2", "--num-validation", "2"]
+    assert main(options, kinds=KINDS, default=CHAIN.name) == 0
     built = {file.name for file in (tmp_path / "chain").iterdir()}
     assert built == {"model", "world.json", *(f"{split}.parquet" for split in CHAIN.splits)}
-    run = load_config([f"config={REPOSITORY}/lab/chain.yaml"])
+    run = load_config([f"config={REPOSITORY}/research/chain.yaml"])
     assert {Path(run.data.train_files).name, Path(run.data.val_files or "").name} <= built

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from cepo.report.drawing import Chart, Series
 from cepo.report.score_tables import Cell
 from lab.support.machine import ROOT
-from lab.support.study_plan import BASELINE, EQUAL_RATES, PLAN, Comparison, Profile, comparisons
-from lab.support.study_statistics import Record, Runs, adjusted_cells, arm_table, cell, final, paired
 from lab.support.tables import table
+from research.support.study_plan import BASELINE, EQUAL_RATES, PLAN, Comparison, Profile, comparisons
+from research.support.study_statistics import Record, Runs, adjusted_cells, arm_table, cell, final, paired
 
 _DRAWS = 2000
 Curves = NDArray[numpy.float64]
@@ -143,7 +143,7 @@ def gradients_part(runs: Runs) -> str:
     moments: Mapping[str, str] = PLAN["gradient_measurements"][runs.world]
     measured: dict[str, dict[str, str]] = {}
     for moment, name in moments.items():
-        file = ROOT / "lab" / "results" / f"credit_gradient_{name}.json"
+        file = ROOT / "research" / "results" / f"credit_gradient_{name}.json"
         for row in json.loads(file.read_text(encoding="utf-8"))["gradient"]:
             ratio = row["ratio"]
             text = f"{ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
@@ -158,7 +158,7 @@ def gradients_part(runs: Runs) -> str:
     head = ["estimator", *(f"SNR ratio, {moment}" for moment in moments), "arm", "sampled %", f"sampled - {BASELINE}"]
     return (
         f"## {runs.world}: gradient signal and accuracy\n\nSignal-to-noise ratio of a batch gradient over that of "
-        "uniform credit, with 95 % intervals, from `lab/results/credit_gradient_*.json` ([credit](credit.md)), "
+        "uniform credit, with 95 % intervals, from `research/results/credit_gradient_*.json` ([credit](credit.md)), "
         "and the accuracy at equal learning rates. The measured estimators of cepo have lambda 1, while the trained arms start "
         "at 0.5 and divide by the standard deviation of the group.\n\n" + table(head, rows)
     )

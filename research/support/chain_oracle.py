@@ -10,9 +10,9 @@ import torch
 from cepo.algorithms import GroupRelativeEstimator, credit, register_estimator
 from cepo.metrics import mean_of
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
-from lab.support.chain_values import Chances, Step, steps_of, token_advantages, values_along
-from lab.worlds.kinds import CHAIN
 from lab.worlds.tokenizer import build_tokenizer
+from research.support.chain_values import Chances, Step, steps_of, token_advantages, values_along
+from research.worlds.kinds import CHAIN
 
 
 @lru_cache

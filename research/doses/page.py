@@ -11,15 +11,15 @@ import numpy
 
 from cepo.report.drawing import Chart, Series, save_figure
 from lab.support.machine import ROOT, machine_record
-from lab.support.study_page import wrapped
-from lab.support.study_parts import comparison_sentences, speed_table
-from lab.support.study_plan import EQUAL_RATES, PLAN, PROFILES, Comparison, Profile, comparisons, first_runs
-from lab.support.study_statistics import Record, Runs, read_record
 from lab.support.tables import table
-from lab.worlds.kinds import DOSES
+from research.support.study_page import wrapped
+from research.support.study_parts import comparison_sentences, speed_table
+from research.support.study_plan import EQUAL_RATES, PLAN, PROFILES, Comparison, Profile, comparisons, first_runs
+from research.support.study_statistics import Record, Runs, read_record
+from research.worlds.kinds import DOSES
 
 MEASUREMENTS = ROOT / "build" / "doses"
-RESULTS = ROOT / "lab" / "results" / "doses.json"
+RESULTS = ROOT / "research" / "results" / "doses.json"
 PAGE = ROOT / "docs" / "doses.md"
 TITLES = {"chain": "answer alone", "chain-weak": "solutions, weak", "chain-strong": "solutions, strong"}
 _WINDOW = 12
@@ -37,7 +37,7 @@ def write_page(study: Path) -> None:
 
 
 def _collected(study: Path) -> dict[str, Any]:
-    known = json.loads((ROOT / "lab" / "results" / "study.json").read_text(encoding="utf-8"))["runs"]
+    known = json.loads((ROOT / "research" / "results" / "study.json").read_text(encoding="utf-8"))["runs"]
     batch = PLAN["doses"]["batch"]
     return {
         "machine": machine_record(threads=1),

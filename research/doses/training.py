@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.worlds.chain import (
+from lab.worlds.demonstrations import WARM_START, Demonstration
+from lab.worlds.warmstart import Chunk, WarmStartSettings, batched_vision_attention, chunk_of, schedule, threads
+from research.worlds.chain import (
     NUM_NAMINGS,
-    WARM_START,
     ChainNoise,
     ChainProblem,
     answer_text,
@@ -25,9 +26,7 @@ from lab.worlds.chain import (
     generate_chain_problem,
     noisy_step,
 )
-from lab.worlds.demonstrations import Demonstration
-from lab.worlds.kinds import CHAIN
-from lab.worlds.warmstart import Chunk, WarmStartSettings, batched_vision_attention, chunk_of, schedule, threads
+from research.worlds.kinds import CHAIN
 
 _STEP = re.compile(r"([A-L]) ((?:hollow )?(?:triangle|square|circle|diamond) [^.]*?)(\d+)\.")
 _NO_HINT = ChainNoise(hinted=0.0)

@@ -12,8 +12,9 @@ from typing import Any
 from cepo.report.drawing import save_figure
 from cepo.report.score_tables import Cell
 from lab.support.machine import machine_record
-from lab.support.study_parts import charts, comparison_parts, comparison_sentences, gradients_part, speed_parts
-from lab.support.study_plan import (
+from lab.support.tables import table
+from research.support.study_parts import charts, comparison_parts, comparison_sentences, gradients_part, speed_parts
+from research.support.study_plan import (
     ABLATIONS,
     ARMS,
     BASELINE,
@@ -31,7 +32,7 @@ from lab.support.study_plan import (
     swept,
     trained,
 )
-from lab.support.study_statistics import (
+from research.support.study_statistics import (
     SIGNIFICANT,
     STATEMENTS,
     VERDICTS,
@@ -50,8 +51,7 @@ from lab.support.study_statistics import (
     untrained,
     verdict,
 )
-from lab.support.tables import table
-from lab.worlds.kinds import KINDS
+from research.worlds.kinds import KINDS
 
 
 def write_study(profile: Profile, out: Path, results: Path, page: Path) -> None:
@@ -191,7 +191,7 @@ def _head(study: Mapping[str, Any], profile: Profile) -> str:
 ## In numbers
 
 `bash scripts/study.sh {profile.name} --worlds {" ".join(profile.worlds)}` generates this page, its verdicts
-included, from `lab/results/study.json`.
+included, from `research/results/study.json`.
 
 {summary(study)}
 

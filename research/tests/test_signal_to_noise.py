@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from cepo.errors import ConfigError
-from lab.gradient.signal_to_noise import GradientStore, Products, gradient_figures, projected
+from research.gradient.signal_to_noise import GradientStore, Products, gradient_figures, projected
 
 Numbers = NDArray[numpy.float64]
 

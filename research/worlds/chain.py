@@ -27,7 +27,7 @@ from string import ascii_uppercase
 from PIL import Image, ImageDraw
 
 from cepo.microgeo.world import FILLS, INKS, MERGE_SIZE, PAPERS, PATCH_SIZE, Numbers, Point, Problem
-from lab.worlds.demonstrations import Demonstration, Slip, near_number, no_slip
+from lab.worlds.demonstrations import WARM_START, Demonstration, Slip, near_number, no_slip
 
 RULER = 20
 COLUMNS = 3
@@ -59,7 +59,7 @@ DISTRIBUTIONS = {
     "distractors": Distribution(hollow=0.5, specks=True),
 }
 """The distributions of the held-out splits by stream; all other streams have the training distribution."""
-WARM_START, NUM_NAMINGS = "warmstart", 12800
+NUM_NAMINGS = 12800
 """The number of first warm-start images whose figures are only named: walks alone teach the model to see much later."""
 
 

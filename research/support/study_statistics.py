@@ -14,8 +14,8 @@ import numpy
 
 from cepo.report.recorded_run import RunData, load_run
 from cepo.report.score_tables import Cell
-from lab.support.study_plan import BASELINE, EQUAL_RATES, PLAN, RATIO_ARM, RATIO_RATES, Profile, Run, sweep, swept
 from lab.support.tables import table
+from research.support.study_plan import BASELINE, EQUAL_RATES, PLAN, RATIO_ARM, RATIO_RATES, Profile, Run, sweep, swept
 
 DONE = "study_run.json"
 """The file in the folder of a finished run with what its metrics lack."""

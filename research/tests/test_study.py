@@ -18,10 +18,10 @@ from factories import log_probs_like, token_batch
 
 from cepo.algorithms import build_estimator, load_plugin
 from cepo.config import check_config, load_config
-from lab import study
-from lab.support.study_page import study_page
-from lab.support.study_parts import comparison_parts, comparison_sentences, interval, speed_parts, steps_to_reach
-from lab.support.study_plan import (
+from research import study
+from research.support.study_page import study_page
+from research.support.study_parts import comparison_parts, comparison_sentences, interval, speed_parts, steps_to_reach
+from research.support.study_plan import (
     ARMS,
     EQUAL_RATES,
     PROFILES,
@@ -32,7 +32,7 @@ from lab.support.study_plan import (
     first_runs,
     own_rate_runs,
 )
-from lab.support.study_statistics import Runs, adjusted_cells, best_rate, holm, p_text, p_value, tail, verdict
+from research.support.study_statistics import Runs, adjusted_cells, best_rate, holm, p_text, p_value, tail, verdict
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -61,7 +61,7 @@ def test_a_plan_names_every_run_once_and_compares_equal_rollouts(name: str) -> N
         assert {run.world, run.world.partition("-")[0]} & set(ARMS[run.arm].worlds)
 
 
-@pytest.mark.parametrize(("world", "file"), [("shapes", "configs/microgeo/base"), ("chain", "lab/chain")])
+@pytest.mark.parametrize(("world", "file"), [("shapes", "configs/microgeo/base"), ("chain", "research/chain")])
 def test_the_equal_rate_of_a_world_is_its_configurations(world: str, file: str) -> None:
     config = load_config([f"config={REPOSITORY}/{file}.yaml"])
     assert config.worker.actor.optim.lr == EQUAL_RATES[world]
@@ -211,13 +211,13 @@ def test_a_small_p_is_said_to_be_below_its_last_digit() -> None:
 
 
 def test_the_page_is_that_of_its_records() -> None:
-    told = json.loads((REPOSITORY / "lab" / "results" / "study.json").read_text(encoding="utf-8"))
+    told = json.loads((REPOSITORY / "research" / "results" / "study.json").read_text(encoding="utf-8"))
     assert (REPOSITORY / "docs" / "study.md").read_text(encoding="utf-8") == study_page(told)
 
 
 def test_controls_have_cepos_credit_on_other_tokens_and_turned() -> None:
     for name in ("permuted_cepo", "inverted_cepo"):
-        load_plugin(REPOSITORY / "lab" / "support" / f"{name}.py")
+        load_plugin(REPOSITORY / "research" / "support" / f"{name}.py")
     shape = (4, 9)
     views = {"correct": log_probs_like(shape, 1), "wrong": log_probs_like(shape, 2)}
     exchanged = {"correct": views["wrong"], "wrong": views["correct"]}

@@ -1,0 +1,5 @@
+"""Ray reads its variables at its first import, which is that of a test module here."""
+
+from cepo.runtime.reach import prepare_own_cluster
+
+prepare_own_cluster()

@@ -1,0 +1,92 @@
+"""The public surface: the names that docs/api.md lists, each module's `__all__`, and what the examples import."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+HEADING = re.compile(r"^## .*: `(cepo[\w.]*)`$", re.MULTILINE)
+ROW = re.compile(r"^\| ((?:`\w+`(?:, )?)+) \| ", re.MULTILINE)
+NEEDS_TRL = "cepo.integrations.trl"
+"""Its import needs a library that only the extra `trl` brings."""
+
+
+def listed_names() -> dict[str, list[str]]:
+    """The public names of each module, in the order of the tables of docs/api.md."""
+    _, *parts = HEADING.split((REPOSITORY / "docs" / "api.md").read_text(encoding="utf-8"))
+    names = {}
+    for module, section in zip(parts[::2], parts[1::2], strict=True):
+        rows = ROW.findall(section)
+        if rows:
+            names[module] = re.findall(r"\w+", " ".join(rows))
+    return names
+
+
+LISTED = listed_names()
+
+
+def imported_names(source: str) -> Iterator[tuple[str, str]]:
+    """The pairs (module, name) of the package that a program imports; `import cepo` has the name ''."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "cepo":
+            yield from ((str(node.module), alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names if alias.name.split(".")[0] == "cepo")
+
+
+def source_of(file: Path) -> str:
+    """A program's text; of a notebook, that of its code cells without the lines of the shell."""
+    text = file.read_text(encoding="utf-8")
+    if file.suffix == ".py":
+        return text
+    cells = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    lines = "\n".join(cells).splitlines()
+    return "\n".join(line for line in lines if not line.lstrip().startswith(("!", "%")))
+
+
+EXAMPLES = sorted(file for suffix in ("py", "ipynb") for file in (REPOSITORY / "examples").rglob(f"*.{suffix}"))
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: str(file.relative_to(REPOSITORY / "examples")))
+def test_an_example_imports_public_names_alone(file: Path) -> None:
+    private = [
+        f"{module}.{name}".removesuffix(".")
+        for module, name in imported_names(source_of(file))
+        if name not in ["", *LISTED.get(module, [])] or module not in LISTED
+    ]
+    assert not private, f"docs/api.md does not list {private}"
+
+
+def test_the_examples_import_from_most_public_modules() -> None:
+    """Otherwise the test above would look at nothing."""
+    used = {module for file in EXAMPLES for module, _ in imported_names(source_of(file))}
+    assert used >= {"cepo", "cepo.algorithms", "cepo.microgeo", "cepo.rewards", "cepo.types", NEEDS_TRL}
+
+
+@pytest.mark.parametrize("module", [name for name in LISTED if name != NEEDS_TRL])
+def test_the_page_lists_the_names_of_a_public_module(module: str) -> None:
+    loaded = importlib.import_module(module)
+    assert sorted(LISTED[module]) == sorted(loaded.__all__)
+    assert [name for name in loaded.__all__ if getattr(loaded, name, None) is None] == []
+
+
+def test_the_package_itself_has_ten_names_and_its_version() -> None:
+    assert len(LISTED["cepo"]) == 11
+
+
+def test_what_is_left_out_of_the_page_is_seen() -> None:
+    sources = (
+        "import cepo\nimport cepo.metrics\nfrom cepo.types import Rollout\nfrom cepo.rewards.answers import near\n"
+    )
+    assert list(imported_names(sources)) == [
+        ("cepo", ""), ("cepo.metrics", ""), ("cepo.types", "Rollout"), ("cepo.rewards.answers", "near"),
+    ]  # fmt: skip
+    assert "cepo.metrics" not in LISTED
+    assert "Rollout" in LISTED["cepo.types"]
