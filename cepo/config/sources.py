@@ -176,7 +176,7 @@ def read_argument(argument: str) -> Source:
 
 def _ends_in_comment(value: str) -> bool:
     """Returns whether YAML leaves out the end of a text, or all of it, because it begins with `#`."""
-    node: Any = yaml.compose(value, Loader=yaml.SafeLoader)
+    node = cast("Any", yaml).compose(value, Loader=yaml.SafeLoader)  # the function has no types
     rest = value if node is None else value[node.end_mark.index :]
     return rest.lstrip().startswith("#")
 
