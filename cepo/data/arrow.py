@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
-pyarrow: Any = importlib.import_module("pyarrow")
-for _name in ("ipc", "parquet", "types"):  # importing them makes them attributes of it
-    importlib.import_module(f"pyarrow.{_name}")
+import pyarrow as untyped  # pyright: ignore[reportMissingTypeStubs]
+import pyarrow.ipc  # pyright: ignore[reportMissingTypeStubs, reportUnusedImport]  # importing these makes them attributes of it
+import pyarrow.parquet  # pyright: ignore[reportMissingTypeStubs, reportUnusedImport]
+import pyarrow.types  # pyright: ignore[reportMissingTypeStubs, reportUnusedImport]
+
+pyarrow: Any = untyped
