@@ -4,7 +4,7 @@ from pydantic import Field
 from torch import Tensor
 
 from cepo.losses import PolicyLoss, PolicyTokens, register_loss
-from cepo.metrics import Metrics, mean_of
+from cepo.types import Metrics, mean_of
 
 
 @register_loss("my_loss")
