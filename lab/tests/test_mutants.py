@@ -100,7 +100,7 @@ def recorded(tmp_path: Path) -> mutants.Reach:
         data.set_context(context)
         data.add_arcs({"/somewhere/cepo/losses/kl.py": [(planted.line - 1, planted.line), (planted.line, -1)]})
     data.set_context("tests/d.py::one")
-    data.add_arcs({"/somewhere/cepo/losses/kl.py": [(planted.line + 20, -1)]})
+    data.add_arcs({"/somewhere/cepo/losses/base.py": [(1, -1)]})
     data.write()
     return mutants.Reach(tmp_path)
 
@@ -115,8 +115,9 @@ def test_quick_files_with_tests_of_the_line_come_first(recorded: mutants.Reach) 
     first = ["tests/b.py::one", "tests/b.py::two[a - b]", "tests/a.py::one"]
     assert recorded.stages(planted, 20, without=()) == [first, ["tests/c.py::one"]]
     assert recorded.stages(planted, 10, without=["tests/b.py::one"]) == [first[1:]]
-    default = next(mutant for mutant in objective_mutants() if mutant.before == "0.2")  # of the clip range
-    assert "tests/d.py::one" in recorded.stages(default, 20, without=())[0]
+    base = (mutants.ROOT / "cepo" / "losses" / "base.py").read_text(encoding="utf-8")
+    constant = next(mutant for mutant in mutants_of("losses/base.py", base) if mutant.before == "20.0")
+    assert "tests/d.py::one" in recorded.stages(constant, 20, without=())[0], "every test of a file runs its constants"
     assert recorded.test_in("FAILED tests/b.py::two[a - b] - AssertionError: 1 - 2") == "tests/b.py::two[a - b]"
 
 
