@@ -388,6 +388,7 @@ def test_a_list_is_its_json_text_with_the_spelled_numbers(read: Read, tmp_path: 
     config = DataConfig(train_files="-")
     row = json.loads('{"prompt": "?", "answer": [1, 2.5, "a"]}')
     assert read_cells(row, config).answer == '[1, 2.5, "a"]'
+    assert [read_cells({"prompt": "?", "answer": one}, config).answer for one in (["15"], [[7]], [])] == ["15", "7", ""]
     from cepo.data.reading import read_source
 
     assert read_cells(read_source(str(tmp_path / "boxes.jsonl"))[0], config).answer == '[0.50, 1e-3, "é", [null, true]]'
