@@ -299,7 +299,7 @@ def test_the_one_file_has_300_lines_and_needs_no_library() -> None:
     imported = re.findall(r"^(?:import|from) (\w+)", source, re.MULTILINE)
     assert set(imported) - set(sys.stdlib_module_names) == {"torch", "transformers"}
     inner = re.findall(r"^ +(.* import .*)", source, re.MULTILINE)
-    assert inner == ["from cepo.microgeo.world import SHAPES"], "the package gives the data alone"
+    assert inner == ["from cepo.microgeo import SHAPES"], "the package gives the data alone"
 
 
 def test_the_same_rollouts_give_the_packages_gradient(one_file: Any, tiny_run: list[str], tmp_path: Path) -> None:
