@@ -117,8 +117,11 @@ def split_sources(text: str) -> list[str]:
 
 def _is_path_of_data(name: str) -> bool:
     """Returns whether a data set's name, perhaps with the name of a benchmark and a colon before it, is a local path."""
-    _, _, after_colon = name.partition(":")
-    for source in filter(None, (name, after_colon)):
+    sources = [name]
+    before_colon, _, after_colon = name.partition(":")
+    if after_colon and "," not in before_colon:  # otherwise the colon belongs to a later source
+        sources.append(after_colon)
+    for source in sources:
         path, split = split_source(source)
         if find_path(path) is not None and "," not in (split or ""):
             return True

@@ -62,6 +62,7 @@ def test_a_name_is_the_file_of_that_name_and_no_other(tmp_path: Path, name: str)
         ("c.jsonl,a,b.jsonl@train[:1], d, 1/t.jsonl", ["c.jsonl", "a,b.jsonl@train[:1]", "d, 1/t.jsonl"]),
         ("c.jsonl, org/name@x,missing,c.jsonl", ["c.jsonl", "org/name@x", "missing", "c.jsonl"]),
         ("mathvista:a,b.jsonl,c.jsonl", ["mathvista:a,b.jsonl", "c.jsonl"]),
+        ("c.jsonl,mathvista:c.jsonl,MathVerse:a,b.jsonl", ["c.jsonl", "mathvista:c.jsonl", "MathVerse:a,b.jsonl"]),
         ("c.jsonl,", ["c.jsonl", ""]),
     ],
 )
