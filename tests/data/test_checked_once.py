@@ -484,12 +484,14 @@ with interrupts.handled():
 
 
 def started(folder: Path, model: Path) -> subprocess.Popen[str]:
+    """Starts a check with SIGINT as a terminal leaves it: a shell's background jobs, these tests perhaps, ignore it."""
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(PROGRAM), str(folder / "train.jsonl"), str(model)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
