@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, cast
 
-from cepo.data.cells import cell_text
+from cepo.data.cells import cell_text, without_list_of_one
 from cepo.errors import DataError
-from cepo.files.trees import Fields, is_dict, is_list, is_mapping
+from cepo.files.trees import is_dict, is_list, is_mapping
 
 
 def answer_text(value: object, where: str) -> str:
@@ -17,7 +18,7 @@ def answer_text(value: object, where: str) -> str:
     so is a mapping. Numbers are written as in `cell_text`. Raises `DataError`, which names the cell by `where`, if
     there is no answer, or one that is neither text, number nor a list or mapping of them.
     """
-    single = _without_list_of_one(_plain(value))
+    single = without_list_of_one(_plain(value))
     is_container = is_list(single) or is_dict(single)
     if single and is_container:
         return _json_of(single, where)
@@ -29,25 +30,22 @@ def answer_text(value: object, where: str) -> str:
 
 def solution_text(value: object, where: str) -> str | None:
     """Returns a cell with a worked solution as one text, by the rules of `answer_text`; None for an empty cell."""
-    single = _without_list_of_one(_plain(value))
+    single = without_list_of_one(_plain(value))
     is_container = is_list(single) or is_dict(single)
     is_empty = not single if is_container else not cell_text(single, where).strip()
     return None if is_empty else answer_text(single, where)
 
 
 def _plain(value: object) -> object:
-    """Returns an array or scalar of numpy or torch as Python's own value, and a tuple as a list."""
+    """Returns a value with Python's own in place of arrays and scalars of numpy or torch, and lists for tuples, at any depth."""
     convert: Any = getattr(value, "tolist", None)
     if convert is not None:
-        return convert()
-    return list(cast("tuple[object, ...]", value)) if isinstance(value, tuple) else value
-
-
-def _without_list_of_one(value: object) -> object:
-    single = value
-    while is_list(single) and len(single) == 1:
-        single = _plain(single[0])
-    return single
+        return _plain(convert())
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in cast("Sequence[object]", value)]
+    if is_mapping(value):
+        return {name: _plain(entry) for name, entry in value.items()}
+    return value
 
 
 def _json_of(value: object, where: str) -> str:
@@ -59,12 +57,10 @@ def _json_of(value: object, where: str) -> str:
 
 def _written(value: object) -> object:
     """Returns a value with whole numbers as integers, also those that a column of floats has as `15.0`."""
-    plain = _plain(value)
-    if isinstance(plain, float) and plain.is_integer():
-        return int(plain)
-    if is_list(plain):
-        return [_written(part) for part in plain]
-    if is_mapping(plain):
-        fields: Fields = plain
-        return {name: _written(part) for name, part in fields.items()}
-    return plain
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if is_list(value):
+        return [_written(entry) for entry in value]
+    if is_mapping(value):
+        return {name: _written(entry) for name, entry in value.items()}
+    return value
