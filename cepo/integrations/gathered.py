@@ -124,15 +124,14 @@ class Credit:
         groups: list[RolloutGroup] = []
         if estimator.needs_teacher(step=step):
             groups = self._groups(rows, rewards, correct, sizes, step)
-        # A penalty is a signal of its own, also for rows of which the method has none.
-        every_row = penalties is not None
         readings = readings_of(
             estimator,
             groups,
-            estimator.live_rows(rewards, group_ids) | every_row,
+            estimator.live_rows(rewards, group_ids),
             lambda row, reference: self._placed(reference, rows[row]),
         )
-        live = readings.learning | every_row
+        # A penalty is a signal of its own, also for rows of which the method has none.
+        live = readings.learning | (penalties is not None)
         shown, metrics = self._shown(readings, groups, live)
         old_log_probs, teacher_log_probs = score(live, shown)
 

@@ -25,7 +25,7 @@ from cepo.rollout.generator import Generation
 from cepo.trainer.batches import actor_batches, restricted, scored_batch
 from cepo.trainer.checkpoints import TrainerState
 from cepo.trainer.filtering import ask_until_enough
-from cepo.trainer.groups import rollout_groups
+from cepo.trainer.groups import PromptResponses, described_groups, rollout_groups
 from cepo.trainer.penalty import penalise
 from cepo.trainer.planning import ScoringPlan
 from cepo.trainer.rollouts import Rollouts
@@ -234,6 +234,32 @@ def test_the_most_frequent_answer_is_counted_by_value(pool: RewardPool) -> None:
     chosen = wrong_reference(group_of(pool, "3", responses, with_values=True), NegativeConfig(select="most_frequent"))
     assert chosen is not None
     assert (chosen.text, chosen.source_index) == (r"\frac{1}{2}", 2)
+
+
+def test_each_prompt_is_judged_by_its_own_truth_and_rows(pool: RewardPool) -> None:
+    """Groups of 1 and 3: 0.5 is not 3; of the second, 1/2 states the truth 0.5, and 7 does not."""
+    codec = cast("Any", SimpleNamespace(special_texts=[], eos_token_ids=(END,)))
+    said = [["0.5"], ["0.5", "1/2", "7"]]
+    verdicts = [[False], [True, False, False]]
+    prompts = [
+        PromptResponses(
+            prompt_id=str(number),
+            ground_truth=truth,
+            solution=None,
+            responses=[rf"\boxed{{{answer}}}" for answer in said[number]],
+            response_ids=[(1, END)] * len(said[number]),
+            rewards=[float(is_right) for is_right in verdicts[number]],
+            correct=verdicts[number],
+        )
+        for number, truth in enumerate(["3", "0.5"])
+    ]
+    groups = described_groups(prompts, pool, codec, seed=0, step=0, with_values=True)
+    assert [[one.answer for one in group.rollouts] for group in groups] == said
+    assert [[one.answer_equals_ground_truth for one in group.rollouts] for group in groups] == [
+        [False],
+        [True, True, False],
+    ]
+    assert [[one.answer_value for one in group.rollouts] for group in groups] == [["0.5"], [None, "0.5", "7"]]
 
 
 def test_a_response_without_an_answer_is_wrong_and_no_candidate(pool: RewardPool) -> None:
