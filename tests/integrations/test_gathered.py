@@ -155,3 +155,15 @@ def test_a_reference_that_the_method_drops_reaches_no_teacher(texts: TextCodec, 
         gathered.signal([gathered.row(said) for said, _ in rows], [reward for _, reward in rows], [2])
         assert gathered.texts_of("correct") == read
         assert gathered.texts_of("wrong") == [None, None]
+
+
+def test_a_penalty_makes_rows_of_equal_rewards_learn(texts: TextCodec, pool: RewardPool) -> None:
+    """Two wrong rollouts have no advantage over each other; a penalty that differs between them gives them one."""
+    gathered = Gathered(texts, pool, "cepo")
+    rows = [gathered.row(WRONG), gathered.row(OTHER)]
+    gathered.signal(rows, [0.0, 0.0], [2])
+    assert gathered.live.tolist() == [False, False]
+    penalties = torch.zeros(2, max(len(row.own) for row in rows))
+    penalties[0, 0] = 0.1
+    gathered.signal(rows, [0.0, 0.0], [2], penalties=penalties)
+    assert gathered.live.tolist() == [True, True]
