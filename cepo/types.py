@@ -105,9 +105,11 @@ class RolloutGroup:
 class Reference:
     """The difference between a teacher's context and the student's: a text, or a slice of a rollout's tokens.
 
-    Exactly one of `text`, `token_ids` and `blind` is set. `blind` means the student's own prompt without its images and
-    videos. `max_tokens` limits a text; None leaves the limit to the teacher's settings. A text with None is an answer,
-    which is never cut to fit the prompt limit. `source_index` is the rollout it was taken from, None for the dataset.
+    Exactly one of `text`, `token_ids`, `blind` and `masked` is set. `blind` means the student's own prompt without its
+    images and videos. `masked` means that prompt with its images masked, with as many tokens: each patch is blackened
+    with this probability, by a random choice that depends on seed, step and prompt. `max_tokens` limits a text; None
+    leaves the limit to the teacher's settings. A text with None is an answer, which is never cut to fit the prompt limit.
+    `source_index` is the rollout it was taken from, None for the dataset.
     """
 
     text: str | None = None
@@ -115,6 +117,7 @@ class Reference:
     source_index: int | None = None
     max_tokens: int | None = None
     blind: bool = False
+    masked: float | None = None  # the probability, above 0 and at most 1, that a patch is blackened
 
     @property
     def is_answer(self) -> bool:
@@ -122,9 +125,9 @@ class Reference:
         return self.text is not None and self.max_tokens is None
 
     def __post_init__(self) -> None:
-        assert [self.text is None, self.token_ids is None, not self.blind].count(False) == 1, (
-            "a reference is a text, tokens, or blind"
-        )
+        is_set = [self.text is not None, self.token_ids is not None, self.blind, self.masked is not None]
+        assert is_set.count(True) == 1, "a reference is a text, tokens, blind, or masked"
+        assert self.masked is None or 0 < self.masked <= 1, f"masked is a probability above 0, got {self.masked}"
 
 
 @dataclass(frozen=True, kw_only=True)

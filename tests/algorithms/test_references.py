@@ -140,7 +140,19 @@ def test_missing_answers_are_not_the_most_frequent_answer() -> None:
     assert chosen == Reference(token_ids=(3,), source_index=3)
 
 
-def test_a_reference_is_a_text_tokens_or_blind() -> None:
-    for neither_or_both in ({}, {"text": "70", "token_ids": (1,)}, {"text": "70", "blind": True}):
-        with pytest.raises(AssertionError, match="a text, tokens, or blind"):
-            Reference(**neither_or_both)
+def test_a_reference_is_a_text_tokens_blind_or_masked() -> None:
+    for none_or_two in (
+        {},
+        {"text": "70", "token_ids": (1,)},
+        {"text": "70", "blind": True},
+        {"blind": True, "masked": 1},
+    ):
+        with pytest.raises(AssertionError, match="a text, tokens, blind, or masked"):
+            Reference(**none_or_two)
+
+
+@pytest.mark.parametrize("probability", [0.0, -0.5, 1.5])
+def test_a_mask_blackens_patches_with_a_probability(probability: float) -> None:
+    with pytest.raises(AssertionError, match="masked is a probability above 0, got"):
+        Reference(masked=probability)
+    assert Reference(masked=1.0).masked == 1.0
