@@ -152,7 +152,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
         from cepo.models.processing import load_processing
         from cepo.trainer.loop import Trainer
 
-        processing = load_processing(worker.actor.model, data)
+        processing = load_processing(worker.actor.model, chat_template=data.override_chat_template)
     for plugin in settings.plugins:
         load_plugin(plugin)
     estimator = build_estimator(algorithm.adv_estimator, config.methods.get(algorithm.adv_estimator))
@@ -234,14 +234,16 @@ def _problem_sets(
     data: DataConfig, processing: Processing, *, with_solutions: bool
 ) -> tuple[TrainingProblems, ProblemSet | None]:
     from cepo.data.dataset import ProblemSet
+    from cepo.data.rules import ProblemRules
     from cepo.data.training_set import read_training_sets
     from cepo.rewards.samples import require_free_names
 
     problems = read_training_sets(data, processing, with_solutions=with_solutions)
     if data.val_files is None:
         return problems, None
-    held_out = ProblemSet(data.val_files, data, processing)
-    require_free_names(data.val_files, held_out.column_names, data)
+    rules = ProblemRules.of(data)
+    held_out = ProblemSet(data.val_files, rules, processing)
+    require_free_names(data.val_files, held_out.column_names, rules.rows.cells.columns)
     return problems, held_out
 
 

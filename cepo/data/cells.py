@@ -18,7 +18,7 @@ from cepo.models.inputs import Turn
 from cepo.models.text_codec import IMAGE_MARK
 
 if TYPE_CHECKING:
-    from cepo.config.schema import DataConfig
+    from cepo.data.rules import CellRules
 
 _TAGGED = re.compile(
     r"(?:<think>.*</think>)?\s*<answer>(?P<inner>(?:(?!</answer>).)*)</answer>", re.DOTALL | re.IGNORECASE
@@ -49,26 +49,26 @@ class Cells:
         yield "solution", self.solution or ""
 
 
-def read_cells(row: Fields, config: DataConfig) -> Cells:
+def read_cells(row: Fields, rules: CellRules) -> Cells:
     """Returns a row's cells; raises `DataError` if one has a shape that is not accepted. Empty ones are returned as such."""
-    prompt = cell(row, config.prompt_key)
-    if config.answer_key == config.prompt_key:
-        messages, answer = split_answer(prompt, config.prompt_key)
+    prompt = cell(row, rules.prompt_key)
+    if rules.answer_key == rules.prompt_key:
+        messages, answer = split_answer(prompt, rules.prompt_key)
         conversation = read_conversation(messages)
     else:
-        conversation = _conversation(prompt, config.prompt_key)
-        answer = cell_text(without_list_of_one(cell(row, config.answer_key)), config.answer_key)
-    images = _with_own(conversation.images, _media(row, config.image_key, "image"))
+        conversation = _conversation(prompt, rules.prompt_key)
+        answer = cell_text(without_list_of_one(cell(row, rules.answer_key)), rules.answer_key)
+    images = _with_own(conversation.images, _media(row, rules.image_key, "image"))
     turns = conversation.turns
-    if config.image_marks == "front":
+    if rules.puts_marks_in_front:
         turns = _with_marks(turns, len(images))
     return Cells(
         turns=tuple(turns),
         answer=unwrapped(answer),
-        solution=solution_of(row, config.solution_key),
+        solution=solution_of(row, rules.solution_key),
         images=images,
-        teacher_images=[] if config.teacher_image_key is None else _media(row, config.teacher_image_key, "image"),
-        videos=_with_own(conversation.videos, _media(row, config.video_key, "video")),
+        teacher_images=[] if rules.teacher_image_key is None else _media(row, rules.teacher_image_key, "image"),
+        videos=_with_own(conversation.videos, _media(row, rules.video_key, "video")),
     )
 
 

@@ -13,9 +13,9 @@ from multiprocessing import Pipe
 from pathlib import Path
 
 import cepo
-from cepo.config.schema import DataConfig
 from cepo.data.measures import CheckedRow, states_of
 from cepo.data.rows import RowReader
+from cepo.data.rules import RowRules
 from cepo.errors import ConfigError, DataError
 from cepo.files.foreign import noting_opened_files
 from cepo.files.trees import Tree
@@ -30,7 +30,7 @@ class CheckSetup:
 
     source: str
     columns: Sequence[str]
-    config: DataConfig
+    rules: RowRules
     processing: Processing
 
 
@@ -90,7 +90,7 @@ class CheckProcess:
         )
         other_end.close()
         with suppress(OSError):  # it has ended; the caller learns this when it waits for the first reply
-            self._connection.send((setup.source, list(setup.columns), setup.config, arguments))
+            self._connection.send((setup.source, list(setup.columns), setup.rules, arguments))
 
     def send(self, rows: bytes) -> None:
         """Sends a chunk of rows, pickled; raises `OSError` if the process has ended."""

@@ -49,8 +49,8 @@ def main() -> None:
 
 
 def _serve(connection: Connection) -> None:
-    source, columns, config, arguments = connection.recv()
-    reader = RowReader(source, columns, config, Processing(**arguments))
+    source, columns, rules, arguments = connection.recv()
+    reader = RowReader(source, columns, rules, Processing(**arguments))
     messages = _Messages()
     logging.basicConfig(level=logging.WARNING, handlers=[messages])
     logging.getLogger("cepo").setLevel(logging.INFO)

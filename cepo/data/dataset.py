@@ -13,7 +13,6 @@ from typing import Any, cast
 import numpy
 from numpy.typing import NDArray
 
-from cepo.config.schema import DataConfig
 from cepo.data.cells import has_column, solution_of
 from cepo.data.check_process import CheckSetup
 from cepo.data.checking import checked_rows
@@ -22,6 +21,7 @@ from cepo.data.measures import RowMeasures
 from cepo.data.reading import read_source
 from cepo.data.remembering import file_digests, identity_of, recall, remember
 from cepo.data.rows import RowReader
+from cepo.data.rules import ProblemRules
 from cepo.data.table import rows_of
 from cepo.errors import ConfigError, DataError
 from cepo.models.inputs import ImageSource
@@ -41,12 +41,14 @@ class ProblemSet(Sequence[Problem]):
     lacks a column, and `DataError` if a row is bad or overlong and not to be skipped, or no row is usable.
     """
 
-    def __init__(self, source: str, config: DataConfig, processing: Processing, *, rows: Any = None) -> None:
-        self._source, self._config, self._processing = source, config, processing
+    def __init__(self, source: str, rules: ProblemRules, processing: Processing, *, rows: Any = None) -> None:
+        self._source = source
+        self._rules = rules
+        self._processing = processing
         self._rows_are_given = rows is not None
         self._digests = file_digests(source) if rows is None else None  # before the files are opened
         self._rows = read_source(source) if rows is None else rows_of(rows)
-        self._reader = RowReader(source, self._rows.column_names, config, processing)
+        self._reader = RowReader(source, self._rows.column_names, rules.rows, processing)
         measures = self._measured()
         self._usable = self._usable_rows(measures)
         images, videos = measures.num_images[self._usable], measures.num_videos[self._usable]
@@ -81,7 +83,8 @@ class ProblemSet(Sequence[Problem]):
     def content(self) -> str:
         """Describes the usable rows by their number and a CRC-32 of prompts and answers, without images."""
         total = 0
-        rows = self._rows.select_columns([self._config.prompt_key, self._config.answer_key])
+        keys = self._rules.rows.cells
+        rows = self._rows.select_columns([keys.prompt_key, keys.answer_key])
         for number in self._usable:
             values = tuple(rows[int(number)].values())
             total = zlib.crc32(repr(values).encode("utf-8", "surrogatepass"), total)
@@ -89,7 +92,8 @@ class ProblemSet(Sequence[Problem]):
 
     def require_solutions(self) -> None:
         """Raises `ConfigError` if a usable row has no worked solution."""
-        key, names = self._config.solution_key, self._rows.column_names
+        key = self._rules.rows.cells.solution_key
+        names = self._rows.column_names
         missing: Sequence[int] = self._usable.tolist()
         if has_column(names, key):
             rows = self._rows.select_columns([key])
@@ -116,7 +120,8 @@ class ProblemSet(Sequence[Problem]):
 
         Raises `DataError` at the first measured row that cannot be used and is not to be left out.
         """
-        source, config, num_rows = self._source, self._config, len(self._rows)
+        source = self._source
+        num_rows = len(self._rows)
         identity = self._identity()
         recalled = None if identity is None else recall(identity, num_rows)
         measures = RowMeasures(num_rows) if recalled is None else recalled
@@ -128,7 +133,7 @@ class ProblemSet(Sequence[Problem]):
         setup = CheckSetup(
             source=source,
             columns=self._rows.column_names,
-            config=config,
+            rules=self._rules.rows,
             processing=self._processing,
         )
         with closing(checked_rows(self._rows, numbers, self._reader, setup)) as checked:
@@ -148,7 +153,7 @@ class ProblemSet(Sequence[Problem]):
     def _identity(self) -> str | None:
         if self._rows_are_given:
             return None
-        return identity_of(self._source, self._rows, self._config, self._processing, before=self._digests)
+        return identity_of(self._source, self._rows, self._rules.rows, self._processing, before=self._digests)
 
     def _repeat_reasons(self, reasons: dict[int, str]) -> None:
         first = [f"row {number}: {reason}" for number, reason in sorted(reasons.items())[:_REASONS_SHOWN]]
@@ -157,13 +162,14 @@ class ProblemSet(Sequence[Problem]):
 
     def _refuse(self, number: int, measures: RowMeasures) -> None:
         """Raises `DataError` if a row is bad or overlong and not to be left out."""
-        config, where = self._config, f"{self._source}, row {number}"
+        rules = self._rules
+        where = f"{self._source}, row {number}"
         reason = measures.reasons.get(number)
-        if reason is not None and not config.skip_bad_rows:
+        if reason is not None and not rules.skip_bad_rows:
             raise DataError(f"{where}: {reason}. data.skip_bad_rows=true leaves such rows out")
-        if measures.lengths[number] > config.max_prompt_length and not config.filter_overlong_prompts:
+        if measures.lengths[number] > rules.max_prompt_length and not rules.filter_overlong_prompts:
             raise DataError(
-                f"{where}: the prompt has {measures[number]}; data.max_prompt_length is {config.max_prompt_length}. "
+                f"{where}: the prompt has {measures[number]}; data.max_prompt_length is {rules.max_prompt_length}. "
                 "data.filter_overlong_prompts=true leaves such rows out"
             )
 
@@ -172,7 +178,8 @@ class ProblemSet(Sequence[Problem]):
 
         Raises `DataError` if a row is not to be left out, or none remains.
         """
-        limit, lengths = self._config.max_prompt_length, measures.lengths
+        limit = self._rules.max_prompt_length
+        lengths = measures.lengths
         is_overlong = lengths > limit
         is_usable = (lengths >= 0) & ~is_overlong
         for number in numpy.flatnonzero(~is_usable).tolist():

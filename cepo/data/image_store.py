@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cepo.data.cells import read_cells
-from cepo.data.images import ImageRules, decoded_images, located
+from cepo.data.images import decoded_images, located
 from cepo.data.reading import read_source
 from cepo.data.table import Rows
 from cepo.models.inputs import ImageInputs, ImageSource
@@ -13,15 +13,16 @@ from cepo.models.inputs import ImageInputs, ImageSource
 if TYPE_CHECKING:
     from PIL import Image
 
-    from cepo.config.schema import DataConfig
+    from cepo.data.rules import RowRules
     from cepo.models.processing import Processing
 
 
 class ImageStore:
     """Reads the images of rows as the trainer does, each once."""
 
-    def __init__(self, config: DataConfig, processing: Processing) -> None:
-        self._config, self._processing = config, processing
+    def __init__(self, rules: RowRules, processing: Processing) -> None:
+        self._rules = rules
+        self._processing = processing
         self._rows: dict[str, Rows] = {}
         self._images: dict[ImageSource, tuple[Image.Image, ...]] = {}
         self._inputs: dict[ImageSource, ImageInputs] = {}
@@ -29,12 +30,12 @@ class ImageStore:
     def images(self, source: ImageSource) -> tuple[Image.Image, ...]:
         """Returns a row's decoded images for the rollout engine; raises `ConfigError` or `DataError` on failure."""
         if source not in self._images:
-            key = source.column or self._config.image_key
+            own_key = self._rules.cells.image_key
+            key = source.column or own_key
             with located(f"{source.data}, row {source.row}"):
-                cells = read_cells(self._rows_of(source.data)[source.row], self._config)
-                is_teachers = source.column is not None and source.column != self._config.image_key
-                values = cells.teacher_images if is_teachers else cells.images
-                self._images[source] = decoded_images({key: values}, key, ImageRules.of(self._config))
+                cells = read_cells(self._rows_of(source.data)[source.row], self._rules.cells)
+                values = cells.images if key == own_key else cells.teacher_images
+                self._images[source] = decoded_images({key: values}, key, self._rules.images)
         return self._images[source]
 
     def inputs(self, source: ImageSource) -> ImageInputs:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, cast
 
 from PIL import Image
 
@@ -22,9 +22,6 @@ from cepo.data.image_metadata import (
     with_alpha_stated,
 )
 from cepo.errors import DataError
-
-if TYPE_CHECKING:
-    from cepo.config.schema import DataConfig
 
 LARGEST_PIXELS = 64_000_000
 """The largest accepted number of pixels (192 MB decoded), because a file of some kilobytes can state any size."""
@@ -59,15 +56,6 @@ class ImageRules:
     image_hosts: tuple[str, ...] = ()
     min_pixels: int | None = None
     max_pixels: int | None = None
-
-    @classmethod
-    def of(cls, config: DataConfig) -> Self:
-        return cls(
-            image_dir=config.image_dir,
-            image_hosts=tuple(config.image_hosts),
-            min_pixels=config.min_pixels,
-            max_pixels=config.max_pixels,
-        )
 
     def size_within_limits(self, size: tuple[int, int], name: str = "the image") -> tuple[int, int]:
         """Returns the (width, height) within the pixel limits; raises `DataError` if it is empty or too thin."""

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import cepo
-from cepo.config.schema import DataConfig
 from cepo.data.cache import content_digest, read_entry, write_entry
 from cepo.data.measures import RowMeasures, decoded
-from cepo.data.rows import most_characters
+from cepo.data.rules import RowRules
 from cepo.data.sources import local_source
 from cepo.data.table import Rows
 from cepo.errors import CepoError
@@ -29,15 +28,6 @@ from cepo.models.processing import Processing
 logger = logging.getLogger(__name__)
 
 _KIND = "checks"
-WITHOUT_INFLUENCE = frozenset(
-    {
-        *("train_files", "train_weights", "val_files", "shuffle", "seed"),
-        *("max_response_length", "rollout_batch_size", "mini_rollout_batch_size", "val_batch_size"),
-        *("filter_overlong_prompts", "skip_bad_rows"),
-    }
-)
-"""Settings of `data` on which no measure of a row depends. All others are taken to matter, new ones too."""
-_FILES_NAMED_BY_SETTINGS = ("format_prompt", "override_chat_template")
 _FOLDERS_OF_CODE = ("data", "files", "models")
 _LIBRARIES = (
     *("av", "datasets", "jinja2", "numpy", "pillow", "pyarrow"),
@@ -47,7 +37,7 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", "
 
 
 def identity_of(
-    source: str, rows: Rows, config: DataConfig, processing: Processing, *, before: Sequence[str] | None
+    source: str, rows: Rows, rules: RowRules, processing: Processing, *, before: Sequence[str] | None
 ) -> str | None:
     """Returns a digest of all that the check of a source's rows depends on, except the files that rows name.
 
@@ -59,7 +49,7 @@ def identity_of(
     try:
         facts: Tree = {
             "source": _source_facts(rows),
-            "settings": _settings(config),
+            "settings": _with_contents(rules),
             "processing": _processing_facts(processing),
             "code": code,
             "libraries": {name: _version(name) for name in _LIBRARIES} | {"python": sys.version},
@@ -109,19 +99,13 @@ def _source_facts(rows: Rows) -> Tree | None:
     }
 
 
-def _settings(config: DataConfig) -> Tree:
-    """Returns the settings that may matter, with the content of files and the place of folders that they name."""
-    settings: Tree = {
-        entry.name: getattr(config, entry.name)
-        for entry in dataclasses.fields(config)
-        if entry.name not in WITHOUT_INFLUENCE
-    }
-    for name in _FILES_NAMED_BY_SETTINGS:
-        if settings[name] is not None:
-            settings[name] = content_digest(Path(settings[name]))
-    del settings["max_prompt_length"]
-    settings["most_characters"] = most_characters(config)
-    settings["image_dir"] = [config.image_dir is None, str(Path.cwd() / (config.image_dir or ""))]
+def _with_contents(rules: RowRules) -> Tree:
+    """Returns the rules with the content of the file and the place of the folder that they name."""
+    settings: Tree = dataclasses.asdict(rules)
+    if rules.format_prompt is not None:
+        settings["format_prompt"] = content_digest(Path(rules.format_prompt))
+    image_dir = rules.images.image_dir
+    settings["images"]["image_dir"] = [image_dir is None, str(Path.cwd() / (image_dir or ""))]
     return settings
 
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cepo.config.schema import DataConfig
 from cepo.data.cells import Cells, has_column, read_cells
 from cepo.data.contexts import Problem, UserTemplate
-from cepo.data.images import ImageRules, PixelBudget, checked_sizes, decoded_images, located
+from cepo.data.images import PixelBudget, checked_sizes, decoded_images, located
 from cepo.data.json_text import without_spelling
+from cepo.data.rules import CHARACTERS_PER_TOKEN, RowRules
 from cepo.data.videos import load_video
 from cepo.errors import ConfigError, DataError
 from cepo.files.foreign import read_text
@@ -18,10 +18,6 @@ from cepo.files.trees import Fields
 from cepo.models.inputs import ImageSource, Turn, Video
 from cepo.models.processing import Processing
 from cepo.models.text_codec import IMAGE_MARK, VIDEO_MARK
-
-MOST_CHARACTERS, CHARACTERS_PER_TOKEN = 400_000, 16
-"""A text has at most the first number of characters, or the second times data.max_prompt_length if that is more. A
-tokenizer needs minutes for much longer ones, or ends the process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,28 +34,24 @@ class RowMeasure:
         return f"{self.length} tokens{visual if self.visual_tokens else ''}"
 
 
-def most_characters(config: DataConfig) -> int:
-    """Returns the most characters of a text, the only way in which `data.max_prompt_length` enters a row's measure."""
-    return max(MOST_CHARACTERS, CHARACTERS_PER_TOKEN * config.max_prompt_length)
-
-
 class RowReader:
-    """Reads rows of one source by the settings of `data`; `columns` are the names of its columns."""
+    """Reads rows of one source by `rules`; `columns` are the names of its columns."""
 
-    def __init__(self, source: str, columns: Sequence[str], config: DataConfig, processing: Processing) -> None:
-        self._source, self._columns, self._config, self._processing = source, columns, config, processing
-        self._rules = ImageRules.of(config)
-        self._most_characters = most_characters(config)
+    def __init__(self, source: str, columns: Sequence[str], rules: RowRules, processing: Processing) -> None:
+        self._source = source
+        self._columns = columns
+        self._rules = rules
+        self._processing = processing
         self._template = None
-        if config.format_prompt is not None:
-            text = read_text(Path(config.format_prompt)).strip()
-            self._template = UserTemplate(text, f"data.format_prompt '{config.format_prompt}'", "content")
+        if rules.format_prompt is not None:
+            text = read_text(Path(rules.format_prompt)).strip()
+            self._template = UserTemplate(text, f"data.format_prompt '{rules.format_prompt}'", "content")
         for name in ("prompt_key", "answer_key"):
             self.require_column(name)
 
     def require_column(self, name: str) -> None:
         """Raises `ConfigError` if the source lacks the column that the setting `data.<name>` names."""
-        key = getattr(self._config, name)
+        key = getattr(self._rules.cells, name)
         if not has_column(self._columns, key):
             raise ConfigError(
                 f"data.{name} is '{key}', which {self._source} does not have. Its columns: {', '.join(self._columns)}"
@@ -67,17 +59,20 @@ class RowReader:
 
     def problem(self, number: int, row: Fields, source: ImageSource | None) -> Problem:
         """Returns the problem of the row `number`; `source` is where its images can be read again, if they can."""
-        config, cells = self._config, read_cells(row, self._config)
+        keys = self._rules.cells
+        cells = read_cells(row, keys)
         *history, last = self._turns(cells)
         budget = PixelBudget()
-        teacher_key = config.teacher_image_key
         videos = self._videos(cells, budget)
-        images = decoded_images({config.image_key: cells.images}, config.image_key, self._rules, budget)
-        teacher_images = decoded_images({str(teacher_key): cells.teacher_images}, teacher_key, self._rules, budget)
+        images = decoded_images({keys.image_key: cells.images}, keys.image_key, self._rules.images, budget)
+        teacher_key = keys.teacher_image_key
+        teacher_images = decoded_images(
+            {str(teacher_key): cells.teacher_images}, teacher_key, self._rules.images, budget
+        )
         if videos:  # which are sent by value, and the images with them
             source = None
-        taken = (config.answer_key, config.image_key, config.video_key, config.teacher_image_key)
-        teacher_source = None if source is None else replace(source, column=config.teacher_image_key)
+        taken = (keys.answer_key, keys.image_key, keys.video_key, teacher_key)
+        teacher_source = None if source is None else replace(source, column=teacher_key)
         return Problem(
             prompt_id=str(number),
             text=last.text,
@@ -102,9 +97,15 @@ class RowReader:
     def _videos(self, cells: Cells, budget: PixelBudget) -> tuple[Video, ...]:
         videos: list[Video] = []
         for value in cells.videos:
-            with located(f"column '{self._config.video_key}'"):
-                factor, fps = self._processing.reader.video_factor, self._config.video_fps
-                videos.append(load_video(value, self._rules, fps=fps, factor=factor, budget=budget))
+            with located(f"column '{self._rules.cells.video_key}'"):
+                video = load_video(
+                    value,
+                    self._rules.images,
+                    fps=self._rules.video_fps,
+                    factor=self._processing.reader.video_factor,
+                    budget=budget,
+                )
+            videos.append(video)
         return tuple(videos)
 
     def measure(self, row: Fields) -> RowMeasure:
@@ -112,7 +113,7 @@ class RowReader:
 
         Raises `DataError` for a row that cannot be used.
         """
-        cells = read_cells(row, self._config)
+        cells = read_cells(row, self._rules.cells)
         self._require_texts(cells)
         turns = self._turns(cells)
         self._require_marks(cells, "".join(turn.text for turn in turns), row)
@@ -128,30 +129,30 @@ class RowReader:
     def _require_texts(self, cells: Cells) -> None:
         """Raises `DataError` if the question or the answer is empty."""
         if not cells.turns[-1].text.strip():
-            raise DataError(f"column '{self._config.prompt_key}' is empty")
+            raise DataError(f"column '{self._rules.cells.prompt_key}' is empty")
         if not cells.answer:
             raise DataError(
-                f"column '{self._config.answer_key}' is empty; a problem without an answer cannot be rewarded"
+                f"column '{self._rules.cells.answer_key}' is empty; a problem without an answer cannot be rewarded"
             )
 
     def _require_lengths(self, cells: Cells) -> None:
         """Raises `DataError` for a text that is too long for a tokenizer."""
         for name, text in cells.texts:
-            if len(text) > self._most_characters:
+            if len(text) > self._rules.most_characters:
                 raise DataError(
-                    f"the {name} has {len(text):,} characters; accepted: at most {self._most_characters:,}, or "
+                    f"the {name} has {len(text):,} characters; accepted: at most {self._rules.most_characters:,}, or "
                     f"{CHARACTERS_PER_TOKEN} times data.max_prompt_length"
                 )
 
     def _require_marks(self, cells: Cells, text: str, row: Fields) -> None:
         """Raises `DataError` if the prompt's marks and the row's images and videos do not agree."""
-        config = self._config
+        keys = self._rules.cells
         if cells.teacher_images and len(cells.teacher_images) != len(cells.images):
             raise DataError(
-                f"column '{config.teacher_image_key}' has {len(cells.teacher_images)} images for the teacher, and the row has "
+                f"column '{keys.teacher_image_key}' has {len(cells.teacher_images)} images for the teacher, and the row has "
                 f"{len(cells.images)}; they must agree"
             )
-        if IMAGE_MARK in text and not cells.images and not has_column(row, config.image_key):
+        if IMAGE_MARK in text and not cells.images and not has_column(row, keys.image_key):
             self.require_column("image_key")
         for mark, values, name in ((IMAGE_MARK, cells.images, "images"), (VIDEO_MARK, cells.videos, "videos")):
             is_mark = bool(values) or mark == IMAGE_MARK  # without videos it is plain text
@@ -163,10 +164,11 @@ class RowReader:
 
     def _visual_tokens(self, cells: Cells) -> int:
         """Returns the number of tokens of the images and videos, all of which are checked."""
-        key, teacher_key = self._config.image_key, self._config.teacher_image_key
+        key = self._rules.cells.image_key
+        teacher_key = self._rules.cells.teacher_image_key
         budget = PixelBudget()
-        sizes = checked_sizes({key: cells.images}, key, self._rules, budget)
-        teacher_sizes = checked_sizes({str(teacher_key): cells.teacher_images}, teacher_key, self._rules, budget)
+        sizes = checked_sizes({key: cells.images}, key, self._rules.images, budget)
+        teacher_sizes = checked_sizes({str(teacher_key): cells.teacher_images}, teacher_key, self._rules.images, budget)
         if not sizes and not cells.videos:
             return 0
         reader = self._processing.reader

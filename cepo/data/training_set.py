@@ -15,6 +15,7 @@ import numpy
 from cepo.config.schema import DataConfig
 from cepo.data.contexts import Problem
 from cepo.data.dataset import ProblemSet
+from cepo.data.rules import ProblemRules
 from cepo.errors import ConfigError
 from cepo.models.inputs import ImageSource
 from cepo.models.processing import Processing
@@ -26,11 +27,22 @@ logger = logging.getLogger(__name__)
 class TrainingProblems:
     """Concatenates the usable rows of one or several sources. Of several, a problem's id is `<source number>:<row>`.
 
-    Without `data.train_weights` all rows form one set: an epoch uses each row once, whatever its source.
+    `weights` are the sources' shares of the prompts; without them all rows form one set: an epoch uses each row once,
+    whatever its source. Without `shuffle` rows are visited in the order of the data.
     """
 
-    def __init__(self, parts: Sequence[ProblemSet], config: DataConfig) -> None:
-        self._parts, self._config = parts, config
+    def __init__(
+        self,
+        parts: Sequence[ProblemSet],
+        *,
+        weights: Sequence[float] | None = None,
+        shuffle: bool = True,
+        seed: int = 1,
+    ) -> None:
+        self._parts = parts
+        self._weights = weights
+        self._shuffle = shuffle
+        self._seed = seed
         self._ends = list(accumulate(len(part) for part in parts))
         self._begins = [0, *self._ends]
         self.most_visuals = most_visuals(*parts)
@@ -50,17 +62,20 @@ class TrainingProblems:
 
         Without weights, each pass over the data has its own order.
         """
-        weights, shuffle, seed = self._config.train_weights, self._config.shuffle, self._config.seed
-        if weights is not None and len(self._parts) > 1:
-            sizes = [len(part) for part in self._parts]
+        if self._weights is not None and len(self._parts) > 1:
             chosen = weighted_indices(
-                step, sizes=sizes, weights=weights, batch_size=batch_size, shuffle=shuffle, seed=seed
+                step,
+                sizes=[len(part) for part in self._parts],
+                weights=self._weights,
+                batch_size=batch_size,
+                shuffle=self._shuffle,
+                seed=self._seed,
             )
             return [self._begins[part] + index for part, index in chosen]
         per_epoch = self.steps_per_epoch(batch_size)
         assert per_epoch > 0, "a batch must not be larger than the problem set; checked when the run is put together"
         epoch, number = divmod(step, per_epoch)
-        order = shuffled(len(self), f"{seed}/{epoch}") if shuffle else range(len(self))
+        order = shuffled(len(self), f"{self._seed}/{epoch}") if self._shuffle else range(len(self))
         return [*order[number * batch_size : (number + 1) * batch_size]]
 
     def steps_per_epoch(self, batch_size: int) -> int:
@@ -80,11 +95,12 @@ def read_training_sets(config: DataConfig, processing: Processing, *, with_solut
     Raises as `ProblemSet` and `require_free_names`, for fewer problems than a step needs, and `with_solutions` for a
     problem that has none.
     """
+    rules = ProblemRules.of(config)
     parts: list[ProblemSet] = []
     for source in config.train_sources:
         logger.info("reading and checking %s", source)
-        part = ProblemSet(source, config, processing)
-        require_free_names(source, part.column_names, config)
+        part = ProblemSet(source, rules, processing)
+        require_free_names(source, part.column_names, rules.rows.cells.columns)
         if config.teacher_image_key is not None:
             part.require_column("teacher_image_key")
         if with_solutions:
@@ -99,7 +115,7 @@ def read_training_sets(config: DataConfig, processing: Processing, *, with_solut
     weights = config.train_weights or sizes
     for source, size, weight in zip(config.train_sources, sizes, weights, strict=True) if len(parts) > 1 else ():
         logger.info("plan: %.1f %% of the prompts from %s (%d problems)", 100 * weight / sum(weights), source, size)
-    return TrainingProblems(parts, config)
+    return TrainingProblems(parts, weights=config.train_weights, shuffle=config.shuffle, seed=config.seed)
 
 
 @lru_cache(maxsize=16)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cepo.config.schema import DataConfig
 from cepo.data.reading import read_source
+from cepo.data.rules import CellRules
 from cepo.data.table import Rows
 from cepo.errors import ConfigError, DataError
 from cepo.evaluation import formats
@@ -144,7 +144,7 @@ BENCHMARKS = (
 )
 
 
-def opened(named: NamedSource, data: DataConfig) -> tuple[Rows, Benchmark | None]:
+def opened(named: NamedSource, cells: CellRules) -> tuple[Rows, Benchmark | None]:
     """Reads the rows of a source, and returns them with their benchmark; None if they are the user's own.
 
     A source is a benchmark's if it is named as one. Otherwise it is the user's own if it has the columns that
@@ -155,7 +155,7 @@ def opened(named: NamedSource, data: DataConfig) -> tuple[Rows, Benchmark | None
     columns = rows.column_names
     if named.name is not None:
         return rows, _format_of(named, columns)
-    keys = [key.partition(".")[0] for key in (data.prompt_key, data.answer_key)]
+    keys = [key.partition(".")[0] for key in (cells.prompt_key, cells.answer_key)]
     candidates = recognised(columns)
     if set(keys) <= set(columns):
         for benchmark in candidates:
@@ -169,7 +169,7 @@ def opened(named: NamedSource, data: DataConfig) -> tuple[Rows, Benchmark | None
     else:
         meaning = "and they identify no benchmark"
     raise ConfigError(
-        f"data={named.source} has no column data.prompt_key={data.prompt_key} with data.answer_key={data.answer_key}; its "
+        f"data={named.source} has no column data.prompt_key={cells.prompt_key} with data.answer_key={cells.answer_key}; its "
         f"columns are {', '.join(columns)}, {meaning}. For your own data, name its columns: data.prompt_key=COLUMN "
         f"data.answer_key=COLUMN data.image_key=COLUMN. For a benchmark, name it: NAME:{named.source} with one of "
         f"{', '.join(TITLES)}"

@@ -14,6 +14,7 @@ from cepo.config import RunConfig
 from cepo.config.paths import split_source
 from cepo.data.contexts import ContextBuilder, Problem
 from cepo.data.dataset import ProblemSet
+from cepo.data.rules import ProblemRules
 from cepo.errors import ConfigError, DataError
 from cepo.evaluation.benchmarks import Benchmark, converted, opened
 from cepo.evaluation.lmms import LMMS_TASKS
@@ -64,7 +65,8 @@ def read_task(
     `ConfigError` if lmms-eval's protocol is asked for data that is no benchmark, and `DataError` if no row can be graded.
     """
     data = config.data
-    rows, benchmark = opened(source, data)
+    rules_of_data = ProblemRules.of(data)
+    rows, benchmark = opened(source, rules_of_data.rows.cells)
     num_judged = 0
     if benchmark is None:
         if rules.is_lmms:
@@ -72,10 +74,11 @@ def read_task(
                 f"protocol=lmms defines the prompts of benchmarks, and {source} is read by data.prompt_key; name its "
                 f"benchmark (NAME:{source}) or evaluate it without protocol=lmms"
             )
-        problems, name = ProblemSet(source.source, data, processing), _own_name(source.source)
-        require_free_names(source.source, problems.column_names, data)
+        problems = ProblemSet(source.source, rules_of_data, processing)
+        name = _own_name(source.source)
+        require_free_names(source.source, problems.column_names, rules_of_data.rows.cells.columns)
     else:
-        keys = dataclasses.replace(data, prompt_key="problem", answer_key="answer", image_key="images")
+        converted_data = dataclasses.replace(data, prompt_key="problem", answer_key="answer", image_key="images")
         prepared = converted(rows, benchmark, source.source, skip_bad_rows=data.skip_bad_rows, is_lmms=rules.is_lmms)
         num_judged = sum(problem["answer_kind"] == JUDGED for problem in prepared)
         if num_judged == len(prepared) and rules.judge is None:
@@ -83,7 +86,8 @@ def read_task(
                 f"{source}: each of its {num_judged} rows needs a judge; give judge=ADDRESS judge_model=MODEL of an "
                 "OpenAI-compatible server"
             )
-        problems, name = ProblemSet(source.source, keys, processing, rows=prepared), benchmark.name
+        problems = ProblemSet(source.source, ProblemRules.of(converted_data), processing, rows=prepared)
+        name = benchmark.name
     names = [name, *(f"{name}-{number}" for number in range(2, len(taken) + 2))]
     return Task(
         name=next(free for free in names if free not in taken),

@@ -14,7 +14,6 @@ from jaxtyping import Int64
 from PIL.Image import Image
 from torch import Tensor
 
-from cepo.config.schema import DataConfig
 from cepo.config.worker_schema import ModelConfig
 from cepo.errors import ConfigError, DataError
 from cepo.files.foreign import read_text
@@ -254,12 +253,12 @@ class Processing(TextCodec):
         return parts
 
 
-def load_processing(model: ModelConfig, data: DataConfig) -> Processing:
-    template = data.override_chat_template
+def load_processing(model: ModelConfig, *, chat_template: str | None) -> Processing:
+    """Loads a model's tokenizer and processor; the file `chat_template` replaces the model's own template."""
     return Processing(
         model.tokenizer_path or model.model_path,
         trust_remote_code=model.trust_remote_code,
-        chat_template=None if template is None else read_text(Path(template)),
+        chat_template=None if chat_template is None else read_text(Path(chat_template)),
     )
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from cepo.config.schema import DataConfig
 from cepo.errors import ConfigError
 from cepo.files.trees import Fields, Tree
 
@@ -33,31 +32,24 @@ def sample_of(columns: Fields, given: TrainersFields) -> Tree:
     return {**sample, **given}
 
 
-def require_free_names(source: str, columns: Sequence[str], data: DataConfig) -> None:
+def require_free_names(source: str, columns: Sequence[str], columns_read: Mapping[str, str]) -> None:
     """Raises `ConfigError` if a column of `source` has a name of the trainer's and no setting of `data` reads it.
 
-    A column that a setting names (`data.prompt_key`, `answer_key`, ...) is read as that, under whatever name.
+    `columns_read` are the columns that settings name (`prompt_key`, `answer_key`, ...); each is read as that, under
+    whatever name.
     """
-    read = _columns_read(data)
-    taken = [name for name in columns if name in TRAINERS_NAMES and name not in read]
+    names_read = set(columns_read.values())
+    names_read.update(column.partition(".")[0] for column in columns_read.values())
+    taken = [name for name in columns if name in TRAINERS_NAMES and name not in names_read]
     if not taken:
         return
     name = taken[0]
     setting = _SETTINGS.get(name)
-    otherwise = f", or read it with data.{setting}={name} in place of '{getattr(data, setting)}'" if setting else ""
+    otherwise = ""
+    if setting is not None:
+        otherwise = f", or read it with data.{setting}={name} in place of '{columns_read[setting]}'"
     raise ConfigError(
         f"{source} has the column '{name}', but the trainer itself gives reward functions a value of this name, so that "
         f"the column could decide what is right. Rename the column{otherwise}. Names that columns cannot have: "
         f"{', '.join(sorted(TRAINERS_NAMES))}"
     )
-
-
-def _columns_read(data: DataConfig) -> Collection[str]:
-    """Returns the columns that the settings of `data` name, of a dotted key also its first part."""
-    keys = [data.prompt_key, data.answer_key, data.solution_key, data.image_key, data.teacher_image_key, data.video_key]
-    names: set[str] = set()
-    for key in keys:
-        if key is not None:
-            names.add(key)
-            names.add(key.partition(".")[0])
-    return names

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from transformers.utils.logging import disable_progress_bar
 
 from cepo.data.image_store import ImageStore
+from cepo.data.rules import RowRules
 from cepo.errors import EngineError
 from cepo.hardware import require_usable_torch
 from cepo.models.inputs import ImageSource
@@ -92,10 +93,10 @@ class RankProcess:
         facts, memory, probe = pickle.loads(content)
         _meet(meeting)
         disable_progress_bar()  # a log file ends with the last messages
-        processing = load_processing(facts.worker.actor.model, facts.data)
+        processing = load_processing(facts.worker.actor.model, chat_template=facts.data.override_chat_template)
         require_memory(memory, facts.worker.rollout, this_device())
         self._worker = Worker(facts, processing)
-        store = ImageStore(facts.data, processing)
+        store = ImageStore(RowRules.of(facts.data), processing)
         reads_images = probe is not None and _can_read(store, probe)
         self._receiver = Receiver(store)
         return encode((self._worker.generator_name, reads_images))

@@ -18,6 +18,7 @@ import cepo
 from cepo.config import check_config
 from cepo.config.schema import DataConfig, TrainerConfig
 from cepo.data.dataset import ProblemSet
+from cepo.data.rules import ProblemRules
 from cepo.errors import (
     CepoError,
     CheckpointError,
@@ -49,7 +50,12 @@ PACKAGE = Path(cepo.__file__).parent
 def a_prompt_that_is_too_long(_: Path) -> None:
     config = DataConfig(train_files="rows.jsonl", filter_overlong_prompts=False)
     processing: Any = SimpleNamespace(template_ids=lambda *_, **__: range(999))
-    ProblemSet("rows.jsonl", config, processing, rows=Dataset.from_dict({"prompt": ["Find x."], "answer": ["7"]}))
+    ProblemSet(
+        "rows.jsonl",
+        ProblemRules.of(config),
+        processing,
+        rows=Dataset.from_dict({"prompt": ["Find x."], "answer": ["7"]}),
+    )
 
 
 def a_link_out_of_the_folder(folder: Path) -> None:

@@ -26,6 +26,7 @@ from cepo.data.check_process import CheckProcess
 from cepo.data.dataset import ProblemSet
 from cepo.data.measures import RowMeasures, decoded
 from cepo.data.rows import RowMeasure, RowReader
+from cepo.data.rules import ProblemRules
 from cepo.errors import ConfigError, DataError
 from cepo.models.processing import Processing
 
@@ -82,7 +83,8 @@ def check(folder: Path, tiny_processing: Processing) -> Check:
         usual: dict[str, Any] = {"image_dir": str(folder), "min_pixels": None, "skip_bad_rows": True}
         usual["max_prompt_length"] = 4096
         name = source or str(folder / "train.jsonl")
-        return ProblemSet(name, DataConfig(train_files=name, **(usual | settings)), processing)
+        rules = ProblemRules.of(DataConfig(train_files=name, **(usual | settings)))
+        return ProblemSet(name, rules, processing)
 
     return checked
 
@@ -460,7 +462,7 @@ def test_row_70_000_is_named(tiny_processing: Processing, monkeypatch: pytest.Mo
     rows = Dataset.from_dict({"prompt": ["?"] * 100_000, "answer": [str(row) for row in range(100_000)]})
     config = DataConfig(train_files="rows.jsonl")
     with pytest.raises(DataError, match=r"rows\.jsonl, row 70000: its answer is 70000"):
-        ProblemSet("rows.jsonl", config, tiny_processing, rows=rows)
+        ProblemSet("rows.jsonl", ProblemRules.of(config), tiny_processing, rows=rows)
 
 
 PROGRAM = """
@@ -469,13 +471,15 @@ from cepo.terminal import interrupts
 from cepo.config.schema import DataConfig
 from cepo.data import checking
 from cepo.data.dataset import ProblemSet
+from cepo.data.rules import ProblemRules
 from cepo.models.processing import Processing
 checking.TRIAL_SECONDS = -1.0
 checking.num_helpers = lambda remaining: 1
 source, model = sys.argv[1:]
 with interrupts.handled():
     try:
-        problems = ProblemSet(source, DataConfig(train_files=source, max_prompt_length=4096), Processing(model))
+        rules = ProblemRules.of(DataConfig(train_files=source, max_prompt_length=4096))
+        problems = ProblemSet(source, rules, Processing(model))
         print(problems.content())
     except KeyboardInterrupt:
         print("interrupted", flush=True)

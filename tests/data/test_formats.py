@@ -26,14 +26,14 @@ from fuzzing import only_our_errors
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cepo.config.schema import DataConfig
 from cepo.data.cells import read_cells
 from cepo.data.json_text import WrittenFloat, json_text, number_text, read_object, without_spelling
 from cepo.data.reading import read_source
+from cepo.data.rules import CellRules
 from cepo.data.table import rows_of
 from cepo.errors import ConfigError, DataError
 
-CONFIG = DataConfig(train_files="-")
+CELLS = CellRules()
 GOOD = '{"prompt": "q", "answer": "1"}'
 
 
@@ -44,7 +44,7 @@ def rows(folder: Path, name: str, content: str | bytes) -> Any:
 
 
 def answers(table: Any) -> list[str]:
-    return [read_cells(row, CONFIG).answer for row in table]
+    return [read_cells(row, CELLS).answer for row in table]
 
 
 def faults(table: Any) -> list[str | None]:
@@ -52,7 +52,7 @@ def faults(table: Any) -> list[str | None]:
     found: list[str | None] = []
     for number in range(len(table)):
         try:
-            read_cells(table[number], CONFIG)
+            read_cells(table[number], CELLS)
             found.append(None)
         except DataError as error:
             found.append(str(error))
@@ -103,7 +103,7 @@ def test_rows_with_other_keys_and_types_are_read(tmp_path: Path) -> None:
     assert answers(table) == ["1", "2", "2.50", "true"]
     assert [row["x"] for row in table] == [1, None, {"z": True}, None]
     assert [row["y"] for row in table] == [None, [1, "t", None], None, None]
-    assert read_cells(table[3], CONFIG).turns[0].text == "4"
+    assert read_cells(table[3], CELLS).turns[0].text == "4"
 
 
 def test_objects_over_several_lines_are_rows(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from cepo.data import read_ahead
 from cepo.data.contexts import ContextBuilder, Problem
 from cepo.data.dataset import ProblemSet
 from cepo.data.read_ahead import ProblemReader, ReadProblem
+from cepo.data.rules import ProblemRules
 from cepo.data.training_set import TrainingProblems
 from cepo.errors import DataError
 from cepo.models.processing import Processing
@@ -44,7 +45,8 @@ def problems_in(folder: Path, processing: Processing, *, images: bool = True) ->
     if images:
         columns["images"] = [[f"{row}.png"] for row in range(12)]
     config = DataConfig(train_files="rows", image_dir=str(folder), min_pixels=None, max_prompt_length=4096)
-    return TrainingProblems([ProblemSet("rows", config, processing, rows=Dataset.from_dict(columns))], config)
+    problems = ProblemSet("rows", ProblemRules.of(config), processing, rows=Dataset.from_dict(columns))
+    return TrainingProblems([problems])
 
 
 @pytest.fixture

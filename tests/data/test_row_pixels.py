@@ -26,6 +26,7 @@ from cepo.data.images import (
     limited_size,
     load_rgb,
 )
+from cepo.data.rules import ProblemRules, RowRules
 from cepo.errors import DataError
 from cepo.models.inputs import ImageSource
 from cepo.models.processing import Processing
@@ -42,7 +43,7 @@ def read(tmp_path: Path, tiny_processing: Processing) -> Read:
         lines = [row if isinstance(row, dict) else {"images": row} for row in rows]
         lines = [{"problem": "<image>" * len(line["images"]) + "?", "answer": "1"} | line for line in lines]
         file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        return ProblemSet(str(file), config(tmp_path, **settings), tiny_processing)
+        return ProblemSet(str(file), ProblemRules.of(config(tmp_path, **settings)), tiny_processing)
 
     return reader
 
@@ -136,7 +137,7 @@ def test_errors_after_the_check_name_row_column_and_file(
     named = rf"rows\.jsonl, row 1: column 'crops': the image 'figure\.{kind.lower()}' "
     with pytest.raises(DataError, match=named):
         problems[1]
-    store = ImageStore(config(tmp_path, teacher_image_key="crops"), tiny_processing)
+    store = ImageStore(RowRules.of(config(tmp_path, teacher_image_key="crops")), tiny_processing)
     with pytest.raises(DataError, match=named):
         store.images(ImageSource(data=str(tmp_path / "rows.jsonl"), row=1, column="crops"))
     assert len(problems[0].images) == 1, "other rows are read"

@@ -28,6 +28,7 @@ from cepo.data.formats import FORMATS
 from cepo.data.images import load_rgb, verify_image
 from cepo.data.messages import ROLES, read_turns
 from cepo.data.reading import read_source
+from cepo.data.rules import ProblemRules
 from cepo.data.sources import LocalSource, local_source
 from cepo.errors import ConfigError, DataError
 from cepo.models.processing import Processing
@@ -123,7 +124,7 @@ def asked(source: Path, processing: Processing, contexts: ContextBuilder, *, row
     """Reads a source and encodes each usable row; returns the number of problems, all of which agree with their checks."""
     problems: ProblemSet | None = None
     with only_our_errors():
-        problems = ProblemSet(str(source), config_of(source, **settings), processing, rows=rows)
+        problems = ProblemSet(str(source), ProblemRules.of(config_of(source, **settings)), processing, rows=rows)
     if problems is None:
         return 0
     names = [problem.prompt_id for problem in problems]
@@ -338,13 +339,13 @@ def test_a_row_that_is_not_utf8_is_a_bad_row(
     tmp_path: Path, tiny_processing: Processing, write: Callable[[Path], Path]
 ) -> None:
     file = write(tmp_path)
-    problems = ProblemSet(str(file), config_of(file, skip_bad_rows=True), tiny_processing)
+    problems = ProblemSet(str(file), ProblemRules.of(config_of(file, skip_bad_rows=True)), tiny_processing)
     assert [problem.prompt_id for problem in problems] == ["0", "1", "3"]
     with pytest.raises(
         DataError,
         match=r"row 2: (the row, line 3 of rows.jsonl, is not text|column 'prompt' cannot be read).*data\.skip_bad_rows=true",
     ):
-        ProblemSet(str(file), config_of(file), tiny_processing)
+        ProblemSet(str(file), ProblemRules.of(config_of(file)), tiny_processing)
 
 
 @pytest.mark.parametrize("kind", ["Pdf", "Audio", "Image", "Video", "Nifti"])
@@ -365,7 +366,7 @@ def test_metadata_of_a_file_choose_no_decoder(
     )
     file = tmp_path / "rows.parquet"
     pyarrow.parquet.write_table(table, file)
-    (problem,) = ProblemSet(str(file), config_of(file), tiny_processing)
+    (problem,) = ProblemSet(str(file), ProblemRules.of(config_of(file)), tiny_processing)
     assert problem.columns["further"] == value
 
 

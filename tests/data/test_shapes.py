@@ -18,6 +18,7 @@ from cepo.data.cells import read_cells, unwrapped
 from cepo.data.contexts import Problem
 from cepo.data.dataset import ProblemSet
 from cepo.data.image_store import ImageStore
+from cepo.data.rules import CellRules, ProblemRules, RowRules
 from cepo.errors import ConfigError, DataError
 from cepo.models.inputs import ImageSource, Turn
 from cepo.models.processing import Processing
@@ -183,8 +184,8 @@ def read(tmp_path: Path, tiny_processing: Processing) -> Read:
         file = write(tmp_path, name, rows)
         usual: dict[str, Any] = {"train_files": str(file), "min_pixels": None, "max_pixels": 10_000}
         config = DataConfig(**(usual | {"image_dir": str(tmp_path)} | settings))
-        found = ProblemSet(str(file), config, tiny_processing)
-        store = ImageStore(config, tiny_processing)
+        found = ProblemSet(str(file), ProblemRules.of(config), tiny_processing)
+        store = ImageStore(RowRules.of(config), tiny_processing)
         for number, problem in enumerate(found):
             again = store.images(ImageSource(data=str(file), row=number))
             assert [image.tobytes() for image in again] == [image.tobytes() for image in problem.images]
@@ -385,10 +386,10 @@ def test_a_list_is_its_json_text_with_the_spelled_numbers(read: Read, tmp_path: 
     (tmp_path / "boxes.jsonl").write_text(
         '{"prompt": "?", "answer": [0.50, 1e-3, "é", [null, true]]}\n', encoding="utf-8"
     )
-    config = DataConfig(train_files="-")
+    cells = CellRules()
     row = json.loads('{"prompt": "?", "answer": [1, 2.5, "a"]}')
-    assert read_cells(row, config).answer == '[1, 2.5, "a"]'
-    assert [read_cells({"prompt": "?", "answer": one}, config).answer for one in (["15"], [[7]], [])] == ["15", "7", ""]
+    assert read_cells(row, cells).answer == '[1, 2.5, "a"]'
+    assert [read_cells({"prompt": "?", "answer": one}, cells).answer for one in (["15"], [[7]], [])] == ["15", "7", ""]
     from cepo.data.reading import read_source
 
-    assert read_cells(read_source(str(tmp_path / "boxes.jsonl"))[0], config).answer == '[0.50, 1e-3, "é", [null, true]]'
+    assert read_cells(read_source(str(tmp_path / "boxes.jsonl"))[0], cells).answer == '[0.50, 1e-3, "é", [null, true]]'

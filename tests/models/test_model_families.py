@@ -13,6 +13,7 @@ from tiny_checkpoints import FAMILIES, write_checkpoint
 from cepo.config.schema import DataConfig
 from cepo.config.worker_schema import LoraConfig
 from cepo.data.dataset import ProblemSet
+from cepo.data.rules import ProblemRules
 from cepo.errors import ConfigError, DataError
 from cepo.models.families import FAMILIES as SUPPORTED
 from cepo.models.families import family_of, plain_head_gap
@@ -42,7 +43,11 @@ def test_a_picture_for_a_text_model_is_refused_with_its_row(text_model: Path, tm
     rows = [{"problem": text, "images": images, "answer": "2"} for text, images in questions.items()]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(DataError, match=r"row 1: the row has images, but the model's folder has no image processor"):
-        ProblemSet(str(file), DataConfig(train_files=str(file), prompt_key="problem"), Processing(str(text_model)))
+        ProblemSet(
+            str(file),
+            ProblemRules.of(DataConfig(train_files=str(file), prompt_key="problem")),
+            Processing(str(text_model)),
+        )
 
 
 @pytest.mark.heavy

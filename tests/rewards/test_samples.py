@@ -14,6 +14,7 @@ from PIL import Image
 from cepo.config import load_config
 from cepo.config.schema import DataConfig
 from cepo.data.contexts import Problem
+from cepo.data.rules import CellRules
 from cepo.data.training_set import read_training_sets
 from cepo.errors import ConfigError
 from cepo.evaluation.named_sources import NamedSource
@@ -124,6 +125,6 @@ def test_a_column_that_a_setting_reads_may_have_any_name(
         (["ground_truth"], {"answer_key": "ground_truth.target"}),
     ],
 )
-def test_the_columns_of_public_sets_are_read(columns: list[str], keys: dict[str, str]) -> None:
+def test_the_columns_of_public_sets_are_read(columns: list[str], keys: dict[str, Any]) -> None:
     """EasyR1's Geometry3K, verl's files with a key into a column, this project's own names, a key into a taken name."""
-    require_free_names("rows", columns, DataConfig(train_files="rows", **keys))
+    require_free_names("rows", columns, CellRules(**keys).columns)

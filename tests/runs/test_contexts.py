@@ -30,6 +30,7 @@ from cepo.algorithms.settings import TeacherConfig
 from cepo.data.batch import ScoringRow
 from cepo.data.contexts import ContextBuilder, Problem
 from cepo.data.dataset import ProblemSet
+from cepo.data.rules import ProblemRules
 from cepo.errors import ConfigError, DataError
 from cepo.metrics import results
 from cepo.models.inputs import EncodedPrompt, Turn
@@ -217,10 +218,10 @@ def test_images_of_another_number_or_no_column_are_refused(
     illustrated[2]["crop"] *= 2
     settings = checked_config([*tiny_run, "data.teacher_image_key=crop"]).data
     with pytest.raises(DataError, match=r"row 2: column 'crop' has 2 images for the teacher, and the row has 1"):
-        ProblemSet(written(illustrated, tmp_path), settings, tiny_processing)
+        ProblemSet(written(illustrated, tmp_path), ProblemRules.of(settings), tiny_processing)
     for row in illustrated:
         del row["crop"]
-    problems = ProblemSet(written(illustrated, tmp_path), settings, tiny_processing)
+    problems = ProblemSet(written(illustrated, tmp_path), ProblemRules.of(settings), tiny_processing)
     assert problems[0].teacher_images == ()
     with pytest.raises(ConfigError, match=r"data.teacher_image_key is 'crop', which .* does not have"):
         problems.require_column("teacher_image_key")

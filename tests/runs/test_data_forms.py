@@ -19,6 +19,7 @@ from cepo.config.schema import DataConfig
 from cepo.data.contexts import ContextBuilder, Problem
 from cepo.data.dataset import ProblemSet
 from cepo.data.reading import read_source
+from cepo.data.rules import ProblemRules
 from cepo.data.training_set import most_visuals, read_training_sets, weighted_indices
 from cepo.errors import ConfigError, DataError
 from cepo.models.inputs import Turn
@@ -47,7 +48,8 @@ Reader = Callable[..., ProblemSet]
 @pytest.fixture
 def read(tiny_processing: Processing) -> Reader:
     def reader(source: Path | str, **settings: Any) -> ProblemSet:
-        return ProblemSet(str(source), DataConfig(train_files=str(source), **(SETTINGS | settings)), tiny_processing)
+        config = DataConfig(train_files=str(source), **(SETTINGS | settings))
+        return ProblemSet(str(source), ProblemRules.of(config), tiny_processing)
 
     return reader
 

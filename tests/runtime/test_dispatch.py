@@ -18,6 +18,7 @@ from PIL import Image
 from cepo.config import load_config
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
 from cepo.data.image_store import ImageStore
+from cepo.data.rules import RowRules
 from cepo.losses.aggregation import LossDenominators
 from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageSource, Video
 from cepo.rollout.generator import GenerationRequest, SamplingSettings
@@ -170,7 +171,7 @@ class _Reading:
 @pytest.fixture
 def store() -> ImageStore:
     config = load_config(["config=configs/microgeo/base.yaml"])
-    return ImageStore(config.data, _Reading())  # type: ignore[arg-type]
+    return ImageStore(RowRules.of(config.data), _Reading())  # type: ignore[arg-type]
 
 
 def test_sent_images_travel_once_per_step(store: ImageStore) -> None:
