@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -182,6 +183,28 @@ def require_devices(per_machine: int) -> None:
             f"trainer.n_gpus_per_node={per_machine}, but this machine has {devices}: {device_in_words()}. Set it to at most "
             f"{usable}, or name a Ray cluster with trainer.ray_address"
         )
+
+
+def drawing_devices() -> list[int]:
+    """Returns the GPU whose random stream this process draws from, as a list for `torch.random.fork_rng`; empty without one.
+
+    Without a list torch saves the streams of all GPUs, opens a context on each, and warns.
+    """
+    import torch
+
+    return [torch.cuda.current_device()] if torch.cuda.is_available() else []
+
+
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def reserve_memory_in_growing_segments(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Has torch's allocator on GPUs grow its segments, which wastes less memory between tensors of changing sizes.
+
+    It must be called before torch first uses a GPU. It does nothing if the user has configured the allocator.
+    """
+    if not any(name in environment for name in _ALLOCATOR_VARIABLES):
+        environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def num_processors() -> int:

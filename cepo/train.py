@@ -14,6 +14,7 @@ from cepo.config.record import decisive_settings, run_identity
 from cepo.doctor import preflight
 from cepo.errors import CepoError, WorkerLostError, place_in
 from cepo.files.own_folders import remove_left_behind
+from cepo.hardware import reserve_memory_in_growing_segments
 from cepo.runtime.reach import prepare_own_cluster
 from cepo.terminal import interrupts
 from cepo.terminal.progress import live_view, log_to_stderr, phase
@@ -265,6 +266,7 @@ def build_backend(
     from cepo.rollout.factory import vllm_samples
     from cepo.workers.memory import estimate_memory, require_memory
 
+    reserve_memory_in_growing_segments()
     under_ray = config.trainer.chosen_launcher == "ray"
     memory = None
     if under_ray or torch.cuda.is_available():
@@ -277,7 +279,7 @@ def build_backend(
     from cepo.workers.worker import Worker
 
     require_memory(memory, config.worker.rollout, this_device())
-    return Worker(facts, processing)
+    return Worker(facts.sleep_decided(memory), processing)
 
 
 def _tracker(config: RunConfig, stack: ExitStack, total_steps: int, resumed_step: int | None) -> Tracker:

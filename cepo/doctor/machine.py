@@ -22,7 +22,7 @@ from cepo.models.families import family_of
 from cepo.models.pretrained import read_config
 from cepo.rollout.factory import choose_generator, settings_of_run
 from cepo.run_folder.environment import installed_version
-from cepo.workers.memory import LESS_ACTIVATIONS, WHAT_HELPS, Memory, estimate_memory, fit, gib
+from cepo.workers.memory import LESS_ACTIVATIONS, WHAT_HELPS, Memory, engine_sleeps, estimate_memory, fit, gib
 
 _CONTAINER = Path("/sys/fs/cgroup")
 _SHARED_MEMORY = Path("/dev/shm")
@@ -188,13 +188,18 @@ def memory_findings(memory: Memory, config: RunConfig, gpus: Sequence[Gpu]) -> l
         workers = config.trainer.n_gpus_per_node
         places = {"fits each worker": (free // workers, total // workers)}
     for subject, (free, total) in places.items():
-        refused, short = fit(memory, config.worker.rollout, free=free, total=total)
+        rollout = config.worker.rollout
+        refused, short = fit(memory, rollout, free=free, total=total)
         if refused is not None:
             findings.append(Finding(subject, "fail", refused, WHAT_HELPS))
         elif short > 0:
             findings.append(Finding(subject, "warn", f"up to {gib(short)} short", LESS_ACTIVATIONS))
         else:
             findings.append(Finding(subject, "ok", f"{gib(free)} are free"))
+        if memory.with_vllm and refused is None:
+            sleeps = engine_sleeps(memory, rollout, free=free, total=total)
+            habit = "frees its memory during scoring and updates" if sleeps else "keeps its memory beside the trainer's"
+            findings.append(Finding("vLLM", "info", f"{habit} (worker.rollout.sleep={rollout.sleep})"))
     return findings
 
 

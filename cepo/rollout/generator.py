@@ -37,6 +37,8 @@ class GeneratorSettings(RolloutConfig):
     """Maximum number of videos in a prompt."""
     lora_rank: Natural = 0
     """0 if the weights come as `FullWeights`, else the rank of the adapters."""
+    adapted_layers: tuple[str, ...] = ()
+    """The last parts of the names of the layers that adapters change; empty: any layer that the engine can adapt."""
     batch_size: Count = 64
     """Number of responses that transformers decodes together."""
 

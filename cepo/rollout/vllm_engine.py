@@ -33,6 +33,7 @@ from cepo.rollout.vllm_process import (
     last_lines,
     require_float32_head,
     shut_down,
+    sleeps,
     start_engine,
     without_gpu,
 )
@@ -61,7 +62,7 @@ class VllmGenerator:
         self._processing = processing
         self._banned = processing.banned_token_ids
         self._draws_itself = without_gpu()
-        self._sleeps = settings.sleep and not self._draws_itself
+        self._sleeps = sleeps(settings, on_gpu=not self._draws_itself)
         self._is_asleep = False
         self._adapter_id = 0
         self._group_is_the_callers = has_process_group()

@@ -17,7 +17,7 @@ import torch
 
 from cepo.errors import EngineError
 from cepo.files.trees import Tree
-from cepo.hardware import Capability, with_own_programs
+from cepo.hardware import Capability, drawing_devices, with_own_programs
 from cepo.models.pretrained import DTYPE_NAMES
 from cepo.rollout.generator import GeneratorSettings
 from cepo.terminal.progress import phase
@@ -86,21 +86,36 @@ def engine_options(
         "mm_processor_cache_gb": 0 if on_gpu else 1,
         "trust_remote_code": settings.trust_remote_code,
         "use_tqdm_on_load": not settings.disable_tqdm and sys.stderr.isatty(),
-        "enable_sleep_mode": settings.sleep and on_gpu,
+        "enable_sleep_mode": sleeps(settings, on_gpu=on_gpu),
         "tensor_parallel_size": settings.tensor_parallel_size,
         # One engine per rank of the trainer's process group, or per group of neighbouring ranks.
         "distributed_executor_backend": "external_launcher" if num_ranks > 1 else None,
         # On a GPU 16-bit operands give float32; elsewhere both are cast.
         "hf_overrides": {"head_dtype": "float32"} if settings.fp32_logits else {},
-        "enable_lora": settings.lora_rank > 0,
-        # vLLM itself refuses a rank above all of them.
-        "max_lora_rank": next((rank for rank in _SERVED_RANKS if rank >= settings.lora_rank), settings.lora_rank),
+        **_adapter_options(settings),
     }
     if capability is None:
         options["logits_processors"] = ["cepo.rollout.vllm_sampling:SeededDraws"]
         # Only whole blocks are shared, and the default of 128 tokens is longer than a small prompt.
         options["block_size"] = _CPU_BLOCK_TOKENS
         return options
+    return options | _gpu_options(settings, capability, flashinfer_kernels=flashinfer_kernels)
+
+
+def _adapter_options(settings: GeneratorSettings) -> Tree:
+    if settings.lora_rank == 0:
+        return {"enable_lora": False}
+    return {
+        "enable_lora": True,
+        # vLLM itself refuses a rank above all of them.
+        "max_lora_rank": next((rank for rank in _SERVED_RANKS if rank >= settings.lora_rank), settings.lora_rank),
+        # Without names vLLM computes an adapter in the embeddings and the head too, at each token.
+        "lora_target_modules": list(settings.adapted_layers) or None,
+    }
+
+
+def _gpu_options(settings: GeneratorSettings, capability: Capability, *, flashinfer_kernels: bool) -> Tree:
+    options: Tree = {}
     if capability[0] == 10 and not flashinfer_kernels:
         # vLLM's first choice there is FlashInfer, which without compiled kernels compiles for minutes and may download
         # sources, or fails. FLASH_ATTN is FlashAttention 4 there, which brings its own compiler.
@@ -116,6 +131,11 @@ def engine_options(
         num_steps = -(-settings.max_num_seqs // step)  # rounded up
         compilation["max_cudagraph_capture_size"] = min(num_steps * step, 512)
     return options
+
+
+def sleeps(settings: GeneratorSettings, *, on_gpu: bool) -> bool:
+    """Returns whether the engine frees its memory between sampling phases; undecided (`auto`), it does on a GPU."""
+    return on_gpu and settings.sleep is not False
 
 
 def start_engine(settings: GeneratorSettings) -> LLM:
@@ -248,7 +268,7 @@ def callers_state_kept() -> Iterator[None]:
     num_threads = torch.get_num_threads()
     try:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng())
+            stack.enter_context(torch.random.fork_rng(devices=drawing_devices()))
             if without_gpu():
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             yield

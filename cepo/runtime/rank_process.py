@@ -23,7 +23,7 @@ from transformers.utils.logging import disable_progress_bar
 from cepo.data.image_store import ImageStore
 from cepo.data.rules import RowRules
 from cepo.errors import EngineError
-from cepo.hardware import require_usable_torch
+from cepo.hardware import require_usable_torch, reserve_memory_in_growing_segments
 from cepo.models.inputs import ImageSource
 from cepo.models.processing import load_processing
 from cepo.runtime.dispatch import Receiver, encode
@@ -89,13 +89,14 @@ class RankProcess:
     def build(self, content: bytes, meeting: Meeting) -> bytes:
         """Joins the other ranks and builds the worker; answers with its generator's name and if it can read images."""
         self._speak_into_log()
+        reserve_memory_in_growing_segments()
         require_usable_torch()  # before the ranks meet, because after that the others would wait for a failed rank
         facts, memory, probe = pickle.loads(content)
         _meet(meeting)
         disable_progress_bar()  # a log file ends with the last messages
         processing = load_processing(facts.worker.actor.model, chat_template=facts.data.override_chat_template)
         require_memory(memory, facts.worker.rollout, this_device())
-        self._worker = Worker(facts, processing)
+        self._worker = Worker(facts.sleep_decided(memory), processing)
         store = ImageStore(RowRules.of(facts.data), processing)
         reads_images = probe is not None and _can_read(store, probe)
         self._receiver = Receiver(store)

@@ -153,6 +153,15 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
     def has_adapter(self) -> bool:
         return self._config.model.lora.rank > 0
 
+    @property
+    def adapted_layers(self) -> tuple[str, ...]:
+        """The last parts of the names of all layers with an adapter, such as `q_proj`, sorted."""
+        peft_model: Any = self.module.model
+        names: set[str] = set()
+        for path in peft_model.targeted_module_names:
+            names.add(path.rpartition(".")[2])
+        return tuple(sorted(names))
+
     def adapter_weights(self) -> AdapterWeights:
         """Returns the whole adapter in PEFT's format on every rank; collective."""
         from peft import get_peft_model_state_dict

@@ -15,6 +15,7 @@ from torch.nn.functional import linear
 
 from cepo.config.worker_schema import ActorConfig, LoraConfig
 from cepo.errors import ConfigError, did_you_mean
+from cepo.hardware import drawing_devices
 from cepo.models import pretrained
 
 ALL_LINEAR = "all-linear"
@@ -38,7 +39,7 @@ def add_adapter(model: nn.Module, lora: LoraConfig, *, dtype: torch.dtype, seed:
         target_modules=names or lora.target_modules,
         exclude_modules=excluded,
     )
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=drawing_devices()):
         torch.manual_seed(seed)
         try:
             wrapped = get_peft_model(model, settings, autocast_adapter_dtype=False)  # pyright: ignore[reportArgumentType]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import re
@@ -342,11 +343,29 @@ def bytes_in_4_bits(*, double_quantization: bool) -> float:
     return 0.5 + scale_bytes / 64
 
 
+def engine_sleeps(memory: Memory, rollout: RolloutConfig, *, free: int, total: int) -> bool:
+    """Returns whether vLLM frees its memory during scoring and updates on a device with `free` of `total` bytes.
+
+    With `rollout.sleep=auto` it does unless its share fits beside the upper bound of the trainer's largest pass.
+    """
+    if not memory.with_vllm:
+        return False
+    if rollout.sleep != "auto":
+        return rollout.sleep
+    share = int(rollout.gpu_memory_utilization * total)
+    return share + _bound_in_passes(memory) > free
+
+
+def _bound_in_passes(memory: Memory) -> int:
+    """Returns the most bytes that the trainer's allocator takes from the device in scoring and updates."""
+    return memory.weights + memory.optimizer + memory.largest_pass
+
+
 def fit(memory: Memory, rollout: RolloutConfig, *, free: int, total: int) -> tuple[str | None, int]:
     """Returns why a run cannot start on a device (None if it can), and the bytes that its upper bound lacks.
 
     Of the device's `total` bytes, `free` are free before anything loads. Weights and optimizer are beside vLLM's share; in
-    a pass only without `rollout.sleep`, because vLLM sleeps. Another generator's weights always stay.
+    a pass only if vLLM does not sleep (`engine_sleeps`). Another generator's weights always stay.
     """
     trained = memory.weights + memory.optimizer
     share = memory.engine
@@ -354,7 +373,7 @@ def fit(memory: Memory, rollout: RolloutConfig, *, free: int, total: int) -> tup
         share = int(rollout.gpu_memory_utilization * total)
     share_in_passes = share
     asleep = 0
-    if memory.with_vllm and rollout.sleep:
+    if engine_sleeps(memory, rollout, free=free, total=total):
         share_in_passes = 0
         asleep = ASLEEP_BYTES
     sampling = trained - memory.away + share
@@ -371,7 +390,7 @@ def fit(memory: Memory, rollout: RolloutConfig, *, free: int, total: int) -> tup
         refused = f"vLLM's share is {gib(share)}, but its weights and one request need {gib(memory.engine)}"
     elif required > free:
         refused = f"{phase} takes {gib(required)} before any activation: {gib(required - free)} too much"
-    upper_bound = trained + memory.largest_pass + share_in_passes + asleep
+    upper_bound = _bound_in_passes(memory) + share_in_passes + asleep
     return refused, max(0, upper_bound - free)
 
 
@@ -387,6 +406,21 @@ def require_memory(memory: Memory | None, rollout: RolloutConfig, device: torch.
         )
     if short > 0:
         logger.warning("GPU memory may be short by up to %s; %s", gib(short), LESS_ACTIVATIONS)
+
+
+def with_sleep_decided(memory: Memory | None, rollout: RolloutConfig, device: torch.device) -> RolloutConfig:
+    """Returns the settings with `sleep` decided for this GPU, and logs the decision; elsewhere they stay as they are."""
+    if memory is None or device.type != "cuda" or rollout.sleep != "auto" or not memory.with_vllm:
+        return rollout
+    free, total = torch.cuda.mem_get_info(device)
+    decision = engine_sleeps(memory, rollout, free=free, total=total)
+    share = gib(rollout.gpu_memory_utilization * total)
+    verb = "does not fit" if decision else "fits"
+    bound = gib(_bound_in_passes(memory))
+    logger.info(
+        "worker.rollout.sleep=%s: vLLM's %s %s beside the trainer's %s on %s", decision, share, verb, bound, gib(free)
+    )
+    return dataclasses.replace(rollout, sleep=decision)
 
 
 def gib(num_bytes: float) -> str:

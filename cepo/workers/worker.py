@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Unpack
+from typing import NamedTuple, Unpack
 
 import psutil
 import torch
@@ -30,6 +31,7 @@ from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import load_state, save_state
 from cepo.workers.critic import Critic
 from cepo.workers.distributed import this_device
+from cepo.workers.memory import Memory, with_sleep_decided
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,11 @@ class WorkerFacts:
         """The settings of the rollout engine."""
         num_devices = self.trainer.num_devices
         return settings_of_run(self.data, self.worker, num_devices=num_devices, most_visuals=self.most_visuals)
+
+    def sleep_decided(self, memory: Memory | None) -> WorkerFacts:
+        """Returns the facts with `rollout.sleep` decided by the memory estimate for this process's GPU."""
+        rollout = with_sleep_decided(memory, self.worker.rollout, this_device())
+        return dataclasses.replace(self, worker=dataclasses.replace(self.worker, rollout=rollout))
 
 
 class Worker:
@@ -87,8 +94,17 @@ class Worker:
         if self.critic is not None:
             self._models["critic"] = self.critic
         torch.cuda.empty_cache()  # the engine takes its share of what is free
-        self.generator = build_generator(facts.generator, processing, device=this_device().type)
+        before_engine = AllocatorBytes.now()
+        self.generator = build_generator(self._generator_settings(facts), processing, device=this_device().type)
+        self._engine_bytes = AllocatorBytes.now() - before_engine
+        self._has_sampled = True  # the engine's start counts as sampling
         self.generator_name = self.generator.name
+
+    def _generator_settings(self, facts: WorkerFacts) -> GeneratorSettings:
+        settings = facts.generator
+        if settings.lora_rank == 0:
+            return settings
+        return dataclasses.replace(settings, adapted_layers=self.actor.adapted_layers)
 
     def generate(
         self,
@@ -97,31 +113,39 @@ class Worker:
         on_finished: OnFinished | None = None,
     ) -> list[list[Generation]]:
         """Samples responses to this rank's requests, with the trained models offloaded meanwhile if so configured."""
+        self._has_sampled = True
         for model in self._models.values():
             model.rest()
         if not requests:
             return []
         return self.generator.generate(requests, settings, on_finished)
 
-    def score(self, rows: Sequence[ScoringRow], **options: Unpack[ScoringOptions]) -> list[Tensor]:
+    def _end_sampling(self) -> None:
+        """Lets the generator rest, and begins to watch the memory's peak if it has sampled since the last pass."""
         self.generator.rest()
+        if self._has_sampled and this_device().type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        self._has_sampled = False
+
+    def score(self, rows: Sequence[ScoringRow], **options: Unpack[ScoringOptions]) -> list[Tensor]:
+        self._end_sampling()
         return self.actor.score(rows, **options)
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
         """See `Actor.update`; adds the memory in use."""
-        self.generator.rest()
+        self._end_sampling()
         metrics = self.actor.update(batches, step=step)
-        memory = memory_metrics()
+        memory = memory_metrics(self._engine_bytes)
         self.actor.forget_gradients()
         return metrics | memory
 
     def values(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        self.generator.rest()
+        self._end_sampling()
         assert self.critic is not None
         return self.critic.values(rows)
 
     def update_critic(self, batches: Sequence[CriticBatch], *, step: int) -> Metrics:
-        self.generator.rest()
+        self._end_sampling()
         assert self.critic is not None
         metrics = self.critic.update(batches, step=step)
         self.critic.forget_gradients()
@@ -169,11 +193,32 @@ def objective_settings(
     )
 
 
-def memory_metrics() -> Metrics:
-    """Returns EasyR1's `perf/*` in GiB: this process's memory now and, on a GPU, torch's peaks; maxima over ranks."""
+class AllocatorBytes(NamedTuple):
+    """What torch's allocator on this process's GPU counts, in bytes; zeros without a GPU."""
+
+    allocated: int
+    reserved: int
+
+    @classmethod
+    def now(cls) -> AllocatorBytes:
+        if this_device().type != "cuda":
+            return cls(0, 0)
+        return cls(torch.cuda.memory_allocated(), torch.cuda.memory_reserved())
+
+    def __sub__(self, other: AllocatorBytes) -> AllocatorBytes:
+        return AllocatorBytes(self.allocated - other.allocated, self.reserved - other.reserved)
+
+
+def memory_metrics(engine: AllocatorBytes) -> Metrics:
+    """Returns EasyR1's `perf/*` in GiB: this process's memory now and, on a GPU, the trainer's peaks; maxima over ranks.
+
+    The peaks are those of scoring and update without what the rollout `engine` took at its start, since torch counts the
+    memory of an engine that sleeps although it is free.
+    """
     metrics = {"perf/cpu_memory_used_gb": max_value(psutil.Process().memory_info().rss / 2**30)}
-    device = this_device()
-    if device.type == "cuda":
-        metrics["perf/max_memory_allocated_gb"] = max_value(torch.cuda.max_memory_allocated(device) / 2**30)
-        metrics["perf/max_memory_reserved_gb"] = max_value(torch.cuda.max_memory_reserved(device) / 2**30)
+    if this_device().type == "cuda":
+        allocated = torch.cuda.max_memory_allocated() - engine.allocated
+        reserved = torch.cuda.max_memory_reserved() - engine.reserved
+        metrics["perf/max_memory_allocated_gb"] = max_value(allocated / 2**30)
+        metrics["perf/max_memory_reserved_gb"] = max_value(reserved / 2**30)
     return metrics

@@ -4,7 +4,7 @@
     python -m lab.gpu_dry --only attention     # one part: engine, attention, head or step
     python -m lab.gpu_dry --card B200          # one card
 
-Each check is a process of its own that sees a card which computes nothing (hollow_gpu.c). docs/gpu-dry.md says what
+Each check is a process of its own that sees a card which computes nothing (`hollow/`). docs/gpu-dry.md says what
 that can show. The record goes to lab/results/gpu_dry.json; each check replaces its own row there.
 
 Exit code: 0 all passed, 1 a check failed.

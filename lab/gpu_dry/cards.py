@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lab.support.machine import ROOT
 
-SOURCE = Path(__file__).with_name("hollow_gpu.c")
+SOURCES = Path(__file__).parent / "hollow"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,20 +66,9 @@ def headers() -> Path:
 def build_library(folder: Path) -> Path:
     """Compiles the hollow GPU into `folder`, under the names of the driver's two libraries, and returns its path."""
     library = folder / "libcuda.so.1"
-    command = [
-        "gcc",
-        "-shared",
-        "-fPIC",
-        "-O1",
-        "-Wall",
-        "-Werror",
-        "-I",
-        str(headers()),
-        str(SOURCE),
-        "-o",
-        str(library),
-    ]
-    subprocess.run(command, check=True)
+    options = ["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-pthread", "-I", str(headers())]
+    sources = sorted(str(file) for file in SOURCES.glob("*.c"))
+    subprocess.run(["gcc", *options, *sources, "-o", str(library)], check=True)
     (folder / "libnvidia-ml.so.1").symlink_to(library.name)
     return library
 

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -272,3 +273,32 @@ def test_the_driver_is_named_beside_the_one_that_torch_needs(monkeypatch: pytest
     fault = devices.torch_build()
     assert (fault.mark, "check nvidia-smi" in fault.remedy) == ("fail", True)
     assert "sees no GPU (driver 525.60 answers; needed: 525 or later)" in fault.found
+
+
+def test_forked_randomness_is_that_of_this_processs_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a list torch neither saves the streams of the other seven GPUs nor warns about their number."""
+    assert devices.drawing_devices() == ([] if not torch.cuda.is_available() else [torch.cuda.current_device()])
+    saved: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: saved.append(device) or torch.zeros(1))
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with torch.random.fork_rng(devices=devices.drawing_devices()):
+            pass
+    assert saved == [3]
+
+
+@pytest.mark.parametrize(
+    ("environment", "after"),
+    [
+        ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        ({"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}, {"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}),
+        ({"PYTORCH_CUDA_ALLOC_CONF": ""}, {"PYTORCH_CUDA_ALLOC_CONF": ""}),
+    ],
+)
+def test_segments_grow_unless_the_user_configures_torch(environment: dict[str, str], after: dict[str, str]) -> None:
+    devices.reserve_memory_in_growing_segments(environment)
+    assert environment == after

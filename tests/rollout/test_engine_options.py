@@ -91,6 +91,18 @@ def test_the_engine_has_room_and_graphs_for_a_ranks_responses(changes: list[str]
     assert "max_cudagraph_capture_size" not in eager["compilation_config"]
 
 
+def test_adapters_are_served_on_the_named_layers_alone() -> None:
+    assert options((9, 0))["lora_target_modules"] is None
+    assert options((9, 0), adapted_layers=("k_proj", "q_proj"))["lora_target_modules"] == ["k_proj", "q_proj"]
+
+
+@pytest.mark.parametrize(("sleep", "on_gpu"), [(True, True), ("auto", True), (False, False)])
+def test_an_engine_of_a_gpu_sleeps_unless_it_is_told_not_to(sleep: bool | str, on_gpu: bool) -> None:
+    """`auto` is decided by the memory estimate; an engine that is started without one sleeps."""
+    assert options((9, 0), sleep=sleep)["enable_sleep_mode"] is on_gpu
+    assert options(None, sleep=sleep)["enable_sleep_mode"] is False
+
+
 def test_without_a_gpu_nothing_of_a_gpus_start_is_asked_for() -> None:
     found = options(None, sleep=True)
     assert found["enforce_eager"]

@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from generator_cases import LORA_RANK, Redraw, mean_gap, open_generator, random_adapter, reference_model, tokens
+from generator_cases import (
+    LORA_RANK,
+    TARGETS,
+    Redraw,
+    mean_gap,
+    open_generator,
+    random_adapter,
+    reference_model,
+    tokens,
+)
 from rounding import LOG_PROBS
 from torch import Tensor
 
@@ -101,9 +110,26 @@ def test_without_fp32_logits_they_are_rounded_to_bf16(
 def adapter_generator(
     request: pytest.FixtureRequest, tiny_model_folder: Path, tiny_processing: Processing
 ) -> Iterator[Generator]:
-    generator = open_generator(request.param, tiny_model_folder, tiny_processing, lora_rank=LORA_RANK)
+    generator = open_generator(
+        request.param, tiny_model_folder, tiny_processing, lora_rank=LORA_RANK, adapted_layers=TARGETS
+    )
     with contextlib.closing(generator):
         yield generator
+
+
+@pytest.mark.parametrize("adapter_generator", ["vllm"], indirect=True)
+def test_vllm_wraps_only_the_layers_with_an_adapter(adapter_generator: Any) -> None:
+    """Each of the model's 4 layers has 4: q, k and v are one, and so are gate and up.
+
+    Without their names it also wraps the embeddings and the head, which every token then passes with an empty adapter.
+    """
+
+    def wrapped(worker: Any) -> list[str]:
+        return sorted(worker.model_runner.lora_manager._adapter_manager.modules)
+
+    (paths,) = adapter_generator._llm.collective_rpc(wrapped)
+    assert len(paths) == 16
+    assert {path.rpartition(".")[2] for path in paths} == {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}
 
 
 def test_new_adapters_are_followed_to_1e_5_one_after_the_other(

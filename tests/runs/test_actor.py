@@ -163,6 +163,7 @@ def test_every_adapted_layer_adds_its_adapter_in_place(
     """They do so under FSDP, in 16 bits too."""
     settings = {"fsdp__mp_param_dtype": dtype, "micro_batch_size_per_device_for_experience": 16}
     actor = build_actor(model__lora__rank=4, padding_free=False, **settings)
+    assert actor.adapted_layers == ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
     layers = sum(name.endswith("lora_A.default.weight") for name, _ in actor.module.named_parameters())
     with _Watch() as seen:
         actor.score(rows)

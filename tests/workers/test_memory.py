@@ -15,7 +15,17 @@ from cepo.config import load_config
 from cepo.config.worker_schema import LoraConfig, RolloutConfig
 from cepo.errors import ConfigError
 from cepo.workers import memory as sizing
-from cepo.workers.memory import ASLEEP_BYTES, Memory, ModelShape, Stack, estimate_memory, fit, require_memory, shape_of
+from cepo.workers.memory import (
+    ASLEEP_BYTES,
+    Memory,
+    ModelShape,
+    Stack,
+    estimate_memory,
+    fit,
+    require_memory,
+    shape_of,
+    with_sleep_decided,
+)
 from lab.support.published_models import PUBLISHED_SIZES, published_config
 from lab.worlds.model import model_config
 from lab.worlds.tokenizer import build_tokenizer
@@ -178,9 +188,13 @@ NEEDS = Memory(
     weights=5 * GIB, optimizer=3 * GIB, away=GIB, engine=6 * GIB, least_pass=6 * GIB, largest_pass=10 * GIB,
     checkpoint=0, parameters=0,
 )  # fmt: skip
-ASLEEP = RolloutConfig(gpu_memory_utilization=0.5)
+ASLEEP = RolloutConfig(gpu_memory_utilization=0.5, sleep=True)
+AUTO = RolloutConfig(gpu_memory_utilization=0.5)
 AWAKE = RolloutConfig(gpu_memory_utilization=0.5, sleep=False)
-SMALL = RolloutConfig(gpu_memory_utilization=0.15)
+SMALL = RolloutConfig(gpu_memory_utilization=0.15, sleep=True)
+
+
+BOUND = 18 * GIB
 
 
 @pytest.mark.parametrize(
@@ -211,6 +225,24 @@ def test_activations_that_may_not_fit_are_short_but_not_refused() -> None:
     assert fit(NEEDS, ASLEEP, free=needed, total=total)[1] == ASLEEP_BYTES
     assert fit(NEEDS, AWAKE, free=needed, total=total)[1] == 10 * GIB
     assert fit(other, ASLEEP, free=needed, total=total)[1] == 6 * GIB
+
+
+@pytest.mark.parametrize(("free", "decided"), [(BOUND + 20 * GIB, False), (BOUND + 20 * GIB - 1, True)])
+def test_vllm_sleeps_unless_it_fits_beside_the_trainers_bound(
+    free: int, decided: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The trainer's bound is 5 + 3 + 10 GiB, and vLLM has half of 40 GiB. What is set is never changed."""
+    caplog.set_level(logging.INFO, logger="cepo")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 40 * GIB))
+    device = torch.device("cuda", 0)
+    assert with_sleep_decided(NEEDS, AUTO, device).sleep is decided
+    assert f"worker.rollout.sleep={decided}: vLLM's 20.0 GiB {'does not fit' if decided else 'fits'}" in caplog.text
+    assert with_sleep_decided(NEEDS, ASLEEP, device) == ASLEEP
+    assert with_sleep_decided(NEEDS, AWAKE, device) == AWAKE
+    assert with_sleep_decided(NEEDS, AUTO, torch.device("cpu")) == AUTO
+    assert fit(NEEDS, AUTO, free=free, total=40 * GIB) == fit(
+        NEEDS, ASLEEP if decided else AWAKE, free=free, total=40 * GIB
+    )
 
 
 def test_a_worker_warns_or_ends_before_it_loads_a_model(

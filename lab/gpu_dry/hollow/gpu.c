@@ -1,34 +1,16 @@
-/* A GPU that computes nothing: NVIDIA's driver, its management library and the CUDA runtime, as far as torch, Triton
- * and vLLM call them before a result matters. Device memory is host memory, and a launched kernel does nothing.
- *
- * The environment describes the card: CEPO_DRY_CARD=name|major|minor|bytes of memory|bytes of shared memory per block
- * (opt-in)|multiprocessors|number of devices. One library serves as libcuda.so.1, as libnvidia-ml.so.1 and, preloaded,
- * in place of the functions of libcudart.so that torch calls. Other functions fail as on a machine without a driver.
- */
+/* The card, its driver, the management library and the CUDA runtime without memory (memory.c) and graphs (graphs.c). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cuda.h>
-#include <cuda_runtime_api.h>
+#include "hollow.h"
 
 #define SHARED_BY_DEFAULT 49152
 #define SHARED_FOR_THE_SYSTEM 1024
-#define PINNED_BYTES (1UL << 30)
-#define SUCCEEDS(name) __asm__(".globl " #name "\n.type " #name ", @function\n.set " #name ", hollow_success")
-#define FAILS(name) __asm__(".globl " #name "\n.type " #name ", @function\n.set " #name ", hollow_failure")
 
-__attribute__((used)) static int hollow_success(void) { return 0; }
-__attribute__((used)) static int hollow_failure(void) { return CUDA_ERROR_NOT_SUPPORTED; }
-
-static struct {
-    char name[96];
-    int major, minor;
-    size_t memory, shared;
-    int processors, count;
-} card;
+struct card card;
 
 __attribute__((constructor)) static void read_card(void) {
     const char *text = getenv("CEPO_DRY_CARD");
@@ -82,17 +64,9 @@ SUCCEEDS(cuFuncSetCacheConfig);
 SUCCEEDS(cuLaunchKernel);
 SUCCEEDS(cuLaunchKernelEx);
 FAILS(cuGetProcAddress_v2);
-FAILS(cuMemAddressFree);
-FAILS(cuMemAddressReserve);
-FAILS(cuMemCreate);
-FAILS(cuMemGetAllocationGranularity);
-FAILS(cuMemMap);
-FAILS(cuMemRelease);
-FAILS(cuMemSetAccess);
-FAILS(cuMemUnmap);
 FAILS(cuOccupancyMaxActiveClusters);
-FAILS(cuTensorMapEncodeIm2col);
-FAILS(cuTensorMapEncodeTiled);
+SUCCEEDS(cuTensorMapEncodeIm2col);
+SUCCEEDS(cuTensorMapEncodeTiled);
 
 CUresult cuDriverGetVersion(int *version) { return *version = 13000, CUDA_SUCCESS; }
 CUresult cuDeviceGetCount(int *count) { return *count = card.count, CUDA_SUCCESS; }
@@ -106,6 +80,9 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *found, CUdevice device) { return *f
 CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active) {
     return *flags = 0, *active = 1, CUDA_SUCCESS;
 }
+CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device) {
+    return *context = (CUcontext)&card, CUDA_SUCCESS;
+}
 CUresult cuCtxGetCurrent(CUcontext *found) { return *found = (CUcontext)&card, CUDA_SUCCESS; }
 CUresult cuCtxGetLimit(size_t *value, CUlimit limit) { return *value = 0, CUDA_SUCCESS; }
 CUresult cuModuleLoadData(CUmodule *module, const void *image) { return *module = (CUmodule)&card, CUDA_SUCCESS; }
@@ -115,9 +92,6 @@ CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *
 }
 CUresult cuFuncGetAttribute(int *value, CUfunction_attribute which, CUfunction function) {
     return *value = which == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : 0, CUDA_SUCCESS;
-}
-CUresult cuPointerGetAttribute(void *found, CUpointer_attribute which, CUdeviceptr pointer) {
-    return *(CUdeviceptr *)found = pointer, CUDA_SUCCESS;
 }
 CUresult cuGetErrorString(CUresult error, const char **text) {
     return *text = error == CUDA_SUCCESS ? "no error" : "the hollow GPU cannot do this", CUDA_SUCCESS;
@@ -142,9 +116,6 @@ int nvmlDeviceGetUUID(void *device, char *text, unsigned size) {
 int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) {
     return *major = card.major, *minor = card.minor, 0;
 }
-int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *found) {
-    return found[0] = found[1] = card.memory, found[2] = 0, 0;
-}
 int nvmlDeviceGetP2PStatus(void *one, void *other, int index, int *status) { return *status = 0, 0; }
 
 /* The runtime, as torch calls it. */
@@ -152,8 +123,6 @@ int nvmlDeviceGetP2PStatus(void *one, void *other, int index, int *status) { ret
 SUCCEEDS(cudaGetLastError);
 SUCCEEDS(cudaPeekAtLastError);
 SUCCEEDS(cudaDeviceSynchronize);
-SUCCEEDS(cudaFreeHost);
-SUCCEEDS(cudaMemPoolSetAttribute);
 SUCCEEDS(cudaFuncSetAttribute);
 SUCCEEDS(cudaLaunchKernel);
 SUCCEEDS(cudaLaunchKernelExC);
@@ -161,6 +130,10 @@ SUCCEEDS(cudaThreadExchangeStreamCaptureMode);
 SUCCEEDS(cudaStreamSynchronize);
 SUCCEEDS(cudaStreamQuery);
 SUCCEEDS(cudaStreamWaitEvent);
+SUCCEEDS(cudaStreamDestroy);
+SUCCEEDS(cudaDeviceSetLimit);
+SUCCEEDS(cudaProfilerStart);
+SUCCEEDS(cudaProfilerStop);
 SUCCEEDS(cudaEventRecord);
 SUCCEEDS(cudaEventRecordWithFlags);
 SUCCEEDS(cudaEventQuery);
@@ -207,37 +180,6 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function
     if (status != NULL) *status = cudaDriverEntryPointSuccess;
     return cudaSuccess;
 }
-cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int device) {
-    return *pool = (cudaMemPool_t)&card, cudaSuccess;
-}
-cudaError_t cudaMemGetInfo(size_t *available, size_t *total) { return *available = *total = card.memory, cudaSuccess; }
-cudaError_t cudaMalloc(void **pointer, size_t bytes) {
-    return *pointer = calloc(1, bytes), *pointer == NULL ? cudaErrorMemoryAllocation : cudaSuccess;
-}
-cudaError_t cudaFree(void *pointer) { return free(pointer), cudaSuccess; }
-/* FSDP behaves differently with memory that does not say that it is pinned. All of it is in one range, never freed. */
-static char pinned[PINNED_BYTES];
-static size_t pinned_used;
-cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned flags) {
-    size_t start = __sync_fetch_and_add(&pinned_used, (bytes + 4095) / 4096 * 4096);
-    *pointer = pinned + start;
-    return start + bytes <= PINNED_BYTES ? cudaSuccess : cudaErrorMemoryAllocation;
-}
-cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
-    return memcpy(to, from, bytes), cudaSuccess;
-}
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
-    return memcpy(to, from, bytes), cudaSuccess;
-}
-cudaError_t cudaMemsetAsync(void *pointer, int value, size_t bytes, cudaStream_t stream) {
-    return memset(pointer, value, bytes), cudaSuccess;
-}
-cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *found, const void *pointer) {
-    memset(found, 0, sizeof *found);
-    int is_pinned = (const char *)pointer >= pinned && (const char *)pointer < pinned + PINNED_BYTES;
-    found->type = is_pinned ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
-    return cudaSuccess;
-}
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *found, const void *function) {
     memset(found, 0, sizeof *found);
     found->maxThreadsPerBlock = 1024;
@@ -251,18 +193,13 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
     return *least = 0, *greatest = -5, cudaSuccess;
 }
+cudaError_t cudaStreamCreate(cudaStream_t *stream) { return *stream = (cudaStream_t)calloc(1, 8), cudaSuccess; }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) { return cudaStreamCreate(stream); }
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
     return *stream = (cudaStream_t)calloc(1, 8), cudaSuccess;
 }
 cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) { return *priority = 0, cudaSuccess; }
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
-    return *status = cudaStreamCaptureStatusNone, cudaSuccess;
-}
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
-                                     cudaGraph_t *graph, const cudaGraphNode_t **nodes, const cudaGraphEdgeData **edges,
-                                     size_t *count) {
-    return *status = cudaStreamCaptureStatusNone, cudaSuccess;
-}
+cudaError_t cudaEventCreate(cudaEvent_t *event) { return *event = (cudaEvent_t)calloc(1, 8), cudaSuccess; }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
     return *event = (cudaEvent_t)calloc(1, 8), cudaSuccess;
 }
