@@ -80,12 +80,13 @@ def signals_of(rollouts: Rollouts, methods: Mapping[str, Estimator], session: Se
     return signals
 
 
-_RowContent = tuple[tuple[int, ...], int | None]
-"""What a row's log-probs depend on: the tokens of its context, and its response."""
+_RowContent = tuple[tuple[int, ...], str | None, int | None]
+"""What a row's log-probs depend on: the tokens of its context, the content of its images, and its response."""
 
 
 def _content_of(row: ScoringRow) -> _RowContent:
-    return row.context.token_ids, row.row
+    images = row.context.images
+    return row.context.token_ids, None if images is None else images.content_key, row.row
 
 
 def _rows(plan: ScoringPlan) -> list[ScoringRow]:

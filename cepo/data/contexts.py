@@ -21,9 +21,10 @@ from cepo.algorithms.settings import TeacherConfig
 from cepo.errors import ConfigError, DataError
 from cepo.files.foreign import read_text
 from cepo.models.inputs import EncodedPrompt, ImageSource, Turn, Video
+from cepo.models.patch_mask import PatchMask
 from cepo.models.processing import Processing
 from cepo.models.text_codec import MARKS, TextCodec
-from cepo.types import Reference
+from cepo.types import Reference, RolloutGroup
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -170,7 +171,7 @@ class ReferenceTexts:
     def whole_text(self, reference: Reference) -> str:
         """Returns the sanitised reference without a maximum length."""
         text = reference.text if reference.token_ids is None else self._codec.decode(reference.token_ids)
-        assert text is not None, "a blind teacher reads no reference"
+        assert text is not None, "a teacher without images, or with masked ones, reads no text"
         return sanitise_reference(text, self._special_texts)
 
     def shortened(self, text: str, num_tokens: int) -> str:
@@ -249,6 +250,17 @@ class ContextBuilder(ReferenceTexts):
         """Encodes the student's prompt without its images and videos."""
         text, history = _without_marks(problem)
         return self._processing.encode(text, None, history=history)
+
+    def masked(self, problem: Problem, student: EncodedPrompt, mask: PatchMask) -> EncodedPrompt:
+        """Returns the student's prompt with its own images and videos masked, whose tokens are therefore the same."""
+        images = self._processing.load_masked(problem.images, mask, problem.image_source, problem.videos)
+        assert student.images is not None and images.expansions == student.images.expansions, "sizes are unchanged"
+        return replace(student, images=images, teacher_images=None)
+
+
+def mask_for(group: RolloutGroup, probability: float) -> PatchMask:
+    """Returns the mask of a prompt's images in one step, which seed, step and prompt determine."""
+    return PatchMask(probability=probability, seed=f"mask/{group.seed}/{group.step}/{group.prompt_id}")
 
 
 def _without_marks(problem: Problem) -> tuple[str, Sequence[Turn]]:

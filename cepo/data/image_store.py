@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cepo.data.cells import read_cells
@@ -39,10 +40,16 @@ class ImageStore:
         return self._images[source]
 
     def inputs(self, source: ImageSource) -> ImageInputs:
-        """Returns the images of a row as inputs of the vision tower."""
+        """Returns the images of a row, masked if the source has a mask, as inputs of the vision tower."""
         if source not in self._inputs:
-            inputs = self._processing.load_images(self.images(source), source)
-            assert inputs is not None, f"row {source.row} of {source.data} has no image"
+            unmasked = replace(source, mask=None)
+            images = self.images(unmasked)
+            assert images, f"row {source.row} of {source.data} has no image"
+            if source.mask is None:
+                inputs = self._processing.load_images(images, source)
+            else:
+                inputs = self._processing.load_masked(images, source.mask, unmasked)
+            assert inputs is not None, "there are images"
             self._inputs[source] = inputs
         return self._inputs[source]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -14,10 +14,11 @@ from torch.nn.utils.rnn import pad_sequence
 from cepo.algorithms import Estimator, build_estimator
 from cepo.algorithms.readings import Readings, readings_of
 from cepo.config.worker_schema import RewardConfig
-from cepo.data.contexts import ReferenceTexts
+from cepo.data.contexts import ReferenceTexts, mask_for
 from cepo.errors import ConfigError, DataError
 from cepo.files.trees import Fields, Tree
 from cepo.metrics import Metrics, fraction
+from cepo.models.patch_mask import PatchMask
 from cepo.models.text_codec import TextCodec
 from cepo.rewards.pool import RewardPool
 from cepo.trainer.groups import PromptResponses, described_groups, reference_metrics
@@ -37,7 +38,15 @@ class Row(NamedTuple):
     has_images: bool
 
 
-Shown = Mapping[str, Sequence[Reference | None]]
+@dataclass(frozen=True, kw_only=True)
+class Hint:
+    """What a teacher's prompt has other than the student's: `text`, its images behind `mask`, or if neither, no images."""
+
+    text: str | None = None
+    mask: PatchMask | None = None
+
+
+Shown = Mapping[str, Sequence[Hint | None]]
 """By view what the teacher of each row reads, None for the student's own prompt."""
 Score = Callable[[Tensor, Shown], tuple[Tensor, dict[str, Tensor]]]
 """Returns the student's log-probs (B, T), and by view the teachers', given which rows learn and what teachers read."""
@@ -128,7 +137,7 @@ class Credit:
             estimator,
             groups,
             estimator.live_rows(rewards, group_ids),
-            lambda row, reference: self._placed(reference, rows[row]),
+            lambda row, reference: self._placed(reference, rows[row], groups[int(group_ids[row])]),
         )
         # A penalty is a signal of its own, also for rows of which the method has none.
         live = readings.learning | (penalties is not None)
@@ -152,9 +161,7 @@ class Credit:
         signal = estimator.signal(batch, step=step)
         return replace(signal, metrics=metrics | signal.metrics)
 
-    def _shown(
-        self, readings: Readings[Reference], groups: Sequence[RolloutGroup], live: Tensor
-    ) -> tuple[Shown, Metrics]:
+    def _shown(self, readings: Readings[Hint], groups: Sequence[RolloutGroup], live: Tensor) -> tuple[Shown, Metrics]:
         """Returns what teachers read, and metrics of it. Both are empty in a step without teachers."""
         metrics: Metrics = reference_metrics(groups, self._estimator.negative) if groups else {}
         for view, has_reference in readings.has_reference.items():
@@ -184,34 +191,46 @@ class Credit:
         by_value = self._estimator.negative.counts_by_value
         return described_groups(prompts, self._pool, self.texts, seed=self._seed, step=step, with_values=by_value)
 
-    def teacher_messages(self, messages: Messages, reference: Reference | None) -> tuple[list[Tree], str]:
+    def teacher_messages(self, messages: Messages, hint: Hint | None) -> tuple[list[Tree], str]:
         """Returns the conversation that a teacher reads, and the text after its assistant header.
 
-        The reference is added to the last user turn's last text, or with `assistant_prefix` it is that text. None gives the
-        student's conversation.
+        The hint's text is added to the last user turn's last text, or with `assistant_prefix` it is that text. None gives
+        the student's conversation, and so does a mask, which the caller applies to the images.
         """
-        teacher, template = self._estimator.teacher, self._wording.template
+        template = self._wording.template
         turns = [dict(turn) for turn in messages]
-        if reference is not None and (reference.blind or not teacher.with_images):
+        if not self.shows_images(hint):
             for turn in turns:
-                if isinstance(content := turn.get("content"), list):
+                content = turn.get("content")
+                if isinstance(content, list):
                     turn["content"] = [part for part in content if part["type"] not in ("image", "video")]
-        if reference is None or reference.text is None:
+        if hint is None or hint.text is None:
             return turns, ""
-        if teacher.placement == "assistant_prefix":
-            return turns, template.render(prompt="", reference=reference.text)
+        if self._estimator.teacher.placement == "assistant_prefix":
+            return turns, template.render(prompt="", reference=hint.text)
         holder, key = next(turn for turn in reversed(turns) if turn["role"] == "user"), "content"
         if not isinstance(holder[key], str):
             holder[key] = [dict(part) for part in holder[key]]
             holder, key = next(part for part in reversed(holder[key]) if part["type"] == "text"), "text"
-        holder[key] = template.render(prompt=holder[key], reference=reference.text)
+        holder[key] = template.render(prompt=holder[key], reference=hint.text)
         return turns, ""
 
-    def _placed(self, reference: Reference | None, row: Row) -> Reference | None:
-        if reference is None or reference.blind:
-            return reference if row.has_images else None
+    def shows_images(self, hint: Hint | None) -> bool:
+        """Whether a teacher sees the row's images, masked or whole."""
+        if hint is None:
+            return True
+        if hint.text is None:
+            return hint.mask is not None
+        return self._estimator.teacher.with_images
+
+    def _placed(self, reference: Reference, row: Row, group: RolloutGroup) -> Hint | None:
+        """Returns what remains of a reference to show; None if its text is empty, or the row has no images to change."""
+        if reference.masked is not None:
+            return Hint(mask=mask_for(group, reference.masked)) if row.has_images else None
+        if reference.blind:
+            return Hint() if row.has_images else None
         text = self._wording.reference_text(reference)
-        return Reference(text=text) if text else None
+        return Hint(text=text) if text else None
 
 
 def _at_last_own_token(rewards: Tensor, mask: Tensor) -> Tensor:
@@ -244,11 +263,11 @@ class _Scored:
         def score_these(live: Tensor, shown: Shown) -> tuple[Tensor, dict[str, Tensor]]:
             live_of_all = torch.zeros(num_rows, dtype=torch.bool)
             live_of_all[self.rows] = live
-            shown_to_all: dict[str, list[Reference | None]] = {}
-            for view, references in shown.items():
+            shown_to_all: dict[str, list[Hint | None]] = {}
+            for view, hints in shown.items():
                 shown_to_all[view] = [None] * num_rows
-                for row, reference in zip(self.rows, references, strict=True):
-                    shown_to_all[view][row] = reference
+                for row, hint in zip(self.rows, hints, strict=True):
+                    shown_to_all[view][row] = hint
             old, teachers = score(live_of_all, shown_to_all)
             return old[self.rows], {view: values[self.rows] for view, values in teachers.items()}
 

@@ -10,15 +10,17 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 from torch.nn.functional import pad
+from transformers.image_utils import load_image
 from trl import GRPOTrainer  # pyright: ignore[reportMissingImports]
 from trl.data_utils import prepare_multimodal_messages  # pyright: ignore[reportMissingImports]
 
 from cepo.data.answers_text import answer_text, solution_text
 from cepo.errors import ConfigError, DataError
 from cepo.files.trees import Fields, Tree
-from cepo.integrations.gathered import Credit, Row, Shown, images_of, supported_estimator
+from cepo.integrations.gathered import Credit, Hint, Row, Shown, images_of, supported_estimator
+from cepo.models.patch_mask import patch_size_of
 from cepo.models.text_codec import TextCodec
-from cepo.types import Reference, TokenSignal
+from cepo.types import TokenSignal
 
 _PADDED = {"padding": True, "padding_side": "left", "add_special_tokens": False, "return_tensors": "pt"}
 
@@ -145,10 +147,10 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         return totals, decides >= 0.5
 
     @torch.no_grad()
-    def _log_probs(self, output: Tree, references: Sequence[Reference | None], needed: Tensor) -> Tensor:
-        """Scores this process's needed rows after the prompts with these references: (B, T), 0 for all other rows."""
+    def _log_probs(self, output: Tree, hints: Sequence[Hint | None], needed: Tensor) -> Tensor:
+        """Scores this process's needed rows after the prompts with these hints: (B, T), 0 for all other rows."""
         ids, mask, was_training = output["completion_ids"], output["completion_mask"], self.model.training
-        contexts = {row: self._context(row, references[row]) for row in needed.nonzero().flatten().tolist()}
+        contexts = {row: self._context(row, hints[row]) for row in needed.nonzero().flatten().tolist()}
         kinds = [[row for row in contexts if bool(contexts[row][1]) is seen] for seen in (True, False)]
         size = self.args.per_device_train_batch_size  # rows without an image get passes of their own
         chunks = [kind[start : start + size] for kind in kinds for start in range(0, len(kind), size)]
@@ -174,16 +176,21 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         self.model.train(was_training)
         return result
 
-    def _context(self, row: int, reference: Reference | None) -> tuple[str, list[object]]:
-        """Returns the rendered prompt with its assistant header, and its images: TRL's own, but for the reference."""
+    def _context(self, row: int, hint: Hint | None) -> tuple[str, list[object]]:
+        """Returns the rendered prompt with its assistant header, and its images: TRL's own, but for the hint."""
         prompt = self._prompts[row]
         messages = prepare_multimodal_messages(prompt) if self._is_vlm else prompt
-        messages, prefix = self._credit.teacher_messages(messages, reference)
+        messages, prefix = self._credit.teacher_messages(messages, hint)
         tools = self.tools if self.environment_factories is None else self._env_tools[self._batch_environments[row]]
         options = {"tools": tools or None, "chat_template": self.chat_template, "tokenize": False}
         options |= {"add_generation_prompt": True, **cast("Tree", self.chat_template_kwargs)}
         text = self.processing_class.apply_chat_template(messages, **options)
-        return text + prefix, images_of(messages)
+        images = images_of(messages)
+        if hint is not None and hint.mask is not None:
+            config = self.accelerator.unwrap_model(self.model).config
+            decoded = [load_image(cast("Any", image)) for image in images]
+            images, _ = hint.mask.masked(decoded, [], patch_size=patch_size_of(config))
+        return text + prefix, list(images)
 
     def _of_all(self, values: Tensor, width: int) -> Tensor:
         return self.accelerator.gather(_as_wide(values, width).contiguous()).float().cpu()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections import defaultdict
 from collections.abc import Sequence
@@ -24,18 +25,20 @@ from verl.experimental.agent_loop import AgentLoopWorker  # pyright: ignore[repo
 from verl.trainer.ppo.core_algos import AdvantageEstimator  # pyright: ignore[reportMissingImports]
 from verl.trainer.ppo.v1 import get_trainer_cls  # pyright: ignore[reportMissingImports]
 from verl.trainer.ppo.v1.trainer_base import register_trainer  # pyright: ignore[reportMissingImports]
+from verl.utils.dataset.rl_dataset import get_dataset_class  # pyright: ignore[reportMissingImports]
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict  # pyright: ignore[reportMissingImports]
 from verl.utils.tokenizer import get_processor_token_id  # pyright: ignore[reportMissingImports]
 
 from cepo.data.answers_text import answer_text, solution_text
 from cepo.errors import ConfigError, DataError
 from cepo.files.trees import Fields, Tree
-from cepo.integrations.gathered import Credit, Row, Shown, spliced, supported_estimator
+from cepo.integrations.gathered import Credit, Hint, Row, Shown, spliced, supported_estimator
 from cepo.metrics import results
+from cepo.models.patch_mask import DEFAULT_PATCH_SIZE, PatchMask
 from cepo.models.text_codec import TextCodec
 from cepo.sections.declaring import section
 from cepo.sections.reader import read_section
-from cepo.types import Reference, TokenSignal
+from cepo.types import TokenSignal
 
 MODE = "cepo_sync"
 """The value of `trainer.v1.trainer_mode`, and the section under `trainer.v1` with the settings."""
@@ -84,6 +87,7 @@ class CepoTrainer(get_trainer_cls("sync")):
         super()._init_tokenizer()
         texts, seed = TextCodec(self.tokenizer, [self.tokenizer.eos_token_id]), self.config.data.get("seed") or 0
         self._credit = Credit(self.estimator, texts, seed, self._settings.answer_function)
+        self._dataset_class: Any = get_dataset_class(self.config.data)
         self._placeholders = {get_processor_token_id(self.processor, kind) for kind in ("image", "video")}
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: Tree) -> KVBatchMeta:
@@ -149,14 +153,14 @@ class CepoTrainer(get_trainer_cls("sync")):
         """Scores the live rows that have a reference with the actor's workers: view -> (B, T), `old` elsewhere."""
         teachers = {view: old.clone() for view in shown}
         asked = {
-            f"{view}_{row}_0": (view, row, reference)
-            for view, of in shown.items()
-            for row, reference in enumerate(of)
-            if reference is not None and live[row]
+            f"{view}_{row}_0": (view, row, hint)
+            for view, hints in shown.items()
+            for row, hint in enumerate(hints)
+            if hint is not None and live[row]
         }
         if not asked:
             return teachers
-        fields = [self._teacher_row(data[row], reference) for _, row, reference in asked.values()]
+        fields = [self._teacher_row(data[row], hint) for _, row, hint in asked.values()]
         tags = [{"status": "success", "seq_len": len(each["input_ids"])} for each in fields]
         keys = list(asked)
         tq.kv_batch_put(keys=keys, partition_id=_PARTITION, fields=list_of_dict_to_tensordict(fields), tags=tags)
@@ -174,13 +178,13 @@ class CepoTrainer(get_trainer_cls("sync")):
             teachers[view][row, :length] = values[-length - 1 : -1].float()  # each position predicts the next token
         return teachers
 
-    def _teacher_row(self, data: Fields, reference: Reference) -> Tree:
+    def _teacher_row(self, data: Fields, hint: Hint) -> Tree:
         messages, responses = list(data["raw_prompt"]), data["responses"]
-        hinted, prefix = self._credit.teacher_messages(messages, reference)
-        is_blind = reference.blind or not self.estimator.teacher.with_images
+        hinted, prefix = self._credit.teacher_messages(messages, hint)
         target = [*self._prompt_ids(hinted), *self._credit.texts.encode_text(prefix)]
-        visuals = {} if is_blind else _visuals(data)
-        if not is_blind:
+        visuals: Tree = {}
+        if self._credit.shows_images(hint):
+            visuals = _visuals(data) if hint.mask is None else self._masked_visuals(data, hint.mask)
             target = spliced(data["prompts"].tolist(), self._prompt_ids(messages), target, self._placeholders)
         prompts = torch.tensor(target)
         input_ids = torch.cat([prompts, responses])
@@ -194,12 +198,37 @@ class CepoTrainer(get_trainer_cls("sync")):
             "multi_modal_inputs": visuals,
         }
 
+    def _masked_visuals(self, data: Fields, mask: PatchMask) -> Tree:
+        """Returns the row's inputs to the vision tower with its images masked, made as verl's agent loop makes them.
+
+        Raises `DataError`: the row has videos, or images that are not in its prompt, such as a tool's.
+        """
+        visuals = _visuals(data)
+        messages = list(data["raw_prompt"])
+        patch_size = getattr(self.processor.image_processor, "patch_size", DEFAULT_PATCH_SIZE)
+        decoding = self._dataset_class.process_vision_info(
+            messages, image_patch_size=patch_size, config=self.config.data
+        )
+        images, videos = asyncio.run(decoding)
+        masked, _ = mask.masked(images or [], [], patch_size=patch_size)
+        text = self._rendered(messages)
+        inputs: Any = self.processor(text=[text], images=masked, return_tensors="pt") if masked else {}
+        pixels = [name for name in visuals if name.startswith("pixel_values")]
+        if videos or any(name not in inputs or inputs[name].shape != visuals[name].shape for name in pixels):
+            raise DataError(
+                f"a view of method {self._settings.method} masks the images of the prompt, but a row has videos, or "
+                "images of a tool; accepted: rows whose images are all in the prompt"
+            )
+        return visuals | {name: inputs[name] for name in pixels}
+
     def _prompt_ids(self, messages: Sequence[Fields]) -> list[int]:
         """Returns the tokens of the conversation and the assistant header, with one placeholder for each image."""
+        return self.tokenizer(self._rendered(messages), add_special_tokens=False)["input_ids"]
+
+    def _rendered(self, messages: Sequence[Fields]) -> str:
         options = dict(self.config.data.get("apply_chat_template_kwargs") or {})
         renderer = self.processor if self.processor is not None else self.tokenizer
-        text = renderer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False, **options)
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return renderer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False, **options)
 
     def _positions(self, input_ids: Tensor, visuals: Fields) -> Tensor:
         """Returns the positions that verl gives to a row: (L,), or (4, L) with M-RoPE."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from cepo.errors import DataError
 from cepo.files.trees import Tree
+from cepo.models.patch_mask import PatchMask, patch_size_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -70,12 +71,13 @@ class Video:
 class ImageSource:
     """The row of a dataset, named as in `data.train_files`, from which a prompt's images can be read again.
 
-    `column` is None for the column `data.image_key`.
+    `column` is None for the column `data.image_key`. With `mask` they are masked after they are read.
     """
 
     data: str
     row: int
     column: str | None = None
+    mask: PatchMask | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -192,6 +194,7 @@ class ImageReader:
         image_token_id: the placeholder of one feature vector.
         placeholder_id: the placeholder of a whole image in a prompt for the rollout engine.
         video_token_id: the same for a video; None if no videos are read.
+        patch_size: the side in pixels of the vision tower's patches.
     """
 
     def __init__(self, family: Family, processor: Any, config: PreTrainedConfig) -> None:
@@ -199,6 +202,7 @@ class ImageReader:
         self.image_token_id: int = config.image_token_id
         self.video_token_id: int | None = config.video_token_id if family.reads_videos else None
         self.placeholder_id: int = getattr(config, family.placeholder)
+        self.patch_size = patch_size_of(config)
         self._tokens_of_size: dict[tuple[int, int], int] = {}
 
     def read(

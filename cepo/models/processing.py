@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from cepo.files.trees import Fields, Tree
 from cepo.models.families import family_of
 from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageReader, ImageSource, Turn, Video
 from cepo.models.limited_process import ask
+from cepo.models.patch_mask import PatchMask
 from cepo.models.prefilled import prefilled_text
 from cepo.models.pretrained import read_config, unreadable
 from cepo.models.text_codec import IMAGE_MARK, MARKS, TextCodec, encodable
@@ -117,6 +119,21 @@ class Processing(TextCodec):
         if not images and not videos:
             return None
         return self.reader.read(images, source, videos)
+
+    def load_masked(
+        self, images: Sequence[Image], mask: PatchMask, source: ImageSource | None = None, videos: Sequence[Video] = ()
+    ) -> ImageInputs:
+        """Blackens patches of the size of the vision tower's in images and videos, and preprocesses them.
+
+        `source` is where the images without the mask were read. At least one image or video is needed.
+        """
+        films = [video.frames for video in videos]
+        masked_images, masked_films = mask.masked(images, films, patch_size=self.reader.patch_size)
+        masked_videos: list[Video] = []
+        for video, frames in zip(videos, masked_films, strict=True):
+            masked_videos.append(replace(video, frames=frames))
+        masked_source = None if source is None else replace(source, mask=mask)
+        return self.reader.read(masked_images, masked_source, masked_videos)
 
     @property
     def reader(self) -> ImageReader:

@@ -14,7 +14,7 @@ from torch import Tensor
 from cepo.algorithms import Estimator
 from cepo.algorithms.readings import readings_of
 from cepo.data.batch import ScoringRow
-from cepo.data.contexts import ContextBuilder
+from cepo.data.contexts import ContextBuilder, mask_for
 from cepo.metrics import Metric, Metrics, fraction, sum_value
 from cepo.models.inputs import EncodedPrompt
 from cepo.trainer.groups import reference_metrics
@@ -23,6 +23,8 @@ from cepo.types import Reference, RolloutGroup
 
 WITHOUT_IMAGES = "(without images)"
 """Recorded as the reference of a teacher that reads the student's prompt without its images."""
+WITH_MASKED_IMAGES = "(images masked with probability {:g})"
+"""Recorded as the reference of a teacher that reads the student's prompt with its images masked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +103,7 @@ def plan_views(
     rollouts: Rollouts, live: Tensor, groups: Sequence[RolloutGroup], estimator: Estimator, contexts: ContextBuilder
 ) -> tuple[list[View], Tensor]:
     """Returns what the teachers of each view read, with their rows to score, and (B,) which live rows learn from it."""
-    place = _placement(rollouts, live, contexts)
+    place = _placement(rollouts, live, groups, contexts)
 
     def show(row: int, reference: Reference) -> _Placed | None:
         placed = place(row, reference)
@@ -169,20 +171,31 @@ class _Placed:
     fate: Literal["whole", "cut", "empty", "without_room"] = "whole"
 
 
-def _placement(rollouts: Rollouts, live: Tensor, contexts: ContextBuilder) -> Callable[[int, Reference], _Placed]:
+def _placement(
+    rollouts: Rollouts, live: Tensor, groups: Sequence[RolloutGroup], contexts: ContextBuilder
+) -> Callable[[int, Reference], _Placed]:
     """Returns a function of a row and its reference, which builds text and context once for all rows that share them."""
 
     @cache  # references with the same text share a context, so that passes compute it once
     def fitted(prompt: int, text: str, is_answer: bool) -> tuple[EncodedPrompt, str] | None:
         return contexts.fitted(rollouts.problems[prompt], rollouts.prompts[prompt], text, is_answer=is_answer)
 
+    def changed_images(prompt: int, reference: Reference, is_live: bool) -> _Placed:
+        problem = rollouts.problems[prompt]
+        if reference.masked is None:
+            return _Placed(text=WITHOUT_IMAGES, context=contexts.blind(problem) if is_live else None)
+        context = None
+        if is_live:
+            mask = mask_for(groups[prompt], reference.masked)
+            context = contexts.masked(problem, rollouts.prompts[prompt], mask)
+        return _Placed(text=WITH_MASKED_IMAGES.format(reference.masked), context=context)
+
     @cache
     def placed(prompt: int, reference: Reference, is_live: bool) -> _Placed:
-        if reference.blind:
+        if reference.blind or reference.masked is not None:
             if rollouts.prompts[prompt].images is None:  # the student does not see any either
                 return _Placed()
-            context = contexts.blind(rollouts.problems[prompt]) if is_live else None
-            return _Placed(text=WITHOUT_IMAGES, context=context)
+            return changed_images(prompt, reference, is_live)
         text = contexts.reference_text(reference)
         if not text:
             return _Placed(fate="empty")

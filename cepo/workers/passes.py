@@ -137,18 +137,16 @@ def plan_forest(
 ) -> TokenForest:
     """Plans a forest that shares common prefixes of at least `min_shared` tokens, and each context among its responses.
 
-    Rows share nothing if the contents of their images differ, although the placeholders are equal. No segment ends
-    inside a run of `placeholders`.
+    Rows whose images differ in content share at most the tokens before the first image, although the placeholders are
+    equal. No segment ends inside a run of `placeholders`.
     """
-    by_images: dict[str | None, dict[tuple[int, ...], list[int]]] = {}
+    identities = _Identities(placeholders)
+    contexts: dict[tuple[int, ...], list[int]] = {}
     for index, row in enumerate(rows):
-        context = row.context
-        assert context.token_ids and row.response_ids, f"row {index} has no context or no response"
-        content_key = None if context.images is None else context.images.content_key
-        contexts = by_images.setdefault(content_key, {})
-        contexts.setdefault(context.token_ids, []).append(index)
-    planner = _Planner(rows, placeholders, min_shared)
-    for contexts in by_images.values():
+        assert row.context.token_ids and row.response_ids, f"row {index} has no context or no response"
+        contexts.setdefault(identities.of(row.context), []).append(index)
+    planner = _Planner(rows, min_shared)
+    if contexts:
         planner.grow(contexts, start=0, parent=-1)
     return TokenForest(
         segments=tuple(planner.segments),
@@ -157,17 +155,35 @@ def plan_forest(
     )
 
 
-class _Planner:
-    def __init__(self, rows: Sequence[ScoringRow], placeholders: Collection[int | None], min_shared: int) -> None:
-        self._rows = rows
+class _Identities:
+    """Gives tokens that have the same embedding the same number: text its id, a placeholder one below 0 per image content."""
+
+    def __init__(self, placeholders: Collection[int | None]) -> None:
         self._placeholders = frozenset(placeholders)
+        self._numbers: dict[tuple[int, str | None], int] = {}  # by placeholder and the content of the context's images
+
+    def of(self, context: EncodedPrompt) -> tuple[int, ...]:
+        content_key = None if context.images is None else context.images.content_key
+        identities: list[int] = []
+        for token in context.token_ids:
+            if token in self._placeholders:
+                next_number = -1 - len(self._numbers)
+                identities.append(self._numbers.setdefault((token, content_key), next_number))
+            else:
+                identities.append(token)
+        return tuple(identities)
+
+
+class _Planner:
+    def __init__(self, rows: Sequence[ScoringRow], min_shared: int) -> None:
+        self._rows = rows
         self._min_shared = min_shared
         self.segments: list[Segment] = []
         self.context_ends = [-1] * len(rows)
         self.leaves = [-1] * len(rows)
 
     def grow(self, contexts: Mapping[tuple[int, ...], list[int]], *, start: int, parent: int) -> None:
-        """Adds the tokens from `start` on of the rows of each context, which is given by its token ids."""
+        """Adds the tokens from `start` on of the rows of each context, which is given by its tokens' identities."""
         first, rows = next(iter(contexts.items()))
         if len(contexts) == 1:
             self._finish(len(first), rows, start, parent)
@@ -175,12 +191,12 @@ class _Planner:
         num_common = _num_common(contexts)
         # The contexts by their first token after the common part; a context that ends there has the key ().
         branches: dict[tuple[int, ...], dict[tuple[int, ...], list[int]]] = {}
-        for token_ids, context_rows in contexts.items():
-            next_token = token_ids[num_common : num_common + 1]
-            branches.setdefault(next_token, {})[token_ids] = context_rows
+        for identities, context_rows in contexts.items():
+            next_token = identities[num_common : num_common + 1]
+            branches.setdefault(next_token, {})[identities] = context_rows
         cut = num_common
-        if not self._placeholders.isdisjoint(chain.from_iterable(branches)):
-            while cut > 0 and first[cut - 1] in self._placeholders:
+        if min(chain.from_iterable(branches)) < 0:  # a branch begins with a placeholder
+            while cut > 0 and first[cut - 1] < 0:
                 cut -= 1
         if cut - start >= self._min_shared:
             parent = self._add(rows[0], start, cut, parent)

@@ -33,8 +33,10 @@ from cepo.credit.truth import (
     needed_prefixes,
     prefix_of,
 )
+from cepo.data.batch import ScoringRow
 from cepo.data.contexts import Problem
 from cepo.errors import ConfigError, DataError
+from cepo.models.inputs import EncodedPrompt, ImageInputs
 from cepo.rollout.generator import Generation
 from cepo.trainer.rollouts import Rollouts
 
@@ -75,6 +77,16 @@ def rollouts_of(rewards: Sequence[float], responses: Sequence[tuple[int, ...]], 
 
 def values_of(figures: dict[str, agreement.Figure]) -> dict[str, float | None]:
     return {name: figure["value"] for name, figure in figures.items()}
+
+
+def test_equal_tokens_before_other_images_are_scored_separately() -> None:
+    """A teacher that sees the masked image reads the student's tokens."""
+    contents = []
+    for brightness in (0.0, 1.0, 1.0):
+        images = ImageInputs(tensors={"pixel_values": torch.full((1, 4), brightness)})
+        context = EncodedPrompt(token_ids=(1, 2), engine_ids=(1, 2), images=images)
+        contents.append(agreement._content_of(ScoringRow(context=context, response_ids=(3,), row=0)))
+    assert contents[0] != contents[1] == contents[2]
 
 
 def test_correlations_are_numpys_on_numbers_and_on_ranks() -> None:

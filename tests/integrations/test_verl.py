@@ -43,7 +43,8 @@ from verl.workers.engine_workers import ActorRolloutRefWorker  # noqa: E402
 from cepo.algorithms import build_estimator  # noqa: E402
 from cepo.errors import ConfigError  # noqa: E402
 from cepo.integrations.gathered import Credit  # noqa: E402
-from cepo.integrations.verl import CepoTrainer  # noqa: E402
+from cepo.integrations.verl import _FIELDS, CepoTrainer, _rows_of, _visuals  # noqa: E402
+from cepo.models.patch_mask import PatchMask  # noqa: E402
 from cepo.models.text_codec import TextCodec  # noqa: E402
 
 ROLLOUTS = Path(os.environ[FOLDER])
@@ -137,6 +138,7 @@ class Watched:
     def __init__(self, trainer: CepoTrainer) -> None:
         self.found: list[dict[tuple[int, int], list[float]]] = []
         self.penalised: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        self.visuals: list[dict[str, dict[str, torch.Tensor]]] = []
         self.nested, self._trainer, self._compute = True, trainer, trainer._compute_advantage
         trainer._compute_advantage = self
 
@@ -150,9 +152,23 @@ class Watched:
             self._compute(batch, {})
             self.found.append(self._advantages(batch))
         trainer.estimator, trainer._credit = own
+        if not self.visuals:
+            self._note_masked_visuals(batch)
         if not self.penalised:
             self._with_a_kl_in_the_reward(batch)
         return self._compute(batch, metrics)
+
+    def _note_masked_visuals(self, batch: Any) -> None:
+        """Notes the inputs to the vision tower of each row with images: as they are, and masked with 0, 0.5 and 1."""
+        rows = _rows_of(tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=_FIELDS))
+        for row in rows:
+            if not _visuals(row):
+                continue
+            visuals = {"whole": _visuals(row)}
+            for probability in (0.0, 0.5, 1.0):
+                mask = PatchMask(probability=probability, seed="mask")
+                visuals[str(probability)] = self._trainer._masked_visuals(row, mask)
+            self.visuals.append(visuals)
 
     def _with_a_kl_in_the_reward(self, batch: Any) -> None:
         """Computes advantages with verl's penalty of 1 x (log P - log P_reference), which is 2 nats per token here."""
@@ -222,6 +238,19 @@ def test_the_same_rollouts_have_cepos_own_advantages(number: int, run: SimpleNam
         torch.testing.assert_close(torch.tensor(values), own[: len(values)], rtol=0, atol=1e-5)
         assert not own[len(values) :].any()
     assert run.watched.nested
+
+
+def test_masked_images_are_the_rows_own_with_black_patches(run: SimpleNamespace) -> None:
+    """A patch is a row of `pixel_values`; black has the same number in each, and half of the patches are black."""
+    assert len(run.watched.visuals) >= 8
+    for visuals in run.watched.visuals:
+        whole, unmasked, half, black = (visuals[name]["pixel_values"] for name in ("whole", "0.0", "0.5", "1.0"))
+        assert torch.equal(unmasked, whole)
+        assert (black == black[0, 0]).all()
+        is_black = (half == black).all(dim=1)
+        assert torch.equal(half[~is_black], whole[~is_black])
+        assert 0.2 < float(is_black.float().mean()) < 0.8
+        assert all(torch.equal(visuals["0.5"]["image_grid_thw"], each["image_grid_thw"]) for each in visuals.values())
 
 
 def test_a_kl_in_the_reward_makes_no_right_rollout_wrong(run: SimpleNamespace) -> None:

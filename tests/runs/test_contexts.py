@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from io import BytesIO
 from pathlib import Path
 from typing import Any, cast
@@ -21,14 +22,16 @@ from training_runs import (
     Train,
     checked_config,
     encoded,
+    largest_gap,
     opened,
     random_response,
     reference_log_probs,
 )
 
 from cepo.algorithms.settings import TeacherConfig
+from cepo.algorithms.visual import Visual
 from cepo.data.batch import ScoringRow
-from cepo.data.contexts import ContextBuilder, Problem
+from cepo.data.contexts import ContextBuilder, Problem, mask_for
 from cepo.data.dataset import ProblemSet
 from cepo.data.rules import ProblemRules
 from cepo.errors import ConfigError, DataError
@@ -37,7 +40,7 @@ from cepo.models.inputs import EncodedPrompt, Turn
 from cepo.models.processing import Processing
 from cepo.trainer.batches import ScoredBatch
 from cepo.trainer.validation import leak_metrics
-from cepo.types import Reference
+from cepo.types import Reference, RolloutGroup
 
 SAYS_NOTHING = "{{ prompt }}{{ reference[:0] }}"
 
@@ -168,6 +171,108 @@ def test_a_blind_teacher_has_no_image_token(
     text_only = encoded(tiny_processing, "Find x.")
     row = [ScoringRow(context=context, response_ids=(65, 66, 67)) for context in (student, teacher, text_only)]
     assert [len(scores) for scores in build_actor().score(row, as_teacher=True)] == [3, 3, 3]
+
+
+def masked_by_hand(image: Image.Image, seed: str, probability: float, patch_size: int) -> Image.Image:
+    """The image with black squares, drawn one after the other in the order of random.Random(seed)."""
+    drawn, copy = random.Random(seed), image.copy()
+    for top in range(0, image.height, patch_size):
+        for left in range(0, image.width, patch_size):
+            if drawn.random() < probability:
+                copy.paste((0, 0, 0), (left, top, left + patch_size, top + patch_size))
+    return copy
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_masked_teacher_reads_the_same_tokens_and_black_patches(
+    tiny_processing: Processing, build_actor: BuildActor, packed: bool
+) -> None:
+    """Scored in one call with the student, whose prompt has the same tokens and another picture."""
+    contexts = builder(tiny_processing)
+    task = problem()
+    student = contexts.student(task)
+    group = RolloutGroup(prompt_id="0", ground_truth="4", rollouts=[], seed=1, step=2)
+    masked = contexts.masked(task, student, mask_for(group, 0.5))
+    patch_size = tiny_processing.reader.patch_size
+    assert patch_size == 16
+    image = masked_by_hand(task.images[0], "mask/1/2/0", 0.5, patch_size)
+    by_hand = contexts.student(dataclasses.replace(task, images=(image,)))
+    assert masked.token_ids == student.token_ids == by_hand.token_ids
+    assert masked.images is not None
+    assert by_hand.images is not None
+    assert masked.images.content_key == by_hand.images.content_key
+    response = random_response(8, seed=1)
+    actor = build_actor(padding_free=packed)
+    pairs = [ScoringRow(context=context, response_ids=response) for context in (student, masked)]
+    seen, unseen = actor.score(pairs)
+    alone = [actor.score([ScoringRow(context=context, response_ids=response)])[0] for context in (student, by_hand)]
+    assert largest_gap([seen, unseen], alone) < LOG_PROBS
+    assert largest_gap([seen], [unseen]) > 10 * LOG_PROBS
+
+
+def test_a_mask_is_a_function_of_seed_step_and_prompt(tiny_processing: Processing) -> None:
+    """With probability 0 the content is the student's, bit for bit, and with 1 that of a black image."""
+    contexts = builder(tiny_processing)
+    task = problem("<image><image>Find x.", images=2)
+    student = contexts.student(task)
+    assert student.images is not None
+
+    def content(probability: float, **changes: Any) -> str:
+        group = RolloutGroup(**{"prompt_id": "0", "ground_truth": "4", "rollouts": [], "seed": 1, "step": 2} | changes)
+        images = contexts.masked(task, student, mask_for(group, probability)).images
+        assert images is not None
+        return images.content_key
+
+    assert content(0.0) == student.images.content_key
+    black = tuple(Image.new("RGB", image.size) for image in task.images)
+    blackened = contexts.student(dataclasses.replace(task, images=black)).images
+    assert blackened is not None
+    assert content(1.0) == blackened.content_key
+    masks = {content(0.5), content(0.5, seed=2), content(0.5, step=3), content(0.5, prompt_id="1"), content(0.6)}
+    assert len(masks) == 5
+    assert content(0.5) in masks, "a second call, as in a resumed run, gives the same"
+
+
+class HalfVisual(Visual):
+    """Visual evidence from half of each image instead of none."""
+
+    def references(self, group: RolloutGroup) -> dict[str, list[Reference | None]]:
+        return {"blind": [Reference(masked=0.5)] * len(group.rollouts)}
+
+
+@pytest.mark.heavy
+def test_a_masked_view_of_a_run_is_recorded_and_comes_again(
+    tiny_run: list[str], illustrated: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """The first problem has no image, so that its rows have no reference; the mask of a step is the same in each process."""
+    illustrated[0]["images"], illustrated[0]["problem"] = [], illustrated[0]["problem"].replace("<image>", "")
+    file = written(illustrated, tmp_path)
+    contents: list[list[str]] = []
+    for folder in ("first", "second"):
+        arguments = [f"data.train_files={file}", "data.shuffle=false", "algorithm.adv_estimator=visual"]
+        with opened(tiny_run, *arguments, folder=tmp_path / folder) as trainer:
+            trainer.estimator = HalfVisual(trainer.estimator.config)
+            batch = trainer.score(trainer.plan(trainer.ask(0), every_row=True))
+            (view,) = batch.plan.views
+            assert view.has_reference.tolist() == [False] * 4 + [True] * 12
+            assert set(view.references) == {None, "(images masked with probability 0.5)"}
+            gap = (batch.teacher_log_probs["blind"] - batch.old_log_probs).abs().amax(dim=1)
+            assert (gap[4:] > 10 * LOG_PROBS).all()
+            assert not gap[:4].any()
+            for row in view.rows.values():
+                assert row.row is not None
+                assert row.context.token_ids == batch.plan.student[row.row].context.token_ids
+            images = [row.context.images for row in view.rows.values()]
+            contents.append([each.content_key for each in images if each is not None])
+            trainer.ask(1)
+            later = trainer.plan(trainer.ask(2), every_row=True)  # the third round has the problems of the first
+            first_ids, later_ids = ([each.prompt_id for each in plan.rollouts.problems] for plan in (batch.plan, later))
+            assert first_ids == later_ids
+            again = [row.context.images for row in later.views[0].rows.values()]
+            assert not {each.content_key for each in again if each is not None} & set(contents[-1])
+    assert contents[0] == contents[1]
+    assert len(set(contents[0])) == 3, "one mask for all rows of a prompt"
 
 
 @pytest.fixture

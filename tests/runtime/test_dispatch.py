@@ -15,16 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from cepo.algorithms.settings import TeacherConfig
 from cepo.config import load_config
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
+from cepo.data.contexts import ContextBuilder, mask_for
+from cepo.data.dataset import ProblemSet
 from cepo.data.image_store import ImageStore
 from cepo.data.rules import RowRules
 from cepo.losses.aggregation import LossDenominators
 from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageSource, Video
+from cepo.models.processing import Processing
 from cepo.rollout.generator import GenerationRequest, SamplingSettings
 from cepo.runtime import dispatch
 from cepo.runtime.dispatch import Receiver, Sender, encode
-from cepo.types import Distillation, DivergenceConfig
+from cepo.types import Distillation, DivergenceConfig, RolloutGroup
 
 
 def row(prompt: int, length: int = 1, images: ImageInputs | None = None) -> ScoringRow:
@@ -214,6 +218,32 @@ def test_images_of_a_dataset_travel_as_a_handle(store: ImageStore, tmp_path: Pat
     assert arrived.images[0].getpixel((0, 0)) == (20, 0, 0)
     assert scored.context.images.tensors["pixel_values"].tolist() == [[20.0]]
     assert dataclasses.replace(arrived, images=()) == dataclasses.replace(request, images=())
+
+
+@pytest.mark.parametrize("by_source", [True, False])
+def test_masked_images_arrive_with_the_same_black_patches(
+    tiny_processing: Processing, tmp_path: Path, by_source: bool
+) -> None:
+    """A rank that can read the data gets the row and the mask, and blackens the patches itself."""
+    from cepo.microgeo.world import split_problems, write_problems
+
+    train, _ = split_problems(0, 4, 1)
+    file = tmp_path / "train.parquet"
+    write_problems(file, train)
+    config = load_config(["config=configs/microgeo/base.yaml", f"data.train_files={file}"])
+    problem = ProblemSet(str(file), config.data, tiny_processing)[2]
+    contexts = ContextBuilder(tiny_processing, TeacherConfig(), max_context_length=512)
+    student = contexts.student(problem)
+    group = RolloutGroup(prompt_id=problem.prompt_id, ground_truth="1", rollouts=[], seed=3, step=7)
+    masked = contexts.masked(problem, student, mask_for(group, 0.5))
+    rows = [ScoringRow(context=context, response_ids=(5, 6)) for context in (student, masked, masked)]
+    message = Sender(by_source=by_source).encode(rows)
+    assert (len(message) < 2000) == by_source
+    arrived = Receiver(ImageStore(config.data, tiny_processing)).decode(message)
+    keys = [row.context.images.content_key for row in arrived]
+    assert keys == [row.context.images.content_key for row in rows if row.context.images is not None]
+    assert keys[0] != keys[1] == keys[2]
+    assert arrived[1].context.images is arrived[2].context.images
 
 
 @pytest.mark.parametrize("by_source", [True, False])

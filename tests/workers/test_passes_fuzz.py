@@ -87,6 +87,34 @@ def test_equal_tokens_before_different_images_are_not_shared() -> None:
     assert families(forest) == [[0, 2], [1]]
 
 
+def test_text_before_different_images_is_shared() -> None:
+    """20 tokens of text, then a picture of 3 tokens in two versions, one of them twice, and a text without a picture."""
+    before, after = tuple(range(1, 21)), tuple(range(30, 50))
+    seen = (*before, PICTURE, PICTURE, PICTURE, *after)
+    rows = [row_of(seen, (5, 6, 7), content) for content in ("whole", "masked", "whole")]
+    rows.append(row_of((*before, *after), (5, 6, 7)))
+    forest = plan_forest(rows, placeholders=(PICTURE,))
+    parts = [(segment.row, segment.start, segment.stop, segment.parent) for segment in forest.segments]
+    assert parts == [
+        (0, 0, 20, -1),
+        (0, 20, 43, 0),
+        (0, 43, 45, 1),
+        (2, 43, 45, 1),
+        (1, 20, 43, 0),
+        (1, 43, 45, 4),
+        (3, 20, 40, 0),
+        (3, 40, 42, 6),
+    ]
+
+
+def test_pictures_and_films_in_another_order_are_not_shared() -> None:
+    film = 98
+    first = (*range(1, 21), PICTURE, film, *range(30, 50))
+    second = (*range(1, 21), film, PICTURE, *range(30, 50))
+    forest = plan_forest([row_of(each, (5, 6), "a") for each in (first, second)], placeholders=(PICTURE, film))
+    assert forest.num_tokens == 20 + 2 * (22 + 1)
+
+
 def test_no_segment_ends_inside_a_picture() -> None:
     before = tuple(range(1, 21))
     longer, shorter = (*before, PICTURE, PICTURE, PICTURE, 7), (*before, PICTURE, PICTURE, 7)
@@ -101,7 +129,7 @@ row_lists = st.lists(
         row_of,
         context=st.lists(tokens, min_size=1, max_size=9).map(tuple),
         response=st.lists(tokens, min_size=1, max_size=4).map(tuple),
-        images=st.sampled_from([None, "a"]),
+        images=st.sampled_from([None, "a", "b"]),
     ),
     min_size=1,
     max_size=12,
@@ -123,6 +151,11 @@ def test_every_row_is_read_off_its_path(rows: list[ScoringRow], min_shared: int,
             while ancestor > index:
                 ancestor = forest.segments[ancestor].parent
             assert (ancestor == index) == (other < forest.branch_ends[index])
+        if segment.parent >= 0 and placeholders:
+            parent = forest.segments[segment.parent]
+            seen = rows[parent.row].context.token_ids[: parent.stop]
+            same_images = rows[parent.row].context.images == rows[segment.row].context.images
+            assert same_images or not set(placeholders) & set(seen), "an image of another content is shared"
         context = rows[segment.row].context.token_ids
         if placeholders and segment.stop < len(context):
             assert context[segment.stop - 1 : segment.stop + 1] != (1, 1)
