@@ -21,7 +21,7 @@ from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
 from cepo.data.contexts import ContextBuilder, mask_for
 from cepo.data.dataset import ProblemSet
 from cepo.data.image_store import ImageStore
-from cepo.data.rules import RowRules
+from cepo.data.rules import ProblemRules, RowRules
 from cepo.losses.aggregation import LossDenominators
 from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageSource, Video
 from cepo.models.processing import Processing
@@ -231,7 +231,8 @@ def test_masked_images_arrive_with_the_same_black_patches(
     file = tmp_path / "train.parquet"
     write_problems(file, train)
     config = load_config(["config=configs/microgeo/base.yaml", f"data.train_files={file}"])
-    problem = ProblemSet(str(file), config.data, tiny_processing)[2]
+    rules = ProblemRules.of(config.data)
+    problem = ProblemSet(str(file), rules, tiny_processing)[2]
     contexts = ContextBuilder(tiny_processing, TeacherConfig(), max_context_length=512)
     student = contexts.student(problem)
     group = RolloutGroup(prompt_id=problem.prompt_id, ground_truth="1", rollouts=[], seed=3, step=7)
@@ -239,7 +240,7 @@ def test_masked_images_arrive_with_the_same_black_patches(
     rows = [ScoringRow(context=context, response_ids=(5, 6)) for context in (student, masked, masked)]
     message = Sender(by_source=by_source).encode(rows)
     assert (len(message) < 2000) == by_source
-    arrived = Receiver(ImageStore(config.data, tiny_processing)).decode(message)
+    arrived = Receiver(ImageStore(rules.rows, tiny_processing)).decode(message)
     keys = [row.context.images.content_key for row in arrived]
     assert keys == [row.context.images.content_key for row in rows if row.context.images is not None]
     assert keys[0] != keys[1] == keys[2]
