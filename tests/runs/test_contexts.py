@@ -185,7 +185,7 @@ def masked_by_hand(image: Image.Image, seed: str, probability: float, patch_size
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("packed", [True, False])
-def test_a_masked_teacher_reads_the_same_tokens_and_black_patches(
+def test_a_masked_teacher_reads_equal_tokens_and_black_patches(
     tiny_processing: Processing, build_actor: BuildActor, packed: bool
 ) -> None:
     """Scored in one call with the student, whose prompt has the same tokens and another picture."""
