@@ -14,14 +14,17 @@ SIZES: dict[str, Any] = {"vocab_size": 97, "hidden_size": 48, "intermediate_size
 SIZES |= {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16}
 
 
-def text_model(**changes: Any) -> Any:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+def text_model(architecture: str = "Qwen3", **changes: Any) -> Any:
+    import transformers
 
     torch.manual_seed(3)
-    model = Qwen3ForCausalLM(Qwen3Config(**(SIZES | changes))).float().eval().requires_grad_(False)
+    config = getattr(transformers, f"{architecture}Config")(**(SIZES | changes))
+    model = getattr(transformers, f"{architecture}ForCausalLM")(config).float().eval().requires_grad_(False)
     for name, parameter in model.named_parameters():
         if "norm" in name:
             parameter.copy_(torch.rand_like(parameter) + 0.5)
+        if name.endswith("bias"):
+            parameter.copy_(torch.rand_like(parameter) - 0.5)
     return model
 
 
@@ -73,6 +76,28 @@ def test_fused_logits_of_ragged_prompts_are_the_models(change: dict[str, Any]) -
     assert largest_gap(text_model(**change)) < LOG_PROBS
 
 
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("architecture", "change"),
+    [
+        ("Llama", {"tie_word_embeddings": True}),
+        ("Llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}}),
+        ("Qwen2", {}),
+    ],
+    ids=["llama", "llama with yarn", "qwen2 with biases"],
+)
+def test_fused_logits_of_other_architectures_are_the_models(architecture: str, change: dict[str, Any]) -> None:
+    """Llama's queries and keys have no norms, and Qwen2's have biases."""
+    model = text_model(architecture, **change)
+    assert largest_gap(model) < LOG_PROBS
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("architecture", ["Llama", "Qwen2"])
+def test_adapters_of_other_architectures_are_in_the_weights(architecture: str) -> None:
+    assert largest_gap(adapted(text_model(architecture))) < LOG_PROBS
+
+
 def test_an_adapter_is_in_the_fused_weights() -> None:
     plain, wrapped = text_model(), adapted(text_model())
     assert float((last_logits(plain, [1, 2, 3]) - last_logits(wrapped, [1, 2, 3])).abs().max()) > 1e-2
@@ -80,11 +105,11 @@ def test_an_adapter_is_in_the_fused_weights() -> None:
 
 
 def test_what_is_not_known_is_left_to_the_models_own_pass() -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     windowed = text_model(use_sliding_window=True, sliding_window=4, max_window_layers=1)
     for unknown in (
-        LlamaForCausalLM(LlamaConfig(**SIZES)),
+        text_model("Llama", mlp_bias=True),
+        text_model("Qwen2", use_sliding_window=True, sliding_window=4, max_window_layers=1),
+        text_model("Olmo2"),
         text_model().bfloat16(),
         text_model(attention_bias=True),
         windowed,
