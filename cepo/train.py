@@ -159,7 +159,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
     estimator = build_estimator(algorithm.adv_estimator, config.methods.get(algorithm.adv_estimator))
     contexts = ContextBuilder(processing, estimator.teacher, max_context_length=data.max_prompt_length)
     with phase("reading and checking the problems"):
-        problems, held_out = _problem_sets(data, processing, with_solutions=estimator.needs_solutions)
+        problems, held_out = _problem_sets(data, processing, with_solutions="solution" in estimator.reference_sources)
     total_steps = _total_steps(problems, data, settings)
     policy.choose_start(data=problems.content(), total_steps=total_steps, kl_coefficient=algorithm.kl_coef)
     preflight.check_before_loading(worker.actor, rewards, problems, processing)
@@ -204,7 +204,7 @@ def _worker_facts(
         worker=config.worker,
         trainer=config.trainer,
         teacher=estimator.teacher,
-        needs_values=estimator.needs_values,
+        needs_values="values" in estimator.reads,
         total_steps=total_steps,
         most_visuals=most_visuals,
     )

@@ -144,8 +144,8 @@ class TokenBatch:
     teacher_log_probs: Mapping[str, Float[Tensor, "B T"]]  # rows without a reference hold `old_log_probs`
     correct: Bool[Tensor, " B"]  # the verifier's verdict
     has_reference: Mapping[str, Bool[Tensor, " B"]] = field(default_factory=dict[str, "Tensor"])
-    reward_baselines: Float[Tensor, " B"] | None = None  # of the prompt's greedy response, for `needs_baseline`
-    values: Float[Tensor, "B T"] | None = None  # the critic's before each token, for methods with `needs_values`
+    reward_baselines: Float[Tensor, " B"] | None = None  # of the prompt's greedy response, for methods that read them
+    values: Float[Tensor, "B T"] | None = None  # the critic's before each token, for methods that read them
 
     @property
     def rewards(self) -> Float[Tensor, " B"]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cepo.algorithms import Estimator, build_estimator
+from cepo.algorithms.readings import readings_of
 from cepo.rollout.generator import Generation
 from cepo.trainer.rollouts import Rollouts
 from cepo.types import Reference, Rollout, RolloutGroup, TokenBatch
@@ -61,11 +62,15 @@ def rollouts_of(tokens: Sequence[Sequence[int]], rewards: Sequence[float] | None
 
 def settled_references(estimator: Estimator, these: RolloutGroup) -> dict[str, list[Reference | None]]:
     """What the teachers of each view read, if every chosen reference can be shown."""
-    chosen = estimator.references(these)
-    stays = estimator.settled({view: [each is not None for each in of] for view, of in chosen.items()})
-    return {
-        view: [one if stay else None for one, stay in zip(of, stays[view], strict=True)] for view, of in chosen.items()
-    }
+    readings = readings_of(
+        estimator,
+        [these],
+        torch.ones(len(these.rollouts), dtype=torch.bool),
+        lambda row, reference: reference,
+        rewards=torch.tensor([rollout.reward for rollout in these.rollouts]),
+        group_ids=torch.zeros(len(these.rollouts), dtype=torch.int64),
+    )
+    return {view: list(references) for view, references in readings.shown.items()}
 
 
 def outcome_rewards(rewards: Tensor, mask: Tensor) -> Tensor:

@@ -77,8 +77,13 @@ def _restored_environment() -> Iterator[None]:
 @contextmanager
 def _restored_methods() -> Iterator[None]:
     """The registries of methods and losses; plugins that were loaded meanwhile are loaded anew by the next who names them."""
-    before = base._registry, base._plugins, losses._registry
-    base._registry, base._plugins = dict(base._registry), dict(base._plugins)
-    losses._registry = dict(losses._registry)
+    methods_before = base.METHODS.classes
+    losses_before = losses.LOSSES.classes
+    plugins_before = base._plugins
+    base.METHODS.classes = dict(methods_before)
+    losses.LOSSES.classes = dict(losses_before)
+    base._plugins = dict(plugins_before)
     yield
-    base._registry, base._plugins, losses._registry = before
+    base.METHODS.classes = methods_before
+    losses.LOSSES.classes = losses_before
+    base._plugins = plugins_before

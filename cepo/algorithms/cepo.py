@@ -12,7 +12,7 @@ from cepo.algorithms.settings import ContrastiveConfig
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Bool, Float
     from torch import Tensor
 
 
@@ -32,28 +32,28 @@ class Cepo(EvidenceEstimator):
     Config = ContrastiveConfig
     config: ContrastiveConfig  # pyright: ignore[reportIncompatibleVariableOverride]
     views = ("correct", "wrong")
-    reads_old_log_probs = False
+    reads = ("group_ids",)
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         # Without weights only the baseline reads a teacher.
         wrong = wrong_reference(group, self.config.negative) if self.is_weighted(group.step) else None
         return {"correct": positive_references(group, self.positive), "wrong": [wrong] * len(group.rollouts)}
 
-    def settled(self, shown: Mapping[str, Sequence[bool]]) -> Mapping[str, Sequence[bool]]:
+    def settled(self, shown: Mapping[str, Bool[Tensor, " B"]]) -> Mapping[str, Bool[Tensor, " B"]]:
         """Shows no wrong answer without the right one: then there is no evidence, hence GRPO.
 
         If none of a rollout's wrong answers can be shown, `negative.fallback` decides: `student` keeps the right one
         alone, `neutral` gives no evidence.
         """
-        wrong_views = [view for view in shown if view != "correct"]
-        is_right_shown: list[bool] = []
-        for row, is_shown in enumerate(shown["correct"]):
-            has_wrong = any(shown[view][row] for view in wrong_views)
-            is_right_shown.append(is_shown and (has_wrong or self.negative.fallback != "neutral"))
-        settled: dict[str, list[bool]] = {"correct": is_right_shown}
-        for view in wrong_views:
-            settled[view] = [wrong and right for wrong, right in zip(shown[view], shown["correct"], strict=True)]
-        return settled
+        right_shown = shown["correct"]
+        kept = {"correct": right_shown}
+        any_wrong_shown = right_shown.new_zeros(right_shown.shape)
+        for view in self.views[1:]:
+            kept[view] = shown[view] & right_shown
+            any_wrong_shown = any_wrong_shown | shown[view]
+        if self.negative.fallback == "neutral":
+            kept["correct"] = right_shown & any_wrong_shown
+        return kept
 
     def contrasted(self, batch: TokenBatch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
         """Returns log P_correct and log P_wrong, which are the student's own for rows without a reference."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, cast
 
-from cepo.algorithms.settings import GroupAdvantageConfig, HindsightAdvantageConfig
+from cepo.algorithms.settings import GroupAdvantageConfig
 from cepo.errors import ConfigError
 from cepo.metrics import Metric, Metrics, fraction, mean_of, mean_value
 from cepo.types import TokenBatch, TokenSignal
@@ -37,11 +37,18 @@ def all_rows(rewards: Float[Tensor, " B"]) -> Bool[Tensor, " B"]:
 
 def live_rows(rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
     """Returns which rollouts belong to groups whose rewards differ: `max R - min R >= 1e-6`."""
-    group, num_groups = groups_of(group_ids)
+    group, _ = groups_of(group_ids)
     exact = rewards.double()
-    highest = exact.new_full((num_groups,), -math.inf).scatter_reduce(0, group, exact, "amax")
-    lowest = exact.new_full((num_groups,), math.inf).scatter_reduce(0, group, exact, "amin")
-    return ((highest - lowest) >= FLAT_REWARD_RANGE)[group]
+    highest = group_maxima(exact, group)
+    lowest = -group_maxima(-exact, group)
+    differs = (highest - lowest) >= FLAT_REWARD_RANGE  # (groups,)
+    return differs[group]
+
+
+def group_maxima(values: Float[Tensor, " B"], group: Int64[Tensor, " B"]) -> Float[Tensor, " groups"]:
+    """Returns the highest value of each group number."""
+    num_groups = int(group.max()) + 1
+    return values.new_full((num_groups,), -math.inf).scatter_reduce(0, group, values, "amax")
 
 
 def group_moments(
@@ -49,14 +56,15 @@ def group_moments(
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"]]:
     """Returns for each row, in float64, the reward minus its group's mean, the group's deviation and the group's size.
 
-    Raises `ConfigError`: a group has a single rollout.
+    The variance of n rewards is divided by n - `ddof`. Raises `ConfigError`: a group has a single rollout.
     """
     group, sizes = _sized_groups(group_ids)
     exact = rewards.double()
-    mean = _group_sums(exact, group, len(sizes)) / sizes
-    centred = exact - mean[group]
-    variance = _group_sums(centred.square(), group, len(sizes)) / (sizes - ddof)
-    return centred, variance.sqrt()[group], sizes[group]
+    means = group_sums(exact, group) / sizes  # (groups,)
+    centred = exact - means[group]  # (B,)
+    variances = group_sums(centred.square(), group) / (sizes - ddof)
+    deviations = variances.sqrt()
+    return centred, deviations[group], sizes[group]
 
 
 def group_advantages(
@@ -64,12 +72,27 @@ def group_advantages(
 ) -> Float[Tensor, " B"]:
     """Computes `A_i = (R_i - mean_g) / (std_g + 1e-6)`, exactly 0 in groups of equal rewards; statistics in float64.
 
-    `scale: none` omits the division (Dr. GRPO). Raises `ConfigError`: a group has a single rollout.
+    `scale: none` omits the division (Dr. GRPO); `scale: mean` divides by mean_g (MaxRL), and gives 0 in groups whose mean
+    is not positive. Raises `ConfigError`: a group has a single rollout.
     """
-    advantages, deviation, _ = group_moments(rewards, group_ids, ddof=settings.ddof)  # R_i - mean_g
-    if settings.scale == "std":
-        advantages = advantages / (deviation + DEVIATION_FLOOR)
+    centred, deviation, _ = group_moments(rewards, group_ids, ddof=settings.ddof)
+    mean = rewards.double() - centred
+    advantages = scaled(centred, deviation, mean, settings)
     return advantages.where(live_rows(rewards, group_ids), 0.0).to(rewards.dtype)
+
+
+def scaled(
+    differences: Float[Tensor, " B"],
+    deviation: Float[Tensor, " B"],
+    mean: Float[Tensor, " B"],
+    settings: GroupAdvantageConfig,
+) -> Float[Tensor, " B"]:
+    """Divides differences of rewards by what `advantage.scale` names: the group's deviation, its mean, or nothing."""
+    if settings.scale == "std":
+        return differences / (deviation + DEVIATION_FLOOR)
+    if settings.scale == "mean":
+        return (differences / mean).where(mean > 0, 0.0)
+    return differences
 
 
 def pass_rate_of_others(
@@ -82,8 +105,9 @@ def pass_rate_of_others(
     """
     group, sizes = _sized_groups(group_ids)
     shares = ((rewards.double() - low) / (high - low)).clamp(0.0, 1.0)
-    others = _group_sums(shares, group, len(sizes))[group] - shares
-    return (others + 0.5) / sizes[group], sizes[group]
+    sum_of_others = group_sums(shares, group)[group] - shares
+    sizes_of_rows = sizes[group]
+    return (sum_of_others + 0.5) / sizes_of_rows, sizes_of_rows
 
 
 def evidence_values(prior: Float[Tensor, " B"], delta: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
@@ -92,10 +116,11 @@ def evidence_values(prior: Float[Tensor, " B"], delta: Float[Tensor, "B T"]) -> 
     It is float64, in the form `p / (p + (1 - p) exp(-sum))`, which is exactly p if the sum is 0. If delta is
     `log P(y_t | right answer) - log P(y_t)`, this is Bayes' rule with the policy in place of all other answers.
     """
-    before = delta.new_zeros(delta.shape).double()
-    before[:, 1:] = delta.double().cumsum(dim=1)[:, :-1]
-    odds = prior.unsqueeze(1)
-    return odds / (odds + (1.0 - odds) * (-before).clamp(-_LARGEST_LOG_ODDS, _LARGEST_LOG_ODDS).exp())
+    earlier_evidence = delta.new_zeros(delta.shape).double()  # sum_{s<t} delta_s
+    earlier_evidence[:, 1:] = delta.double().cumsum(dim=1)[:, :-1]
+    bounded = earlier_evidence.clamp(-_LARGEST_LOG_ODDS, _LARGEST_LOG_ODDS)
+    p = prior.unsqueeze(1)  # (B, 1)
+    return p / (p + (1.0 - p) * (-bounded).exp())
 
 
 def generalised_advantages(
@@ -112,48 +137,23 @@ def generalised_advantages(
     with lambda = 1 are the discounted returns `G_t = r_t + gamma G_{t+1}`, and so is A if V = 0 everywhere; A with
     lambda = 0 is the one-step error. Source: Schulman et al. 2016.
     """
-    value = values.double().where(response_mask, 0.0)
-    following = value.new_zeros(value.shape)
-    following[:, :-1] = value[:, 1:]
-    errors = (token_rewards.double() + gamma * following - value).where(response_mask, 0.0)
-    sums, running = errors.new_empty(errors.shape), errors.new_zeros(len(errors))
-    for token in range(errors.shape[1] - 1, -1, -1):
-        running = errors[:, token] + gamma * gae_lambda * running
-        sums[:, token] = running
-    advantages = sums.where(response_mask, 0.0)
-    return advantages, (advantages + value).where(response_mask, 0.0)
+    value = values.double().where(response_mask, 0.0)  # V_t
+    next_value = value.new_zeros(value.shape)  # V_{t+1}
+    next_value[:, :-1] = value[:, 1:]
+    errors = (token_rewards.double() + gamma * next_value - value).where(response_mask, 0.0)  # d_t
+    advantages = discounted_sums(errors, factor=gamma * gae_lambda).where(response_mask, 0.0)
+    targets = (advantages + value).where(response_mask, 0.0)
+    return advantages, targets
 
 
-def one_sided_delta(batch: TokenBatch) -> Float[Tensor, "B T"]:
-    """Computes `delta_t = log P_correct(y_t) - log P_student(y_t)`, with 0 on padding."""
-    delta = batch.teacher_log_probs["correct"] - batch.old_log_probs
-    return delta.detach().where(batch.response_mask, 0.0)
-
-
-def hindsight_advantages(
-    batch: TokenBatch, config: HindsightAdvantageConfig
-) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-    """Computes `A_t = (R - V_t) / sigma` with V_t of `evidence_values`, and returns both, 0 on padding.
-
-    The prior p is the pass rate of the other rollouts. R and V_t are compared on the scale of rewards, from
-    `reward_low` to `reward_high`. On this scale `sigma = sqrt(p (1 - p) n / (n - ddof))`; with `scale: none` it is 1.
-    With `lam` below 1 the numerator is GAE's `sum_l lam^l (V_{t+l+1} - V_{t+l})` with R for the value after the last
-    token, and 0 where its sign is not that of R - p.
-    """
-    mask, rewards, span = batch.response_mask, batch.rewards, config.reward_high - config.reward_low
-    prior, size = pass_rate_of_others(rewards, batch.group_ids, low=config.reward_low, high=config.reward_high)
-    values = evidence_values(prior, one_sided_delta(batch))
-    expected = config.reward_low + span * values
-    advantages = rewards.double().unsqueeze(1) - expected
-    if config.lam < 1:
-        sign = (rewards.double() - config.reward_low - span * prior).sign().unsqueeze(1)
-        advantages, _ = generalised_advantages(
-            batch.token_level_rewards, expected, mask, gamma=1.0, gae_lambda=config.lam
-        )
-        advantages = sign * (sign * advantages).relu()
-    if config.scale == "std":
-        advantages = advantages / (span * (prior * (1.0 - prior) * size / (size - config.ddof)).sqrt()).unsqueeze(1)
-    return advantages.to(rewards.dtype).where(mask, 0.0), values.to(rewards.dtype).where(mask, 0.0)
+def discounted_sums(values: Float[Tensor, "B T"], *, factor: float) -> Float[Tensor, "B T"]:
+    """Computes `G_t = x_t + factor G_{t+1}`, with G = 0 after the last column."""
+    sums = values.new_empty(values.shape)
+    running_sum = values.new_zeros(len(values))  # (B,)
+    for token in range(values.shape[1] - 1, -1, -1):
+        running_sum = values[:, token] + factor * running_sum
+        sums[:, token] = running_sum
+    return sums
 
 
 def whitened(values: Float[Tensor, "B T"], response_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
@@ -162,10 +162,11 @@ def whitened(values: Float[Tensor, "B T"], response_mask: Bool[Tensor, "B T"]) -
     It is exactly 0 if all values are within 1e-6, because rounding must not become a signal.
     """
     exact = values.double()
-    kept = exact[response_mask]
-    if kept.numel() < 2 or float(kept.max() - kept.min()) < FLAT_REWARD_RANGE:
+    of_tokens = exact[response_mask]  # (response tokens,)
+    if of_tokens.numel() < 2 or float(of_tokens.max() - of_tokens.min()) < FLAT_REWARD_RANGE:
         return exact.new_zeros(exact.shape)
-    return ((exact - kept.mean()) / (kept.var() + 1e-8).sqrt()).where(response_mask, 0.0)
+    deviation = (of_tokens.var() + 1e-8).sqrt()
+    return ((exact - of_tokens.mean()) / deviation).where(response_mask, 0.0)
 
 
 def evidence_weight(
@@ -224,7 +225,9 @@ def evidence_metrics(
     """
     sign = advantage_sign(advantages).reshape(len(delta), -1)
     counted = response_mask & (sign != 0)
-    raw, right, wrong = sign * delta, counted & correct.unsqueeze(1), counted & ~correct.unsqueeze(1)
+    raw = sign * delta  # log of the weight before it is clipped
+    right = counted & correct.unsqueeze(1)
+    wrong = counted & ~correct.unsqueeze(1)
     return {
         "evidence/lambda": mean_value(mixing),
         "evidence/positive_fraction": mean_of((delta > NEUTRAL_DELTA).float(), counted),
@@ -244,10 +247,10 @@ def evidence_metrics(
 
 def value_metrics(values: Float[Tensor, "B T"], batch: TokenBatch) -> Metrics:
     """Returns the baseline's mean value over the tokens of right rollouts, and of wrong ones."""
-    right, mask = batch.correct.unsqueeze(1), batch.response_mask
+    is_right = batch.correct.unsqueeze(1)
     return {
-        "evidence/value_mean_right": mean_of(values, mask & right),
-        "evidence/value_mean_wrong": mean_of(values, mask & ~right),
+        "evidence/value_mean_right": mean_of(values, batch.response_mask & is_right),
+        "evidence/value_mean_wrong": mean_of(values, batch.response_mask & ~is_right),
     }
 
 
@@ -255,24 +258,28 @@ def group_metrics(rewards: Float[Tensor, " B"], correct: Bool[Tensor, " B"], gro
     """Returns the fractions of groups that are all right, all wrong or mixed, and of rollouts without an advantage."""
     group, num_groups = groups_of(group_ids)
     sizes = group.bincount(minlength=num_groups)
-    right = group.bincount(weights=correct.double(), minlength=num_groups)
-    all_right, all_wrong = int((right == sizes).sum()), int((right == 0).sum())
+    num_right = group.bincount(weights=correct.double(), minlength=num_groups)  # (groups,)
+    num_all_right = int((num_right == sizes).sum())
+    num_all_wrong = int((num_right == 0).sum())
+    num_mixed = num_groups - num_all_right - num_all_wrong
+    is_flat = ~live_rows(rewards, group_ids)
     return {
-        "groups/all_right": fraction(all_right, num_groups),
-        "groups/all_wrong": fraction(all_wrong, num_groups),
-        "groups/mixed": fraction(num_groups - all_right - all_wrong, num_groups),
-        "groups/flat_rollouts": mean_of((~live_rows(rewards, group_ids)).float()),
+        "groups/all_right": fraction(num_all_right, num_groups),
+        "groups/all_wrong": fraction(num_all_wrong, num_groups),
+        "groups/mixed": fraction(num_mixed, num_groups),
+        "groups/flat_rollouts": mean_of(is_flat.float()),
     }
 
 
 def groups_of(group_ids: Int64[Tensor, " B"]) -> tuple[Tensor, int]:
     """Returns each row's group number, counted from 0 without gaps, and the number of groups."""
-    found = group_ids.unique(return_inverse=True)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    _, group = cast("tuple[Tensor, Tensor]", found)
+    unique = group_ids.unique(return_inverse=True)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    _, group = cast("tuple[Tensor, Tensor]", unique)
     return group, int(group.max()) + 1
 
 
 def _sized_groups(group_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns each row's group number, (B,), and the sizes of the groups, (groups,) in float64."""
     group, num_groups = groups_of(group_ids)
     sizes = group.bincount(minlength=num_groups).double()
     if int(sizes.min()) < 2:
@@ -280,12 +287,15 @@ def _sized_groups(group_ids: Tensor) -> tuple[Tensor, Tensor]:
     return group, sizes
 
 
-def _group_sums(values: Tensor, group: Tensor, num_groups: int) -> Tensor:
-    """Sums by group in ascending order of the values, so that the bits do not depend on the order of the rows."""
+def group_sums(values: Float[Tensor, " B"], group: Int64[Tensor, " B"]) -> Float[Tensor, " groups"]:
+    """Sums by group number, in ascending order of the values: the bits do not depend on the order of the rows."""
+    num_groups = int(group.max()) + 1
     ascending = values.argsort()
     return values.new_zeros(num_groups).index_add(0, group[ascending], values[ascending])
 
 
 def _std_of(values: Tensor, where: Tensor) -> Metric:
-    kept = values.double()[where]
-    return mean_value(float(kept.std()), kept.numel()) if kept.numel() > 1 else mean_value(0.0, 0.0)
+    counted = values.double()[where]
+    if counted.numel() < 2:
+        return mean_value(0.0, 0.0)
+    return mean_value(float(counted.std()), counted.numel())

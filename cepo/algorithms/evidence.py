@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from cepo.algorithms import credit
 from cepo.algorithms.base import GroupRelativeEstimator
+from cepo.algorithms.hindsight import hindsight_advantages
 from cepo.algorithms.settings import EvidenceConfig, WeightConfig, WeightedConfig
 from cepo.metrics import mean_value
 from cepo.types import TokenBatch, TokenSignal
@@ -110,19 +112,25 @@ class EvidenceEstimator(WeightedEstimator):
 
     def __init__(self, config: object) -> None:
         super().__init__(config)
-        self.in_hindsight = self.config.advantage.baseline == "hindsight"
-        self.reads_old_log_probs = self.reads_old_log_probs or self.in_hindsight
         self.positive = self.config.positive
-        if self.in_hindsight:  # a baseline must not know how the response ends
+        self.in_hindsight = self.config.advantage.baseline == "hindsight"
+        if self.in_hindsight:
+            self.reads = ("group_ids", "old_log_probs")
+            # A baseline must not know how the response ends.
             self.positive = dataclasses.replace(self.positive, exclude_self=True)
 
     def needs_teacher(self, *, step: int) -> bool:
         return self.in_hindsight or self.is_weighted(step)
 
-    def live_rows(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
+    def live_rows(
+        self,
+        rewards: Float[Tensor, " B"],
+        group_ids: Int64[Tensor, " B"],
+        has_reference: Mapping[str, Bool[Tensor, " B"]],
+    ) -> Bool[Tensor, " B"]:
         return credit.all_rows(rewards) if self.in_hindsight else credit.live_rows(rewards, group_ids)
 
     def advantages(self, batch: TokenBatch) -> tuple[Float[Tensor, "B _"], Float[Tensor, "B T"] | None]:
         if self.in_hindsight:
-            return credit.hindsight_advantages(batch, self.config.advantage)
+            return hindsight_advantages(batch, self.config.advantage)
         return super().advantages(batch)

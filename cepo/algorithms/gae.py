@@ -10,9 +10,11 @@ from cepo.types import TokenBatch, TokenSignal
 
 @register_estimator("gae")
 class Gae(Estimator):
-    """Whitens `A_t = sum_l (gamma lambda)^l (r_{t+l} + gamma V_{t+l+1} - V_{t+l})`; the critic learns `A_t + V_t`.
+    """Computes advantages from the values V of a critic, which learns `A_t + V_t` before A is whitened over the batch.
 
-    It has a critic and no teacher. Equal advantages become 0. Source: Schulman et al. 2016, with PPO's whitening.
+        A_t = sum_l (gamma lambda)^l (r_{t+l} + gamma V_{t+l+1} - V_{t+l})
+
+    It has no teacher. Equal advantages become 0. Source: Schulman et al. 2016, with PPO's whitening.
     """
 
     @section
@@ -21,12 +23,12 @@ class Gae(Estimator):
         lam: Share = 1.0
 
     config: Config
-    needs_values = True
-    reads_old_log_probs = False
+    reads = ("values",)
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        assert batch.values is not None, "needs_values: the batch must bring the critic's values"
-        mask, dtype = batch.response_mask, batch.token_level_rewards.dtype
+        assert batch.values is not None, "reads values: the batch must bring the critic's values"
+        mask = batch.response_mask
+        dtype = batch.token_level_rewards.dtype
         advantages, returns = credit.generalised_advantages(
             batch.token_level_rewards, batch.values, mask, gamma=self.config.gamma, gae_lambda=self.config.lam
         )

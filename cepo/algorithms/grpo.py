@@ -16,7 +16,7 @@ class Grpo(GroupRelativeEstimator):
 
     Config = GroupConfig
     config: GroupConfig
-    reads_old_log_probs = False
+    reads = ("group_ids",)
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         advantages = credit.group_advantages(batch.rewards, batch.group_ids, self.config.advantage)

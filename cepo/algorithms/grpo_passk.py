@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from cepo.algorithms import Estimator, credit, register_estimator
@@ -24,10 +25,14 @@ class GrpoPassK(Estimator):
 
     Config = GroupConfig
     config: GroupConfig
-    needs_group = True
-    reads_old_log_probs = False
+    reads = ("group_ids",)
 
-    def live_rows(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
+    def live_rows(
+        self,
+        rewards: Float[Tensor, " B"],
+        group_ids: Int64[Tensor, " B"],
+        has_reference: Mapping[str, Bool[Tensor, " B"]],
+    ) -> Bool[Tensor, " B"]:
         """Returns True for the best rollouts of groups that have a single best one."""
         return self._advantages(rewards, group_ids) != 0
 
@@ -35,14 +40,15 @@ class GrpoPassK(Estimator):
         return credit.outcome_signal(batch, self._advantages(batch.rewards, batch.group_ids))
 
     def _advantages(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Float[Tensor, " B"]:
-        group, num_groups = credit.groups_of(group_ids)
-        _, deviation, _ = credit.group_moments(rewards, group_ids, ddof=self.config.advantage.ddof)
         exact = rewards.double()
-        lowest = exact.new_full((num_groups,), -math.inf)
-        best = exact == lowest.scatter_reduce(0, group, exact, "amax")[group]
-        second = lowest.scatter_reduce(0, group, exact.masked_fill(best, -math.inf), "amax")[group]
-        alone = group[best].bincount(minlength=num_groups)[group] == 1
-        margin = exact - second
-        if self.config.advantage.scale == "std":
-            margin = margin / (deviation + credit.DEVIATION_FLOOR)
-        return margin.where(best & alone & credit.live_rows(rewards, group_ids), 0.0).to(rewards.dtype)
+        group, num_groups = credit.groups_of(group_ids)
+        highest = credit.group_maxima(exact, group)[group]  # (B,) R_1
+        is_best = exact == highest
+        num_best = group[is_best].bincount(minlength=num_groups)[group]
+        highest_of_others = credit.group_maxima(exact.masked_fill(is_best, -math.inf), group)[group]  # R_2
+
+        centred, deviation, _ = credit.group_moments(rewards, group_ids, ddof=self.config.advantage.ddof)
+        mean = exact - centred
+        margin = credit.scaled(exact - highest_of_others, deviation, mean, self.config.advantage)
+        learns = is_best & (num_best == 1) & credit.live_rows(rewards, group_ids)
+        return margin.where(learns, 0.0).to(rewards.dtype)

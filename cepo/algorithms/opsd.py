@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 @register_estimator("opsd")
 class Opsd(Estimator):
-    """Distils with `loss_t = weight D(P_correct, P_student)_t` over the vocabulary, on the student's own responses.
+    """Lets the student follow the teacher over the whole vocabulary, on the student's own responses.
+
+        loss_t = weight D(P_correct, P_student)_t
 
     D is `divergence`, by default `KL(P_correct || P_student)`, and does not depend on the reward. `policy_weight A`,
     with the group advantage A, goes into an additional policy loss. Degenerate cases: rollouts without a reference are
@@ -39,7 +41,10 @@ class Opsd(Estimator):
 
     def __init__(self, config: object) -> None:
         super().__init__(config)
-        self.needs_group = self.config.distillation.policy_weight > 0 or self.config.positive.source.startswith("peer_")
+        compares_rollouts = self.config.distillation.policy_weight > 0
+        shows_peers = self.config.positive.source.startswith("peer_")
+        if compares_rollouts or shows_peers:
+            self.reads = ("group_ids", "old_log_probs")
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         return {"correct": positive_references(group, self.config.positive)}
@@ -47,43 +52,50 @@ class Opsd(Estimator):
     def needs_teacher(self, *, step: int) -> bool:
         return self.config.distillation.weight > 0
 
-    def live_rows(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
-        """Returns True for all rows, as any may get a reference; without distillation, where group rewards differ."""
-        is_distilled = self.config.distillation.weight > 0
-        return credit.all_rows(rewards) if is_distilled else credit.live_rows(rewards, group_ids)
-
-    def learning_rows(
-        self, live: Bool[Tensor, " B"], has_reference: Mapping[str, Bool[Tensor, " B"]]
+    def live_rows(
+        self,
+        rewards: Float[Tensor, " B"],
+        group_ids: Int64[Tensor, " B"],
+        has_reference: Mapping[str, Bool[Tensor, " B"]],
     ) -> Bool[Tensor, " B"]:
-        """Returns the live rows with a reference, or with an additional policy loss all live rows."""
-        return live if self.config.distillation.policy_weight > 0 else live & has_reference["correct"]
+        """Returns the rows with a reference, and with an additional policy loss those of groups whose rewards differ."""
+        live = has_reference["correct"]
+        if self.config.distillation.policy_weight > 0:
+            live = live | credit.live_rows(rewards, group_ids)
+        return live
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         """Returns the weight of each token's divergence; the teacher's log-probs serve only metrics and diagnostics."""
-        config, mask, rewards = self.config.distillation, batch.response_mask, batch.rewards
-        advantages = rewards.new_zeros(mask.shape)
-        if config.policy_weight > 0:
-            of_rows = config.policy_weight * credit.group_advantages(rewards, batch.group_ids, self.config.advantage)
-            advantages = credit.over_response(of_rows, mask)
-        metrics = credit.group_metrics(rewards, batch.correct, batch.group_ids)
+        config = self.config.distillation
+        advantages = self._policy_advantages(batch)
+        metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
         if not self.needs_teacher(step=step):
             return TokenSignal(advantages=advantages, metrics=metrics)
-        shown, right = batch.has_reference["correct"], batch.correct.unsqueeze(1)
-        token_weight = credit.over_response(config.weight * shown.to(rewards.dtype), mask)
+        is_taught = batch.has_reference["correct"]  # (B,)
+        token_weight = credit.over_response(config.weight * is_taught.to(batch.rewards.dtype), batch.response_mask)
         diagnostics: dict[str, Tensor] = {}
         if "correct" in batch.teacher_log_probs:
-            learning = token_weight > 0
-            delta = (batch.teacher_log_probs["correct"] - batch.old_log_probs).detach().where(learning, 0.0)
+            learns = token_weight > 0
+            is_right = batch.correct.unsqueeze(1)
+            delta = (batch.teacher_log_probs["correct"] - batch.old_log_probs).detach().where(learns, 0.0)
             diagnostics["delta"] = delta
-            metrics["distillation/delta_mean_right"] = mean_of(delta, learning & right)
-            metrics["distillation/delta_mean_wrong"] = mean_of(delta, learning & ~right)
+            metrics["distillation/delta_mean_right"] = mean_of(delta, learns & is_right)
+            metrics["distillation/delta_mean_wrong"] = mean_of(delta, learns & ~is_right)
         group, num_groups = credit.groups_of(batch.group_ids)
-        metrics["distillation/demonstrated_rollouts"] = mean_of(shown.float())
-        taught = int((group[shown].bincount(minlength=num_groups) > 0).sum())
-        metrics["distillation/demonstrated_groups"] = fraction(taught, num_groups)
+        num_taught = group[is_taught].bincount(minlength=num_groups)  # (groups,)
+        metrics["distillation/demonstrated_rollouts"] = mean_of(is_taught.float())
+        metrics["distillation/demonstrated_groups"] = fraction(int((num_taught > 0).sum()), num_groups)
         return TokenSignal(
             advantages=advantages,
             metrics=metrics,
             diagnostics=diagnostics,
             distillation=Distillation(view="correct", divergence=config.divergence, token_weight=token_weight),
         )
+
+    def _policy_advantages(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
+        """Returns `policy_weight A` of the additional policy loss, 0 without one."""
+        policy_weight = self.config.distillation.policy_weight
+        if policy_weight == 0:
+            return batch.rewards.new_zeros(batch.response_mask.shape)
+        advantages = policy_weight * credit.group_advantages(batch.rewards, batch.group_ids, self.config.advantage)
+        return credit.over_response(advantages, batch.response_mask)

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from cepo.algorithms import credit
 from cepo.types import Reference, RolloutGroup
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool
+    from jaxtyping import Bool, Float, Int64
     from torch import Tensor
 
     from cepo.algorithms.base import Estimator
@@ -31,32 +32,47 @@ class Readings(Generic[Shown]):
     learning: Bool[Tensor, " B"]  # rows whose signal can be non-zero
 
 
+def possible_rows(
+    estimator: Estimator, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"], *, with_teachers: bool
+) -> Bool[Tensor, " B"]:
+    """Returns which rows can have a non-zero signal before it is known which references can be shown.
+
+    With teachers, these are the rows that are live if every teacher reads a reference.
+    """
+    all_rows = credit.all_rows(rewards)
+    has_reference = dict.fromkeys(estimator.views, all_rows if with_teachers else ~all_rows)
+    return estimator.live_rows(rewards, group_ids, has_reference)
+
+
 def readings_of(
     estimator: Estimator,
     groups: Sequence[RolloutGroup],
     live: Bool[Tensor, " B"],
     show: Callable[[int, Reference], Shown | None],
+    *,
+    rewards: Float[Tensor, " B"],
+    group_ids: Int64[Tensor, " B"],
 ) -> Readings[Shown]:
     """Returns what teachers read of `groups`, whose rollouts in succession are the B rows; without groups nothing.
 
     The method chooses a reference for each row and view; `show(row, reference)` returns what the teacher would read, or
     None if the reference cannot be shown, because it is empty or does not fit; given which can, the method settles which
-    are kept, and which of the `live` rows still learn.
+    are kept, and says which of the `live` rows still learn.
     """
     if not groups:
         return Readings(chosen={}, shown={}, has_reference={}, learning=live)
     chosen = _chosen(estimator, groups)
     showable: dict[str, list[Shown | None]] = {}
     for view, references in chosen.items():
-        showable[view] = [
-            None if reference is None else show(row, reference) for row, reference in enumerate(references)
-        ]
-    is_kept = estimator.settled({view: [one is not None for one in rows] for view, rows in showable.items()})
+        showable[view] = []
+        for row, reference in enumerate(references):
+            showable[view].append(None if reference is None else show(row, reference))
+    has_reference = estimator.settled({view: _is_there(texts, live) for view, texts in showable.items()})
     shown: dict[str, list[Shown | None]] = {}
-    for view, rows in showable.items():
-        shown[view] = [one if keep else None for one, keep in zip(rows, is_kept[view], strict=True)]
-    has_reference = {view: live.new_tensor([one is not None for one in rows]) for view, rows in shown.items()}
-    learning = estimator.learning_rows(live, has_reference)
+    for view, texts in showable.items():
+        is_kept = has_reference[view].tolist()
+        shown[view] = [text if keep else None for text, keep in zip(texts, is_kept, strict=True)]
+    learning = live & estimator.live_rows(rewards, group_ids, has_reference)
     return Readings(chosen=chosen, shown=shown, has_reference=has_reference, learning=learning)
 
 
@@ -68,3 +84,8 @@ def _chosen(estimator: Estimator, groups: Sequence[RolloutGroup]) -> dict[str, l
         for view in estimator.views:
             chosen[view].extend(references[view])
     return chosen
+
+
+def _is_there(texts: Sequence[object | None], live: Bool[Tensor, " B"]) -> Bool[Tensor, " B"]:
+    """Returns which rows have something to show, on the device of `live`."""
+    return live.new_tensor([text is not None for text in texts])

@@ -19,12 +19,14 @@ def positive_references(group: RolloutGroup, config: PositiveConfig) -> list[Ref
     """
     if not config.source.startswith("peer_"):
         return [_of_dataset(group, config)] * len(group.rollouts)
-    ranked = [(peer.index, _from_peer(peer, config.source, config.num_tokens)) for peer in _right_peers(group, config)]
-
-    def first(own: Rollout) -> Reference | None:
-        return next((each for index, each in ranked if not (config.exclude_self and index == own.index)), None)
-
-    return [first(own) for own in group.rollouts]
+    ranked = _right_peers(group, config)
+    references: list[Reference | None] = []
+    for rollout in group.rollouts:
+        peers = ranked
+        if config.exclude_self:
+            peers = [peer for peer in ranked if peer.index != rollout.index]
+        references.append(_from_peer(peers[0], config.source, config.num_tokens) if peers else None)
+    return references
 
 
 def wrong_reference(group: RolloutGroup, config: NegativeConfig) -> Reference | None:
@@ -46,16 +48,21 @@ def wrong_references(group: RolloutGroup, config: NegativeConfig, number: int) -
     if config.source == "ground_truth":
         return [[Reference(text=group.ground_truth)][:number]] * len(group.rollouts)
     ranked = _ranked(group, _strict_or_usable(group, config), config)
-    chosen: list[list[Reference]] = []
-    for own in group.rollouts:
-        others = [peer for peer in ranked if peer.index != own.index]
-        different: dict[object, Reference] = {}  # answers of equal value count once
-        for peer in others[:number] if config.strict_lowest else others:
+    references: list[list[Reference]] = []
+    for rollout in group.rollouts:
+        peers = [peer for peer in ranked if peer.index != rollout.index]
+        if config.strict_lowest:
+            peers = peers[:number]
+        by_content: dict[object, Reference] = {}
+        for peer in peers:
             reference = _from_peer(peer, config.source, config.num_tokens)
-            if reference is not None:
-                different.setdefault(reference.token_ids or peer.answer_value or reference.text, reference)
-        chosen.append(list(different.values())[:number])
-    return chosen
+            if reference is None:
+                continue
+            # Answers of equal value count once; the first peer's spelling is shown.
+            content = reference.token_ids or peer.answer_value or reference.text
+            by_content.setdefault(content, reference)
+        references.append(list(by_content.values())[:number])
+    return references
 
 
 def wrong_rollouts(group: RolloutGroup) -> list[Rollout]:
@@ -65,8 +72,11 @@ def wrong_rollouts(group: RolloutGroup) -> list[Rollout]:
 
 def wrong_candidates(group: RolloutGroup, config: NegativeConfig) -> list[Rollout]:
     """Returns the wrong rollouts whose answer is, by the grader, not the right one, and that have what is to be shown."""
-    wrong = wrong_rollouts(group)
-    return [one for one in wrong if _has_source(one, config.source) and not one.answer_equals_ground_truth]
+    candidates: list[Rollout] = []
+    for rollout in wrong_rollouts(group):
+        if _has_source(rollout, config.source) and not rollout.answer_equals_ground_truth:
+            candidates.append(rollout)
+    return candidates
 
 
 def _strict_or_usable(group: RolloutGroup, config: NegativeConfig) -> list[Rollout]:
@@ -87,33 +97,59 @@ def _of_dataset(group: RolloutGroup, config: PositiveConfig) -> Reference:
 
 def _right_peers(group: RolloutGroup, config: PositiveConfig) -> list[Rollout]:
     """Returns the usable right rollouts, the highest reward first; ties go to the lowest generation index."""
-    least = config.success_threshold
-    right = [each for each in group.rollouts if (each.correct if least is None else each.reward >= least)]
-    usable = [rollout for rollout in right if _has_source(rollout, config.source)]
+    usable: list[Rollout] = []
+    for rollout in group.rollouts:
+        is_right = rollout.correct
+        if config.success_threshold is not None:
+            is_right = rollout.reward >= config.success_threshold
+        if is_right and _has_source(rollout, config.source):
+            usable.append(rollout)
     return sorted(usable, key=lambda rollout: (-rollout.reward, rollout.index))
 
 
 def _ranked(group: RolloutGroup, candidates: Sequence[Rollout], config: NegativeConfig) -> list[Rollout]:
     """Sorts the preferred candidate first; ties go to the lowest generation index."""
     if config.select == "random" and not config.strict_lowest:
-        generator, left = random.Random(f"{group.seed}/{group.step}/{group.prompt_id}"), list(candidates)
-        return [left.pop(left.index(generator.choice(left))) for _ in candidates]
+        return _shuffled(group, candidates)
     if config.select == "most_frequent" and not config.strict_lowest:
-        values = {rollout.index: rollout.answer_value or rollout.answer for rollout in candidates}
-        counts = Counter(values.values())
-        del counts[None]  # having no answer is not a common answer
-        return sorted(candidates, key=lambda rollout: (-counts[values[rollout.index]], rollout.index))
+        return _most_frequent_first(candidates)
     return sorted(candidates, key=lambda rollout: (rollout.reward, rollout.index))
 
 
+def _shuffled(group: RolloutGroup, candidates: Sequence[Rollout]) -> list[Rollout]:
+    """Returns the candidates in a random order that seed, step and prompt determine."""
+    generator = random.Random(f"{group.seed}/{group.step}/{group.prompt_id}")
+    remaining = list(candidates)
+    order: list[Rollout] = []
+    while remaining:
+        rollout = generator.choice(remaining)
+        remaining.remove(rollout)
+        order.append(rollout)
+    return order
+
+
+def _most_frequent_first(candidates: Sequence[Rollout]) -> list[Rollout]:
+    """Sorts by how many candidates have an answer of the same value; having no answer is not a common answer."""
+    values = {rollout.index: rollout.answer_value or rollout.answer for rollout in candidates}
+    counts = Counter(values.values())
+    counts[None] = 0
+    return sorted(candidates, key=lambda rollout: (-counts[values[rollout.index]], rollout.index))
+
+
 def _has_source(rollout: Rollout, source: str) -> bool:
+    """Returns whether the rollout has what `source` takes: a final answer, or tokens."""
     return rollout.answer is not None if source == "peer_answer" else bool(rollout.response_ids)
 
 
 def _from_peer(rollout: Rollout, source: str, num_tokens: int) -> Reference | None:
+    """Returns what `source` takes of a rollout; None if it has none, which happens with `strict_lowest` alone."""
     if not _has_source(rollout, source):
-        return None  # only with `strict_lowest`
+        return None
     if source == "peer_answer":
         return Reference(text=rollout.answer, source_index=rollout.index)
-    kept = {"peer_prefix": slice(num_tokens), "peer_suffix": slice(-num_tokens, None)}.get(source, slice(None))
-    return Reference(token_ids=rollout.response_ids[kept], source_index=rollout.index)
+    tokens = rollout.response_ids
+    if source == "peer_prefix":
+        tokens = tokens[:num_tokens]
+    elif source == "peer_suffix":
+        tokens = tokens[-num_tokens:]
+    return Reference(token_ids=tokens, source_index=rollout.index)

@@ -1,28 +1,26 @@
-"""Registers methods by name, and builds them and their settings."""
+"""Registers methods by name, builds them and their settings, and loads plug-ins."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
-
-from pydantic.dataclasses import is_pydantic_dataclass
+from typing import Any, TypeVar, get_args
 
 from cepo.algorithms import settings
-from cepo.algorithms.base import Estimator
-from cepo.errors import ConfigError, did_you_mean
+from cepo.algorithms.base import BatchField, Estimator
+from cepo.errors import ConfigError
 from cepo.files.trees import Fields, Tree
 from cepo.losses import available_losses
-from cepo.sections.declaring import fields_of, section
-from cepo.sections.reader import default_tree, read_section
+from cepo.sections.reader import read_section
+from cepo.sections.registry import Registry
 
-_registry: dict[str, type[Estimator]] = {}
+METHODS: Registry[Estimator] = Registry("algorithm.adv_estimator", settings.SharedSettings)
+SHARED = METHODS.shared
+"""The types of the settings and sections of `algorithm` that methods share, by name."""
 _plugins: dict[Path, list[str]] = {}
 _EstimatorType = TypeVar("_EstimatorType", bound="type[Estimator]")
-SHARED: Mapping[str, Any] = {name: field.annotation for name, field in fields_of(settings.SharedSettings).items()}
-"""The types of the settings and sections of `algorithm` that methods share, by name."""
 
 
 def register_estimator(name: str) -> Callable[[_EstimatorType], _EstimatorType]:
@@ -30,24 +28,7 @@ def register_estimator(name: str) -> Callable[[_EstimatorType], _EstimatorType]:
 
     Raises `ConfigError`: another class has this name, or a field has the name of a shared section and another type.
     """
-
-    def register(cls: _EstimatorType) -> _EstimatorType:
-        if name in _registry:
-            raise ConfigError(f"algorithm.adv_estimator '{name}' is already registered by {_registry[name].__module__}")
-        cls.name = name
-        if not is_pydantic_dataclass(cls.Config):
-            cls.Config = section(cls.Config)
-        for key, field in fields_of(cls.Config).items():
-            own, kind = field.annotation, SHARED.get(key, field.annotation)
-            if own is not kind and not (isinstance(own, type) and issubclass(kind, own)):
-                raise ConfigError(
-                    f"{cls.__qualname__}.Config.{key}: algorithm.{key} is shared by the methods and has the type "
-                    f"{kind.__name__}; declare that type, or give the setting another name"
-                )
-        _registry[name] = cls
-        return cls
-
-    return register
+    return METHODS.register(name)
 
 
 def load_plugin(path: str | Path) -> list[str]:
@@ -60,10 +41,11 @@ def load_plugin(path: str | Path) -> list[str]:
     spec = importlib.util.spec_from_file_location(f"cepo_plugin_{file.stem}_{abs(hash(str(file))):x}", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    methods_before, losses_before = set(_registry), set(available_losses())
+    methods_before = available_estimators()
+    losses_before = available_losses()
     sys.modules[spec.name] = module  # where the types of its settings are looked up
     spec.loader.exec_module(module)
-    new_methods = [name for name in _registry if name not in methods_before]
+    new_methods = [name for name in METHODS.classes if name not in methods_before]
     new_losses = [name for name in available_losses() if name not in losses_before]
     _plugins[file] = [*new_methods, *new_losses]
     return _plugins[file]
@@ -71,22 +53,17 @@ def load_plugin(path: str | Path) -> list[str]:
 
 def available_estimators() -> list[str]:
     """Returns the names of all methods: those of the modules in `cepo/algorithms/` and of loaded plugins."""
-    return sorted(_registry)
+    return METHODS.names()
 
 
 def estimator_class(name: str) -> type[Estimator]:
     """Returns the class registered under `name`; raises a `ConfigError` that lists the known methods."""
-    if name not in _registry:
-        known = available_estimators()
-        raise ConfigError(
-            f"algorithm.adv_estimator '{name}' is unknown.{did_you_mean(name, known)} Known: {', '.join(known)}"
-        )
-    return _registry[name]
+    return METHODS.class_of(name)
 
 
 def own_fields(name: str) -> list[str]:
     """Returns the settings of the method that no other has, `algorithm.<name>.*`."""
-    return [field for field in fields_of(estimator_class(name).Config) if field not in SHARED]
+    return METHODS.own_fields(name)
 
 
 def path_of(name: str) -> str:
@@ -96,20 +73,12 @@ def path_of(name: str) -> str:
 
 def presets_of(name: str) -> Tree:
     """Returns the method's defaults of the shared settings that it reads."""
-    return {field: value for field, value in default_tree(estimator_class(name).Config).items() if field in SHARED}
+    return METHODS.presets_of(name)
 
 
 def section_of(name: str, algorithm: Fields) -> Tree:
     """Returns the settings that the method reads, for `build_config`, out of a configuration's section `algorithm`."""
-    read: Tree = {}
-    for field, declared in fields_of(estimator_class(name).Config).items():
-        if field in SHARED and field in algorithm:
-            value = algorithm[field]
-            if isinstance(value, Mapping):
-                known = fields_of(cast("type[Any]", declared.annotation))
-                value = {key: each for key, each in cast("Tree", value).items() if key in known}
-            read[field] = value
-    return read | dict(algorithm.get(name) or {})
+    return METHODS.settings_of(name, shared=algorithm, own=algorithm.get(name) or {})
 
 
 def build_config(name: str, mapping: Fields | None) -> Any:
@@ -118,5 +87,16 @@ def build_config(name: str, mapping: Fields | None) -> Any:
 
 
 def build_estimator(name: str, config: Fields | None = None) -> Estimator:
-    """Builds the method `name` with the settings of its fields; raises `ConfigError` like `build_config`."""
-    return estimator_class(name)(build_config(name, config))
+    """Builds the method `name` with the settings of its fields.
+
+    Raises `ConfigError` like `build_config`, and if the method's `reads` names what a batch does not have.
+    """
+    estimator = estimator_class(name)(build_config(name, config))
+    known = get_args(BatchField)
+    for field in estimator.reads:
+        if field not in known:
+            raise ConfigError(
+                f"{type(estimator).__qualname__}.reads names '{field}', which is no field that a method can ask for; "
+                f"known: {', '.join(known)}"
+            )
+    return estimator

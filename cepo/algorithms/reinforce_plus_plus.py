@@ -19,12 +19,12 @@ class ReinforcePlusPlus(Estimator):
         gamma: Share = 1.0
 
     config: Config
-    reads_old_log_probs = False
+    reads = ()
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        mask, rewards = batch.response_mask, batch.token_level_rewards
-        no_values = rewards.new_zeros(rewards.shape)
-        returns, _ = credit.generalised_advantages(rewards, no_values, mask, gamma=self.config.gamma, gae_lambda=1.0)
+        mask = batch.response_mask
+        rewards = batch.token_level_rewards
+        returns = credit.discounted_sums(rewards.double().where(mask, 0.0), factor=self.config.gamma)  # G_t
         return TokenSignal(
             advantages=credit.whitened(returns, mask).to(rewards.dtype),
             metrics=credit.group_metrics(batch.rewards, batch.correct, batch.group_ids),

@@ -14,11 +14,12 @@ class ReMax(Estimator):
     It samples an additional greedy response per prompt; one rollout per prompt is enough. Source: Li et al. 2024.
     """
 
-    needs_baseline = True
-    reads_old_log_probs = False
+    reads = ("reward_baselines",)
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        assert batch.reward_baselines is not None, "needs_baseline: the batch must bring the greedy responses' rewards"
+        assert batch.reward_baselines is not None, (
+            "reads reward_baselines: the batch must bring the greedy responses' rewards"
+        )
         signal = credit.outcome_signal(batch, batch.rewards - batch.reward_baselines)
         signal.metrics["baseline/greedy_reward"] = mean_of(batch.reward_baselines)
         return signal

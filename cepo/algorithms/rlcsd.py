@@ -44,25 +44,28 @@ class Rlcsd(Cepo):
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         number = self.config.num_wrong if self.is_weighted(group.step) else 0
-        wrong = wrong_references(group, self.config.negative, number)
-        sides = {
-            view: [found[index] if index < len(found) else None for found in wrong]
-            for index, view in enumerate(self._wrong_views)
-        }
-        return {"correct": positive_references(group, self.positive), **sides}
+        references: dict[str, list[Reference | None]] = {view: [] for view in self.views}
+        references["correct"].extend(positive_references(group, self.positive))
+        for wrong in wrong_references(group, self.config.negative, number):  # of one rollout, at most `number`
+            for index, view in enumerate(self._wrong_views):
+                references[view].append(wrong[index] if index < len(wrong) else None)
+        return references
 
     def contrasted(self, batch: TokenBatch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
         """Returns log P_correct and the log of the mean over a row's own wrong references.
 
         The student takes their place if the row has none.
         """
-        first, *others = self._wrong_views
-        count = batch.has_reference[first].clone().long()
-        total = batch.teacher_log_probs[first].where(batch.has_reference[first].unsqueeze(1), -math.inf)
-        for view in others:
-            shown = batch.has_reference[view]
-            total = total.logaddexp(batch.teacher_log_probs[view].where(shown.unsqueeze(1), -math.inf))
-            count = count + shown
-        mean = total - count.clamp(min=1).to(total.dtype).log().unsqueeze(1)
-        wrong = mean.where((count > 0).unsqueeze(1), batch.teacher_log_probs[first])
-        return batch.teacher_log_probs["correct"], wrong
+        log_sum: Tensor | None = None  # (B, T) log sum_k P_wrong_k over the row's references; -inf without any
+        count = batch.group_ids.new_zeros(batch.group_ids.shape)  # (B,) how many the row has
+        for view in self._wrong_views:
+            has_reference = batch.has_reference[view]
+            log_wrong = batch.teacher_log_probs[view].where(has_reference.unsqueeze(1), -math.inf)
+            log_sum = log_wrong if log_sum is None else log_sum.logaddexp(log_wrong)
+            count = count + has_reference
+        assert log_sum is not None, "num_wrong is at least 1"
+        log_count = count.clamp(min=1).to(log_sum.dtype).log()
+        log_mean = log_sum - log_count.unsqueeze(1)
+        log_student = batch.teacher_log_probs[self._wrong_views[0]]  # of rows without a reference
+        log_wrong = log_mean.where((count > 0).unsqueeze(1), log_student)
+        return batch.teacher_log_probs["correct"], log_wrong

@@ -13,10 +13,11 @@ class Rloo(GroupRelativeEstimator):
     Source: Ahmadian et al. 2024. It is `n / (n - 1)` times GRPO's advantage without the division by the deviation.
     """
 
-    reads_old_log_probs = False
+    reads = ("group_ids",)
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         rewards = batch.rewards
-        centred, _, size = credit.group_moments(rewards, batch.group_ids)
-        advantages = (centred * size / (size - 1)).where(credit.live_rows(rewards, batch.group_ids), 0.0)
+        centred, _, size = credit.group_moments(rewards, batch.group_ids)  # R_i - mean_g
+        advantages = centred * size / (size - 1)
+        advantages = advantages.where(credit.live_rows(rewards, batch.group_ids), 0.0)
         return credit.outcome_signal(batch, advantages.to(rewards.dtype))

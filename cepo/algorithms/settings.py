@@ -30,8 +30,9 @@ class GroupAdvantageConfig:
 
     ddof: Literal[0, 1] = 1
     """The variance of a group of n rewards is divided by n - ddof."""
-    scale: Literal["std", "none"] = "std"
-    """std: divide the advantage by the group's deviation; none: do not (Dr. GRPO)."""
+    scale: Literal["std", "none", "mean"] = "std"
+    """std: divide the advantage by the group's deviation; mean: by the group's mean reward (MaxRL); none: do not (Dr.
+    GRPO)."""
 
 
 @section

@@ -122,7 +122,7 @@ def _check_method(config: RunConfig) -> None:
     name = config.algorithm.adv_estimator
     estimator = build_estimator(name, config.methods[name])
     require_file("algorithm.teacher.template", estimator.teacher.template)
-    if estimator.needs_group and config.worker.rollout.n == 1:
+    if "group_ids" in estimator.reads and config.worker.rollout.n == 1:
         raise ConfigError(
             f"worker.rollout.n=1 with algorithm.adv_estimator={name}: this method compares the responses to one prompt "
             "with one another. Set worker.rollout.n to at least 2."

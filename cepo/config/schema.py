@@ -152,7 +152,7 @@ class AlgorithmConfig(SharedSettings):
 
     @property
     def needs_critic(self) -> bool:
-        return estimator_class(self.adv_estimator).needs_values
+        return "values" in estimator_class(self.adv_estimator).reads
 
 
 @section

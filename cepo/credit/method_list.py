@@ -24,7 +24,7 @@ class LeaveOneOut(GroupRelativeEstimator):
     """`A_i = R_i - mean_{j != i} R_j` for all tokens of rollout i: unbiased, and the reference for other methods."""
 
     name = "uniform"
-    reads_old_log_probs = False
+    reads = ("group_ids",)
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         centred, _, size = credit.group_moments(batch.rewards, batch.group_ids)  # R_i - mean_g
@@ -92,7 +92,7 @@ def _require_advantages(text: str, estimator: Estimator) -> None:
     """Rejects methods without advantages, and those that need a critic or a teacher with its own weights."""
     if estimator.distilled_view is not None:
         why = "learns from a divergence to its teacher, so its tokens have no advantages"
-    elif estimator.needs_values:
+    elif "values" in estimator.reads:
         why = "needs a critic, which is not measured here"
     elif estimator.needs_teacher(step=0) and estimator.teacher.source != "actor":
         why = f"has teacher.source={estimator.teacher.source}; a checkpoint has one set of weights, so only actor is measured"

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from cepo.algorithms import Estimator, build_estimator
-from cepo.algorithms.readings import Readings, readings_of
+from cepo.algorithms.readings import Readings, possible_rows, readings_of
 from cepo.config.worker_schema import RewardConfig
 from cepo.data.contexts import ReferenceTexts, mask_for
 from cepo.errors import ConfigError, DataError
@@ -58,8 +58,8 @@ def supported_estimator(method: str, settings: Fields | None, trainer: str) -> E
     source = estimator.teacher.source
     needs = {
         "a loss over the whole vocabulary": estimator.distilled_view is not None,
-        "a critic": estimator.needs_values,
-        "a greedy rollout of each prompt": estimator.needs_baseline,
+        "a critic": "values" in estimator.reads,
+        "a greedy rollout of each prompt": "reward_baselines" in estimator.reads,
         f"teacher.source {source}": source != "actor",
     }
     if lacking := [name for name, is_needed in needs.items() if is_needed]:
@@ -97,7 +97,7 @@ class Credit:
         group in which too few rollouts are left to be compared. `penalties` (B, T), of a KL for example, are subtracted
         from the tokens' rewards alone: what teachers read is chosen by the rewards without them, as in cepo's trainer.
         """
-        scored = _Scored(rewards, sizes, at_least=2 if self._estimator.needs_group else 1)
+        scored = _Scored(rewards, sizes, at_least=2 if "group_ids" in self._estimator.reads else 1)
         if scored.has_all:
             return self._signal(rows, rewards, correct, sizes, score, step, penalties)
         width = max(len(row.own) for row in rows)
@@ -136,8 +136,10 @@ class Credit:
         readings = readings_of(
             estimator,
             groups,
-            estimator.live_rows(rewards, group_ids),
+            possible_rows(estimator, rewards, group_ids, with_teachers=bool(groups)),
             lambda row, reference: self._placed(reference, rows[row], groups[int(group_ids[row])]),
+            rewards=rewards,
+            group_ids=group_ids,
         )
         # A penalty is a signal of its own, also for rows of which the method has none.
         live = readings.learning | (penalties is not None)

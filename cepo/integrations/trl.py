@@ -104,7 +104,7 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
             learns = live[mine] & output["completion_mask"].any(dim=1).cpu()
             old = output.get("old_per_token_logps")
             if old is None:
-                is_read = bool(shown) or self.estimator.reads_old_log_probs
+                is_read = bool(shown) or "old_log_probs" in self.estimator.reads
                 old = self._log_probs(output, [None] * len(inputs), learns & is_read)
             teachers: dict[str, Tensor] = {}
             for view, of in shown.items():

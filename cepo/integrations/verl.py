@@ -95,7 +95,7 @@ class CepoTrainer(get_trainer_cls("sync")):
         where = {"keys": batch.keys, "partition_id": batch.partition_id}
         data = _rows_of(tq.kv_batch_get(**where, select_fields=_FIELDS))
         written = super()._compute_advantage(batch, metrics)
-        groups = _groups(batch, at_least=2 if self.estimator.needs_group else 1)
+        groups = _groups(batch, at_least=2 if "group_ids" in self.estimator.reads else 1)
         kept = [row for group in groups for row in group]
         if self.config.algorithm.use_kl_in_reward:
             penalised = _rows_of(tq.kv_batch_get(**where, select_fields=["token_level_rewards"]))

@@ -163,8 +163,10 @@ def _comparable(run: RunData, groups: Sequence[GroupRecord]) -> Iterator[tuple[s
     is_compared = min(len(group.rollouts) for group in groups) > 1
     for name in available_estimators():
         method = build_estimator(name, section_of(name, run.setting("algorithm", {})))
-        reads_more = method.needs_values or method.needs_baseline or method.distilled_view is not None
-        if not reads_more and set(method.views) <= recorded and (is_compared or not method.needs_group):
+        if "values" in method.reads or "reward_baselines" in method.reads or method.distilled_view is not None:
+            continue
+        has_group = is_compared or "group_ids" not in method.reads
+        if has_group and set(method.views) <= recorded:
             yield name, method
 
 

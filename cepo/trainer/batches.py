@@ -155,7 +155,7 @@ def critic_batches(
     batch: ScoredBatch, signal: TokenSignal, *, num_prompts: int, max_response_length: int
 ) -> list[CriticBatch]:
     """Returns the critic's batches, split like `actor_batches` but with all rows, since each has a target."""
-    assert batch.values is not None and signal.returns is not None, "a method with needs_values returns the targets"
+    assert batch.values is not None and signal.returns is not None, "a method that reads values returns the targets"
     rollouts = batch.rollouts
     batches: list[CriticBatch] = []
     for rows, denominators in _cuts(rollouts, num_prompts, max_response_length):

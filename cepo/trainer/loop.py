@@ -171,7 +171,7 @@ class Trainer:
 
     def with_baselines(self, rollouts: Rollouts, sampler: Sampler) -> Rollouts:
         """Adds the reward of a greedy response to each prompt, if the method reads it."""
-        if not self.estimator.needs_baseline:
+        if "reward_baselines" not in self.estimator.reads:
             return rollouts
         return self._asker.with_baselines(rollouts, sampler, training_settings(self.worker.rollout, self.data))
 
@@ -199,7 +199,7 @@ class Trainer:
             every_row=every_row or not self.algorithm.disable_kl,
             overlong_filter=self.algorithm.overlong_filter,
         )
-        if groups and self.estimator.reads_answers:
+        if groups and "peer_answer" in self.estimator.reference_sources:
             self.policy.health.count_missing_answers(plan.metrics["references/responses_without_answer"])
         return plan
 
@@ -238,7 +238,7 @@ class Trainer:
                     rollouts.token_level_rewards, penalties, rollouts.response_mask, self.algorithm, self.state
                 )
                 metrics |= penalty_metrics
-            if self.estimator.needs_values:
+            if "values" in self.estimator.reads:
                 all_rows = [rollouts.scoring_row(row) for row in range(len(rollouts.generations))]
                 values = rollouts.padded(self.backend.values(all_rows))
             if self.algorithm.top_entropy < 1:
@@ -304,7 +304,7 @@ class Trainer:
         step = batch.rollouts.step
         metrics: Metrics = {}
         with self.clock.stage("update"):
-            if self.estimator.needs_values:
+            if "values" in self.estimator.reads:
                 metrics |= self._update_critic(batch, signal)
                 if step < self.settings.critic_warmup:
                     self.backend.finish_step(step)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cepo.algorithms import Estimator
-from cepo.algorithms.readings import readings_of
+from cepo.algorithms.readings import possible_rows, readings_of
 from cepo.data.batch import ScoringRow
 from cepo.data.contexts import ContextBuilder, mask_for
 from cepo.metrics import Metric, Metrics, fraction, sum_value
@@ -73,7 +73,7 @@ def make_plan(
 
     With `overlong_filter`, truncated rows have no signal. With `every_row`, which a KL penalty needs, all rows get every pass.
     """
-    live = estimator.live_rows(rollouts.rewards, rollouts.group_ids)
+    live = possible_rows(estimator, rollouts.rewards, rollouts.group_ids, with_teachers=bool(groups))
     if overlong_filter:
         live = live & rollouts.finished
     live = live | every_row
@@ -109,7 +109,7 @@ def plan_views(
         placed = place(row, reference)
         return None if placed.text is None else placed
 
-    readings = readings_of(estimator, groups, live, show)
+    readings = readings_of(estimator, groups, live, show, rewards=rollouts.rewards, group_ids=rollouts.group_ids)
     views: list[View] = []
     for name, references in readings.chosen.items():
         fates: Counter[str] = Counter()
@@ -155,7 +155,7 @@ def student_rows(
         in_some_view = has_reference.any(dim=0)
         in_every_view = has_reference.all(dim=0)
     reads_log_probs = in_some_view & ~in_every_view
-    if estimator.reads_old_log_probs:
+    if "old_log_probs" in estimator.reads:
         # A method with teachers compares old log-probs with theirs; one without reads those of all rows.
         reads_log_probs = in_some_view if estimator.views else torch.ones_like(live)
     scored = live & (reads_log_probs | ~on_policy)

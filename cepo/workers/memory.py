@@ -129,7 +129,7 @@ def estimate_memory(
         compares=estimator.distilled_view is not None or has_full_kl,
     )
     models = [policy]
-    if estimator.needs_values:
+    if "values" in estimator.reads:
         critic = config.worker.resolved_critic
         no_adapter = LoraConfig()
         critic_shape = shape_of_model(critic.model, no_adapter)

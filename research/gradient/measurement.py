@@ -94,7 +94,7 @@ class GradientMeasurement:
         return [batch for batch in range(self._number) if batch not in self._store]
 
     def _measure(self, batch: int) -> None:
-        with_baselines = any(method.needs_baseline for method in self._methods.values())
+        with_baselines = any("reward_baselines" in method.reads for method in self._methods.values())
         rollouts = self._session.ask(batch, with_baselines=with_baselines)
         signals = signals_of(rollouts, self._methods, self._session)
         self._store.write(batch, torch.stack([self._gradient(each) for each in signals]))

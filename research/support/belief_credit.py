@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from cepo.algorithms import Estimator, credit, register_estimator
+from cepo.algorithms.evidence import hindsight_advantages
 from cepo.algorithms.references import positive_references
 from cepo.algorithms.settings import HindsightAdvantageConfig, PositiveConfig, TeacherConfig
 from cepo.sections.declaring import section
@@ -33,7 +34,7 @@ class BeliefCritic(Estimator):
 
     config: Config
     views = ("correct",)
-    needs_group = True
+    reads = ("group_ids", "old_log_probs")
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         """Returns the right answer, never from the rollout itself."""
@@ -41,7 +42,7 @@ class BeliefCritic(Estimator):
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         del step
-        _, values = credit.hindsight_advantages(batch, dataclasses.replace(self.config.advantage, scale="none"))
+        _, values = hindsight_advantages(batch, dataclasses.replace(self.config.advantage, scale="none"))
         advantages, _ = credit.generalised_advantages(
             batch.token_level_rewards, values, batch.response_mask, gamma=1.0, gae_lambda=self.config.lam
         )

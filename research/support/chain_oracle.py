@@ -30,7 +30,7 @@ class ChainOracle(GroupRelativeEstimator):
     """
 
     views = ("oracle",)
-    reads_old_log_probs = False
+    reads = ("group_ids",)
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

@@ -195,14 +195,14 @@ def test_rloo_is_n_over_n_minus_1_times_the_centred_reward(rewards: list[float])
 
 def test_passk_keeps_only_single_best_rows_alive() -> None:
     rewards, groups = torch.tensor([0.0, 1.0, 0.9, 0.9, 0.5, 0.5]), torch.tensor([0, 0, 1, 1, 2, 2])
-    assert build_estimator("grpo_passk").live_rows(rewards, groups).tolist() == [False, True] + [False] * 4
+    assert build_estimator("grpo_passk").live_rows(rewards, groups, {}).tolist() == [False, True] + [False] * 4
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "grpo_passk"])
 def test_equal_rewards_teach_nothing_and_one_rollout_is_refused(name: str) -> None:
     for reward, size in itertools.product((0.0, 0.1, 0.7, 0.9, 1.0), range(2, 33)):
         assert advantages_of(name, [reward] * size, [0] * size) == [0.0] * size
-    assert build_estimator(name).needs_group
+    assert "group_ids" in build_estimator(name).reads
     with pytest.raises(ConfigError, match=r"worker\.rollout\.n is 1 .* at least 2"):
         advantages_of(name, [1.0, 0.0, 1.0], [0, 0, 1])
 
@@ -240,12 +240,11 @@ def test_remax_is_the_reward_above_the_greedy_one_on_every_token() -> None:
         batch_of([1.0, 0.0, 0.5], [0, 0, 1], [1, 3, 2]), reward_baselines=torch.tensor([0.25, 0.25, 1.0])
     )
     estimator = build_estimator("remax")
-    assert estimator.needs_baseline
-    assert not estimator.needs_group
+    assert estimator.reads == ("reward_baselines",)
     signal = estimator.signal(batch, step=0)
     assert signal.advantages.tolist() == [[0.75, 0.0, 0.0], [-0.25, -0.25, -0.25], [-0.5, -0.5, 0.0]]
     assert results(signal.metrics)["baseline/greedy_reward"] == 0.5
-    with pytest.raises(AssertionError, match="needs_baseline"):
+    with pytest.raises(AssertionError, match="reads reward_baselines"):
         estimator.signal(dataclasses.replace(batch, reward_baselines=None), step=0)
 
 
@@ -282,7 +281,7 @@ def test_gae_whitens_advantages_and_not_the_critics_targets() -> None:
     batch = dataclasses.replace(
         batch_of([1.0, 0.0], [0, 1], [3, 2]), values=torch.tensor([[0.5, 0.25, 0.75], [0.5] * 3])
     )
-    assert build_estimator("gae").needs_values
+    assert "values" in build_estimator("gae").reads
     signal = signal_of("gae", batch)
     # Advantages 0.5, 0.75, 0.25 and -0.5, -0.5: mean 0.1, squared distances .16 .4225 .0225 .36 .36, variance 1.325 / 4.
     deviation = math.sqrt(1.325 / 4)
@@ -294,5 +293,5 @@ def test_gae_whitens_advantages_and_not_the_critics_targets() -> None:
     found = results(signal.metrics)
     assert found["critic/returns"] == pytest.approx(0.6)
     assert found["critic/squared_error"] == pytest.approx((0.25 + 0.5625 + 0.0625 + 0.25 + 0.25) / 5)
-    with pytest.raises(AssertionError, match="needs_values"):
+    with pytest.raises(AssertionError, match="reads values"):
         signal_of("gae", dataclasses.replace(batch, values=None))

@@ -11,6 +11,7 @@ import torch
 from factories import group, log_probs_like, rollout, same_bits, token_batch
 
 from cepo.algorithms import build_config, build_estimator
+from cepo.algorithms.readings import possible_rows
 from cepo.algorithms.references import positive_references
 from cepo.algorithms.settings import PositiveConfig
 from cepo.config import check_config, load_config
@@ -36,11 +37,13 @@ def signal_of(method: str, batch: TokenBatch, **config: Any) -> TokenSignal:
 
 
 @both
-def test_only_live_rows_with_a_reference_get_an_update_pass(method: str) -> None:
-    live, shown = torch.tensor([True, True, False, False]), {"correct": torch.tensor([True, False, True, False])}
-    assert build_estimator(method).learning_rows(live, shown).tolist() == [True, False, False, False]
+def test_rows_with_a_reference_or_an_advantage_are_updated(method: str) -> None:
+    """Rows 0 and 2 have a reference; with a policy loss the first group, whose rewards differ, learns as well."""
+    rewards, groups = torch.tensor([1.0, 0.0, 0.5, 0.5]), torch.tensor([0, 0, 1, 1])
+    has_reference = {"correct": torch.tensor([True, False, True, False])}
+    assert build_estimator(method).live_rows(rewards, groups, has_reference).tolist() == [True, False, True, False]
     blended = build_estimator(method, {"distillation": {"policy_weight": 0.5}})
-    assert blended.learning_rows(live, shown).tolist() == live.tolist()
+    assert blended.live_rows(rewards, groups, has_reference).tolist() == [True, True, True, False]
 
 
 @both
@@ -80,9 +83,9 @@ def test_weight_0_asks_no_teacher_and_leaves_flat_groups_out(method: str) -> Non
     estimator = build_estimator(method, {"distillation": {"weight": 0.0, "policy_weight": 1.0}})
     rewards, groups = torch.tensor([1.0, 0.0, 0.5, 0.5]), torch.tensor([0, 0, 1, 1])
     assert not estimator.needs_teacher(step=0)
-    assert estimator.live_rows(rewards, groups).tolist() == [True, True, False, False]
+    assert possible_rows(estimator, rewards, groups, with_teachers=False).tolist() == [True, True, False, False]
     assert build_estimator(method).needs_teacher(step=10_000)
-    assert build_estimator(method).live_rows(rewards, groups).tolist() == [True] * 4
+    assert possible_rows(build_estimator(method), rewards, groups, with_teachers=True).tolist() == [True] * 4
 
 
 @both
@@ -170,11 +173,12 @@ def test_a_worked_solution_is_cut_to_num_tokens_or_required() -> None:
     assert positive_references(group(FIRST, WRONG), either) == [Reference(text="70")] * 2
 
 
-def test_only_the_source_solution_needs_solutions() -> None:
+def test_the_sources_of_references_are_those_of_the_settings() -> None:
     sources = ("ground_truth", "solution", "solution_or_answer", "peer_full")
-    found = [build_estimator("opsd", {"positive": {"source": source}}).needs_solutions for source in sources]
-    assert found == [False, True, False, False]
-    assert not build_estimator("grpo").needs_solutions
+    for source in sources:
+        assert build_estimator("opsd", {"positive": {"source": source}}).reference_sources == [source]
+    assert build_estimator("cepo").reference_sources == ["ground_truth", "peer_answer"]
+    assert build_estimator("grpo").reference_sources == []
 
 
 @pytest.mark.parametrize(
@@ -187,7 +191,7 @@ def test_only_the_source_solution_needs_solutions() -> None:
     ],
 )
 def test_one_rollout_per_prompt_is_enough_without_peers(section: dict[str, Any], needed: bool) -> None:
-    assert build_estimator("opsd", section).needs_group is needed
+    assert ("group_ids" in build_estimator("opsd", section).reads) is needed
     arguments = ["worker.rollout.n=1", "algorithm.adv_estimator=opsd"]
     arguments += [f"algorithm.{key}={value}" for key, value in leaves(section) if key]
     run = load_config(["config=configs/microgeo/base.yaml", *arguments])

@@ -321,13 +321,20 @@ def test_one_wrong_reference_is_cepo_and_none_is_rlsd() -> None:
 
 def test_sides_that_cannot_be_shown_leave_the_others() -> None:
     """Without a right side no wrong one stays; without any wrong side `fallback` decides."""
-    shown = {"correct": [True, False, True], "wrong_1": [False, True, False], "wrong_2": [True, True, False]}
+    shown = {
+        "correct": torch.tensor([True, False, True]),
+        "wrong_1": torch.tensor([False, True, False]),
+        "wrong_2": torch.tensor([True, True, False]),
+    }
     settings = {"num_wrong": 2}
-    assert build_estimator("rlcsd", settings).settled(shown) == {
-        "correct": [True, False, True], "wrong_1": [False, False, False], "wrong_2": [True, False, False],
-    }  # fmt: skip
+    kept = build_estimator("rlcsd", settings).settled(shown)
+    assert {view: rows.tolist() for view, rows in kept.items()} == {
+        "correct": [True, False, True],
+        "wrong_1": [False, False, False],
+        "wrong_2": [True, False, False],
+    }
     neutral = build_estimator("rlcsd", {**settings, "negative": {"fallback": "neutral"}}).settled(shown)
-    assert neutral["correct"] == [True, False, False]
+    assert neutral["correct"].tolist() == [True, False, False]
 
 
 def test_visual_evidence_is_the_student_less_the_blind_policy() -> None:

@@ -276,7 +276,7 @@ def test_the_baseline_goes_on_when_lambda_is_0() -> None:
 def test_every_rollout_learns_since_no_reward_is_certain(name: str) -> None:
     rewards, ids = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([0, 0, 1, 1])
     cases = [(name, {}), (name, {"advantage": {"baseline": "hindsight"}}), ("hindsight", {})]
-    live = [build_estimator(each, settings).live_rows(rewards, ids).tolist() for each, settings in cases]
+    live = [build_estimator(each, settings).live_rows(rewards, ids, {}).tolist() for each, settings in cases]
     assert live == [[False] * 4, [True] * 4, [True] * 4]
 
 

@@ -17,6 +17,7 @@ from cepo.algorithms import (
 )
 from cepo.algorithms.settings import EvidenceConfig, WeightConfig
 from cepo.errors import ConfigError
+from cepo.types import TokenBatch, TokenSignal
 
 PLUGIN = """
 from dataclasses import dataclass
@@ -103,3 +104,15 @@ def test_a_plugin_that_is_missing_or_fails_is_an_error_each_time(tmp_path: Path)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="broken on purpose"):
             load_plugin(file)
+
+
+def test_a_misspelled_field_in_reads_is_an_error_that_lists_them() -> None:
+    @register_estimator("misspelled")
+    class _Misspelled(Estimator):
+        reads = ("old_log_prob",)  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+
+        def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
+            raise NotImplementedError
+
+    with pytest.raises(ConfigError, match=r"reads names 'old_log_prob'.*known: group_ids, old_log_probs, reward_bas"):
+        build_estimator("misspelled")

@@ -190,7 +190,7 @@ def test_a_record_has_only_the_settings_that_the_method_reads() -> None:
 
 
 def test_a_plugins_field_cannot_be_named_as_a_shared_section(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
+    monkeypatch.setattr(registry.METHODS, "classes", dict(registry.METHODS.classes))
 
     class Wrong(Estimator):
         class Config:
@@ -199,7 +199,7 @@ def test_a_plugins_field_cannot_be_named_as_a_shared_section(monkeypatch: pytest
         def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
             raise NotImplementedError
 
-    with pytest.raises(ConfigError, match=r"algorithm\.weight is shared by the methods and has the type WeightConfig"):
+    with pytest.raises(ConfigError, match=r"algorithm\.weight is shared and has the type WeightConfig"):
         register_estimator("wrong_for_config_test")(Wrong)
 
 
@@ -219,7 +219,7 @@ class Custom(Estimator):
 
 
 def test_a_plugin_is_imported_before_its_section_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
+    monkeypatch.setattr(registry.METHODS, "classes", dict(registry.METHODS.classes))
     plugin = tmp_path / "custom_for_config_test.py"
     plugin.write_text(PLUGIN.format(name="custom_for_config_test"))
     arguments = [f"trainer.plugins=[{plugin}]", "algorithm.adv_estimator=custom_for_config_test"]

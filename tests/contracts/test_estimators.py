@@ -82,7 +82,7 @@ def test_weights_and_targets_are_0_on_padding(name: str) -> None:
     batch = make_batch(name)
     signal = signal_of(name, batch)
     found = {"advantages": signal.advantages, **signal.diagnostics}
-    assert (signal.returns is not None) == estimator_class(name).needs_values
+    assert (signal.returns is not None) == ("values" in estimator_class(name).reads)
     if signal.returns is not None:
         found["returns"] = signal.returns
     if signal.distillation is not None:
@@ -123,7 +123,7 @@ def test_old_log_probs_change_the_signal_where_declared(name: str) -> None:
     moved = dataclasses.replace(batch, old_log_probs=0.5 * batch.old_log_probs)
     signal, other = signal_of(name, batch), signal_of(name, moved)
     is_same = same_bits(signal.advantages, other.advantages) and signal.metrics == other.metrics
-    assert is_same != build_estimator(name).reads_old_log_probs
+    assert is_same == ("old_log_probs" not in build_estimator(name).reads)
 
 
 @every_method
@@ -139,7 +139,7 @@ def test_log_probs_of_minus_10000_give_finite_signals(name: str) -> None:
 def test_rows_that_are_not_live_have_no_advantage(name: str) -> None:
     batch = make_batch(name)
     estimator = build_estimator(name)
-    live = estimator.live_rows(batch.rewards, batch.group_ids)
+    live = estimator.live_rows(batch.rewards, batch.group_ids, batch.has_reference)
     assert live.shape == (12,)
     assert live.dtype == torch.bool
     assert torch.count_nonzero(estimator.signal(batch, step=0).advantages[~live]) == 0

@@ -173,8 +173,8 @@ def test_a_worker_process_loads_the_plugin_of_its_loss(monkeypatch: pytest.Monke
     """Under Ray the settings come from another process, which has loaded the file."""
     config = load_config(["config=examples/custom_loss/my_loss.yaml"])
     actor, algorithm = pickle.loads(pickle.dumps((config.worker.actor, config.algorithm)))
-    without = {name: loss for name, loss in losses_registry._registry.items() if name != "my_loss"}
-    monkeypatch.setattr(losses_registry, "_registry", without)
+    without = {name: loss for name, loss in losses_registry.LOSSES.classes.items() if name != "my_loss"}
+    monkeypatch.setattr(losses_registry.LOSSES, "classes", without)
     monkeypatch.setattr(methods_registry, "_plugins", {})
     with pytest.raises(ConfigError, match="'my_loss' is unknown"):
         objective_settings(actor, algorithm)

@@ -112,7 +112,7 @@ ROW_BY_ROW = [
 
 def dense(trainer: Trainer) -> None:
     """Every row gets every pass."""
-    trainer.estimator.live_rows = lambda rewards, group_ids: torch.ones(len(rewards), dtype=torch.bool)  # type: ignore[method-assign]
+    trainer.estimator.live_rows = lambda rewards, group_ids, has_reference: torch.ones(len(rewards), dtype=torch.bool)  # type: ignore[method-assign]
 
 
 def test_methods_that_the_definitions_make_equal_give_equal_bits(once: Train) -> None:

@@ -1,0 +1,119 @@
+"""Registers classes with settings by name: methods and policy losses, those of the package and of plug-ins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+from pydantic.dataclasses import is_pydantic_dataclass
+
+from cepo.errors import ConfigError, did_you_mean
+from cepo.files.trees import Fields, Tree
+from cepo.sections.declaring import fields_of, section
+from cepo.sections.reader import default_tree
+
+
+class Configured(Protocol):
+    """A class that is selected by name, with its settings in a nested class."""
+
+    name: str
+    Config: type[Any]
+
+
+_Kind = TypeVar("_Kind")
+_Class = TypeVar("_Class", bound=type[Any])
+
+
+class Registry(Generic[_Kind]):
+    """The classes among which a setting chooses, by name.
+
+    A field of a class's `Config` with the name of a field of `shared` takes the value of that shared setting, with the
+    field's default as the class's preset; all other fields are the class's own section of settings.
+
+    Attributes:
+        setting: the key whose value is one of the names.
+        shared: the section of settings that several classes read.
+        hint: what to do if a name is unknown, for the error's end.
+        classes: those registered, by name.
+    """
+
+    def __init__(self, setting: str, shared: type[Any], *, hint: str = "") -> None:
+        self.setting = setting
+        self.shared: Mapping[str, Any] = {name: field.annotation for name, field in fields_of(shared).items()}
+        self.hint = hint
+        self.classes: dict[str, type[_Kind]] = {}
+
+    def register(self, name: str) -> Callable[[_Class], _Class]:
+        """Decorates a class to register it under `name`, and turns its `Config` into a section if it is none.
+
+        Raises `ConfigError`: another class has this name, or a field has the name of a shared section and another type.
+        """
+
+        def add(cls: _Class) -> _Class:
+            if name in self.classes:
+                module = self.classes[name].__module__
+                raise ConfigError(f"{self.setting} '{name}' is already registered by {module}")
+            configured = cast("type[Configured]", cls)
+            configured.name = name
+            if not is_pydantic_dataclass(configured.Config):
+                configured.Config = section(configured.Config)
+            self._check_shared_fields(cls)
+            self.classes[name] = cls
+            return cls
+
+        return add
+
+    def _check_shared_fields(self, cls: type[Any]) -> None:
+        """Raises `ConfigError` if a field has the name of a shared section, and is not a part of that section."""
+        parent = self.setting.rpartition(".")[0]
+        for key, field in fields_of(cls.Config).items():
+            declared = field.annotation
+            shared = self.shared.get(key, declared)
+            if declared == shared or not isinstance(shared, type):
+                continue
+            if not isinstance(declared, type) or not issubclass(shared, declared):
+                raise ConfigError(
+                    f"{cls.__qualname__}.Config.{key}: {parent}.{key} is shared and has the type {shared.__name__}; "
+                    "declare that type, or give the setting another name"
+                )
+
+    def names(self) -> list[str]:
+        """Returns all names in alphabetical order."""
+        return sorted(self.classes)
+
+    def class_of(self, name: str) -> type[_Kind]:
+        """Returns the class registered under `name`; raises a `ConfigError` that lists the known names."""
+        if name not in self.classes:
+            known = self.names()
+            message = f"{self.setting} '{name}' is unknown.{did_you_mean(name, known)} Known: {', '.join(known)}"
+            raise ConfigError(message + self.hint)
+        return self.classes[name]
+
+    def config_of(self, name: str) -> type[Any]:
+        """Returns the section of settings that the class reads."""
+        return cast("type[Configured]", self.class_of(name)).Config
+
+    def own_fields(self, name: str) -> list[str]:
+        """Returns the settings of the class that no other has."""
+        return [field for field in fields_of(self.config_of(name)) if field not in self.shared]
+
+    def presets_of(self, name: str) -> Tree:
+        """Returns the class's defaults of the shared settings that it reads."""
+        defaults = default_tree(self.config_of(name))
+        return {field: value for field, value in defaults.items() if field in self.shared}
+
+    def settings_of(self, name: str, *, shared: Fields, own: Fields) -> Tree:
+        """Returns the settings that the class reads: of the section `shared` its part, and all of its `own` section."""
+        settings: Tree = {}
+        for field, declared in fields_of(self.config_of(name)).items():
+            if field in self.shared and field in shared:
+                settings[field] = _part_of(shared[field], declared.annotation)
+        return settings | dict(own)
+
+
+def _part_of(value: Any, kind: Any) -> Any:
+    """Returns those keys of a section's values that the section `kind` has; any other value as it is."""
+    if not isinstance(value, Mapping):
+        return value
+    known = fields_of(kind)
+    return {key: inner for key, inner in cast("Tree", value).items() if key in known}
