@@ -70,8 +70,7 @@ def readings_of(
     has_reference = estimator.settled({view: _is_there(texts, live) for view, texts in showable.items()})
     shown: dict[str, list[Shown | None]] = {}
     for view, texts in showable.items():
-        is_kept = has_reference[view].tolist()
-        shown[view] = [text if keep else None for text, keep in zip(texts, is_kept, strict=True)]
+        shown[view] = [text if is_kept else None for text, is_kept in zip(texts, has_reference[view], strict=True)]
     learning = live & estimator.live_rows(rewards, group_ids, has_reference)
     return Readings(chosen=chosen, shown=shown, has_reference=has_reference, learning=learning)
 

@@ -58,7 +58,7 @@ class Registry(Generic[_Kind]):
             if not is_pydantic_dataclass(configured.Config):
                 configured.Config = section(configured.Config)
             self._check_shared_fields(cls)
-            self.classes[name] = cls
+            self.classes[name] = cast("type[_Kind]", cls)
             return cls
 
         return add

@@ -22,16 +22,19 @@ class MyMethod(GroupRelativeEstimator):
     views = ("blamed",)
 
     def references(self, group: RolloutGroup) -> dict[str, list[Reference | None]]:
-        wrong = [own.answer and not own.correct and not own.answer_equals_ground_truth for own in group.rollouts]
-        answers = [Reference(text=own.answer, source_index=own.index) if own.answer else None for own in group.rollouts]
-        return {"blamed": [answer if shown else None for answer, shown in zip(answers, wrong, strict=True)]}
+        references: list[Reference | None] = [None] * len(group.rollouts)
+        for row, rollout in enumerate(group.rollouts):
+            if rollout.answer and not rollout.correct and not rollout.answer_equals_ground_truth:
+                references[row] = Reference(text=rollout.answer, source_index=rollout.index)
+        return {"blamed": references}
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        mask, advantages = batch.response_mask, group_advantages(batch.rewards, batch.group_ids)
+        mask = batch.response_mask  # (B, T)
+        advantages = group_advantages(batch.rewards, batch.group_ids).unsqueeze(1)  # (B, 1) A
         delta = (batch.teacher_log_probs["blamed"] - batch.old_log_probs).where(mask, 0.0)
-        blamed = (advantages < 0).to(delta.dtype).unsqueeze(1)  # where the weight is not 1
-        weight = credit.evidence_weight(delta, blamed, clip_radius=self.config.clip_radius).to(delta.dtype)
+        is_blamed = advantages < 0
+        weight = credit.evidence_weight(delta, is_blamed.to(delta.dtype), clip_radius=self.config.clip_radius)
+        weight = weight.to(delta.dtype).where(mask, 0.0)
         metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
-        metrics["blame/weight_mean"] = mean_of(weight, mask & (blamed > 0))
-        weighted = (advantages.unsqueeze(1) * weight).where(mask, 0.0)
-        return TokenSignal(advantages=weighted, metrics=metrics, diagnostics={"delta": delta, "weight": weight * mask})
+        metrics["blame/weight_mean"] = mean_of(weight, mask & is_blamed)
+        return TokenSignal(advantages=advantages * weight, metrics=metrics, diagnostics={"weight": weight})

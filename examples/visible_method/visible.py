@@ -24,10 +24,12 @@ class Visible(GroupRelativeEstimator):
         return {"blind": [Reference(text="The image is not shown.")] * len(group.rollouts)}
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        mask, advantages = batch.response_mask, group_advantages(batch.rewards, batch.group_ids)
+        mask = batch.response_mask  # (B, T)
+        advantages = group_advantages(batch.rewards, batch.group_ids).unsqueeze(1)  # (B, 1) A
         delta = (batch.old_log_probs - batch.teacher_log_probs["blind"]).where(mask, 0.0)
-        sign = credit.advantage_sign(advantages).unsqueeze(1)
-        weight = credit.evidence_weight(delta, sign, clip_radius=self.config.clip_radius).to(delta.dtype)
-        weighted = (advantages.unsqueeze(1) * weight).where(mask, 0.0)
+        sign = credit.advantage_sign(advantages)
+        weight = credit.evidence_weight(delta, sign, clip_radius=self.config.clip_radius)
+        weight = weight.to(delta.dtype).where(mask, 0.0)
         metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
-        return TokenSignal(advantages=weighted, metrics=metrics, diagnostics={"delta": delta, "weight": weight * mask})
+        diagnostics = {"delta": delta, "weight": weight}
+        return TokenSignal(advantages=advantages * weight, metrics=metrics, diagnostics=diagnostics)

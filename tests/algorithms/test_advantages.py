@@ -42,6 +42,17 @@ def test_advantages_of_eight_are_those_worked_out_by_hand() -> None:
     assert advantages([1.0] + [0.0] * 7).tolist() == pytest.approx([2.474874] + [-0.353553] * 7, abs=1e-5)
 
 
+def test_scale_mean_divides_by_the_mean_reward_of_the_group() -> None:
+    """One of four is right: mean 1/4, so (1 - 1/4) / (1/4) = 3 and -1. Three of four: 1/3 and -1.
+
+    A group whose mean is not positive has A = 0: rewards -1 and 1 average to 0.
+    """
+    assert advantages([1.0, 0.0, 0.0, 0.0], scale="mean").tolist() == [3.0, -1.0, -1.0, -1.0]
+    assert advantages([1.0, 1.0, 1.0, 0.0], scale="mean").tolist() == pytest.approx([1 / 3] * 3 + [-1.0])
+    assert advantages([-1.0, 1.0, -3.0, 1.0], [0, 0, 1, 1], scale="mean").tolist() == [0.0] * 4
+    assert advantages([0.0, 0.0], scale="mean").tolist() == [0.0, 0.0]
+
+
 def test_the_floor_is_added_to_a_deviation() -> None:
     """The floor of 1e-6 is added to the deviation and does not bound it from below."""
     # Rewards 0 and 2e-6: deviation 1.4142e-6, 1e-6 / 2.4142e-6 = 0.41421; bounded from below it would be 0.70711.

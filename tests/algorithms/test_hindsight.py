@@ -288,3 +288,11 @@ def test_rewards_outside_the_range_count_as_its_ends() -> None:
     assert size.tolist() == [3, 3, 3]
     scaled, _ = pass_rate_of_others(10 * rewards - 3, group_ids, low=-3.0, high=7.0)
     assert scaled.tolist() == pytest.approx(prior.tolist())
+
+
+def test_scale_mean_divides_by_the_expected_reward_of_the_others() -> None:
+    """Rewards 1 and 0 of two: p = 1/4 and 3/4. Equal teachers leave V at p, so A = (1 - 1/4) / (1/4) = 3, and -1."""
+    old = torch.full((2, 2), -1.0)
+    batch = token_batch([1.0, 0.0], [0, 0], lengths=[2, 2], old=old, views={"correct": old})
+    advantages = build_estimator("hindsight", {"advantage": {"scale": "mean"}}).signal(batch, step=0).advantages
+    assert advantages.tolist() == [[3.0, 3.0], [-1.0, -1.0]]
