@@ -270,7 +270,9 @@ def build_backend(
     under_ray = config.trainer.chosen_launcher == "ray"
     memory = None
     if under_ray or torch.cuda.is_available():
-        memory = estimate_memory(config, with_vllm=vllm_samples(facts.generator, processing.family))
+        num_banned = len(processing.banned_token_ids)
+        with_vllm = vllm_samples(facts.generator, processing.family, num_banned=num_banned)
+        memory = estimate_memory(config, with_vllm=with_vllm)
     if under_ray:
         from cepo.runtime.ray_backend import RayBackend
 

@@ -21,6 +21,7 @@ from cepo.files.foreign import read_json
 from cepo.files.trees import Fields
 from cepo.models.families import family_of
 from cepo.models.folder_check import check_model_folder
+from cepo.models.patch_embedding import use_linear_patch_embedding
 from cepo.models.segments import ATTENTION_NAME, segment_attention
 from cepo.models.weights_check import check_loaded, check_stored
 
@@ -95,7 +96,9 @@ def load_model(
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa", "trust_remote_code": trust_remote_code}
     try:
         if not with_weights:
-            return _empty_model(auto, config, options)
+            model = _empty_model(auto, config, options)
+            use_linear_patch_embedding(family.vision_parts(model))
+            return model
         if Path(path).is_dir():
             check_stored(Path(path), _empty_model(auto, config, options))
         if quantization is not None:
@@ -105,6 +108,7 @@ def load_model(
             options["quantization_config"] = quantization
         model, info = auto.from_pretrained(path, config=config, output_loading_info=True, **options)
         check_loaded(info, is_critic=section == "worker.critic.model")
+        use_linear_patch_embedding(family.vision_parts(model))
         if quantization is not None:
             _prepare_quantised(model)
         return model

@@ -19,9 +19,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MOST_BANNED_ON_GPU = 1024
+"""The most entries that vLLM's GPU sampler accepts in a request's `logit_bias` (`MAX_NUM_LOGIT_BIAS_TOKENS`), by which
+tokens are banned there. vLLM compares at a request, which would fail the first step."""
+
 
 def build_generator(settings: GeneratorSettings, processing: Processing, *, device: str) -> Generator:
-    if choose_generator(settings, processing.family, device) == "vllm":
+    num_banned = len(processing.banned_token_ids)
+    if choose_generator(settings, processing.family, device, num_banned=num_banned) == "vllm":
         from cepo.rollout.vllm_engine import VllmGenerator
 
         return VllmGenerator(settings, processing)
@@ -30,14 +35,16 @@ def build_generator(settings: GeneratorSettings, processing: Processing, *, devi
     return TransformersGenerator(settings, processing, device=device)
 
 
-def choose_generator(settings: GeneratorSettings, family: Family, device: str) -> str:
+def choose_generator(settings: GeneratorSettings, family: Family, device: str, *, num_banned: int = 0) -> str:
     """Returns "vllm" or "transformers". "auto" selects vLLM if it can serve the model on this `device`, and logs it.
+
+    `num_banned` is the number of tokens that are never sampled.
 
     Raises `ConfigError`: vLLM is requested, but is not installed or cannot serve the model.
     """
     if settings.name == "transformers":
         return settings.name
-    why_not = vllm_obstacle(settings, family, device)
+    why_not = vllm_obstacle(settings, family, device, num_banned=num_banned)
     if why_not is None:
         logger.info("vLLM is installed and samples the responses")
         return "vllm"
@@ -47,7 +54,7 @@ def choose_generator(settings: GeneratorSettings, family: Family, device: str) -
     return "transformers"
 
 
-def vllm_obstacle(settings: GeneratorSettings, family: Family, device: str) -> str | None:
+def vllm_obstacle(settings: GeneratorSettings, family: Family, device: str, *, num_banned: int) -> str | None:
     """Returns why vLLM cannot sample with the trainer's log-probs on this type of device; None if it can."""
     if importlib.util.find_spec("vllm") is None:
         return "vLLM is not installed"
@@ -55,6 +62,12 @@ def vllm_obstacle(settings: GeneratorSettings, family: Family, device: str) -> s
     on_gpu = device.startswith("cuda")
     if built_for_gpu != on_gpu:
         return f"vLLM is installed for {'GPUs' if built_for_gpu else 'CPUs'} and the device is '{device}'"
+    if on_gpu and num_banned > MOST_BANNED_ON_GPU:
+        return (
+            f"{num_banned:,} of the model's token ids must never be sampled (control tokens, and ids beyond the "
+            f"tokenizer's last), and vLLM on a GPU bans at most {MOST_BANNED_ON_GPU:,} (MAX_NUM_LOGIT_BIAS_TOKENS); "
+            "give the model's full tokenizer if this one has fewer tokens than the model"
+        )
     return family.why_not_vllm(
         EngineUse(
             on_gpu=on_gpu,
@@ -65,9 +78,11 @@ def vllm_obstacle(settings: GeneratorSettings, family: Family, device: str) -> s
     )
 
 
-def vllm_samples(settings: GeneratorSettings, family: Family) -> bool:
+def vllm_samples(settings: GeneratorSettings, family: Family, *, num_banned: int = 0) -> bool:
     """Returns whether `choose_generator` would select vLLM on a GPU, without logging."""
-    return settings.name == "vllm" or (settings.name == "auto" and vllm_obstacle(settings, family, "cuda") is None)
+    if settings.name == "auto":
+        return vllm_obstacle(settings, family, "cuda", num_banned=num_banned) is None
+    return settings.name == "vllm"
 
 
 def settings_of_run(

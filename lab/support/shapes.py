@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-    from transformers import Qwen3VLConfig
+    from transformers import Qwen2Tokenizer, Qwen3VLConfig
 
     from cepo.models.processing import Processing
+
+NUM_UNUSED_IDS = 267
+"""The number of ids beyond the tokenizer's last in Qwen3-VL's checkpoints, which are never sampled."""
 
 PIXELS_PER_TOKEN_SIDE = 32
 """An image token stands for 2 x 2 patches of 16 x 16 pixels."""
@@ -120,7 +124,7 @@ SHAPES = {shape.name: shape for shape in (MICRO, TINY, SMALL, QWEN3_VL_2B, QWEN3
 
 
 def model_config(shape: Shape) -> Qwen3VLConfig:
-    """Returns the configuration, with the embedded tokenizer's special ids; ids beyond its last are never sampled."""
+    """Returns the configuration, with the embedded tokenizer's special ids."""
     from transformers import Qwen3VLConfig
 
     from lab.worlds.model import model_config as embedded_config
@@ -154,8 +158,42 @@ def model_config(shape: Shape) -> Qwen3VLConfig:
     return Qwen3VLConfig(**config)
 
 
+def full_length_tokenizer(shape: Shape) -> Qwen2Tokenizer:
+    """Returns the embedded tokenizer, lengthened to the shape's vocabulary but for `NUM_UNUSED_IDS` at its end.
+
+    No text is tokenised to the further tokens, but they can be sampled. Without them nearly all ids of a large vocabulary
+    would be banned, which vLLM refuses.
+    """
+    from transformers import Qwen2Tokenizer
+
+    from lab.worlds.tokenizer import build_tokenizer
+
+    tokenizer: Any = build_tokenizer()
+    num_tokens = shape.vocabulary - NUM_UNUSED_IDS
+    if num_tokens <= len(tokenizer):
+        return tokenizer
+    model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    # With the special tokens in the vocabulary, they keep their ids when the tokenizer is read again.
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    for token_id in range(len(tokenizer), num_tokens):
+        vocabulary[f"unwritten{token_id}"] = token_id
+    special = list(dict.fromkeys(tokenizer.all_special_tokens))
+    longer = Qwen2Tokenizer(
+        vocab=vocabulary,
+        merges=[tuple(merge) for merge in model["merges"]],  # type: ignore[arg-type]  # pairs are what it reads
+        unk_token=tokenizer.unk_token,
+        eos_token=tokenizer.eos_token,
+        pad_token=tokenizer.pad_token,
+        additional_special_tokens=special,
+        model_max_length=tokenizer.model_max_length,
+        clean_up_tokenization_spaces=False,
+    )
+    longer.chat_template = tokenizer.chat_template
+    return longer
+
+
 def write_checkpoint(shape: Shape, folder: Path, *, seed: int = 0, device: str = "cpu", dtype: str = "float32") -> Path:
-    """Writes a checkpoint folder with random weights, the embedded tokenizer and its processor; keeps an existing one.
+    """Writes a checkpoint folder with random weights, a tokenizer of its length and a processor; keeps an existing one.
 
     If several processes need the same checkpoint, the first one writes it. The weights are drawn on `device`; for a
     large shape this takes seconds on a GPU and minutes on a CPU.
@@ -174,10 +212,9 @@ def _write_checkpoint(shape: Shape, folder: Path, seed: int, device: str, dtype:
     from transformers import GenerationConfig, Qwen3VLForConditionalGeneration
 
     from lab.worlds.model import build_processor
-    from lab.worlds.tokenizer import build_tokenizer
 
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = build_tokenizer()
+    tokenizer = full_length_tokenizer(shape)
     config = model_config(shape)
     devices = [torch.cuda.current_device()] if device.startswith("cuda") else []
     with torch.random.fork_rng(devices=devices), torch.device(device):

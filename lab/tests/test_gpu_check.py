@@ -14,11 +14,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from cepo.models.processing import Processing
+from cepo.rollout.factory import MOST_BANNED_ON_GPU
 from lab.engine_check import run
 from lab.gpu_dry.__main__ import checks, page_table
 from lab.gpu_dry.cards import CARDS, build_library, report, reported
 from lab.gpu_dry.kernels import loads_of_single_entries_are_safe, shared_memory
+from lab.support.shapes import SHAPES, full_length_tokenizer, model_config
 from lab.support.tables import RESULTS
+from lab.worlds.model import build_processor
+from lab.worlds.tokenizer import build_tokenizer
 
 PARTS = [
     "versions",
@@ -51,6 +56,21 @@ def gpu_check(out: Path, *arguments: str, **variables: str) -> subprocess.Comple
         ["bash", str(REPOSITORY / "scripts" / "gpu_check.sh"), *arguments],
         cwd=out.parent, env=environment, capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["micro", "small", "qwen3-vl-2b"])
+def test_a_shapes_tokenizer_bans_few_of_its_ids(name: str, tmp_path: Path) -> None:
+    """267 beyond the tokenizer's last, and 12 control tokens and 1 end token; vLLM on a GPU bans at most 1,024."""
+    shape = SHAPES[name]
+    tokenizer = full_length_tokenizer(shape)
+    build_processor(tokenizer).save_pretrained(tmp_path)
+    model_config(shape).save_pretrained(tmp_path)
+    processing = Processing(str(tmp_path))
+    num_unused = 0 if name == "micro" else 267
+    assert len(processing.tokenizer) == shape.vocabulary - num_unused
+    assert len(processing.banned_token_ids) == num_unused + 13 <= MOST_BANNED_ON_GPU
+    text = "Find the area of ABC.<|im_end|> unwritten700"
+    assert processing.tokenizer(text)["input_ids"] == build_tokenizer()(text)["input_ids"]
 
 
 @pytest.mark.heavy

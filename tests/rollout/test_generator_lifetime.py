@@ -20,7 +20,7 @@ from cepo.errors import ConfigError, EngineError
 from cepo.models.families import FAMILIES
 from cepo.models.processing import Processing
 from cepo.rollout import vllm_engine, vllm_process
-from cepo.rollout.factory import choose_generator
+from cepo.rollout.factory import MOST_BANNED_ON_GPU, choose_generator
 from cepo.rollout.generator import GenerationRequest, GeneratorSettings, SamplingSettings
 
 pytestmark = pytest.mark.heavy
@@ -92,6 +92,28 @@ def test_auto_says_that_transformers_replaces_vllm(
     assert "vLLM is not installed: the transformers generator is used instead, which samples more slowly" in caplog.text
     with pytest.raises(ConfigError, match="vLLM is not installed"):
         choose_generator(dataclasses.replace(settings, name="vllm"), FAMILIES[0], "cpu")
+
+
+def test_more_bans_than_vllms_gpu_sampler_takes_are_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a GPU, where tokens are drawn by the trainer's own code, their number has no limit."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    settings = GeneratorSettings(model_path="org/model", dtype="bf16", max_model_len=8)
+    assert choose_generator(settings, FAMILIES[0], "cpu", num_banned=151_449) == "vllm"
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert choose_generator(settings, FAMILIES[0], "cuda", num_banned=1024) == "vllm"
+    with caplog.at_level(logging.WARNING):
+        assert choose_generator(settings, FAMILIES[0], "cuda", num_banned=1025) == "transformers"
+    assert "1,025 of the model's token ids must never be sampled" in caplog.text
+    with pytest.raises(ConfigError, match=r"bans at most 1,024 \(MAX_NUM_LOGIT_BIAS_TOKENS\); give the model's full"):
+        choose_generator(dataclasses.replace(settings, name="vllm"), FAMILIES[0], "cuda", num_banned=1025)
+
+
+@pytest.mark.heavy
+def test_the_limit_of_bans_is_the_installed_vllms() -> None:
+    limits = pytest.importorskip("vllm.v1.worker.gpu.sample.logit_bias", reason="vLLM is not installed")
+    assert limits.MAX_NUM_LOGIT_BIAS_TOKENS == MOST_BANNED_ON_GPU
 
 
 def test_images_on_several_threads_give_one_threads_samples(
