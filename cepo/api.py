@@ -141,7 +141,7 @@ def push(checkpoint: Path | str, name: str, *, private: bool = True) -> str:
         ConfigError: `name` is not a repository's, or no token is set.
         CheckpointError: the checkpoint cannot be read, or the hub cannot be reached or rejects the upload.
     """
-    from cepo.commands.merge import publish_checkpoint
+    from cepo.report.publishing import publish_checkpoint
 
     return publish_checkpoint(Path(checkpoint), name, private=private)
 

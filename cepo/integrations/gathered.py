@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from cepo.algorithms import Estimator, build_estimator
 from cepo.algorithms.readings import Readings, possible_rows, readings_of
+from cepo.algorithms.token_batches import at_last_token
 from cepo.config.worker_schema import RewardConfig
 from cepo.data.contexts import ReferenceTexts, mask_for
 from cepo.errors import ConfigError, DataError
@@ -148,7 +149,7 @@ class Credit:
 
         mask = pad_sequence([torch.tensor(row.own) for row in rows], batch_first=True)  # (B, T)
         width = mask.shape[1]
-        token_rewards = _at_last_own_token(rewards, mask)
+        token_rewards = at_last_token(rewards, mask)
         if penalties is not None:
             token_rewards = token_rewards - penalties[:, :width].float().where(mask, 0.0)
         batch = TokenBatch(
@@ -233,14 +234,6 @@ class Credit:
             return Hint() if row.has_images else None
         text = self._wording.reference_text(reference)
         return Hint(text=text) if text else None
-
-
-def _at_last_own_token(rewards: Tensor, mask: Tensor) -> Tensor:
-    """Returns (B, T) the rewards, (B,), at the last token of each row that the policy wrote, 0 elsewhere."""
-    last = mask.shape[1] - 1 - mask.flip(1).int().argmax(dim=1)
-    token_rewards = torch.zeros(mask.shape)
-    token_rewards[torch.arange(len(rewards)), last] = rewards
-    return token_rewards
 
 
 class _Scored:

@@ -20,6 +20,7 @@ import numpy
 
 from cepo.algorithms import Estimator, available_estimators, build_estimator, credit, section_of
 from cepo.algorithms.settings import DEFAULT_ESTIMATOR
+from cepo.algorithms.token_batches import at_last_token, response_mask_of, with_rows
 from cepo.data.images import open_image
 from cepo.files.foreign import damaged_as
 from cepo.files.trees import Fields, Tree
@@ -120,6 +121,7 @@ def _rounded(columns: Fields) -> Tree:
 
 
 def _token_batch(groups: Sequence[GroupRecord]) -> TokenBatch:
+    """Returns the batch that a method reads, of the recorded rollouts of a step; rewards are outcomes."""
     import torch
 
     rollouts: list[RolloutRecord] = []
@@ -127,21 +129,18 @@ def _token_batch(groups: Sequence[GroupRecord]) -> TokenBatch:
     for place, group in enumerate(groups):
         rollouts += group.rollouts
         group_ids += [place] * len(group.rollouts)
-    students_rows = [rollout.log_probs.get(STUDENT) or [0.0] * len(rollout.tokens) for rollout in rollouts]
+    mask = response_mask_of(torch.tensor([len(rollout.tokens) for rollout in rollouts]))
+    old_log_probs = with_rows(torch.zeros(mask.shape), _recorded_rows(rollouts, STUDENT))
     teacher_log_probs: dict[str, Tensor] = {}
     has_reference: dict[str, Tensor] = {}
     for view in rollouts[0].log_probs:
-        if view == STUDENT:
-            continue
-        rows: list[Sequence[float]] = []
-        for rollout, students_row in zip(rollouts, students_rows, strict=True):
-            rows.append(rollout.log_probs[view] or students_row)
-        teacher_log_probs[view] = _padded(rows)
-        has_reference[view] = torch.tensor([rollout.references.get(view) is not None for rollout in rollouts])
+        if view != STUDENT:
+            teacher_log_probs[view] = with_rows(old_log_probs, _recorded_rows(rollouts, view))
+            has_reference[view] = torch.tensor([rollout.references.get(view) is not None for rollout in rollouts])
     return TokenBatch(
-        token_level_rewards=_padded([[0.0] * (len(rollout.tokens) - 1) + [rollout.reward] for rollout in rollouts]),
-        response_mask=_padded([[1.0] * len(rollout.tokens) for rollout in rollouts]).bool(),
-        old_log_probs=_padded(students_rows),
+        token_level_rewards=at_last_token(torch.tensor([rollout.reward for rollout in rollouts]), mask),
+        response_mask=mask,
+        old_log_probs=old_log_probs,
         group_ids=torch.tensor(group_ids),
         teacher_log_probs=teacher_log_probs,
         correct=torch.tensor([rollout.right for rollout in rollouts]),
@@ -149,12 +148,16 @@ def _token_batch(groups: Sequence[GroupRecord]) -> TokenBatch:
     )
 
 
-def _padded(rows: Sequence[Sequence[float]]) -> Tensor:
-    """Returns (B, T) the rows, with zeros up to the longest."""
+def _recorded_rows(rollouts: Sequence[RolloutRecord], view: str) -> dict[int, Tensor]:
+    """Returns the log-probs of the rollouts that a view scored, by their place."""
     import torch
 
-    longest = max(len(row) for row in rows)
-    return torch.tensor([[*row, *[0.0] * (longest - len(row))] for row in rows])
+    rows: dict[int, Tensor] = {}
+    for row, rollout in enumerate(rollouts):
+        log_probs = rollout.log_probs.get(view)
+        if log_probs is not None:
+            rows[row] = torch.tensor(log_probs)
+    return rows
 
 
 def _comparable(run: RunData, groups: Sequence[GroupRecord]) -> Iterator[tuple[str, Estimator]]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from cepo.algorithms.token_batches import with_rows
 from cepo.config.schema import AlgorithmConfig
 from cepo.data.batch import OWN_VIEW, CriticBatch, OptimizerBatch, RowName
 from cepo.losses.aggregation import LossDenominators
@@ -72,11 +73,11 @@ def scored_batch(
 
 def with_scored(log_probs: Tensor, scored: Mapping[RowName, Tensor], view: str = OWN_VIEW) -> Tensor:
     """Returns (B, T) `log_probs`, with those of the scored rows, (response length,), in place of the view's."""
-    result = log_probs.clone()
+    rows: dict[int, Tensor] = {}
     for (name, row), row_log_probs in scored.items():
         if name == view and row is not None:
-            result[row, : len(row_log_probs)] = row_log_probs
-    return result
+            rows[row] = row_log_probs
+    return with_rows(log_probs, rows)
 
 
 def restricted(

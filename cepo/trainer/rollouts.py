@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from cepo.algorithms.token_batches import at_last_token, response_mask_of
 from cepo.data.batch import OWN_VIEW, ScoringRow
 from cepo.data.contexts import Problem
 from cepo.metrics import Metric, Metrics
@@ -50,8 +51,7 @@ class Rollouts:
     @cached_property
     def response_mask(self) -> Tensor:
         """(B, T) True on response tokens, where T is the length of the longest response."""
-        lengths = torch.tensor([len(generation.response_ids) for generation in self.generations])
-        return torch.arange(int(lengths.max())).unsqueeze(0) < lengths.unsqueeze(1)
+        return response_mask_of(torch.tensor([len(generation.response_ids) for generation in self.generations]))
 
     @cached_property
     def finished(self) -> Tensor:
@@ -66,10 +66,7 @@ class Rollouts:
     @cached_property
     def token_level_rewards(self) -> Tensor:
         """(B, T) the outcome reward at the last response token, 0 elsewhere."""
-        rewards = torch.zeros(self.response_mask.shape)
-        last = self.response_mask.sum(dim=1) - 1
-        rewards[torch.arange(len(last)), last] = self.rewards
-        return rewards
+        return at_last_token(self.rewards, self.response_mask)
 
     def rows_of(self, number: int) -> range:
         return range(number * self.group_size, (number + 1) * self.group_size)
