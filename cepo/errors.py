@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -47,10 +48,26 @@ class WorkerLostError(EngineError):
     """A worker died or hangs. The run can continue from its last checkpoint with new workers."""
 
 
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
+    """Returns the known spelling that is nearest to a misspelt name; None if none is near.
+
+    Case, hyphens and underscores do not count: `GRPO` is near `grpo`, and `save-freq` near `save_freq`.
+    """
+    spellings: dict[str, str] = {}
+    for spelling in known:
+        spellings.setdefault(_folded(spelling), spelling)
+    nearest = difflib.get_close_matches(_folded(name), list(spellings), n=1, cutoff=0.6)
+    return spellings[nearest[0]] if nearest else None
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns a sentence fragment with the nearest known spelling; empty if none is near."""
-    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f" Did you mean '{nearest[0]}'?" if nearest else ""
+    nearest = nearest_name(name, known)
+    return "" if nearest is None else f" Did you mean '{nearest}'?"
+
+
+def _folded(name: str) -> str:
+    return name.casefold().replace("-", "_")
 
 
 def place_in(error: BaseException, files: Iterable[str | Path]) -> str | None:
@@ -58,3 +75,27 @@ def place_in(error: BaseException, files: Iterable[str | Path]) -> str | None:
     own = {str(Path(file).expanduser().resolve()): file for file in files}
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in own]
     return f"{own[frames[-1].filename]}, line {frames[-1].lineno}, in {frames[-1].name}" if frames else None
+
+
+_UNUSABLE = {
+    errno.EACCES,
+    errno.EDQUOT,
+    errno.EEXIST,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENOSPC,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+}
+"""The errors of the operating system that say something about a place on the disk, not about our code."""
+
+
+def unusable_place(error: BaseException) -> str | None:
+    """Describes a place on the disk that cannot be written, and how to choose another; None for any other error."""
+    if not isinstance(error, OSError) or error.errno not in _UNUSABLE or error.filename is None:
+        return None
+    return (
+        f"{error.filename}: {error.strerror}. Choose another place: trainer.save_checkpoint_path for the run, "
+        "XDG_CACHE_HOME for the caches of cepo, HF_HOME for downloads, TMPDIR for temporary files"
+    )

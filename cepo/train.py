@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import sys
+
+if __name__ == "__main__" and not __package__:
+    # As a file, this folder comes first on the path, and its types.py hides the standard library's from every import below.
+    sys.stderr.write("run the module, not its file: python3 -m cepo.train config=FILE a.b.c=value ...\n")
+    raise SystemExit(2)
+
+import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 from types import ModuleType
@@ -12,7 +18,8 @@ from typing import TYPE_CHECKING
 from cepo.config import RunConfig, dump_for_record, load_config
 from cepo.config.record import decisive_settings, run_identity
 from cepo.doctor import preflight
-from cepo.errors import CepoError, WorkerLostError, place_in
+from cepo.doctor.launched import require_one_process
+from cepo.errors import CepoError, ConfigError, WorkerLostError, place_in, unusable_place
 from cepo.files.own_folders import remove_left_behind
 from cepo.hardware import reserve_memory_in_growing_segments
 from cepo.runtime.reach import prepare_own_cluster
@@ -53,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = None
     with interrupts.handled():
         try:
+            require_one_process()
             config = load_config(arguments)
             train(config)
         except CepoError as error:
@@ -64,6 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             if interrupts.is_heard():  # a library has made it of the interruption
                 logger.warning("%s: %s", type(error).__name__, error)
                 return _interrupted(config)
+            unusable = unusable_place(error)
+            if unusable is not None:
+                logger.error("%s", unusable)
+                return EXIT_USER_ERROR
             where = None if config is None else place_in(error, config.trainer.plugins)
             if where is None:
                 raise
@@ -105,6 +117,11 @@ def train(config: RunConfig, *, callbacks: Sequence[Callback] = ()) -> Run:
     """
     from cepo.report.page import open_run
 
+    if not isinstance(config, RunConfig):  # a name is likely: the other functions of `cepo` take names
+        raise ConfigError(
+            f"cepo.train takes a configuration, got {config!r}; write cepo.train(cepo.load_config({config!r}))"
+        )
+    require_one_process()
     with live_view():
         preflight.check_run(config)
         _train_in_its_folder(config, callbacks)

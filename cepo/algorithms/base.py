@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from cepo.algorithms import credit, settings
 from cepo.algorithms.settings import NegativeConfig, TeacherConfig
+from cepo.errors import ConfigError
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
@@ -83,6 +84,19 @@ class Estimator(ABC):
     @abstractmethod
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         """Computes the learning signal of every response token at the 0-based rollout step `step`."""
+
+    def checked_signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
+        """Returns `signal`; raises `ConfigError` if a method of the user's returns no `TokenSignal`, or another shape."""
+        signal: object = self.signal(batch, step=step)
+        name = f"{type(self).__qualname__}.signal"
+        remedy = "return cepo.types.TokenSignal(advantages=...) with a tensor (B, T), the shape of batch.response_mask"
+        if not isinstance(signal, TokenSignal):
+            raise ConfigError(f"{name} returned a {type(signal).__name__}; {remedy}")
+        shape = tuple(signal.advantages.shape)
+        expected_shape = tuple(batch.response_mask.shape)
+        if shape != expected_shape:
+            raise ConfigError(f"{name} returned advantages of shape {shape} for {expected_shape}; {remedy}")
+        return signal
 
 
 class GroupRelativeEstimator(Estimator):

@@ -26,7 +26,8 @@ _EstimatorType = TypeVar("_EstimatorType", bound="type[Estimator]")
 def register_estimator(name: str) -> Callable[[_EstimatorType], _EstimatorType]:
     """Decorates a class to register it as `algorithm.adv_estimator=<name>`, with its `Config` as a section.
 
-    Raises `ConfigError`: another class has this name, or a field has the name of a shared section and another type.
+    Raises `ConfigError`: another class has this name, the class lacks `signal`, or a field has the name of a shared section
+    and another type.
     """
     return METHODS.register(name)
 

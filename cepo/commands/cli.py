@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,9 +12,11 @@ import click
 from click.shell_completion import get_completion_class
 
 from cepo import __version__
-from cepo.errors import CepoError, did_you_mean
+from cepo.commands.forms import Forms
+from cepo.errors import CepoError, ConfigError, did_you_mean
 from cepo.terminal import interrupts
 from cepo.terminal.lines import print_plain
+from cepo.terminal.words import settings_in
 
 _USAGE_ERROR = 2
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -23,18 +25,24 @@ _WORDS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 def _settings_given(ctx: click.Context, _: click.Parameter, words: Sequence[str]) -> Sequence[str]:
-    """Refuses a word that can only be a misspelt option of the command; the reader of the configuration checks the rest."""
+    """Returns the settings as `key=value`; refuses a word that can only be a misspelt option of the command."""
+    try:
+        settings = settings_in(words)
+    except ConfigError as error:
+        raise click.UsageError(str(error), ctx) from None
     options = [parameter for parameter in ctx.command.params if isinstance(parameter, click.Option)]
     if all(option.is_flag for option in options):
-        return words
+        return settings
     known = ["config", *(str(option.name) for option in options)]
-    for word in words:
-        key = word.partition("=")[0]
+    for setting in settings:
+        key = setting.partition("=")[0]
         if "." not in key and key != "config":
             forms = ", ".join(f"{name}=..." for name in known)
-            suggestion = did_you_mean(key.lstrip("-"), known)
-            raise click.UsageError(f"argument '{word}':{suggestion} Accepted: {forms}, and settings a.b.c=value", ctx)
-    return words
+            suggestion = did_you_mean(key, known)
+            raise click.UsageError(
+                f"argument '{setting}':{suggestion} Accepted: {forms}, and settings a.b.c=value", ctx
+            )
+    return settings
 
 
 takes_settings = click.argument(
@@ -43,7 +51,7 @@ takes_settings = click.argument(
 
 
 class Command(click.Command):
-    """A command whose options may also be written like settings: `out=FILE` for `--out FILE`.
+    """A command whose arguments may be written in three forms: `--out FILE`, `out=FILE`, or by their position.
 
     An error of cepo or of the operating system becomes a message on standard error and exit code 2.
     """
@@ -54,7 +62,8 @@ class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # The reader of the configuration explains a word that begins with dashes.
         ctx.ignore_unknown_options = any(parameter.name == "settings" for parameter in self.params)
-        return super().parse_args(ctx, list(self._options_of(ctx, args)))
+        words = args if ctx.resilient_parsing else Forms(self).rewritten(args, ctx)
+        return super().parse_args(ctx, words)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -62,21 +71,6 @@ class Command(click.Command):
         except self.explained as error:
             print_plain(f"{ctx.command_path}: {error}", to_stderr=True)
             return _USAGE_ERROR
-
-    def _options_of(self, ctx: click.Context, words: Sequence[str]) -> Iterator[str]:
-        options: dict[str, click.Option] = {}
-        for parameter in self.params:
-            if isinstance(parameter, click.Option):
-                options |= dict.fromkeys(parameter.opts, parameter)
-        for word in words:
-            name, separator, value = word.partition("=")
-            name = f"--{name.removeprefix('--').replace('_', '-')}"
-            if not separator or name not in options:
-                yield word
-            elif not options[name].is_flag:
-                yield f"{name}={value}"
-            elif ctx.resilient_parsing or click.BOOL.convert(value, options[name], ctx):
-                yield name
 
 
 class Training(Command):

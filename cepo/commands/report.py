@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cepo.errors import ConfigError
+from cepo.run_folder.layout import run_folder_of
 from cepo.terminal.lines import print_plain
 from cepo.terminal.live_view import SafeConsole
 
@@ -30,6 +31,7 @@ def write_report_of_run(
     from cepo.algorithms import load_plugin
     from cepo.report.page import run_summary, save_curves, write_report
 
+    run = run_folder_of(run)
     for plugin in plugins:
         load_plugin(plugin)
     SafeConsole().print(run_summary(run))
@@ -72,7 +74,7 @@ def compare_runs_or_tables(runs: Sequence[str], out: Sequence[Path]) -> None:
     from cepo.report.drawing import save_figure
     from cepo.report.score_tables import TABLE_FORMATS, terminal_blocks, write_table
 
-    folders = [Path(run) for run in runs]
+    folders = [run_folder_of(Path(run)) for run in runs]
     are_scored = all(is_scored(run) for run in runs)  # evaluations and tables, which have no curves
     endings = [*TABLE_FORMATS, ".html"]
     if not are_scored:

@@ -19,6 +19,8 @@ from cepo.files.trees import Tree, is_mapping, leaves
 from cepo.run_folder.layout import last_checkpoint
 from cepo.sections.reader import default_tree
 
+_OTHER_FUNCTION = re.compile(r"(?P<module>[\w./-]+?)(?:\.py)?(?:::|:|\.|#|/)(?P<function>[A-Za-z_]\w*)(?:\(\))?")
+"""Matches `module.function`, `file.py::function`, `file:function` and the like."""
 INSTALL_BITSANDBYTES = "pip install 'bitsandbytes>=0.49'"
 
 
@@ -269,10 +271,21 @@ def _check_rewards(reward: RewardConfig) -> None:
 
 
 def _require_function(key: str, name: str) -> None:
+    name = name.removeprefix(":")  # what is left of a text without a colon
     file, function = split_function(name)
     if not file.endswith(".py") or not function.isidentifier():
-        raise ConfigError(f"{key}={name} must have the form path/file.py:function.")
+        raise ConfigError(f"{key}={name} must have the form path/file.py:function.{_near_function(name)}")
     require_file(key, file)
+
+
+def _near_function(name: str) -> str:
+    """Returns " Did you mean 'FILE.py:FUNCTION'?" for other ways to name a function of a file; empty for other texts."""
+    parts = _OTHER_FUNCTION.fullmatch(name)
+    if parts is None:
+        return ""
+    module = parts["module"]
+    file = module if "/" in module else module.replace(".", "/")
+    return f" Did you mean '{file}.py:{parts['function']}'?"
 
 
 def plan_lines(config: RunConfig) -> list[str]:

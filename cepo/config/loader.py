@@ -13,14 +13,14 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from cepo.algorithms import available_estimators, estimator_class, load_plugin, section_of
 from cepo.algorithms.registry import own_fields, path_of, presets_of
-from cepo.algorithms.settings import SharedSettings
-from cepo.config.easyr1 import EASYR1_KEYS, report_engine_keys, without_engine_keys
+from cepo.config.easyr1 import EASYR1_KEYS, is_explained, report_engine_keys, without_engine_keys
 from cepo.config.paths import located
 from cepo.config.schema import RunConfig, RunSettings, TrainerConfig
 from cepo.config.sources import Origins, Source, read_arguments
+from cepo.config.unknown_keys import require_known_keys
 from cepo.config.worker_schema import WorkerConfig
 from cepo.errors import ConfigError, did_you_mean, place_in
-from cepo.files.trees import Fields, Tree, is_dict, is_mapping, leaves, texts_of, with_texts
+from cepo.files.trees import Fields, Tree, is_dict, is_mapping, texts_of, with_texts
 from cepo.losses import available_losses, loss_class
 from cepo.losses.registry import SHARED as SHARED_BY_LOSSES
 from cepo.losses.registry import loss_presets_of, own_loss_fields
@@ -34,7 +34,6 @@ logger = logging.getLogger(__name__)
 _Keys = tuple[str, ...]
 _ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\b")
 _REFERENCE = re.compile(r"\$\{\s*([\w.-]+)\s*\}")
-_SHARED_KEYS = [key for key, _ in leaves(default_tree(SharedSettings))]
 # Runs with another trainer.seed alone would otherwise see the same rows and, at first, the same responses.
 _ONE_SEED: Tree = {"data": {"seed": "${trainer.seed}"}, "worker": {"rollout": {"seed": "${trainer.seed}"}}}
 
@@ -64,6 +63,7 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
     with interrupts.loading():
         _load_plugins(merged, origins)
     presets = _presets(merged, origins)
+    require_known_keys(merged, origins, is_explained=is_explained)
     if presets:
         merged = _merged(sources, merged_trees(defaults, presets))
     tree, without_effect = without_engine_keys(_resolved(merged, origins), origins)
@@ -102,7 +102,9 @@ def _read_run(tree: Tree, origins: Origins) -> RunConfig:
         if name in algorithm:
             written_sections[name] = algorithm.pop(name)
     for name, section in written_sections.items():
-        _require_own_keys(name, section or {}, origins)
+        if not is_mapping(section or {}):
+            path = f"algorithm.{name}"
+            raise origins.error(path, f"{path} must be a section with keys, got {section!r}.")
     settings = origins.read(RunSettings, tree, elsewhere=(*EASYR1_KEYS, *methods_keys))
     shared = dataclasses.asdict(settings.algorithm)
     methods: dict[str, Tree] = {}
@@ -143,24 +145,6 @@ def _with_losses(worker: WorkerConfig, origins: Origins) -> WorkerConfig:
     if own_settings == actor.loss:
         return worker
     return dataclasses.replace(worker, actor=dataclasses.replace(actor, loss=own_settings))
-
-
-def _require_own_keys(name: str, section: object, origins: Origins) -> None:
-    """Checks a method's section, which until version 0.3 had the settings that the methods now share."""
-    path = f"algorithm.{name}"
-    fields = own_fields(name)
-    if not is_mapping(section):
-        raise origins.error(path, f"{path} must be a section with keys, got {section!r}.")
-    for key, _ in leaves(section):
-        field, _, _ = key.partition(".")
-        if not key or field in fields:
-            continue
-        shared_name = "lam" if key == "gae_lambda" else key
-        moved = [shared_key for shared_key in _SHARED_KEYS if f".{shared_key}".endswith(f".{shared_name}")]
-        suggestion = did_you_mean(key, [*fields, *_SHARED_KEYS])
-        if moved:
-            suggestion = f" Did you mean 'algorithm.{min(moved, key=len)}'?"
-        raise origins.error(f"{path}.{key}", f"unknown key '{path}.{key}'.{suggestion}")
 
 
 def _merged(sources: Sequence[Source], defaults: Tree) -> Tree:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from cepo.config.paths import HUB_NAME, MICROGEO_DATA, MICROGEO_MODELS, find_path, searched, split_source
+from cepo.config.paths import HUB_NAME, MICROGEO_DATA, MICROGEO_MODELS, find_path, near_path, searched, split_source
 from cepo.errors import ConfigError, ForeignFileError, did_you_mean
 from cepo.files.foreign import read_text
 from cepo.run_folder.layout import last_checkpoint
 
+_HUB_ADDRESS = re.compile(
+    r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://)(?:datasets/|models/)?(?P<name>[\w.-]+/[\w.-]+)"
+)
+_ORGANISATIONS = {
+    "qwen": "Qwen",
+    "internvl": "OpenGVLab",
+    "smolvlm": "HuggingFaceTB",
+    "smollm": "HuggingFaceTB",
+    "gemma": "google",
+    "llava": "llava-hf",
+}
+"""The organisation on the hub of each family of models, by the beginning of their names."""
 _DATA_ENDINGS = (".parquet", ".json", ".jsonl", ".csv", ".tsv", ".arrow")
 
 
@@ -26,7 +39,7 @@ def require_file(key: str, path: str | Path | None) -> None:
         return
     file = find_path(str(path))
     if file is None or not file.is_file():
-        raise ConfigError(f"{key}={path}: there is no such file ({searched(str(path))}).")
+        raise ConfigError(f"{key}={path}: there is no such file ({searched(str(path))}).{near_path(str(path))}")
     try:
         read_text(file)
     except ForeignFileError as error:
@@ -38,7 +51,7 @@ def require_folder(key: str, path: str | None) -> None:
         return
     folder = find_path(path)
     if folder is None or not folder.is_dir():
-        raise ConfigError(f"{key}={path}: there is no such folder.")
+        raise ConfigError(f"{key}={path}: there is no such folder ({searched(path)}).{near_path(path)}")
 
 
 def _is_embedded(key: str, name: str, known: Sequence[str]) -> bool:
@@ -54,6 +67,7 @@ def _is_embedded(key: str, name: str, known: Sequence[str]) -> bool:
 def require_data(key: str, name: str) -> None:
     if _is_embedded(key, name, MICROGEO_DATA) or (name and find_path(name) is not None):
         return
+    _refuse_address(key, name)
     path, split = split_source(name)
     has_bad_split = split is not None and (not split or "@" in split)
     if has_bad_split or not path:
@@ -62,7 +76,9 @@ def require_data(key: str, name: str) -> None:
         )
     is_hub_name = HUB_NAME.fullmatch(path) is not None and not path.endswith(_DATA_ENDINGS)
     if find_path(path) is None and not is_hub_name:
-        raise ConfigError(f"{key}={name}: not found ({searched(path)}); it is also not a hub name (org/name@split).")
+        raise ConfigError(
+            f"{key}={name}: not found ({searched(path)}); it is also not a hub name (org/name@split).{near_path(path)}"
+        )
 
 
 def require_model(key: str, name: str | None) -> None:
@@ -71,8 +87,12 @@ def require_model(key: str, name: str | None) -> None:
         return
     folder = find_path(name)
     if folder is None:
+        _refuse_address(key, name)
         if not HUB_NAME.fullmatch(name):
-            raise ConfigError(f"{key}={name}: not found ({searched(name)}); it is also not a hub name (org/name).")
+            near = near_path(name) or _with_organisation(name)
+            raise ConfigError(
+                f"{key}={name}: not found ({searched(name)}); it is also not a hub name (org/name).{near}"
+            )
         return
     if not folder.is_dir():
         raise ConfigError(f"{key}={name} is a file; a model is a folder with config.json and weights.")
@@ -89,6 +109,21 @@ def require_model(key: str, name: str | None) -> None:
             f"{key}={name} is an adapter without its model. Export it with `cepo merge --checkpoint {folder} "
             "--out FOLDER` and give FOLDER."
         )
+
+
+def _refuse_address(key: str, name: str) -> None:
+    """Raises `ConfigError` if a page of the hub is named by its address, with the hub name that it stands for."""
+    address = _HUB_ADDRESS.match(name)
+    if address is not None:
+        raise ConfigError(f"{key}={name} is an address; write the hub name, {key}={address['name']}.")
+
+
+def _with_organisation(name: str) -> str:
+    """Returns " Did you mean 'ORG/NAME'?" for a model's name without its organisation; empty if that is not known."""
+    for beginning, organisation in _ORGANISATIONS.items():
+        if "/" not in name and name.casefold().startswith(beginning):
+            return f" Did you mean '{organisation}/{name}'?"
+    return ""
 
 
 def require_weights(model_path: str) -> None:

@@ -9,6 +9,8 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 import cepo
+from cepo.errors import did_you_mean
+from cepo.files.near import near_path
 
 PACKAGE_FOLDER = Path(cepo.__file__).resolve().parent
 _IN_WHEEL = PACKAGE_FOLDER / "shipped"
@@ -141,14 +143,37 @@ def find_config_file(path: str) -> Path | None:
     return None
 
 
+def find_base_file(folder: Path, name: str) -> Path | None:
+    """Returns the file that a configuration in `folder` names by its key `base`: relative to it, else a shipped one."""
+    beside = folder / name
+    if _exists(beside) and beside.is_file():
+        return beside
+    shipped = SHIPPED_FOLDER / "configs"
+    for candidate in (shipped / name, shipped / f"{name}.yaml"):
+        if _exists(candidate) and candidate.is_file():
+            return candidate
+    return None
+
+
+def config_names() -> list[str]:
+    """Returns the names of the shipped configurations, such as `geo3k/cepo`."""
+    folder = SHIPPED_FOLDER / "configs"
+    return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("*.yaml"))
+
+
+def near_config_name(path: str) -> str:
+    """Returns " Did you mean 'NAME'?" for a shipped configuration or a file on the disk whose name is near; else empty."""
+    name = path.removeprefix("configs/").removesuffix(".yaml")
+    return did_you_mean(name, config_names()) or near_path(path)
+
+
 def searched(path: str) -> str:
     """Describes for an error message where a path was looked up."""
     if Path(path).is_absolute():
         return "an absolute path"
-    return (
-        f"looked in the working directory {Path.cwd()} and among the shipped files in {SHIPPED_FOLDER}, whose names are such "
-        "as geo3k/cepo"
-    )
+    if Path(path).parts[:1] and Path(path).parts[0] in _SHIPPED_FOLDERS:
+        return f"looked in the working directory {Path.cwd()} and among the shipped files in {SHIPPED_FOLDER}"
+    return f"looked in the working directory {Path.cwd()}"
 
 
 def split_function(name: str) -> tuple[str, str]:

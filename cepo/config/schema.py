@@ -171,7 +171,8 @@ class TrainerConfig:
         "console",
         "file",
     ]
-    """Where metrics are written; wandb, mlflow, swanlab and trackio need the extra `trackers`."""
+    """Where metrics are written, beside the records in the run folder (`file`), which every run has; wandb, mlflow, swanlab
+    and trackio need the extra `trackers`."""
     launcher: Literal["auto", "local", "ray"] = "auto"
     """Where the workers run. local: in this process; ray: one process per device under Ray; auto: ray for more than one
     device."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,14 +11,14 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from cepo.config.paths import find_config_file, find_path, searched
+from cepo.config.paths import find_base_file, find_config_file, find_path, near_config_name, searched
 from cepo.errors import ConfigError, DataError
 from cepo.files.foreign import read_text
 from cepo.files.trees import Tree, is_mapping, leaves
 from cepo.sections.reader import SectionError, read_section
+from cepo.terminal.words import settings_in
 
 _Section = TypeVar("_Section")
-_ARGUMENT_KEY = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 
 
@@ -78,7 +77,10 @@ def read_files(path: str) -> list[Source]:
             raise ConfigError(
                 f"config={path} is a folder; name a YAML file. Those in it: {', '.join(names) or 'none'}."
             )
-        raise ConfigError(f"config={path}: there is no such file ({searched(path)}).")
+        raise ConfigError(
+            f"config={path}: there is no such file ({searched(path)}).{near_config_name(path)} The shipped configurations have "
+            "names such as geo3k/cepo."
+        )
     sources: list[Source] = []
     visited: list[Path] = []
     while file is not None:
@@ -122,9 +124,13 @@ def read_file(path: Path, *, within: Path | None = None) -> tuple[Source, Path |
         return Source(tree, Origins(places)), None
     if not isinstance(base, str):
         raise ConfigError(f"{places['base']}: base must be the path of a YAML file, got {base!r}.")
-    base_file = path.parent / base
-    if not base_file.is_file():
-        raise ConfigError(f"{places['base']}: base file {base} does not exist (looked for {base_file}).")
+    base_file = find_base_file(path.parent, base)
+    if base_file is None:
+        near = near_config_name(base)
+        raise ConfigError(
+            f"{places['base']}: base file {base} does not exist.{near} Looked for {path.parent / base}, and among the shipped "
+            "configurations, whose names are such as microgeo/base."
+        )
     return Source(tree, Origins(places)), base_file
 
 
@@ -141,20 +147,17 @@ def _collect_lines(node: yaml.Node | None, prefix: str, file: str, places: dict[
 
 
 def read_argument(argument: str) -> Source:
-    """Returns the source of one `a.b.c=value` argument; raises `ConfigError` for another form or invalid YAML."""
-    key, separator, value = argument.partition("=")
-    if not separator or not _ARGUMENT_KEY.fullmatch(key):
-        bare = argument.lstrip("-+~")
-        if bare.endswith((".yaml", ".yml")) and not separator:
-            raise ConfigError(f"argument '{argument}': a YAML file is named as config={bare}.")
-        hint = " Write it without the leading dashes." if argument.startswith("-") else ""
-        raise ConfigError(f"argument '{argument}': settings have the form a.b.c=value.{hint}")
+    """Returns the source of one setting `a.b.c=value`; raises `ConfigError` for an invalid value."""
+    key, _, value = argument.partition("=")
     try:
         tree = cast("Tree", OmegaConf.to_container(OmegaConf.from_dotlist([argument])))
         has_comment = _ends_in_comment(value)
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or str(error)  # only some errors have this attribute
-        raise ConfigError(f"argument '{argument}': the value is not valid YAML: {problem}. Quote it.") from error
+        raise ConfigError(
+            f"argument '{argument}': the value is not valid YAML: {problem}. Write a text with special characters in quotes "
+            f"within quotes: {key}='\"...\"'"
+        ) from error
     except (OmegaConfBaseException, ValueError, TypeError, AssertionError, RecursionError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ConfigError(f"argument '{argument[:200]}': {reason}.") from error
@@ -169,6 +172,12 @@ def read_argument(argument: str) -> Source:
             f"argument {argument!a}: YAML would make a space of the line end; give a value in one line, or quoted as in "
             'key="one\\ntwo".'
         )
+    for name, entry in leaves(tree):
+        entry_name, colon, entry_value = name.rpartition(".")[2].partition(":")
+        if entry is None and colon:
+            raise ConfigError(
+                f"argument {argument!a}: YAML needs a blank after the colon of an entry: '{key}={{{entry_name}: {entry_value}}}'"
+            )
     places: dict[str, str] = {}
     _collect_argument_keys(tree, "", f"argument '{argument}'", places)
     return Source(tree, Origins(places, {key: value}))
@@ -194,8 +203,8 @@ def read_arguments(argv: Sequence[str]) -> list[Source]:
         raise ConfigError(
             "nothing is configured: give config=FILE, for example config=configs/microgeo/base.yaml, and settings a.b.c=value"
         )
-    _refuse_spaces(argv)
-    files = [argument.removeprefix("config=") for argument in argv if argument.startswith("config=")]
+    settings = settings_in(argv)
+    files = [setting.removeprefix("config=") for setting in settings if setting.startswith("config=")]
     if len(files) > 1:
         raise ConfigError(
             f"config= is given {len(files)} times: {', '.join(files)}. Name one file; it may have a `base:`."
@@ -203,21 +212,7 @@ def read_arguments(argv: Sequence[str]) -> list[Source]:
     sources: list[Source] = []
     if files:
         sources += read_files(files[0])
-    for argument in argv:
-        if not argument.startswith("config="):
-            sources.append(read_argument(argument))
+    for setting in settings:
+        if not setting.startswith("config="):
+            sources.append(read_argument(setting))
     return sources
-
-
-def _refuse_spaces(argv: Sequence[str]) -> None:
-    """Raises `ConfigError` for words such as `a.b = value`, of which a shell makes two or three arguments."""
-    for previous_word, word, next_word in zip(["", *argv], argv, [*argv[1:], ""], strict=False):
-        continues_previous = word.startswith("=")
-        has_no_value = word.endswith("=")
-        if (continues_previous and previous_word) or (has_no_value and next_word and "=" not in next_word):
-            words = [word]
-            if continues_previous:
-                words.insert(0, previous_word)
-            if has_no_value:
-                words.append(next_word)
-            raise ConfigError(f"'{' '.join(words)}': write a setting without spaces: {''.join(words)}")

@@ -76,7 +76,7 @@ def signals_of(rollouts: Rollouts, methods: Mapping[str, Estimator], session: Se
     for label, method in methods.items():
         scored = {row.name: log_probs[_content_of(row)] for row in _rows(plans[label])}
         batch = scored_batch(plans[label], scored)
-        signals.append(MethodSignal(label=label, batch=batch, signal=method.signal(batch, step=FIRST_STEP)))
+        signals.append(MethodSignal(label=label, batch=batch, signal=method.checked_signal(batch, step=FIRST_STEP)))
     return signals
 
 

@@ -161,7 +161,7 @@ class Credit:
             correct=correct,
             has_reference=readings.has_reference,
         )
-        signal = estimator.signal(batch, step=step)
+        signal = estimator.checked_signal(batch, step=step)
         return replace(signal, metrics=metrics | signal.metrics)
 
     def _shown(self, readings: Readings[Hint], groups: Sequence[RolloutGroup], live: Tensor) -> tuple[Shown, Metrics]:

@@ -175,7 +175,7 @@ def _comparable(run: RunData, groups: Sequence[GroupRecord]) -> Iterator[tuple[s
 
 def _signal_columns(method: Estimator, batch: TokenBatch, groups: Sequence[GroupRecord]) -> dict[str, numpy.ndarray]:
     """Returns a method's columns (B, T): its advantages and diagnostics."""
-    signal = method.signal(batch, step=groups[0].step - 1)
+    signal = method.checked_signal(batch, step=groups[0].step - 1)
     columns = {_ADVANTAGE: signal.advantages, **signal.diagnostics}
     smallest_group = min(len(group.rollouts) for group in groups)
     if "delta" in columns and "value" not in columns and smallest_group > 1:

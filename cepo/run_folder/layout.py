@@ -69,6 +69,14 @@ def require_own_records(folder: Path, names: Sequence[str] = _WRITTEN) -> None:
         raise ForeignFileError(irregular[0], "is a link, a pipe or a device, and the run would write there; remove it")
 
 
+def run_folder_of(path: Path) -> Path:
+    """Returns the run folder that a path in it names, such as `global_step_20` or `metrics.jsonl`; else the path itself."""
+    is_inside = path.name.startswith(CHECKPOINT_PREFIX) or path.name == METRICS_FILE
+    if is_inside and (path.parent / METRICS_FILE).is_file():
+        return path.parent
+    return path
+
+
 def last_checkpoint(folder: Path) -> Path | None:
     """Returns the checkpoint that `folder` is, or the last one of the run folder that it is; None if it is neither."""
     if (folder / STATE_FILE).is_file():

@@ -12,9 +12,11 @@ from pathlib import Path
 
 from cepo.errors import DataError
 from cepo.files.foreign import damaged_as, read_objects
+from cepo.files.near import near_path
 from cepo.files.trees import Fields, Tree
 from cepo.run_folder.layout import GENERATIONS_FILE, METRICS_FILE
 
+_MOST_RUNS = 8
 LARGEST_NUMBER = 3.4028235e38
 """The largest number of float32."""
 
@@ -43,10 +45,25 @@ def read_metrics(run_folder: Path) -> list[MetricsRow]:
         raise DataError(f"{run_folder} is a file; give the run folder, {run_folder.parent}")
     path = run_folder / METRICS_FILE
     if not run_folder.is_dir():
-        raise DataError(f"run folder {run_folder} does not exist; give the one a training run wrote its records into")
+        raise DataError(
+            f"run folder {run_folder} does not exist; give the one that a training run wrote its records into."
+            f"{near_path(str(run_folder))}"
+        )
     if not path.exists():
-        raise DataError(f"{path} does not exist; a run writes it when trainer.logger contains 'file'")
+        raise DataError(
+            f"{path} does not exist, so {run_folder} is not the folder of a run that has begun.{_runs_below(run_folder)}"
+        )
     return [_metrics_row(line) for line in read_objects(path, within=run_folder)]
+
+
+def _runs_below(folder: Path) -> str:
+    """Returns a sentence that lists the run folders below a folder, at most two levels deep; empty if there are none."""
+    metrics = [*folder.glob(f"*/{METRICS_FILE}"), *folder.glob(f"*/*/{METRICS_FILE}")]
+    runs = [str(file.parent) for file in sorted(metrics)]
+    if not runs:
+        return ""
+    others = ", ..." if len(runs) > _MOST_RUNS else ""
+    return f" Runs in it: {', '.join(runs[:_MOST_RUNS])}{others}"
 
 
 def read_generations(run_folder: Path) -> Iterator[Tree]:

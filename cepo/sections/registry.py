@@ -46,13 +46,18 @@ class Registry(Generic[_Kind]):
     def register(self, name: str) -> Callable[[_Class], _Class]:
         """Decorates a class to register it under `name`, and turns its `Config` into a section if it is none.
 
-        Raises `ConfigError`: another class has this name, or a field has the name of a shared section and another type.
+        Raises `ConfigError`: another class has this name, a method is missing, or a field has the name of a shared section and another type.
         """
 
         def add(cls: _Class) -> _Class:
             if name in self.classes:
                 module = self.classes[name].__module__
                 raise ConfigError(f"{self.setting} '{name}' is already registered by {module}")
+            missing_methods = sorted(getattr(cls, "__abstractmethods__", ()))
+            if missing_methods:
+                raise ConfigError(
+                    f"{self.setting} '{name}': the class {cls.__qualname__} must define {', '.join(missing_methods)}"
+                )
             configured = cast("type[Configured]", cls)
             configured.name = name
             if not is_pydantic_dataclass(configured.Config):

@@ -92,13 +92,15 @@ class Tracker:
 def build_tracker(names: Sequence[str], run: RunDescription) -> Tracker:
     """Builds the sinks of `trainer.logger`, after it has moved an earlier run's records and checkpoints away.
 
+    The run folder always gets its records (the sink `file`), which `cepo report` and a resumed run read.
+
     Raises `ConfigError` as `check_sinks`; `CepoError`: the run folder cannot be written, or has a link in it.
     """
     check_sinks(names)
     set_aside_earlier_run(run.folder, resumed_step=run.resumed_step)
     require_own_records(run.folder)
     sinks: dict[str, Sink] = {}
-    for name in dict.fromkeys(names):
+    for name in dict.fromkeys(["file", *names]):
         try:
             sinks[name] = build_sink(name, run)
         except Exception as error:

@@ -295,7 +295,7 @@ class Trainer:
 
     def estimate(self, batch: ScoredBatch) -> TokenSignal:
         with self.clock.stage("estimate"):
-            signal = self.estimator.signal(batch, step=batch.rollouts.step)
+            signal = self.estimator.checked_signal(batch, step=batch.rollouts.step)
             return restricted(signal, batch.rollouts, batch.plan.live, batch.entropies, self.algorithm)
 
     def update(self, batch: ScoredBatch, signal: TokenSignal) -> Metrics:

@@ -1,4 +1,4 @@
-"""Handles other programs' keys, which `keys.yaml` lists: EasyR1's without effect here, its fork's, verl's and TRL's."""
+"""Handles the keys of EasyR1 that have no effect here, and those of its fork; `keys.yaml` lists them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,6 @@ class _Table:
     other_meaning: dict[str, str] = Field()
     fork: dict[str, list[str]] = Field()
     fork_families: list[str] = Field()
-    elsewhere: dict[str, str] = Field()
 
 
 TABLE = read_section(_Table, yaml.safe_load(Path(__file__).with_name("keys.yaml").read_text(encoding="utf-8")))
@@ -72,6 +71,11 @@ def engine_key_of(key: str) -> WithoutEffect | None:
     return next((ENGINE_KEYS[name] for name in around if name in ENGINE_KEYS), None)
 
 
+def is_explained(key: str) -> bool:
+    """Returns whether a dotted key is EasyR1's or its fork's, and `without_engine_keys` says what becomes of it."""
+    return key in EASYR1_KEYS or engine_key_of(key) is not None or _is_forks(key)
+
+
 def without_engine_keys(tree: Tree, origins: Origins) -> tuple[Tree, dict[str, str]]:
     """Returns the resolved tree without keys that have no effect or no value, and why by dotted key without effect.
 
@@ -82,10 +86,6 @@ def without_engine_keys(tree: Tree, origins: Origins) -> tuple[Tree, dict[str, s
     for key, value in leaves(tree, whole=EASYR1_KEYS):
         if _is_forks(key):
             replaced.append(f"\n  {key} ({origins.place_of(key)}): {_in_place_of(key, value)}")
-        for name, own in TABLE.elsewhere.items():  # of verl and TRL
-            if f"{key}.".startswith(f"{name}."):
-                ours = own + key.removeprefix(name)
-                raise origins.error(key, f"unknown key '{key}'. This is another program's name; here it is {ours}.")
         reason, entry = TABLE.unavailable.get(key, {}).get(str(value)), engine_key_of(key)
         if reason is not None:
             raise origins.error(key, f"{key}={value}: {reason}")

@@ -1,0 +1,25 @@
+"""Finds the path on the disk that a missing one was probably meant to be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cepo.errors import nearest_name
+
+
+def near_path(path: str) -> str:
+    """Returns " Did you mean 'PATH'?" for a path that exists and differs in one name from the missing `path`; else empty."""
+    missing = Path(path)
+    existing: dict[str, Path] = {}
+    wrong_name = ""
+    try:
+        folder = next(parent for parent in missing.parents if parent.is_dir())
+        wrong_name, *names_below = missing.relative_to(folder).parts
+        for entry in sorted(folder.iterdir()):
+            candidate = entry.joinpath(*names_below)
+            if candidate.exists():
+                existing[entry.name] = candidate
+    except (OSError, ValueError, StopIteration):  # too long a path, a null byte, a folder that cannot be read
+        return ""
+    nearest = nearest_name(wrong_name, existing)
+    return "" if nearest is None else f" Did you mean '{existing[nearest]}'?"

@@ -1,0 +1,139 @@
+"""Reads the words of a command line as settings, in every form that people write them, and explains what a shell made of them.
+
+`a.b=1`, `--a.b=1`, `--a.b 1` and `+a.b=1` are one setting; `--flag` alone is true. `config=FILE`, `--config FILE`, `-c FILE`
+and a bare `FILE.yaml` name the configuration.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+
+from cepo.errors import ConfigError
+
+_KEY = r"[A-Za-z_][\w-]*(?:\.[\w-]+)*"
+_SETTING = re.compile(rf"{_KEY}=.*", re.DOTALL)
+_WITH_DASHES = re.compile(rf"--?(?P<key>{_KEY})(?P<value>=.*)?", re.DOTALL)
+_WITH_PLUS = re.compile(rf"\+\+?(?P<setting>{_KEY}=.*)", re.DOTALL)
+_WITH_COLON = re.compile(rf"(?P<key>{_KEY}):(?P<value>[^/\\].*)?")
+_NUMBER = re.compile(r"-[\d.]+([eE]-?\d+)?")
+_CONFIG_NAMES = ("config", "c", "config_file", "cfg")
+_BRACKETS = {"[": "]", "{": "}"}
+_ENTRY = re.compile(r"\w+:\S*")
+_CONFIG_NAME = re.compile(r"[\w-]+/[\w-]+")
+_MOST_WORDS = 20
+
+
+def settings_in(words: Sequence[str]) -> list[str]:
+    """Returns the words as `key=value`, with the configuration as `config=FILE`.
+
+    Raises `ConfigError` for a word that is no setting, and for what a shell has split or expanded.
+    """
+    _refuse_spaces(words)
+    _refuse_split_values(words)
+    settings = [*_without_dashes(words)]
+    _refuse_expanded_braces(settings)
+    return settings
+
+
+def _without_dashes(words: Sequence[str]) -> Iterator[str]:
+    remaining = list(words)
+    while remaining:
+        word = remaining.pop(0)
+        dashed = _WITH_DASHES.fullmatch(word)
+        plus = _WITH_PLUS.fullmatch(word)
+        if dashed is not None:
+            value = dashed["value"]
+            if value is None:
+                value = f"={remaining.pop(0)}" if remaining and is_value(remaining[0]) else "=true"
+            key = dashed["key"].replace("-", "_")
+            if key in _CONFIG_NAMES:
+                key = "config"
+            yield f"{key}{value}"
+        elif plus is not None:
+            yield plus["setting"]
+        elif word.startswith("config=") or _SETTING.fullmatch(word):
+            yield word
+        elif names_configuration(word):
+            yield f"config={word}"
+        else:
+            next_word = remaining[0] if remaining else ""
+            raise ConfigError(f"argument '{word}': settings have the form a.b.c=value.{_remedy(word, next_word)}")
+
+
+def names_configuration(word: str) -> bool:
+    """Returns whether a word without a key can only be the name of a configuration."""
+    return word.endswith((".yaml", ".yml")) or _CONFIG_NAME.fullmatch(word) is not None
+
+
+def is_value(word: str) -> bool:
+    """Returns whether a word after `--key` is its value, and not the next setting."""
+    if word.startswith("-"):
+        return _NUMBER.fullmatch(word) is not None
+    return not _SETTING.fullmatch(word) or word.startswith(tuple(_BRACKETS))
+
+
+def _remedy(word: str, next_word: str) -> str:
+    colon = _WITH_COLON.fullmatch(word)
+    if word.startswith("~"):
+        return " A setting cannot be removed; write the value that it shall have, or null."
+    if colon is not None:
+        value = (colon["value"] or next_word).strip()
+        return f" Did you mean '{colon['key']}={value}'?"
+    if "." in word and next_word and is_value(next_word):
+        return f" Did you mean '{word}={next_word}'?"
+    return ""
+
+
+def _refuse_spaces(words: Sequence[str]) -> None:
+    """Raises `ConfigError` for words such as `a.b = value`, of which a shell makes two or three arguments."""
+    for previous_word, word, next_word in zip(["", *words], words, [*words[1:], ""], strict=False):
+        continues_previous = word.startswith("=")
+        has_no_value = word.endswith("=")
+        if (continues_previous and previous_word) or (has_no_value and next_word and "=" not in next_word):
+            parts = [word]
+            if continues_previous:
+                parts.insert(0, previous_word)
+            if has_no_value:
+                parts.append(next_word)
+            raise ConfigError(f"'{' '.join(parts)}': write a setting without spaces: {''.join(parts)}")
+
+
+def _refuse_split_values(words: Sequence[str]) -> None:
+    """Raises `ConfigError` for a list, a mapping or a text that begins in one word and ends in a later one."""
+    for position, word in enumerate(words):
+        key, separator, value = word.partition("=")
+        if not separator or not _is_open(value):
+            continue
+        for end in range(position + 1, min(position + _MOST_WORDS, len(words))):
+            whole_value = " ".join([value, *words[position + 1 : end + 1]])
+            if not _is_open(whole_value):
+                whole = f"{key}={whole_value}"
+                raise ConfigError(
+                    f"argument '{word}': the shell has split this setting at its spaces. Quote the whole setting: "
+                    f"{shlex.quote(whole)}"
+                )
+
+
+def _is_open(value: str) -> bool:
+    """Returns whether a value begins with a bracket or a quote that it does not close."""
+    first = value[:1]
+    if first in _BRACKETS:
+        return value.count(first) > value.count(_BRACKETS[first])
+    return first in ("'", '"') and value.count(first) % 2 == 1
+
+
+def _refuse_expanded_braces(settings: Sequence[str]) -> None:
+    """Raises `ConfigError` for `key=a:1 key=b:2`, which bash makes of `key={a:1,b:2}`."""
+    entries: dict[str, list[str]] = {}
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        entries.setdefault(key, []).append(value)
+    for key, values in entries.items():
+        if len(values) > 1 and all(_ENTRY.fullmatch(value) for value in values):
+            spaced = ", ".join(value.replace(":", ": ", 1) for value in values)
+            raise ConfigError(
+                f"{key} is given {len(values)} times, as {', '.join(values)}: the shell has expanded the braces. Quote the "
+                f"whole setting: '{key}={{{spaced}}}'"
+            )
