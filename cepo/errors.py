@@ -48,15 +48,15 @@ class WorkerLostError(EngineError):
     """A worker died or hangs. The run can continue from its last checkpoint with new workers."""
 
 
-def nearest_name(name: str, known: Iterable[str]) -> str | None:
-    """Returns the known spelling that is nearest to a misspelt name; None if none is near.
+def nearest_name(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """Returns the known spelling that is nearest to a misspelt name; None if none has a similarity of at least `cutoff`.
 
-    Case, hyphens and underscores do not count: `GRPO` is near `grpo`, and `save-freq` near `save_freq`.
+    Case, hyphens and underscores do not count: `Save-Freq` is near `save_freq`.
     """
     spellings: dict[str, str] = {}
     for spelling in known:
         spellings.setdefault(_folded(spelling), spelling)
-    nearest = difflib.get_close_matches(_folded(name), list(spellings), n=1, cutoff=0.6)
+    nearest = difflib.get_close_matches(_folded(name), list(spellings), n=1, cutoff=cutoff)
     return spellings[nearest[0]] if nearest else None
 
 

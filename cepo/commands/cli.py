@@ -27,7 +27,7 @@ _WORDS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 def _settings_given(ctx: click.Context, _: click.Parameter, words: Sequence[str]) -> Sequence[str]:
     """Returns the settings as `key=value`; refuses a word that can only be a misspelt option of the command."""
     try:
-        settings = settings_in(words)
+        settings = tuple(settings_in(words))
     except ConfigError as error:
         raise click.UsageError(str(error), ctx) from None
     options = [parameter for parameter in ctx.command.params if isinstance(parameter, click.Option)]

@@ -63,13 +63,37 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
     with interrupts.loading():
         _load_plugins(merged, origins)
     presets = _presets(merged, origins)
-    require_known_keys(merged, origins, is_explained=is_explained)
+    require_known_keys(merged, origins, accepted=EASYR1_KEYS, is_explained=is_explained)
     if presets:
         merged = _merged(sources, merged_trees(defaults, presets))
-    tree, without_effect = without_engine_keys(_resolved(merged, origins), origins)
+    resolved = _resolved(merged, origins)
+    _fit_optimizer_batch(resolved, origins)
+    tree, without_effect = without_engine_keys(resolved, origins)
     run = _read_run(tree, origins)
     report_engine_keys(without_effect, origins)
     return dataclasses.replace(run, from_environment=_environment_references(merged))
+
+
+def _fit_optimizer_batch(tree: Tree, origins: Origins) -> None:
+    """Lowers `worker.actor.global_batch_size` to `data.rollout_batch_size` where the user has chosen only the latter.
+
+    That is where the former is a default, or stands in a file and the latter among the arguments.
+    """
+    rollout_key, update_key = "data.rollout_batch_size", "worker.actor.global_batch_size"
+    actor = tree["worker"]["actor"]
+    rollout_size = tree["data"].get("rollout_batch_size")
+    update_size = actor.get("global_batch_size")
+    if not isinstance(rollout_size, int) or not isinstance(update_size, int) or update_size <= rollout_size:
+        return
+    is_default = update_key not in origins.places
+    is_overridden = rollout_key in origins.arguments and update_key not in origins.arguments
+    if is_default or is_overridden:
+        actor["global_batch_size"] = rollout_size
+    if is_overridden and not is_default:
+        logger.info(
+            "%s=%d (%s) is lowered to %s=%d",
+            update_key, update_size, origins.place_of(update_key), rollout_key, rollout_size,
+        )  # fmt: skip
 
 
 def _presets(merged: Tree, origins: Origins) -> Tree:

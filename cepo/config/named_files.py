@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import yaml
 
 from cepo.config.paths import HUB_NAME, MICROGEO_DATA, MICROGEO_MODELS, find_path, near_path, searched, split_source
 from cepo.errors import ConfigError, ForeignFileError, did_you_mean
@@ -14,15 +16,6 @@ from cepo.run_folder.layout import last_checkpoint
 _HUB_ADDRESS = re.compile(
     r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://)(?:datasets/|models/)?(?P<name>[\w.-]+/[\w.-]+)"
 )
-_ORGANISATIONS = {
-    "qwen": "Qwen",
-    "internvl": "OpenGVLab",
-    "smolvlm": "HuggingFaceTB",
-    "smollm": "HuggingFaceTB",
-    "gemma": "google",
-    "llava": "llava-hf",
-}
-"""The organisation on the hub of each family of models, by the beginning of their names."""
 _DATA_ENDINGS = (".parquet", ".json", ".jsonl", ".csv", ".tsv", ".arrow")
 
 
@@ -120,7 +113,9 @@ def _refuse_address(key: str, name: str) -> None:
 
 def _with_organisation(name: str) -> str:
     """Returns " Did you mean 'ORG/NAME'?" for a model's name without its organisation; empty if that is not known."""
-    for beginning, organisation in _ORGANISATIONS.items():
+    table = Path(__file__).with_name("hub_organisations.yaml")
+    organisations: Mapping[str, str] = yaml.safe_load(table.read_text(encoding="utf-8"))
+    for beginning, organisation in organisations.items():
         if "/" not in name and name.casefold().startswith(beginning):
             return f" Did you mean '{organisation}/{name}'?"
     return ""

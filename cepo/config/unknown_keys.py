@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,14 +14,22 @@ from cepo.errors import ConfigError, nearest_name
 from cepo.files.trees import Fields, is_mapping, leaves
 
 _MOST_NAMES = 12
+_NEAR_ELSEWHERE = 0.9
+"""How near a name of another section must be: there are so many that some name is always a little alike."""
 _LOSSES = "worker.actor.loss"
 
 
 @dataclass(frozen=True)
 class KnownKeys:
-    """The dotted keys of all settings, and a function that says which other keys are explained elsewhere."""
+    """The dotted keys of all settings.
+
+    Attributes:
+        accepted: keys of EasyR1, which may be suggested too.
+        is_explained: whether a key that is no setting is explained elsewhere.
+    """
 
     settings: Sequence[str]
+    accepted: Sequence[str]
     is_explained: Callable[[str], bool]
 
     @cached_property
@@ -60,23 +68,38 @@ class KnownKeys:
     def explained(self, key: str, value: object) -> str:
         """Returns what to write in place of an unknown key, or which keys there are."""
         section, _, name = key.rpartition(".")
+        for known in self.settings:
+            if known.casefold() == key.casefold():
+                return f"Did you mean '{known}'?"
         names = self.sections.get(section, [])
         nearby = nearest_name(name, names)
         if nearby is not None and _is_misspelt(name, nearby):
-            return f"did you mean '{_joined(section, nearby)}'?"
+            return f"Did you mean '{_joined(section, nearby)}'?"
         translation = translation_of(key, written(value))
         if translation is not None:
             return str(translation)
-        same_name = [known for known in self.settings if known.rpartition(".")[2] == name]
-        if same_name:
-            return f"did you mean '{min(same_name, key=len)}'?"
+        moved = self._moved(key)
+        if moved is not None:
+            return f"Did you mean '{moved}'?"
         if nearby is not None:
-            return f"did you mean '{_joined(section, nearby)}'?"
-        near_elsewhere = nearest_name(name, [known.rpartition(".")[2] for known in self.settings])
+            return f"Did you mean '{_joined(section, nearby)}'?"
+        near_elsewhere = nearest_name(
+            name, [known.rpartition(".")[2] for known in self.settings], cutoff=_NEAR_ELSEWHERE
+        )
         if near_elsewhere is not None:
             places = [known for known in self.settings if known.rpartition(".")[2] == near_elsewhere]
-            return f"did you mean '{min(places, key=len)}'?"
+            return f"Did you mean '{min(places, key=len)}'?"
         return self._listed(section)
+
+    def _moved(self, key: str) -> str | None:
+        """Returns the shortest known key that ends as `key` does, with as many of its last names as possible."""
+        parts = key.split(".")
+        for start in range(len(parts)):
+            ending = ".".join(parts[start:])
+            matches = [known for known in [*self.settings, *self.accepted] if f".{known}".endswith(f".{ending}")]
+            if matches:
+                return min(matches, key=len)
+        return None
 
     def _listed(self, section: str) -> str:
         while section and section not in self.sections:
@@ -85,7 +108,7 @@ class KnownKeys:
         where = f"under '{section}'" if section else "at the top"
         listed = ", ".join(names[:_MOST_NAMES])
         more = f", ... (cepo help {section} lists all {len(names)})" if len(names) > _MOST_NAMES else ""
-        return f"known {where}: {listed}{more}"
+        return f"Known {where}: {listed or '(none)'}{more}."
 
 
 def _joined(section: str, name: str) -> str:
@@ -97,19 +120,21 @@ def _is_misspelt(name: str, near: str) -> bool:
     return name.replace("-", "").replace("_", "").casefold() == near.replace("_", "").casefold()
 
 
-def require_known_keys(tree: Fields, origins: Origins, *, is_explained: Callable[[str], bool]) -> None:
+def require_known_keys(
+    tree: Fields, origins: Origins, *, accepted: Iterable[str], is_explained: Callable[[str], bool]
+) -> None:
     """Raises `ConfigError` if keys are unknown, with all of them in the order of their sources.
 
-    `is_explained` says which keys are no settings of this package and are explained elsewhere.
+    `accepted` and `is_explained` are those of `KnownKeys`.
     """
-    known = KnownKeys([setting.key for setting in all_settings()], is_explained)
+    known = KnownKeys([setting.key for setting in all_settings()], list(accepted), is_explained)
     order = {key: number for number, key in enumerate(origins.places)}
     unknown = sorted(known.unknown_in(tree), key=lambda item: order.get(item[0], 0))
     explanations: list[str] = []
     for key, value in unknown:
         place = origins.place_of(key)
         beginning = "" if place is None else f"{place}: "
-        explanations.append(f"{beginning}unknown key '{key}': {known.explained(key, value)}")
+        explanations.append(f"{beginning}unknown key '{key}'. {known.explained(key, value)}")
     if len(explanations) == 1:
         raise ConfigError(explanations[0])
     if explanations:

@@ -180,7 +180,8 @@ class ActorConfig(UpdateConfig, SharedLossSettings):
     """`worker.actor.*`: the trained policy and its update."""
 
     global_batch_size: Count = 256
-    """Prompts per optimizer step; it must divide data.rollout_batch_size."""
+    """Prompts per optimizer step; it must divide data.rollout_batch_size. If only that is set, or that as an argument and
+    this in a file, the smaller of both."""
     padding_free: Annotated[bool, NOT_DECISIVE] = True
     """Pack rows without padding, and compute tokens that several rows share only once; false: pad the rows."""
     loss_type: str = DEFAULT_LOSS

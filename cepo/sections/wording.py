@@ -82,8 +82,10 @@ class Wording:
         else:
             suggestion = did_you_mean(str(value), map(str, _main(node).get("enum", ())))
             is_number_for_text = kind == "string_type" and isinstance(value, int | float)
-            quote = " Write it in quotes." if is_number_for_text else ""
-            message = f"{key} must be {accepted_type(node)}, got {shown(value)}.{suggestion}{quote}"
+            remedy = " Write it in quotes." if is_number_for_text else ""
+            if kind == "list_type" and isinstance(value, str | int | float):
+                remedy = f" Write {key}=[{value}]."
+            message = f"{key} must be {accepted_type(node)}, got {shown(value)}.{suggestion}{remedy}"
         return Fault(1, key, message)
 
     def _unknown(self, name: str, around: str, node: Tree) -> str:

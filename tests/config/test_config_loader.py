@@ -147,7 +147,7 @@ def test_every_setting_has_a_description_of_one_line() -> None:
 
 def test_methods_with_a_written_section_get_theirs_whole() -> None:
     message = message_of(["algorithm.rlcds.num_wrong=1"])
-    assert "unknown key 'algorithm.rlcds'. Did you mean 'rlcsd'?" in message
+    assert "unknown key 'algorithm.rlcds.num_wrong'. Did you mean 'algorithm.rlcsd.num_wrong'?" in message
     run = load("algorithm.adv_estimator=cepo", "algorithm.rlcsd.num_wrong=2")
     assert set(run.methods) == {"cepo", "rlcsd"}
     assert run.methods["rlcsd"]["num_wrong"] == 2
@@ -162,7 +162,6 @@ def test_methods_with_a_written_section_get_theirs_whole() -> None:
         ("cepo.baseline=hindsight", "algorithm.advantage.baseline"),
         ("opsd.weight=2", "algorithm.distillation.weight"),
         ("sdpo.divergence.kind=jsd", "algorithm.distillation.divergence.kind"),
-        ("gae.gae_lambda=0.9", "algorithm.lam"),
     ],
 )
 def test_a_key_of_0_3_is_an_error_that_names_the_present_one(old: str, new: str) -> None:
@@ -298,3 +297,23 @@ def test_a_mistake_in_a_losss_settings_is_named(loss_plugin: str, argument: str,
     text = message_of([*REQUIRED, loss_plugin, argument])
     assert text.startswith(f"argument '{argument}'")
     assert message in text
+
+
+@pytest.mark.parametrize(
+    ("in_file", "arguments", "expected"),
+    [
+        ("", ["data.rollout_batch_size=8"], 8),
+        ("data: {rollout_batch_size: 8}\n", [], 8),
+        ("worker: {actor: {global_batch_size: 32}}\n", ["data.rollout_batch_size=8"], 8),
+        ("worker: {actor: {global_batch_size: 4}}\n", ["data.rollout_batch_size=8"], 4),
+        ("", ["data.rollout_batch_size=8", "worker.actor.global_batch_size=32"], 32),
+        ("data: {rollout_batch_size: 8}\nworker: {actor: {global_batch_size: 32}}\n", [], 32),
+        ("", [], 256),
+    ],
+)
+def test_a_smaller_rollout_batch_alone_is_enough(
+    tmp_path: Path, in_file: str, arguments: list[str], expected: int
+) -> None:
+    """An optimizer batch that the user has not chosen beside it follows; one that he has chosen remains and is an error."""
+    words = [write(tmp_path, "run.yaml", in_file)] if in_file else []
+    assert load(*words, *arguments).worker.actor.global_batch_size == expected

@@ -11,20 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cepo.config import check_config, dump_config, load_config
-from cepo.config.easyr1 import TABLE
-from cepo.config.listing import all_settings, settings_of
+from cepo.config.listing import all_settings
 from cepo.errors import ConfigError
 from cepo.files.trees import nested
-
-
-@pytest.mark.parametrize(("name", "own"), TABLE.elsewhere.items())
-def test_another_programs_name_of_a_setting_leads_to_ours(name: str, own: str) -> None:
-    keys = [setting.key for setting in settings_of()]
-    assert any(f"{key}.".startswith(f"{own}.") for key in keys)
-    assert name not in keys
-    longer = f"{name}.n" if own not in keys else name
-    ours = f"{own}.n" if own not in keys else own
-    assert f"'{longer}'. This is another program's name; here it is {ours}." in message_of([f"{longer}=1"])
 
 
 def test_a_fault_of_the_command_line_itself_is_told() -> None:
@@ -71,7 +60,7 @@ def test_an_unknown_key_in_a_base_file_names_the_base_file(tmp_path: Path) -> No
     write(tmp_path, "base.yaml", "trainer:\n\n  max_step: 3\n")
     message = message_of([write(tmp_path, "run.yaml", "base: base.yaml\n")])
     assert "base.yaml, line 3" in message
-    assert "'max_steps'" in message
+    assert "'trainer.max_steps'" in message
 
 
 @pytest.mark.parametrize(
@@ -80,7 +69,7 @@ def test_an_unknown_key_in_a_base_file_names_the_base_file(tmp_path: Path) -> No
         ("trainer.max_steps", "a.b.c=value"),
         ("trainer.logger=[console", "not valid YAML"),
         ("trainer.max_steps=${data.seed", "no viable alternative"),
-        ("worker.actor.optim.learning_rate=3", "Known under 'worker.actor.optim': lr, betas"),
+        ("worker.actor.optim.speed=3", "Known under 'worker.actor.optim': lr, betas"),
         ("data.seed=abc", "data.seed must be an integer, got the text 'abc'"),
         ("data.seed=1.5", "data.seed must be an integer, got 1.5"),
         ("data.seed=true", "data.seed must be an integer, got true"),
@@ -88,6 +77,7 @@ def test_an_unknown_key_in_a_base_file_names_the_base_file(tmp_path: Path) -> No
         ("data.shuffle=maybe", "data.shuffle must be true or false, got the text 'maybe'"),
         ("worker.actor.optim.lr=fast", "worker.actor.optim.lr must be a number, got the text 'fast'"),
         ("trainer.logger=console", "trainer.logger must be a list, each entry one of console, file, tensorboard"),
+        ("trainer.logger=console", "Write trainer.logger=[console]."),
         ("data.train_files=[]", "data.train_files must be text, got the list []"),
         ("trainer.max_steps=x", "trainer.max_steps must be an integer or null"),
         ("worker.actor.model.override_config=3", "must be a mapping of keys to values, got 3"),
@@ -138,7 +128,7 @@ METHOD = "algorithm:\n  adv_estimator: cepo\n"
         ("# comment\nbase: gone.yaml\n", ", line 2: base file gone.yaml does not exist", ""),
         ("data:\n  seed: ${data.sed}\n", ", line 2: data.seed: the reference cannot be resolved", "'data.sed'"),
         ("trainer:\n  experiment_name: 7\n", ", line 2: trainer.experiment_name must be text, got 7.", "Write it in quotes."),
-        ("data:\n  seed: 1\n  max_promt_length: 3\n", ", line 3: unknown key 'data.max_promt_length'.", "'max_prompt_length'?"),
+        ("data:\n  seed: 1\n  max_promt_length: 3\n", ", line 3: unknown key ", "'data.max_prompt_length'?"),
         ("worker:\n  actor:\n    optim:\n      betas:\n      - 0.9\n      - 2\n", ", line 4: ", "optim.betas[1]"),
         ("algorithm:\n  adv_estimator: gpro\n", ", line 2: ", "Did you mean 'grpo'?"),
         (METHOD + "  weight:\n    lambda_init: 3\n", ", line 4: ", "lambda_init"),

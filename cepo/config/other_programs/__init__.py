@@ -28,8 +28,8 @@ class Translation:
 
     def __str__(self) -> str:
         if self.settings:
-            return f"write {' '.join(self.settings)} ({self.program})"
-        return f"{self.reason} ({self.program})"
+            return f"This is a name of {self.program}; write {' '.join(self.settings)}"
+        return f"This is a name of {self.program}; leave it out: {self.reason}."
 
 
 def translation_of(key: str, written_value: str) -> Translation | None:

@@ -1,0 +1,111 @@
+"""Keys that no setting has are explained all at once, in the words of the program that they come from."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from config_arguments import REQUIRED, message_of, write
+
+from cepo.config.listing import all_settings
+from cepo.config.other_programs import NAMES, translation_of
+
+SETTINGS = {setting.key for setting in all_settings()}
+SECTIONS = {key.rpartition(".")[0] for key in SETTINGS}
+MAPPINGS = ("worker.reward.reward_function_kwargs", "worker.rollout.val_override_config")
+LISTED = [(program, name, replacement) for program, names in NAMES.items() for name, replacement in names.items()]
+
+
+@pytest.mark.parametrize(("program", "name", "replacement"), LISTED, ids=lambda value: str(value)[:40])
+def test_what_replaces_a_foreign_name_is_a_setting(program: str, name: str, replacement: str) -> None:
+    """A replacement `a.b=V` names a setting, `a.b.*` a section or a mapping; a text in parentheses names neither."""
+    key, _, value = name.partition("=")
+    assert key not in SETTINGS
+    if replacement.startswith("("):
+        assert replacement.endswith(")")
+        return
+    if replacement.endswith(".*"):
+        section = replacement.removesuffix(".*")
+        assert section in SECTIONS or section in MAPPINGS
+        return
+    translation = translation_of(key, value or "7")
+    assert translation is not None
+    for setting in translation.settings:
+        (word,) = shlex.split(setting)
+        assert word.partition("=")[0] in SETTINGS, program
+
+
+def test_every_unknown_key_is_listed_in_file_order(tmp_path: Path) -> None:
+    text = "output_dir: runs\ntrainer:\n  save_steps: 20\n  max_steps: 3\nactor_rollout_ref:\n  rollout:\n    n: 8\n"
+    message = message_of([write(tmp_path, "trl.yaml", text), "data.rollout_batchsize=4"])
+    lines = message.splitlines()
+    assert lines[0] == "4 keys are unknown:"
+    assert (
+        "line 1: unknown key 'output_dir'. This is a name of TRL and transformers; write trainer.save_checkpoint_path=runs"
+        in lines[1]
+    )
+    assert (
+        "line 3: unknown key 'trainer.save_steps'. This is a name of TRL and transformers; write trainer.save_freq=20"
+        in lines[2]
+    )
+    assert (
+        "line 7: unknown key 'actor_rollout_ref.rollout.n'. This is a name of verl; write worker.rollout.n=8"
+        in lines[3]
+    )
+    assert "unknown key 'data.rollout_batchsize'. Did you mean 'data.rollout_batch_size'?" in lines[4]
+
+
+@pytest.mark.parametrize(
+    ("argument", "advice"),
+    [
+        ("learning_rate=1e-6", "write worker.actor.optim.lr=1e-06"),
+        ("trainer.learning_rate=1e-6", "write worker.actor.optim.lr=1e-06"),
+        ("worker.learning_rate=1e-6", "write worker.actor.optim.lr=1e-06"),
+        ("trainer.report_to=wandb", "write 'trainer.logger=[console,wandb]'"),
+        ("report_to=none", "write 'trainer.logger=[console]'"),
+        ("algorithm.beta=0.04", "write algorithm.use_kl_loss=true algorithm.kl_coef=0.04"),
+        ("beta=0.0", "write algorithm.disable_kl=true"),
+        ("trainer.save_steps=5", "write trainer.save_freq=5"),
+        ("trainer.resume_from_checkpoint=true", "write trainer.find_last_checkpoint=true"),
+        ("trainer.resume_from_checkpoint=out/checkpoint-5", "write trainer.load_checkpoint_path=out/checkpoint-5"),
+        ("algorithm.lamda=1", "algorithm.weight.lambda_init is the weight of the evidence"),
+        ("worker.actor.clip_ratio=0.2", "worker.actor.clip_ratio_low=0.2 worker.actor.clip_ratio_high=0.2"),
+        ("worker.reward.score_function=a.py:f", "write worker.reward.reward_function=a.py:f"),
+        ("actor_rollout_ref.actor.optim.lr=1", "write worker.actor.optim.lr=1"),
+        ("actor_rollout_ref.rollout.val_kwargs.top_p=1", "write worker.rollout.val_override_config.top_p=1"),
+        ("algorithm.norm_adv_by_std_in_grpo=false", "write algorithm.advantage.scale=none"),
+        ("freeze_vit=true", "write worker.actor.model.freeze_vision_tower=true"),
+        ("num_processes=8", "write trainer.n_gpus_per_node=8"),
+        ("gradient_accumulation_steps=8", "worker.actor.global_batch_size is the number of prompts per optimizer step"),
+        ("algorithm.gae.gae_lambda=0.9", "write algorithm.lam=0.9"),
+        ("algorithm.cepo.lambda_init=1", "Did you mean 'algorithm.weight.lambda_init'?"),
+        ("Data.seed=1", "Did you mean"),
+    ],
+)
+def test_a_foreign_name_leads_to_ours_at_every_level(argument: str, advice: str) -> None:
+    assert advice in message_of([*REQUIRED, argument])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--num_generations=8",),
+        ("--num_generations", "8"),
+        ("--num-generations", "8"),
+        ("+num_generations=8",),
+        ("trainer.num_generations=8",),
+    ],
+)
+def test_dashes_cost_no_second_try(words: tuple[str, ...]) -> None:
+    assert re.search(
+        "unknown key '[a-z_.]*num_generations'. This is a name of TRL and transformers; write worker.rollout.n=8$",
+        message_of([*REQUIRED, *words]),
+    )
+
+
+def test_a_long_list_of_known_names_is_cut() -> None:
+    message = message_of([*REQUIRED, "trainer.qqq=1"])
+    assert "... (cepo help trainer lists all" in message
+    assert len(message) < 400
