@@ -17,7 +17,8 @@ from fractions import Fraction
 
 from cepo.rewards.comparison import equal_answers, stated_values
 from cepo.rewards.extraction import extract_answer
-from cepo.rewards.numbers import as_float, floating, near, twelve_digits, value_of
+from cepo.rewards.numbers import value_of
+from cepo.rewards.reals import as_float, floating, near, twelve_digits
 from cepo.rewards.statements import LONGEST_ANSWER, has_unit, read_statement
 
 __all__ = [

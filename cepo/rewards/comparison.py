@@ -7,33 +7,29 @@ from fractions import Fraction
 
 from cepo.rewards.algebra import same_algebra, same_equation
 from cepo.rewards.choices import chosen_letters, letters_alone
+from cepo.rewards.intervals import Interval, intervals_of, same_interval
 from cepo.rewards.moments import moment_of, same_moment
-from cepo.rewards.numbers import PI, Real, near, same_value, scaled, value_of
-from cepo.rewards.statements import LONGEST_ANSWER, Statement, has_unit, read_statement, without_name
-from cepo.rewards.structures import (
-    intervals_of,
-    parts_of,
-    same_interval,
-    same_parts,
-    without_parentheses,
-    without_point_name,
-)
-from cepo.rewards.units import Unit, known_unit
+from cepo.rewards.numbers import value_of
+from cepo.rewards.quantities import Statement
+from cepo.rewards.reals import PI, Real, multiplied, near, same_value
+from cepo.rewards.statements import LONGEST_ANSWER, has_unit, read_statement, without_name
+from cepo.rewards.structures import parts_of, same_parts, without_parentheses, without_point_name
+from cepo.rewards.unit_table import STERLING, Unit
 
 _NEAR_APPROXIMATION = 0.01
 _APPROXIMATELY = re.compile(r"\\approx(?![A-Za-z])")
 _WORDS = re.compile(r"\\(?:cong|angle|sim|parallel|perp|triangle)(?![A-Za-z])|=|(?<![\\A-Za-z])[A-Za-z]{3,}")
-_STERLING = known_unit("£")
+_TEMPERATURE = frozenset({("kelvin", 1)})
 
 
 def equal_answers(prediction: str, gold: str) -> bool:
     """Implements `cepo.rewards.answers.answers_equal`, which catches what this raises."""
     if max(len(prediction), len(gold)) > LONGEST_ANSWER:
         return prediction.strip() == gold.strip() != ""
-    moments = (moment_of(prediction), moment_of(gold))
-    if moments[1] is not None:
+    if moment_of(gold) is not None:
         return same_moment(prediction, gold)
-    if moments[0] is not None and moments[0].is_date:
+    predicted_moment = moment_of(prediction)
+    if predicted_moment is not None and predicted_moment.is_date:
         return prediction.strip() == gold.strip()
     expected = read_statement(gold)
     if not expected.value:
@@ -44,9 +40,10 @@ def equal_answers(prediction: str, gold: str) -> bool:
         return chosen_letters(prediction) == letters or predicted.value == expected.value
     if same_statement(predicted, expected):
         return True
-    pair = read_statement(prediction, commas=False)
+    predicted_list = read_statement(prediction, commas=False)
     # Only a gold answer that is a list tells that `1,234` is a list.
-    return pair != predicted and parts_of(expected.value) is not None and same_statement(pair, expected)
+    is_list = predicted_list != predicted and parts_of(expected.value) is not None
+    return is_list and same_statement(predicted_list, expected)
 
 
 def same_statement(prediction: Statement, gold: Statement) -> bool:
@@ -58,19 +55,16 @@ def same_statement(prediction: Statement, gold: Statement) -> bool:
         return _same_without_unit(prediction, gold)
     assert prediction.unit is not None
     assert gold.unit is not None
-    is_temperature = any(unit.powers == frozenset({("kelvin", 1)}) for unit in (prediction.unit, gold.unit))
-    is_degree = prediction.unit.is_bare_degree or gold.unit.is_bare_degree
-    if prediction.unit == gold.unit or (is_temperature and is_degree):
-        return _same_text(prediction.value, gold.value)
-    if _are_pounds(prediction.unit, gold.unit):
+    if _are_interchangeable(prediction.unit, gold.unit):
         return _same_text(prediction.value, gold.value)
     if prediction.unit.powers != gold.unit.powers:
         return False
-    wanted = value_of(gold.value)
-    if wanted is None:
+    gold_value = value_of(gold.value)
+    if gold_value is None:
         return False
-    wanted = gold.unit.in_basic_units(wanted)
-    return any(same_value(prediction.unit.in_basic_units(value), wanted) for value in stated_values(prediction.value))
+    expected_value = gold.unit.in_basic_units(gold_value)
+    predicted_values = [prediction.unit.in_basic_units(value) for value in stated_values(prediction.value)]
+    return any(same_value(value, expected_value) for value in predicted_values)
 
 
 def _as_quantities(prediction: Statement, gold: Statement) -> tuple[Statement, Statement]:
@@ -84,14 +78,21 @@ def _as_quantities(prediction: Statement, gold: Statement) -> tuple[Statement, S
     return prediction, gold
 
 
-def _are_pounds(first: Unit, second: Unit) -> bool:
-    """Returns whether one unit is the word pound, which may stand for money, and the other the pound of money."""
-    return (first.is_pound_in_words and second == _STERLING) or (second.is_pound_in_words and first == _STERLING)
-
-
 def _is_length(unit: Unit) -> bool:
     """Returns whether a unit is the metre, alone, squared or cubed."""
     return unit.factor == 1 and {name for name, _ in unit.powers} == {"metre"}
+
+
+def _are_interchangeable(first: Unit, second: Unit) -> bool:
+    """Returns whether values in two units are compared without conversion, since both may mean the same unit.
+
+    A degree sign may stand for any temperature scale, and the word pound for money.
+    """
+    if first == second:
+        return True
+    if _TEMPERATURE in (first.powers, second.powers) and (first.is_bare_degree or second.is_bare_degree):
+        return True
+    return (first.is_pound_in_words and second == STERLING) or (second.is_pound_in_words and first == STERLING)
 
 
 def _same_without_unit(prediction: Statement, gold: Statement) -> bool:
@@ -112,86 +113,106 @@ def _same_angle(in_degrees: Statement, in_radians: Statement) -> bool:
     angle = value_of(in_radians.value)
     if angle is None or r"\pi" not in in_radians.value or not abs(angle) <= 2 * PI:
         return False
-    return any(same_value(scaled(value, PI / 180), angle) for value in stated_values(in_degrees.value))
+    return any(same_value(multiplied(value, PI / 180), angle) for value in stated_values(in_degrees.value))
 
 
 def _same_text(prediction: str, gold: str) -> bool:
     """Compares values in normal form."""
     if prediction == gold:
         return True
-    wanted = value_of(gold)
-    if wanted is not None:
-        return _states_number(prediction, gold, wanted)
+    gold_value = value_of(gold)
+    if gold_value is not None:
+        return _states_number(prediction, gold, gold_value)
     if value_of(prediction) is not None and parts_of(gold) is None and _WORDS.search(gold):
         return False
+    prediction, gold = _without_names(prediction, gold)
+    verdict = _same_structure(prediction, gold)
+    if verdict is not None:
+        return verdict
+    if not _WORDS.search(gold):
+        return same_algebra(prediction, gold)
+    if prediction.casefold() == gold.casefold():
+        return True
+    return _is_equation(gold) and _is_equation(prediction) and same_equation(prediction, gold)
+
+
+def _without_names(prediction: str, gold: str) -> tuple[str, str]:
+    """Drops a name that only one of two texts has, of a value or of a point, and parentheses around either."""
     if "=" not in gold:
         prediction = without_name(prediction)
     elif "=" not in prediction:
         gold = without_name(gold)
-    if gold[:1] == "(":
+    if gold.startswith("("):
         prediction = without_point_name(prediction)
-    elif prediction[:1] == "(":
+    elif prediction.startswith("("):
         gold = without_point_name(gold)
-    prediction = without_parentheses(prediction)
-    gold = without_parentheses(gold)
-    verdict = _same_structure(prediction, gold)
-    if verdict is not None:
-        return verdict
-    if _WORDS.search(gold):
-        is_spelled_alike = prediction.casefold() == gold.casefold()
-        return is_spelled_alike or (_is_equation(gold) and _is_equation(prediction) and same_equation(prediction, gold))
-    return same_algebra(prediction, gold)
+    return without_parentheses(prediction), without_parentheses(gold)
 
 
 def _is_equation(text: str) -> bool:
     """Returns whether a text is one equation between expressions, without words."""
-    left, sign, right = text.partition("=")
-    return bool(sign and left and right) and not _WORDS.search(left) and not _WORDS.search(right)
+    first_side, sign, second_side = text.partition("=")
+    if not sign or not first_side or not second_side:
+        return False
+    return not _WORDS.search(first_side) and not _WORDS.search(second_side)
 
 
-def _states_number(prediction: str, gold: str, wanted: Real) -> bool:
-    if any(same_value(value, wanted) for value in stated_values(prediction)):
+def _states_number(prediction: str, gold: str, gold_value: Real) -> bool:
+    predicted_values = stated_values(prediction)
+    if any(same_value(value, gold_value) for value in predicted_values):
         return True
     # The question may ask for a percentage, so that 60 answers it as well as 60 %.
     if not gold.endswith("%") or "%" in prediction:
         return False
-    hundredfold = scaled(wanted, Fraction(100))
-    return any(same_value(value, hundredfold) for value in stated_values(prediction))
+    percentage = multiplied(gold_value, Fraction(100))
+    return any(same_value(value, percentage) for value in predicted_values)
 
 
 def stated_values(text: str) -> list[Real]:
     r"""Returns the values of a text in normal form: one, or both sides of `A \approx B` if they are near; else none."""
-    sides = _APPROXIMATELY.split(text)
-    values = [value_of(side.strip()) for side in sides]
-    known = [value for value in values if value is not None]
-    if len(known) != len(sides) or len(sides) > 2:
-        return []
-    if len(known) == 2 and not near(known[0], known[1], _NEAR_APPROXIMATION):
-        return []
-    return known
+    values: list[Real] = []
+    for side in _APPROXIMATELY.split(text):
+        value = value_of(side.strip())
+        if value is None:
+            return []
+        values.append(value)
+    if len(values) == 1:
+        return values
+    is_approximation = len(values) == 2 and near(values[0], values[1], _NEAR_APPROXIMATION)
+    return values if is_approximation else []
 
 
 def _same_structure(prediction: str, gold: str) -> bool | None:
     """Compares intervals, lists, tuples, sets, matrices and ratios part by part; None if math-verify may know better."""
     intervals = intervals_of(gold)
     predicted_intervals = intervals_of(prediction)
-    if intervals and predicted_intervals:
-        if len(intervals) != len(predicted_intervals):
-            return False
-        left = list(intervals)
-        for interval in predicted_intervals:
-            equals = [other for other in left if same_interval(interval, other, _same_part)]
-            if not equals:
-                return None if parts_of(gold) is not None else False
-            left.remove(equals[0])
-        return True
     parts = parts_of(gold)
+    if intervals and predicted_intervals:
+        if _same_intervals(predicted_intervals, intervals):
+            return True
+        # `[1, 2]` may be a tuple as well, so that its parts may be equal as such.
+        return None if parts is not None and len(intervals) == len(predicted_intervals) else False
     predicted_parts = parts_of(prediction)
-    if intervals and predicted_parts is not None and predicted_parts.kind in ("list", "set") and parts is None:
-        return False  # math-verify would compare 1, 3 with the ends of 1 < x < 3
-    if parts is None or predicted_parts is None:
+    if predicted_parts is None:
         return None
-    return same_parts(predicted_parts, parts, _same_part)
+    if parts is not None:
+        return same_parts(predicted_parts, parts, _same_part)
+    if intervals and predicted_parts.kind in ("list", "set"):
+        return False  # math-verify would compare 1, 3 with the ends of 1 < x < 3
+    return None
+
+
+def _same_intervals(predicted_intervals: tuple[Interval, ...], intervals: tuple[Interval, ...]) -> bool:
+    """Returns whether two unions have the same intervals in any order."""
+    if len(intervals) != len(predicted_intervals):
+        return False
+    unmatched = list(intervals)
+    for predicted in predicted_intervals:
+        equal_intervals = [interval for interval in unmatched if same_interval(predicted, interval, _same_part)]
+        if not equal_intervals:
+            return False
+        unmatched.remove(equal_intervals[0])
+    return True
 
 
 def _same_part(prediction: str, gold: str) -> bool:

@@ -11,12 +11,15 @@ from collections.abc import Callable, Sequence
 from cepo.rewards.angles import with_angles, with_degrees
 from cepo.rewards.digits import merged_thousands, with_numbers
 from cepo.rewards.environments import with_environments
+from cepo.rewards.fractions_and_roots import take_radicand, with_fractions
 from cepo.rewards.tokens import (
     Group,
     Node,
     Token,
+    is_letters,
     is_number,
     is_sign,
+    is_word,
     plain_characters,
     read_nodes,
     text_of,
@@ -24,15 +27,8 @@ from cepo.rewards.tokens import (
 )
 from cepo.rewards.typesetting import without_typesetting
 
-_FRACTIONS = (r"\frac", r"\dfrac", r"\tfrac", r"\cfrac", r"\nicefrac", r"\sfrac", r"\flatfrac", r"\xfrac")
-_ACCENTS = (r"\vec", r"\overrightarrow", r"\hat", r"\tilde", r"\overline", r"\bar")
 _PREFIXES = (r"\angle", r"\triangle", r"\parallel", r"\perp", r"\cong", r"\sim")
 """Commands without an argument, so that braces behind them mean nothing: `\\angle{ABC}`."""
-_BINOMIALS = (r"\binom", r"\dbinom", r"\tbinom")
-_WITH_TWO_PARTS: dict[str, str] = {**dict.fromkeys(_FRACTIONS, r"\frac"), **dict.fromkeys(_BINOMIALS, r"\binom")}
-_SYSTEMS = ("aligned", "align", "align*", "gathered", "gather", "gather*", "split")
-"""Environments of several lines, which are read like `cases`, without their marks of alignment."""
-_CASES = Group((Token("letters", "cases"),))
 
 
 def nodes_of(text: str, commas: bool = True) -> list[Node]:
@@ -40,114 +36,19 @@ def nodes_of(text: str, commas: bool = True) -> list[Node]:
     nodes = without_typesetting(read_nodes(plain_characters(text)))
     nodes = merged_thousands(nodes, commas)
     for step in _STEPS:
-        nodes = _in_groups(step)(nodes)
+        nodes = _in_groups(step, nodes)
     return nodes
 
 
-def _in_groups(step: Callable[[list[Node]], list[Node]]) -> Callable[[list[Node]], list[Node]]:
-    """Makes a step that changes a list of nodes change the lists within its groups first."""
-
-    def everywhere(nodes: list[Node]) -> list[Node]:
-        changed: list[Node] = []
-        for node in nodes:
-            if isinstance(node, Group):
-                changed.append(Group(tuple(everywhere(list(node.body))), node.spaced))
-            else:
-                changed.append(node)
-        return step(changed)
-
-    return everywhere
-
-
-def _with_fractions(nodes: list[Node]) -> list[Node]:
-    r"""Writes every fraction as `\frac{a}{b}` and every root as `\sqrt{a}` or `\sqrt[n]{a}`."""
-    for position, node in enumerate(nodes):
-        if is_sign(node, r"\over", r"\choose"):
-            command = r"\frac" if is_sign(node, r"\over") else r"\binom"
-            parts = (_with_fractions(nodes[:position]), _with_fractions(nodes[position + 1 :]))
-            return [Token("command", command, nodes[0].spaced), *(Group(tuple(part)) for part in parts)]
-    result: list[Node] = []
-    rest = list(nodes)
-    while rest:
-        node = rest.pop(0)
-        command = _WITH_TWO_PARTS.get(text_of(node))
-        if command is not None:
-            arguments: list[Node] = []
-            _take_argument(rest, arguments)
-            _take_argument(rest, arguments)
-            result.extend([Token("command", command, node.spaced), *arguments])
-        elif is_sign(node, *_ACCENTS) and rest and isinstance(rest[0], Token) and rest[0].kind == "letters":
-            result.append(node)
-            _take_argument(rest, result)
-        elif is_sign(node, r"\root") and len(rest) > 2 and is_sign(rest[1], r"\of"):
-            result.extend([Token("command", r"\sqrt", node.spaced), Token("sign", "["), rest[0], Token("sign", "]")])
-            del rest[:2]
-            _take_radicand(rest, result)
-        elif is_sign(node, r"\abs") and rest and isinstance(rest[0], Group):
-            inside = rest.pop(0)
-            assert isinstance(inside, Group)
-            result.extend([Token("sign", "|"), *inside.body, Token("sign", "|")])
-        elif is_sign(node, r"\sqrt", r"\surd") or _is_root_in_words(node, rest):
-            result.append(Token("command", r"\sqrt", node.spaced))
-            _take_index(rest, result)
-            _take_radicand(rest, result)
+def _in_groups(step: Callable[[list[Node]], list[Node]], nodes: Sequence[Node]) -> list[Node]:
+    """Applies a step, which changes a list of nodes, to the lists within groups and then to the list itself."""
+    changed: list[Node] = []
+    for node in nodes:
+        if isinstance(node, Group):
+            changed.append(Group(tuple(_in_groups(step, node.body)), node.spaced))
         else:
-            result.append(node)
-    return result
-
-
-def _is_root_in_words(node: Node, rest: Sequence[Node]) -> bool:
-    """Returns whether a node is the word of `sqrt(3)` or `sqrt3`."""
-    return _is_word(node, "sqrt") and bool(rest) and (is_sign(rest[0], "(") or is_number(rest[0]))
-
-
-def _is_word(node: Node, *words: str) -> bool:
-    return isinstance(node, Token) and node.kind == "letters" and node.text.lower() in words
-
-
-def _take_argument(rest: list[Node], result: list[Node]) -> None:
-    r"""Moves the argument that a command finds next: a group, one digit (`\frac12`), or one token."""
-    if not rest or is_sign(rest[0], "{", "}", "["):
-        return  # a brace without partner is no argument
-    node = rest.pop(0)
-    if isinstance(node, Group):
-        result.append(with_space(node, False))
-        return
-    is_long = node.kind in ("number", "letters") and len(node.text) > 1
-    if is_long and node.text.replace(".", "").isalnum() and "." not in node.text:
-        rest.insert(0, Token(node.kind, node.text[1:], False, node.upright))
-        node = Token(node.kind, node.text[0], False, node.upright)
-    result.append(Group((with_space(node, False),)))
-
-
-def _take_index(rest: list[Node], result: list[Node]) -> None:
-    if not rest or not is_sign(rest[0], "["):
-        return
-    for length, node in enumerate(rest):
-        if is_sign(node, "]"):
-            result.extend(with_space(inner, False) for inner in rest[: length + 1])
-            del rest[: length + 1]
-            return
-
-
-def _take_radicand(rest: list[Node], result: list[Node]) -> None:
-    r"""Moves what stands under a root: a group, the parentheses of `sqrt(...)`, a number after a space, or one token."""
-    if rest and is_sign(rest[0], "("):
-        depth = 0
-        for length, node in enumerate(rest):
-            depth += is_sign(node, "(") - is_sign(node, ")")
-            if depth == 0:
-                result.append(Group(tuple(rest[1:length])))
-                del rest[: length + 1]
-                return
-    if rest and is_number(rest[0]) and rest[0].spaced:
-        result.append(Group((with_space(rest.pop(0), False),)))
-        return
-    _take_argument(rest, result)
-
-
-def _is_letters(node: Node) -> bool:
-    return isinstance(node, Token) and node.kind == "letters"
+            changed.append(node)
+    return step(changed)
 
 
 _MULTIPLES = {
@@ -161,42 +62,43 @@ def _with_words(nodes: list[Node]) -> list[Node]:
     """Writes the words `pi`, `infinity`, `percent`, `million` and the `to` of a ratio as mathematics."""
     result: list[Node] = []
     for position, node in enumerate(nodes):
-        previous = result[-1] if result else None
-        following = nodes[position + 1] if position + 1 < len(nodes) else None
         if not isinstance(node, Token) or node.kind != "letters":
             result.append(node)
             continue
         word = node.text.lower()
-        if word == "x" and _is_power_of_ten(nodes, position) and previous is not None and is_number(previous):
-            result.append(Token("command", r"\times"))
-        elif node.text in ("pi", "Pi", "PI"):
+        behind = nodes[position + 1 :]
+        if node.text in ("pi", "Pi", "PI"):
             result.append(Token("command", r"\pi", node.spaced))
         elif word == "infinity":
             result.append(Token("command", r"\infty", node.spaced))
-        elif previous is not None and (word in _PERCENT or (word == "cent" and _is_word(previous, "per"))):
-            if word == "cent":
-                result.pop()
+        elif not result:
+            result.append(node)
+        elif word == "x" and is_number(result[-1]) and _begins_power_of_ten(behind):
+            result.append(Token("command", r"\times"))
+        elif word in _PERCENT:
             result.append(Token("sign", "%"))
-        elif previous is not None and word in _MULTIPLES and (is_number(previous) or isinstance(previous, Group)):
-            result.extend([Token("command", r"\cdot"), Token("number", _MULTIPLES[word])])
-        elif word == "to" and previous is not None and following is not None and _are_values(previous, following):
+        elif word == "cent" and is_word(result[-1], "per"):
+            result[-1] = Token("sign", "%")
+        elif word in _MULTIPLES and _is_number_or_group(result[-1]):
+            result += [Token("command", r"\cdot"), Token("number", _MULTIPLES[word])]
+        elif word == "to" and behind and _is_value(result[-1]) and _is_value(behind[0]):
             result.append(Token("sign", ":"))
         else:
             result.append(node)
     return result
 
 
-def _is_power_of_ten(nodes: list[Node], position: int) -> bool:
-    """Returns whether `10^` comes after the node at `position`, so that the x of `1.6 x 10^3` is a sign."""
-    behind = nodes[position + 1 : position + 3]
-    return len(behind) == 2 and text_of(behind[0]) == "10" and is_sign(behind[1], "^")
+def _begins_power_of_ten(nodes: Sequence[Node]) -> bool:
+    """Returns whether nodes begin with `10^`, so that the x of `1.6 x 10^3` before them is a sign."""
+    return len(nodes) > 1 and text_of(nodes[0]) == "10" and is_sign(nodes[1], "^")
 
 
-def _are_values(first: Node, second: Node) -> bool:
-    return all(
-        isinstance(node, Group) or is_number(node) or is_sign(node, r"\sqrt", r"\pi", r"\frac")
-        for node in (first, second)
-    )
+def _is_number_or_group(node: Node) -> bool:
+    return isinstance(node, Group) or is_number(node)
+
+
+def _is_value(node: Node) -> bool:
+    return _is_number_or_group(node) or is_sign(node, r"\sqrt", r"\pi", r"\frac")
 
 
 def _with_exponents(nodes: list[Node]) -> list[Node]:
@@ -205,27 +107,36 @@ def _with_exponents(nodes: list[Node]) -> list[Node]:
     rest = list(nodes)
     while rest:
         node = rest.pop(0)
-        if is_sign(node, "*") and rest and is_sign(rest[0], "*") and result and not rest[0].spaced:
+        is_power_sign = is_sign(node, "*") and bool(rest) and is_sign(rest[0], "*") and not rest[0].spaced
+        if is_power_sign and result:
             rest.pop(0)
             node = Token("sign", "^")
         result.append(node)
-        if not is_sign(node, "^") or not rest or is_sign(rest[0], "{", "}", "^"):
-            continue
-        exponent: list[Node] = []
-        if is_sign(rest[0], "("):
-            _take_radicand(rest, exponent)
-            only_group = exponent[0] if exponent else None
-            exponent = list(only_group.body) if isinstance(only_group, Group) else exponent
-        elif is_sign(rest[0], "-", "+") and len(rest) > 1 and is_number(rest[1]):
-            exponent = [rest.pop(0), rest.pop(0)]
-        else:
-            argument = rest.pop(0)
-            exponent = list(argument.body) if isinstance(argument, Group) else [argument]
-        exponent = [with_space(part, part.spaced and place > 0) for place, part in enumerate(exponent)]
-        only = exponent[0] if len(exponent) == 1 else None
-        is_short = isinstance(only, Token) and (len(only.text) == 1 or only.kind in ("sign", "command"))
-        result.append(exponent[0] if is_short else Group(tuple(exponent)))
+        if is_sign(node, "^") and rest and not is_sign(rest[0], "{", "}", "^"):
+            result.append(_as_exponent(_take_exponent(rest)))
     return result
+
+
+def _take_exponent(rest: list[Node]) -> list[Node]:
+    """Removes and returns the exponent behind `^`: what stands in parentheses or braces, a signed number, or one node."""
+    if is_sign(rest[0], "("):
+        argument: list[Node] = []
+        take_radicand(rest, argument)
+        group = argument[0] if argument else None
+        return list(group.body) if isinstance(group, Group) else argument
+    if is_sign(rest[0], "-", "+") and len(rest) > 1 and is_number(rest[1]):
+        return [rest.pop(0), rest.pop(0)]
+    node = rest.pop(0)
+    return list(node.body) if isinstance(node, Group) else [node]
+
+
+def _as_exponent(nodes: Sequence[Node]) -> Node:
+    """Returns nodes as one: a short token as it is, others as a group."""
+    exponent = [with_space(node, node.spaced and place > 0) for place, node in enumerate(nodes)]
+    only_node = exponent[0] if len(exponent) == 1 else None
+    if isinstance(only_node, Token) and (len(only_node.text) == 1 or only_node.kind in ("sign", "command")):
+        return only_node
+    return Group(tuple(exponent))
 
 
 def _without_braces(nodes: list[Node]) -> list[Node]:
@@ -234,18 +145,27 @@ def _without_braces(nodes: list[Node]) -> list[Node]:
     for position, node in enumerate(nodes):
         previous = nodes[position - 1] if position else None
         following = nodes[position + 1] if position + 1 < len(nodes) else None
-        is_argument = previous is not None and (isinstance(previous, Group) or is_sign(previous, "^", "_", "]"))
-        if isinstance(previous, Token) and previous.kind == "command":
-            is_argument = is_argument or previous.text not in _PREFIXES
-        if not isinstance(node, Group) or is_argument or isinstance(following, Group):
+        if not isinstance(node, Group) or _takes_argument(previous) or isinstance(following, Group):
             result.append(node)
-        elif len(node.body) == 1 and isinstance(node.body[0], Token):
-            result.append(with_space(node.body[0], node.spaced or _is_letters(node.body[0])))
+            continue
+        only_node = node.body[0] if len(node.body) == 1 else None
+        if isinstance(only_node, Token):
+            # Letters that stood in braces remain apart from those before them.
+            result.append(with_space(only_node, node.spaced or is_letters(only_node)))
         elif node.body:
             result.append(node)
     return result
 
 
+def _takes_argument(node: Node | None) -> bool:
+    """Returns whether braces behind this node hold an argument; a group may be the first argument of two."""
+    if node is None:
+        return False
+    if isinstance(node, Group) or is_sign(node, "^", "_", "]"):
+        return True
+    return node.kind == "command" and node.text not in _PREFIXES
+
+
 _STEPS: tuple[Callable[[list[Node]], list[Node]], ...] = (
-    _with_fractions, with_environments, with_degrees, with_angles, with_numbers, _with_words, _with_exponents, _without_braces,
+    with_fractions, with_environments, with_degrees, with_angles, with_numbers, _with_words, _with_exponents, _without_braces,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-r"""Splits an answer in normal form into its parts: lists, tuples, sets, matrices, ratios, intervals and inequalities."""
+"""Splits an answer in normal form into its parts: lists, tuples, sets, matrices, ratios and systems of equations."""
 
 from __future__ import annotations
 
@@ -7,28 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from cepo.rewards.numbers import floating, value_of
+from cepo.rewards.brackets import CLOSING_BRACKETS, OPENING_BRACKETS, closes_last, split_outside_brackets
+from cepo.rewards.numbers import value_of
+from cepo.rewards.reals import Real, floating
 from cepo.rewards.statements import named_parts
 from cepo.rewards.tokens import Group, Node, Token, is_sign, read_nodes, text_of
 from cepo.rewards.writing import written
 
 MOST_PARTS = 64
-
-
-@dataclass(frozen=True)
-class Interval:
-    """The numbers from `low` to `high`: `(1,3]`, or `1 < x \\leq 3`.
-
-    Attributes:
-        variable: what lies in the interval, or an empty text.
-        has_low, has_high: whether the ends belong to it.
-    """
-
-    low: str
-    high: str
-    has_low: bool
-    has_high: bool
-    variable: str = ""
+_SAME_RATIO = 1e-30
+"""The relative difference up to which two quotients are equal."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +34,6 @@ class Parts:
     row: int = 0
 
 
-_ALL_NUMBERS = (r"\mathbb{r}", "allrealnumbers", "allreals", r"x\in\mathbb{r}")
-"""Spellings of the interval of all real numbers in small letters and, as in every normal form, without spaces."""
-_OPENING = ("(", "[", r"\{", r"\langle")
-_CLOSING = (")", "]", r"\}", r"\rangle")
-_RELATIONS = ("<", ">", r"\leq", r"\geq")
-_FLIPPED = {">": "<", r"\geq": r"\leq"}
-
-
 @lru_cache(maxsize=4096)
 def parts_of(text: str) -> Parts | None:
     """Returns the parts of an answer in normal form, or None if it is one value."""
@@ -62,30 +42,39 @@ def parts_of(text: str) -> Parts | None:
         return None
     if is_sign(nodes[0], r"\begin"):
         return _matrix(nodes) or _system(nodes)
-    items = _split_at(nodes, _is_separator)
+    items = split_outside_brackets(nodes, _is_separator)
     if len(items) > 1:
-        return _listed("list", [text for item in items for text in _with_both_signs(item)])
-    ratio = _split_at(nodes, lambda node: is_sign(node, ":"))
-    if len(ratio) > 2:
-        return _listed("ratio", [written(item) for item in ratio])
-    closing = _CLOSING[_OPENING.index(nodes[0].text)] if is_sign(nodes[0], *_OPENING) else ""  # type: ignore[union-attr]
-    if closing and is_sign(nodes[-1], closing) and _closes_last(nodes):
-        inside = _split_at(nodes[1:-1], _is_separator)
-        kind = "set" if closing == r"\}" else "tuple"
-        if len(inside) > 1 or kind == "set":
-            return _listed(kind, [text for item in inside for text in _with_both_signs(item)])
-        return None
-    signs = _with_both_signs(nodes)
-    return _listed("list", signs) if len(signs) > 1 else None
+        return _parts("list", _texts_with_both_signs(items))
+    terms = split_outside_brackets(nodes, lambda node: is_sign(node, ":"))
+    if len(terms) > 2:
+        return _parts("ratio", [written(term) for term in terms])
+    if _is_in_brackets(nodes):
+        items = split_outside_brackets(nodes[1:-1], _is_separator)
+        if is_sign(nodes[-1], r"\}"):
+            return _parts("set", _texts_with_both_signs(items))
+        return _parts("tuple", _texts_with_both_signs(items)) if len(items) > 1 else None
+    values = _with_both_signs(nodes)
+    return _parts("list", values) if len(values) > 1 else None
+
+
+def _is_in_brackets(nodes: Sequence[Node]) -> bool:
+    """Returns whether one pair of matching brackets encloses all nodes."""
+    opening = text_of(nodes[0])
+    if not is_sign(nodes[0], *OPENING_BRACKETS):
+        return False
+    closing = CLOSING_BRACKETS[OPENING_BRACKETS.index(opening)]
+    return is_sign(nodes[-1], closing) and closes_last(nodes)
 
 
 @lru_cache(maxsize=4096)
 def without_parentheses(text: str) -> str:
     """Returns `x<60` for `(x<60)`; a tuple or interval keeps its parentheses."""
     nodes = read_nodes(text)
-    if len(nodes) < 3 or not is_sign(nodes[0], "(") or not is_sign(nodes[-1], ")") or not _closes_last(nodes):
+    if len(nodes) < 3 or not is_sign(nodes[0], "(") or not is_sign(nodes[-1], ")") or not closes_last(nodes):
         return text
-    return text if len(_split_at(nodes[1:-1], _is_separator)) > 1 else written(nodes[1:-1])
+    inner = nodes[1:-1]
+    is_tuple = len(split_outside_brackets(inner, _is_separator)) > 1
+    return text if is_tuple else written(inner)
 
 
 @lru_cache(maxsize=4096)
@@ -94,42 +83,29 @@ def without_point_name(text: str) -> str:
     nodes = read_nodes(text)
     if len(nodes) < 6 or not re.fullmatch("[A-Z]", text_of(nodes[0])) or not is_sign(nodes[1], "("):
         return text
-    is_tuple = is_sign(nodes[-1], ")") and _closes_last(nodes[1:]) and len(_split_at(nodes[2:-1], _is_separator)) > 1
-    return written(nodes[1:]) if is_tuple else text
+    coordinates = nodes[1:]
+    if not is_sign(coordinates[-1], ")") or not closes_last(coordinates):
+        return text
+    is_tuple = len(split_outside_brackets(coordinates[1:-1], _is_separator)) > 1
+    return written(coordinates) if is_tuple else text
 
 
-def _listed(kind: str, items: Sequence[str]) -> Parts | None:
-    is_whole = all(items) and len(items) <= MOST_PARTS
-    return Parts(kind, tuple(items)) if is_whole else None
+def _parts(kind: str, items: Sequence[str], row: int = 0) -> Parts | None:
+    """Returns the parts, or None if one is empty or there are too many."""
+    is_complete = all(items) and len(items) <= MOST_PARTS
+    return Parts(kind, tuple(items), row) if is_complete else None
 
 
 def _is_separator(node: Node) -> bool:
-    return is_sign(node, ",", ";") or (
-        isinstance(node, Token) and node.kind == "letters" and node.text in ("or", "and")
-    )
+    is_word = isinstance(node, Token) and node.kind == "letters" and node.text in ("or", "and")
+    return is_word or is_sign(node, ",", ";")
 
 
-def _split_at(nodes: Sequence[Node], is_separator: Callable[[Node], bool]) -> list[list[Node]]:
-    """Splits nodes at the separators outside of brackets."""
-    parts: list[list[Node]] = [[]]
-    depth = 0
-    for node in nodes:
-        depth += is_sign(node, *_OPENING) - is_sign(node, *_CLOSING)
-        if depth == 0 and is_separator(node):
-            parts.append([])
-        else:
-            parts[-1].append(node)
-    return parts
-
-
-def _closes_last(nodes: Sequence[Node]) -> bool:
-    """Returns whether the first bracket is closed by the last one."""
-    depth = 0
-    for node in nodes[:-1]:
-        depth += is_sign(node, *_OPENING) - is_sign(node, *_CLOSING)
-        if depth <= 0:
-            return False
-    return True
+def _texts_with_both_signs(items: Sequence[Sequence[Node]]) -> list[str]:
+    texts: list[str] = []
+    for item in items:
+        texts += _with_both_signs(item)
+    return texts
 
 
 def _with_both_signs(nodes: Sequence[Node]) -> list[str]:
@@ -142,7 +118,10 @@ def _with_both_signs(nodes: Sequence[Node]) -> list[str]:
 def _number_of_double_signs(nodes: Sequence[Node]) -> int:
     count = 0
     for node in nodes:
-        count += _number_of_double_signs(node.body) if isinstance(node, Group) else is_sign(node, r"\pm", r"\mp")
+        if isinstance(node, Group):
+            count += _number_of_double_signs(node.body)
+        elif is_sign(node, r"\pm", r"\mp"):
+            count += 1
     return count
 
 
@@ -152,9 +131,12 @@ def _with_sign(nodes: Sequence[Node], sign: str) -> list[Node]:
     for node in nodes:
         if isinstance(node, Group):
             result.append(Group(tuple(_with_sign(node.body, sign)), node.spaced))
-        elif not is_sign(node, r"\pm", r"\mp"):
+            continue
+        if not is_sign(node, r"\pm", r"\mp"):
             result.append(node)
-        elif sign == "-" or (result and not is_sign(result[-1], "=", "(")):
+            continue
+        begins_term = not result or is_sign(result[-1], "=", "(")
+        if sign == "-" or not begins_term:
             result.append(Token("sign", sign))
     return result
 
@@ -163,134 +145,93 @@ def _matrix(nodes: list[Node]) -> Parts | None:
     ends = [place for place, node in enumerate(nodes) if is_sign(node, r"\end")]
     if len(ends) != 1 or ends[0] != len(nodes) - 2 or len(nodes) < 5:
         return None
-    name = written([nodes[1]])
-    if name != "{pmatrix}":
+    if written([nodes[1]]) != "{pmatrix}":
         return None
-    rows = _split_at(nodes[2:-2], lambda node: is_sign(node, r"\\"))
+    rows = _lines(nodes[2:-2])
     if not rows[-1]:
         rows.pop()
-    cells = [[written(cell) for cell in _split_at(row, lambda node: is_sign(node, "&"))] for row in rows]
-    if not cells or any(len(row) != len(cells[0]) for row in cells):
-        return None
-    found = _listed("matrix", [cell for row in cells for cell in row])
-    return Parts("matrix", found.items, len(cells[0])) if found else None
+    cells: list[str] = []
+    num_columns = 0
+    for number, row in enumerate(rows):
+        row_cells = split_outside_brackets(row, lambda node: is_sign(node, "&"))
+        if number == 0:
+            num_columns = len(row_cells)
+        if len(row_cells) != num_columns:
+            return None
+        cells += [written(cell) for cell in row_cells]
+    return _parts("matrix", cells, num_columns) if cells else None
 
 
 def _system(nodes: list[Node]) -> Parts | None:
     r"""Reads the lines of `\begin{cases}x=2\\y=3\end{cases}` as a list; a function by cases is None."""
-    is_whole = sum(is_sign(node, r"\end") for node in nodes) == 1 and len(nodes) > 4 and is_sign(nodes[-2], r"\end")
-    if not is_whole or written([nodes[1]]) != "{cases}" or any(is_sign(node, "&") for node in nodes):
+    num_ends = sum(is_sign(node, r"\end") for node in nodes)
+    is_one_environment = num_ends == 1 and len(nodes) > 4 and is_sign(nodes[-2], r"\end")
+    if not is_one_environment or written([nodes[1]]) != "{cases}":
         return None
-    lines = [line for line in _split_at(nodes[2:-2], lambda node: is_sign(node, r"\\")) if line]
-    return _listed("list", [written(line) for line in lines])
-
-
-@lru_cache(maxsize=4096)
-def intervals_of(text: str) -> tuple[Interval, ...]:
-    r"""Returns the intervals whose union an answer states: of `(1,3]`, `1<x\leq3`, `x<1 or x>3`; else none."""
-    if text.casefold() in _ALL_NUMBERS:
-        return (Interval(r"-\infty", r"\infty", False, False),)
-    nodes = read_nodes(text)
-    if len(nodes) > 5 and is_sign(nodes[0], r"\{") and is_sign(nodes[-1], r"\}"):
-        # `\{x|x>3\}` or `\{x\in\mathbb{R}:x>3\}`: what counts is the condition.
-        start = 5 if written(nodes[2:5]) == r"\in\mathbb{R}" else 2
-        if is_sign(nodes[start], "|", ":"):
-            nodes = nodes[start + 1 : -1]
-    variable = ""
-    if len(nodes) > 2 and is_sign(nodes[1], r"\in"):
-        variable = written(nodes[:1])
-        nodes = nodes[2:]
-    pieces = _split_at(nodes, lambda node: is_sign(node, r"\cup", r"\lor") or text_of(node) == "or")
-    intervals: list[Interval] = []
-    for piece in pieces:
-        interval = _bracketed(piece, variable) or _inequality(piece)
-        if interval is None:
-            return ()
-        intervals.append(interval)
-    return tuple(intervals)
-
-
-def _bracketed(nodes: list[Node], variable: str) -> Interval | None:
-    if len(nodes) < 5 or not is_sign(nodes[0], "(", "[", "]") or not is_sign(nodes[-1], ")", "]", "["):
+    is_function = any(is_sign(node, "&") for node in nodes)
+    if is_function:
         return None
-    ends = _split_at(nodes[1:-1], lambda node: is_sign(node, ","))
-    if len(ends) != 2 or not ends[0] or not ends[1]:
-        return None
-    return Interval(_end(ends[0]), _end(ends[1]), is_sign(nodes[0], "["), is_sign(nodes[-1], "]"), variable)
+    return _parts("list", [written(line) for line in _lines(nodes[2:-2]) if line])
 
 
-def _end(nodes: Sequence[Node]) -> str:
-    text = written(nodes)
-    return text.removeprefix("+") if text == r"+\infty" else text
-
-
-def _inequality(nodes: list[Node]) -> Interval | None:
-    signs = [node.text for node in nodes if isinstance(node, Token) and is_sign(node, *_RELATIONS)]
-    sides = [written(side) for side in _split_at(nodes, lambda node: is_sign(node, *_RELATIONS))]
-    if not signs or len(sides) != len(signs) + 1 or len(sides) > 3 or not all(sides):
-        return None
-    if all(sign in _FLIPPED for sign in signs):
-        signs = [_FLIPPED[sign] for sign in reversed(signs)]
-        sides.reverse()
-    if any(sign in _FLIPPED for sign in signs):
-        return None
-    includes = [sign == r"\leq" for sign in signs]
-    if len(sides) == 3:
-        return Interval(sides[0], sides[2], includes[0], includes[1], sides[1]) if _is_variable(sides[1]) else None
-    if _is_variable(sides[0]) and value_of(sides[1]) is not None:
-        return Interval(r"-\infty", sides[1], False, includes[0], sides[0])
-    if _is_variable(sides[1]) and value_of(sides[0]) is not None:
-        return Interval(sides[0], r"\infty", includes[0], False, sides[1])
-    return None
-
-
-def _is_variable(text: str) -> bool:
-    return (
-        re.fullmatch(r"[A-Za-z]|\\[A-Za-z]+(?:_\w)?|[A-Za-z]_(?:\w|\{\w+\})", text) is not None
-        and value_of(text) is None
-    )
-
-
-def same_interval(first: Interval, second: Interval, same: Callable[[str, str], bool]) -> bool:
-    """Returns whether two intervals have the same ends, and the same variable if both name one."""
-    if first.variable and second.variable and first.variable != second.variable:
-        return False
-    if (first.has_low, first.has_high) != (second.has_low, second.has_high):
-        return False
-    return same(first.low, second.low) and same(first.high, second.high)
+def _lines(nodes: Sequence[Node]) -> list[list[Node]]:
+    return split_outside_brackets(nodes, lambda node: is_sign(node, r"\\"))
 
 
 def same_parts(first: Parts, second: Parts, same: Callable[[str, str], bool]) -> bool:
     """Returns whether two answers have the same parts: in any order for lists and sets, proportional for ratios."""
     if len(first.items) != len(second.items) or first.row != second.row:
         return False
-    if "ratio" in (first.kind, second.kind):
-        return first.kind == second.kind and _proportional(first.items, second.items)
-    if "matrix" in (first.kind, second.kind) and first.kind != second.kind:
+    kinds = {first.kind, second.kind}
+    if "ratio" in kinds:
+        return first.kind == second.kind and _are_proportional(first.items, second.items)
+    if "matrix" in kinds and first.kind != second.kind:
         return False
-    in_order = all(same(left, right) for left, right in zip(first.items, second.items, strict=True))
-    if in_order or "tuple" in (first.kind, second.kind) or "matrix" in (first.kind, second.kind):
-        return in_order and {first.kind, second.kind} not in ({"set", "tuple"},)
-    return _same_in_some_order(first, second, same)
+    if kinds == {"set", "tuple"}:
+        return False
+    pairs = zip(first.items, second.items, strict=True)
+    if all(same(first_item, second_item) for first_item, second_item in pairs):
+        return True
+    is_ordered = "tuple" in kinds or "matrix" in kinds
+    return not is_ordered and _same_in_some_order(first.items, second.items, same)
 
 
-def _same_in_some_order(first: Parts, second: Parts, same: Callable[[str, str], bool]) -> bool:
-    names = [[named_parts(item)[0] for item in parts.items] for parts in (first, second)]
-    if any(len(set(filter(None, given))) > 1 for given in names) and not all(all(given) for given in names):
+def _same_in_some_order(first: Sequence[str], second: Sequence[str], same: Callable[[str, str], bool]) -> bool:
+    first_names = [_name_of(item) for item in first]
+    second_names = [_name_of(item) for item in second]
+    is_each_named = all(first_names) and all(second_names)
+    if not is_each_named and (_has_several_names(first_names) or _has_several_names(second_names)):
         return False  # `x=1, y=2` does not say which is which of `2, 1`
-    left = list(second.items)
-    for item in first.items:
-        name = named_parts(item)[0]
-        equals = [other for other in left if same(item, other) and (not name or named_parts(other)[0] in ("", name))]
-        if not equals:
+    unmatched = list(second)
+    for item in first:
+        name = _name_of(item)
+        for candidate in unmatched:
+            may_have_name = not name or _name_of(candidate) in ("", name)
+            if same(item, candidate) and may_have_name:
+                unmatched.remove(candidate)
+                break
+        else:
             return False
-        left.remove(equals[0])
     return True
 
 
-def _proportional(first: Sequence[str], second: Sequence[str]) -> bool:
-    values = [(value_of(left), value_of(right)) for left, right in zip(first, second, strict=True)]
-    if any(left is None or right is None or not left or not right for left, right in values):
-        return False
-    shares = [floating(left) / floating(right) for left, right in values]
-    return all(abs(share - shares[0]) <= abs(shares[0]) * 1e-30 for share in shares)
+def _name_of(item: str) -> str:
+    """Returns `x` for `x=1`, and an empty text for a value without a name."""
+    name, _ = named_parts(item)
+    return name
+
+
+def _has_several_names(names: Sequence[str]) -> bool:
+    different_names = {name for name in names if name}
+    return len(different_names) > 1
+
+
+def _are_proportional(first: Sequence[str], second: Sequence[str]) -> bool:
+    quotients: list[Real] = []
+    for first_term, second_term in zip(first, second, strict=True):
+        dividend = value_of(first_term)
+        divisor = value_of(second_term)
+        if not dividend or not divisor:  # None or 0
+            return False
+        quotients.append(floating(dividend) / floating(divisor))
+    return all(abs(quotient - quotients[0]) <= abs(quotients[0]) * _SAME_RATIO for quotient in quotients)

@@ -46,6 +46,16 @@ def is_number(node: Node) -> bool:
     return isinstance(node, Token) and node.kind == "number"
 
 
+def is_letters(node: Node) -> bool:
+    """Returns whether a node is a run of letters."""
+    return isinstance(node, Token) and node.kind == "letters"
+
+
+def is_word(node: Node, *words: str) -> bool:
+    """Returns whether a node is one of these words, in small or capital letters."""
+    return isinstance(node, Token) and node.kind == "letters" and node.text.lower() in words
+
+
 def text_of(node: Node) -> str:
     """Returns the text of a token, and an empty one for a group."""
     return node.text if isinstance(node, Token) else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cepo.rewards.cursor import NodeCursor
 from cepo.rewards.tokens import Group, Node, Token, is_number, is_sign, text_of, with_space
 
 DEGREE = r"\degree"
@@ -31,6 +32,9 @@ _DROPPED_WITH_ARGUMENT = {
     r"\hskip", r"\kern", r"\mspace", r"\mathchoice",
 }  # fmt: skip
 _WITH_TWO_ARGUMENTS = {r"\textcolor", r"\colorbox", r"\scalebox", r"\raisebox", r"\href"}
+_WITH_ARGUMENTS = _DROPPED_WITH_ARGUMENT | _WITH_TWO_ARGUMENTS
+_LINE_BREAKS = {r"\\", r"\cr", r"\newline"}
+_UNITS_OF_GAPS = ("pt", "em", "ex", "mm", "cm", "in")
 _SYNONYMS = {
     r"\le": r"\leq", r"\ge": r"\geq", r"\leqslant": r"\leq", r"\geqslant": r"\geq", r"\lt": "<", r"\gt": ">", r"\ne": r"\neq",
     r"\lvert": "|", r"\rvert": "|", r"\vert": "|", r"\mid": "|", r"\lbrace": r"\{", r"\rbrace": r"\}", r"\lbrack": "[",
@@ -46,71 +50,103 @@ _BEHIND_PI = {"m", "cm", "mm", "km", "in", "ft", "r", "h", "x"}
 """Letters that writers put behind `\\pi` without a space, although LaTeX reads `\\pir` as one command."""
 
 
-def without_typesetting(nodes: Sequence[Node], upright: bool = False) -> list[Node]:
+def without_typesetting(nodes: Sequence[Node]) -> list[Node]:
     """Drops fonts, sizes, colours and spaces, and unwraps what they were put on."""
-    result: list[Node] = []
-    spaced = False
-    position = 0
-    while position < len(nodes):
-        node = nodes[position]
-        position += 1
-        spaced = spaced or node.spaced
-        if isinstance(node, Group):
-            result.append(Group(tuple(without_typesetting(node.body, upright)), spaced))
-            spaced = False
-            continue
-        following = nodes[position] if position < len(nodes) else None
-        name = node.text if node.kind == "command" else ""
-        if name in _DROPPED:
-            upright = upright or name in _UPRIGHT_SWITCHES
-            if name in (r"\left", r"\right") and following is not None and is_sign(following, "."):
-                position += 1
-            spaced = True
-        elif name in _DROPPED_WITH_ARGUMENT and _length_of_arguments(nodes[position:]):
-            position += _length_of_arguments(nodes[position:])
-            spaced = True
-        elif name in _WITH_TWO_ARGUMENTS and _length_of_arguments(nodes[position:]):
-            position += _length_of_arguments(nodes[position:])  # the colour; what it is put on follows as a group
-        elif (name in _UPRIGHT or name in _UNWRAPPED) and isinstance(following, Group):
-            position += 1
-            inner = without_typesetting(following.body, upright or name in _UPRIGHT)
-            if name in _UPRIGHT and inner:
-                result.append(with_space(inner[0]))
-                result.extend(inner[1:])
-                spaced = True
+    return _Reader(nodes, upright=False).whole()
+
+
+class _Reader(NodeCursor):
+    """Reads nodes one after the other into a list without typesetting.
+
+    `_spaced` is whether a space, or a command that was dropped, stands before the next node; `_upright` whether the
+    letters are upright.
+    """
+
+    def __init__(self, nodes: Sequence[Node], upright: bool) -> None:
+        super().__init__(nodes)
+        self._upright = upright
+        self._spaced = False
+        self._result: list[Node] = []
+
+    def whole(self) -> list[Node]:
+        while self._place < len(self._nodes):
+            node = self._nodes[self._place]
+            self._place += 1
+            self._spaced = self._spaced or node.spaced
+            if isinstance(node, Group):
+                body = _Reader(node.body, self._upright).whole()
+                self._append(Group(tuple(body), self._spaced))
+            elif node.kind == "command":
+                self._command(node)
             else:
-                result.append(Group(tuple(inner), spaced))
-                spaced = False
+                self._plain(node)
+        return self._result
+
+    def _append(self, *nodes: Node) -> None:
+        self._result.extend(nodes)
+        self._spaced = False
+
+    def _plain(self, node: Token) -> None:
+        self._append(Token(node.kind, _SYNONYMS.get(node.text, node.text), self._spaced, self._upright))
+
+    def _command(self, node: Token) -> None:
+        name = node.text
+        num_arguments = _length_of_arguments(self._nodes[self._place :]) if name in _WITH_ARGUMENTS else 0
+        if name in _DROPPED:
+            self._drop(name)
+        elif num_arguments:
+            self._place += num_arguments
+            # What a colour is put on follows as a group, and is no further from what stands before.
+            self._spaced = self._spaced or name in _DROPPED_WITH_ARGUMENT
         elif name in _UPRIGHT or name in _UNWRAPPED:
-            spaced = True
-        elif name in (r"\\", r"\cr", r"\newline"):
-            result.append(Token("command", r"\\", spaced))
-            position += _length_of_gap(nodes[position:])
-            spaced = False
+            self._unwrap(name)
+        elif name in _LINE_BREAKS:
+            self._append(Token("command", r"\\", self._spaced))
+            self._place += _length_of_gap(self._nodes[self._place :])
         elif name in _NUMBER_SETS:
-            result.extend([Token("command", r"\mathbb", spaced), Group((Token("letters", name[1:]),))])
-            spaced = False
+            letter = Token("letters", name[1:])
+            self._append(Token("command", r"\mathbb", self._spaced), Group((letter,)))
         elif name.startswith(r"\pi") and name[3:] in _BEHIND_PI:
-            result.extend([Token("command", r"\pi", spaced), Token("letters", name[3:])])
-            spaced = False
+            self._append(Token("command", r"\pi", self._spaced), Token("letters", name[3:]))
         else:
-            result.append(Token(node.kind, _SYNONYMS.get(node.text, node.text), spaced, upright))
-            spaced = False
-    return result
+            self._plain(node)
+
+    def _drop(self, name: str) -> None:
+        """Drops a command without argument, and of `\\left.` also the point, which stands for no bracket."""
+        if name in _UPRIGHT_SWITCHES:
+            self._upright = True
+        if name in (r"\left", r"\right"):
+            self._skip(".")
+        self._spaced = True
+
+    def _unwrap(self, name: str) -> None:
+        """Replaces a font command by its argument: words where it makes letters upright, else a group."""
+        argument = self._peek()
+        if not isinstance(argument, Group):
+            self._spaced = True
+            return
+        self._place += 1
+        is_upright = name in _UPRIGHT
+        inner = _Reader(argument.body, self._upright or is_upright).whole()
+        if is_upright and inner:
+            self._append(with_space(inner[0]), *inner[1:])
+            self._spaced = True
+        else:
+            self._append(Group(tuple(inner), self._spaced))
 
 
 def _length_of_arguments(nodes: Sequence[Node]) -> int:
     """Returns how many nodes an argument in braces has with the option before it: `{red}`, `[rgb]{1,0,0}`; else 0."""
+    start = 0
     if nodes and is_sign(nodes[0], "["):
         closing = [place for place, node in enumerate(nodes) if is_sign(node, "]")]
         start = closing[0] + 1 if closing else 0
-    else:
-        start = 0
-    return start + 1 if start < len(nodes) and isinstance(nodes[start], Group) else 0
+    has_argument = start < len(nodes) and isinstance(nodes[start], Group)
+    return start + 1 if has_argument else 0
 
 
 def _length_of_gap(nodes: Sequence[Node]) -> int:
     """Returns how many nodes the gap behind a line break has: four for `[4pt]`, else none."""
     texts = [text_of(node) for node in nodes[:4]]
     is_gap = len(texts) == 4 and texts[0] == "[" and texts[3] == "]" and is_number(nodes[1])
-    return 4 if is_gap and texts[2] in ("pt", "em", "ex", "mm", "cm", "in") else 0
+    return 4 if is_gap and texts[2] in _UNITS_OF_GAPS else 0
