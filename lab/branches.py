@@ -33,6 +33,8 @@ CORE = (
     "rewards/functions.py", "rewards/moments.py", "rewards/angles.py", "rewards/environments.py",
     "rewards/magnitude.py", "rewards/math.py", "rewards/numbers.py", "rewards/spelling.py", "rewards/statements.py",
     "rewards/structures.py", "rewards/tokens.py", "rewards/typesetting.py", "rewards/units.py", "rewards/writing.py",
+    "rewards/brackets.py", "rewards/cursor.py", "rewards/fractions_and_roots.py", "rewards/intervals.py",
+    "rewards/quantities.py", "rewards/reals.py", "rewards/unit_table.py", "rewards/wrappers.py",
 )  # fmt: skip
 SETTINGS = """[run]
 branch = true

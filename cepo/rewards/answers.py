@@ -1,9 +1,10 @@
 """Compares the final answer of a response with the ground truth.
 
 `docs/rewards.md` has the table of spellings. The modules beside this one each have a part: `extraction` finds the
-answer, `tokens`, `typesetting`, `digits`, `environments`, `angles`, `spelling` and `writing` give it its normal form,
-`statements` and `units` split it into a value and a unit, `numbers` computes the value, `moments` reads dates and times,
-`structures`, `choices`, `algebra` and `comparison` compare.
+answer, `wrappers`, `tokens`, `typesetting`, `digits`, `fractions_and_roots`, `environments`, `angles`, `spelling` and
+`writing` give it its normal form,
+`statements`, `quantities` and `units` split it into a value and a unit, `numbers` and `reals` compute the value,
+`moments` reads dates and times, `structures`, `intervals`, `choices`, `algebra` and `comparison` compare.
 
 These functions have no timeout: reading and comparing is bounded by `magnitude`, but simplifying a relation may take
 long. Training calls them in the worker processes of `cepo.rewards.pool`, which are killed after a time limit.
@@ -18,7 +19,7 @@ from fractions import Fraction
 from cepo.rewards.comparison import equal_answers, stated_values
 from cepo.rewards.extraction import extract_answer
 from cepo.rewards.numbers import value_of
-from cepo.rewards.reals import as_float, floating, near, twelve_digits
+from cepo.rewards.reals import Real, as_float, floating, near, twelve_digits
 from cepo.rewards.statements import LONGEST_ANSWER, has_unit, read_statement
 
 __all__ = [
@@ -82,23 +83,30 @@ def is_rounding(first: str, second: str) -> bool:
     """
     if max(len(first), len(second)) > LONGEST_ANSWER:
         return False
-    statements = [read_statement(text) for text in (first, second)]
-    if all(map(has_unit, statements)) and statements[0].unit != statements[1].unit:
+    first_statement = read_statement(first)
+    second_statement = read_statement(second)
+    have_units = has_unit(first_statement) and has_unit(second_statement)
+    if have_units and first_statement.unit != second_statement.unit:
         return False
-    texts = [statement.value for statement in statements]
-    values = [value_of(text) for text in texts]
-    if values[0] is None or values[1] is None or not near(values[0], values[1], ROUNDING_LIMIT):
+    first_value = value_of(first_statement.value)
+    second_value = value_of(second_statement.value)
+    if first_value is None or second_value is None or not near(first_value, second_value, ROUNDING_LIMIT):
         return False
-    for number, text in enumerate(texts):
-        if not _PLAIN_DECIMAL.fullmatch(text):
-            continue
-        unit = floating(Fraction(1, 10 ** len(text.partition(".")[2])))
-        lost = abs(floating(values[1 - number])) - abs(floating(values[number]))
-        is_rounded = abs(lost) <= unit * (1 + 1e-9) / 2
-        is_cut = 0 <= lost < unit * (1 - 1e-9)
-        if is_rounded or is_cut:
-            return True
-    return False
+    return _is_decimal_of(first_statement.value, first_value, second_value) or _is_decimal_of(
+        second_statement.value, second_value, first_value
+    )
+
+
+def _is_decimal_of(text: str, value: Real, exact: Real) -> bool:
+    """Returns whether a text is a decimal whose value is the exact one, rounded or truncated to its places."""
+    if not _PLAIN_DECIMAL.fullmatch(text):
+        return False
+    num_decimals = len(text.partition(".")[2])
+    last_place = floating(Fraction(1, 10**num_decimals))
+    lost = abs(floating(exact)) - abs(floating(value))
+    is_rounded = abs(lost) <= last_place * (1 + 1e-9) / 2
+    is_truncated = 0 <= lost < last_place * (1 - 1e-9)
+    return is_rounded or is_truncated
 
 
 def is_numeric_answer(text: str) -> bool:
@@ -113,9 +121,9 @@ def value_key(answer: str) -> str:
     """
     if len(answer) > LONGEST_ANSWER:
         return answer.strip()
-    text = read_statement(answer).value
-    values = stated_values(text)
-    return twelve_digits(values[-1]) if values else text.casefold()
+    spelling = read_statement(answer).value
+    values = stated_values(spelling)
+    return twelve_digits(values[-1]) if values else spelling.casefold()
 
 
 def decimal_value(text: str) -> float | None:

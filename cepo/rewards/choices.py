@@ -27,6 +27,12 @@ _LETTER_BEFORE_TEXT = re.compile(
 )
 _LETTER_BEFORE_A_COMMA = re.compile(r"^\s*([A-J])、")
 """Chinese texts write `A、14` for `A. 14`; elsewhere this comma separates the parts of a list."""
+_SINGLE_LETTER = re.compile(r"(?<![A-Za-z])[A-Ja-j](?![A-Za-z])")
+_SPACE_IN_BRACKETS = re.compile(r"(?<=[(\[]) | (?=[)\]])")
+_ENCLOSED_LETTER_OF_GOLD = re.compile(r"\(([A-J])\)\s*[^\s,;]")
+"""`(B) 14 cm`"""
+_ENCLOSED_VARIABLE = re.compile(r"\([A-J]\)\s*[-+*/^=(]")
+"""`(B) + 1` is algebra."""
 _LETTERS_OF_GOLD = re.compile(r"\(?[A-J]\)?(?:\s*,\s*\(?[A-J]\)?)*\.?")
 
 
@@ -38,8 +44,10 @@ def letters_alone(text: str) -> frozenset[str]:
     plain = _without_markup(text)
     if _LETTERS_OF_GOLD.fullmatch(plain):
         return frozenset(re.findall("[A-J]", plain))
-    enclosed = re.match(r"\(([A-J])\)\s*[^\s,;]", plain)
-    return frozenset(enclosed[1]) if enclosed and not re.match(r"\([A-J]\)\s*[-+*/^=(]", plain) else frozenset()
+    enclosed = _ENCLOSED_LETTER_OF_GOLD.match(plain)
+    if enclosed is None or _ENCLOSED_VARIABLE.match(plain):
+        return frozenset()
+    return frozenset(enclosed[1])
 
 
 def chosen_letters(answer: str, choices: Sequence[str] = ()) -> frozenset[str]:
@@ -51,47 +59,54 @@ def chosen_letters(answer: str, choices: Sequence[str] = ()) -> frozenset[str]:
     takes precedence over an option whose text is that letter; a small letter does not. `choices` are the options' texts in
     the order of their letters; without them, all letters from A to J are allowed.
     """
-    known = LETTERS[: len(choices)] or LETTERS
-    same = _same_texts(answer, choices)
-    answer = _LETTER_BEFORE_A_COMMA.sub(r"\1. ", answer) if len(answer.partition("、")[2].strip()) > 1 else answer
+    known_letters = set(LETTERS[: len(choices)] or LETTERS)
+    same_text = _letters_of_same_text(answer, choices)
+    _, _, text_behind_comma = answer.partition("、")
+    if len(text_behind_comma.strip()) > 1:
+        answer = _LETTER_BEFORE_A_COMMA.sub(r"\1. ", answer)
     plain = _without_markup(plain_characters(answer))
     for text in (plain, _LEAD.sub("", plain).strip()):
         letters = _letters_in(text)
-        if letters and letters <= set(known) and (text != text.lower() or len(same) != 1):
+        has_capital = text != text.lower()
+        if letters and letters <= known_letters and (has_capital or len(same_text) != 1):
             return letters
-    return same if len(same) == 1 else frozenset()
+    return same_text if len(same_text) == 1 else frozenset()
 
 
 def _without_markup(text: str) -> str:
     """Returns a text without commands and marks, and without spaces within its brackets."""
-    plain = re.sub(r"\s+", " ", _MARKUP.sub(" ", text)).strip()
-    return re.sub(r"(?<=[(\[]) | (?=[)\]])", "", plain)
+    plain = " ".join(_MARKUP.sub(" ", text).split())
+    return _SPACE_IN_BRACKETS.sub("", plain)
 
 
 def _letters_in(text: str) -> frozenset[str]:
     """Returns the letters that a text without markup begins with or consists of."""
     if _LETTERS_ALONE.fullmatch(text):
-        found = re.findall(r"(?<![A-Za-z])[A-Ja-j](?![A-Za-z])", text)
-        return frozenset(letter.upper() for letter in found)
-    together = text.removesuffix(".")
-    if _LETTERS_TOGETHER.fullmatch(together) and len(set(together)) == len(together):
-        return frozenset(together)
-    named = _LETTER_BEFORE_TEXT.match(text)
-    if named is None:
+        return frozenset(letter.upper() for letter in _SINGLE_LETTER.findall(text))
+    letters = text.removesuffix(".")
+    is_without_repetition = len(set(letters)) == len(letters)
+    if _LETTERS_TOGETHER.fullmatch(letters) and is_without_repetition:
+        return frozenset(letters)
+    match = _LETTER_BEFORE_TEXT.match(text)
+    if match is None:
         return frozenset()
-    letter = named["enclosed"] or named["closed"] or named["pointed"] or named["dashed"]
+    letter = match["enclosed"] or match["closed"] or match["pointed"] or match["dashed"]
     return frozenset(letter.upper())
 
 
-def _same_texts(answer: str, choices: Sequence[str]) -> frozenset[str]:
-    if max(map(len, (answer, *choices))) > LONGEST_ANSWER:
+def _letters_of_same_text(answer: str, choices: Sequence[str]) -> frozenset[str]:
+    """Returns the letters of the options whose text the answer is; none if one of the texts is too long."""
+    longest = max(len(text) for text in (answer, *choices))
+    if longest > LONGEST_ANSWER:
         return frozenset()
-    pairs = zip(LETTERS, choices, strict=False)
-    return frozenset(letter for letter, choice in pairs if spelled_alike(answer, choice))
+    options = zip(LETTERS, choices, strict=False)
+    return frozenset(letter for letter, choice in options if spelled_alike(answer, choice))
 
 
 def spelled_alike(first: str, second: str) -> bool:
     """Returns whether two texts have the same normal form and unit, ignoring case; never for empty texts."""
-    left = read_statement(first)
-    right = read_statement(second)
-    return left.value.casefold() == right.value.casefold() != "" and left.unit == right.unit
+    first_statement = read_statement(first)
+    second_statement = read_statement(second)
+    first_text = first_statement.value.casefold()
+    second_text = second_statement.value.casefold()
+    return first_text == second_text != "" and first_statement.unit == second_statement.unit

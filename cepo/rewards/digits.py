@@ -5,10 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from cepo.rewards.tokens import Group, Node, Token, is_number, is_sign, read_nodes, text_of, with_space
+from cepo.rewards.tokens import Group, Node, Token, is_number, is_sign, read_nodes, text_of
 
 REPETENDS = (r"\overline", r"\bar", r"\dot")
 """Commands that mark the digits of a decimal that repeat."""
+
+
+THREE_DIGITS = re.compile(r"\d{3}(?:\.\d+)?")
+_FIRST_DIGITS = re.compile(r"[1-9]\d{0,2}")
+_OPENING_BRACKETS = ("(", "[", r"\{")
+_CLOSING_BRACKETS = (")", "]", r"\}")
 
 
 def merged_thousands(nodes: Sequence[Node], commas: bool) -> list[Node]:
@@ -19,135 +25,156 @@ def merged_thousands(nodes: Sequence[Node], commas: bool) -> list[Node]:
     """
     result: list[Node] = []
     depth = 0
-    position = 0
-    while position < len(nodes):
-        node = nodes[position]
+    place = 0
+    while place < len(nodes):
+        node = nodes[place]
         if isinstance(node, Group):
             result.append(Group(tuple(merged_thousands(node.body, commas)), node.spaced))
-            position += 1
+            place += 1
             continue
-        depth += is_sign(node, "(", "[", r"\{") - is_sign(node, ")", "]", r"\}")
-        in_a_list = position > 0 and is_sign(nodes[position - 1], ",")
-        length, text = _thousands_at(nodes, position, commas and depth <= 0 and not (in_a_list and not node.spaced))
+        if is_sign(node, *_OPENING_BRACKETS):
+            depth += 1
+        elif is_sign(node, *_CLOSING_BRACKETS):
+            depth -= 1
+        is_behind_a_comma = place > 0 and is_sign(nodes[place - 1], ",")
+        is_item = is_behind_a_comma and not node.spaced  # `2,1,234` is a list
+        length, text = _thousands_at(nodes, place, commas and depth <= 0 and not is_item)
         result.append(Token(node.kind, text, node.spaced, node.upright) if length > 1 else node)
-        position += length
+        place += length
     return result
 
 
-def _thousands_at(nodes: Sequence[Node], position: int, commas: bool) -> tuple[int, str]:
-    """Returns how many nodes form the number at `position`, and its digits."""
-    first = nodes[position]
-    text = text_of(first)
-    if not is_number(first) or not re.fullmatch(r"[1-9]\d{0,2}", text):
-        return 1, text
-    chosen = ""
-    place = position + 1
-    while True:
+def _thousands_at(nodes: Sequence[Node], start: int, commas: bool) -> tuple[int, str]:
+    """Returns how many nodes form the number at `start`, and its digits."""
+    first_digits = text_of(nodes[start])
+    if not is_number(nodes[start]) or not _FIRST_DIGITS.fullmatch(first_digits):
+        return 1, first_digits
+    text = first_digits
+    common_separator = ""
+    place = start + 1
+    while "." not in text:
         separator, width = _separator_at(nodes, place, commas)
-        if not separator or (chosen and separator != chosen) or "." in text:
+        is_mixed = common_separator != "" and separator != common_separator
+        if not separator or is_mixed:
             break
-        digits = nodes[place + width]
-        assert isinstance(digits, Token)
-        text += digits.text
-        chosen = separator
+        common_separator = separator
+        text += text_of(nodes[place + width])
         place += width + 1
     behind = nodes[place] if place < len(nodes) else None
-    is_a_fraction = chosen == " " and behind is not None and is_sign(behind, "/")
-    goes_on = chosen == "," and behind is not None and is_sign(behind, ",") and _is_tight_number(nodes, place + 1)
-    if is_a_fraction or goes_on:
-        return 1, first.text  # type: ignore[union-attr]
-    return place - position, text
+    is_a_fraction = common_separator == " " and behind is not None and is_sign(behind, "/")  # `2 333/500`
+    is_a_list = common_separator == "," and behind is not None and is_sign(behind, ",") and _is_tight(nodes, place + 1)
+    if is_a_fraction or is_a_list:
+        return 1, first_digits
+    return place - start, text
 
 
-def _is_tight_number(nodes: Sequence[Node], place: int) -> bool:
+def _is_tight(nodes: Sequence[Node], place: int) -> bool:
+    """Returns whether a number without a space before it stands at `place`."""
     return place < len(nodes) and is_number(nodes[place]) and not nodes[place].spaced
-
-
-THREE_DIGITS = re.compile(r"\d{3}(?:\.\d+)?")
 
 
 def _separator_at(nodes: Sequence[Node], place: int, commas: bool) -> tuple[str, int]:
     """Returns the separator of thousands at `place` and its number of nodes: 0 for a space; or an empty text."""
-
-    def is_part(index: int, spaced: bool) -> bool:
-        if index >= len(nodes) or not is_number(nodes[index]) or nodes[index].spaced != spaced:
-            return False
-        return THREE_DIGITS.fullmatch(text_of(nodes[index])) is not None
-
     if place >= len(nodes):
         return "", 0
-    if is_part(place, spaced=True):
-        return " ", 0
     node = nodes[place]
+    if _is_three_digits(node):
+        return (" ", 0) if node.spaced else ("", 0)
+    if place + 1 >= len(nodes) or not _is_three_digits(nodes[place + 1]):
+        return "", 0
     if isinstance(node, Group):
         is_comma = len(node.body) == 1 and is_sign(node.body[0], ",")
-        return ("{,}", 1) if is_comma and (is_part(place + 1, False) or is_part(place + 1, True)) else ("", 0)
-    if node.spaced or not is_part(place + 1, spaced=False):
+        return ("{,}", 1) if is_comma else ("", 0)
+    if node.spaced or nodes[place + 1].spaced:
         return "", 0
     if is_sign(node, "'"):
         return "'", 1
     return (",", 1) if commas and is_sign(node, ",") else ("", 0)
 
 
+def _is_three_digits(node: Node) -> bool:
+    return is_number(node) and THREE_DIGITS.fullmatch(text_of(node)) is not None
+
+
 def with_numbers(nodes: list[Node]) -> list[Node]:
     r"""Writes `1.6e-19` as `1.6\cdot10^{-19}`, `.5` as `0.5`, `5.` as `5`, and `13 1/3` as `13\frac{1}{3}`."""
     result: list[Node] = []
-    for position, node in enumerate(nodes):
+    for place, node in enumerate(nodes):
         previous = result[-1] if result else None
-        if position > 0 and _is_exponent(nodes, position - 1):
-            continue  # the e of the number before
-        if is_sign(node, ".") and not node.spaced and previous is not None and is_number(previous):
-            following = nodes[position + 1] if position + 1 < len(nodes) else None
-            if following is not None and not is_sign(following, ".", *REPETENDS) and not is_number(following):
-                continue
+        if _is_mantissa(nodes, place - 1) or _is_mantissa(nodes, place - 2):
+            continue  # the e and the exponent of the number before
+        if _is_needless_point(nodes, place, previous):
+            continue
         if not isinstance(node, Token) or node.kind != "number":
             result.append(node)
             continue
         text = node.text
-        if text.startswith(".") and not (previous is not None and is_number(previous) and not node.spaced):
+        is_digit_behind_point = previous is not None and is_number(previous) and not node.spaced
+        if text.startswith(".") and not is_digit_behind_point:
             text = "0" + text
-        if _is_exponent(nodes, position):
-            text += "e" + text_of(nodes[position + 2])
-        if position > 1 and _is_exponent(nodes, position - 2):
-            continue
+        if _is_mantissa(nodes, place):
+            text += "e" + text_of(nodes[place + 2])
         mantissa, _, exponent = text.lower().partition("e")
-        if not exponent:
-            result.append(Token("number", text, node.spaced))
-            continue
-        power = Group(tuple(read_nodes(exponent.removeprefix("+"))))
-        parts = [
-            Token("number", mantissa), Token("command", r"\cdot"), Token("number", "10"), Token("sign", "^"), power,
-        ]  # fmt: skip
-        if previous is not None and is_sign(previous, "/", "^", r"\div"):
-            result.append(Group(tuple(parts), node.spaced))
+        if exponent:
+            result += _scientific(mantissa, exponent, node.spaced, previous)
         else:
-            result.extend([with_space(parts[0], node.spaced), *parts[1:]])
+            result.append(Token("number", text, node.spaced))
     return _with_mixed_numbers(result)
 
 
-def _is_exponent(nodes: list[Node], position: int) -> bool:
-    r"""Returns whether a number at `position` has an upright e and its exponent behind it: `3\mathrm{e}8`."""
-    three = nodes[position : position + 3]
-    if len(three) < 3 or not is_number(three[0]) or not is_number(three[2]):
+def _is_mantissa(nodes: Sequence[Node], place: int) -> bool:
+    r"""Returns whether a number at `place` has an upright e and its exponent behind it: `3\mathrm{e}8`."""
+    if place < 0 or place + 2 >= len(nodes):
         return False
-    letter = three[1]
-    return isinstance(letter, Token) and letter.upright and letter.text in ("e", "E") and text_of(three[2]).isdigit()
+    letter = nodes[place + 1]
+    if not isinstance(letter, Token) or not letter.upright or letter.text not in ("e", "E"):
+        return False
+    exponent = nodes[place + 2]
+    return is_number(nodes[place]) and is_number(exponent) and text_of(exponent).isdigit()
+
+
+def _is_needless_point(nodes: Sequence[Node], place: int, previous: Node | None) -> bool:
+    """Returns whether the point at `place` ends an integer, as in `5. cm`, and begins no decimals."""
+    node = nodes[place]
+    if not is_sign(node, ".") or node.spaced or previous is None or not is_number(previous):
+        return False
+    if place + 1 >= len(nodes):
+        return False
+    following = nodes[place + 1]
+    return not is_number(following) and not is_sign(following, ".", *REPETENDS)
+
+
+def _scientific(mantissa: str, exponent: str, spaced: bool, previous: Node | None) -> list[Node]:
+    r"""Returns the nodes of `1.6\cdot10^{-19}`, in a group where it is a divisor or an exponent."""
+    power = Group(tuple(read_nodes(exponent.removeprefix("+"))))
+    factor = [Token("command", r"\cdot"), Token("number", "10"), Token("sign", "^"), power]
+    if previous is not None and is_sign(previous, "/", "^", r"\div"):
+        return [Group((Token("number", mantissa), *factor), spaced)]
+    return [Token("number", mantissa, spaced), *factor]
 
 
 def _with_mixed_numbers(nodes: list[Node]) -> list[Node]:
+    r"""Writes `13 1/3` as `13\frac{1}{3}`."""
     result: list[Node] = []
-    position = 0
-    while position < len(nodes):
-        four = nodes[position : position + 4]
-        whole = [
-            node.text for node in four if isinstance(node, Token) and node.kind == "number" and node.text.isdigit()
-        ]
-        behind_a_point = bool(result) and is_number(result[-1])
-        if len(four) == 4 and len(whole) == 3 and is_sign(four[2], "/") and four[1].spaced and not behind_a_point:
-            fraction = [Token("command", r"\frac"), *(Group((Token("number", text),)) for text in whole[1:])]
-            result.extend([four[0], *fraction])
-            position += 4
+    place = 0
+    while place < len(nodes):
+        is_behind_a_number = bool(result) and is_number(result[-1])
+        if _is_mixed_number(nodes[place : place + 4]) and not is_behind_a_number:
+            integer, numerator, _, denominator = nodes[place : place + 4]
+            result += [integer, Token("command", r"\frac"), _group_of(numerator), _group_of(denominator)]
+            place += 4
         else:
-            result.append(nodes[position])
-            position += 1
+            result.append(nodes[place])
+            place += 1
     return result
+
+
+def _is_mixed_number(nodes: Sequence[Node]) -> bool:
+    """Returns whether nodes are an integer, a space and a fraction of two integers with a slash."""
+    if len(nodes) != 4 or not is_sign(nodes[2], "/") or not nodes[1].spaced:
+        return False
+    return all(is_number(node) and text_of(node).isdigit() for node in (nodes[0], nodes[1], nodes[3]))
+
+
+def _group_of(number: Node) -> Group:
+    return Group((Token("number", text_of(number)),))

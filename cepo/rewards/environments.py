@@ -2,6 +2,8 @@ r"""Gives matrices and systems of equations one spelling: `\begin{pmatrix}`, `\b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cepo.rewards.tokens import Group, Node, Token, is_sign
 from cepo.rewards.writing import written
 
@@ -13,8 +15,8 @@ _SYSTEMS = ("aligned", "align", "align*", "gathered", "gather", "gather*", "spli
 _MATRIX = Group((Token("letters", "pmatrix"),))
 _DETERMINANT = Group((Token("letters", "vmatrix"),))
 _CASES = Group((Token("letters", "cases"),))
-_BEGIN = Token("command", r"\begin")
-_END = Token("command", r"\end")
+_NAMES = {**dict.fromkeys(_MATRICES, _MATRIX), **dict.fromkeys(_SYSTEMS, _CASES)}
+"""The name that the environments of a kind are given."""
 
 
 def with_environments(nodes: list[Node]) -> list[Node]:
@@ -27,20 +29,18 @@ def _renamed(nodes: list[Node]) -> list[Node]:
     result: list[Node] = []
     is_system = False
     for node in nodes:
-        previous = result[-1] if result else None
-        is_name = isinstance(node, Group) and previous is not None and is_sign(previous, r"\begin", r"\end")
-        if is_name:
-            name = written(node.body)  # type: ignore[union-attr]
-            is_system = name in _SYSTEMS and is_sign(previous, r"\begin")  # type: ignore[arg-type]
-            if name in _MATRICES:
-                result.append(_MATRIX)
-            elif name in _SYSTEMS:
-                result.append(_CASES)
-            else:
-                result.append(node)
-        elif isinstance(node, Group) and len(result) > 1 and is_sign(result[-2], r"\begin"):
+        is_behind_begin = bool(result) and is_sign(result[-1], r"\begin")
+        is_behind_end = bool(result) and is_sign(result[-1], r"\end")
+        is_behind_name = len(result) > 1 and is_sign(result[-2], r"\begin")
+        if isinstance(node, Group) and (is_behind_begin or is_behind_end):
+            name = written(node.body)
+            is_system = is_behind_begin and name in _SYSTEMS
+            result.append(_NAMES.get(name, node))
+        elif isinstance(node, Group) and is_behind_name:
             continue  # the columns of an array
-        elif not (is_system and is_sign(node, "&")):
+        elif is_system and is_sign(node, "&"):
+            continue  # a mark of alignment
+        else:
             result.append(node)
     return result
 
@@ -52,16 +52,20 @@ def _without_brackets(nodes: list[Node]) -> list[Node]:
     is_in_brackets = is_sign(nodes[0], "[", "(") and is_sign(nodes[-1], "]", ")")
     inner = nodes[1:-1] if is_in_brackets else nodes
     if len(inner) == 2 and is_sign(inner[0], *_OLD_MATRICES) and isinstance(inner[1], Group):
-        return [_BEGIN, _MATRIX, *inner[1].body, _END, _MATRIX]
+        return _environment(_MATRIX, inner[1].body)
     starts = [place for place, node in enumerate(nodes) if is_sign(node, r"\begin")]
     if starts != [1] or len(nodes) < 5:
         return nodes
     if is_sign(nodes[0], r"\{") and is_sign(nodes[-2], r"\end"):  # `\left\{\begin{array}{l}...\end{array}\right.`
-        return [_BEGIN, _CASES, *nodes[3:-2], _END, _CASES]
+        return _environment(_CASES, nodes[3:-2])
     if not is_sign(nodes[-3], r"\end"):
         return nodes
     if is_in_brackets:
         return inner
     if is_sign(nodes[0], "|") and is_sign(nodes[-1], "|"):
-        return [_BEGIN, _DETERMINANT, *nodes[3:-3], _END, _DETERMINANT]
+        return _environment(_DETERMINANT, nodes[3:-3])
     return nodes
+
+
+def _environment(name: Group, body: Sequence[Node]) -> list[Node]:
+    return [Token("command", r"\begin"), name, *body, Token("command", r"\end"), name]

@@ -31,30 +31,33 @@ def last_boxed_span(text: str) -> tuple[int, int] | None:
 
     It makes a single pass, because a degenerate response may open thousands of boxes. Escaped braces do not count.
     """
-    last: tuple[int, int] | None = None
-    opened: list[int | None] = []
+    last_span: tuple[int, int] | None = None
+    open_braces: list[int | None] = []  # where the content of each open box begins; None for other braces
     for token in _BOX.finditer(text):
         if token["bare"] is not None:
-            last = token.span("bare")
+            last_span = token.span("bare")
         elif token[0] == "{":
-            opened.append(None)
-        elif token[0].endswith("{") and token[0] != r"\{":
-            opened.append(token.end())
-        elif token[0] == "}" and opened:
-            start = opened.pop()
+            open_braces.append(None)
+        elif token[0] == r"\{":
+            continue
+        elif token[0].endswith("{"):
+            open_braces.append(token.end())
+        elif token[0] == "}" and open_braces:
+            start = open_braces.pop()
             if start is not None:
-                last = (start, token.start())
-    return last
+                last_span = (start, token.start())
+    return last_span
 
 
 def _last_tagged_span(text: str) -> tuple[int, int] | None:
     """Returns the span of the last closed `<answer>` in one pass, because a response may open thousands of them."""
-    last: tuple[int, int] | None = None
-    start: int | None = None
+    last_span: tuple[int, int] | None = None
+    start: int | None = None  # where the content of the open tag begins
     for tag in _ANSWER_TAGS.finditer(text):
-        if tag[0][1] != "/":
-            start = tag.end() if start is None else start
-        elif start is not None:
-            last = (start, tag.start())
+        is_closing = tag[0].startswith("</")
+        if start is None and not is_closing:
+            start = tag.end()
+        elif start is not None and is_closing:
+            last_span = (start, tag.start())
             start = None
-    return last
+    return last_span

@@ -9,14 +9,22 @@ LARGEST_EXPONENT = 10_000
 LONGEST_EXPRESSION = 200
 DEEPEST_NESTING = 8
 MOST_SEPARATORS = 16
-_LONGEST_FACTORIAL = 4
+_LARGEST_POWER_OF_BRACKETS = 2  # log10
+_LARGEST_LOG10_OF_POWER = 10
+_LONGEST_FLOAT = 300
+_LONGEST_FACTORIAL = 4  # digits
 _MOST_LONG_FACTORIALS = 3
 _FACTORIAL = re.compile(r"(\d+|[)}\]])\s*!")
 _SEPARATOR = re.compile(r"[,;|&]")
 _OPERATOR = re.compile(r"\\(?:i+nt|oint|sum|prod|lim|binom|tbinom|dbinom)(?![A-Za-z])")
 _POWER_OF_BRACKETS = re.compile(r"[)\]}]\s*\^")
 _POWER = re.compile(r"\^")
+_CHARACTER = re.compile(r"\S?")
+_POWER_BEHIND = re.compile(r"[\s)}]*\^")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?|\.\d+")
+
+
+_DEPTH_CHANGES = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 
 
 def is_too_long(text: str) -> bool:
@@ -25,7 +33,7 @@ def is_too_long(text: str) -> bool:
         return True
     depth = 0
     for character in text:
-        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(character, 0)
+        depth += _DEPTH_CHANGES.get(character, 0)
         if depth > DEEPEST_NESTING:
             return True
     return False
@@ -41,49 +49,80 @@ def is_too_costly(text: str) -> bool:
     """
     if is_too_long(text) or len(_SEPARATOR.findall(text)) > MOST_SEPARATORS or _OPERATOR.search(text):
         return True
-    if any(_logarithm(_exponent(text, found.end())) > 2 for found in _POWER_OF_BRACKETS.finditer(text)):
+    powers_of_brackets = [_log10(_exponent(text, match.end())) for match in _POWER_OF_BRACKETS.finditer(text)]
+    if any(power > _LARGEST_POWER_OF_BRACKETS for power in powers_of_brackets):
         return True
-    if sum(len(found[1]) == _LONGEST_FACTORIAL for found in _FACTORIAL.finditer(text)) > _MOST_LONG_FACTORIALS:
+    powers = [_log10(_exponent(text, match.end())) for match in _POWER.finditer(text)]
+    if any(power > math.log10(LARGEST_EXPONENT) for power in powers):
         return True
-    powers = [_logarithm(_exponent(text, found.end())) for found in _POWER.finditer(text)]
-    for found in _FACTORIAL.finditer(text):
-        if len(found[1]) > _LONGEST_FACTORIAL or text[found.end() :].lstrip().startswith("!"):
+    largest_power = max(powers, default=0.0)
+    return _has_costly_factorials(text, largest_power)
+
+
+def _has_costly_factorials(text: str, largest_power: float) -> bool:
+    """Returns whether a text has a factorial of a large number or of a factorial, or several of large numbers.
+
+    `largest_power` is the log10 of the largest exponent in the text.
+    """
+    num_long = 0
+    for match in _FACTORIAL.finditer(text):
+        before = text[: match.start()]
+        behind = text[match.end() :].lstrip()
+        operand = match[1]  # digits, or the bracket that closes the operand
+        if behind.startswith("!") or len(operand) > _LONGEST_FACTORIAL:
             return True
-        before = text[: found.start()]
-        if not found[1].isdigit() and ("!" in before or _logarithm(before) > _LONGEST_FACTORIAL):
+        if len(operand) == _LONGEST_FACTORIAL:
+            num_long += 1
+        if operand.isdigit():
+            continue
+        # What stands in the brackets is not computed: everything before them is an upper bound.
+        if "!" in before or _log10(before) > _LONGEST_FACTORIAL or largest_power > math.log10(_LONGEST_FACTORIAL):
             return True
-        if not found[1].isdigit() and any(power > math.log10(_LONGEST_FACTORIAL) for power in powers):
-            return True
-    return any(power > math.log10(LARGEST_EXPONENT) for power in powers)
+    return num_long > _MOST_LONG_FACTORIALS
 
 
 def _exponent(text: str, start: int) -> str:
     """Returns the exponent that begins at `start`: the content of a group, or a number with its own exponent."""
     rest = text[start:].lstrip()
     if not rest.startswith(("{", "(")):
-        number = _NUMBER.match(rest) or re.match(r"\S?", rest)
+        number = _NUMBER.match(rest) or _CHARACTER.match(rest)
         assert number is not None
         behind = rest[number.end() :].lstrip()
-        return number[0] + behind[: 1 + len(_exponent(behind, 1))] if behind.startswith("^") else number[0]
+        if not behind.startswith("^"):
+            return number[0]
+        length_of_power = 1 + len(_exponent(behind, 1))
+        return number[0] + behind[:length_of_power]
     depth = 0
     for position, character in enumerate(rest):
-        depth += {"{": 1, "(": 1, "}": -1, ")": -1}.get(character, 0)
+        if character in "{(":
+            depth += 1
+        elif character in "})":
+            depth -= 1
         if depth == 0:
             return rest[1:position]
     return rest[1:]
 
 
-def _logarithm(exponent: str) -> float:
-    """Returns an upper bound of the exponent's log10: the product of its numbers, each with its own exponent."""
-    total, position = 0.0, 0
-    while found := _NUMBER.search(exponent, position):
-        size = math.log10(max(float(found[0]), 1.0)) if len(found[0]) < 300 else math.inf
-        position = found.end()
-        behind = re.compile(r"[\s)}]*\^").match(exponent, position)
-        if behind is not None:
-            raised = _exponent(exponent, behind.end())
-            power = _logarithm(raised)
-            size = size * 10**power if power < 10 else (math.inf if size else 0.0)
-            position = behind.end() + len(raised)
+def _log10(exponent: str) -> float:
+    """Returns an upper bound of the exponent's log10: that of the product of its numbers, each with its own exponent."""
+    total = 0.0
+    position = 0
+    while True:
+        number = _NUMBER.search(exponent, position)
+        if number is None:
+            return total
+        size = math.log10(max(float(number[0]), 1.0)) if len(number[0]) < _LONGEST_FLOAT else math.inf
+        position = number.end()
+        power_sign = _POWER_BEHIND.match(exponent, position)
+        if power_sign is not None:
+            raised = _exponent(exponent, power_sign.end())
+            size = _scaled(size, _log10(raised))
+            position = power_sign.end() + len(raised)
         total += size
-    return total
+
+
+def _scaled(size: float, power: float) -> float:
+    """Returns size * 10^power, infinite where that is large."""
+    if power < _LARGEST_LOG10_OF_POWER:
+        return size * 10**power
+    return math.inf if size else 0.0

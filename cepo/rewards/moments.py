@@ -7,11 +7,14 @@ from dataclasses import dataclass
 
 from cepo.rewards.tokens import plain_characters
 
-_DATE = re.compile(r"(\d{4})([-/.])(\d{2})\2(\d{2})")
-_TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
-_FULL_HOUR = re.compile(r"(\d{1,2})()()\s*([ap])\.?\s?m\.?", re.IGNORECASE)
+_DATE = re.compile(r"(?P<year>\d{4})(?P<sign>[-/.])(?P<month>\d{2})(?P=sign)(?P<day>\d{2})")
+_TIME = re.compile(
+    r"(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2}))?\s*(?:(?P<half>[ap])\.?\s?m\.?)?", re.IGNORECASE
+)
+_FULL_HOUR = re.compile(r"(?P<hour>\d{1,2})\s*(?P<half>[ap])\.?\s?m\.?", re.IGNORECASE)
 _MARKUP = re.compile(r"\\(?:text|textrm|mathrm|textbf|mathbf)(?![A-Za-z])|\\[,;: ]|[${}~]")
 _NOON = 12
+_HOURS_OF_DAY = 24
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,8 @@ def moment_of(text: str) -> Moment | None:
     moment = _date_or_time(text)
     if moment is None or moment.is_date or moment.half:
         return moment
-    parts = _plain(text).split(":")
-    is_padded = any(len(part) > 1 and part.startswith("0") for part in parts[:2])
+    hour_and_minute = _plain(text).split(":")[:2]
+    is_padded = any(len(number) > 1 and number.startswith("0") for number in hour_and_minute)
     return moment if is_padded else None
 
 
@@ -50,9 +53,8 @@ def same_moment(prediction: str, gold: str) -> bool:
         return False
     if first == second:
         return True
-    if (first.half and second.half) or first.half == second.half:
-        return False
-    return bool(_in_24_hours(first) & _in_24_hours(second))
+    is_half_of_one_known = bool(first.half) != bool(second.half)
+    return is_half_of_one_known and not _in_24_hours(first).isdisjoint(_in_24_hours(second))
 
 
 def _plain(text: str) -> str:
@@ -61,17 +63,29 @@ def _plain(text: str) -> str:
 
 def _date_or_time(text: str) -> Moment | None:
     plain = _plain(text)
-    date = _DATE.fullmatch(plain.removesuffix("."))
+    plain_without_point = plain.removesuffix(".")
+    date = _DATE.fullmatch(plain_without_point)
     if date is not None:
-        year, month, day = int(date[1]), int(date[3]), int(date[4])
-        return Moment((year, month, day), is_date=True) if 1 <= month <= 12 and 1 <= day <= 31 else None
-    time = _TIME.fullmatch(plain) or _TIME.fullmatch(plain.removesuffix(".")) or _FULL_HOUR.fullmatch(plain)
-    if time is None:
+        return _valid_date(int(date["year"]), int(date["month"]), int(date["day"]))
+    time = _TIME.fullmatch(plain) or _TIME.fullmatch(plain_without_point)
+    if time is not None:
+        return _valid_time(int(time["hour"]), int(time["minute"]), int(time["second"] or 0), time["half"])
+    full_hour = _FULL_HOUR.fullmatch(plain)
+    if full_hour is not None:
+        return _valid_time(int(full_hour["hour"]), 0, 0, full_hour["half"])
+    return None
+
+
+def _valid_date(year: int, month: int, day: int) -> Moment | None:
+    is_valid = 1 <= month <= 12 and 1 <= day <= 31
+    return Moment((year, month, day), is_date=True) if is_valid else None
+
+
+def _valid_time(hour: int, minute: int, second: int, half: str | None) -> Moment | None:
+    is_valid_hour = 1 <= hour <= _NOON if half else hour < _HOURS_OF_DAY
+    if not is_valid_hour or minute >= 60 or second >= 60:
         return None
-    hour, minute, second = int(time[1]), int(time[2] or 0), int(time[3] or 0)
-    half = (time[4] or "").lower()
-    is_on_a_clock = minute < 60 and second < 60 and (1 <= hour <= _NOON if half else hour < 24)
-    return Moment((hour, minute, second), half) if is_on_a_clock else None
+    return Moment((hour, minute, second), (half or "").lower())
 
 
 def _in_24_hours(moment: Moment) -> set[tuple[int, int, int]]:
@@ -80,7 +94,9 @@ def _in_24_hours(moment: Moment) -> set[tuple[int, int, int]]:
         return {moment.numbers}
     hour, minute, second = moment.numbers
     if moment.half:
-        return {(hour % _NOON + (_NOON if moment.half == "p" else 0), minute, second)}
-    return (
-        {(hour, minute, second), ((hour + _NOON) % 24, minute, second)} if hour <= _NOON else {(hour, minute, second)}
-    )
+        first_hour = _NOON if moment.half == "p" else 0
+        return {(first_hour + hour % _NOON, minute, second)}
+    hours = {hour}
+    if hour <= _NOON:
+        hours.add((hour + _NOON) % _HOURS_OF_DAY)
+    return {(possible_hour, minute, second) for possible_hour in hours}

@@ -90,15 +90,26 @@ def plain_characters(text: str) -> str:
     if text.isascii():
         return text
     text = _VULGAR.sub(_vulgar_fraction, text)
-    text = _RAISED.sub(lambda run: f"^{{{unicodedata.normalize('NFKC', run[0])}}}", text)
-    text = _LOWERED.sub(lambda run: f"_{{{unicodedata.normalize('NFKC', run[0])}}}", text)
+    text = _RAISED.sub(_exponent, text)
+    text = _LOWERED.sub(_index, text)
     text = _ROOT.sub(_root, text)
-    return "".join(map(_plain_character, text)).replace("\u2212", "-")
+    plain = "".join(_plain_character(character) for character in text)
+    return plain.replace("\u2212", "-")
 
 
 def _vulgar_fraction(match: re.Match[str]) -> str:
     numerator, _, denominator = unicodedata.normalize("NFKC", match[0]).partition("⁄")
     return rf"\frac{{{numerator}}}{{{denominator}}}"
+
+
+def _exponent(match: re.Match[str]) -> str:
+    digits = unicodedata.normalize("NFKC", match[0])
+    return f"^{{{digits}}}"
+
+
+def _index(match: re.Match[str]) -> str:
+    digits = unicodedata.normalize("NFKC", match[0])
+    return f"_{{{digits}}}"
 
 
 def _root(match: re.Match[str]) -> str:
@@ -119,7 +130,9 @@ def _plain_character(character: str) -> str:
     if category == "Cf":  # a mark without width
         return ""
     compatible = unicodedata.normalize("NFKC", character)
-    return compatible if compatible.isascii() else _CHARACTERS.get(compatible, character)
+    if compatible.isascii():
+        return compatible
+    return _CHARACTERS.get(compatible, character)
 
 
 _RELATIONS = {"<=": r"\leq", ">=": r"\geq", "!=": r"\neq"}
@@ -140,7 +153,8 @@ def read_nodes(text: str) -> list[Node]:
     `\\` is one token, so that `\\ 2` in a matrix holds no space command. `1.6e-19` is one number, because no space
     stands in it; in `2 e - 3` and `2e` the `e` is a letter.
     """
-    levels: list[tuple[bool, list[Node]]] = [(False, [])]
+    bodies: list[list[Node]] = [[]]  # the nodes of the text and of each brace that is open
+    spaces: list[bool] = []  # whether a space stands before each of these braces
     spaced = False
     for match in _TOKEN.finditer(text):
         kind = match.lastgroup
@@ -150,17 +164,18 @@ def read_nodes(text: str) -> list[Node]:
             spaced = True
             continue
         if kind == "relation":
-            levels[-1][1].append(Token("command", _RELATIONS[match[0]], spaced))
+            bodies[-1].append(Token("command", _RELATIONS[match[0]], spaced))
         elif match[0] == "{":
-            levels.append((spaced, []))
-        elif match[0] == "}" and len(levels) > 1:
-            opened_spaced, body = levels.pop()
-            levels[-1][1].append(Group(tuple(body), opened_spaced))
+            bodies.append([])
+            spaces.append(spaced)
+        elif match[0] == "}" and spaces:
+            body = bodies.pop()
+            bodies[-1].append(Group(tuple(body), spaces.pop()))
         else:
-            levels[-1][1].append(Token(kind, match[0], spaced))  # type: ignore[arg-type]
+            bodies[-1].append(Token(kind, match[0], spaced))  # type: ignore[arg-type]
         spaced = False
-    while len(levels) > 1:
-        opened_spaced, body = levels.pop()
-        levels[-1][1].append(Token("sign", "{", opened_spaced))
-        levels[-1][1].extend(body)
-    return levels[0][1]
+    while spaces:
+        body = bodies.pop()
+        bodies[-1].append(Token("sign", "{", spaces.pop()))
+        bodies[-1].extend(body)
+    return bodies[0]

@@ -20,28 +20,30 @@ def written(nodes: Sequence[Node]) -> str:
     """Returns the text of nodes, without spaces but where it would be read differently without them."""
     text = ""
     previous: Node | None = None
-    before: Node | None = None
+    before_previous: Node | None = None
     for node in nodes:
-        inside = "{" + written(node.body) + "}" if isinstance(node, Group) else node.text
-        if previous is not None and _needs_a_space(before, previous, node):
+        if previous is not None and _needs_a_space(before_previous, previous, node):
             text += " "
-        text += inside
-        before = previous
+        text += "{" + written(node.body) + "}" if isinstance(node, Group) else node.text
+        before_previous = previous
         previous = node
     return text
 
 
-def _needs_a_space(before: Node | None, previous: Node, node: Node) -> bool:
+def _needs_a_space(before_previous: Node | None, previous: Node, node: Node) -> bool:
+    """Returns whether a node directly behind the previous one would be read differently."""
     if isinstance(previous, Group) or isinstance(node, Group):
         return False
     if is_number(previous) and is_number(node):
         return node.spaced  # `6 0` is not 60
     if node.kind == "letters" and previous.kind == "letters":
-        is_joint = previous.text in _JOINING_WORDS or node.text in _JOINING_WORDS
-        return is_joint or previous.text + node.text in ATTACHED_SYMBOLS  # `h r` is not `hr`
-    if previous.kind == "command" and previous.text[-1:].isalpha() and node.text[:1].isalpha():
+        if previous.text in _JOINING_WORDS or node.text in _JOINING_WORDS:
+            return True
+        return previous.text + node.text in ATTACHED_SYMBOLS  # `h r` is not `hr`
+    ends_in_letter = previous.kind == "command" and previous.text[-1:].isalpha()
+    if ends_in_letter and node.text[:1].isalpha():
         return True
-    if before is None or not is_number(before):
+    if before_previous is None or not is_number(before_previous):
         return False
     if is_sign(previous, ",") and is_number(node):
         return THREE_DIGITS.fullmatch(node.text) is not None  # `1, 234` is not 1234
