@@ -62,24 +62,23 @@ def compute_score(
     scores 0. Raises `RewardError` if the judge gives no verdict.
     """
     scores: list[dict[str, float]] = []
-    judged: list[int] = []
+    judged_samples: list[int] = []
     for number, reward_input in enumerate(reward_inputs):
         kind: AnswerKind = reward_input.get("answer_kind") or kind_of(reward_input["ground_truth"])
         choices: Sequence[str] = reward_input.get("choices") or ()
         answer = final_answer(reward_input["response"], kind, choices, first_tag=first_tag)
-        is_judged = kind == "judged" and judge is not None
+        is_judged = kind == JUDGED and judge is not None
         accuracy = 0.0
         if is_judged:
-            judged.append(number)
-        elif answer is not None and kind != "judged":
+            judged_samples.append(number)
+        elif answer is not None and kind != JUDGED:
             accuracy = float(_matches_one(answer, kind, choices, reward_input))
-        scores.append(
-            {"overall": accuracy, "accuracy": accuracy, "format": float(answer is not None), "judged": float(is_judged)}
-        )
-    if judge is not None and judged:
+        has_answer = float(answer is not None)
+        scores.append({"overall": accuracy, "accuracy": accuracy, "format": has_answer, "judged": float(is_judged)})
+    if judge is not None and judged_samples:
         settings: Tree = {"instructions": JUDGE_INSTRUCTIONS, "with_images": False, **judge}
-        verdicts = ask_judge([reward_inputs[number] for number in judged], **settings)
-        for number, verdict in zip(judged, verdicts, strict=True):
+        verdicts = ask_judge([reward_inputs[number] for number in judged_samples], **settings)
+        for number, verdict in zip(judged_samples, verdicts, strict=True):
             accuracy = float(verdict["overall"] >= _RIGHT_FROM)
             scores[number] |= {"overall": accuracy, "accuracy": accuracy}
     return scores
@@ -87,8 +86,10 @@ def compute_score(
 
 def _matches_one(answer: str, kind: AnswerKind, choices: Sequence[str], row: Fields) -> bool:
     """Returns whether the answer states the row's right answer or one of its alternatives."""
-    tolerance, decimals = row.get("tolerance") or 0.0, row.get("decimals")
-    for gold in (row["ground_truth"], *(row.get("alternatives") or ())):
+    tolerance: float = row.get("tolerance") or 0.0
+    decimals: int | None = row.get("decimals")
+    alternatives: Sequence[str] = row.get("alternatives") or ()
+    for gold in (row["ground_truth"], *alternatives):
         if is_right(answer, gold, kind, choices, tolerance):
             return True
         if kind == "numeric" and decimals is not None and _is_rounded_alike(answer, gold, int(decimals)):
@@ -108,7 +109,9 @@ def final_answer(
 ) -> str | None:
     """Returns the answer that `read_answer` finds; with `first_tag`, that in the first `<answer>` if there is one."""
     tagged = _FIRST_TAG.search(response) if first_tag else None
-    return tagged["answer"].strip() or None if tagged else read_answer(response, kind, choices)
+    if tagged is None:
+        return read_answer(response, kind, choices)
+    return tagged["answer"].strip() or None
 
 
 def read_answer(response: str, kind: AnswerKind, choices: Sequence[str] = ()) -> str | None:
@@ -121,10 +124,11 @@ def read_answer(response: str, kind: AnswerKind, choices: Sequence[str] = ()) ->
     answer = extract_answer(response)
     if answer is not None:
         return answer
-    stated = [match["answer"].strip() for match in _STATEMENT.finditer(response)]
-    if stated and stated[-1].strip(" .*_"):
-        return stated[-1]
-    last_line = next((line.strip() for line in reversed(response.splitlines()) if line.strip()), "")
+    stated_answers = [match["answer"].strip() for match in _STATEMENT.finditer(response)]
+    if stated_answers and stated_answers[-1].strip(" .*_"):
+        return stated_answers[-1]
+    lines = response.rstrip().splitlines()
+    last_line = lines[-1].strip() if lines else ""
     if kind == "choice":
         is_answer = bool(chosen_letters(last_line, choices))
     elif kind == "yes_no":
@@ -141,17 +145,23 @@ def is_right(answer: str, gold: str, kind: AnswerKind, choices: Sequence[str] = 
     A tuple of numbers, such as a point, is right if each of its numbers is.
     """
     if kind == "choice":
-        wanted = chosen_letters(gold, choices)
-        return bool(wanted) and chosen_letters(answer, choices) == wanted
+        right_letters = chosen_letters(gold, choices)
+        return bool(right_letters) and chosen_letters(answer, choices) == right_letters
     if kind == "yes_no":
         return yes_or_no(answer) == yes_or_no(gold) is not None
-    if kind in ("text", "judged") and not answers_equal(answer, gold):
-        parts, wanted_parts = _parts(answer), _parts(gold)
-        if parts and len(parts) == len(wanted_parts):
-            pairs = zip(parts, wanted_parts, strict=True)
-            return all(_number_is_right(part, wanted_part, tolerance) for part, wanted_part in pairs)
-        return spelled_alike(answer, gold)
+    if kind in ("text", JUDGED):
+        return answers_equal(answer, gold) or _text_is_right(answer, gold, tolerance)
     return _number_is_right(answer, gold, tolerance)
+
+
+def _text_is_right(answer: str, gold: str, tolerance: float) -> bool:
+    """Returns whether an answer is a tuple of numbers near those of the gold one, or else the same text in any case."""
+    coordinates = _coordinates(answer)
+    right_coordinates = _coordinates(gold)
+    if not coordinates or len(coordinates) != len(right_coordinates):
+        return spelled_alike(answer, gold)
+    pairs = zip(coordinates, right_coordinates, strict=True)
+    return all(_number_is_right(number, right_number, tolerance) for number, right_number in pairs)
 
 
 def yes_or_no(text: str) -> Literal["yes", "no"] | None:
@@ -163,27 +173,34 @@ def yes_or_no(text: str) -> Literal["yes", "no"] | None:
 
 
 def _is_rounded_alike(answer: str, gold: str, decimals: int) -> bool:
-    value, wanted = decimal_value(answer), decimal_value(gold)
-    return value is not None and wanted is not None and round(value, decimals) == round(wanted, decimals)
+    value = decimal_value(answer)
+    right_value = decimal_value(gold)
+    if value is None or right_value is None:
+        return False
+    return round(value, decimals) == round(right_value, decimals)
 
 
 def _number_is_right(answer: str, gold: str, tolerance: float) -> bool:
     if answers_equal(answer, gold):
         return True
-    value, wanted = decimal_value(answer), decimal_value(gold)
+    value = decimal_value(answer)
+    right_value = decimal_value(gold)
+    if value is None or right_value is None:
+        return False
     # The factor allows for values such as 2.094 that are not exact in binary.
-    return value is not None and wanted is not None and abs(value - wanted) <= tolerance * (1 + 1e-9)
+    return abs(value - right_value) <= tolerance * (1 + 1e-9)
 
 
-def _parts(text: str) -> list[str]:
-    found = _TUPLE.fullmatch(normalise_answer(text))
-    return found["parts"].split(",") if found else []
+def _coordinates(text: str) -> list[str]:
+    """Returns the texts of the parts of a tuple; none if the text is no tuple."""
+    match = _TUPLE.fullmatch(normalise_answer(text))
+    return [] if match is None else match["parts"].split(",")
 
 
 def options_in_text(question: str) -> list[str]:
     """Returns the options that a question lists as `(A) red (B) blue`; empty unless they start at A without a gap."""
-    found = _OPTIONS_IN_TEXT.findall(question)
-    letters = "".join(letter for letter, _ in found)
-    if len(found) < 2 or letters != LETTERS[: len(found)]:
+    options: list[tuple[str, str]] = _OPTIONS_IN_TEXT.findall(question)
+    letters = "".join(letter for letter, _ in options)
+    if len(options) < 2 or letters != LETTERS[: len(options)]:
         return []
-    return [text.strip() for _, text in found]
+    return [text.strip() for _, text in options]

@@ -12,7 +12,7 @@ class NodeCursor:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes = nodes
-        self._place = 0
+        self._place: int = 0
 
     def _peek(self, ahead: int = 0) -> Node | None:
         """Returns the next node, or the one `ahead` nodes behind it; None behind the last one."""

@@ -92,14 +92,17 @@ def validate_scores(scores: object, num_expected: int, *, source: str, first_sam
     """Checks a batch function's scores by `validate_score`; raises `BatchContractError` if their number is wrong."""
     kind = type(scores).__name__
     is_list = isinstance(scores, Sequence) and not isinstance(scores, str | bytes)
-    found = cast("Sequence[Any]", scores) if is_list else ()
-    if not is_list or len(found) != num_expected:
-        returned = f"{len(found)} scores" if is_list else f"a {kind}"
+    score_list = cast("Sequence[Any]", scores) if is_list else ()
+    if not is_list or len(score_list) != num_expected:
+        returned = f"{len(score_list)} scores" if is_list else f"a {kind}"
         raise BatchContractError(
             f"{source} returned {returned} for {num_expected} samples. Return one per sample, in order, as a list of dicts, "
             "0 for one that cannot be judged; set REWARD_TYPE = 'sequential' in its file if it takes one sample at a time."
         )
-    return [validate_score(score, sample=first_sample + index, source=source) for index, score in enumerate(found)]
+    return [
+        validate_score(score, sample=sample, source=source)
+        for sample, score in enumerate(score_list, start=first_sample)
+    ]
 
 
 def _checked_number(name: object, value: object, where: str) -> float:
@@ -109,11 +112,12 @@ def _checked_number(name: object, value: object, where: str) -> float:
         number = math.inf
     if not abs(number) <= LARGEST_SCORE:
         try:
-            shown = f"{value!r:.200}"
+            value_text = f"{value!r:.200}"
         except Exception as error:  # an integer with too many digits, or a custom repr
-            shown = f"<{type(error).__name__} in its repr>"
+            value_text = f"<{type(error).__name__} in its repr>"
         raise ContractError(
-            f"{where} {name!r} = {shown} ({type(value).__name__}). Return a number from {-LARGEST_SCORE:g} to {LARGEST_SCORE:g}."
+            f"{where} {name!r} = {value_text} ({type(value).__name__}). Return a number from {-LARGEST_SCORE:g} to "
+            f"{LARGEST_SCORE:g}."
         )
     return number
 
@@ -151,8 +155,10 @@ def resolve_reward_path(spec: str) -> tuple[Path, str]:
     """
     spec = spec.strip()
     file, separator, function_name = spec.rpartition(":")
-    if not separator or "/" in function_name or function_name.endswith(".py"):
-        file, function_name = spec, "main"
+    has_function_name = separator and "/" not in function_name and not function_name.endswith(".py")
+    if not has_function_name:
+        file = spec
+        function_name = "main"
     if not file or not function_name:
         raise RewardError(f"reward function {spec!r}: give path/to/file.py:function.")
     path = Path(file).expanduser()
@@ -178,14 +184,17 @@ def load_reward(spec: str, kwargs: Fields, weights: Sequence[float] | None = Non
     if len(specs) == 1 and weights is None:
         return load_reward_function(spec, kwargs)
     names = function_names(spec)
-    own = {names[0]: kwargs} if len(names) == 1 else kwargs
-    for name, keywords in own.items():
+    keywords_of = {names[0]: kwargs} if len(names) == 1 else kwargs
+    for name, keywords in keywords_of.items():
         if name not in names or not isinstance(keywords, Mapping):
+            sections = ", ".join(f"{known_name}: {{...}}" for known_name in names)
             raise RewardError(
                 f"worker.reward.reward_function_kwargs has {name}={keywords!r}.{did_you_mean(name, names)} Of several reward "
-                f"functions, give each its own section of keywords: {', '.join(f'{each}: {{...}}' for each in names)}."
+                f"functions, give each its own section of keywords: {sections}."
             )
-    parts = {name: load_reward_function(each, own.get(name, {})) for name, each in zip(names, specs, strict=True)}
+    parts: dict[str, LoadedReward] = {}
+    for name, part_spec in zip(names, specs, strict=True):
+        parts[name] = load_reward_function(part_spec, keywords_of.get(name, {}))
     return _combined(parts, weights or [1.0] * len(parts))
 
 
@@ -197,25 +206,29 @@ def _combined(parts: Mapping[str, LoadedReward], weights: Sequence[float]) -> Lo
     the sum is, so that each sample has its own time limit.
     """
 
-    def summed(scores: Sequence[RewardScore]) -> RewardScore:
-        total: RewardScore = {"overall": sum(w * each["overall"] for w, each in zip(weights, scores, strict=True))}
-        total.update({name: each["overall"] for name, each in zip(parts, scores, strict=True)})
-        for name, each in zip(parts, scores, strict=True):
-            for key, value in each.items():
-                if key != "overall":
-                    total[f"{name}.{key}" if key in total else key] = value
+    def combine(scores: Sequence[RewardScore]) -> RewardScore:
+        overalls = [score["overall"] for score in scores]
+        total: RewardScore = {"overall": sum(weight * value for weight, value in zip(weights, overalls, strict=True))}
+        total.update(zip(parts, overalls, strict=True))
+        for part_name, score in zip(parts, scores, strict=True):
+            for name, value in score.items():
+                if name == "overall":
+                    continue
+                is_taken = name in total
+                total[f"{part_name}.{name}" if is_taken else name] = value
         return total
 
     def score_batch(samples: Sequence[Fields]) -> list[RewardScore]:
-        given = [part.score(samples) for part in parts.values()]
-        return [summed(scores) for scores in zip(*given, strict=True)]
+        scores_of_parts = [part.score(samples) for part in parts.values()]
+        return [combine(scores_of_sample) for scores_of_sample in zip(*scores_of_parts, strict=True)]
 
     def score_one(sample: Fields) -> RewardScore:
         return score_batch([sample])[0]
 
+    first_part = next(iter(parts.values()))
     is_sequential = any(part.reward_type == "sequential" for part in parts.values())
     return dataclasses.replace(
-        next(iter(parts.values())),
+        first_part,
         function=score_one if is_sequential else score_batch,
         reward_type="sequential" if is_sequential else "batch",
         needs_images=any(part.needs_images for part in parts.values()),
@@ -224,13 +237,16 @@ def _combined(parts: Mapping[str, LoadedReward], weights: Sequence[float]) -> Lo
 
 def function_names(spec: str) -> list[str]:
     """Returns the functions' names in metrics: the file's name, followed by the function's if two files share it."""
-    files = [resolve_reward_path(each) for each in spec.split(",")]
-    often = Counter(path.stem for path, _ in files)
-    names = [path.stem if often[path.stem] == 1 else f"{path.stem}.{function}" for path, function in files]
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
+    files = [resolve_reward_path(part_spec) for part_spec in spec.split(",")]
+    num_files_of_stem = Counter(path.stem for path, _ in files)
+    names: list[str] = []
+    for path, function_name in files:
+        is_shared = num_files_of_stem[path.stem] > 1
+        names.append(f"{path.stem}.{function_name}" if is_shared else path.stem)
+    repeated_names = [name for name, count in Counter(names).items() if count > 1]
+    if repeated_names:
         raise RewardError(
-            f"worker.reward.reward_function={spec} names {twice[0]} twice. Name each function once, set its weight in "
+            f"worker.reward.reward_function={spec} names {repeated_names[0]} twice. Name each function once, set its weight in "
             "worker.reward.reward_weights, and rename files that share a name."
         )
     return names
@@ -267,7 +283,8 @@ def load_answer_function(spec: str) -> Callable[[str], str | None]:
                 f"worker.reward.answer_function={path.name}:{name} returned a {type(answer).__name__}: {answer!r:.200}. "
                 "Return the final answer as text, or None where a response has none."
             )
-        return (answer or "").strip() or None
+        stripped = (answer or "").strip()
+        return stripped or None
 
     return extract
 
@@ -277,7 +294,8 @@ def _loaded(spec: str) -> tuple[Path, str, ModuleType, Callable[..., Any]]:
     module = _run_file(path)
     function = getattr(module, function_name, None)
     if not callable(function):
-        known = [name for name, value in vars(module).items() if inspect.isfunction(value) and name[0] != "_"]
+        functions = [name for name, value in vars(module).items() if inspect.isfunction(value)]
+        known = [name for name in functions if not name.startswith("_")]
         raise RewardError(
             f"{path} has no function {function_name!r}; it has {known}.{did_you_mean(function_name, known)} "
             "Name one as path/to/file.py:function."
@@ -300,17 +318,22 @@ def _run_file(path: Path) -> ModuleType:
         del sys.modules[name]
         remedy = ""
         if isinstance(error, ModuleNotFoundError) and error.name:
-            library = error.name.partition(".")[0]
-            remedy = f". Install it: {sys.executable} -m pip install {_PACKAGES.get(library, library)}."
-            if library == "mathruler":
-                remedy += (
-                    " Without it, use our EasyR1 rewards (examples/reward_function/math.py:compute_score and r1v.py) or "
-                    "the built-in cepo/rewards/math.py:compute_score."
-                )
+            remedy = f". {_remedy_for_missing(error.name.partition('.')[0])}"
         raise RewardError(
             f"{place_in(error, [path]) or path} fails when it is loaded: {type(error).__name__}: {error}{remedy}"
         ) from error
     return module
+
+
+def _remedy_for_missing(library: str) -> str:
+    """Returns what to do where a reward file needs a library that is not installed."""
+    remedy = f"Install it: {sys.executable} -m pip install {_PACKAGES.get(library, library)}."
+    if library == "mathruler":
+        remedy += (
+            " Without it, use our EasyR1 rewards (examples/reward_function/math.py:compute_score and r1v.py) or "
+            "the built-in cepo/rewards/math.py:compute_score."
+        )
+    return remedy
 
 
 def _check_keywords(function: Callable[..., Any], kwargs: Fields, source: str) -> None:
@@ -318,8 +341,8 @@ def _check_keywords(function: Callable[..., Any], kwargs: Fields, source: str) -
     try:
         signature.bind([], **kwargs)
     except TypeError as error:
-        keywords = list(signature.parameters)[1:]
+        parameters = list(signature.parameters)
         raise RewardError(
             f"{source} cannot be called with the samples and reward_function_kwargs {dict(kwargs)!r}: {error}. "
-            f"After the samples it takes {keywords}."
+            f"After the samples it takes {parameters[1:]}."
         ) from error

@@ -13,7 +13,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +47,7 @@ _LARGEST_SCORE = 10.0
 _LARGEST_REPLY = 1_000_000
 _MOST_TOKENS = 1_000_000_000
 _FRAMES_PER_VIDEO = 8
+_LONGEST_PAUSE_SECONDS = 30.0
 _RETRIED = (408, 409, 429, 500, 502, 503, 504)
 
 
@@ -71,36 +71,43 @@ class Judge:
     def score(self, sample: Fields) -> dict[str, float]:
         """Returns the score of a sample, see `compute_score`; raises `RewardError` if there is no verdict in time."""
         body = json.dumps(self._request(sample), sort_keys=True).encode()
-        name = f"{hashlib.sha256(self.base_url.encode() + body).hexdigest()}.json"
-        place = None if self.cache is None else Path(self.cache) / name
-        reply, attempts = None if place is None else _kept(place), 0
+        cache_file = self._cache_file(body)
+        reply = None if cache_file is None else _cached_reply(cache_file)
+        num_attempts = 0
         if reply is None:
-            reply, attempts = self._asked(body)
-        try:
-            text = str(reply["choices"][0]["message"]["content"])
-        except (LookupError, TypeError, AttributeError) as error:
-            raise RewardError(f"the judge's reply has no choices[0].message.content: {str(reply)[:200]}") from error
-        found = _SCORE.findall(text)
-        if not found:
-            raise RewardError(f"the judge's reply has no <score>: {text[-200:]!r}")
-        if place is not None and attempts:
-            _keep(place, reply)
-        tokens = [_count(reply, name) if attempts else 0.0 for name in ("prompt_tokens", "completion_tokens")]
+            reply, num_attempts = self._ask(body)
+        verdict = _score_in(reply)
+        num_prompt_tokens = 0.0
+        num_completion_tokens = 0.0
+        if num_attempts > 0:
+            num_prompt_tokens = _token_count(reply, "prompt_tokens")
+            num_completion_tokens = _token_count(reply, "completion_tokens")
+            if cache_file is not None:
+                _write_to_cache(cache_file, reply)
+        cost_of_million = num_prompt_tokens * self.input_price + num_completion_tokens * self.output_price
         return {
-            "overall": min(float(found[-1]), _LARGEST_SCORE) / _LARGEST_SCORE,
-            "judge_attempts": float(attempts),
-            "judge_tokens": sum(tokens),
-            "judge_cost": (tokens[0] * self.input_price + tokens[1] * self.output_price) / 1e6,
+            "overall": verdict / _LARGEST_SCORE,
+            "judge_attempts": float(num_attempts),
+            "judge_tokens": num_prompt_tokens + num_completion_tokens,
+            "judge_cost": cost_of_million / 1e6,
         }
+
+    def _cache_file(self, body: bytes) -> Path | None:
+        """Returns the file of the cache for a request to this server; None without a cache."""
+        if self.cache is None:
+            return None
+        digest = hashlib.sha256(self.base_url.encode() + body).hexdigest()
+        return Path(self.cache) / f"{digest}.json"
 
     def _request(self, sample: Fields) -> Tree:
         fields = {name: str(sample[name]) for name in ("prompt", "ground_truth", "response")}
         fields["response"] = fields["response"].replace("RESPONSE>>>", "")  # it would end the quoted text
-        text = _FIELD.sub(lambda found: fields[found[1]], self.instructions)
+        text = _FIELD.sub(lambda match: fields[match[1]], self.instructions)
         parts: list[Tree] = [{"type": "text", "text": text}]
         if self.with_images:
-            urls = [f"data:image/png;base64,{base64.b64encode(png).decode()}" for png in _images(sample)]
-            parts += [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+            for png in _images(sample):
+                url = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+                parts.append({"type": "image_url", "image_url": {"url": url}})
         return {
             "model": self.model,
             "messages": [{"role": "user", "content": parts}],
@@ -108,22 +115,25 @@ class Judge:
             "temperature": 0,
         }
 
-    def _asked(self, body: bytes) -> tuple[Tree, int]:
+    def _ask(self, body: bytes) -> tuple[Tree, int]:
         """Returns the server's reply and the number of attempts."""
         end = time.monotonic() + self.time_limit
         for attempt in range(1, self.retries + 2):
-            pause = min(2.0 ** (attempt - 1) / 4, 30.0)
+            pause = min(2.0 ** (attempt - 1) / 4, _LONGEST_PAUSE_SECONDS)
             try:
-                return self._posted(body, end - time.monotonic()), attempt
+                reply = self._post(body, end - time.monotonic())
             except urllib.error.HTTPError as error:
                 with error:
                     reason = f"status {error.code}: {error.read(300).decode(errors='replace')}"
                 if error.code not in _RETRIED:
                     raise RewardError(f"the judge at {self.base_url} refuses: {reason}") from error
-                wished = error.headers.get("Retry-After", "")
-                pause = float(wished) if wished.isdecimal() else pause
+                requested_pause = error.headers.get("Retry-After", "")
+                if requested_pause.isdecimal():
+                    pause = float(requested_pause)
             except (OSError, http.client.HTTPException) as error:
                 reason = f"{type(error).__name__}: {error}"
+            else:
+                return reply, attempt
             if attempt > self.retries or time.monotonic() + pause >= end:
                 raise RewardError(
                     f"the judge at {self.base_url} gave no verdict in {attempt} attempts; the last: {reason}"
@@ -131,9 +141,10 @@ class Judge:
             time.sleep(pause)
         raise AssertionError("the last attempt returns or raises")
 
-    def _posted(self, body: bytes, seconds: float) -> Tree:
+    def _post(self, body: bytes, seconds: float) -> Tree:
         headers = {"Content-Type": "application/json"}
-        if key := os.environ.get(self.api_key_variable):
+        key = os.environ.get(self.api_key_variable)
+        if key:
             headers["Authorization"] = f"Bearer {key}"
         request = urllib.request.Request(f"{self.base_url.rstrip('/')}/chat/completions", body, headers)
         with _OPENER.open(request, timeout=max(seconds, 0.001)) as response:
@@ -142,6 +153,18 @@ class Judge:
             return json.loads(content)
         except (ValueError, RecursionError) as error:
             raise RewardError(f"the judge at {self.base_url} did not reply with JSON") from error
+
+
+def _score_in(reply: Fields) -> float:
+    """Returns the last score that the judge's text states, at most 10; raises `RewardError` if it states none."""
+    try:
+        text = str(reply["choices"][0]["message"]["content"])
+    except (LookupError, TypeError, AttributeError) as error:
+        raise RewardError(f"the judge's reply has no choices[0].message.content: {str(reply)[:200]}") from error
+    scores = _SCORE.findall(text)
+    if not scores:
+        raise RewardError(f"the judge's reply has no <score>: {text[-200:]!r}")
+    return min(float(scores[-1]), _LARGEST_SCORE)
 
 
 def compute_score(samples: Sequence[Fields], *, base_url: str, model: str, **settings: Any) -> list[dict[str, float]]:
@@ -155,8 +178,8 @@ def compute_score(samples: Sequence[Fields], *, base_url: str, model: str, **set
     """
     if not base_url.startswith(("http://", "https://")):
         raise ConfigError(f"base_url = {base_url!r}: give an address that begins with http:// or https://")
-    given = {"base_url": base_url, "model": model, **settings}
-    judge = read_section(Judge, given, path="worker.reward.reward_function_kwargs")
+    section_settings = {"base_url": base_url, "model": model, **settings}
+    judge = read_section(Judge, section_settings, path="worker.reward.reward_function_kwargs")
     if judge.cache is not None:
         Path(judge.cache).mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(judge.concurrency) as threads:
@@ -173,35 +196,42 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 _OPENER = urllib.request.build_opener(_NoRedirect)
 
 
-def _count(reply: Fields, name: str) -> float:
+def _token_count(reply: Fields, name: str) -> float:
     """Returns a number of tokens that the server says it has used; 0 if it says none: the verdict does not depend on it."""
     usage = reply.get("usage")
     count: object = usage.get(name) if is_mapping(usage) else None
     if isinstance(count, bool) or not isinstance(count, int | float):
         return 0.0
-    return float(count) if 0 <= count <= _MOST_TOKENS else 0.0  # not for NaN
+    is_plausible = 0 <= count <= _MOST_TOKENS  # false for NaN
+    return float(count) if is_plausible else 0.0
 
 
 def _images(sample: Fields) -> list[bytes]:
     """Returns the row's images and up to 8 evenly spaced frames of each video as PNG files."""
     from PIL import Image
 
-    images = list(sample.get("images") or ())
-    for frames in sample.get("videos") or ():
-        count = min(len(frames), _FRAMES_PER_VIDEO)
-        images += [Image.fromarray(frames[index * len(frames) // count]) for index in range(count)]
+    images: list[Any] = list(sample.get("images") or ())
+    videos = sample.get("videos") or ()
+    for frames in videos:
+        num_frames = min(len(frames), _FRAMES_PER_VIDEO)
+        for number in range(num_frames):
+            frame = frames[number * len(frames) // num_frames]
+            images.append(Image.fromarray(frame))
     return [png_bytes(image) for image in images]
 
 
-def _kept(place: Path) -> Tree | None:
+def _cached_reply(file: Path) -> Tree | None:
     """Returns a cached reply; None without one, or if it is damaged: then it is asked again and replaced."""
-    with suppress(DataError):
-        return read_json(place, dict, within=place.parent) if place.exists() else None
-    return None
+    if not file.exists():
+        return None
+    try:
+        return read_json(file, dict, within=file.parent)
+    except DataError:
+        return None
 
 
-def _keep(place: Path, reply: Fields) -> None:
+def _write_to_cache(file: Path, reply: Fields) -> None:
     """Writes a reply under its name at once: other workers read and write the same folder."""
-    beside = place.with_name(f"{place.name}.{os.getpid()}.{time.monotonic_ns()}")
-    beside.write_text(json.dumps(reply), encoding="utf-8")
-    beside.replace(place)
+    temporary_file = file.with_name(f"{file.name}.{os.getpid()}.{time.monotonic_ns()}")
+    temporary_file.write_text(json.dumps(reply), encoding="utf-8")
+    temporary_file.replace(file)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import cepo
 from cepo.errors import EngineError, RewardError
 from cepo.files.trees import Fields
-from cepo.rewards.functions import RewardFailure, RewardOutcome
+from cepo.rewards.functions import RewardFailure, RewardOutcome, RewardScore
 
 if TYPE_CHECKING:
     from cepo.config.worker_schema import RewardConfig
@@ -39,23 +39,29 @@ class WorkerProcess:
     """Runs `python -m cepo.rewards.serving` and talks to it through a socket, which no output of a reward can disturb."""
 
     def __init__(self, setup: Mapping[str, object]) -> None:
-        self._connection, other_end = Pipe()
+        self._connection, workers_end = Pipe()
         self._fault = ""
-        python_path = [str(Path(cepo.__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        package_parent = Path(cepo.__file__).resolve().parent.parent
+        python_path = [str(package_parent)]
+        if os.environ.get("PYTHONPATH"):
+            python_path.append(os.environ["PYTHONPATH"])
+        # One thread: numeric libraries must not take the trainer's cores.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(python_path), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             # -P: a file in the working directory must not shadow a module of the worker.
-            [sys.executable, "-P", "-m", "cepo.rewards.serving", str(other_end.fileno())],
+            [sys.executable, "-P", "-m", "cepo.rewards.serving", str(workers_end.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=2,
-            pass_fds=[other_end.fileno()],
-            # One thread: numeric libraries must not take the trainer's cores.
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(python_path), "OMP_NUM_THREADS": "1"},
+            pass_fds=[workers_end.fileno()],
+            env=environment,
             # A process group of its own, so that killing it also ends processes that the reward function started.
             start_new_session=True,
         )
-        other_end.close()
+        workers_end.close()
+        # An empty entry is the working directory, which the worker may leave.
+        import_path = [entry or os.getcwd() for entry in sys.path]
         with contextlib.suppress(OSError):  # it has ended; the caller learns this when it waits for the functions
-            self._connection.send({**setup, "sys_path": [entry or os.getcwd() for entry in sys.path]})
+            self._connection.send({**setup, "sys_path": import_path})
 
     def asked(self, action: _Action, first: int, items: Sequence[object], seconds: float) -> tuple[str, Any]:
         """Sends items, numbered from `first` on, and returns the reply; raises `RewardError` if one cannot be sent."""
@@ -108,7 +114,8 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         code = self.process.wait()
-        return self._fault or f"the worker process ended with {f'signal {-code}' if code < 0 else f'code {code}'}"
+        ending = f"signal {-code}" if code < 0 else f"code {code}"
+        return self._fault or f"the worker process ended with {ending}"
 
 
 class RewardStream:
@@ -131,8 +138,11 @@ class RewardStream:
 
         Raises `RewardError` if a sample cannot be pickled, or a batch function returned a wrong number of scores.
         """
-        futures = (future for position in sorted(self._parts) for future in self._parts[position])
-        return self._pool.outcome([verdict for future in futures for verdict in future.result()])
+        verdicts: list[Any] = []
+        for position in sorted(self._parts):
+            for future in self._parts[position]:
+                verdicts += future.result()
+        return self._pool.outcome(verdicts)
 
     def __enter__(self) -> RewardStream:
         return self
@@ -156,8 +166,9 @@ class RewardPool:
     """
 
     def __init__(self, config: RewardConfig) -> None:
-        self.spec, num_workers = config.reward_function, config.num_cpus
-        self.reward_type, self.needs_images = "batch", False
+        self.spec = config.reward_function
+        self.reward_type = "batch"
+        self.needs_images = False
         self._setup = {
             "spec": self.spec,
             "kwargs": dict(config.reward_function_kwargs),
@@ -166,15 +177,18 @@ class RewardPool:
             "start_seconds": START_SECONDS,
             "timeout_seconds": config.timeout_seconds,
         }
-        self._answer_function, self._timeout_seconds = config.answer_function, config.timeout_seconds
-        self._fields: dict[str, None] = {"overall": None}
-        self._is_closed = self._has_scored = False
-        self._num_workers = num_workers
+        self._answer_function = config.answer_function
+        self._timeout_seconds = config.timeout_seconds
+        self._fields: dict[str, None] = {"overall": None}  # of all scores so far, in the order in which they came
+        self._is_closed = False
+        self._has_scored = False
+        self._num_workers = config.num_cpus
         self._workers: set[WorkerProcess] = set()
         self._idle: list[WorkerProcess] = []
-        self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="cepo-rewards")  # one waits for each worker
+        # A thread waits for each worker.
+        self._threads = ThreadPoolExecutor(self._num_workers, thread_name_prefix="cepo-rewards")
         try:
-            starting = [self._threads.submit(self._started) for _ in range(num_workers)]
+            starting = [self._threads.submit(self._started) for _ in range(self._num_workers)]
             self._idle += [future.result() for future in starting]
         except BaseException:
             self.close()
@@ -196,12 +210,13 @@ class RewardPool:
         for verdict in verdicts:
             if not isinstance(verdict, RewardFailure):
                 self._fields.update(dict.fromkeys(verdict))
+        scores: list[RewardScore] = []
+        for verdict in verdicts:
+            is_failure = isinstance(verdict, RewardFailure)
+            scores.append(dict.fromkeys(self._fields, 0.0) if is_failure else verdict)
         num_timed_out = sum(failure.timed_out for failure in failures)
         return RewardOutcome(
-            scores=[
-                dict.fromkeys(self._fields, 0.0) if isinstance(verdict, RewardFailure) else verdict
-                for verdict in verdicts
-            ],
+            scores=scores,
             num_raised=len(failures) - num_timed_out,
             num_timed_out=num_timed_out,
             first_failure=failures[0] if failures else None,
@@ -231,8 +246,8 @@ class RewardPool:
 
     def same_statements(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
         """Applies `cepo.rewards.answers.states_the_same` to each pair (prediction, ground truth); False if that failed."""
-        found = self._results("match", pairs, "%d of %d comparisons failed and count as unequal")
-        return [bool(same) for same in found]
+        results = self._results("match", pairs, "%d of %d comparisons failed and count as unequal")
+        return [bool(result) for result in results]
 
     def value_keys(self, answers: Sequence[str]) -> list[str]:
         """Applies `cepo.rewards.answers.value_key` to each answer; keeps the answer if that failed."""
@@ -246,7 +261,10 @@ class RewardPool:
         return [None if isinstance(verdict, RewardFailure) else verdict for verdict in verdicts]
 
     def _verdicts(self, action: _Action, items: Sequence[object]) -> list[Any]:
-        return [verdict for future in self.submit(action, items) for verdict in future.result()]
+        verdicts: list[Any] = []
+        for future in self.submit(action, items):
+            verdicts += future.result()
+        return verdicts
 
     def close(self) -> None:
         """Ends the worker processes. A closed pool cannot be used again; closing twice is allowed."""
@@ -265,13 +283,19 @@ class RewardPool:
         """Queues an action on items; the futures have the results in order, each a value or a `RewardFailure`."""
         if self._is_closed:
             raise EngineError(f"the reward pool of {self.spec!r} is closed. Create a pool where it is used.")
-        most = 1 if (action, self.reward_type) == ("score", "sequential") else _SAMPLES_TOGETHER
-        size = max(1, min(most, math.ceil(len(items) / self._num_workers)))
-        starts = range(0, len(items), size)
-        return [self._threads.submit(self._serve, action, start, items[start : start + size]) for start in starts]
+        is_one_by_one = action == "score" and self.reward_type == "sequential"
+        largest_size = 1 if is_one_by_one else _SAMPLES_TOGETHER
+        size_for_each_worker = math.ceil(len(items) / self._num_workers)
+        size = max(1, min(largest_size, size_for_each_worker))
+        futures: list[Future[list[Any]]] = []
+        for start in range(0, len(items), size):
+            futures.append(self._threads.submit(self._serve, action, start, items[start : start + size]))
+        return futures
 
     def _serve(self, action: _Action, first: int, items: Sequence[object]) -> list[Any]:
-        worker, status = self._idle.pop(), ""
+        """Lets an idle worker do an action on items; if that fails for several, for one after the other."""
+        worker = self._idle.pop()
+        status = ""
         value: Any
         try:
             if worker.process.poll() is not None:
@@ -279,9 +303,11 @@ class RewardPool:
                 worker = self._started()
             status, value = worker.asked(action, first, items, self._timeout_seconds)
         except (EOFError, OSError) as error:
-            ending, is_late = worker.kill(), isinstance(error, TimeoutError)
+            ending = worker.kill()
+            is_late = isinstance(error, TimeoutError)
             reason = f"no score within {self._timeout_seconds:g} s" if is_late else ending
-            status, value = "raised", RewardFailure(reason=reason, details=reason, timed_out=is_late)
+            status = "raised"
+            value = RewardFailure(reason=reason, details=reason, timed_out=is_late)
         finally:
             self._idle.append(worker)
         if status == "done":
@@ -295,7 +321,10 @@ class RewardPool:
                 f"A call for {len(items)} rewards took more than worker.reward.timeout_seconds={self._timeout_seconds:g}; its "
                 "samples are tried one by one. Raise the limit if that is what a call takes."
             )
-        return [verdict for index, item in enumerate(items) for verdict in self._serve(action, first + index, [item])]
+        verdicts: list[Any] = []
+        for number, item in enumerate(items, start=first):
+            verdicts += self._serve(action, number, [item])
+        return verdicts
 
     def _started(self) -> WorkerProcess:
         """Starts a worker and waits until it has loaded the functions."""
@@ -306,7 +335,8 @@ class RewardPool:
                 raise EOFError
             status, value = worker.received(START_SECONDS)
         except (EOFError, OSError) as error:
-            ending, is_late = worker.kill(), isinstance(error, TimeoutError)
+            ending = worker.kill()
+            is_late = isinstance(error, TimeoutError)
             reason = f"took more than {START_SECONDS:g} s" if is_late else f"did not succeed: {ending}"
             raise EngineError(
                 f"starting a reward worker for {self.spec!r} {reason}. Its messages are on stderr."
@@ -319,8 +349,12 @@ class RewardPool:
 
 def _warned(verdicts: Sequence[Any], consequence: str) -> list[RewardFailure]:
     """Returns the failures among the verdicts and logs their number, with three examples."""
-    failures = {index: verdict for index, verdict in enumerate(verdicts) if isinstance(verdict, RewardFailure)}
+    failures: list[RewardFailure] = []
+    descriptions: list[str] = []
+    for index, verdict in enumerate(verdicts):
+        if isinstance(verdict, RewardFailure):
+            failures.append(verdict)
+            descriptions.append(f"sample {index}: {verdict.reason}")
     if failures:
-        examples = "; ".join(f"sample {index}: {failure.reason}" for index, failure in list(failures.items())[:3])
-        logger.warning(f"{consequence}. %s", len(failures), len(verdicts), examples)
-    return list(failures.values())
+        logger.warning(f"{consequence}. %s", len(failures), len(verdicts), "; ".join(descriptions[:3]))
+    return failures

@@ -26,10 +26,10 @@ _SETTINGS = {"prompt": "prompt_key", "ground_truth": "answer_key", "images": "im
 """The setting of `data` that names the column which a user of such a name most likely has."""
 
 
-def sample_of(columns: Fields, given: TrainersFields) -> Tree:
-    """Returns the sample of a row: its columns, without those of a name that is the trainer's, and what is `given`."""
-    sample = {name: value for name, value in columns.items() if name not in TRAINERS_NAMES}
-    return {**sample, **given}
+def sample_of(columns: Fields, trainers_fields: TrainersFields) -> Tree:
+    """Returns the sample of a row: its columns, without those of a name that is the trainer's, and `trainers_fields`."""
+    free_columns = {name: value for name, value in columns.items() if name not in TRAINERS_NAMES}
+    return {**free_columns, **trainers_fields}
 
 
 def require_free_names(source: str, columns: Sequence[str], columns_read: Mapping[str, str]) -> None:
@@ -40,16 +40,16 @@ def require_free_names(source: str, columns: Sequence[str], columns_read: Mappin
     """
     names_read = set(columns_read.values())
     names_read.update(column.partition(".")[0] for column in columns_read.values())
-    taken = [name for name in columns if name in TRAINERS_NAMES and name not in names_read]
-    if not taken:
+    refused_columns = [name for name in columns if name in TRAINERS_NAMES and name not in names_read]
+    if not refused_columns:
         return
-    name = taken[0]
+    name = refused_columns[0]
     setting = _SETTINGS.get(name)
-    otherwise = ""
+    alternative = ""
     if setting is not None:
-        otherwise = f", or read it with data.{setting}={name} in place of '{columns_read[setting]}'"
+        alternative = f", or read it with data.{setting}={name} in place of '{columns_read[setting]}'"
     raise ConfigError(
         f"{source} has the column '{name}', but the trainer itself gives reward functions a value of this name, so that "
-        f"the column could decide what is right. Rename the column{otherwise}. Names that columns cannot have: "
+        f"the column could decide what is right. Rename the column{alternative}. Names that columns cannot have: "
         f"{', '.join(sorted(TRAINERS_NAMES))}"
     )

@@ -26,6 +26,7 @@ _PACKAGE_FOLDER = os.path.dirname(os.path.abspath(cepo.__file__)) + os.sep
 _PARENT_CHECK_SECONDS = 2.0
 _GRACE_SECONDS = 2.0
 _BUSY_CORES = 4
+_LONGEST_DESCRIPTION = 500
 
 
 def main() -> None:
@@ -52,8 +53,8 @@ def _serve(setup: Tree, connection: Connection) -> None:
     _limit_processor_time(setup["start_seconds"])
     try:
         reward = load_reward(setup["spec"], setup["kwargs"], setup["weights"])
-        own = setup["answer_function"]
-        extract = load_answer_function(own) if own is not None else None
+        answer_function = setup["answer_function"]
+        extract = extract_answer if answer_function is None else load_answer_function(answer_function)
         # Builds the parser's tables now, so that they do not count towards the first sample's time limit.
         answers_equal(r"\frac{1}{2}", r"\sqrt{3}")
     except (Exception, SystemExit) as error:
@@ -62,13 +63,13 @@ def _serve(setup: Tree, connection: Connection) -> None:
     connection.send(("ready", (reward.reward_type, reward.needs_images)))
 
     def score(samples: list[Any], first: int) -> list[Any]:
-        if extract is not None:
+        if answer_function is not None:
             samples = [{**sample, "extracted_answer": extract(sample["response"])} for sample in samples]
         return reward.score(samples, first_sample=first)
 
     actions: dict[str, Callable[[list[Any], int], list[Any]]] = {
         "score": score,
-        "extract": lambda responses, _: [(extract or extract_answer)(response) for response in responses],
+        "extract": lambda responses, _: [extract(response) for response in responses],
         "value": lambda answers, _: [value_key(answer) for answer in answers],
         "match": lambda pairs, _: [states_the_same(*pair) for pair in pairs],
     }
@@ -85,14 +86,14 @@ def _attempt(action: Callable[[list[Any], int], list[Any]], items: list[Any], fi
     except BatchContractError as error:
         return "refused", str(error)
     except (Exception, SystemExit) as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        where = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
-        words = f"{type(error).__name__}: {error}"[:500]
+        description = f"{type(error).__name__}: {error}"[:_LONGEST_DESCRIPTION]
         if isinstance(error, ContractError):
-            return "raised", RewardFailure(reason=words, details=str(error), breaks_contract=True)
-        own = [frame for frame in frames if not frame.filename.startswith(_PACKAGE_FOLDER)] or frames
-        details = "".join(traceback.format_list(own)) + words
-        return "raised", RewardFailure(reason=words + where, details=details)
+            return "raised", RewardFailure(reason=description, details=str(error), breaks_contract=True)
+        frames = traceback.extract_tb(error.__traceback__)
+        location = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
+        users_frames = [frame for frame in frames if not frame.filename.startswith(_PACKAGE_FOLDER)]
+        details = "".join(traceback.format_list(users_frames or frames)) + description
+        return "raised", RewardFailure(reason=description + location, details=details)
 
 
 def _limit_processor_time(seconds: float) -> None:
