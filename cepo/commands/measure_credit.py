@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.text import Text
+
 from cepo.config import RunConfig
 from cepo.config.record import plain_tree
 from cepo.config.recorded import TRAINED, VAL_FILES
@@ -64,8 +66,10 @@ def make_credit_plan(
 
 def measure(plan: CreditPlan, *, dry_run: bool = False) -> list[str]:
     """Measures as planned and writes the results, or only counts the work; returns the last lines to print."""
-    from cepo.credit.measurement import PAGE_FILE, credit_tables, measured, write_credit_page
+    from cepo.credit.credit_page import PAGE_FILE, credit_headline, write_credit_page
+    from cepo.credit.measurement import measured
     from cepo.credit.session import opened
+    from cepo.credit.tables import credit_tables
     from cepo.hardware import require_usable_torch
     from cepo.microgeo.world import with_embedded_world
     from cepo.run_folder.writing import write_atomically
@@ -82,5 +86,6 @@ def measure(plan: CreditPlan, *, dry_run: bool = False) -> list[str]:
         write_atomically(plan.out / "credit.md", "\n".join(table.markdown() for table in tables))
         page = write_credit_page(results, plan.out / PAGE_FILE)
     console = SafeConsole()
+    console.print(Text(credit_headline(results), style="bold"))
     console.print(*(table.terminal(console.width) for table in tables))
     return [f"page: {page}", f"written: {plan.out}"]

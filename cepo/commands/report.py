@@ -29,7 +29,8 @@ def write_report_of_run(
 ) -> None:
     """Prints the summary of a run and writes its page; the parameters are the options of `cepo report`."""
     from cepo.algorithms import load_plugin
-    from cepo.report.page import run_summary, save_curves, write_report
+    from cepo.report.page import save_curves, write_report
+    from cepo.report.summary import run_summary
 
     run = run_folder_of(run)
     for plugin in plugins:
@@ -72,7 +73,7 @@ def compare_runs_or_tables(runs: Sequence[str], out: Sequence[Path]) -> None:
     from cepo.evaluation.published import is_scored, score_table
     from cepo.report.compare import compare_runs, write_comparison
     from cepo.report.drawing import save_figure
-    from cepo.report.score_tables import TABLE_FORMATS, terminal_blocks, write_table
+    from cepo.report.score_tables import TABLE_FORMATS, write_table
 
     folders = [run_folder_of(Path(run)) for run in runs]
     are_scored = all(is_scored(run) for run in runs)  # evaluations and tables, which have no curves
@@ -85,9 +86,10 @@ def compare_runs_or_tables(runs: Sequence[str], out: Sequence[Path]) -> None:
     comparison = None if are_scored else compare_runs(folders)
     table = score_table(runs) if comparison is None else comparison.table()
     console = SafeConsole()
-    console.print(table.terminal(console.width))
-    if comparison is not None and comparison.differing:
-        console.print(*terminal_blocks(comparison.settings_table(), console.width))
+    if comparison is None:
+        console.print(table.terminal(console.width))
+    else:
+        console.print(comparison.terminal(console.width))
     for path in out:
         if path.suffix in TABLE_FORMATS:
             write_table(table, path)

@@ -97,7 +97,7 @@ def _rows(plan: ScoringPlan) -> list[ScoringRow]:
 
 
 class Arm(NamedTuple):
-    """A credit or a value of the N measured tokens; `kind` is method, evidence or baseline."""
+    """A credit or a value of the N measured tokens; `kind` is method, evidence, baseline or control."""
 
     name: str
     kind: str
@@ -133,8 +133,8 @@ def credit_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal
             permuted_tokens = numpy.random.default_rng([seed, 2, row]).permutation(tokens)
             permuted[tokens] = credits[permuted_tokens]
         if not numpy.allclose(credits, mean):
-            arms.append(Arm(f"{method.label}, inverted", "baseline", 2 * mean - credits))
-            arms.append(Arm(f"{method.label}, permuted", "baseline", permuted))
+            arms.append(Arm(f"{method.label}, inverted", "control", 2 * mean - credits))
+            arms.append(Arm(f"{method.label}, permuted", "control", permuted))
     evidence: list[Arm] = []
     for method in signals:
         belief = _belief(method, rollouts)
@@ -235,6 +235,18 @@ def noise_corrected(numbers: Numbers, truth: Numbers, halves: Numbers) -> float:
     return float(numpy.cov(numbers, truth)[0, 1] / (deviation * numpy.sqrt(between)))
 
 
+def ceiling(truth: Numbers, halves: Numbers) -> float:
+    """Returns the correlation that the noiseless truth would have with the measured one: `sqrt(cov(half 1, half 2)) / sd(truth)`.
+
+    No credit exceeds it but by chance. NaN if the halves do not agree, or the truth is constant.
+    """
+    between = numpy.cov(halves[0], halves[1])[0, 1]
+    deviation = truth.std(ddof=1)
+    if between <= 0 or deviation <= 1e-150:
+        return numpy.nan
+    return float(numpy.sqrt(between) / deviation)
+
+
 def rank_noise_corrected(numbers: Numbers, truth: Numbers, halves: Numbers) -> float:
     """Returns Spearman's correlation divided by the square root of the truth's reliability.
 
@@ -297,6 +309,15 @@ def credit_figures(truth: Truth, numbers: Numbers, *, seed: int) -> dict[str, Fi
         }
 
     return bootstrap(truth.problem, metrics, seed=[seed, 3])
+
+
+def credit_ceiling(truth: Truth, *, seed: int) -> Figure:
+    """Returns `ceiling` for A*, as a figure with its error over problems."""
+
+    def metrics(tokens: _Indices) -> dict[str, float]:
+        return {"ceiling": ceiling(truth.credit[tokens], truth.credit_halves[:, tokens])}
+
+    return bootstrap(truth.problem, metrics, seed=[seed, 3])["ceiling"]
 
 
 def _mean_of_defined(figures: Numbers) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
@@ -13,7 +14,8 @@ from cepo.evaluation.results import RESULTS_FILE, read_rows
 from cepo.evaluation.statistics import Row, macro_average
 from cepo.files.foreign import damaged_as, read_json
 from cepo.files.trees import Fields
-from cepo.report.drawing import Sample, Section, Table, samples_table, write_page
+from cepo.report.html_page import Result, Section, Table, write_page
+from cepo.report.samples import Sample, samples_table
 
 _MOST_VALUES = 40
 """The largest number of values of a category that a terminal shows."""
@@ -32,23 +34,27 @@ def figure_rows(results: Fields, *, is_whole: bool = False) -> Iterator[list[str
     category, and the numbers of ungraded problems. Categories with many values are given only if `is_whole`.
     """
     num_samples = results["sampling"]["num_samples"]
-    largest = [f"pass@{num_samples}"] if num_samples > 1 else []
-    yield ["", "problems", "accuracy", *largest, "tokens", "cut off", "no answer"]
-    rest = [""] * (len(largest) + 3)
+    head = ["", "problems", "accuracy", "tokens", "cut off", "no answer"]
+    if num_samples > 1:
+        head.insert(3, f"pass@{num_samples}")
+    yield head
+    empty_cells = [""] * (len(head) - 3)
     for name, figures in results["benchmarks"].items():
-        yield [
+        row = [
             name,
             str(figures["num_problems"]),
             percent(figures["accuracy"]),
-            *(percent(figures["pass_at_k"][str(num_samples)]) for _ in largest),
             f"{figures['response_length']['mean']:.0f}",
             f"{100 * figures['share_cut_off']:.1f}",
             f"{100 * figures['share_without_answer']:.1f}",
         ]
+        if num_samples > 1:
+            row.insert(3, percent(figures["pass_at_k"][str(num_samples)]))
+        yield row
         for label, count, estimate in _further_figures(figures, is_whole=is_whole):
-            yield [f"  {label}", count, estimate, *rest]
+            yield [f"  {label}", count, estimate, *empty_cells]
     if "average" in results:
-        yield ["average", "", percent(results["average"]), *rest]
+        yield ["average", "", percent(results["average"]), *empty_cells]
 
 
 def _further_figures(figures: Fields, *, is_whole: bool) -> Iterator[tuple[str, str, str]]:
@@ -70,28 +76,35 @@ def _further_figures(figures: Fields, *, is_whole: bool) -> Iterator[tuple[str, 
             for value, estimate in values.items():
                 yield f"{category}: {value}", str(estimate["num_problems"]), percent(estimate)
     for name, label in _UNGRADED.items():
-        if number := figures.get(name, 0):
+        number = figures.get(name, 0)
+        if number:
             yield label, str(number), ""
 
 
 def percent(estimate: Fields, *, sign: str = "") -> str:
     """Formats an estimate in percent, such as `43.4 ± 1.2`, without the error if there is none."""
-    shown = f"{100 * estimate['mean']:{sign}.1f}"
-    return shown if estimate["error"] is None else f"{shown} ± {100 * estimate['error']:.1f}"
+    mean = f"{100 * estimate['mean']:{sign}.1f}"
+    if estimate["error"] is None:
+        return mean
+    return f"{mean} ± {100 * estimate['error']:.1f}"
 
 
 def comparison_rows(comparisons: Sequence[Paired]) -> Iterator[list[str]]:
     """Yields a head, and rows of accuracies in percent with their paired differences in points."""
     yield ["", "problems", "first", "second", "difference"]
-    rows: list[tuple[str, str, float, float, Fields]] = [
-        (each.benchmark, str(each.num_problems), each.first, each.second, each.difference) for each in comparisons
-    ]
+    for paired in comparisons:
+        yield _comparison_row(
+            paired.benchmark, str(paired.num_problems), paired.first, paired.second, paired.difference
+        )
     if len(comparisons) > 1:
-        pairs = zip(*((each.first, each.second) for each in comparisons), strict=True)
-        first, second = (statistics.fmean(values) for values in pairs)
-        rows.append(("average", "", first, second, macro_average([each.difference for each in comparisons])))
-    for name, count, before, after, difference in rows:
-        yield [name, count, f"{100 * before:.1f}", f"{100 * after:.1f}", percent(difference, sign="+")]
+        first = statistics.fmean(paired.first for paired in comparisons)
+        second = statistics.fmean(paired.second for paired in comparisons)
+        difference = macro_average([paired.difference for paired in comparisons])
+        yield _comparison_row("average", "", first, second, difference)
+
+
+def _comparison_row(name: str, count: str, first: float, second: float, difference: Fields) -> list[str]:
+    return [name, count, f"{100 * first:.1f}", f"{100 * second:.1f}", percent(difference, sign="+")]
 
 
 def write_evaluations(folders: Sequence[Path], out: Path) -> Path:
@@ -101,50 +114,74 @@ def write_evaluations(folders: Sequence[Path], out: Path) -> Path:
     """
     if len(folders) not in (1, 2):
         raise DataError(f"{len(folders)} evaluations: a page shows one or two; give --out a table (.md .csv .json)")
-    graded = [read_rows(folder) for folder in folders]
-    names = [folder.resolve().name for folder in folders]
-    labels = names if len(set(names)) == len(names) else [f"{name} ({k})" for k, name in enumerate(names, 1)]
-    found = [read_json(folder / RESULTS_FILE, dict, within=folder) for folder in folders]
+    rows_by_benchmark = [read_rows(folder) for folder in folders]
+    labels = _labels(folders)
+    results = [read_json(folder / RESULTS_FILE, dict, within=folder) for folder in folders]
     with damaged_as(folders[-1] / RESULTS_FILE, "holds no result of cepo evaluate; evaluate the model again"):
-        tables, subtitles = list[Table](), list[str]()
-        for label, results in zip(labels, found, strict=True):
-            head, *rows = figure_rows(results, is_whole=True)
-            head[0] = "benchmark"
-            tables.append(Table(head=head, rows=rows, caption=f"{label}: accuracy in %, ± standard error"))
-            model = "/".join(Path(str(results["checkpoint"] or results["model"])).parts[-2:])
-            count, temperature = results["sampling"]["num_samples"], results["sampling"]["temperature"]
-            subtitles.append(f"{model} · {count} per problem at temperature {temperature:g} · {results['generator']}")
-        lines = list(_changes(folders) if len(folders) == 2 else _results(found[0]))
-    shared = [name for name in graded[0] if all(name in rows for rows in graded)]
-    sections = [Section(title="Figures", tables=tables)]
-    sections += [
-        Section(
-            title=f"Responses: {name}",
-            closed=name != shared[0],
-            tables=[
-                samples_table({label: map(_sample, rows[name]) for label, rows in zip(labels, graded, strict=True)})
-            ],
-        )
-        for name in shared
-    ]
+        tables = [_figures_table(label, figures) for label, figures in zip(labels, results, strict=True)]
+        subtitles = [_subtitle(figures) for figures in results]
+        lines = list(_results(results[0])) if len(folders) == 1 else list(_changes(*folders))
+    sections = [Section(title="Figures", tables=tables, closed=False)]
+    first_rows, *_ = rows_by_benchmark
+    common_benchmarks = [name for name in first_rows if all(name in rows for rows in rows_by_benchmark)]
+    for name in common_benchmarks:
+        samples: dict[str, Iterator[Sample]] = {}
+        for label, rows in zip(labels, rows_by_benchmark, strict=True):
+            samples[label] = _samples(rows[name])
+        table = samples_table(samples)
+        sections.append(Section(title=f"Responses: {name}", closed=name != common_benchmarks[0], tables=[table]))
     return write_page(
         out, title=" → ".join(labels), subtitle=" against ".join(subtitles), results=lines, sections=sections
     )
 
 
-def _results(results: Fields) -> Iterator[tuple[str, str, str]]:
+def _labels(folders: Sequence[Path]) -> list[str]:
+    """Returns the names of the folders, numbered if they are equal."""
+    names = [folder.resolve().name for folder in folders]
+    if len(set(names)) == len(names):
+        return names
+    return [f"{name} ({number})" for number, name in enumerate(names, 1)]
+
+
+def _figures_table(label: str, results: Fields) -> Table:
+    head, *rows = figure_rows(results, is_whole=True)
+    head[0] = "benchmark"
+    return Table(head=head, rows=rows, caption=f"{label}: accuracy in %, ± standard error")
+
+
+def _subtitle(results: Fields) -> str:
+    """Returns one line on how an evaluation was made: model, samples per problem, temperature, engine."""
+    source = Path(str(results["checkpoint"] or results["model"]))
+    model = "/".join(source.parts[-2:])
+    sampling = results["sampling"]
+    return (
+        f"{model} · {sampling['num_samples']} per problem at temperature {sampling['temperature']:g} · "
+        f"{results['generator']}"
+    )
+
+
+def _results(results: Fields) -> Iterator[Result]:
     for name, figures in results["benchmarks"].items():
         counts = f"{figures['num_responses']:,} responses to {figures['num_problems']:,} problems"
-        yield f"{percent(figures['accuracy'])} %", f"of {name} is right", counts
+        yield Result(value=f"{percent(figures['accuracy'])} %", name=f"of {name} is right", details=counts)
 
 
-def _changes(folders: Sequence[Path]) -> Iterator[tuple[str, str, str]]:
-    for each in compare_evaluations(folders[0], folders[1]):
-        change = percent(each.difference, sign="+")
-        accuracies = f"from {100 * each.first:.1f} % to {100 * each.second:.1f} %"
-        yield f"{change} points", f"on {each.benchmark}", f"{accuracies}, paired over {each.num_problems:,} problems"
+def _changes(first: Path, second: Path) -> Iterator[Result]:
+    for paired in compare_evaluations(first, second):
+        yield Result(
+            value=f"{percent(paired.difference, sign='+')} points",
+            name=f"on {paired.benchmark}",
+            change=f"from {100 * paired.first:.1f} % to {100 * paired.second:.1f} %",
+            details=f"paired over {paired.num_problems:,} problems",
+        )
 
 
-def _sample(row: Row) -> Sample:
-    name = f"{row['problem_id']} {row.get('sample', 0)}"
-    return name, row["correct"], {"problem": f"problem {row['problem_id']}", **row}
+def _samples(rows: Sequence[Row]) -> Iterator[Sample]:
+    """Yields an evaluation's responses; those to a problem are numbered as recorded, or else in their order."""
+    num_responses: Counter[str] = Counter()  # so far, by problem
+    for row in rows:
+        problem = row["problem_id"]
+        number = str(row.get("sample", num_responses[problem]))
+        num_responses[problem] += 1
+        text = row.get("problem", f"problem {problem}")
+        yield Sample(problem=problem, number=number, is_right=row["correct"], row={**row, "problem": text})

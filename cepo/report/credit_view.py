@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import base64
 import gzip
-import io
 import itertools
 import json
-import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy
@@ -21,9 +19,9 @@ import numpy
 from cepo.algorithms import Estimator, available_estimators, build_estimator, credit, section_of
 from cepo.algorithms.settings import DEFAULT_ESTIMATOR
 from cepo.algorithms.token_batches import at_last_token, response_mask_of, with_rows
-from cepo.data.images import open_image
-from cepo.files.foreign import damaged_as
 from cepo.files.trees import Fields, Tree
+from cepo.report.contrast import Contrast, clearest_pair, contrast_of
+from cepo.report.images import data_uri
 from cepo.report.recorded_run import RunData
 from cepo.run_folder.trace import STUDENT, GroupRecord, RolloutRecord, read_rollouts
 from cepo.run_folder.writing import finite_or_none
@@ -34,36 +32,67 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 15_000_000
 """If the blocks of all steps exceed this size together, the page has every second of them, and so on."""
-_LARGEST_IMAGE = 640
 _ADVANTAGE = "advantage"
+_DELTA = "delta"
+_VALUE = "value"
 
 
-def credit_view(run: RunData) -> Tree | None:
-    """Returns the data of the page's credit view: an index of all rollouts, a block per step, and the rollout whose evidence
-    is clearest, on which it opens; None without a trace.
-    """
+@dataclass(frozen=True, kw_only=True)
+class CreditView:
+    """The contrast that opens the page, and the data of its script: an index of all rollouts, and a block per step."""
+
+    contrast: Contrast
+    data: Tree
+
+
+def credit_view(run: RunData) -> CreditView | None:
+    """Returns the credit view of a run, which opens on the response with the clearest blame; None without a trace."""
     blocks: dict[int, str] = {}
     index: list[tuple[int, int, str, bool]] = []
-    clearest = (-math.inf, 0, 0)
+    clearest: _Candidate | None = None
     for step, groups_of_step in itertools.groupby(read_rollouts(run.folder), key=lambda group: group.step):
         groups = list(groups_of_step)
-        blocks[step] = _packed(step_credit(run, groups))
-        place = 0  # of a rollout among those of the step
+        columns = step_credit(run, groups)
+        blocks[step] = _packed(columns)
+        first_place = 0  # of the group's rollouts among those of the step
         for group in groups:
-            for rollout in group.rollouts:
+            rank, places = clearest_pair(group.rollouts)
+            if clearest is None or rank >= clearest.rank:  # of equals the last
+                places_in_step = [first_place + place for place in places]
+                clearest = _Candidate(rank=rank, places=places_in_step, step=columns)
+            for place, rollout in enumerate(group.rollouts, first_place):
                 text = f"{group.prompt_id}: {group.problem}\n{rollout.response}".lower()
                 index.append((step, place, text, rollout.right))
-                clearest = max(clearest, (_clarity(rollout), step, -place))  # of equals the first of the last step
-                place += 1
-    if not blocks:
+            first_place += len(group.rollouts)
+    if clearest is None:
         return None
-    _, start, negated_place = clearest
+    blocks = _thinned(blocks, clearest.step["step"])
+    index = [entry for entry in index if entry[0] in blocks]
+    data = {
+        "start": [clearest.step["step"], clearest.places[-1]],  # the wrong one of a pair
+        "steps": list(blocks),
+        "index": _packed(index),
+        "blocks": blocks,
+    }
+    return CreditView(contrast=contrast_of(clearest.step, clearest.places), data=data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Candidate:
+    """The responses that may open the page, by their places in the data of their step."""
+
+    rank: tuple[bool, bool, float]
+    places: Sequence[int]
+    step: Tree
+
+
+def _thinned(blocks: dict[int, str], start: int) -> dict[int, str]:
+    """Drops every second step until the rest is small enough; the step `start`, on which the view opens, stays."""
     while len(blocks) > 1 and sum(map(len, blocks.values())) > _MOST_BYTES:
         steps = list(blocks)
-        parity = steps.index(start) % 2  # the step on which the view opens stays
+        parity = steps.index(start) % 2
         blocks = {step: blocks[step] for step in steps[parity::2]}
-    index = [entry for entry in index if entry[0] in blocks]
-    return {"start": [start, -negated_place], "steps": list(blocks), "index": _packed(index), "blocks": blocks}
+    return blocks
 
 
 def step_credit(run: RunData, groups: Sequence[GroupRecord]) -> Tree:
@@ -91,7 +120,7 @@ def step_credit(run: RunData, groups: Sequence[GroupRecord]) -> Tree:
     return {
         "step": groups[0].step,
         "methods": list(signals),
-        "shown": [name for name, values in signals.items() if "delta" in values or name in always_shown],
+        "shown": [name for name, values in signals.items() if _DELTA in values or name in always_shown],
         "groups": [_group_header(group) for group in groups],
         "rollouts": rollouts,
     }
@@ -99,7 +128,11 @@ def step_credit(run: RunData, groups: Sequence[GroupRecord]) -> Tree:
 
 def _recorded_columns(rollout: RolloutRecord) -> Tree:
     """Returns what the run's own method recorded of a rollout's tokens."""
-    columns = {_ADVANTAGE: rollout.token_advantages, "delta": rollout.delta, "weight": rollout.weight}
+    columns = {
+        _ADVANTAGE: rollout.token_advantages,
+        _DELTA: rollout.delta,
+        "weight": rollout.weight,
+    }
     return {name: values for name, values in columns.items() if values is not None}
 
 
@@ -162,37 +195,33 @@ def _recorded_rows(rollouts: Sequence[RolloutRecord], view: str) -> dict[int, Te
 
 def _comparable(run: RunData, groups: Sequence[GroupRecord]) -> Iterator[tuple[str, Estimator]]:
     """Yields the registered methods that can be computed from the trace."""
-    recorded = set(groups[0].rollouts[0].log_probs)
-    is_compared = min(len(group.rollouts) for group in groups) > 1
+    first_rollout = groups[0].rollouts[0]
+    recorded_views = set(first_rollout.log_probs)
+    smallest_group = min(len(group.rollouts) for group in groups)
+    settings = run.setting("algorithm", {})
     for name in available_estimators():
-        method = build_estimator(name, section_of(name, run.setting("algorithm", {})))
+        method = build_estimator(name, section_of(name, settings))
         if "values" in method.reads or "reward_baselines" in method.reads or method.distilled_view is not None:
             continue
-        has_group = is_compared or "group_ids" not in method.reads
-        if has_group and set(method.views) <= recorded:
+        has_group = smallest_group > 1 or "group_ids" not in method.reads
+        if has_group and recorded_views.issuperset(method.views):
             yield name, method
 
 
 def _signal_columns(method: Estimator, batch: TokenBatch, groups: Sequence[GroupRecord]) -> dict[str, numpy.ndarray]:
-    """Returns a method's columns (B, T): its advantages and diagnostics."""
-    signal = method.checked_signal(batch, step=groups[0].step - 1)
+    """Returns a method's columns (B, T): its advantages and diagnostics, and the value of each prefix by its evidence."""
+    step_of_schedules = groups[0].step - 1  # 0-based
+    signal = method.checked_signal(batch, step=step_of_schedules)
     columns = {_ADVANTAGE: signal.advantages, **signal.diagnostics}
     smallest_group = min(len(group.rollouts) for group in groups)
-    if "delta" in columns and "value" not in columns and smallest_group > 1:
-        prior, _ = credit.pass_rate_of_others(batch.correct.float(), batch.group_ids)
-        columns["value"] = credit.evidence_values(prior, columns["delta"])
-    return {name: values.float().numpy() for name, values in columns.items()}
-
-
-def _clarity(rollout: RolloutRecord) -> float:
-    """Returns how clearly evidence picks out a few tokens: the three largest shifts less half of the others; -1e9 without."""
-    values = rollout.delta or [0.0]
-    if rollout.weight:
-        values = [weight - 1 for weight in rollout.weight]
-    shifts = numpy.sort(numpy.nan_to_num(numpy.abs(values)))
-    if shifts[-1] <= 0:
-        return -1e9
-    return float(shifts[-3:].sum() - shifts[:-3].sum() / 2)
+    needs_value = _DELTA in columns and _VALUE not in columns
+    if needs_value and smallest_group > 1:  # the pass rate is that of the group's other rollouts
+        pass_rate, _ = credit.pass_rate_of_others(batch.correct.float(), batch.group_ids)
+        columns[_VALUE] = credit.evidence_values(pass_rate, columns[_DELTA])
+    arrays: dict[str, numpy.ndarray] = {}
+    for name, values in columns.items():
+        arrays[name] = values.float().numpy()
+    return arrays
 
 
 def _group_header(group: GroupRecord) -> Tree:
@@ -202,19 +231,8 @@ def _group_header(group: GroupRecord) -> Tree:
         "ground_truth": group.ground_truth,
         "right": sum(rollout.right for rollout in group.rollouts),
         "size": len(group.rollouts),
-        "images": [_data_uri(png) for png in group.images],
+        "images": [data_uri(png) for png in group.images],
     }
-
-
-def _data_uri(png: bytes) -> str:
-    image = open_image(png, formats=("PNG", "JPEG"))
-    if max(image.size) > _LARGEST_IMAGE:
-        smaller = io.BytesIO()
-        with damaged_as(Path("an image of the run"), "cannot be decoded"):
-            image.thumbnail((_LARGEST_IMAGE, _LARGEST_IMAGE))
-            image.save(smaller, format="WEBP", quality=80)
-        return "data:image/webp;base64," + base64.b64encode(smaller.getvalue()).decode()
-    return "data:image/png;base64," + base64.b64encode(png).decode()
 
 
 def _packed(content: object) -> str:

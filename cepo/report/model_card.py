@@ -9,8 +9,9 @@ from pathlib import Path
 import cepo
 from cepo.config.paths import find_path
 from cepo.files.trees import Fields, is_mapping
-from cepo.report.page import result_lines, save_curves, summary_rows
+from cepo.report.page import save_curves
 from cepo.report.recorded_run import RunData, load_run
+from cepo.report.summary import result_lines, summary_rows
 from cepo.run_folder.environment import read_environment
 from cepo.run_folder.layout import CHECKPOINT_PREFIX, METRICS_FILE
 

@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from run_folders import PICTURE, group, rollout, write_run
 
 from cepo.credit.agreement import QUARTERS
-from cepo.credit.measurement import write_credit_page
+from cepo.credit.credit_page import write_credit_page
 from cepo.evaluation.evaluation_page import write_evaluations
 from cepo.evaluation.results import write_results
 from cepo.evaluation.statistics import benchmark_figures
@@ -81,7 +81,7 @@ class Opened:
     def draw_all(self) -> int:
         """Reaches every chart, in parts that are folded too; returns their number."""
         self.page.evaluate("document.querySelectorAll('details').forEach((part) => part.open = true)")
-        charts = self.page.locator(".first figure, .charts figure")
+        charts = self.page.locator(".opening figure, .charts figure")
         for number in range(charts.count()):
             charts.nth(number).scroll_into_view_if_needed()
             charts.nth(number).locator(".plot svg").wait_for()
@@ -128,7 +128,7 @@ def test_a_run_of_0_1_or_500_steps_opens_quietly(browser: Browser, tmp_path: Pat
     page = write_report(folder_of(tmp_path, steps, groups))
     opened = [Opened(browser, page, color_scheme=scheme) for scheme in ("light", "dark")]
     assert 0 < max(each.busy_seconds for each in opened) < 2
-    assert opened[1].draw_all() == (0 if steps == 0 else 11)
+    assert opened[1].draw_all() == (0 if steps == 0 else 12)
     assert all(each.is_quiet() for each in opened)
 
 
@@ -189,9 +189,11 @@ def test_hover_shows_the_numbers_of_trace_and_methods(browser: Browser, tmp_path
     assert opened.errors == []
 
 
-def shades(opened: Opened) -> list[str]:
+def shades(opened: Opened) -> list[tuple[str, str]]:
+    """The side and the share of full colour of each token of the first panel."""
     tokens = opened.page.locator("#panels .tokens").first.locator("span")
-    return tokens.evaluate_all("all => all.map((token) => token.style.background)")
+    read = "all => all.map((token) => [token.className, token.style.getPropertyValue('--share')])"
+    return [(side.partition(" ")[0], share) for side, share in tokens.evaluate_all(read)]
 
 
 def test_colours_are_white_at_neutral_and_say_credit_or_blame(browser: Browser, tmp_path: Path) -> None:
@@ -203,14 +205,11 @@ def test_colours_are_white_at_neutral_and_say_credit_or_blame(browser: Browser, 
     plain = replace(rollout(right=True, delta=None), **own)
     config = "algorithm:\n  adv_estimator: my_method\n"
     folder = write_run(tmp_path / "own", metric_rows(1), config=config, groups=[group(1, [plain, plain])])
-    expected = [("more", 50), ("less", 0), ("less", 25)]
-    assert shades(Opened(browser, write_report(folder))) == [
-        f"color-mix(in srgb, var(--{side}) {percent}%, var(--tokens))" for side, percent in expected
-    ]
+    assert shades(Opened(browser, write_report(folder))) == [("more", "50%"), ("less", "0%"), ("less", "25%")]
     page = write_report(folder_of(tmp_path, 1, [mixed(1, size=4)]))
     for number, side, ends in ((0, "more", "credited less.*credited more"), (1, "less", "blamed more.*blamed less")):
         opened = Opened(browser, page, anchor=f"#step=1&rollout={number}")
-        assert f"var(--{side}) 50%" in shades(opened)[1]
+        assert shades(opened)[1] == (side, "50%")
         assert re.match(ends, opened.text("#panels .scale"))
 
 
@@ -218,7 +217,8 @@ def test_it_opens_on_evidence_and_says_if_a_link_is_bad(browser: Browser, tmp_pa
     """Step 2 has the evidence; the last step has none. A bad address stays as it is, and no other rollout is shown."""
     none = group(3, [rollout(right=right, delta=None) for right in (True, False)])
     opened = Opened(browser, write_report(folder_of(tmp_path, 3, [mixed(2), none])))
-    expect(opened.page).to_have_url(re.compile("#step=2&"))
+    expect(opened.page.locator("#rollout")).to_contain_text("2, rollout 1")
+    assert "#" not in opened.page.url
     opened.page.evaluate("location.hash = '#step=7&rollout=99'")
     expect(opened.page.locator("#rollout")).to_contain_text("rollout 99 of step 7, which this page does not have")
     opened.page.locator("#colour").select_option("delta")
@@ -235,14 +235,13 @@ def test_the_theme_is_switched_and_the_address_copied(browser: Browser, tmp_path
     page = opened.page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     seen = []
-    for theme in ("light", "dark", "as the system"):
+    for theme in ("light", "dark", "auto"):
         page.get_by_label("Theme").select_option(theme)
         seen.append(page.evaluate("getComputedStyle(document.body).color"))
-    assert seen == ["rgb(28, 31, 35)", "rgb(230, 232, 235)", "rgb(28, 31, 35)"]
+    assert seen == ["rgb(22, 25, 29)", "rgb(232, 234, 237)", "rgb(22, 25, 29)"]
     page.get_by_role("button", name="Copy link").click()
     expect(page.locator("#copy")).to_have_text("Copied")
-    assert page.evaluate("navigator.clipboard.readText()") == page.url
-    assert "#step=1&rollout=" in page.url
+    assert page.evaluate("navigator.clipboard.readText()") == f"{page.url}#step=1&rollout=1"
     page.get_by_role("button", name="Keys").click()
     assert page.locator("#keys").is_visible()
     page.keyboard.press("Escape")
@@ -256,36 +255,72 @@ def test_the_first_screen_tells_the_result_with_errors(browser: Browser, tmp_pat
     rows = [(k, {"val/accuracy": p, "val/greedy_accuracy": g, **counts}) for k, p, g in ((0, 0.36, 0.0), (1, 0.5, 1.0))]
     opened = Opened(browser, write_report(write_run(tmp_path / "run", rows, groups=[mixed(1)])))
     sampled, greedy = opened.page.locator(".results p").all_text_contents()
-    assert "50.0 % accuracy at temperature 1 (40.4 to 59.6)" in sampled
-    assert "from 36.0 % (27.3 to 45.8) at step 0: +14.0 ± 6.9 points" in sampled
-    assert "100.0 % greedy accuracy (67.6 to 100.0)" in greedy
-    assert "from 0.0 % (0.0 to 32.4)" in greedy
-    assert opened.page.locator(".first .plot svg").count() == 1
-    assert opened.page.locator("#first-rollout .tokens span").count() == 12
+    assert sampled == (
+        "50.0 % accuracy at temperature 1 +14.0 ± 6.9 points "
+        "95 % interval 40.4 to 59.6; from 36.0 % (27.3 to 45.8) at step 0"
+    )
+    assert greedy.startswith("100.0 % greedy accuracy +100.0")
+    assert "95 % interval 67.6 to 100.0; from 0.0 % (0.0 to 32.4)" in greedy
+    assert opened.page.locator(".opening .plot svg").count() == 1
     assert opened.text(".subtitle").startswith("cepo · ")
 
 
-def test_credit_is_folded_until_a_reader_or_a_link_opens_it(browser: Browser, tmp_path: Path) -> None:
-    """While it is folded the address names no rollout, and keys do not move. Without a learning curve it is open."""
+def test_the_first_screen_shows_a_right_and_a_wrong_response(browser: Browser, tmp_path: Path) -> None:
+    """Shares of 1.25, 1 and 0.75 in a right, of 0.75, 1 and 1.25 in a wrong response: full, half and no colour.
+
+    Under uniform credit every token has half of the full colour. The step with the clearest pair is the second of three.
+    """
+    tokens = ("3", " sides", " 27")
+    clear = [
+        replace(rollout(right=True, tokens=tokens), token_advantages=[1.25 * 0.5**0.5, 0.5**0.5, 0.75 * 0.5**0.5]),
+        replace(
+            rollout(right=False, tokens=tokens), token_advantages=[-0.75 * 0.5**0.5, -(0.5**0.5), -1.25 * 0.5**0.5]
+        ),
+    ]
+    uniform = [rollout(right=right, tokens=tokens) for right in (True, False)]
+    groups = [group(step, clear if step == 2 else uniform) for step in (1, 2, 3)]
+    opened = Opened(browser, write_report(write_run(tmp_path / "run", metric_rows(3), groups=groups)))
+    read = "all => all.map((token) => token.className + ' ' + token.style.getPropertyValue('--share'))"
+    sides = opened.page.locator(".contrast .side")
+    colours = [
+        rows.locator("span").evaluate_all(read) for side in sides.all() for rows in side.locator(".tokens").all()
+    ]
+    assert colours == [
+        ["more 100%", "more 50%", "more 0%"],
+        ["more 50%"] * 3,
+        ["less 0%", "less 50%", "less 100%"],
+        ["less 50%"] * 3,
+    ]
+    assert sides.locator(".method").all_text_contents() == ["cepo", "grpo", "cepo", "grpo"]
+    assert opened.text(".contrast h2") == (
+        "cepo credits “3” of the right response most and blames “27” of the wrong response most; "
+        "grpo treats every token of a response alike."
+    )
+    assert "from 0.75 to 1.25 times what grpo gives, at step 2" in opened.text(".contrast .scale")
+    sides.nth(1).locator("a").click()
+    expect(opened.page).to_have_url(re.compile("#step=2&rollout=1$"))
+    assert opened.is_quiet() or opened.errors == []
+
+
+def test_credit_is_open_and_charts_and_links_lead_to_it(browser: Browser, tmp_path: Path) -> None:
+    """The address names no rollout until the reader chooses one; a folded view is opened by what leads to it."""
     rows = [(k, {"val/accuracy": 0.5, "val/num_samples": 8, "reward/correct": k / 2}) for k in (1, 2)]
     page_file = write_report(write_run(tmp_path / "run", rows, groups=[mixed(1), mixed(2)]))
-    for click in (".first a[href^='#step']", "nav a[href='#credit']", "#credit > summary", ".charts svg"):
+    for click in (".contrast a[href^='#step']", "nav a[href='#credit']", "#credit > summary", ".charts svg"):
         opened = Opened(browser, page_file, is_open=False)
         page = opened.page
+        expect(page.locator("#panels")).to_be_visible()
+        assert page.url == page_file.as_uri()
+        page.locator("#credit > summary").click()
         page.keyboard.press("j")
         assert not page.locator("#panels").is_visible()
         assert page.url == page_file.as_uri()
         page.locator(click).first.click()
         expect(page.locator("#panels")).to_be_visible()
-        expect(page).to_have_url(re.compile("#(credit|step=[12]&rollout=[01])$"))
         assert opened.errors == []
-    linked = Opened(browser, page_file, anchor="#step=1&rollout=1", is_open=False)
-    expect(linked.page.locator("#panels")).to_be_visible()
-    no_curve = write_report(folder_of(tmp_path / "no_curve", 1, [mixed(1)]))
-    expect(Opened(browser, no_curve, is_open=False).page.locator("#panels")).to_be_visible()
 
 
-def test_a_chart_is_read_in_its_legend_and_leads_to_rollouts(browser: Browser, tmp_path: Path) -> None:
+def test_a_chart_is_read_at_its_labels_and_leads_to_rollouts(browser: Browser, tmp_path: Path) -> None:
     values = {"actor/pg_clipfrac_higher": 0.0, "tokens/generate": 200, "timing_s/step": 30.0}
     rows = [(k, values | {"actor/grad_norm": 0.5 * k, "actor/pg_loss": -k}) for k in (1, 2, 3)]
     opened = Opened(browser, write_report(write_run(tmp_path / "run", rows, groups=[mixed(1), mixed(2)])))
@@ -295,12 +330,13 @@ def test_a_chart_is_read_in_its_legend_and_leads_to_rollouts(browser: Browser, t
     page.locator(".charts .plot svg").first.focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
-    assert page.locator(".charts .legend output").all_text_contents()[:2] == ["-2", "1"]
-    assert "actor/pg_loss" in (page.locator(".charts .legend button").first.get_attribute("title") or "")
+    labels = page.locator(".charts .curve-label")
+    assert labels.locator("output").all_text_contents()[:2] == ["-2", "1"]
+    assert "actor/pg_loss" in (labels.first.get_attribute("title") or "")
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile("#step=2&rollout=0$"))
-    words = page.locator(".charts .plot svg").first.locator("text[text-anchor=middle], text:last-of-type")
-    for clock, last in (("tokens", "600"), ("minutes", "1.5")):
+    words = page.locator(".charts .plot svg").first.locator("text.time, text.unit")
+    for clock, last in (("tokens", "600"), ("minutes", "1.4")):
         page.locator("#clock").select_option(clock)
         assert words.all_text_contents()[-2:] == [last, clock]
     page.locator("#smoothing").fill("0.5")
@@ -353,7 +389,7 @@ def test_a_page_of_too_many_rollouts_has_every_second_step(
     steps = opened.page.locator("#step option").all_text_contents()
     assert steps in (["all", "2", "4", "6"], ["all", "2", "6"], ["all", "6"])
     assert opened.text("#position").endswith(f"of {2 * (len(steps) - 1)}")
-    expect(opened.page).to_have_url(re.compile("#step=6&"))
+    expect(opened.page.locator("#rollout")).to_contain_text("6, rollout")
 
 
 def test_charts_and_tables_have_the_numbers_of_the_metrics(browser: Browser, tmp_path: Path) -> None:
@@ -397,8 +433,9 @@ def test_the_page_of_a_comparison_opens_quietly(browser: Browser, tmp_path: Path
         folders.append(write_run(tmp_path / f"<img src=x onerror=alert(1)>{number}", rows, config=config))
     path = write_comparison(compare_runs(folders), tmp_path / "comparison.html")
     opened = Opened(browser, path, color_scheme="dark")
-    assert opened.draw_all() == 23
+    assert opened.draw_all() == 24
     assert opened.is_quiet()
+    assert opened.text(".headline").startswith("cepo is behind grpo by 20.0 points (95 % interval ")
     result, differing = opened.page.locator("table").all()
     assert "onerror=alert(1)>0" in (differing.text_content() or "")
     after = result.locator("thead th").all_text_contents().index("after") + 1
@@ -433,6 +470,7 @@ def test_changed_verdicts_are_first_with_images_and_filters(browser: Browser, tm
     page = opened.page
     assert opened.text("h1") == "before → after"
     assert opened.text(".results b").startswith("+24.2 ± ")
+    assert page.get_by_role("button", name="benchmark").first.is_visible()
     part = page.locator(".table", has=page.get_by_role("button", name="verdict"))
     rows, visible = part.locator("tbody tr"), part.locator("tbody tr:visible")
     verdicts = rows.locator("td:first-child").all_text_contents()
@@ -463,6 +501,7 @@ CREDIT = {
     "description": {"checkpoint": None, "model": "tiny/model", "generator": "vllm"},
     "counts": dict.fromkeys(("problems", "responses", "tokens", "decisive_tokens", "prefixes", "continuations"), 4)
     | {"tokens_sampled": 900, "share_right": 0.5},
+    "ceiling": {"value": 0.9, "error": 0.05, "low": 0.8, "high": 1.0},
 }
 
 
@@ -474,7 +513,11 @@ def credit_results(**pearson: float | None) -> dict[str, Any]:
         return {"value": value, "error": 0.1, "low": value and value - 0.2, "high": value and value + 0.2}
 
     rows = [
-        {"name": name, "kind": "method", "calibration": [{"believed": 0.25, "true": 0.5, "num_tokens": 3}]}
+        {
+            "name": name,
+            "kind": "control" if name == "oracle" else "method",
+            "calibration": [{"believed": 0.25, "true": 0.5, "num_tokens": 3}],
+        }
         | {column: figure(value) for column in names}
         for name, value in pearson.items()
     ]
@@ -482,23 +525,79 @@ def credit_results(**pearson: float | None) -> dict[str, Any]:
     return {**CREDIT, "knowledge": [known], "credit": rows, "value": rows}
 
 
-def test_credit_is_drawn_as_bars_with_the_truths_own_limit(browser: Browser, tmp_path: Path) -> None:
-    """From -0.4 to 1.0 in 1.4: 0 is at 28.57 %, 0.4 at 57.14 %, and the oracle's 0.8 at 85.71 %."""
-    page_file = write_credit_page(credit_results(cepo=0.4, rlsd=-0.2, gae=None, oracle=0.8), tmp_path / "credit.html")
-    opened = Opened(browser, page_file)
-    assert opened.page.locator("h2").all_text_contents() == ["Knowledge", "Credit", "Value"]
-    cells = opened.page.locator("table").nth(1).locator("tbody tr td:nth-child(2)")
-    assert cells.all_text_contents() == ["0.400 ± 0.100", "-0.200 ± 0.100", "–", "0.800 ± 0.100"]
-    style = cells.first.locator(".bar").get_attribute("style")
-    assert style == "--start:28.57%;--end:57.14%;--low:42.86%;--high:71.43%;--limit:85.71%;"
-    places = cells.first.locator(".bar, .bar i").evaluate_all(
-        "all => all.map((one) => [one.getBoundingClientRect().left, one.getBoundingClientRect().width])"
+def trace(problem: str, *, is_right: bool, credit: Sequence[float | None]) -> dict[str, Any]:
+    """A measured response of three tokens, of which a method gives the last four times the credit of the first."""
+    sign = 1.0 if is_right else -1.0
+    advantages = {"uniform": [sign] * 3, "grpo": [0.5 * sign] * 3, "cepo": [0.5 * sign, sign, 2 * sign]}
+    return {
+        "prompt_id": problem, "ground_truth": "27", "problem": "<image>How long?", "image": None, "row": 0,
+        "response": "3 sides 27", "reward": float(is_right), "correct": is_right, "tokens": ["3", " sides", " 27"],
+        "token_ids": [1, 2, 3], "values": [0.5] * 4, "credit": credit, "advantages": advantages, "evidence": {},
+    }  # fmt: skip
+
+
+def test_the_credit_page_answers_first_and_sorts_its_dots(browser: Browser, tmp_path: Path) -> None:
+    """On a scale from -0.4 to 0.9 in 1.3: 0 is at 30.77 %, 0.4 at 61.54 %, and the ceiling of 0.9 at 100 %.
+
+    Equal rows share a dot, an undefined one and the control have none.
+    """
+    results = credit_results(uniform=0.1, cepo=0.4, rlsd=-0.2, grpo=0.1, gae=None, oracle=0.8)
+    opened = Opened(browser, write_credit_page(results, tmp_path / "credit.html"))
+    page = opened.page
+    assert opened.text(".headline") == (
+        "The credit of cepo agrees with the truth at r = 0.40 ± 0.10, uniform credit at 0.10 ± 0.10; "
+        "perfect credit would reach 0.90."
     )
-    (left, width), bar, _, limit = places
-    assert [(bar[0] - left) / width, bar[1] / width] == pytest.approx([0.2857, 0.2857], abs=0.01)
-    assert (limit[0] - left) / width == pytest.approx(0.8571, abs=0.01)
+    assert page.locator("h2").all_text_contents() == [
+        "Agreement with the truth", "All figures of credit", "Value of a prefix", "What teachers know",
+    ]  # fmt: skip
+    assert page.locator(".dots th").all_text_contents() == ["cepo", "uniform = grpo", "rlsd"]
+    assert page.locator(".dots .number").all_text_contents() == ["0.40 ± 0.10", "0.10 ± 0.10", "-0.20 ± 0.10"]
+    assert page.locator(".dots .dot").first.get_attribute("style") == "--at:61.54%"
+    assert page.locator("table.dots").get_attribute("style") == "--ceiling:100.0%;--zero:30.77%"
+    boxes = (
+        page.locator(".dots tr")
+        .first.locator(".track div, .dot, .ceiling")
+        .evaluate_all("all => all.map((one) => [one.getBoundingClientRect().left, one.getBoundingClientRect().width])")
+    )
+    (left, width), ceiling, dot = boxes
+    assert (dot[0] + dot[1] / 2 - left) / width == pytest.approx(0.6154, abs=0.01)
+    assert (ceiling[0] - left) / width == pytest.approx(1.0, abs=0.01)
+    assert not page.locator(".table").first.is_visible(), "the tables are folded"
+    cells = page.locator("table:not(.dots)").first.locator("tbody tr td:nth-child(2)")
+    assert cells.all_text_contents()[-2:] == ["–", "0.800 ± 0.100"]
     assert opened.draw_all() == 1
     assert "believed chance" in opened.text(".plot svg")
+    assert opened.is_quiet()
+
+
+def test_true_credit_stands_above_each_methods_tokens(browser: Browser, tmp_path: Path) -> None:
+    """The pair is of the problem with the largest |A*|, 0.8: its 0.8 and 0.4 have full and half colour.
+
+    Uniform credit has half of the full colour, and cepo's mean of 7/6 makes shares of 0.5 / (14/6) = 21 %, 43 % and 86 %.
+    """
+    traces = [
+        trace("b", is_right=True, credit=[0.1, 0.0, 0.2]),
+        trace("a", is_right=False, credit=[-0.8, None, -0.4]),
+        trace("a", is_right=True, credit=[0.5, 0.0, 0.1]),
+    ]
+    (tmp_path / "traces.jsonl").write_text("".join(json.dumps(row) + "\n" for row in traces))
+    results = credit_results(uniform=0.1, cepo=0.4, oracle=0.8)
+    opened = Opened(browser, write_credit_page(results, tmp_path / "credit.html"))
+    responses = opened.page.locator(".response")
+    assert responses.locator("h3").all_text_contents() == [
+        "Right response, reward 1", "Wrong response, reward 0", "Right response, reward 1",
+    ]  # fmt: skip
+    wrong = responses.nth(1)
+    assert wrong.locator(".method").all_text_contents() == ["true credit A*", "uniform = grpo", "cepo"]
+    read = "all => all.map((token) => token.className + ' ' + token.style.getPropertyValue('--share'))"
+    colours = [row.locator("span").evaluate_all(read) for row in wrong.locator(".tokens").all()]
+    assert colours == [
+        ["less 100%", "unmeasured 0%", "less 50%"],
+        ["less 50%"] * 3,
+        ["less 21%", "less 43%", "less 86%"],
+    ]
+    assert [responses.nth(number).is_visible() for number in range(3)] == [True, True, False]
     assert opened.is_quiet()
 
 
@@ -533,7 +632,7 @@ def test_axe_has_no_serious_finding_on_any_page(
         write_report(run),
         write_comparison(compare_runs([run]), tmp_path / "comparison.html"),
         write_evaluations([evaluation(tmp_path / "one", [True, False] * 10)], tmp_path / "evaluation.html"),
-        write_credit_page(credit_results(cepo=0.4, oracle=0.8), tmp_path / "credit.html"),
+        write_credit_page(credit_results(uniform=0.1, cepo=0.4, oracle=0.8), tmp_path / "credit.html"),
     ]
     for page_file in pages:
         opened = Opened(browser, page_file, viewport={"width": width, "height": 900}, color_scheme=scheme)

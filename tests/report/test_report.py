@@ -18,9 +18,10 @@ from run_folders import report_pixels, validated, write_run
 
 from cepo.commands.cli import main
 from cepo.errors import DataError
-from cepo.report.page import accuracy_change, run_summary, write_report
+from cepo.report.page import write_report
 from cepo.report.recorded_run import load_run
 from cepo.report.score_tables import Cell
+from cepo.report.summary import accuracy_change, run_summary
 from cepo.run_folder.writing import encode_line
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -112,7 +113,9 @@ def test_values_and_defaults_are_written_as_yaml(tmp_path: Path) -> None:
     text = write_report(write_run(tmp_path / "run", [(1, {"reward/mean": 0.5})], config=config)).read_text("utf-8")
     assert "&lt;object" not in text
     for row in (("trainer.logger", "[file, wandb]", "[console, file]"), ("trainer.own", "x", "required")):
-        assert "".join(f"<td><div>{cell}</div></td>" for cell in row) in text
+        headings = ("setting", "value", "default")
+        cells = [f'<td data-label="{name}"><div>{cell}</div></td>' for name, cell in zip(headings, row, strict=True)]
+        assert "".join(cells) in text
 
 
 def test_a_config_that_is_no_mapping_names_the_file(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,9 @@ def figure(mean: float, error: float | None = None) -> Cell:
 
 
 def cells(folders: Sequence[Path], name: str) -> list[Cell | str]:
-    return [row.cells.get(name, "") for row in compare_runs(folders).table().rows]
+    """The cells of a column, without their intervals."""
+    column = [row.cells.get(name, "") for row in compare_runs(folders).table().rows]
+    return [replace(cell, low=None, high=None) if isinstance(cell, Cell) else cell for cell in column]
 
 
 def test_three_seeds_of_40_50_60_percent_have_error_6_points(tmp_path: Path) -> None:
@@ -76,6 +79,67 @@ def test_a_single_pair_has_the_error_of_independent_samples(tmp_path: Path) -> N
     assert difference == figure(10.0, 100 * math.sqrt((0.24 + 0.25) / 100 + 2 / 200**2) / 1.01)
 
 
+def test_the_verdict_of_paired_seeds_has_students_interval(tmp_path: Path) -> None:
+    """Differences of 2, 3 and 4 points: mean 3, error 1 / sqrt(3) = 0.577, and t with 2 degrees of freedom is 4.303.
+
+    4.303 * 0.577 = 2.48, so that the interval is 0.5 to 5.5. Of differences -1, 3 and 7 it is 3 ± 4.303 * 4 / sqrt(3).
+    """
+    first = [method_run(tmp_path / f"g{k}", "grpo", k, (0.3, 0.4)) for k in range(3)]
+    second = [method_run(tmp_path / f"c{k}", "cepo", k, (0.3, 0.42 + 0.01 * k)) for k in range(3)]
+    third = [method_run(tmp_path / f"r{k}", "rlsd", k, (0.3, 0.39 + 0.04 * k)) for k in range(3)]
+    ahead = "is ahead of grpo by 3.0 points (95 % interval +0.5 to +5.5): 43.0 % against 40.0 % after training."
+    assert compare_runs([*first, *second]).headline == f"cepo {ahead}"
+    assert compare_runs([*second, *first]).headline == (
+        "grpo is behind cepo by 3.0 points (95 % interval -5.5 to -0.5): 40.0 % against 43.0 % after training."
+    )
+    assert compare_runs([*first, *third]).headline == (
+        "rlsd and grpo cannot be told apart: +3.0 points (95 % interval -6.9 to +12.9), "
+        "43.0 % against 40.0 % after training."
+    )
+    assert compare_runs([*first, *second, *third]).headline == (
+        "Of 3 settings, cepo ends highest, at 43.0 %. From grpo: cepo +3.0 points (95 % interval +0.5 to +5.5); "
+        "rlsd +3.0 points (95 % interval -6.9 to +12.9)."
+    )
+    assert compare_runs(second).headline == "cepo reaches 43.0 ± 0.6 % held-out accuracy in 3 runs."
+
+
+def test_a_verdict_over_single_runs_says_what_it_leaves_out(tmp_path: Path) -> None:
+    """Wilson's errors of 4.876 and 4.975 points: 1.96 hypot(4.876, 4.975) = 13.7. Without counts no error is known."""
+    folders = [method_run(tmp_path / name, name, 0, (0.3, after)) for name, after in (("grpo", 0.4), ("cepo", 0.5))]
+    comparison = compare_runs(folders)
+    assert comparison.headline.startswith(
+        "cepo and grpo cannot be told apart: +10.0 points (95 % interval -3.7 to +23.7)"
+    )
+    assert comparison.cautions[-1].startswith("Each setting has one run: intervals cover the sampling of responses")
+    uncounted = [
+        write_run(
+            tmp_path / f"u-{name}", [(1, {"val/accuracy": value})], config=f"algorithm:\n  adv_estimator: {name}\n"
+        )
+        for name, value in (("grpo", 0.4), ("cepo", 0.5))
+    ]
+    assert compare_runs(uncounted).headline == (
+        "cepo ends 10.0 points above grpo, with an unknown error: 50.0 % against 40.0 % after training."
+    )
+    nothing = write_run(tmp_path / "n", [(1, {"reward/mean": 0.5})], config="algorithm:\n  adv_estimator: rlsd\n")
+    assert compare_runs([folders[0], nothing]).headline == (
+        "grpo and rlsd cannot be compared: they share no held-out accuracy after training."
+    )
+    assert compare_runs([nothing]).headline == "rlsd has no held-out accuracy after training."
+
+
+def test_the_terminal_says_the_verdict_first_and_cautions_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    first = method_run(tmp_path / "a", "grpo", 0, (0.3, 0.4))
+    second = method_run(tmp_path / "b", "cepo", 0, (0.3, 0.4, 0.5))
+    assert main(["compare", str(first), str(second)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("cepo and grpo cannot be told apart: +0.0 points")
+    assert printed.count("different steps (10, 20)") == 1
+    assert "Differences are from grpo, the first setting" in printed
+
+
 def test_runs_of_other_lengths_meet_at_their_last_common_step(tmp_path: Path) -> None:
     """At steps 10 and 20 the second run is 20 and 30 points ahead; at the first run's end, step 30, it has not been."""
     first = method_run(tmp_path / "g", "grpo", 0, (0.3, 0.4, 0.5, 0.9))
@@ -99,7 +163,7 @@ def test_learning_rates_of_one_method_are_settings_of_their_own(tmp_path: Path) 
         ("grpo", 1),
     ]
     assert comparison.differing["worker.actor.optim.lr"] == ["1e-06", "5e-06", "1e-06"]
-    assert "More than the method differs: worker.actor.optim.lr." in comparison.notes
+    assert "More than the method differs: worker.actor.optim.lr." in comparison.cautions
 
 
 def test_only_what_can_change_training_tells_runs_apart(tmp_path: Path) -> None:
@@ -156,7 +220,7 @@ def test_runs_that_differ_much_are_numbered_and_fit_80_columns(
 def test_runs_of_one_seed_are_named_as_dependent(tmp_path: Path) -> None:
     """A first validation after training is not one before it."""
     folders = [method_run(tmp_path / name, "cepo", 0, (0.3, 0.4)) for name in ("a", "b")]
-    assert "Some runs of cepo have the same seeds: they are not independent." in compare_runs(folders).notes
+    assert "Some runs of cepo have the same seeds: they are not independent." in compare_runs(folders).cautions
     run = write_run(tmp_path / "c", [(5, {"val/accuracy": 0.5})], config="algorithm:\n  adv_estimator: cepo\n")
     assert cells([run], "before") == [""]
 
@@ -168,7 +232,7 @@ def test_a_shorter_run_is_named_and_not_cut_to_step_0(tmp_path: Path) -> None:
     (row,) = comparison.table().rows
     assert row.cells["after"] == figure(70.0, 20.0)
     assert row.cells["steps"] == "10 to 20"
-    assert any("different steps (10, 20)" in note for note in comparison.notes)
+    assert any("different steps (10, 20)" in note for note in comparison.cautions)
     (curve,) = comparison.charts()[0].series
     assert (curve.steps, curve.values) == ([0, 10], [pytest.approx(0.3), pytest.approx(0.45)])
     assert (curve.low, curve.high) == ([0.3, 0.4], [0.3, 0.5])
@@ -189,8 +253,8 @@ def test_a_run_without_validation_has_its_curves_and_is_named(tmp_path: Path) ->
     run = write_run(tmp_path / "a", [(1, {"reward/mean": 0.5}), (2, {"reward/mean": 3.0})], config=config)
     only_before = write_run(tmp_path / "b", validated(0.3), config="algorithm:\n  adv_estimator: grpo\n")
     comparison = compare_runs([run, only_before])
-    assert "cepo: a made no validation after training." in comparison.notes
-    assert "grpo: b made no validation after training." in comparison.notes
+    assert "cepo: a made no validation after training." in comparison.cautions
+    assert "grpo: b made no validation after training." in comparison.cautions
     assert [chart.title for chart in comparison.charts()] == ["Held-out accuracy", "Reward"]
     assert comparison.table().rows[1].cells["after"] == ""
 

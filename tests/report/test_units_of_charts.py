@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cepo.report.recorded_run import planned_charts
+from cepo.report.charts import planned_charts
 
 LEAK = {
     "leak/hint_gap_right": "nats per token",

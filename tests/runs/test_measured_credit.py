@@ -147,7 +147,7 @@ def test_an_ended_measurement_goes_on_to_the_same_results(
         assert (tmp_path / name).read_bytes() == (measured / name).read_bytes(), name
 
 
-def test_tables_have_controls_the_page_bars_and_quarters_add_up(
+def test_tables_have_controls_the_page_dots_and_quarters_add_up(
     measured: Path, credit_command: list[str], tmp_path: Path
 ) -> None:
     """A teacher's knowledge is listed once, and 0 continuations leave the other tables out."""
@@ -158,8 +158,12 @@ def test_tables_have_controls_the_page_bars_and_quarters_add_up(
     assert {"cepo(lambda_init=1), permuted", "cepo(lambda_init=1), inverted"} <= set(rows)
     assert "grpo, permuted" not in rows
     page = (measured / "credit.html").read_text(encoding="utf-8")
-    assert page.count('class="bar"') > 50
-    assert "cepo(lambda_init=1), permuted (baseline)" in page
+    assert page.count('class="dot"') >= 6
+    assert "true credit A*" in page
+    assert results["ceiling"]["value"] == pytest.approx(
+        rows["uniform"]["pearson"]["value"] / rows["uniform"]["pearson_corrected"]["value"]
+    )
+    assert "cepo(lambda_init=1), permuted (control)" in page
     [row] = results["knowledge"]
     assert row["name"] == "rlsd(scale=std): correct", "no response has an answer that cepo could show"
     assert sum(row[quarter]["value"] for quarter in QUARTERS) == pytest.approx(row["nats"]["value"])

@@ -1,175 +1,308 @@
-"use strict";
 // The credit view: one rollout at a time, under several methods. Whatever models or data wrote is set as text.
 (() => {
-  const data = JSON.parse(byId("credit-data").textContent), opened = {}, filters = ["step", "verdict", "words"];
-  let all = [], listed = [], current = null, chosen = null;
+  const data = JSON.parse(byId("credit-data").textContent);
+  const view = byId("credit");
+  const filterIds = ["step", "verdict", "words"];
+  const blocks = {}; // by step, as far as they have been opened
+  let entries = []; // of all rollouts: step, place, searched text, whether it is right
+  let listed = []; // those that pass the filters
+  let current = null; // the block and the place of the rollout that is shown, and its entry
+  let chosenMethods = null;
 
   const unpack = async (text) => {
     const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
-    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return new Response(stream).json();
   };
-  const open = (step) => opened[step] ??= unpack(data.blocks[step]);
+  const openBlock = (step) => {
+    blocks[step] ??= unpack(data.blocks[step]);
+    return blocks[step];
+  };
 
-  const facts = (pairs) => make("dl", {}, ...pairs.flatMap(([name, value]) => [make("dt", { textContent: name }), make("dd", value.length > 200 ? { textContent: value, tabIndex: 0 } : { textContent: value })]));
   // Characters that would not show, or would turn the text around them, are shown by their number.
-  const visible = (text) => text.replace(/\p{Cc}|\p{Cf}|\p{Cs}|\p{Zl}|\p{Zp}/gu, (character) =>
-    character === "\n" ? "↵\n" : character === "\t" ? "⇥" : `⟨U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`) || "∅";
-  const plain = (text) => text.replace(/[^\P{C}\n\t]/gu, (character) => visible(character));
-  const named = (rollout, place) => `token ${place + 1}: '${visible(rollout.tokens[place]).slice(0, 60)}'`;
-  // Of each kind of value the neutral one, the distance of full colour, and what the two ends say: of a response that
-  // is punished, a larger weight means more blame, so its colours change sides.
-  const scales = {
-    weight: (blamed) => blamed ? [1, -0.5, "blamed more", "blamed less"] : [1, 0.5, "credited less", "credited more"],
-    advantage: () => [0, 2, "blamed", "credited"],
-    delta: () => [0, 2, "speaks for a wrong answer", "speaks for a right answer"],
+  const nameOf = (character) => {
+    if (character === "\n") return "↵\n";
+    if (character === "\t") return "⇥";
+    const number = character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
+    return `⟨U+${number}⟩`;
   };
-  const scaleOf = (columns, kind) => scales[kind](columns.advantage ? columns.advantage.reduce((sum, value) => sum + value, 0) < 0 : false);
-  const colourOf = (shift) => shift === null ? "var(--line)"
-    : `color-mix(in srgb, var(--${shift > 0 ? "more" : "less"}) ${Math.round(100 * Math.min(Math.abs(shift), 1))}%, var(--tokens))`;
-  const kindOf = (columns) => byId("colour").value in columns ? byId("colour").value : "advantage";
+  const visible = (text) => text.replace(/\p{Cc}|\p{Cf}|\p{Cs}|\p{Zl}|\p{Zp}/gu, nameOf) || "∅";
+  const plain = (text) => text.replace(/[^\P{C}\n\t]/gu, nameOf);
+  const titleOf = (rollout, place) => `token ${place + 1}: '${visible(rollout.tokens[place]).slice(0, 60)}'`;
+
+  const facts = (pairs) => {
+    const list = make("dl");
+    for (const [name, value] of pairs) {
+      const description = make("dd", { textContent: value });
+      if (value.length > 200) description.tabIndex = 0; // it scrolls
+      list.append(make("dt", { textContent: name }), description);
+    }
+    return list;
+  };
+
+  // Of each kind of value the neutral one, the distance of full colour, and what the two ends say. Of a response that is
+  // punished a larger weight means more blame, so its colours change sides.
+  const SCALES = {
+    weight: { neutral: 1, full: 0.5, less: "credited less", more: "credited more" },
+    blame: { neutral: 1, full: -0.5, less: "blamed more", more: "blamed less" },
+    advantage: { neutral: 0, full: 2, less: "blamed", more: "credited" },
+    delta: { neutral: 0, full: 2, less: "speaks for a wrong answer", more: "speaks for a right answer" },
+  };
+  const kindOf = (columns) => {
+    const kind = byId("colour").value;
+    return kind in columns ? kind : "advantage";
+  };
+  const sum = (values) => values.reduce((total, value) => total + value, 0);
+  const scaleOf = (columns) => {
+    const kind = kindOf(columns);
+    const isBlamed = kind === "weight" && columns.advantage && sum(columns.advantage) < 0;
+    return SCALES[isBlamed ? "blame" : kind];
+  };
+  const paint = (token, shift) => {
+    if (shift === null) {
+      token.className = "unmeasured";
+      return;
+    }
+    token.className = shift > 0 ? "more" : "less";
+    token.style.setProperty("--share", `${Math.round(100 * Math.min(Math.abs(shift), 1))}%`);
+  };
   const tokensOf = (rollout, columns, label) => {
-    const kind = kindOf(columns), [neutral, full] = scaleOf(columns, kind);
-    const tokens = make("div", { className: "tokens", tabIndex: 0, ariaLabel: label });
-    tokens.setAttribute("role", "group");
-    tokens.append(...rollout.tokens.map((text, place) => {
+    const values = columns[kindOf(columns)];
+    const { neutral, full } = scaleOf(columns);
+    const tokens = make("div", { className: "tokens", tabIndex: 0, ariaLabel: label, role: "group" });
+    rollout.tokens.forEach((text, place) => {
       const token = make("span", { textContent: visible(text) });
-      const value = columns[kind]?.[place] ?? null;
-      token.style.background = colourOf(value === null ? null : (value - neutral) / full);
-      return token;
-    }));
+      const value = values?.[place] ?? null;
+      paint(token, value === null ? null : (value - neutral) / full);
+      tokens.append(token);
+    });
     return Object.assign(tokens, { columns, rollout });
   };
   const legendOf = (columns) => {
-    const kind = kindOf(columns), [neutral, full, less, more] = scaleOf(columns, kind);
-    return make("div", { className: "scale" }, `${less} (${kind} ${short(neutral - full)})`, make("i"), `${more} (${short(neutral + full)})`);
+    const { neutral, full, less, more } = scaleOf(columns);
+    const low = `${less} (${kindOf(columns)} ${short(neutral - full)}) `;
+    const high = ` ${more} (${short(neutral + full)})`;
+    return make("p", { className: "scale" }, low, make("i", { className: "both" }), high);
   };
 
   // The probability that the response is right, from 0 to 1, with a mark at each of the largest jumps.
-  const curve = (values) => {
-    const jump = (place) => Math.abs(values[place] - values[place - 1]), steps = values.map((_, place) => place + 1);
-    const marks = steps.slice(1).filter((step) => jump(step - 1) > 0.1).sort((a, b) => jump(b - 1) - jump(a - 1)).slice(0, 3);
-    const figure = make("figure", { className: "chart" }, make("div", { className: "plot" }), make("div", { className: "legend" }));
-    const series = [{ label: "P(right)", help: "as the evidence up to each token tells", steps, values, low: [], high: [], c: "#0072B2", dash: [] }];
-    addChart(figure, { title: "Probability that the response is right", unit: "from 0 to 1", x: "token", marks, series });
+  const curveOf = (values) => {
+    const steps = values.map((_, place) => place + 1);
+    const jumpAt = (step) => Math.abs(values[step - 1] - values[step - 2]);
+    const jumps = steps.slice(1).filter((step) => jumpAt(step) > 0.1);
+    jumps.sort((one, other) => jumpAt(other) - jumpAt(one));
+    const figure = make("figure", { className: "chart" }, make("div", { className: "plot" }));
+    const help = "as the evidence up to each token tells";
+    const series = { label: "P(right)", help, steps, values, low: [], high: [], colour: "#0072B2", dash: [] };
+    const title = "Probability that the response is right";
+    addChart(figure, { title, unit: "from 0 to 1", x: "token", marks: jumps.slice(0, 3), series: [series] });
     return figure;
   };
 
-  const panel = (block, rollout, number) => {
+  // The tokens with the largest evidence, down to a twentieth of the largest.
+  const decisivePlaces = (delta) => {
+    const places = [...delta.keys()].sort((one, other) => Math.abs(delta[other]) - Math.abs(delta[one])).slice(0, 5);
+    const largest = Math.abs(delta[places[0]]);
+    return places.filter((place) => Math.abs(delta[place]) > Math.max(0.001, largest / 20));
+  };
+  const panelOf = (block, rollout, number) => {
+    const method = block.methods[number];
     const columns = rollout.columns[number + 1];
-    const tokens = tokensOf(rollout, columns, `tokens under ${block.methods[number]}; arrow keys move between them`);
-    const order = columns.delta ? [...columns.delta.keys()].sort((a, b) => Math.abs(columns.delta[b]) - Math.abs(columns.delta[a])).slice(0, 5).filter((place) => Math.abs(columns.delta[place]) > 0.001) : [];
-    const decisive = make("div", { className: "decisive" }, order.length ? "largest evidence: " : "", ...order.map((place) =>
-      make("button", { textContent: `${named(rollout, place)} ${short(columns.delta[place])}`, onclick: () => point(tokens, place) })));
-    const value = columns.value ? curve(columns.value) : make("p", { className: "note", textContent: "This method has no value curve: it weighs no evidence token by token." });
-    return make("section", { className: "panel" }, make("h3", { textContent: block.methods[number] }), tokens, value, make("div", {}, legendOf(columns), decisive));
+    const tokens = tokensOf(rollout, columns, `tokens under ${method}; arrow keys move between them`);
+    const decisive = make("div", { className: "decisive" });
+    if (columns.delta) {
+      decisive.append("largest evidence: ");
+      for (const place of decisivePlaces(columns.delta)) {
+        const text = `${visible(rollout.tokens[place]).slice(0, 30)} ${short(columns.delta[place])}`;
+        const title = titleOf(rollout, place);
+        decisive.append(make("button", { textContent: text, title, onclick: () => readToken(tokens, place) }));
+      }
+    }
+    const missing = "This method has no value curve: it weighs no evidence token by token.";
+    const value = columns.value ? curveOf(columns.value) : make("p", { className: "note", textContent: missing });
+    const foot = make("div", {}, legendOf(columns), decisive);
+    return make("section", { className: "panel" }, make("h3", { textContent: method }), tokens, value, foot);
   };
 
-  const point = (tokens, place) => {
-    const token = tokens.children[place], { rollout, columns } = tokens;
+  // All numbers of one token, beside the panels.
+  const NAMES = { weight: "weight after clipping", raw_weight: "weight before clipping" };
+  const readToken = (tokens, place) => {
+    const token = tokens.children[place];
     if (!token) return;
-    document.querySelectorAll(".tokens .current").forEach((other) => other.classList.remove("current"));
+    const { rollout, columns } = tokens;
+    for (const other of document.querySelectorAll("#credit .tokens .current")) other.classList.remove("current");
     token.classList.add("current");
-    const names = { ...rollout.columns[0], ...columns };
-    const called = (name) => name === "weight" ? "weight after clipping" : name === "raw_weight" ? "weight before clipping" : name in rollout.columns[0] ? `log P ${name}` : name;
-    const rows = Object.entries(names).map(([name, values]) => [called(name), short(values[place])]);
-    if (columns.delta) rows.push(["cumulative evidence", short(columns.delta.slice(0, place + 1).reduce((sum, value) => sum + value))]);
-    byId("tip").replaceChildren(make("b", { textContent: named(rollout, place) }), make("p", { className: "note", textContent: tokens.ariaLabel.split(";")[0] }), facts(rows));
+    const logProbs = rollout.columns[0];
+    const rows = [];
+    for (const [name, values] of Object.entries(logProbs)) rows.push([`log P ${name}`, short(values[place])]);
+    for (const [name, values] of Object.entries(columns)) {
+      if (!(name in logProbs)) rows.push([NAMES[name] ?? name, short(values[place])]);
+    }
+    if (columns.delta) rows.push(["cumulative evidence", short(sum(columns.delta.slice(0, place + 1)))]);
+    const method = make("p", { className: "note", textContent: tokens.ariaLabel.split(";")[0] });
+    byId("tip").replaceChildren(make("b", { textContent: titleOf(rollout, place) }), method, facts(rows));
     tokens.place = place;
   };
-  const wordsOf = (rollout) => `${rollout.accuracy >= 0.5 ? "right" : "wrong"}, reward ${short(rollout.reward)}${rollout.finished ? "" : ", cut by the length limit"}`;
-  const imagesOf = (group) => group.images.map((source, number) => make("button", { className: "image", title: "enlarge or shrink", onclick: (event) => event.currentTarget.classList.toggle("large") },
-    make("img", { src: source, alt: `image ${number + 1} of the problem` })));
 
-  // The first screen: one rollout under the run's own method.
-  const drawFirst = async () => {
-    const [step, place] = data.start, block = await open(step), rollout = block.rollouts[place], group = block.groups[rollout.group];
-    byId("first-rollout")?.replaceChildren(
-      make("h2", { textContent: `A response of step ${step}: ${wordsOf(rollout)}` }), make("div", { className: "problem" }, ...imagesOf(group).slice(0, 1), make("p", { textContent: `${plain(group.problem.replace("<image>", ""))} Answer: ${plain(group.ground_truth)}` })),
-      tokensOf(rollout, rollout.columns[1], `tokens under ${block.methods[0]}`), legendOf(rollout.columns[1]),
-      make("p", {}, make("a", { href: `#step=${step}&rollout=${place}`, textContent: "Its credit under all methods", onclick: () => reveal() })));
+  const verdictOf = (rollout) => {
+    const verdict = rollout.accuracy >= 0.5 ? "right" : "wrong";
+    const cut = rollout.finished ? "" : ", cut by the length limit";
+    return `${verdict}, reward ${short(rollout.reward)}${cut}`;
   };
-
-  const draw = () => {
-    const { block, place } = current, rollout = block.rollouts[place], group = block.groups[rollout.group];
-    chosen ??= new Set(block.shown);
-    const boxes = block.methods.map((name) => {
-      const box = make("input", { type: "checkbox", checked: chosen.has(name), onchange: () => { chosen[box.checked ? "add" : "delete"](name); draw(); } });
-      return make("label", {}, box, ` ${name}`);
+  const imagesOf = (group) => group.images.map((source, number) => {
+    const image = make("img", { src: source, alt: `image ${number + 1} of the problem` });
+    const button = make("button", { className: "image", title: "enlarge or shrink" }, image);
+    button.onclick = () => button.classList.toggle("large");
+    return button;
+  });
+  const factsOf = (block, place) => {
+    const rollout = block.rollouts[place];
+    const group = block.groups[rollout.group];
+    const unscored = rollout.is_scored ? "" : "; the student's log-probs are the rollout engine's";
+    const pairs = [
+      ["step", `${block.step}, rollout ${place}`],
+      ["problem", plain(`${group.prompt_id}: ${group.problem}`)],
+      ["answer", plain(group.ground_truth)],
+    ];
+    for (const [name, text] of Object.entries(rollout.references)) {
+      pairs.push([`${name} reference`, text === null ? "none: the student's own context" : plain(text)]);
+    }
+    pairs.push(["response", `${verdictOf(rollout)}; ${group.right} of ${group.size} recorded are right`]);
+    pairs.push(["tokens", `${rollout.tokens.length}${unscored}`]);
+    return facts(pairs);
+  };
+  const boxOf = (method) => {
+    const box = make("input", { type: "checkbox", checked: chosenMethods.has(method) });
+    box.onchange = () => {
+      if (box.checked) chosenMethods.add(method);
+      else chosenMethods.delete(method);
+      draw();
+    };
+    return make("label", {}, box, ` ${method}`);
+  };
+  const membersOf = (block, group) => {
+    const members = [...block.rollouts.entries()].filter(([, rollout]) => rollout.group === group);
+    members.sort(([, one], [, other]) => other.reward - one.reward);
+    return members.map(([place, rollout]) => {
+      const link = make("a", { href: `#step=${block.step}&rollout=${place}`, textContent: `rollout ${place}` });
+      const tokens = tokensOf(rollout, rollout.columns[1], `tokens of rollout ${place} under ${block.methods[0]}`);
+      return make("section", { className: "panel" }, make("h3", {}, link, `: ${verdictOf(rollout)}`), tokens);
     });
-    byId("methods").replaceChildren("Methods: ", ...boxes);
-    const references = Object.entries(rollout.references).map(([view, text]) => [`${view} reference`, text === null ? "none: the student's own context" : plain(text)]);
-    byId("rollout").replaceChildren(
-      ...imagesOf(group),
-      facts([["step", `${block.step}, rollout ${place}`], ["problem", plain(`${group.prompt_id}: ${group.problem}`)], ["answer", plain(group.ground_truth)], ...references,
-        ["response", `${wordsOf(rollout)}; ${group.right} of ${group.size} recorded are right`], ["tokens", `${rollout.tokens.length}${rollout.is_scored ? "" : "; the student's log-probs are the rollout engine's"}`]]));
-    byId("panels").replaceChildren(...block.methods.flatMap((name, number) => chosen.has(name) ? [panel(block, rollout, number)] : []));
-    const members = [...block.rollouts.entries()].filter(([, other]) => other.group === rollout.group).sort(([, a], [, b]) => b.reward - a.reward);
-    byId("group").lastElementChild.replaceChildren(...members.map(([number, other]) => make("section", { className: "panel" },
-      make("h3", {}, make("a", { href: `#step=${block.step}&rollout=${number}`, textContent: `rollout ${number}` }), `: ${wordsOf(other)}`), tokensOf(other, other.columns[1], `tokens of rollout ${number} under ${block.methods[0]}`))));
+  };
+  const draw = () => {
+    const { block, place } = current;
+    const rollout = block.rollouts[place];
+    chosenMethods ??= new Set(block.shown);
+    byId("methods").replaceChildren("Methods: ", ...block.methods.map(boxOf));
+    byId("rollout").replaceChildren(...imagesOf(block.groups[rollout.group]), factsOf(block, place));
+    const panels = [];
+    block.methods.forEach((method, number) => {
+      if (chosenMethods.has(method)) panels.push(panelOf(block, rollout, number));
+    });
+    byId("panels").replaceChildren(...panels);
+    byId("group").lastElementChild.replaceChildren(...membersOf(block, rollout.group));
   };
 
-  // While the view is open, the address is that of its rollout; such an address opens it.
-  const view = byId("credit"), address = () => view.open && current && history.replaceState(null, "", `#step=${current.block.step}&rollout=${current.place}`);
-  const reveal = () => { view.open = true; view.scrollIntoView(); };
+  // The address names the rollout once the reader has chosen one; such an address opens the view.
+  const linkOf = () => `#step=${current.block.step}&rollout=${current.place}`;
+  const reveal = () => {
+    view.open = true;
+    view.scrollIntoView();
+  };
   const showNothing = (reason) => {
     current = null;
+    delete document.body.dataset.rollout;
     byId("rollout").replaceChildren(reason);
-    for (const place of [byId("panels"), byId("group").lastElementChild]) place.replaceChildren();
+    byId("panels").replaceChildren();
+    byId("group").lastElementChild.replaceChildren();
     byId("position").value = `0 of ${listed.length}`;
   };
-  const show = async (entry) => {
-    if (!entry) return showNothing("No rollout passes the filter.");
+  const show = async (entry, { isChosen = true } = {}) => {
+    if (!entry) {
+      showNothing("No rollout passes the filter.");
+      return;
+    }
     const [step, place] = entry;
-    current = { block: await open(step), place, entry };
+    current = { block: await openBlock(step), place, entry };
+    document.body.dataset.rollout = linkOf();
+    if (isChosen) history.replaceState(null, "", linkOf());
     byId("position").value = `${listed.indexOf(entry) + 1} of ${listed.length}`;
-    address();
     draw();
   };
   const filter = () => {
-    const [step, verdict, words] = filters.map((id) => byId(id).value.toLowerCase());
-    listed = all.filter(([of, , text, right]) => (!step || String(of) === step) && (!verdict || right === (verdict === "right")) && text.includes(words));
+    const [chosenStep, verdict, words] = filterIds.map((id) => byId(id).value.toLowerCase());
+    listed = entries.filter(([step, , text, isRight]) => {
+      if (chosenStep && String(step) !== chosenStep) return false;
+      if (verdict && isRight !== (verdict === "right")) return false;
+      return text.includes(words);
+    });
   };
   const move = (by) => {
     const place = listed.indexOf(current?.entry) + by;
     if (place >= 0 && place < listed.length) show(listed[place]);
   };
+  const entryOf = (step, place) => entries.find((entry) => entry[0] === step && entry[1] === place);
   const follow = () => {
-    const asked = new URLSearchParams(location.hash.slice(1));
-    if (asked.has("step")) reveal();
-    const find = (step, place) => all.find((entry) => entry[0] === step && entry[1] === place);
-    const entry = find(Number(asked.get("step")), Number(asked.get("rollout")));
-    if (entry && !listed.includes(entry)) { for (const id of filters) byId(id).value = ""; filter(); }
-    if (entry) show(entry);
-    else if (asked.has("step")) showNothing(`The address names rollout ${asked.get("rollout")} of step ${asked.get("step")}, which this page does not have. Next leads to the first that it has.`);
-    else if (!current) show(find(...data.start));
+    const address = new URLSearchParams(location.hash.slice(1));
+    if (!address.has("step")) {
+      if (!current) show(entryOf(...data.start), { isChosen: false });
+      return;
+    }
+    reveal();
+    const entry = entryOf(Number(address.get("step")), Number(address.get("rollout")));
+    if (!entry) {
+      const name = `rollout ${address.get("rollout")} of step ${address.get("step")}`;
+      showNothing(`The address names ${name}, which this page does not have. Next leads to the first that it has.`);
+      return;
+    }
+    if (!listed.includes(entry)) {
+      for (const id of filterIds) byId(id).value = "";
+      filter();
+    }
+    show(entry);
   };
 
-  for (const id of filters) byId(id).addEventListener("input", () => { filter(); show(listed.includes(current?.entry) ? current.entry : listed[0]); });
-  byId("colour").addEventListener("input", () => { current && draw(); drawFirst(); });
-  view.addEventListener("toggle", address);
+  for (const id of filterIds) {
+    byId(id).addEventListener("input", () => {
+      filter();
+      show(listed.includes(current?.entry) ? current.entry : listed[0]);
+    });
+  }
+  byId("colour").addEventListener("input", () => {
+    if (current) draw();
+  });
   byId("previous").onclick = () => move(-1);
   byId("next").onclick = () => move(1);
-  for (const kind of ["pointerover", "click"]) view.addEventListener(kind, (event) => {
-    const tokens = event.target.parentElement;
-    if (tokens?.className === "tokens") point(tokens, [...tokens.children].indexOf(event.target));
-  });
-  addEventListener("step-chosen", ({ detail }) => {  // on a chart: the nearest step whose rollouts are recorded
-    const nearest = all.reduce((best, entry) => Math.abs(entry[0] - detail) < Math.abs(best[0] - detail) ? entry : best);
+  for (const kind of ["pointerover", "click"]) {
+    view.addEventListener(kind, ({ target }) => {
+      const tokens = target.parentElement;
+      if (tokens?.className === "tokens") readToken(tokens, [...tokens.children].indexOf(target));
+    });
+  }
+  // A step that was chosen on a chart leads to the nearest one whose rollouts are recorded.
+  addEventListener("step-chosen", ({ detail: step }) => {
+    const distance = (entry) => Math.abs(entry[0] - step);
+    const nearest = entries.reduce((best, entry) => (distance(entry) < distance(best) ? entry : best));
     location.hash = `#step=${nearest[0]}&rollout=${nearest[1]}`;
     reveal();
   });
   addEventListener("keydown", (event) => {
-    if (!view.open || event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
-    const by = { j: 1, k: -1, ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!by) return;
-    if (event.target.className === "tokens" && event.key.startsWith("Arrow")) { point(event.target, (event.target.place ?? -1) + by); event.preventDefault(); }
-    else move(by);
+    const isTyping = event.target.matches("input, select, textarea");
+    if (!view.open || isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
+    const byArrow = signOf(event, "ArrowLeft", "ArrowRight");
+    const tokens = event.target.closest("#credit .tokens");
+    if (tokens && byArrow !== 0) {
+      readToken(tokens, (tokens.place ?? -1) + byArrow);
+      event.preventDefault();
+      return;
+    }
+    const by = byArrow || signOf(event, "k", "j");
+    if (by !== 0) move(by);
   });
   addEventListener("hashchange", follow);
   unpack(data.index).then((index) => {
-    all = index;
+    entries = index;
     filter();
     follow();
-    drawFirst();
   });
 })();

@@ -1,0 +1,265 @@
+"""Writes the page of a measurement of credit: the answer in one sentence, a dot plot, and responses with their true credit."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from cepo.credit.measurement import TRACES_FILE
+from cepo.credit.tables import credit_tables, notes_on_work
+from cepo.credit.truth import read_whole
+from cepo.files.foreign import LARGEST_IMAGE, read_bytes, read_objects
+from cepo.files.trees import Fields, Tree
+from cepo.report.drawing import Chart, Series
+from cepo.report.html_page import CreditedResponse, Dot, DotPlot, Section, table_of_scores, write_page
+from cepo.report.images import data_uri
+from cepo.report.tokens import ColouredRow, ColouredToken, coloured, unmeasured, visible
+
+PAGE_FILE = "credit.html"
+_UNIFORM = "uniform"
+_MOST_RESPONSES = 12
+_LEAST_FULL_COLOUR = 0.25
+"""Of the true credit, full colour is the response's largest |A*|, but at least this."""
+
+
+def credit_headline(results: Fields) -> str:
+    """Returns the result in one sentence: the best method beside uniform credit, with errors, and what is possible."""
+    if "credit" not in results:
+        return _headline_of_knowledge(results["knowledge"])
+    rows = _ranked(results["credit"])
+    uniform = next((row for row in rows if _UNIFORM in row["names"]), None)
+    methods = [row for row in rows if row["kind"] == "method" and row is not uniform]
+    if uniform is None or not methods:
+        return "No method's agreement with the truth is defined: its credit, or the truth, is constant."
+    best = methods[0]
+    sentence = (
+        f"The credit of {best['name']} agrees with the truth at r = {_with_error(best)}, "
+        f"uniform credit at {_with_error(uniform)}"
+    )
+    others = [row for row in rows if row["kind"] == "baseline" and row["pearson"]["value"] > best["pearson"]["value"]]
+    if others:
+        sentence += f", and {others[0]['name']}, a baseline, at {_with_error(others[0])}"
+    ceiling = results["ceiling"]["value"]
+    if ceiling is not None:
+        sentence += f"; perfect credit would reach {ceiling:.2f}"
+    return sentence + "."
+
+
+def _headline_of_knowledge(rows: Sequence[Fields]) -> str:
+    if not rows:
+        return "No teacher read a reference of a right response, so there is nothing to compare."
+    best = max(rows, key=lambda row: row["nats"]["value"])
+    nats = best["nats"]
+    error = "" if nats["error"] is None else f" ± {nats['error']:.2f}"
+    return (
+        f"The teacher {best['name']} raises the log-probability of right responses by {nats['value']:.2f}{error} nats; "
+        f"no teacher can exceed {best['limit']['value']:.2f} on average."
+    )
+
+
+def _ranked(rows: Sequence[Fields]) -> list[Tree]:
+    """Returns the rows with a correlation, the highest first, without controls; rows with equal figures become one.
+
+    A row has the `names` of all that it stands for.
+    """
+    distinct: dict[str, Tree] = {}
+    for row in rows:
+        if row["kind"] == "control" or row["pearson"]["value"] is None:
+            continue
+        earlier = distinct.setdefault(_fingerprint(row), {**row, "names": []})
+        earlier["names"].append(row["name"])
+        earlier["name"] = " = ".join(earlier["names"])
+    return sorted(distinct.values(), key=lambda row: -row["pearson"]["value"])
+
+
+def _fingerprint(row: Fields) -> str:
+    """Returns the figures of a row up to rounding, by which rows are equal."""
+    numbers: list[str] = []
+    for figure in row.values():
+        if isinstance(figure, Mapping):
+            for number in figure.values():
+                numbers.append("undefined" if number is None else f"{number:.8g}")
+    return " ".join(numbers)
+
+
+def _with_error(row: Fields) -> str:
+    figure = row["pearson"]
+    if figure["error"] is None:
+        return f"{figure['value']:.2f}"
+    return f"{figure['value']:.2f} ± {figure['error']:.2f}"
+
+
+def write_credit_page(results: Fields, out: Path) -> Path:
+    """Writes the page of a measurement, with the responses that were written beside it; returns its path.
+
+    Raises `DataError` if those cannot be read.
+    """
+    description = results["description"]
+    tables = {table.title: table for table in credit_tables(results, with_kinds=True)}
+    knowledge, *others = [table_of_scores(table, first="method") for table in tables.values()]
+    sections: list[Section] = []
+    if "credit" in results:
+        credit, value = others
+        sections.append(
+            Section(
+                title="Agreement with the truth",
+                notes=notes_on_work(results["counts"]),
+                dots=_dots(results),
+                closed=False,
+            )
+        )
+        sections += _sections_of_responses(out.parent)
+        sections += [
+            Section(title="All figures of credit", notes=[_ORACLE_NOTE], tables=[credit]),
+            Section(title="Value of a prefix", charts=[_calibration(results)], tables=[value]),
+        ]
+    if results["knowledge"]:
+        is_all = "credit" not in results
+        sections.append(Section(title="What teachers know", notes=[_KNOWING], tables=[knowledge], closed=not is_all))
+    model = "/".join(Path(str(description["checkpoint"] or description["model"])).parts[-2:])
+    return write_page(
+        out,
+        title="Credit of methods" if "credit" in results else "What teachers know",
+        subtitle=f"{model} · {description['generator']}",
+        headline=credit_headline(results),
+        sections=sections,
+    )
+
+
+def _dots(results: Fields) -> DotPlot:
+    """Returns the correlations with A*, the highest first, on a scale that has 0 and the ceiling."""
+    rows = _ranked(results["credit"])
+    ceiling = results["ceiling"]["value"]
+    ends = [0.0, *([] if ceiling is None else [ceiling])]
+    for row in rows:
+        figure = row["pearson"]
+        ends += [end for end in (figure["value"], figure["low"], figure["high"]) if end is not None]
+    least = min(ends)
+    size = (max(ends) - least) or 1.0
+
+    def place(number: float | None) -> float | None:
+        return None if number is None else round(100 * (number - least) / size, 2)
+
+    dots: list[Dot] = []
+    for row in rows:
+        figure = row["pearson"]
+        dots.append(
+            Dot(
+                name=row["name"],
+                kind=row["kind"],
+                place=place(figure["value"]) or 0.0,
+                low=place(figure["low"]),
+                high=place(figure["high"]),
+                text=_with_error(row),
+            )
+        )
+    return DotPlot(
+        title="Correlation of a token's credit with its true credit A*",
+        note="Pearson's r with its 95 % interval: methods in bold and blue, evidence green, baselines grey",
+        dots=dots,
+        zero=place(0.0) or 0.0,
+        ceiling=place(ceiling),
+        ceiling_text="" if ceiling is None else f"perfect credit: {ceiling:.2f}",
+    )
+
+
+def _sections_of_responses(folder: Path) -> Iterator[Section]:
+    """Yields the clearest right and wrong response to one problem with their true credit, and further ones folded."""
+    path = folder / TRACES_FILE
+    if not path.is_file():
+        return
+    with read_whole(path):
+        traces = list(read_objects(path, within=folder))
+        traces.sort(key=_largest_credit, reverse=True)
+        pair = _clearest_pair(traces)
+        others = [trace for trace in traces if trace not in pair][: _MOST_RESPONSES - len(pair)]
+        shown = [_credited(trace, folder) for trace in pair]
+        folded = [_credited(trace, folder) for trace in others]
+    yield Section(title="True credit beside each method", notes=[_COLOURS], responses=shown, closed=False)
+    if folded:
+        yield Section(title="More responses", responses=folded)
+
+
+def _largest_credit(trace: Fields) -> float:
+    return max((abs(value) for value in trace["credit"] if value is not None), default=0.0)
+
+
+def _clearest_pair(traces: Sequence[Fields]) -> list[Fields]:
+    """Returns of the first problem that has both a right and a wrong response, or else of the first alone.
+
+    `traces` are in the order of their largest credit.
+    """
+    for trace in traces:
+        for other in traces:
+            if other["prompt_id"] == trace["prompt_id"] and other["correct"] != trace["correct"]:
+                return [trace, other] if trace["correct"] else [other, trace]
+    return list(traces[:1])
+
+
+def _credited(trace: Fields, folder: Path) -> CreditedResponse:
+    verdict = "Right" if trace["correct"] else "Wrong"
+    image: str | None = None
+    if trace["image"]:
+        image = data_uri(read_bytes(folder / trace["image"], within=folder, largest=LARGEST_IMAGE))
+    return CreditedResponse(
+        title=f"{verdict} response, reward {trace['reward']:.3g}",
+        problem=visible(trace["problem"].replace("<image>", "").strip()),
+        ground_truth=visible(trace["ground_truth"]),
+        image=image,
+        rows=list(_rows_of(trace)),
+    )
+
+
+def _rows_of(trace: Fields) -> Iterator[ColouredRow]:
+    """Yields the true credit, then that of each method; methods with the same colours share a row."""
+    tokens = trace["tokens"]
+    full = max(_largest_credit(trace), _LEAST_FULL_COLOUR)
+    yield ColouredRow(label="true credit A*", tokens=_coloured(tokens, trace["credit"], full, "A*"))
+    rows_by_colour: dict[tuple[int, ...], ColouredRow] = {}
+    for method, advantages in trace["advantages"].items():
+        mean_size = statistics.fmean(abs(advantage) for advantage in advantages)
+        coloured_tokens = _coloured(tokens, advantages, 2 * mean_size or 1.0, "advantage")
+        colours = tuple(token.percent for token in coloured_tokens)
+        label = method
+        if colours in rows_by_colour:
+            label = f"{rows_by_colour[colours].label} = {method}"
+        rows_by_colour[colours] = ColouredRow(label=label, tokens=coloured_tokens)
+    yield from rows_by_colour.values()
+
+
+def _coloured(tokens: Sequence[str], values: Sequence[float | None], full: float, name: str) -> list[ColouredToken]:
+    coloured_tokens: list[ColouredToken] = []
+    for text, value in zip(tokens, values, strict=True):
+        if value is None:
+            coloured_tokens.append(unmeasured(text))
+        else:
+            coloured_tokens.append(coloured(text, value / full, f"{name} {value:+.3f}"))
+    return coloured_tokens
+
+
+def _calibration(results: Mapping[str, Sequence[Fields]]) -> Chart:
+    curves: list[Series] = []
+    for row in results["value"]:
+        points = row.get("calibration")
+        if points:
+            believed = [point["believed"] for point in points]
+            true = [point["true"] for point in points]
+            curves.append(Series(label=row["name"], steps=believed, values=true))
+    curves.append(Series(label="calibrated", steps=[0.0, 1.0], values=[0.0, 1.0], help="belief and truth are equal"))
+    return Chart(title="Calibration", unit="V", series=curves, x="believed chance of a right answer")
+
+
+_KNOWING = (
+    "The mean log-probability ratio of teacher to student on right responses: how far the reference announces them. "
+    "No teacher exceeds the limit on average. If it only helps in the last quarter, the teacher knows the answer but not "
+    "the derivation. On wrong responses the mean is the lower, the better the reference tells them from right ones."
+)
+_ORACLE_NOTE = (
+    "The row 'oracle' compares the truth from one half of the continuations with that from the other half: what perfect "
+    "credit with half as many continuations would reach. Permuted and inverted credits are controls."
+)
+_COLOURS = (
+    "Blue is credit, orange blame. Full colour is, of the truth, the response's largest |A*|, and of a method twice its "
+    "mean |advantage| there. Hatched tokens were not measured."
+)

@@ -1,0 +1,157 @@
+"""Writes a page: one HTML file with all its texts, numbers, styles and scripts, which loads nothing from a network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cepo.files.trees import Fields
+from cepo.report.contrast import Contrast
+from cepo.report.drawing import Chart
+from cepo.report.score_tables import NOTHING, Cell, ScoreTable
+from cepo.report.tokens import ColouredRow
+from cepo.run_folder.writing import write_atomically
+from cepo.terminal.lines import without_controls
+
+_ASSETS = Path(__file__).parent / "assets"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table that the reader sorts by clicking on a heading, and searches if it is long.
+
+    Numbers show 3 digits and keep the exact value. A mapping has a `text`, with the `value` by which it sorts, or with the
+    number of a `picture` among `pictures`, which are data URIs. Of the columns `filters`, by number, the reader can choose
+    one text. On a phone the rows of `is_of_cards` become cards.
+    """
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str | float | Fields]]
+    caption: str = ""
+    filters: Sequence[int] = ()
+    pictures: Sequence[str] = ()
+    is_of_cards: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A number of the first screen with its name, how it has changed, and how it was measured."""
+
+    value: str
+    name: str
+    change: str = ""
+    details: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dot:
+    """A row of a dot plot: a mean with its 95 % interval, all in percent of the scale, and its text."""
+
+    name: str
+    kind: str
+    place: float
+    low: float | None
+    high: float | None
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DotPlot:
+    """Rows with dots on one scale from 0, or the lowest number, to the highest; `ceiling` is marked across them."""
+
+    title: str
+    note: str
+    dots: Sequence[Dot]
+    zero: float
+    ceiling: float | None
+    ceiling_text: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CreditedResponse:
+    """A response under several credits, one row each."""
+
+    title: str
+    problem: str
+    ground_truth: str
+    image: str | None
+    rows: Sequence[ColouredRow]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A part of the page with a heading: notes, then charts, dots, responses and tables."""
+
+    title: str
+    notes: Sequence[str] = ()
+    charts: Sequence[Chart] = ()
+    dots: DotPlot | None = None
+    responses: Sequence[CreditedResponse] = ()
+    tables: Sequence[Table] = ()
+    closed: bool = True
+
+
+def table_of_scores(table: ScoreTable, *, first: str) -> Table:
+    """Returns a table of scores for a page; `first` is the heading of the rows' names."""
+    rows: list[list[str | Fields]] = []
+    for scores in table.rows:
+        row: list[str | Fields] = [scores.name]
+        for column in table.columns:
+            cell = scores.cells.get(column.name, "")
+            if isinstance(cell, Cell):
+                row.append({"text": column.shown(cell), "value": cell.mean})
+            else:
+                row.append(cell or {"text": NOTHING, "value": "-Infinity"})  # sorts below all numbers
+        rows.append(row)
+    names = [column.name for column in table.columns]
+    return Table(head=[first, *names], rows=rows, caption=table.title)
+
+
+def write_page(
+    path: Path,
+    *,
+    title: str,
+    subtitle: str = "",
+    headline: str = "",
+    warnings: Sequence[str] = (),
+    results: Sequence[Result] = (),
+    first: Chart | None = None,
+    contrast: Contrast | None = None,
+    credit: Fields | None = None,
+    sections: Sequence[Section] = (),
+    clocks: Mapping[str, Mapping[int, float]] | None = None,
+) -> Path:
+    """Writes a page and returns its path. All texts are escaped, and control characters replaced.
+
+    Args:
+        headline: the answer in one sentence, above all else; `warnings` follow it, and `results`.
+        first: the chart of the first screen.
+        contrast: the responses beside that chart.
+        credit: the data of the credit view, of `credit_view.credit_view`.
+        clocks: further axes for the charts, as values by step.
+    """
+    from jinja2 import Environment, FileSystemLoader
+
+    environment = Environment(
+        loader=FileSystemLoader(_ASSETS),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    template = environment.get_template("page.html")
+    text = template.render(
+        title=title,
+        subtitle=subtitle,
+        headline=headline,
+        warnings=warnings,
+        results=results,
+        first=first,
+        contrast=contrast,
+        credit=credit,
+        sections=sections,
+        clocks=clocks or {},
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, without_controls(text).encode())
+    return path

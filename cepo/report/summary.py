@@ -1,0 +1,241 @@
+"""Says in words and numbers what a run achieved: accuracies with their intervals and changes, evidence, times."""
+
+from __future__ import annotations
+
+import collections
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.markup import escape
+from rich.table import Column
+from rich.table import Table as TerminalTable
+
+from cepo.files.trees import Fields
+from cepo.report.html_page import Result
+from cepo.report.recorded_run import COUNTS, RunData, load_run
+from cepo.report.score_tables import Cell
+from cepo.run_folder.environment import read_environment
+from cepo.run_folder.layout import STAGES
+from cepo.run_folder.records import read_generations
+
+_EVIDENCE = (
+    ("tokens with positive evidence", "evidence/positive_fraction", "{mean:.1%}"),
+    ("tokens with negative evidence", "evidence/negative_fraction", "{mean:.1%}"),
+    ("mean weight", "evidence/weight_mean", "{mean:.4f}"),
+    ("lambda, first to last step", "evidence/lambda", "{first:.3f} to {last:.3f}"),
+)
+
+
+def run_summary(run_folder: Path) -> TerminalTable:
+    """Returns a run's summary for a terminal; raises `DataError` if the folder or its metrics are missing or broken."""
+    run = load_run(run_folder)
+    title = escape(f"{run.estimator}: {run.name}")
+    table = TerminalTable(
+        Column(no_wrap=True),
+        Column(),
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        show_header=False,
+    )
+    for row in summary_rows(run):
+        table.add_row(*row)
+    return table
+
+
+def summary_rows(run: RunData) -> list[tuple[str, str]]:
+    """Returns the rows of the summary: quantities and their values as text."""
+    rows = [("training steps", str(run.last_step))]
+    for value, name, change in result_lines(run) or [("not measured", "held-out accuracy", "")]:
+        rows.append((name, value))
+        rows += [("", part) for part in change.split(": ") if part]
+    evidence: list[tuple[str, str]] = []
+    for label, name, template in _EVIDENCE:
+        _, values = run.series(name)
+        if values:
+            text = template.format(mean=statistics.fmean(values), first=values[0], last=values[-1])
+            evidence.append((label, text.replace("%", " %")))
+    if not evidence:
+        evidence.append(("evidence", "none: this run consulted no teacher"))
+    return [*rows, *evidence, *_time_rows(run)]
+
+
+def subtitle(run: RunData) -> str:
+    """Returns one line on a run: method, model, data, device, date, duration and status."""
+    parts = [run.estimator]
+    for path in (run.setting("worker.actor.model.model_path"), run.setting("data.train_files")):
+        if path:
+            last_two_names = Path(str(path)).parts[-2:]
+            parts.append("/".join(last_two_names))
+    starts = list(read_environment(run.folder))
+    first_start: Fields = starts[0] if starts else {}
+    devices = first_start.get("devices") or [first_start.get("processor") or ""]
+    distinct_devices = dict.fromkeys(str(device) for device in devices)
+    parts.append(", ".join(distinct_devices))
+    date_and_minute = str(first_start.get("started", ""))[:16]
+    parts.append(date_and_minute.replace("T", " "))
+    seconds = run.seconds
+    if run.rows and math.isfinite(seconds):
+        parts.append(f"{seconds // 60:.0f} min {seconds % 60:.0f} s")
+    planned_steps = run.setting("trainer.max_steps")
+    parts.append(f"{run.last_step} of {planned_steps} steps" if planned_steps else f"steps: {run.last_step}")
+    return " · ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Accuracy:
+    """A kind of held-out accuracy at its first and last validation; `change` is None if there was only one."""
+
+    label: str
+    first_step: int
+    first: Cell
+    last: Cell
+    change: Cell | None
+    is_paired: bool
+
+    @property
+    def start(self) -> str:
+        return f"from {_percent(self.first)}{_interval(self.first)} at step {self.first_step}"
+
+    @property
+    def points(self) -> str:
+        """The change in percentage points, with its standard error if that is known."""
+        if self.change is None:
+            return ""
+        error = "" if self.change.error is None else f" ± {100 * self.change.error:.1f}"
+        return f"{100 * self.change.mean:+.1f}{error} points"
+
+
+def result_lines(run: RunData) -> list[tuple[str, str, str]]:
+    """Returns of sampled and of greedy accuracy its last value, its name with a 95 % interval, and the change."""
+    lines: list[tuple[str, str, str]] = []
+    for accuracy in _accuracies(run):
+        change = f"measured once, at step {accuracy.first_step}"
+        if accuracy.change is not None:
+            pairing = ", paired by problem" if accuracy.is_paired else ""
+            change = f"{accuracy.start}: {accuracy.points}{pairing}"
+        lines.append((_percent(accuracy.last), accuracy.label + _interval(accuracy.last), change))
+    return lines
+
+
+def page_results(run: RunData) -> list[Result]:
+    """Returns the accuracies of `result_lines` for a page: the change first, then how it was measured."""
+    results: list[Result] = []
+    for accuracy in _accuracies(run):
+        details: list[str] = []
+        if accuracy.last.low is not None and accuracy.last.high is not None:
+            details.append(f"95 % interval {100 * accuracy.last.low:.1f} to {100 * accuracy.last.high:.1f}")
+        if accuracy.change is None:
+            details.append(f"measured once, at step {accuracy.first_step}")
+        else:
+            details.append(accuracy.start)
+        if accuracy.is_paired:
+            details.append("paired by problem")
+        results.append(
+            Result(
+                value=_percent(accuracy.last),
+                name=accuracy.label,
+                change=accuracy.points,
+                details="; ".join(details),
+            )
+        )
+    return results
+
+
+def _accuracies(run: RunData) -> Iterator[_Accuracy]:
+    """Yields sampled and greedy accuracy, as far as they were measured."""
+    labels = (f"accuracy at temperature {run.temperature:g}", "greedy accuracy")
+    for name, label in zip(COUNTS, labels, strict=True):
+        measured = run.accuracies(name)
+        if not measured:
+            continue
+        change = accuracy_change(run, name)
+        yield _Accuracy(
+            label=label,
+            first_step=next(iter(measured)),
+            first=next(iter(measured.values())),
+            last=list(measured.values())[-1],
+            change=None if change is None else change[0],
+            is_paired=change is not None and change[1],
+        )
+
+
+def _percent(cell: Cell) -> str:
+    return f"{100 * cell.mean:.1f} %"
+
+
+def accuracy_change(run: RunData, name: str = "val/accuracy") -> tuple[Cell, bool] | None:
+    """Returns the change from the first to the last validation, and whether its error is that of the mean over problems.
+
+    Otherwise the error is that of independent samples, which is too large for validations of the same problems, or None
+    without the number of samples. The result is None if fewer than two validations were made.
+    """
+    measured = run.accuracies(name)
+    if len(measured) < 2:
+        return None
+    steps = list(measured)
+    first_step = steps[0]
+    last_step = steps[-1]
+    change = measured[last_step].less(measured[first_step])
+    differences = _paired_differences(run, name, first_step, last_step)
+    if len(differences) > 1:
+        return replace(change, error=Cell.over(differences).error), True
+    return change, False
+
+
+def _paired_differences(run: RunData, name: str, first_step: int, last_step: int) -> list[float]:
+    """Returns the change of each problem's mean; empty unless all samples of both validations are recorded."""
+    at_first = _samples_by_problem(run, name, first_step)
+    at_last = _samples_by_problem(run, name, last_step)
+    counts = run.values_by_step(COUNTS[name])
+    if _num_samples(at_first) != counts.get(first_step) or _num_samples(at_last) != counts.get(last_step):
+        return []
+    if at_first.keys() != at_last.keys():
+        return []
+    differences: list[float] = []
+    for problem, samples in at_first.items():
+        differences.append(statistics.fmean(at_last[problem]) - statistics.fmean(samples))
+    return differences
+
+
+def _samples_by_problem(run: RunData, name: str, step: int) -> dict[str, list[float]]:
+    """Returns the recorded values of each problem's responses at a validation."""
+    key = name.removeprefix("val/")
+    samples: dict[str, list[float]] = collections.defaultdict(list)
+    for row in read_generations(run.folder):
+        if row["step"] == step and isinstance(row.get(key), int | float):
+            samples[row["prompt_id"]].append(row[key])
+    return samples
+
+
+def _num_samples(samples: Mapping[str, Sequence[float]]) -> int:
+    return sum(len(values) for values in samples.values())
+
+
+def _interval(cell: Cell) -> str:
+    if cell.low is None or cell.high is None:
+        return ""
+    return f" ({100 * cell.low:.1f} to {100 * cell.high:.1f})"
+
+
+def _time_rows(run: RunData) -> Iterator[tuple[str, str]]:
+    for stage in (*STAGES, "step"):
+        seconds_by_step = run.values_by_step(f"timing_s/{stage}")
+        durations = [seconds for step, seconds in seconds_by_step.items() if step > 0 and seconds > 0]
+        if not durations:
+            continue
+        times = f", {len(durations)} times" if stage in ("validate", "save") else ""
+        # The tokens of "score" do not give its speed: teachers may be scored with it.
+        tokens_by_step = {} if stage == "score" else run.values_by_step(f"tokens/{stage}")
+        tokens: list[float] = []
+        seconds_of_tokens: list[float] = []
+        for step, seconds in seconds_by_step.items():
+            if step in tokens_by_step and seconds > 0:
+                tokens.append(tokens_by_step[step])
+                seconds_of_tokens.append(seconds)
+        speed = f", {sum(tokens) / sum(seconds_of_tokens):,.0f} tokens/s" if tokens else ""
+        label = "whole step, median" if stage == "step" else f"{stage}, median"
+        yield label, f"{statistics.median(durations):.2f} s{times}{speed}"
