@@ -2,6 +2,7 @@
 const chartClocks = JSON.parse(byId("clocks").textContent);
 const CHART_TOP = 10;
 const CHART_BOTTOM = 26;
+const UNIT_HEIGHT = 16; // of a long unit below the axis
 const LABEL_HEIGHT = 24;
 const MOST_POINTS_WITH_DOTS = 60;
 let charts = [];
@@ -86,7 +87,9 @@ const scalesOf = (chart) => {
   }
   const [first, last] = rangeOf(times.filter(Number.isFinite));
 
-  const height = plot.clientHeight - CHART_TOP - CHART_BOTTOM;
+  const unitOfTime = clock ? byId("clock").value : data.x;
+  const isUnitBelow = unitOfTime.length > 8;
+  const height = plot.clientHeight - CHART_TOP - CHART_BOTTOM - (isUnitBelow ? UNIT_HEIGHT : 0);
   const ticks = ticksOf(low, high, height / 42).map((level) => {
     const value = isLog ? 10 ** level : level;
     return { level, text: formatted(chart, value, isLog ? 3 : 6) };
@@ -96,7 +99,7 @@ const scalesOf = (chart) => {
   const width = plot.clientWidth - left - right;
   return {
     ticks, left, right, width, height, first, last, timeOf, isUsable,
-    unitOfTime: clock ? byId("clock").value : data.x,
+    unitOfTime, isUnitBelow,
     hasWholeTicks: isOverSteps && !clock,
     xOfTime: (time) => left + ((time - first) / (last - first || 1)) * width,
     x: (step) => left + ((timeOf(step) - first) / (last - first || 1)) * width,
@@ -113,14 +116,15 @@ const drawAxes = (svg, scales) => {
     svg.append(makeSvg("line", { x1: scales.left, x2: end, y1: y, y2: y, class: "grid" }));
     svg.append(makeSvg("text", { x: scales.left - 6, y: y + 4, "text-anchor": "end", class: "level" }, tick.text));
   }
-  const unit = scales.unitOfTime;
-  const unitWidth = 8 * unit.length + 14;
   for (const time of ticksOf(scales.first, scales.last, Math.max(2, scales.width / 80))) {
     if (scales.hasWholeTicks && !Number.isInteger(time)) continue;
     const x = scales.xOfTime(time);
     svg.append(makeSvg("text", { x, y: bottom + 18, "text-anchor": "middle", class: "time" }, short(time, 6)));
   }
-  svg.append(makeSvg("text", { x: Math.min(end + 14, end + scales.right - unitWidth + 14), y: bottom + 18, class: "unit" }, unit));
+  const unitPlace = scales.isUnitBelow
+    ? { x: end, y: bottom + 18 + UNIT_HEIGHT, "text-anchor": "end" }
+    : { x: end + 14, y: bottom + 18 };
+  svg.append(makeSvg("text", { ...unitPlace, class: "unit" }, scales.unitOfTime));
 };
 
 const drawSeries = (svg, series, scales) => {
