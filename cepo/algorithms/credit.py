@@ -201,6 +201,23 @@ def over_response(advantages: Float[Tensor, " B"], response_mask: Bool[Tensor, "
     return advantages.unsqueeze(1).expand(response_mask.shape).where(response_mask, 0.0)
 
 
+def highest_tokens(
+    values: Float[Tensor, "B T"], response_mask: Bool[Tensor, "B T"], *, share: float
+) -> Bool[Tensor, "B T"]:
+    """Returns the tokens with the `ceil(share * length)` highest values of each response; of equals the earlier."""
+    lengths = response_mask.sum(dim=1, keepdim=True)  # (B, 1)
+    num_kept = (lengths * share).ceil()
+    descending = values.masked_fill(~response_mask, -math.inf).argsort(dim=1, descending=True, stable=True)
+    rank = descending.argsort(dim=1)  # (B, T) of each token in its response, from 0
+    return (rank < num_kept) & response_mask
+
+
+def response_means(values: Float[Tensor, "B T"], response_mask: Bool[Tensor, "B T"]) -> Float[Tensor, " B"]:
+    """Returns the mean over each response's tokens, 0 for an empty one."""
+    sums = values.where(response_mask, 0.0).sum(dim=1)
+    return sums / response_mask.sum(dim=1).clamp(min=1)
+
+
 def outcome_signal(batch: TokenBatch, advantages: Float[Tensor, " B"]) -> TokenSignal:
     """Returns a signal in which every token gets its rollout's advantage."""
     return TokenSignal(

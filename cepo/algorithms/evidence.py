@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cepo.algorithms import credit
@@ -65,6 +66,23 @@ def counted_evidence(delta: Float[Tensor, "B T"], batch: TokenBatch, weight: Wei
     if weight.mixed_groups_only:
         counted = counted & credit.live_rows(batch.correct.double(), batch.group_ids).unsqueeze(1)
     return delta.detach().where(counted, 0.0)
+
+
+def log_mean_probability(batch: TokenBatch, views: Sequence[str]) -> Float[Tensor, "B T"]:
+    """Computes `log (1/K) sum_k P_k(y_t)` over the K of the views in which a row has a reference.
+
+    For rows without any it is the student's log-prob, which their teachers' log-probs are.
+    """
+    log_sum = batch.teacher_log_probs[views[0]].new_full(batch.response_mask.shape, -math.inf)  # (B, T)
+    count = batch.group_ids.new_zeros(batch.group_ids.shape)  # (B,) K
+    for view in views:
+        has_reference = batch.has_reference[view]
+        log_prob = batch.teacher_log_probs[view].where(has_reference.unsqueeze(1), -math.inf)
+        log_sum = log_sum.logaddexp(log_prob)
+        count = count + has_reference
+    log_count = count.clamp(min=1).to(log_sum.dtype).log()
+    log_mean = log_sum - log_count.unsqueeze(1)
+    return log_mean.where((count > 0).unsqueeze(1), batch.teacher_log_probs[views[0]])
 
 
 def unweighted_signal(batch: TokenBatch, advantages: Float[Tensor, "B 1"], *, mixing: float) -> TokenSignal:

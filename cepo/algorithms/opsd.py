@@ -67,7 +67,7 @@ class Opsd(Estimator):
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         """Returns the weight of each token's divergence; the teacher's log-probs serve only metrics and diagnostics."""
         config = self.config.distillation
-        advantages = self._policy_advantages(batch)
+        advantages = self.policy_advantages(batch)
         metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
         if not self.needs_teacher(step=step):
             return TokenSignal(advantages=advantages, metrics=metrics)
@@ -92,7 +92,7 @@ class Opsd(Estimator):
             distillation=Distillation(view="correct", divergence=config.divergence, token_weight=token_weight),
         )
 
-    def _policy_advantages(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
+    def policy_advantages(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
         """Returns `policy_weight A` of the additional policy loss, 0 without one."""
         policy_weight = self.config.distillation.policy_weight
         if policy_weight == 0:

@@ -65,6 +65,14 @@ def wrong_references(group: RolloutGroup, config: NegativeConfig, number: int) -
     return references
 
 
+def in_views(references: Sequence[Sequence[Reference]], views: Sequence[str]) -> dict[str, list[Reference | None]]:
+    """Returns for each view the reference of that place of each rollout; None where a rollout has fewer."""
+    by_view: dict[str, list[Reference | None]] = {}
+    for place, view in enumerate(views):
+        by_view[view] = [of_rollout[place] if place < len(of_rollout) else None for of_rollout in references]
+    return by_view
+
+
 def wrong_rollouts(group: RolloutGroup) -> list[Rollout]:
     """Returns the rollouts that the verifier rejects, in generation order."""
     return sorted((rollout for rollout in group.rollouts if not rollout.correct), key=lambda rollout: rollout.index)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,8 @@ from pydantic import Field
 
 from cepo.algorithms import register_estimator
 from cepo.algorithms.cepo import Cepo
-from cepo.algorithms.references import positive_references, wrong_references
+from cepo.algorithms.evidence import log_mean_probability
+from cepo.algorithms.references import in_views, positive_references, wrong_references
 from cepo.algorithms.settings import ContrastiveConfig
 from cepo.sections.declaring import section
 from cepo.types import Reference, RolloutGroup, TokenBatch
@@ -26,7 +26,7 @@ class Rlcsd(Cepo):
 
     The wrong references come from up to K other rollouts of the group, with different texts. Degenerate cases: one
     wrong reference gives CEPO exactly, none gives RLSD. Source: the evidence of RLCSD (arXiv 2606.11709), with RLSD's
-    weight in place of its tanh and its two averages of the loss.
+    weight; `rlcsd_released` has its own.
     """
 
     @section
@@ -44,28 +44,12 @@ class Rlcsd(Cepo):
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         number = self.config.num_wrong if self.is_weighted(group.step) else 0
-        references: dict[str, list[Reference | None]] = {view: [] for view in self.views}
-        references["correct"].extend(positive_references(group, self.positive))
-        for wrong in wrong_references(group, self.config.negative, number):  # of one rollout, at most `number`
-            for index, view in enumerate(self._wrong_views):
-                references[view].append(wrong[index] if index < len(wrong) else None)
-        return references
+        wrong = in_views(wrong_references(group, self.config.negative, number), self._wrong_views)
+        return {"correct": positive_references(group, self.positive), **wrong}
 
     def contrasted(self, batch: TokenBatch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
         """Returns log P_correct and the log of the mean over a row's own wrong references.
 
         The student takes their place if the row has none.
         """
-        log_sum: Tensor | None = None  # (B, T) log sum_k P_wrong_k over the row's references; -inf without any
-        count = batch.group_ids.new_zeros(batch.group_ids.shape)  # (B,) how many the row has
-        for view in self._wrong_views:
-            has_reference = batch.has_reference[view]
-            log_wrong = batch.teacher_log_probs[view].where(has_reference.unsqueeze(1), -math.inf)
-            log_sum = log_wrong if log_sum is None else log_sum.logaddexp(log_wrong)
-            count = count + has_reference
-        assert log_sum is not None, "num_wrong is at least 1"
-        log_count = count.clamp(min=1).to(log_sum.dtype).log()
-        log_mean = log_sum - log_count.unsqueeze(1)
-        log_student = batch.teacher_log_probs[self._wrong_views[0]]  # of rows without a reference
-        log_wrong = log_mean.where((count > 0).unsqueeze(1), log_student)
-        return batch.teacher_log_probs["correct"], log_wrong
+        return batch.teacher_log_probs["correct"], log_mean_probability(batch, self._wrong_views)

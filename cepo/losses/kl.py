@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from jaxtyping import Float
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from cepo.losses.base import LOG_RATIO_BOUND
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
 
 KL_PENALTIES = ("kl", "abs", "mse", "low_var_kl")
 

@@ -205,3 +205,36 @@ def test_one_rollout_per_prompt_is_enough_without_peers(section: dict[str, Any],
     distillation = build_estimator("opsd", section).signal(batch, step=0).distillation
     assert distillation is not None
     assert int(distillation.token_weight.sum()) == 9
+
+
+def test_right_rollouts_learn_from_advantages_wrong_ones_do_not() -> None:
+    """SRPO: row 1 is wrong and taught; row 3 is wrong in a group without a right response, where A is 0."""
+    batch = batch_of([False, True, False, False])
+    signal = signal_of("srpo", batch)
+    distillation = signal.distillation
+    assert distillation is not None
+    assert distillation.token_weight.tolist() == [[0.0] * 3, [1.0, 0.0, 0.0], [0.0] * 3, [0.0] * 3]
+    size = 0.5 / (math.sqrt(0.5) + 1e-6)
+    assert signal.advantages.tolist() == [[pytest.approx(size)] * 3, [0.0] * 3, [0.0] * 3, [0.0] * 3]
+    learned = distillation.token_weight.ne(0) & signal.advantages.ne(0)
+    assert not learned.any(), "a token learns from one loss alone"
+
+
+def test_only_wrong_rollouts_read_the_groups_right_response() -> None:
+    """The wrong one reads the first success; in a group without a success nobody reads anything."""
+    references = build_estimator("srpo").references(group(FIRST, SECOND, WRONG))["correct"]
+    assert references == [None, None, Reference(token_ids=ONE, source_index=0)]
+    assert build_estimator("srpo").references(group(WRONG))["correct"] == [None]
+
+
+def test_srpo_without_distillation_is_grpo() -> None:
+    batch = dataclasses.replace(batch_of([True] * 4), teacher_log_probs={}, has_reference={})
+    signal = signal_of("srpo", batch, distillation={"weight": 0.0, "policy_weight": 1.0})
+    assert signal.distillation is None
+    assert same_bits(signal.advantages, build_estimator("grpo").signal(batch, step=0).advantages)
+
+
+def test_srpo_updates_taught_rows_and_rows_with_an_advantage() -> None:
+    rewards, groups = torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.tensor([0, 0, 1, 1])
+    has_reference = {"correct": torch.tensor([False, True, False, False])}
+    assert build_estimator("srpo").live_rows(rewards, groups, has_reference).tolist() == [True, True, False, False]

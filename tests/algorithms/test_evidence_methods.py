@@ -358,3 +358,66 @@ def test_evidence_can_be_limited_to_groups_with_both_verdicts() -> None:
     assert same_bits(limited[:4], plain[:4])
     assert not same_bits(everywhere[:4], plain[:4])
     assert same_bits(limited[4:], everywhere[4:])
+
+
+RELEASED_VIEWS = ("correct", "wrong_1", "wrong_2", "wrong_3", "wrong_4")
+
+
+def released_batch(seed: int, closeness: float) -> tuple[TokenBatch, list[list[bool]]]:
+    """Teachers whose log-probs are `closeness` times as far from the student's as random ones, and who has which."""
+    old, *others = log_probs_like((6, 8, 5), seed, 1.0)
+    views = {name: old + closeness * (view - old) for name, view in zip(RELEASED_VIEWS, others, strict=True)}
+    generator = torch.Generator().manual_seed(seed)
+    shown = torch.rand(4, 8, generator=generator) > 0.4  # of the wrong views
+    has = {name: rows.tolist() for name, rows in zip(RELEASED_VIEWS[1:], shown, strict=True)}
+    has["correct"] = [True] * 7 + [False]
+    batch = token_batch(REWARDS, IDS, lengths=[5, 3, 1, 4, 2, 5, 5, 1], old=old, views=views, dtype=torch.float64)
+    tensors = {name: torch.tensor(rows) for name, rows in has.items()}
+    return dataclasses.replace(batch, has_reference=tensors), shown.T.tolist()
+
+
+@pytest.mark.parametrize("closeness", [1.0, 0.02, 0.005])
+def test_the_released_residual_and_its_two_means_in_loops(closeness: float) -> None:
+    """The gradient of the two token means, by hand: at the sampled policy a token's loss has the gradient -advantage."""
+    batch, shown = released_batch(5, closeness)
+    plain = credit.group_advantages(batch.rewards, batch.group_ids).tolist()
+    lengths = batch.response_mask.sum(dim=1).tolist()
+    selected: dict[tuple[int, int], float] = {}
+    others: dict[tuple[int, int], float] = {}
+    for row in range(7):  # the last row has no right response to read
+        wrong = [view for view, is_shown in zip(RELEASED_VIEWS[1:], shown[row], strict=True) if is_shown]
+        if not wrong:
+            continue
+        for token in range(lengths[row]):
+            chances = [math.exp(float(batch.teacher_log_probs[view][row, token])) for view in wrong]
+            evidence = float(batch.teacher_log_probs["correct"][row, token]) - math.log(sum(chances) / len(chances))
+            residual = min(max(0.5 * math.tanh(evidence / 0.02), -2.0), 2.0)
+            if abs(residual) > 0.02:
+                moved = plain[row] + residual
+                selected[row, token] = max(moved, 0.0) if plain[row] > 0 else min(moved, 0.0)
+            else:
+                others[row, token] = plain[row]
+    expected = torch.zeros(8, 5, dtype=torch.float64)
+    for part in (selected, others):
+        for place, advantage in part.items():
+            expected[place] = advantage * sum(lengths) / len(part)
+    found = build_estimator("rlcsd_released").signal(batch, step=0).advantages
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_the_released_method_needs_both_sides() -> None:
+    """The only right rollout has no other to read; rollouts without a wrong peer have none either."""
+    method = build_estimator("rlcsd_released", {"num_wrong": 2})
+    shown = {
+        "correct": torch.tensor([True, False, True]),
+        "wrong_1": torch.tensor([True, True, False]),
+        "wrong_2": torch.tensor([True, True, False]),
+    }
+    kept = {view: rows.tolist() for view, rows in method.settled(shown).items()}
+    assert kept == {view: [True, False, False] for view in ("correct", "wrong_1", "wrong_2")}
+    rewards, group_ids = torch.tensor([1.0, 0.0, 0.0]), torch.zeros(3, dtype=torch.int64)
+    assert method.live_rows(rewards, group_ids, shown).tolist() == [True, False, False]
+    references = method.references(group(rollout(0, 1.0, "70", correct=True), wrong(1, "3"), wrong(2, "5")))
+    assert references["correct"][0] is None
+    assert [reference.source_index for reference in references["correct"][1:] if reference is not None] == [0, 0]
+    assert {reference.source_index for reference in references["wrong_1"][1:] if reference is not None} == {1, 2}

@@ -34,6 +34,7 @@ pytestmark = pytest.mark.heavy
 REFUSED = {
     "opsd": "a loss over the whole vocabulary",
     "sdpo": "a loss over the whole vocabulary and teacher.source ema",
+    "srpo": "a loss over the whole vocabulary and teacher.source ema",
     "gae": "a critic",
     "remax": "a greedy rollout of each prompt",
 }
@@ -120,8 +121,8 @@ def test_the_same_rollouts_have_cepos_own_advantages(
     tolerance = max(1e-5, ORDERS * rounding_of_advantages(trainer, rollouts, method, settings))
     assert tolerance < 1e-4, "an error of 1e-4 must be seen"
     torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
-    for prefix in ("references/", "evidence/") if other.estimator.views else ():
-        assert any(name.startswith(prefix) for name in other._metrics["train"]), prefix
+    for prefixes in (("references/",), ("evidence/", "perception/")) if other.estimator.views else ():
+        assert any(name.startswith(prefixes) for name in other._metrics["train"]), prefixes
 
 
 class HalfVisual(Visual):

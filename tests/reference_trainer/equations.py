@@ -105,6 +105,90 @@ def evidence_advantages(advantages: Rows, deltas: Rows, mixing: float, radius: f
     return result
 
 
+def dependences(deltas: Rows) -> Rows:
+    """k = e^-d + d - 1 of each token, at most 10."""
+    return [numpy.minimum(numpy.exp(-delta) + delta - 1, 10.0) for delta in deltas]
+
+
+def vppo_advantages(
+    advantages: Sequence[float], deltas: Rows, sees_image: Sequence[bool], *, share: float, lowest: float, bonus: float
+) -> Rows:
+    """A scale at the tokens with the highest k, plus the bonus; the scale grows with the mean of k over the response."""
+    tokens = dependences(deltas)
+    scores = [float(row.mean()) for row in tokens]
+    counted = [scores[row] for row, sees in enumerate(sees_image) if sees and advantages[row] != 0]
+    span = max(counted) - min(counted)
+    mean = sum((score - min(counted)) / span for score in counted) / len(counted)
+    result = []
+    for row, advantage in enumerate(advantages):
+        if advantage == 0:
+            result.append(numpy.zeros(len(tokens[row])))
+        elif not sees_image[row]:
+            result.append(numpy.full(len(tokens[row]), advantage + bonus))
+        else:
+            scale = lowest + (scores[row] - min(counted)) / span * (1 - lowest) / mean
+            number = math.ceil(share * len(tokens[row]))
+            best = sorted(range(len(tokens[row])), key=lambda token: -tokens[row][token])[:number]
+            learning = numpy.isin(numpy.arange(len(tokens[row])), best)
+            result.append(advantage * scale * learning + bonus)
+    return result
+
+
+def papo_advantages(advantages: Sequence[float], deltas: Rows, *, weight: float, bonus: float) -> Rows:
+    """A + weight dk/d(log P) + bonus, the derivative 1 - e^-d, or 0 where k is cut at 10."""
+    result = []
+    for advantage, delta in zip(advantages, deltas, strict=True):
+        derivative = numpy.where(numpy.exp(-delta) + delta - 1 < 10, 1 - numpy.exp(-delta), 0.0)
+        result.append(advantage + weight * derivative + bonus)
+    return result
+
+
+def pgpo_advantages(advantages: Sequence[float], deltas: Rows, *, threshold: float, boost: float) -> Rows:
+    """A times a gate on log(1 + k), scaled to [0, 1] in the response; the gates of a response average to 1."""
+    result = []
+    for advantage, tokens in zip(advantages, dependences(deltas), strict=True):
+        logs = numpy.log1p(tokens)
+        span = logs.max() - logs.min()
+        if span <= 1e-6:
+            result.append(numpy.full(len(logs), advantage))
+            continue
+        gates = []
+        for value in (logs - logs.min()) / span:
+            gates.append(value / threshold if value < threshold else 1 + boost * (value - threshold) / (1 - threshold))
+        result.append(advantage * numpy.array(gates) / numpy.mean(gates))
+    return result
+
+
+def residual_advantages(
+    advantages: Sequence[float],
+    deltas: Rows,
+    has_both: Sequence[bool],
+    *,
+    strength: float,
+    tau: float,
+    threshold: float,
+) -> Rows:
+    """RLCSD's selected tokens get A + strength tanh(delta / tau) with the sign of A; two means of the loss are factors."""
+    num_tokens = sum(len(delta) for delta in deltas)
+    counts = {True: 0, False: 0}  # selected, and not
+    rows = []
+    for advantage, delta, counted in zip(advantages, deltas, has_both, strict=True):
+        tokens = []
+        for value in delta:
+            residual = strength * math.tanh(value / tau)
+            selected = abs(residual) > threshold
+            moved = advantage + residual if selected else advantage
+            if moved * advantage < 0:
+                moved = 0.0
+            if counted and advantage != 0:
+                counts[selected] += 1
+                tokens.append((moved, selected))
+            else:
+                tokens.append((0.0, selected))
+        rows.append(tokens)
+    return [numpy.array([value * num_tokens / max(counts[kind], 1) for value, kind in tokens]) for tokens in rows]
+
+
 def spread(advantages: Sequence[float], lengths: Sequence[int]) -> Rows:
     """Each response's advantage on all of its tokens."""
     return [numpy.full(length, advantage) for advantage, length in zip(advantages, lengths, strict=True)]

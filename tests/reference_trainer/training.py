@@ -11,13 +11,17 @@ from typing import Any
 
 import numpy
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from reference_trainer import equations
 from reference_trainer.model import Prompts, ValueModel, adapt, load_policy, response_logits, sampled_log_probs
 from reference_trainer.settings import Problem, Response, Settings
 
-EVIDENCE, DISTILLATION = ("rlsd", "cepo", "rlcsd", "visual"), ("opsd", "sdpo")
+EVIDENCE, DISTILLATION = ("rlsd", "cepo", "rlcsd", "visual"), ("opsd", "sdpo", "srpo")
+BY_IMAGE = ("vppo", "papo", "pgpo")
+BLACKENED = ("vppo", "papo")
+"""Their teacher sees black images of the same size; the others' sees none."""
 
 
 @dataclass
@@ -131,8 +135,24 @@ class ReferenceTrainer:
             advantages = equations.hindsight(rewards, self._deltas(rows, step), size)
         elif method in DISTILLATION:
             of_groups = [settings.policy_weight * value for value in equations.group_advantages(rewards, size)]
-            advantages = equations.spread(of_groups, lengths)
             self._consult(rows, step)
+            if method == "srpo":
+                of_groups = [
+                    value if row.teacher_logits is None else 0.0 for value, row in zip(of_groups, rows, strict=True)
+                ]
+            advantages = equations.spread(of_groups, lengths)
+        elif method in BY_IMAGE:
+            advantages = self._by_image(rows, equations.group_advantages(rewards, size), step)
+        elif method == "rlcsd_released":
+            has_both = [self._has_both_sides(row, step) for row in rows]
+            advantages = equations.residual_advantages(
+                equations.group_advantages(rewards, size),
+                self._deltas(rows, step),
+                has_both,
+                strength=0.5,
+                tau=0.02,
+                threshold=0.02,
+            )
         elif method == "gae":
             values = [row.values for row in rows if row.values is not None]
             raw = equations.generalised(token_rewards, values, settings.gamma, settings.gae_lambda)
@@ -155,6 +175,22 @@ class ReferenceTrainer:
             advantages = equations.spread(of_group(rewards, size), lengths)
         for row, advantage in zip(rows, advantages, strict=True):
             row.advantage = advantage
+
+    def _by_image(self, rows: list[Row], plain: list[float], step: int) -> equations.Rows:
+        deltas = self._deltas(rows, step)
+        if self.settings.method == "papo":
+            return equations.papo_advantages(plain, deltas, weight=0.02, bonus=0.05)
+        if self.settings.method == "pgpo":
+            return equations.pgpo_advantages(plain, deltas, threshold=0.4, boost=2.0)
+        sees_image = [bool(self.problems[row.group].images) for row in rows]
+        return equations.vppo_advantages(plain, deltas, sees_image, share=0.4, lowest=0.9, bonus=0.06)
+
+    def _has_both_sides(self, row: Row, step: int) -> bool:
+        """Whether another response of the group is right, and another one wrong."""
+        problem = self.problems[row.group]
+        group = problem.responses[step]
+        right = _right_texts(problem, group, self.settings)[row.place]
+        return right is not None and bool(_wrong_texts(group, row.place, self.settings))
 
     def _penalised(self, rows: list[Row], token_rewards: equations.Rows) -> equations.Rows:
         """r_t - coefficient KL_t; then the coefficient moves."""
@@ -179,9 +215,12 @@ class ReferenceTrainer:
         for row in rows:
             problem = self.problems[row.group]
             group = problem.responses[step]
-            if self.settings.method == "visual":
-                blind = dataclasses.replace(problem, images=())
-                deltas.append(row.old - self._log_probs(self.teacher, self.prompts.encode(blind), row.ids))
+            if self.settings.method in ("visual", *BY_IMAGE):
+                images = ()
+                if self.settings.method in BLACKENED:
+                    images = tuple(Image.new("RGB", image.size) for image in problem.images)
+                changed = dataclasses.replace(problem, images=images)
+                deltas.append(row.old - self._log_probs(self.teacher, self.prompts.encode(changed), row.ids))
                 continue
             right = _right_texts(problem, group, self.settings)[row.place]
             if right is None:
@@ -198,7 +237,8 @@ class ReferenceTrainer:
             problem = self.problems[row.group]
             group = problem.responses[step]
             right = _right_texts(problem, group, self.settings)[row.place]
-            if right is not None:
+            is_routed = self.settings.method != "srpo" or not row.response.right
+            if right is not None and is_routed:
                 row.teacher_logits = self._logits(self.teacher, self.prompts.encode(problem, right), row.ids)
 
     def _updates(self, rows: list[Row]) -> list[list[Row]]:
@@ -292,10 +332,11 @@ def _wrong_texts(group: Sequence[Response], own: int, settings: Settings) -> lis
     if settings.method == "cepo":
         text = _wrong_text(group, settings)
         return [] if text is None else [text]
-    if settings.method != "rlcsd":
+    if settings.method not in ("rlcsd", "rlcsd_released"):
         return []
-    others = [peer for place, peer in enumerate(group) if place != own and not peer.right and peer.answer is not None]
-    texts = [peer.answer for peer in sorted(others, key=lambda peer: peer.reward) if peer.answer is not None]
+    others = [peer for place, peer in enumerate(group) if place != own and not peer.right]
+    shown = [_shown(peer, settings.wrong_source) for peer in sorted(others, key=lambda peer: peer.reward)]
+    texts = [text for text in shown if text is not None]
     return list(dict.fromkeys(texts))[: settings.num_wrong]
 
 

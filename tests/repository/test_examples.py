@@ -21,6 +21,7 @@ from cepo.algorithms import build_estimator, load_plugin
 from cepo.config import check_config, load_config
 from cepo.errors import ConfigError
 from cepo.losses import PolicyTokens, build_loss
+from cepo.metrics import results
 from cepo.microgeo.world import ASSETS, draw_figure, generate_problem, split_problems, write_problems
 from cepo.rewards.functions import load_reward_function
 from cepo.run_folder.trace import read_rollouts
@@ -31,11 +32,16 @@ EXAMPLES = REPOSITORY / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 METHOD_FILE = EXAMPLES / "custom_method" / "my_method.py"
 LOSS_FILE = EXAMPLES / "custom_loss" / "my_loss.py"
-METHOD_FILES = {"my_method": METHOD_FILE, "visible": EXAMPLES / "visible_method" / "visible.py"}
+METHOD_FILES = {
+    "my_method": METHOD_FILE,
+    "visible": EXAMPLES / "visible_method" / "visible.py",
+    "low_probability_control": EXAMPLES / "low_probability_control" / "control.py",
+}
 TRAINED = (
     "custom_loss/my_loss.yaml",
     "custom_method/my_method.yaml",
     "visible_method/visible.yaml",
+    "low_probability_control/control.yaml",
     "reward_function/dapo.yaml",
     "custom_dataset/custom_dataset.yaml",
 )
@@ -197,6 +203,16 @@ def test_a_token_that_the_image_explains_counts_more() -> None:
     torch.testing.assert_close(found, torch.tensor([[1.3 * plain], [-0.7 * plain]]))
     never = build_estimator("visible", {"clip_radius": 0.0}).signal(batch, step=0).advantages
     assert same_bits(never, build_estimator("grpo").signal(batch, step=0).advantages)
+
+
+def test_the_control_pushes_down_a_fifth_of_a_responses_tokens() -> None:
+    """Of 5 tokens the rarest one, of 6 the two rarest; rewards are not read."""
+    load_plugin(METHOD_FILES["low_probability_control"])
+    old = torch.tensor([[-1.0, -3.0, -2.0, -0.5, -0.1, 0.0], [-4.0, -1.0, -5.0, -0.5, -0.1, -0.2]])
+    batch = token_batch([1.0, 1.0], [0, 0], lengths=[5, 6], old=old, views={})
+    found = build_estimator("low_probability_control").signal(batch, step=0)
+    assert found.advantages.tolist() == [[0.0, -0.5, 0.0, 0.0, 0.0, 0.0], [-0.5, 0.0, -0.5, 0.0, 0.0, 0.0]]
+    assert results(found.metrics)["control/log_prob_of_rare_tokens"] == -4.0
 
 
 def signal_of(blamed: list[float], **settings: Any) -> Tensor:

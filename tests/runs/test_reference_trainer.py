@@ -137,6 +137,10 @@ def overrides_of(settings: Settings) -> list[str]:
         section = "algorithm.distillation.divergence"
         found |= {f"{section}.support": "topk", f"{section}.topk": settings.divergence.top}
         found[f"{section}.importance_clip"] = settings.divergence.importance_clip
+    if settings.method in ("vppo", "papo"):
+        found[f"algorithm.{settings.method}.mask_probability"] = 1.0  # no patch is left to chance
+    if settings.method == "rlcsd_released":
+        found["algorithm.negative.select"] = "lowest_reward"
     return [f"{key}={value}" for key, value in found.items()]
 
 
@@ -155,7 +159,13 @@ CASES = {
     "cepo, baseline of evidence, one epoch": _evidence(method="cepo", baseline="hindsight", epochs=1),
     "hindsight, from a peer": Settings(method="hindsight", right_source="peer_answer", exclude_self=True),
     "rlcsd, two wrong references": _evidence(method="rlcsd", num_wrong=2),
+    "rlcsd_released, initial teacher": Settings(
+        method="rlcsd_released", teacher="reference", exclude_self=True, **_OF_PEERS
+    ),
     "visual": _evidence(method="visual"),
+    "vppo": Settings(method="vppo"),
+    "papo": Settings(method="papo"),
+    "pgpo": Settings(method="pgpo"),
     "opsd": Settings(method="opsd", divergence=Divergence(kind="forward_kl")),
     "sdpo, top 20 from a peer, beside the reward": Settings(
         method="sdpo",
@@ -164,6 +174,13 @@ CASES = {
         exclude_self=True,
         teacher="ema",
         policy_weight=0.5,
+    ),
+    "srpo, top 20": Settings(
+        method="srpo",
+        divergence=Divergence(kind="jsd", top=20, importance_clip=1.1),
+        right_source="peer_full",
+        teacher="ema",
+        policy_weight=1.0,
     ),
     "rloo, ratios of sequences, constant length": Settings(method="rloo", loss="gspo", aggregation="constant"),
     "remax, cispo": Settings(method="remax", loss="cispo"),

@@ -1,0 +1,90 @@
+"""Implements PAPO, which rewards the policy for tokens that it would not have said without the image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from cepo.algorithms import Estimator, credit, register_estimator
+from cepo.algorithms.settings import GroupConfig
+from cepo.losses.kl import kl_penalty
+from cepo.metrics import mean_of
+from cepo.sections.declaring import NotNegative, section
+from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int64
+    from torch import Tensor
+
+LARGEST_KL = 10.0
+"""Bound of the estimate k_t, above which it has no gradient."""
+LARGEST_LOG_RATIO = 20.0
+"""Likewise of |d_t|."""
+
+
+@register_estimator("papo")
+class Papo(Estimator):
+    """Adds the gradient of the implicit perception loss to GRPO's advantage A.
+
+        d_t     = log P_student(y_t) - log P_masked(y_t)
+        k_t     = e^(-d_t) + d_t - 1                          the loss is -gamma k_t
+        A_hat_t = A + gamma (1 - e^(-d_t)) [k_t < 10] + c
+
+    `P_masked` is the policy with the student's prompt, its images masked; gamma is `perception_weight`, c
+    `log_prob_bonus`. The derivative of k_t with respect to log P_student is 1 - e^(-d_t), so on policy the policy loss
+    with A_hat has the gradient of the published loss; in later updates of a step d_t stays that of the first. Degenerate
+    cases: gamma = 0 and c = 0 is GRPO; without images gamma counts as 0. Source: PAPO (arXiv 2507.06448), and its released
+    code, in which P_masked has no gradient either.
+    """
+
+    @section
+    class Config(GroupConfig):
+        mask_probability: Annotated[float, Field(gt=0, le=1)] = 0.6
+        """Probability that a patch of the teacher's image is black."""
+        perception_weight: NotNegative = 0.02
+        """Weight gamma of the implicit perception loss."""
+        log_prob_bonus: NotNegative = 0.05
+        """Added to every token's advantage: the released code's entropy loss on the original image."""
+
+    config: Config
+    views = ("masked",)
+    reads = ("group_ids", "old_log_probs")
+
+    def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
+        return {"masked": [Reference(masked=self.config.mask_probability)] * len(group.rollouts)}
+
+    def needs_teacher(self, *, step: int) -> bool:
+        return self.config.perception_weight > 0
+
+    def live_rows(
+        self,
+        rewards: Float[Tensor, " B"],
+        group_ids: Int64[Tensor, " B"],
+        has_reference: Mapping[str, Bool[Tensor, " B"]],
+    ) -> Bool[Tensor, " B"]:
+        """Returns the rows with an advantage or with images; all with `log_prob_bonus`."""
+        if self.config.log_prob_bonus > 0:
+            return credit.all_rows(rewards)
+        return credit.live_rows(rewards, group_ids) | has_reference["masked"]
+
+    def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
+        mask = batch.response_mask
+        metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
+        advantages = credit.group_advantages(batch.rewards, batch.group_ids, self.config.advantage)
+        shaped = advantages.unsqueeze(1) + self.config.log_prob_bonus  # (B, 1)
+        diagnostics: dict[str, Tensor] = {}
+        if self.needs_teacher(step=step):
+            has_images = batch.has_reference["masked"].unsqueeze(1)
+            log_masked = batch.teacher_log_probs["masked"]
+            delta = (batch.old_log_probs - log_masked).detach().where(mask, 0.0)  # d_t
+            divergence = kl_penalty(batch.old_log_probs, log_masked, "low_var_kl").detach()  # k_t
+            has_gradient = (divergence < LARGEST_KL) & (delta.abs() < LARGEST_LOG_RATIO)
+            derivative = (1.0 - (-delta).exp()).where(has_gradient & has_images, 0.0)  # of k_t; (B, T)
+            shaped = shaped + self.config.perception_weight * derivative
+            diagnostics["delta"] = delta
+            metrics["perception/dependence"] = mean_of(divergence, mask & has_images)
+            metrics["perception/advantage"] = mean_of(derivative, mask & has_images)
+        shaped = shaped.expand(mask.shape).to(batch.rewards.dtype)
+        return TokenSignal(advantages=shaped.where(mask, 0.0), metrics=metrics, diagnostics=diagnostics)

@@ -1,0 +1,114 @@
+"""Implements RLCSD as its authors released it, which adds bounded evidence to the advantages of selected tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from cepo.algorithms import GroupRelativeEstimator, credit, register_estimator
+from cepo.algorithms.evidence import log_mean_probability
+from cepo.algorithms.references import in_views, positive_references, wrong_references
+from cepo.algorithms.settings import GroupConfig, NegativeConfig, PositiveConfig, TeacherConfig
+from cepo.metrics import mean_of
+from cepo.sections.declaring import Count, NotNegative, Positive, section
+from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int64
+    from torch import Tensor
+
+
+@register_estimator("rlcsd_released")
+class RlcsdReleased(GroupRelativeEstimator):
+    """Adds the evidence of a right response against wrong ones to GRPO's advantage A, without changing its sign.
+
+        e_t     = log P_correct(y_t) - log (1/K) sum_k P_wrong_k(y_t)
+        r_t     = clip(s tanh(e_t / tau), -b, b),   selected where |r_t| > threshold
+        B_t     = A + r_t at selected tokens, moved to 0 where its sign is not that of A;   A elsewhere
+        loss    = mean over other tokens of loss(A) + eta mean over selected tokens of loss(B_t)
+
+    A policy loss is proportional to its advantage, so the two means are factors: with N tokens in the batch, of which S
+    are selected and M have references but are not, `A_hat_t = A N / M` and `B_t eta N / S`. They are exact with
+    `loss_avg_mode: token` and one optimizer batch per step. Right and wrong responses come from other rollouts of the
+    group. Degenerate cases: rollouts without both have no signal, as in the release; s = 0 is GRPO on the others, with
+    `A N / M`. Source: RLCSD (arXiv 2606.11709), its released policy loss and its configuration for Qwen3-4B.
+    """
+
+    @section
+    class Config(GroupConfig):
+        strength: NotNegative = 0.5
+        """Largest size s of the added evidence, before its bound; the release's beta times lambda."""
+        temperature: Positive = 0.02
+        """Evidence in nats at which its tanh saturates, tau."""
+        threshold: NotNegative = 0.02
+        """Tokens whose evidence is added are those where it is larger than this."""
+        bound: Positive = 2.0
+        """Bound b of the added evidence."""
+        selected_weight: NotNegative = 1.0
+        """Weight eta of the selected tokens' mean loss."""
+        num_wrong: Count = 4
+        """Most wrong references per rollout, K. Each one costs a teacher pass."""
+        positive: PositiveConfig = PositiveConfig(source="peer_full", exclude_self=True)
+        negative: NegativeConfig = NegativeConfig(source="peer_full", select="random")
+        teacher: TeacherConfig = TeacherConfig(source="snapshot", sync_every=10)
+
+    config: Config
+
+    def __init__(self, config: object) -> None:
+        super().__init__(config)
+        self._wrong_views = tuple(f"wrong_{number}" for number in range(1, self.config.num_wrong + 1))
+        self.views = ("correct", *self._wrong_views)
+
+    reads = ("group_ids",)
+
+    def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
+        wrong = wrong_references(group, self.config.negative, self.config.num_wrong)
+        return {"correct": positive_references(group, self.config.positive), **in_views(wrong, self._wrong_views)}
+
+    def settled(self, shown: Mapping[str, Bool[Tensor, " B"]]) -> Mapping[str, Bool[Tensor, " B"]]:
+        """Keeps only references of rollouts that have both sides."""
+        has_both = self._has_both_sides(shown)
+        return {view: rows & has_both for view, rows in shown.items()}
+
+    def live_rows(
+        self,
+        rewards: Float[Tensor, " B"],
+        group_ids: Int64[Tensor, " B"],
+        has_reference: Mapping[str, Bool[Tensor, " B"]],
+    ) -> Bool[Tensor, " B"]:
+        """Returns True for rollouts with both sides in groups whose rewards differ."""
+        return credit.live_rows(rewards, group_ids) & self._has_both_sides(has_reference)
+
+    def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
+        config = self.config
+        mask = batch.response_mask
+        has_both = self._has_both_sides(batch.has_reference) & credit.live_rows(batch.rewards, batch.group_ids)
+        counted = mask & has_both.unsqueeze(1)
+        evidence = batch.teacher_log_probs["correct"] - log_mean_probability(batch, self._wrong_views)  # e_t
+        evidence = evidence.detach().where(counted, 0.0)
+        residual = (config.strength * (evidence / config.temperature).tanh()).clamp(-config.bound, config.bound)  # r_t
+        is_selected = counted & (residual.abs() > config.threshold)
+
+        advantages = credit.group_advantages(batch.rewards, batch.group_ids, config.advantage).unsqueeze(1)  # A
+        sign = advantages.sign()
+        modulated = sign * (sign * (advantages + residual)).clamp(min=0.0)  # B_t
+        num_tokens = mask.sum().double()
+        selected_factor = config.selected_weight * num_tokens / is_selected.sum().clamp(min=1)
+        other_factor = num_tokens / (counted & ~is_selected).sum().clamp(min=1)
+        shaped = (modulated * selected_factor).where(is_selected, advantages * other_factor)
+
+        metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
+        metrics["evidence/selected_fraction"] = mean_of(is_selected.float(), counted)
+        metrics["evidence/residual_mean"] = mean_of(residual, is_selected)
+        return TokenSignal(
+            advantages=shaped.to(batch.rewards.dtype).where(counted, 0.0),
+            metrics=metrics,
+            diagnostics={"delta": evidence, "residual": residual.where(is_selected, 0.0)},
+        )
+
+    def _has_both_sides(self, has_reference: Mapping[str, Bool[Tensor, " B"]]) -> Bool[Tensor, " B"]:
+        """Returns which rollouts have a right reference and a wrong one."""
+        has_wrong = has_reference["correct"].new_zeros(has_reference["correct"].shape)
+        for view in self._wrong_views:
+            has_wrong = has_wrong | has_reference[view]
+        return has_reference["correct"] & has_wrong

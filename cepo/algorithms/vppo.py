@@ -1,0 +1,96 @@
+"""Implements VPPO, in which only the tokens that depend on the image learn, and rollouts that depend on it more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from cepo.algorithms import GroupRelativeEstimator, credit, register_estimator
+from cepo.algorithms.settings import GroupConfig
+from cepo.losses.kl import kl_penalty
+from cepo.metrics import mean_of
+from cepo.sections.declaring import NotNegative, Share, section
+from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+    from torch import Tensor
+
+EQUAL_SCORES = 1e-6
+"""Rollouts whose scores differ by no more all have the scale 1."""
+
+
+@register_estimator("vppo")
+class Vppo(GroupRelativeEstimator):
+    """Keeps GRPO's advantage A at the tokens that depend most on the image, and scales it by the rollout's dependence.
+
+        k_t     = e^(-d) + d - 1,   d = log P_student(y_t) - log P_masked(y_t)      at most 10
+        s_i     = mean of k_t over rollout i
+        n_i     = (s_i - min s) / (max s - min s)                                   over the rollouts of the step
+        scale_i = b + n_i (1 - b) / mean n                                          of mean 1
+        A_hat_t = A scale_i [k_t is among the ceil(p T) highest of the response's T tokens] + c
+
+    `P_masked` is the policy with the student's prompt, its images masked; p is `token_share`, b `scale_min`, c
+    `log_prob_bonus`. min, max and mean are over the rollouts that can learn: of groups whose rewards differ, with
+    images. Degenerate cases: without images, or with p = 1, b = 1 and c = 0, it is GRPO; equal s_i give scale 1. Source:
+    VPPO (arXiv 2510.09285), and its released code.
+    """
+
+    @section
+    class Config(GroupConfig):
+        mask_probability: Annotated[float, Field(gt=0, le=1)] = 0.5
+        """Probability that a patch of the teacher's image is black."""
+        token_share: Annotated[float, Field(gt=0, le=1)] = 0.4
+        """Share of each response's tokens that learn."""
+        scale_min: Share = 0.9
+        """Scale of the advantage of the rollout that depends least on the image."""
+        log_prob_bonus: NotNegative = 0.06
+        """Added to every token's advantage: the released code's entropy penalty."""
+
+    config: Config
+    views = ("masked",)
+
+    def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
+        return {"masked": [Reference(masked=self.config.mask_probability)] * len(group.rollouts)}
+
+    def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
+        config = self.config
+        mask = batch.response_mask
+        sees_images = batch.has_reference["masked"]  # (B,)
+        is_live = credit.live_rows(batch.rewards, batch.group_ids)
+        log_masked = batch.teacher_log_probs["masked"]
+        dependence = kl_penalty(batch.old_log_probs, log_masked, "low_var_kl").detach().where(mask, 0.0)  # k_t
+        scale = self._scale(credit.response_means(dependence, mask), sees_images & is_live)  # (B,)
+        learns = credit.highest_tokens(dependence, mask, share=config.token_share) | ~sees_images.unsqueeze(1)
+
+        advantages = credit.group_advantages(batch.rewards, batch.group_ids, config.advantage)
+        shaped = (advantages * scale).unsqueeze(1) * learns
+        shaped = shaped + config.log_prob_bonus * is_live.unsqueeze(1).to(shaped.dtype)
+        metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
+        counted = mask & (sees_images & is_live).unsqueeze(1)
+        metrics["perception/dependence"] = mean_of(dependence, counted)
+        metrics["perception/dependence_learning"] = mean_of(dependence, counted & learns)
+        return TokenSignal(
+            advantages=shaped.to(batch.rewards.dtype).where(mask, 0.0),
+            metrics=metrics,
+            diagnostics={
+                "delta": (batch.old_log_probs - log_masked).detach().where(mask, 0.0),
+                "weight": (scale.unsqueeze(1) * learns).where(mask, 0.0),
+            },
+        )
+
+    def _scale(self, scores: Float[Tensor, " B"], counted: Bool[Tensor, " B"]) -> Float[Tensor, " B"]:
+        """Returns scale_i from s_i; 1 for rollouts that are not `counted`."""
+        ones = scores.new_ones(scores.shape)
+        of_counted = scores[counted]
+        if of_counted.numel() < 2:
+            return ones
+        spread = of_counted.max() - of_counted.min()
+        if float(spread) <= EQUAL_SCORES:
+            return ones
+        normalised = ((scores - of_counted.min()) / spread).clamp(0.0, 1.0)  # n_i
+        mean = normalised[counted].mean()
+        scale = self.config.scale_min + normalised * (1.0 - self.config.scale_min) / mean
+        return scale.where(counted, 1.0)

@@ -1,0 +1,212 @@
+"""The methods that read what an image adds to a token: against loops over tokens, and numbers worked out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from factories import group, log_probs_like, rollout, same_bits, token_batch
+from torch import Tensor
+
+from cepo.algorithms import build_estimator, credit
+from cepo.metrics import results
+from cepo.types import Reference, TokenBatch
+
+REWARDS = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+GROUP_IDS = [row // 4 for row in range(12)]
+LENGTHS = [7, 3, 1, 5, 7, 2, 6, 4, 3, 7, 5, 1]
+VIEW_OF = {"vppo": "masked", "papo": "masked", "pgpo": "blind"}
+every_method = pytest.mark.parametrize("name", VIEW_OF)
+
+
+def batch_of(view: str, *, scale: float = 1.0, seed: int = 3, has_images: Sequence[bool] | None = None) -> TokenBatch:
+    """Two groups whose rewards differ, and one of equal rewards, in float64."""
+    old, other = log_probs_like((2, 12, 7), seed, scale)
+    batch = token_batch(REWARDS, GROUP_IDS, lengths=LENGTHS, old=old, views={view: other}, dtype=torch.float64)
+    if has_images is None:
+        return batch
+    sees = torch.tensor(has_images)
+    shown = other.where(sees.unsqueeze(1), old)
+    return dataclasses.replace(batch, teacher_log_probs={view: shown}, has_reference={view: sees})
+
+
+def advantages_of(name: str, batch: TokenBatch, **settings: Any) -> Tensor:
+    return build_estimator(name, settings).signal(batch, step=0).advantages
+
+
+def plain_of(batch: TokenBatch) -> list[float]:
+    return credit.group_advantages(batch.rewards, batch.group_ids).tolist()
+
+
+def k3(student: float, other: float) -> float:
+    return min(math.exp(other - student) - (other - student) - 1, 10.0)
+
+
+def dependences(batch: TokenBatch, view: str) -> list[list[float]]:
+    """k_t of each response's tokens."""
+    rows: list[list[float]] = []
+    for row, length in enumerate(LENGTHS):
+        student = batch.old_log_probs[row, :length].tolist()
+        other = batch.teacher_log_probs[view][row, :length].tolist()
+        rows.append([k3(*pair) for pair in zip(student, other, strict=True)])
+    return rows
+
+
+def padded(rows: Sequence[Sequence[float]]) -> Tensor:
+    return torch.tensor([[*row, *[0.0] * (7 - len(row))] for row in rows], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 5.0])
+def test_vppo_is_its_equations_in_loops(scale: float) -> None:
+    batch = batch_of("masked", scale=scale)
+    tokens = dependences(batch, "masked")
+    scores = [sum(row) / len(row) for row in tokens]
+    live = range(8)  # the last group's rewards are equal
+    low, high = min(scores[row] for row in live), max(scores[row] for row in live)
+    normalised = [(scores[row] - low) / (high - low) for row in live]
+    expected: list[list[float]] = []
+    for row, advantage in enumerate(plain_of(batch)):
+        if row not in live:
+            expected.append([0.0] * LENGTHS[row])
+            continue
+        rollout_scale = 0.9 + normalised[row] * 0.1 / (sum(normalised) / len(normalised))
+        threshold = sorted(tokens[row], reverse=True)[math.ceil(0.4 * LENGTHS[row]) - 1]
+        expected.append([advantage * rollout_scale * (value >= threshold) + 0.06 for value in tokens[row]])
+    torch.testing.assert_close(advantages_of("vppo", batch), padded(expected), rtol=1e-12, atol=1e-12)
+
+
+def test_vppo_by_hand() -> None:
+    """Two rollouts of 2 tokens, A = 1 / sqrt(2) and its negative without the floor; k is 0 where the log-probs agree.
+
+    k = e^-1 + 1 - 1 = 0.36788 at the first rollout's second token; its score is half of it, the other's 0. So n is 1 and 0
+    of mean 1/2, and the scales are 0.8 + 1 * 0.2 / 0.5 = 1.2 and 0.8. ceil(0.5 * 2) = 1 token learns: the second of the
+    first rollout, and of the other's equal ones the first.
+    """
+    old = torch.full((2, 2), -1.0, dtype=torch.float64)
+    masked = torch.tensor([[-1.0, -2.0], [-1.0, -1.0]], dtype=torch.float64)
+    batch = token_batch([1.0, 0.0], [0, 0], lengths=[2, 2], old=old, views={"masked": masked}, dtype=torch.float64)
+    found = advantages_of("vppo", batch, token_share=0.5, scale_min=0.8, log_prob_bonus=0.0)
+    size = 0.5 / (math.sqrt(0.5) + 1e-6)
+    torch.testing.assert_close(found, torch.tensor([[0.0, 1.2 * size], [-0.8 * size, 0.0]], dtype=torch.float64))
+
+
+def test_vppo_scales_average_1_and_others_stay() -> None:
+    """Rollouts without an image keep GRPO's advantage at all of their tokens, and do not count in min and max."""
+    has_images = [True, True, True, True, False, True, True, True, True, True, True, True]
+    batch = batch_of("masked", has_images=has_images)
+    signal = build_estimator("vppo", {"token_share": 1.0, "log_prob_bonus": 0.0}).signal(batch, step=0)
+    weights = signal.diagnostics["weight"][:, 0]
+    assert float(weights[[0, 1, 2, 3, 5, 6, 7]].mean()) == pytest.approx(1.0)
+    assert float(weights[[0, 1, 2, 3, 5, 6, 7]].min()) == pytest.approx(0.9)
+    grpo = build_estimator("grpo").signal(batch, step=0).advantages
+    assert same_bits(signal.advantages[4], grpo[4])
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 5.0, 30.0])
+def test_papo_has_the_gradient_of_its_published_loss(scale: float) -> None:
+    """-A log P - gamma k3 - c log P, per token, by autograd at the policy that sampled."""
+    batch = batch_of("masked", scale=scale)
+    log_probs = batch.old_log_probs.clone().requires_grad_()
+    exponent = (batch.teacher_log_probs["masked"] - log_probs).clamp(-20.0, 20.0)
+    perception = (exponent.exp() - exponent - 1).clamp(-10.0, 10.0)
+    plain = torch.tensor(plain_of(batch), dtype=torch.float64).unsqueeze(1)
+    loss = (
+        -plain * (log_probs - batch.old_log_probs).exp() - 0.02 * perception - 0.05 * log_probs
+    ) * batch.response_mask
+    (gradient,) = torch.autograd.grad(loss.sum(), log_probs)
+    torch.testing.assert_close(advantages_of("papo", batch), -gradient, rtol=1e-9, atol=1e-12)
+
+
+def test_papo_learns_from_images_in_groups_of_equal_rewards() -> None:
+    """delta = log 2: 0.5 (1 - 1/2) = 0.25. Without a bonus, rows without images in such groups are left out."""
+    old = torch.full((2, 1), math.log(0.5), dtype=torch.float64)
+    views = {"masked": torch.full((2, 1), math.log(0.25), dtype=torch.float64)}
+    batch = token_batch([1.0, 1.0], [0, 0], lengths=[1, 1], old=old, views=views, dtype=torch.float64)
+    settings = {"perception_weight": 0.5, "log_prob_bonus": 0.0}
+    assert advantages_of("papo", batch, **settings).tolist() == [[pytest.approx(0.25)]] * 2
+    sees = {"masked": torch.tensor([True, False])}
+    method = build_estimator("papo", settings)
+    assert method.live_rows(batch.rewards, batch.group_ids, sees).tolist() == [True, False]
+    assert build_estimator("papo").live_rows(batch.rewards, batch.group_ids, sees).tolist() == [True, True]
+
+
+def test_papo_without_a_perception_loss_asks_no_teacher() -> None:
+    batch = dataclasses.replace(batch_of("masked"), teacher_log_probs={}, has_reference={})
+    method = build_estimator("papo", {"perception_weight": 0.0, "log_prob_bonus": 0.0})
+    assert not method.needs_teacher(step=0)
+    assert same_bits(method.signal(batch, step=0).advantages, build_estimator("grpo").signal(batch, step=0).advantages)
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 5.0])
+def test_pgpo_is_its_equations_in_loops(scale: float) -> None:
+    batch = batch_of("blind", scale=scale)
+    expected: list[list[float]] = []
+    for advantage, tokens in zip(plain_of(batch), dependences(batch, "blind"), strict=True):
+        logs = [math.log(1 + value) for value in tokens]
+        gates: list[float] = []
+        for value in logs:
+            normalised = (value - min(logs)) / (max(logs) - min(logs)) if max(logs) > min(logs) else 0.4
+            gates.append(normalised / 0.4 if normalised < 0.4 else 1 + 2.0 * (normalised - 0.4) / 0.6)
+        expected.append([advantage * gate * len(gates) / sum(gates) for gate in gates])
+    torch.testing.assert_close(advantages_of("pgpo", batch), padded(expected), rtol=1e-9, atol=1e-12)
+
+
+def test_pgpo_conserves_each_responses_mass() -> None:
+    batch = batch_of("blind")
+    sums = advantages_of("pgpo", batch).sum(dim=1)
+    torch.testing.assert_close(sums, credit.group_advantages(batch.rewards, batch.group_ids) * torch.tensor(LENGTHS))
+
+
+def test_pgpo_by_hand() -> None:
+    """k of 0, e - 1 and e^(1/2) - 1 gives u of 0, 1 and 1/2, which are I; tau = 1/2 and beta = 1 give gates 0, 2 and 1."""
+
+    def log_ratio_of(dependence: float) -> float:
+        low, high = 0.0, 5.0  # of d > 0, for which e^-d + d - 1 increases
+        for _ in range(200):
+            middle = (low + high) / 2
+            low, high = (middle, high) if math.exp(-middle) + middle - 1 < dependence else (low, middle)
+        return low
+
+    ratios = [0.0, log_ratio_of(math.e - 1), log_ratio_of(math.sqrt(math.e) - 1)]
+    old = torch.full((2, 3), -1.0, dtype=torch.float64)
+    blind = torch.tensor([[-1.0 - ratio for ratio in ratios], [-1.0] * 3], dtype=torch.float64)
+    batch = token_batch([1.0, 0.0], [0, 0], lengths=[3, 3], old=old, views={"blind": blind}, dtype=torch.float64)
+    weights = build_estimator("pgpo", {"threshold": 0.5, "boost": 1.0}).signal(batch, step=0).diagnostics["weight"]
+    torch.testing.assert_close(weights, torch.tensor([[0.0, 2.0, 1.0], [1.0] * 3], dtype=torch.float64))
+
+
+@every_method
+def test_without_images_the_method_is_grpo(name: str) -> None:
+    batch = batch_of(VIEW_OF[name], has_images=[False] * 12)
+    settings = {} if name == "pgpo" else {"log_prob_bonus": 0.0}
+    found = advantages_of(name, batch, **settings)
+    assert same_bits(found, build_estimator("grpo").signal(batch, step=0).advantages)
+
+
+@every_method
+def test_every_rollout_reads_the_prompt_without_its_image(name: str) -> None:
+    these = group(rollout(0, 1.0, "70", correct=True), rollout(1, 0.0, "3"))
+    probability = {"vppo": 0.5, "papo": 0.6}.get(name)
+    expected = Reference(blind=True) if probability is None else Reference(masked=probability)
+    assert build_estimator(name).references(these) == {VIEW_OF[name]: [expected] * 2}
+
+
+@every_method
+def test_metrics_average_over_tokens_that_saw_an_image(name: str) -> None:
+    has_images = [True, True] + [False] * 10
+    batch = batch_of(VIEW_OF[name], has_images=has_images)
+    found = results(build_estimator(name).signal(batch, step=0).metrics)["perception/dependence"]
+    first, second = dependences(batch, VIEW_OF[name])[:2]
+    assert found == pytest.approx(sum(first + second) / 10)
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.25, [1, 0, 0, 0]), (0.26, [1, 0, 0, 1]), (1.0, [1, 1, 1, 1])])
+def test_of_equal_tokens_the_earlier_are_kept(share: float, expected: list[int]) -> None:
+    """The highest is the first; then come the last, and two equal ones."""
+    values = torch.tensor([[3.0, 1.0, 1.0, 2.0, 9.0]])
+    mask = torch.tensor([[True, True, True, True, False]])
+    assert credit.highest_tokens(values, mask, share=share).int().tolist() == [[*expected, 0]]
