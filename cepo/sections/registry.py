@@ -46,7 +46,8 @@ class Registry(Generic[_Kind]):
     def register(self, name: str) -> Callable[[_Class], _Class]:
         """Decorates a class to register it under `name`, and turns its `Config` into a section if it is none.
 
-        Raises `ConfigError`: another class has this name, a method is missing, or a field has the name of a shared section and another type.
+        Raises `ConfigError`: another class has this name, the class lacks a function that it must define, or a field has
+        the name of a shared section and another type.
         """
 
         def add(cls: _Class) -> _Class:
