@@ -104,7 +104,8 @@ def pass_rate_of_others(
     contain the row's own reward. Raises `ConfigError`: a group has a single rollout.
     """
     group, sizes = _sized_groups(group_ids)
-    shares = ((rewards.double() - low) / (high - low)).clamp(0.0, 1.0)
+    shares = (rewards.double() - low) / (high - low)
+    shares = shares.clamp(0.0, 1.0)  # r_j
     sum_of_others = group_sums(shares, group)[group] - shares
     sizes_of_rows = sizes[group]
     return (sum_of_others + 0.5) / sizes_of_rows, sizes_of_rows
@@ -206,10 +207,11 @@ def highest_tokens(
 ) -> Bool[Tensor, "B T"]:
     """Returns the tokens with the `ceil(share * length)` highest values of each response; of equals the earlier."""
     lengths = response_mask.sum(dim=1, keepdim=True)  # (B, 1)
-    num_kept = (lengths * share).ceil()
-    descending = values.masked_fill(~response_mask, -math.inf).argsort(dim=1, descending=True, stable=True)
+    num_highest = (share * lengths).ceil()
+    padding_last = values.masked_fill(~response_mask, -math.inf)
+    descending = padding_last.argsort(dim=1, descending=True, stable=True)
     rank = descending.argsort(dim=1)  # (B, T) of each token in its response, from 0
-    return (rank < num_kept) & response_mask
+    return (rank < num_highest) & response_mask
 
 
 def response_means(values: Float[Tensor, "B T"], response_mask: Bool[Tensor, "B T"]) -> Float[Tensor, " B"]:
@@ -222,7 +224,7 @@ def outcome_signal(batch: TokenBatch, advantages: Float[Tensor, " B"]) -> TokenS
     """Returns a signal in which every token gets its rollout's advantage."""
     return TokenSignal(
         advantages=over_response(advantages, batch.response_mask),
-        metrics=group_metrics(batch.rewards, batch.correct, batch.group_ids),
+        metrics=group_metrics(batch),
     )
 
 
@@ -271,15 +273,15 @@ def value_metrics(values: Float[Tensor, "B T"], batch: TokenBatch) -> Metrics:
     }
 
 
-def group_metrics(rewards: Float[Tensor, " B"], correct: Bool[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Metrics:
+def group_metrics(batch: TokenBatch) -> Metrics:
     """Returns the fractions of groups that are all right, all wrong or mixed, and of rollouts without an advantage."""
-    group, num_groups = groups_of(group_ids)
+    group, num_groups = groups_of(batch.group_ids)
     sizes = group.bincount(minlength=num_groups)
-    num_right = group.bincount(weights=correct.double(), minlength=num_groups)  # (groups,)
+    num_right = group.bincount(weights=batch.correct.double(), minlength=num_groups)  # (groups,)
     num_all_right = int((num_right == sizes).sum())
     num_all_wrong = int((num_right == 0).sum())
     num_mixed = num_groups - num_all_right - num_all_wrong
-    is_flat = ~live_rows(rewards, group_ids)
+    is_flat = ~live_rows(batch.rewards, batch.group_ids)
     return {
         "groups/all_right": fraction(num_all_right, num_groups),
         "groups/all_wrong": fraction(num_all_wrong, num_groups),

@@ -73,21 +73,23 @@ def log_mean_probability(batch: TokenBatch, views: Sequence[str]) -> Float[Tenso
 
     For rows without any it is the student's log-prob, which their teachers' log-probs are.
     """
-    log_sum = batch.teacher_log_probs[views[0]].new_full(batch.response_mask.shape, -math.inf)  # (B, T)
+    log_student = batch.teacher_log_probs[views[0]]  # of rows without a reference
+    log_sum = log_student.new_full(log_student.shape, -math.inf)  # (B, T)
     count = batch.group_ids.new_zeros(batch.group_ids.shape)  # (B,) K
     for view in views:
         has_reference = batch.has_reference[view]
-        log_prob = batch.teacher_log_probs[view].where(has_reference.unsqueeze(1), -math.inf)
-        log_sum = log_sum.logaddexp(log_prob)
+        log_prob = batch.teacher_log_probs[view]
+        log_sum = log_sum.logaddexp(log_prob.where(has_reference.unsqueeze(1), -math.inf))
         count = count + has_reference
     log_count = count.clamp(min=1).to(log_sum.dtype).log()
     log_mean = log_sum - log_count.unsqueeze(1)
-    return log_mean.where((count > 0).unsqueeze(1), batch.teacher_log_probs[views[0]])
+    has_any = (count > 0).unsqueeze(1)
+    return log_mean.where(has_any, log_student)
 
 
 def unweighted_signal(batch: TokenBatch, advantages: Float[Tensor, "B 1"], *, mixing: float) -> TokenSignal:
     """Returns the signal of a step without teachers: A at every token."""
-    metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
+    metrics = credit.group_metrics(batch)
     plain = credit.over_response(advantages.squeeze(1), batch.response_mask)
     return TokenSignal(advantages=plain, metrics=metrics | {"evidence/lambda": mean_value(mixing)})
 
@@ -106,7 +108,7 @@ def evidence_signal(
     """Returns the `weighted` advantages, 0 on padding, with metrics of what they come from and what to record."""
     mask = batch.response_mask
     sign = credit.advantage_sign(advantages)
-    metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
+    metrics = credit.group_metrics(batch)
     metrics |= credit.evidence_metrics(delta, advantages, mask, batch.correct, mixing=mixing, clip_radius=clip_radius)
     diagnostics = {
         "delta": delta,

@@ -36,7 +36,7 @@ class Gae(Estimator):
             advantages=credit.whitened(advantages, mask).to(dtype),
             returns=returns.to(dtype),
             metrics={
-                **credit.group_metrics(batch.rewards, batch.correct, batch.group_ids),
+                **credit.group_metrics(batch),
                 "critic/values": mean_of(batch.values, mask),
                 "critic/returns": mean_of(returns, mask),
                 "critic/squared_error": mean_of((returns - batch.values).square(), mask),

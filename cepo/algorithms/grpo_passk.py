@@ -40,15 +40,19 @@ class GrpoPassK(Estimator):
         return credit.outcome_signal(batch, self._advantages(batch.rewards, batch.group_ids))
 
     def _advantages(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Float[Tensor, " B"]:
+        settings = self.config.advantage
         exact = rewards.double()
         group, num_groups = credit.groups_of(group_ids)
-        highest = credit.group_maxima(exact, group)[group]  # (B,) R_1
-        is_best = exact == highest
-        num_best = group[is_best].bincount(minlength=num_groups)[group]
-        highest_of_others = credit.group_maxima(exact.masked_fill(is_best, -math.inf), group)[group]  # R_2
+        highest = credit.group_maxima(exact, group)  # (groups,) R_1
+        is_best = exact == highest[group]  # (B,)
+        num_best = group[is_best].bincount(minlength=num_groups)  # (groups,)
+        others = exact.masked_fill(is_best, -math.inf)
+        highest_of_others = credit.group_maxima(others, group)  # R_2
 
-        centred, deviation, _ = credit.group_moments(rewards, group_ids, ddof=self.config.advantage.ddof)
+        centred, deviation, _ = credit.group_moments(rewards, group_ids, ddof=settings.ddof)
         mean = exact - centred
-        margin = credit.scaled(exact - highest_of_others, deviation, mean, self.config.advantage)
-        learns = is_best & (num_best == 1) & credit.live_rows(rewards, group_ids)
-        return margin.where(learns, 0.0).to(rewards.dtype)
+        margin = exact - highest_of_others[group]
+        advantages = credit.scaled(margin, deviation, mean, settings)
+        is_best_alone = is_best & (num_best == 1)[group]
+        learns = is_best_alone & credit.live_rows(rewards, group_ids)
+        return advantages.where(learns, 0.0).to(rewards.dtype)

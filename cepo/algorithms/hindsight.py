@@ -49,7 +49,7 @@ class Hindsight(Estimator):
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         advantages, values = hindsight_advantages(batch, self.config.advantage)
-        metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
+        metrics = credit.group_metrics(batch)
         return TokenSignal(
             advantages=advantages,
             metrics=metrics | credit.value_metrics(values, batch),

@@ -68,7 +68,7 @@ class Opsd(Estimator):
         """Returns the weight of each token's divergence; the teacher's log-probs serve only metrics and diagnostics."""
         config = self.config.distillation
         advantages = self.policy_advantages(batch)
-        metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
+        metrics = credit.group_metrics(batch)
         if not self.needs_teacher(step=step):
             return TokenSignal(advantages=advantages, metrics=metrics)
         is_taught = batch.has_reference["correct"]  # (B,)

@@ -71,20 +71,22 @@ class Papo(Estimator):
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         mask = batch.response_mask
-        metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
+        metrics = credit.group_metrics(batch)
         advantages = credit.group_advantages(batch.rewards, batch.group_ids, self.config.advantage)
         shaped = advantages.unsqueeze(1) + self.config.log_prob_bonus  # (B, 1)
         diagnostics: dict[str, Tensor] = {}
         if self.needs_teacher(step=step):
-            has_images = batch.has_reference["masked"].unsqueeze(1)
-            log_masked = batch.teacher_log_probs["masked"]
-            delta = (batch.old_log_probs - log_masked).detach().where(mask, 0.0)  # d_t
-            divergence = kl_penalty(batch.old_log_probs, log_masked, "low_var_kl").detach()  # k_t
+            log_student = batch.old_log_probs.detach()
+            log_masked = batch.teacher_log_probs["masked"].detach()
+            delta = (log_student - log_masked).where(mask, 0.0)  # d_t
+            divergence = kl_penalty(log_student, log_masked, "low_var_kl")  # k_t
             has_gradient = (divergence < LARGEST_KL) & (delta.abs() < LARGEST_LOG_RATIO)
-            derivative = (1.0 - (-delta).exp()).where(has_gradient & has_images, 0.0)  # of k_t; (B, T)
+            sees_image = mask & batch.has_reference["masked"].unsqueeze(1)
+            derivative = 1.0 - (-delta).exp()  # of k_t; (B, T)
+            derivative = derivative.where(has_gradient & sees_image, 0.0)
             shaped = shaped + self.config.perception_weight * derivative
             diagnostics["delta"] = delta
-            metrics["perception/dependence"] = mean_of(divergence, mask & has_images)
-            metrics["perception/advantage"] = mean_of(derivative, mask & has_images)
+            metrics["perception/dependence"] = mean_of(divergence, sees_image)
+            metrics["perception/advantage"] = mean_of(derivative, sees_image)
         shaped = shaped.expand(mask.shape).to(batch.rewards.dtype)
         return TokenSignal(advantages=shaped.where(mask, 0.0), metrics=metrics, diagnostics=diagnostics)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,7 @@ from cepo.sections.declaring import NotNegative, section
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Bool, Float
     from torch import Tensor
 
 EQUAL_DEPENDENCE = 1e-6
@@ -52,33 +53,36 @@ class Pgpo(GroupRelativeEstimator):
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         mask = batch.response_mask
-        has_images = batch.has_reference["blind"].unsqueeze(1)
-        log_blind = batch.teacher_log_probs["blind"]
-        dependence = kl_penalty(batch.old_log_probs, log_blind, "low_var_kl").detach().where(mask, 0.0)  # k_t
-        weight = self._gate(batch, dependence.double().log1p()).where(has_images & mask, 1.0)  # (B, T) float64
+        sees_image = mask & batch.has_reference["blind"].unsqueeze(1)  # (B, T)
+        log_student = batch.old_log_probs.detach()
+        log_blind = batch.teacher_log_probs["blind"].detach()
+        dependence = kl_penalty(log_student, log_blind, "low_var_kl").where(mask, 0.0)  # k_t
+        gate = self._gate(dependence.double().log1p(), mask)
+        weight = gate.where(sees_image, 1.0)  # float64
         advantages = credit.group_advantages(batch.rewards, batch.group_ids, self.config.advantage)
         shaped = (advantages.double().unsqueeze(1) * weight).to(batch.rewards.dtype)
-        metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
-        metrics["perception/dependence"] = mean_of(dependence, mask & has_images)
-        metrics["perception/boosted"] = mean_of((weight > 1.0).float(), mask & has_images)
+        metrics = credit.group_metrics(batch)
+        metrics["perception/dependence"] = mean_of(dependence, sees_image)
+        metrics["perception/boosted"] = mean_of((weight > 1.0).float(), sees_image)
         return TokenSignal(
             advantages=shaped.where(mask, 0.0),
             metrics=metrics,
             diagnostics={
-                "delta": (batch.old_log_probs - log_blind).detach().where(mask, 0.0),
+                "delta": (log_student - log_blind).where(mask, 0.0),
                 "weight": weight.to(dependence.dtype).where(mask, 0.0),
             },
         )
 
-    def _gate(self, batch: TokenBatch, dependence: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def _gate(self, dependence: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         """Returns the gate of mean 1 from u_t; 1 in responses whose tokens depend equally."""
-        mask = batch.response_mask
         tau = self.config.threshold
-        lowest = dependence.masked_fill(~mask, float("inf")).amin(dim=1, keepdim=True)
-        highest = dependence.masked_fill(~mask, float("-inf")).amax(dim=1, keepdim=True)
-        spread = highest - lowest  # (B, 1)
+        beta = self.config.boost
+        lowest = dependence.masked_fill(~mask, math.inf).amin(dim=1, keepdim=True)  # (B, 1)
+        highest = dependence.masked_fill(~mask, -math.inf).amax(dim=1, keepdim=True)
+        spread = highest - lowest
         normalised = (dependence - lowest) / spread.clamp(min=EQUAL_DEPENDENCE)  # I_t
-        raised = 1.0 + self.config.boost * (normalised - tau) / (1.0 - tau)
-        gate = raised.where(normalised >= tau, normalised / tau).where(mask, 0.0)  # g_t
+        below = normalised / tau
+        above = 1.0 + beta * (normalised - tau) / (1.0 - tau)
+        gate = above.where(normalised >= tau, below)  # g_t
         mean = credit.response_means(gate, mask).unsqueeze(1)
         return (gate / mean).where(spread > EQUAL_DEPENDENCE, 1.0)

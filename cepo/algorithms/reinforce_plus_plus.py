@@ -27,5 +27,5 @@ class ReinforcePlusPlus(Estimator):
         returns = credit.discounted_sums(rewards.double().where(mask, 0.0), factor=self.config.gamma)  # G_t
         return TokenSignal(
             advantages=credit.whitened(returns, mask).to(rewards.dtype),
-            metrics=credit.group_metrics(batch.rewards, batch.correct, batch.group_ids),
+            metrics=credit.group_metrics(batch),
         )

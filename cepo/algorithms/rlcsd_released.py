@@ -82,22 +82,25 @@ class RlcsdReleased(GroupRelativeEstimator):
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         config = self.config
         mask = batch.response_mask
-        has_both = self._has_both_sides(batch.has_reference) & credit.live_rows(batch.rewards, batch.group_ids)
-        counted = mask & has_both.unsqueeze(1)
-        evidence = batch.teacher_log_probs["correct"] - log_mean_probability(batch, self._wrong_views)  # e_t
-        evidence = evidence.detach().where(counted, 0.0)
-        residual = (config.strength * (evidence / config.temperature).tanh()).clamp(-config.bound, config.bound)  # r_t
+        learns = self.live_rows(batch.rewards, batch.group_ids, batch.has_reference)  # (B,)
+        counted = mask & learns.unsqueeze(1)
+        log_correct = batch.teacher_log_probs["correct"]
+        log_wrong = log_mean_probability(batch, self._wrong_views)
+        evidence = (log_correct - log_wrong).detach().where(counted, 0.0)  # e_t
+        residual = config.strength * (evidence / config.temperature).tanh()
+        residual = residual.clamp(-config.bound, config.bound)  # r_t
         is_selected = counted & (residual.abs() > config.threshold)
+        is_other = counted & ~is_selected
 
         advantages = credit.group_advantages(batch.rewards, batch.group_ids, config.advantage).unsqueeze(1)  # A
         sign = advantages.sign()
         modulated = sign * (sign * (advantages + residual)).clamp(min=0.0)  # B_t
-        num_tokens = mask.sum().double()
+        num_tokens = mask.sum().double()  # N
         selected_factor = config.selected_weight * num_tokens / is_selected.sum().clamp(min=1)
-        other_factor = num_tokens / (counted & ~is_selected).sum().clamp(min=1)
+        other_factor = num_tokens / is_other.sum().clamp(min=1)
         shaped = (modulated * selected_factor).where(is_selected, advantages * other_factor)
 
-        metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
+        metrics = credit.group_metrics(batch)
         metrics["evidence/selected_fraction"] = mean_of(is_selected.float(), counted)
         metrics["evidence/residual_mean"] = mean_of(residual, is_selected)
         return TokenSignal(

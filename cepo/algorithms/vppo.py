@@ -60,37 +60,43 @@ class Vppo(GroupRelativeEstimator):
         mask = batch.response_mask
         sees_images = batch.has_reference["masked"]  # (B,)
         is_live = credit.live_rows(batch.rewards, batch.group_ids)
-        log_masked = batch.teacher_log_probs["masked"]
-        dependence = kl_penalty(batch.old_log_probs, log_masked, "low_var_kl").detach().where(mask, 0.0)  # k_t
-        scale = self._scale(credit.response_means(dependence, mask), sees_images & is_live)  # (B,)
-        learns = credit.highest_tokens(dependence, mask, share=config.token_share) | ~sees_images.unsqueeze(1)
+        is_counted = sees_images & is_live
+        log_student = batch.old_log_probs.detach()
+        log_masked = batch.teacher_log_probs["masked"].detach()
+        dependence = kl_penalty(log_student, log_masked, "low_var_kl").where(mask, 0.0)  # k_t
+        scores = credit.response_means(dependence, mask)  # (B,) s_i
+        scale = self._scale(scores, is_counted)
+        depends_most = credit.highest_tokens(dependence, mask, share=config.token_share)
+        learns = depends_most | ~sees_images.unsqueeze(1)  # (B, T)
 
         advantages = credit.group_advantages(batch.rewards, batch.group_ids, config.advantage)
         shaped = (advantages * scale).unsqueeze(1) * learns
         shaped = shaped + config.log_prob_bonus * is_live.unsqueeze(1).to(shaped.dtype)
-        metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
-        counted = mask & (sees_images & is_live).unsqueeze(1)
+        metrics = credit.group_metrics(batch)
+        counted = mask & is_counted.unsqueeze(1)
         metrics["perception/dependence"] = mean_of(dependence, counted)
         metrics["perception/dependence_learning"] = mean_of(dependence, counted & learns)
         return TokenSignal(
             advantages=shaped.to(batch.rewards.dtype).where(mask, 0.0),
             metrics=metrics,
             diagnostics={
-                "delta": (batch.old_log_probs - log_masked).detach().where(mask, 0.0),
+                "delta": (log_student - log_masked).where(mask, 0.0),
                 "weight": (scale.unsqueeze(1) * learns).where(mask, 0.0),
             },
         )
 
     def _scale(self, scores: Float[Tensor, " B"], counted: Bool[Tensor, " B"]) -> Float[Tensor, " B"]:
-        """Returns scale_i from s_i; 1 for rollouts that are not `counted`."""
-        ones = scores.new_ones(scores.shape)
+        """Returns scale_i from s_i; 1 for rollouts that are not `counted`, and if their scores are equal."""
+        scale_min = self.config.scale_min  # b
+        is_equal = scores.new_ones(scores.shape)
         of_counted = scores[counted]
         if of_counted.numel() < 2:
-            return ones
-        spread = of_counted.max() - of_counted.min()
+            return is_equal
+        lowest = of_counted.min()
+        spread = of_counted.max() - lowest
         if float(spread) <= EQUAL_SCORES:
-            return ones
-        normalised = ((scores - of_counted.min()) / spread).clamp(0.0, 1.0)  # n_i
+            return is_equal
+        normalised = (scores - lowest) / spread  # n_i
         mean = normalised[counted].mean()
-        scale = self.config.scale_min + normalised * (1.0 - self.config.scale_min) / mean
+        scale = scale_min + normalised * (1.0 - scale_min) / mean
         return scale.where(counted, 1.0)

@@ -35,6 +35,6 @@ class MyMethod(GroupRelativeEstimator):
         is_blamed = advantages < 0
         weight = credit.evidence_weight(delta, is_blamed.to(delta.dtype), clip_radius=self.config.clip_radius)
         weight = weight.to(delta.dtype).where(mask, 0.0)
-        metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
+        metrics = credit.group_metrics(batch)
         metrics["blame/weight_mean"] = mean_of(weight, mask & is_blamed)
         return TokenSignal(advantages=advantages * weight, metrics=metrics, diagnostics={"weight": weight})

@@ -22,7 +22,7 @@ class LowProbabilityControl(Estimator):
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         is_rare = credit.highest_tokens(-batch.old_log_probs, batch.response_mask, share=self.config.share)  # (B, T)
-        metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
+        metrics = credit.group_metrics(batch)
         metrics["control/log_prob_of_rare_tokens"] = mean_of(batch.old_log_probs, is_rare)
         advantages = -self.config.size * is_rare.to(batch.old_log_probs.dtype)
         return TokenSignal(advantages=advantages, metrics=metrics)

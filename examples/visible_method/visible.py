@@ -30,6 +30,6 @@ class Visible(GroupRelativeEstimator):
         sign = credit.advantage_sign(advantages)
         weight = credit.evidence_weight(delta, sign, clip_radius=self.config.clip_radius)
         weight = weight.to(delta.dtype).where(mask, 0.0)
-        metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
+        metrics = credit.group_metrics(batch)
         diagnostics = {"delta": delta, "weight": weight}
         return TokenSignal(advantages=advantages * weight, metrics=metrics, diagnostics=diagnostics)

@@ -53,7 +53,7 @@ class BeliefCritic(Estimator):
             advantages = advantages / deviation.unsqueeze(1)
         return TokenSignal(
             advantages=advantages.to(batch.rewards.dtype) * batch.response_mask,
-            metrics=credit.group_metrics(batch.rewards, batch.correct, batch.group_ids),
+            metrics=credit.group_metrics(batch),
         )
 
     def shaped(self, advantages: Tensor, sign: Tensor) -> Tensor:

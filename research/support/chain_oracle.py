@@ -67,6 +67,6 @@ class ChainOracle(GroupRelativeEstimator):
             advantages[row, :length] = torch.tensor(credits).to(advantages)
         self._chances.add(outcomes)
         scaled = (advantages / (deviation + credit.DEVIATION_FLOOR).unsqueeze(1)) * live.unsqueeze(1)
-        metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
+        metrics = credit.group_metrics(batch)
         metrics["oracle/last_value_error"] = mean_of(error)
         return TokenSignal(advantages=scaled.to(batch.token_level_rewards.dtype) * batch.response_mask, metrics=metrics)

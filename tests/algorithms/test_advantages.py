@@ -156,7 +156,9 @@ def test_right_and_wrong_is_the_verdict_not_the_advantage() -> None:
 def test_group_metrics_are_shares_of_four_groups() -> None:
     correct = torch.tensor([True, True, False, False, True, False, False, True])
     ids = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
-    values = results(credit.group_metrics(correct.float(), correct, ids))
+    old = torch.full((8, 1), -1.0)
+    batch = token_batch(correct.float().tolist(), ids.tolist(), lengths=[1] * 8, old=old, views={})
+    values = results(credit.group_metrics(batch))
     expected = {"all_right": 0.25, "all_wrong": 0.25, "mixed": 0.5, "flat_rollouts": 0.5}
     assert values == {f"groups/{name}": value for name, value in expected.items()}
 

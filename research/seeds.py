@@ -1,0 +1,109 @@
+"""Trains configuration files with several seeds, and compares each with the first of them, seed by seed.
+
+    python3 -m research.seeds microgeo/NAME ... --seeds 1 2 3 --out checkpoints/seeds KEY=VALUE ...
+
+The settings KEY=VALUE hold for all runs. Interrupted runs are resumed, and finished ones are not trained again. The table
+has, for each file, the share of right responses among the training rollouts of all steps and in the last validation: its
+mean over seeds, and the mean difference from the first file with its standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cepo.report.recorded_run import load_run
+from cepo.train import main as train
+
+DONE = "done"
+TRAINING = "reward/correct"
+VALIDATION = "val/accuracy"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The shares of right responses of one run: of its training rollouts, and of its last validation."""
+
+    training: float
+    validation: float
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Trains what is not trained yet, and prints the table; returns the exit code of a run that failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", help="configuration files, the one to compare with first, and KEY=VALUE")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--out", type=Path, default=Path("checkpoints/seeds"))
+    options = parser.parse_args(argv)
+    settings = [word for word in options.files if "=" in word]
+    files = [Path(word) for word in options.files if "=" not in word]
+    outcomes: dict[str, list[Outcome]] = {file.stem: [] for file in files}
+    for seed in options.seeds:
+        for file in files:
+            folder = options.out / f"{file.stem}-s{seed}"
+            exit_code = _train(file, seed, folder, settings)
+            if exit_code:
+                print(f"{folder} failed with exit code {exit_code}")
+                return exit_code
+            outcomes[file.stem].append(_outcome(folder))
+    print(table(outcomes))
+    return 0
+
+
+def _train(file: Path, seed: int, folder: Path, settings: Sequence[str]) -> int:
+    """Trains a run, or goes on with it; a run that is done is left alone."""
+    if (folder / DONE).exists():
+        return 0
+    print(folder, flush=True)
+    exit_code = train(
+        [
+            f"config={file}",
+            f"trainer.seed={seed}",
+            f"data.seed={seed}",
+            f"worker.rollout.seed={seed}",
+            f"trainer.save_checkpoint_path={folder}",
+            "trainer.logger=[file]",
+            *settings,
+        ]
+    )
+    if exit_code == 0:
+        (folder / DONE).touch()
+    return exit_code
+
+
+def _outcome(folder: Path) -> Outcome:
+    run = load_run(folder)
+    _, training = run.series(TRAINING)
+    _, validations = run.series(VALIDATION)
+    return Outcome(training=statistics.fmean(training), validation=validations[-1])
+
+
+def table(outcomes: dict[str, list[Outcome]]) -> str:
+    """Returns a Markdown table in percent; errors are those of the mean difference over seeds."""
+    lines = ["| file | training | difference | validation | difference |", "| --- | --- | --- | --- | --- |"]
+    baseline = next(iter(outcomes.values()))
+    for name, of_seeds in outcomes.items():
+        cells = [name]
+        for measure in ("training", "validation"):
+            values = [getattr(outcome, measure) for outcome in of_seeds]
+            others = [getattr(outcome, measure) for outcome in baseline]
+            differences = [value - other for value, other in zip(values, others, strict=True)]
+            cells += [f"{100 * statistics.fmean(values):.1f}", _mean_with_error(differences)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _mean_with_error(differences: Sequence[float]) -> str:
+    mean = 100 * statistics.fmean(differences)
+    if len(differences) < 2:
+        return f"{mean:+.1f}"
+    error = 100 * statistics.stdev(differences) / len(differences) ** 0.5
+    return f"{mean:+.1f} ± {error:.1f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
