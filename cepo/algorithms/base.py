@@ -87,7 +87,7 @@ class Estimator(ABC):
 
     def checked_signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         """Returns `signal`; raises `ConfigError` if a method of the user's returns no `TokenSignal`, or another shape."""
-        signal: object = self.signal(batch, step=step)
+        signal = cast("object", self.signal(batch, step=step))
         name = f"{type(self).__qualname__}.signal"
         remedy = "return cepo.types.TokenSignal(advantages=...) with a tensor (B, T), the shape of batch.response_mask"
         if not isinstance(signal, TokenSignal):

@@ -10,6 +10,7 @@ from factories import group, log_probs_like, rollout, same_bits, token_batch
 from torch import Tensor
 
 from cepo.algorithms import available_estimators, build_config, build_estimator, estimator_class
+from cepo.algorithms.readings import possible_rows
 from cepo.algorithms.registry import path_of
 from cepo.errors import ConfigError
 from cepo.types import TokenBatch, TokenSignal
@@ -135,14 +136,47 @@ def test_log_probs_of_minus_10000_give_finite_signals(name: str) -> None:
         assert torch.tensor([number for number in numbers if number is not None]).isfinite().all()
 
 
+def with_references(name: str, batch: TokenBatch, shown: Mapping[str, Tensor]) -> TokenBatch:
+    """The batch after the method has settled which of the references that can be shown are kept."""
+    kept = build_estimator(name).settled(shown)
+    assert kept.keys() == shown.keys()
+    teachers: dict[str, Tensor] = {}
+    for view, rows in kept.items():
+        assert not (rows & ~shown[view]).any(), f"{view}: what cannot be shown is kept"
+        teachers[view] = batch.teacher_log_probs[view].where(rows.unsqueeze(1), batch.old_log_probs)
+    return dataclasses.replace(batch, teacher_log_probs=teachers, has_reference=dict(kept))
+
+
 @every_method
-def test_rows_that_are_not_live_have_no_advantage(name: str) -> None:
-    batch = make_batch(name)
+@pytest.mark.parametrize("chance", [0.0, 0.3, 0.7, 1.0])
+def test_rows_that_are_not_live_have_no_signal(name: str, chance: float) -> None:
+    """Whichever references can be shown."""
     estimator = build_estimator(name)
+    generator = torch.Generator().manual_seed(6)
+    shown = {view: torch.rand(12, generator=generator) < chance for view in estimator.views}
+    batch = with_references(name, make_batch(name), shown)
     live = estimator.live_rows(batch.rewards, batch.group_ids, batch.has_reference)
     assert live.shape == (12,)
     assert live.dtype == torch.bool
-    assert torch.count_nonzero(estimator.signal(batch, step=0).advantages[~live]) == 0
+    signal = estimator.signal(batch, step=0)
+    assert torch.count_nonzero(signal.advantages[~live]) == 0
+    if signal.distillation is not None:
+        assert torch.count_nonzero(signal.distillation.token_weight[~live]) == 0
+        taught = batch.has_reference[signal.distillation.view]
+        assert torch.count_nonzero(signal.distillation.token_weight[~taught]) == 0
+
+
+@every_method
+def test_a_row_is_live_while_it_may_get_a_reference(name: str) -> None:
+    """Before references are known, as if every row had each: no row becomes live once some cannot be shown."""
+    estimator = build_estimator(name)
+    batch = make_batch(name)
+    possible = possible_rows(estimator, batch.rewards, batch.group_ids, with_teachers=True)
+    generator = torch.Generator().manual_seed(7)
+    for _ in range(20):
+        shown = {view: torch.rand(12, generator=generator) < 0.5 for view in estimator.views}
+        live = estimator.live_rows(batch.rewards, batch.group_ids, estimator.settled(shown))
+        assert not (live & ~possible).any()
 
 
 @every_method
