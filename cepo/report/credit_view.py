@@ -10,6 +10,7 @@ import base64
 import gzip
 import itertools
 import json
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,10 +20,10 @@ import numpy
 from cepo.algorithms import Estimator, available_estimators, build_estimator, credit, section_of
 from cepo.algorithms.settings import DEFAULT_ESTIMATOR
 from cepo.algorithms.token_batches import at_last_token, response_mask_of, with_rows
+from cepo.data.data_uri import data_uri
 from cepo.files.trees import Fields, Tree
-from cepo.report.contrast import Contrast, clearest_pair, contrast_of
-from cepo.report.images import data_uri
 from cepo.report.recorded_run import RunData
+from cepo.run_folder.contrast import Contrast, clearest_pair, contrast_of
 from cepo.run_folder.trace import STUDENT, GroupRecord, RolloutRecord, read_rollouts
 from cepo.run_folder.writing import finite_or_none
 from cepo.types import TokenBatch
@@ -39,10 +40,12 @@ _VALUE = "value"
 
 @dataclass(frozen=True, kw_only=True)
 class CreditView:
-    """The contrast that opens the page, and the data of its script: an index of all rollouts, and a block per step."""
+    """The contrast that opens the page with the image of its problem, and the data of the page's script."""
 
     contrast: Contrast
-    data: Tree
+    first_place: int  # of the contrast's group among the rollouts of its step
+    image: str | None
+    data: Tree  # an index of all rollouts, and a block per step
 
 
 def credit_view(run: RunData) -> CreditView | None:
@@ -58,32 +61,58 @@ def credit_view(run: RunData) -> CreditView | None:
         for group in groups:
             rank, places = clearest_pair(group.rollouts)
             if clearest is None or rank >= clearest.rank:  # of equals the last
-                places_in_step = [first_place + place for place in places]
-                clearest = _Candidate(rank=rank, places=places_in_step, step=columns)
+                clearest = _Candidate(rank=rank, group=group, places=places, first_place=first_place, columns=columns)
             for place, rollout in enumerate(group.rollouts, first_place):
                 text = f"{group.prompt_id}: {group.problem}\n{rollout.response}".lower()
                 index.append((step, place, text, rollout.right))
             first_place += len(group.rollouts)
     if clearest is None:
         return None
-    blocks = _thinned(blocks, clearest.step["step"])
-    index = [entry for entry in index if entry[0] in blocks]
+    start = clearest.group.step
+    blocks = _thinned(blocks, start)
     data = {
-        "start": [clearest.step["step"], clearest.places[-1]],  # the wrong one of a pair
+        "start": [start, clearest.first_place + clearest.places[-1]],  # the wrong one of a pair
         "steps": list(blocks),
-        "index": _packed(index),
+        "index": _packed([entry for entry in index if entry[0] in blocks]),
         "blocks": blocks,
     }
-    return CreditView(contrast=contrast_of(clearest.step, clearest.places), data=data)
+    images = clearest.group.images
+    return CreditView(
+        contrast=_contrast(run, clearest),
+        first_place=clearest.first_place,
+        image=data_uri(images[0]) if images else None,
+        data=data,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Candidate:
-    """The responses that may open the page, by their places in the data of their step."""
+    """The responses that may open the page, by their places in their group, with the data of their step."""
 
     rank: tuple[bool, bool, float]
+    group: GroupRecord
     places: Sequence[int]
-    step: Tree
+    first_place: int
+    columns: Tree
+
+
+def _contrast(run: RunData, candidate: _Candidate) -> Contrast:
+    """Returns the contrast with the plain method's credit, or if that cannot be computed with each response's mean."""
+    methods: list[str] = candidate.columns["methods"]
+    if DEFAULT_ESTIMATOR not in methods:
+        return contrast_of(candidate.group, candidate.places, method=run.estimator)
+    number = methods.index(DEFAULT_ESTIMATOR) + 1
+    uniform_advantages: list[float] = []
+    for place in candidate.places:
+        entry = candidate.columns["rollouts"][candidate.first_place + place]
+        uniform_advantages.append(statistics.fmean(entry["columns"][number][_ADVANTAGE]))
+    return contrast_of(
+        candidate.group,
+        candidate.places,
+        method=run.estimator,
+        baseline=DEFAULT_ESTIMATOR,
+        uniform_advantages=uniform_advantages,
+    )
 
 
 def _thinned(blocks: dict[int, str], start: int) -> dict[int, str]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cepo.files.trees import Fields
-from cepo.report.contrast import Contrast
+from cepo.report.credit_view import CreditView
 from cepo.report.drawing import Chart
 from cepo.report.score_tables import NOTHING, Cell, ScoreTable
-from cepo.report.tokens import ColouredRow
+from cepo.run_folder.tokens import ColouredRow
 from cepo.run_folder.writing import write_atomically
 from cepo.terminal.lines import without_controls
 
@@ -117,8 +117,7 @@ def write_page(
     warnings: Sequence[str] = (),
     results: Sequence[Result] = (),
     first: Chart | None = None,
-    contrast: Contrast | None = None,
-    credit: Fields | None = None,
+    credit: CreditView | None = None,
     sections: Sequence[Section] = (),
     clocks: Mapping[str, Mapping[int, float]] | None = None,
 ) -> Path:
@@ -127,8 +126,7 @@ def write_page(
     Args:
         headline: the answer in one sentence, above all else; `warnings` follow it, and `results`.
         first: the chart of the first screen.
-        contrast: the responses beside that chart.
-        credit: the data of the credit view, of `credit_view.credit_view`.
+        credit: the responses beside that chart, and the data of the credit view.
         clocks: further axes for the charts, as values by step.
     """
     from jinja2 import Environment, FileSystemLoader
@@ -147,7 +145,6 @@ def write_page(
         warnings=warnings,
         results=results,
         first=first,
-        contrast=contrast,
         credit=credit,
         sections=sections,
         clocks=clocks or {},

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from html import escape
 from pathlib import Path
 
 from cepo.algorithms import available_estimators
@@ -17,9 +18,11 @@ from cepo.report.drawing import save_figure
 from cepo.report.html_page import Section, Table, write_page
 from cepo.report.recorded_run import RunData, as_yaml, load_run
 from cepo.report.samples import Sample, samples_table
-from cepo.report.summary import page_results, subtitle, summary_rows
+from cepo.report.summary import page_results, result_lines, subtitle, summary_rows
 from cepo.run_folder.environment import read_environment
+from cepo.run_folder.fragment import fragment
 from cepo.run_folder.records import read_generations
+from cepo.terminal.lines import without_controls
 
 REPORT_FILE = "report.html"
 
@@ -30,6 +33,16 @@ class Run(RunData):
     def page(self, out: Path | str | None = None) -> Path:
         """Writes the report of the run, by default `report.html` in its folder, and returns the file's path."""
         return write_report(self.folder, None if out is None else Path(out))
+
+    def _repr_html_(self) -> str:
+        """Returns what a notebook shows: the result, and a right and a wrong response with the credit of their tokens."""
+        lines = [f"{self.estimator}: {self.name}, step {self.last_step}"]
+        for value, name, change in result_lines(self):
+            lines.append(f"{value} {name}, {change}")
+        summary = "<br>".join(escape(line) for line in lines)
+        view = credit_view(self)
+        credit = "" if view is None else fragment(view.contrast, image=view.image)
+        return f"<p>{without_controls(summary)}</p>\n{credit}"
 
 
 def open_run(folder: Path | str) -> Run:
@@ -42,15 +55,13 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
     run = load_run(run_folder)
     charts = run_charts(run)
     first = charts.pop(0) if charts and charts[0].title == HELD_OUT else None
-    view = credit_view(run)
     return write_page(
         out or run.folder / REPORT_FILE,
         title=run.name,
         subtitle=subtitle(run),
         results=page_results(run),
         first=first,
-        contrast=None if view is None else view.contrast,
-        credit=None if view is None else view.data,
+        credit=credit_view(run),
         sections=[*chart_sections(charts, first=first), *_records(run)],
         clocks=_clocks(run),
     )

@@ -10,20 +10,24 @@ from cepo.errors import ConfigError, did_you_mean
 from cepo.run_folder.earlier_runs import set_aside_earlier_run
 from cepo.run_folder.layout import require_own_records
 from cepo.run_folder.trace import GroupRecord
-from cepo.tracking import external
 from cepo.tracking.console import ConsoleSink
 from cepo.tracking.files import FileSink
+from cepo.tracking.mlflow_sink import MlflowSink
 from cepo.tracking.sink import RunDescription, Sink
+from cepo.tracking.swanlab_sink import SwanlabSink
+from cepo.tracking.tensorboard_sink import TensorboardSink
+from cepo.tracking.trackio_sink import TrackioSink
+from cepo.tracking.wandb_sink import WandbSink
 
 _log = logging.getLogger(__name__)
 _SINKS: Mapping[str, Callable[[RunDescription], Sink]] = {
     "console": ConsoleSink,
     "file": FileSink,
-    "mlflow": external.MlflowSink,
-    "swanlab": external.SwanlabSink,
-    "tensorboard": external.TensorboardSink,
-    "trackio": external.TrackioSink,
-    "wandb": external.WandbSink,
+    "mlflow": MlflowSink,
+    "swanlab": SwanlabSink,
+    "tensorboard": TensorboardSink,
+    "trackio": TrackioSink,
+    "wandb": WandbSink,
 }
 _LIBRARIES = {
     "console": (),

@@ -6,15 +6,20 @@ import importlib
 import importlib.util
 import json
 import math
+import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from run_folders import run_in
+from PIL import Image
+from run_folders import group, rollout, run_in
 
 from cepo.errors import ConfigError
+from cepo.run_folder.pictures import thumbnail
 from cepo.run_folder.records import read_metrics
+from cepo.run_folder.trace import GroupRecord
 from cepo.terminal.live_view import duration
 from cepo.tracking.console import step_line
 from cepo.tracking.sink import RunDescription, Sink
@@ -57,20 +62,31 @@ def test_durations_read_as_seconds_minutes_or_hours() -> None:
 
 
 def test_tensorboard_shows_after_resume_at_step_1_each_step_once(tmp_path: Path) -> None:
+    """An image is there once per start, as an image and not as its text; credit is a table of tokens."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+    sample = {"prompt_id": "a", "response": "# not a title", "accuracy": 1.0, "image": GREEN}
     for resumed, steps, value in ((None, (0, 1, 2, 3), 0.25), (1, (2, 3), 0.75)):
         sink = build_sink("tensorboard", run_in(tmp_path, resumed_step=resumed))
         for step in steps:
             sink.log_metrics(step, {"reward/mean": value})
-        sink.log_generations(steps[-1], [{"prompt_id": "a", "response": "# not a title", "accuracy": 1.0}])
+            sink.log_generations(step, [sample])
+        sink.log_rollouts(pair(3))
         sink.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    seen = [(event.step, event.value) for event in events.Scalars("reward/mean")]
-    assert seen == [(0, 0.25), (1, 0.25), (2, 0.75), (3, 0.75)]
+    scalars = [(event.step, event.value) for event in events.Scalars("reward/mean")]
+    assert scalars == [(0, 0.25), (1, 0.25), (2, 0.75), (3, 0.75)]
     text = events.Tensors("val/sample_0/text_summary")[-1].tensor_proto.string_val[0].decode()
-    assert "**response**\n\n    # not a title\n\n**accuracy**" in text
+    assert text == "**prompt_id**\n\n    a\n\n**response**\n\n    # not a title\n\n**accuracy**\n\n    1.0"
+    assert [(image.step, image.width, image.height) for image in events.Images("val/sample_0")] == [
+        (0, 64, 48),
+        (2, 64, 48),
+    ]
+    credit = events.Tensors("credit/responses/text_summary")[-1].tensor_proto.string_val[0].decode()
+    assert "| token | advantage | delta | weight |" in credit
+    assert "|  27 | -1.5 | 0.25 |" in credit
+    assert "|  \\<b\\>sides | 0.75 | 0.25 |" in credit
 
 
 def test_an_unknown_sink_names_the_nearest_one(tmp_path: Path) -> None:
@@ -114,7 +130,7 @@ def test_a_failing_required_sink_ends_the_run(monkeypatch: pytest.MonkeyPatch) -
 FIRST, AGAIN, LAST = 0.6251234, 0.1252345, 0.8753456
 
 
-CONFIG = "trainer:\n  project_name: geometry\nworker:\n  rollout:\n    n: 12345\n"
+CONFIG = "algorithm:\n  adv_estimator: cepo\ntrainer:\n  project_name: geometry\nworker:\n  rollout:\n    n: 12345\n"
 
 
 def of_geometry(folder: Path, **changes: Any) -> RunDescription:
@@ -129,18 +145,52 @@ def needed(*names: str) -> list[Any]:
     ]
 
 
+GREEN = thumbnail([Image.new("RGB", (64, 48), (10, 200, 30))])
+SAMPLE = {"prompt_id": "a", "response": "the_answer_is_24", "accuracy": 1.0, "image": GREEN}
+
+
+def pair(step: int) -> list[GroupRecord]:
+    """A right and a wrong response, whose last token has most of the credit: 1.5 and 0.75 against a mean of 1."""
+    tokens = ("3", " <b>sides", " 27")
+    sides = [
+        replace(rollout(right=right, tokens=tokens), token_advantages=[0.75 * sign, 0.75 * sign, 1.5 * sign])
+        for right, sign in ((True, 1.0), (False, -1.0))
+    ]
+    return [group(step, sides)]
+
+
 def log_two_halves(name: str, folder: Path) -> None:
     """Steps 1 and 2, then a run resumed after step 1 that does step 2 again and step 3."""
     sink = build_sink(name, of_geometry(folder))
     sink.log_metrics(1, {"reward/mean": FIRST, "val/pass@4": 1.0})
+    sink.log_rollouts(pair(1))
+    sink.log_rollouts(pair(2))  # within 10 steps of the first, so that it is left out
     sink.log_metrics(2, {"reward/mean": AGAIN, "actor/grad_norm": math.inf})
     sink.close()
     sink = build_sink(name, of_geometry(folder, resumed_step=1))
     sink.log_metrics(2, {"reward/mean": AGAIN})
     sink.log_metrics(3, {"reward/mean": LAST})
-    sink.log_generations(3, [{"prompt_id": "a", "response": "the_answer_is_24", "accuracy": 1.0}])
+    sink.log_generations(3, [SAMPLE, {**SAMPLE, "accuracy": 0.0}])
     sink.log_generations(3, [])
     sink.close()
+
+
+def written(path: Path, text: bytes) -> bytes:
+    """The content of a file that another process may still be writing, once it has the text."""
+    deadline = time.monotonic() + 20
+    while text not in path.read_bytes():
+        assert time.monotonic() < deadline, f"{path} never had {text!r}"
+        time.sleep(0.1)
+    return path.read_bytes()
+
+
+def require_credit(html: str) -> None:
+    """The last token of each response has full colour, and markup of a model is text."""
+    assert html.count("rgba(64, 145, 220, 0.60)") == html.count("rgba(235, 130, 50, 0.60)") == 1
+    assert "cepo credits “27” of the right response most and blames “27” of the wrong response most." in html
+    assert "&lt;b&gt;sides" in html
+    assert "<script" not in html
+    assert "data:image/png;base64," in html
 
 
 def identifier(folder: Path, name: str) -> str:
@@ -152,19 +202,28 @@ def test_wandb_offline_keeps_two_parts_of_1_run(tmp_path: Path, monkeypatch: pyt
     needed("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
     log_two_halves("wandb", tmp_path)
     number = identifier(tmp_path, "wandb")
     parts = sorted(tmp_path.glob(f"wandb/offline-run-*/run-{number}.wandb"))
     assert len(parts) == len(list(tmp_path.glob("wandb/offline-run-*/*.wandb"))) == 2
-    first, second = (part.read_bytes() for part in parts)
+    first, second = (written(part, b"trainer/step") for part in parts)
     for content, inside, outside in ((first, FIRST, LAST), (second, LAST, FIRST)):
         assert str(inside).encode() in content
         assert str(AGAIN).encode() in content
         assert str(outside).encode() not in content
         assert b"trainer/step" in content
         assert b"12345" in content
-    tables = list(tmp_path.glob("wandb/offline-run-*/files/media/table/val/generations_*.table.json"))
-    assert [json.loads(table.read_text())["data"] for table in tables] == [[["a", "the_answer_is_24", "1.0"]]]
+    staged = [path.read_bytes() for path in (tmp_path / "data").rglob("artifacts/staging/*")]
+    tables = [json.loads(content) for content in staged if content.startswith(b"{")]
+    table = next(table for table in tables if table["_type"] == "table")
+    assert table["columns"] == ["image", "prompt_id", "response", "accuracy"]
+    assert [row[1:] for row in table["data"]] == [["a", "the_answer_is_24", "1.0"], ["a", "the_answer_is_24", "0.0"]]
+    assert {(row[0]["_type"], row[0]["width"], row[0]["height"]) for row in table["data"]} == {("image-file", 64, 48)}
+    assert sum(content.startswith(b"\x89PNG") for content in staged) == 1
+    files = "wandb/offline-run-*/files/media"
+    [credit] = tmp_path.glob(f"{files}/html/credit/responses_*.html")
+    require_credit(credit.read_text())
 
 
 def test_mlflow_keeps_1_run_with_values_settings_and_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +246,15 @@ def test_mlflow_keeps_1_run_with_values_settings_and_samples(tmp_path: Path, mon
     assert client.get_metric_history(kept.info.run_id, "val/pass_4")[0].value == 1.0
     artifacts = tmp_path / "mlflow" / "artifacts"
     (samples,) = artifacts.rglob("generations/step_3.jsonl")
-    assert json.loads(samples.read_text())["response"] == "the_answer_is_24"
+    rows = [json.loads(line) for line in samples.read_text().splitlines()]
+    assert [row["response"] for row in rows] == ["the_answer_is_24"] * 2
+    [picture] = artifacts.rglob("generations/images/*.png")
+    assert {row["image"] for row in rows} == {f"generations/images/{picture.name}"}
+    with Image.open(picture) as image:
+        assert image.size == (64, 48)
+    [credit] = artifacts.rglob("credit/step_1.html")
+    require_credit(credit.read_text())
+    assert not list(artifacts.rglob("credit/step_2.html"))
     assert [path.read_text() for path in artifacts.rglob("config.yaml")] == [CONFIG]
     assert len(list(artifacts.rglob("config_from_step_1.yaml"))) == 1
 
@@ -211,7 +278,12 @@ def test_swanlab_offline_keeps_two_parts_of_1_run(tmp_path: Path, monkeypatch: p
     parts = sorted(tmp_path.glob(f"swanlab/run-*/run-{number}.swanlab"))
     assert len(parts) == len(list(tmp_path.glob("swanlab/run-*"))) == 2
     assert all(b"reward/mean" in part.read_bytes() for part in parts)
-    assert [path.read_text().count("the_answer_is_24") for path in tmp_path.rglob("media/text/*.txt")] == [1]
+    assert [path.read_text().count("the_answer_is_24") for path in tmp_path.rglob("media/text/*.txt")] == [1, 1]
+    [picture] = tmp_path.rglob("media/image/*.png")
+    with Image.open(picture) as image:
+        assert image.size == (64, 48)
+    [credit] = tmp_path.rglob("media/html/*.html")
+    require_credit(credit.read_text())
     assert all("12345" in path.read_text() for path in tmp_path.rglob("files/config.yaml"))
 
 
@@ -223,6 +295,8 @@ def test_trackio_keeps_1_run_with_values_settings_and_samples(tmp_path: Path, mo
 
     for module in (utils, importlib.import_module("trackio.sqlite_storage")):
         monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
+    for name in ("utils", "run", "table", "media.media"):
+        monkeypatch.setattr(importlib.import_module(f"trackio.{name}"), "MEDIA_DIR", tmp_path / "trackio" / "media")
     log_two_halves("trackio", tmp_path / "run")
     name = identifier(tmp_path / "run", "trackio")
     assert name.startswith("first-")
@@ -230,7 +304,11 @@ def test_trackio_keeps_1_run_with_values_settings_and_samples(tmp_path: Path, mo
     logs = SQLiteStorage.get_logs("geometry", name)
     values = [(each["step"], each["reward/mean"]) for each in logs if "reward/mean" in each]
     assert values == [(1, FIRST), (2, AGAIN), (2, AGAIN), (3, LAST)]
-    assert "the_answer_is_24" in str([each["val/generations"] for each in logs if "val/generations" in each])
+    [samples] = [log["val/generations"] for log in logs if "val/generations" in log]
+    assert [row["response"] for row in samples["_value"]] == ["the_answer_is_24"] * 2
+    assert samples["_value"][0]["image"]["_type"] == "trackio.image"
+    [credit] = [path for path in (tmp_path / "trackio").rglob("*.html") if "media" in path.parts]
+    require_credit(credit.read_text())
     assert SQLiteStorage.get_run_config("geometry", name)["worker"] == {"rollout": {"n": 12345}}
     other = build_sink("trackio", of_geometry(tmp_path / "other"))
     other.log_metrics(1, {"reward/mean": LAST})

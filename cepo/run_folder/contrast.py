@@ -1,23 +1,19 @@
-"""Sets a right and a wrong response to one problem side by side, under the run's method and under uniform credit.
+"""Sets a recorded right and a wrong response to one problem side by side, with the credit of each of their tokens.
 
-The credit of a token is compared with what the plain method gives every token of the same response:
-`share_t = A_t / A_uniform`. A share of 1 has half of the full colour, so that more and less can both be seen.
+The credit of a token is compared with uniform credit: `share_t = A_t / A_uniform`. In the colour scale a share of 1 has half
+of the full colour, so that more and less can both be seen.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy
 
-from cepo.algorithms.settings import DEFAULT_ESTIMATOR
-from cepo.files.trees import Fields
-from cepo.report.tokens import ColouredRow, ColouredToken, coloured, visible
-from cepo.run_folder.trace import RolloutRecord
+from cepo.run_folder.tokens import ColouredRow, ColouredToken, coloured, visible
+from cepo.run_folder.trace import GroupRecord, RolloutRecord
 
-_ADVANTAGE = "advantage"
 _ZERO = 1e-6
 _LEAST_SPAN = 0.1
 """The span of shares is at least this, so that rounding is not drawn as a difference."""
@@ -29,25 +25,24 @@ _LONGEST_WORD = 24
 
 @dataclass(frozen=True, kw_only=True)
 class ContrastSide:
-    """One response: its verdict, the link to it in the credit view, and its tokens under each method."""
+    """One response: its place in its group, its verdict, and its tokens under each method."""
 
+    place: int
     verdict: str
     reward: float
-    link: str
     rows: Sequence[ColouredRow]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
-    """What the first screen shows of credit; `low` and `high` are the shares at the ends of the colour scale."""
+    """The clearest responses of a group; `low` and `high` are the shares at the ends of the colour scale."""
 
     sentence: str
     step: int
     problem: str
     ground_truth: str
-    image: str | None
     sides: Sequence[ContrastSide]
-    baseline: str
+    uniform: str
     low: float
     high: float
 
@@ -83,85 +78,89 @@ def clearest_pair(rollouts: Sequence[RolloutRecord]) -> tuple[tuple[bool, bool, 
     return (len(places) > 1, differs, least_clarity), places
 
 
-def contrast_of(step: Fields, places: Sequence[int]) -> Contrast:
-    """Builds the first screen's contrast from `credit_view.step_credit`'s data and the places of its one or two responses."""
-    method, *_ = step["methods"]
-    baseline = step["methods"].index(DEFAULT_ESTIMATOR) if DEFAULT_ESTIMATOR in step["methods"] else None
-    rollouts = [step["rollouts"][place] for place in places]
-    shares_of_rollouts = [_shares(rollout, baseline) for rollout in rollouts]
+def contrast_of(
+    group: GroupRecord,
+    places: Sequence[int],
+    *,
+    method: str,
+    baseline: str | None = None,
+    uniform_advantages: Sequence[float] | None = None,
+) -> Contrast:
+    """Builds the contrast of one or two responses of a group, by their places, as `method` credits their tokens.
+
+    `uniform_advantages` are what `baseline`, the method of uniform credit, gives each token of these responses; by
+    default each response's own mean.
+    """
+    rollouts = [group.rollouts[place] for place in places]
+    if uniform_advantages is None:
+        uniform_advantages = [float(numpy.mean(rollout.token_advantages)) for rollout in rollouts]
+    shares_of_rollouts: list[list[float]] = []
+    for rollout, uniform_advantage in zip(rollouts, uniform_advantages, strict=True):
+        shares_of_rollouts.append(_shares(rollout, uniform_advantage))
     span = _LEAST_SPAN
     for shares in shares_of_rollouts:
         span = max(span, *(abs(share - 1) for share in shares))
     span = min(span, 1.0)
-    group = step["groups"][rollouts[0]["group"]]
     sides: list[ContrastSide] = []
     for place, rollout, shares in zip(places, rollouts, shares_of_rollouts, strict=True):
         rows = [ColouredRow(label=method, tokens=list(_coloured(rollout, shares, span)))]
-        if method != DEFAULT_ESTIMATOR:
-            uniform = [1.0] * len(shares)
-            rows.append(ColouredRow(label=DEFAULT_ESTIMATOR, tokens=list(_coloured(rollout, uniform, span))))
-        sides.append(
-            ContrastSide(
-                verdict=_verdict(rollout),
-                reward=rollout["reward"],
-                link=f"#step={step['step']}&rollout={place}",
-                rows=rows,
-            )
-        )
+        if baseline not in (None, method):
+            uniform_shares = [1.0] * len(shares)
+            rows.append(ColouredRow(label=baseline, tokens=list(_coloured(rollout, uniform_shares, span))))
+        sides.append(ContrastSide(place=place, verdict=_verdict(rollout), reward=rollout.reward, rows=rows))
     return Contrast(
-        sentence=_sentence(method, rollouts, shares_of_rollouts),
-        step=step["step"],
-        problem=visible(group["problem"].replace("<image>", "").strip()),
-        ground_truth=visible(group["ground_truth"]),
-        image=group["images"][0] if group["images"] else None,
+        sentence=_sentence(method, baseline, rollouts, shares_of_rollouts),
+        step=group.step,
+        problem=visible(group.problem.replace("<image>", "").strip()),
+        ground_truth=visible(group.ground_truth),
         sides=sides,
-        baseline=DEFAULT_ESTIMATOR,
+        uniform="the mean of the response" if baseline is None else f"what {baseline} gives",
         low=1 - span,
         high=1 + span,
     )
 
 
-def _verdict(rollout: Fields) -> str:
-    return "right" if rollout["accuracy"] >= 0.5 else "wrong"
+def _verdict(rollout: RolloutRecord) -> str:
+    return "right" if rollout.right else "wrong"
 
 
-def _shares(rollout: Fields, baseline: int | None) -> list[float]:
-    """Returns `share_t` of each token; without the plain method's advantage, that of the mean."""
-    _, own_columns, *_ = rollout["columns"]
-    advantages = [advantage or 0.0 for advantage in own_columns[_ADVANTAGE]]
-    uniform = statistics.fmean(advantages)
-    if baseline is not None:
-        uniform = statistics.fmean(rollout["columns"][baseline + 1][_ADVANTAGE])
-    if abs(uniform) < _ZERO:
-        return [1.0] * len(advantages)
-    return [advantage / uniform for advantage in advantages]
+def _shares(rollout: RolloutRecord, uniform_advantage: float) -> list[float]:
+    """Returns `share_t` of each token; 1 for all if uniform credit is 0."""
+    if abs(uniform_advantage) < _ZERO:
+        return [1.0] * len(rollout.tokens)
+    shares = numpy.nan_to_num(numpy.asarray(rollout.token_advantages, dtype=float) / uniform_advantage)
+    return shares.tolist()
 
 
-def _coloured(rollout: Fields, shares: Sequence[float], span: float) -> Iterator[ColouredToken]:
+def _coloured(rollout: RolloutRecord, shares: Sequence[float], span: float) -> Iterator[ColouredToken]:
     """Yields the tokens: credit of a right response is blue, blame of a wrong one orange, and the reverse if it turns."""
-    direction = 1 if _verdict(rollout) == "right" else -1
-    for text, share in zip(rollout["tokens"], shares, strict=True):
-        strength = (share - 1 + span) / (2 * span)
-        if share < 0:
-            strength = share / 2
-        elif strength < 0:
-            strength = 0.0
+    direction = 1 if rollout.right else -1
+    for text, share in zip(rollout.tokens, shares, strict=True):
+        strength = share / 2 if share < 0 else max(0.0, (share - 1 + span) / (2 * span))
         yield coloured(text, direction * strength, f"{share:.2f} × uniform")
 
 
-def _sentence(method: str, rollouts: Sequence[Fields], shares_of_rollouts: Sequence[Sequence[float]]) -> str:
+def _sentence(
+    method: str,
+    baseline: str | None,
+    rollouts: Sequence[RolloutRecord],
+    shares_of_rollouts: Sequence[Sequence[float]],
+) -> str:
     """Returns in one sentence which words the method singles out."""
-    if method == DEFAULT_ESTIMATOR:
+    if method == baseline:
         return f"{method} gives every token of a response the same credit or blame."
     clauses: list[str] = []
     for rollout, shares in zip(rollouts, shares_of_rollouts, strict=True):
-        words = _words_singled_out(rollout["tokens"], shares)
+        words = _words_singled_out(rollout.tokens, shares)
         if words:
-            verb = "credits" if _verdict(rollout) == "right" else "blames"
+            verb = "credits" if rollout.right else "blames"
             clauses.append(f"{verb} {_listed(words)} of the {_verdict(rollout)} response most")
     if not clauses:
-        return f"Here {method} gives nearly every token what {DEFAULT_ESTIMATOR} gives it."
-    return f"{method} {' and '.join(clauses)}; {DEFAULT_ESTIMATOR} treats every token of a response alike."
+        return f"Here {method} gives nearly every token of a response the same."
+    sentence = f"{method} {' and '.join(clauses)}"
+    if baseline is not None:
+        sentence += f"; {baseline} treats every token of a response alike"
+    return f"{sentence}."
 
 
 def _words_singled_out(tokens: Sequence[str], shares: Sequence[float]) -> list[str]:
@@ -179,20 +178,24 @@ def _words_singled_out(tokens: Sequence[str], shares: Sequence[float]) -> list[s
             share_of_word[word] = max(share, share_of_word.get(word, 0.0))
         start = end
     share_of_word.pop("", None)
+    places = {word: place for place, word in enumerate(share_of_word)}
     words = sorted(share_of_word, key=lambda word: -share_of_word[word])[:_MOST_WORDS]
-    words.sort(key=list(share_of_word).index)
-    return words
+    return sorted(words, key=lambda word: places[word])
 
 
 def _word_at(text: str, start: int, end: int) -> str:
-    """Returns a token with the letters and digits that continue it on either side, such as "45" for the token "4" of "=45."."""
-    if text[start:end][:1].isalnum():
+    """Returns a token with the letters and digits that continue it on either side, as "45" for the token "4" in "=45."."""
+    token = text[start:end]
+    if token[:1].isalnum():
         while start > 0 and text[start - 1].isalnum():
             start -= 1
-    if text[start:end][-1:].isalnum():
+    if token[-1:].isalnum():
         while end < len(text) and text[end].isalnum():
             end += 1
-    word = visible(text[start:end].strip()) if text[start:end].strip() else ""
+    word = text[start:end].strip()
+    if not word:
+        return ""
+    word = visible(word)
     return word if len(word) <= _LONGEST_WORD else word[: _LONGEST_WORD - 1] + "…"
 
 
