@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cepo.config.worker_schema import SpeculationSettings
 from lab.support.machine import ROOT, machine_record
 from lab.support.rows import generation_requests
 from lab.support.shapes import SHAPES, Shape, write_checkpoint
@@ -38,6 +39,12 @@ SHORT_NAMES = {"2b": "qwen3-vl-2b", "4b": "qwen3-vl-4b"}
 SAMPLES = 8
 LORA_RANK = 16
 SHARE_OF_MEMORY = 0.3
+SPECULATION: SpeculationSettings = {
+    "method": "ngram",
+    "num_speculative_tokens": 4,
+    "prompt_lookup_min": 1,
+    "prompt_lookup_max": 4,
+}
 GAP_LIMITS = {"mean": 1e-2, "99th percentile": 5e-2}
 """Limits in nats of the gap between the engine's and the trainer's log-probs, for bf16 and small (random) logits."""
 NO_CUDA = 3
@@ -63,13 +70,27 @@ class EngineCheck:
     Args:
         response: maximum number of tokens per response.
         lora_rank: rank of the adapter; 0 for full weights.
+        speculates: whether the engine guesses tokens by n-grams, which must not change log-probs.
     """
 
     def __init__(
-        self, shape: Shape, folder: Path, *, device: str, response: int, lora_rank: int, stack: ExitStack
+        self,
+        shape: Shape,
+        folder: Path,
+        *,
+        device: str,
+        response: int,
+        lora_rank: int,
+        speculates: bool,
+        stack: ExitStack,
     ) -> None:
-        self._shape, self._folder, self._device, self._response, self._stack = shape, folder, device, response, stack
+        self._shape = shape
+        self._folder = folder
+        self._device = device
+        self._response = response
         self._lora_rank = lora_rank
+        self._speculates = speculates
+        self._stack = stack
         self._processing: Processing
         self._requests: list[GenerationRequest]
         self._actor: Actor
@@ -128,6 +149,7 @@ class EngineCheck:
             max_model_len=self._shape.prompt_tokens + self._response,
             gpu_memory_utilization=SHARE_OF_MEMORY,
             lora_rank=self._lora_rank,
+            speculative_config=SPECULATION if self._speculates else {},
         )
         self._engine = VllmGenerator(settings, self._processing)
         self._stack.callback(self._engine.close)
@@ -232,6 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--shape", choices=(*SHAPES, *SHORT_NAMES), default="2b")
     parser.add_argument("--weights", choices=("adapter", "full"), default="adapter")
+    parser.add_argument("--speculation", action="store_true", help="with speculation by n-grams; needs a GPU")
     parser.add_argument("--response", type=int, default=64, help="tokens of a response")
     options = parser.parse_args(arguments)
     shape = SHAPES[SHORT_NAMES.get(str(options.shape), str(options.shape))]
@@ -254,6 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             device=options.device,
             response=options.response,
             lora_rank=LORA_RANK if options.weights == "adapter" else 0,
+            speculates=options.speculation,
             stack=stack,
         )
         steps = run(check.steps())

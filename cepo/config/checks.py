@@ -34,6 +34,7 @@ def check_config(config: RunConfig) -> list[str]:
     _check_method(config)
     _check_algorithm(config)
     _check_model(config)
+    _check_engine(config)
     _check_mixing(config)
     _check_validation(config)
     _check_devices(config)
@@ -148,6 +149,28 @@ def _check_algorithm(config: RunConfig) -> None:
     if algorithm.kl_type == "adaptive" and algorithm.use_kl_loss and not algorithm.disable_kl:
         raise ConfigError(
             "algorithm.kl_type=adaptive follows a KL in the reward; set algorithm.use_kl_loss=false, or kl_type=fixed"
+        )
+
+
+def _check_engine(config: RunConfig) -> None:
+    rollout = config.worker.rollout
+    speculation = rollout.speculative_config
+    missing = [key for key in ("method", "num_speculative_tokens") if key not in speculation]
+    if speculation and missing:
+        raise ConfigError(
+            f"worker.rollout.speculative_config lacks {' and '.join(missing)}: speculation needs a method (ngram or suffix) "
+            "and num_speculative_tokens, for example 4. Set both, or leave the section empty."
+        )
+    if rollout.name == "transformers" and (speculation or rollout.quantization is not None):
+        raise ConfigError(
+            "worker.rollout.speculative_config and worker.rollout.quantization are settings of vLLM, but "
+            "worker.rollout.name=transformers. Remove them, or set name to auto or vllm."
+        )
+    if rollout.quantization is not None and config.worker.actor.rollout_is == "none":
+        raise ConfigError(
+            f"worker.rollout.quantization={rollout.quantization} with worker.actor.rollout_is=none: vLLM would sample from "
+            "other probabilities than the trainer's, and nothing would correct for it. Set rollout_is=truncate or mask, or "
+            "quantization=null."
         )
 
 

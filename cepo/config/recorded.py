@@ -84,7 +84,14 @@ LISTED = frozenset(
         "worker.rollout",
         """
         name n temperature top_p top_k seed dtype gpu_memory_utilization enforce_eager sleep limit_images max_model_len
-        max_num_batched_tokens max_num_seqs merge_lora ignore_eos disable_tqdm tensor_parallel_size
+        max_num_batched_tokens max_num_seqs merge_lora ignore_eos disable_tqdm tensor_parallel_size quantization
+        """,
+    )
+    | _keys(
+        "worker.rollout.speculative_config",
+        """
+        method num_speculative_tokens prompt_lookup_min prompt_lookup_max suffix_decoding_max_tree_depth
+        suffix_decoding_max_cached_requests suffix_decoding_max_spec_factor suffix_decoding_min_token_prob
         """,
     )
     | _keys("worker.rollout.val_override_config", "n temperature top_p top_k presence_penalty")

@@ -223,6 +223,21 @@ class SamplingOverrides(TypedDict, total=False):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)]
 
 
+class SpeculationSettings(TypedDict, total=False):
+    """`worker.rollout.speculative_config`: the entries that it may have, which are vLLM's."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)  # pyright: ignore[reportGeneralTypeIssues]
+
+    method: Literal["ngram", "suffix"]
+    num_speculative_tokens: Count
+    prompt_lookup_min: Count
+    prompt_lookup_max: Count
+    suffix_decoding_max_tree_depth: Count
+    suffix_decoding_max_cached_requests: Natural
+    suffix_decoding_max_spec_factor: NotNegative
+    suffix_decoding_min_token_prob: Share
+
+
 @section
 class RolloutConfig:
     """`worker.rollout.*`: how responses are sampled."""
@@ -257,6 +272,13 @@ class RolloutConfig:
     """Tokens that the rollout engine processes in one pass, at least its context length."""
     max_num_seqs: Count | None = None
     """Responses that one vLLM engine samples at once; null: as many as it gets in a step, 128 to 1024."""
+    speculative_config: SpeculationSettings = {}
+    """Speculation by vLLM: it guesses the next tokens from earlier text and checks them in one pass. Entries: method
+    (ngram, or suffix, which needs the package arctic-inference), num_speculative_tokens, and vLLM's others of both
+    methods. Neither the distribution of responses nor their log-probs change. Empty: off."""
+    quantization: Literal["fp8"] | None = None
+    """fp8: vLLM rounds its linear weights to 8 bits, which samples faster from slightly other probabilities;
+    worker.actor.rollout_is must correct for them. Needs a GPU of compute capability 8.9 or later. null: off."""
     merge_lora: bool = False
     """Sample from weights with the adapter merged into them, instead of computing the adapter beside them: each token
     is cheaper and each update loads all weights. The sums are rounded to dtype."""

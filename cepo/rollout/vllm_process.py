@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from vllm import LLM
 
 _SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+_FP8_CAPABILITY = (8, 9)
 _CPU_BLOCK_TOKENS = 32  # the smallest size for which the CPU build has fast kernels
 _FIXED_OPTIONS: Mapping[str, object] = {
     "enable_prefix_caching": True,
@@ -62,15 +63,11 @@ def engine_options(
     """Returns the keyword arguments of `vllm.LLM`.
 
     `capability` is the GPU's, None without one. `flashinfer_kernels` tells whether FlashInfer's kernels are installed in
-    compiled form. Each of the trainer's `num_ranks` processes sees one device. Raises `EngineError`: several devices
-    would share an engine without a GPU.
+    compiled form. Each of the trainer's `num_ranks` processes sees one device. Raises `EngineError`: the device
+    does not support a setting.
     """
     on_gpu = capability is not None
-    if settings.tensor_parallel_size > 1 and not on_gpu:
-        raise EngineError(
-            f"worker.rollout.tensor_parallel_size is {settings.tensor_parallel_size}, but engines are shared on GPUs only: "
-            "vLLM's CPU build gives the shared memory of all runs on a machine the same name; set it to 1"
-        )
+    _require_device(settings, capability)
     options: Tree = {
         **_FIXED_OPTIONS,
         "model": settings.model_path,
@@ -92,6 +89,8 @@ def engine_options(
         "distributed_executor_backend": "external_launcher" if num_ranks > 1 else None,
         # On a GPU 16-bit operands give float32; elsewhere both are cast.
         "hf_overrides": {"head_dtype": "float32"} if settings.fp32_logits else {},
+        "speculative_config": dict(settings.speculative_config) or None,
+        "quantization": settings.quantization,
         **_adapter_options(settings),
     }
     if capability is None:
@@ -100,6 +99,25 @@ def engine_options(
         options["block_size"] = _CPU_BLOCK_TOKENS
         return options
     return options | _gpu_options(settings, capability, flashinfer_kernels=flashinfer_kernels)
+
+
+def _require_device(settings: GeneratorSettings, capability: Capability | None) -> None:
+    if settings.tensor_parallel_size > 1 and capability is None:
+        raise EngineError(
+            f"worker.rollout.tensor_parallel_size is {settings.tensor_parallel_size}, but engines are shared on GPUs only: "
+            "vLLM's CPU build gives the shared memory of all runs on a machine the same name; set it to 1"
+        )
+    if settings.speculative_config and capability is None:
+        raise EngineError(
+            f"worker.rollout.speculative_config is {dict(settings.speculative_config)}, which needs a GPU: vLLM's CPU build "
+            "0.32 speculates with kernels that leave their results unset; leave the section empty"
+        )
+    if settings.quantization is not None and (capability is None or capability < _FP8_CAPABILITY):
+        device = "there is none" if capability is None else f"this one's is {capability[0]}.{capability[1]}"
+        raise EngineError(
+            f"worker.rollout.quantization is {settings.quantization}, which needs a GPU of compute capability 8.9 or later "
+            f"(Ada, Hopper, Blackwell), but {device}; set it to null"
+        )
 
 
 def _adapter_options(settings: GeneratorSettings) -> Tree:

@@ -353,10 +353,10 @@ def engine_sleeps(memory: Memory, rollout: RolloutConfig, *, free: int, total: i
     if rollout.sleep != "auto":
         return rollout.sleep
     share = int(rollout.gpu_memory_utilization * total)
-    return share + _bound_in_passes(memory) > free
+    return share + bound_in_passes(memory) > free
 
 
-def _bound_in_passes(memory: Memory) -> int:
+def bound_in_passes(memory: Memory) -> int:
     """Returns the most bytes that the trainer's allocator takes from the device in scoring and updates."""
     return memory.weights + memory.optimizer + memory.largest_pass
 
@@ -390,7 +390,7 @@ def fit(memory: Memory, rollout: RolloutConfig, *, free: int, total: int) -> tup
         refused = f"vLLM's share is {gib(share)}, but its weights and one request need {gib(memory.engine)}"
     elif required > free:
         refused = f"{phase} takes {gib(required)} before any activation: {gib(required - free)} too much"
-    upper_bound = _bound_in_passes(memory) + share_in_passes + asleep
+    upper_bound = bound_in_passes(memory) + share_in_passes + asleep
     return refused, max(0, upper_bound - free)
 
 
@@ -416,7 +416,7 @@ def with_sleep_decided(memory: Memory | None, rollout: RolloutConfig, device: to
     decision = engine_sleeps(memory, rollout, free=free, total=total)
     share = gib(rollout.gpu_memory_utilization * total)
     verb = "does not fit" if decision else "fits"
-    bound = gib(_bound_in_passes(memory))
+    bound = gib(bound_in_passes(memory))
     logger.info(
         "worker.rollout.sleep=%s: vLLM's %s %s beside the trainer's %s on %s", decision, share, verb, bound, gib(free)
     )

@@ -1,101 +1,194 @@
-"""Builds vLLM's configuration and chooses its attention for the card, by the trainer's own start of the engine."""
+"""Runs vLLM's CUDA build on the hollow GPU, from its start to its close, with the trainer's own generator.
+
+    python -m lab.gpu_dry.engine SHAPE RANKS TENSOR_PARALLEL_SIZE {adapter|full}
+
+An adapter runs with CUDA graphs, all weights run eagerly. Kernels compute nothing, so tokens and log-probs mean
+nothing: `hollow_vllm` puts tokens in their place. Memory is accounted, and memory that sleeps may not be touched.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
 
 from lab.gpu_dry.cards import report
-from lab.support.shapes import SHAPES, model_config
+from lab.gpu_dry.checkpoint import write_configuration
+from lab.gpu_dry.hollow_vllm import stand_in, use_hollow_process_group
+from lab.support.rows import generation_requests
+from lab.support.shapes import SHAPES
+
+if TYPE_CHECKING:
+    from cepo.rollout.generator import AdapterWeights, FullWeights, GeneratorSettings
+    from cepo.rollout.vllm_engine import VllmGenerator
+
+LORA_RANK = 16
+PROMPTS = 3
+SAMPLES = 8
+RESPONSE = 16
+ROUNDS = 3
+ADAPTED = ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
 
 
-class _Reached(BaseException):
-    """Ends the start of the engine with its configuration; no `Exception`, so that nothing handles it."""
-
-    def __init__(self, config: Any) -> None:
-        self.config = config
+def gib_in_use() -> float:
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) / 2**30
 
 
-def write_configuration(shape: str, folder: Path) -> None:
-    """Writes a checkpoint folder without weights."""
-    from lab.worlds.model import build_processor
-    from lab.worlds.tokenizer import build_tokenizer
-
-    config = model_config(SHAPES[shape])
-    config.architectures = ["Qwen3VLForConditionalGeneration"]
-    config.save_pretrained(folder)
-    build_processor(build_tokenizer()).save_pretrained(folder)
-
-
-def configuration(folder: Path, *, ranks: int, tensor_parallel_size: int, sleeps: bool) -> Any:
-    """Returns vLLM's configuration as `cepo.rollout.vllm_process.start_engine` causes it to be made on this card."""
-    import torch.distributed as dist
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    from cepo.config import load_config
-    from cepo.rollout.factory import most_responses_at_once
+def generator_settings(folder: Path, shape: str, *, shared_by: int, weights: str) -> GeneratorSettings:
+    """Returns the settings of the engine: short responses, and few of them at once, for which it captures few graphs."""
     from cepo.rollout.generator import GeneratorSettings
-    from cepo.rollout.vllm_process import start_engine
 
-    if ranks > 1:
-        os.environ |= {"RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_RANK": "0"}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-
-    def stop(engine_args: Any, usage_context: Any, **_: Any) -> None:
-        raise _Reached(engine_args.create_engine_config(usage_context))
-
-    sizes = [f"trainer.n_gpus_per_node={ranks}", f"worker.rollout.tensor_parallel_size={tensor_parallel_size}"]
-    run = load_config(["config=geo3k/cepo", *sizes])
-    settings = GeneratorSettings(
+    has_adapter = weights == "adapter"
+    return GeneratorSettings(
         model_path=str(folder),
         dtype="bf16",
-        max_model_len=4096,
-        lora_rank=16,
-        sleep=sleeps,
-        tensor_parallel_size=tensor_parallel_size,
-        max_num_seqs=most_responses_at_once(run.data, run.worker.rollout, num_devices=run.trainer.num_devices),
+        max_model_len=SHAPES[shape].prompt_tokens + RESPONSE,
+        lora_rank=LORA_RANK if has_adapter else 0,
+        adapted_layers=ADAPTED if has_adapter else (),
+        sleep=True,
+        enforce_eager=not has_adapter,
+        tensor_parallel_size=shared_by,
+        limit_images=1,
+        max_num_seqs=PROMPTS * SAMPLES,
     )
-    os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "0"  # vLLM is imported here before the trainer sets it
-    os.environ["VLLM_LOGGING_LEVEL"] = "WARNING"
-    from vllm.v1.engine.llm_engine import LLMEngine
-
-    LLMEngine.from_engine_args = stop  # pyright: ignore[reportAttributeAccessIssue]
-    try:
-        start_engine(settings)
-    except _Reached as reached:
-        return reached.config
-    raise AssertionError("the engine started without a configuration")
 
 
-def attention(config: Any, width: int) -> str:
-    """Returns the name of the attention backend that vLLM chooses for heads of this width."""
-    import torch
+def start(settings: GeneratorSettings, processing: Any) -> VllmGenerator:
+    """Starts the engine as a run does, but with weights that vLLM makes up, since the folder has none."""
+    from cepo.rollout import vllm_process
+    from cepo.rollout.vllm_engine import VllmGenerator
+
+    plain_options = vllm_process.engine_options
+
+    def without_weights(*arguments: Any, **keywords: Any) -> Any:
+        return plain_options(*arguments, **keywords) | {"load_format": "dummy"}
+
+    vllm_process.engine_options = without_weights
+    return VllmGenerator(settings, processing)
+
+
+def new_weights(folder: Path, kind: str) -> AdapterWeights | FullWeights:
+    """Returns an adapter of the language model's linear layers, or all weights, of zeros."""
+    import transformers
+
+    from cepo.rollout.generator import AdapterWeights, FullWeights
+
+    config = transformers.AutoConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        model = transformers.AutoModelForImageTextToText.from_config(config)
+    if kind == "full":
+        return FullWeights(tensors=_Zeros({name: weight.shape for name, weight in model.state_dict().items()}))
+    tensors: dict[str, torch.Tensor] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and name.endswith(ADAPTED) and "visual" not in name:
+            tensors[f"base_model.model.{name}.lora_A.weight"] = torch.zeros(LORA_RANK, module.in_features)
+            tensors[f"base_model.model.{name}.lora_B.weight"] = torch.zeros(module.out_features, LORA_RANK)
+    adapter_config = {"r": LORA_RANK, "lora_alpha": 2 * LORA_RANK, "target_modules": list(ADAPTED), "peft_type": "LORA"}
+    return AdapterWeights(tensors=tensors, adapter_config=adapter_config)
+
+
+class _Zeros(Mapping[str, torch.Tensor]):
+    """Tensors of zeros on the device, each made when it is read."""
+
+    def __init__(self, shapes: Mapping[str, torch.Size]) -> None:
+        self._shapes = shapes
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return torch.empty(self._shapes[name], dtype=torch.bfloat16, device="cuda")
+
+    def __iter__(self) -> Any:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+
+class EngineFacts(NamedTuple):
+    """What vLLM made of the options."""
+
+    attention: str
+    num_graphs: int
+    shared_by: int
+    custom_all_reduce: bool
+    head_dtype: str
+
+    def as_asked(self, shared_by: int) -> bool:
+        return self.shared_by == shared_by and not self.custom_all_reduce and self.head_dtype == "torch.float32"
+
+
+def engine_facts(engine: VllmGenerator, width: int) -> EngineFacts:
+    """Reads the engine's configuration, and asks vLLM for its attention backend for heads of this width."""
     from vllm.config import set_current_vllm_config
     from vllm.v1.attention.selector import get_attn_backend
 
+    assert engine._llm is not None
+    config = engine._llm.llm_engine.vllm_config
     with set_current_vllm_config(config):
-        return get_attn_backend(width, torch.bfloat16, config.cache_config.cache_dtype).get_name()
+        attention = get_attn_backend(width, torch.bfloat16, config.cache_config.cache_dtype).get_name()
+    return EngineFacts(
+        attention=attention,
+        num_graphs=len(config.compilation_config.cudagraph_capture_sizes or ()),
+        shared_by=config.parallel_config.tensor_parallel_size,
+        custom_all_reduce=not config.parallel_config.disable_custom_all_reduce,
+        head_dtype=str(config.model_config.head_dtype),
+    )
 
 
-def main(shape: str, ranks: int, tensor_parallel_size: int, sleeps: bool) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        write_configuration(shape, Path(folder))
-        config = configuration(Path(folder), ranks=ranks, tensor_parallel_size=tensor_parallel_size, sleeps=sleeps)
-        sizes = config.compilation_config.cudagraph_capture_sizes
-        parallel = config.parallel_config
-        report(
-            ok=parallel.tensor_parallel_size == tensor_parallel_size
-            and config.model_config.enable_sleep_mode == sleeps
-            and str(config.model_config.head_dtype) == "torch.float32",
-            found=f"{attention(config, SHAPES[shape].head_width)}, {config.scheduler_config.max_num_seqs} sequences, "
-            f"{len(sizes)} graph sizes, custom all-reduce "
-            f"{'off' if parallel.disable_custom_all_reduce else 'on'}",
-        )
+def main(shape: str, ranks: int, shared_by: int, weights: str) -> None:
+    from cepo.hardware import reserve_memory_in_growing_segments
+    from cepo.models.processing import Processing
+    from cepo.rollout.generator import SamplingSettings
+
+    os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "0"  # vLLM is imported here before the trainer sets it
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    reserve_memory_in_growing_segments()
+    if ranks > 1:
+        os.environ |= {"RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_RANK": "0"}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
+        os.environ["VLLM_DISABLE_PYNCCL"] = "1"  # it speaks to NCCL itself, past the process group
+        use_hollow_process_group(ranks)
+    stand_in()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_configuration(shape, folder)
+        processing = Processing(str(folder))
+        requests = generation_requests(SHAPES[shape], processing, count=PROMPTS)
+        settings = generator_settings(folder, shape, shared_by=shared_by, weights=weights)
+        engine = start(settings, processing)
+        facts = engine_facts(engine, SHAPES[shape].head_width)
+        started = gib_in_use()
+        sampling = SamplingSettings(num_samples=SAMPLES, max_response_length=RESPONSE)
+        asleep: list[float] = []
+        lengths: set[int] = set()
+        num_responses = 0
+        for _ in range(ROUNDS):
+            engine.sync_weights(new_weights(folder, weights))
+            for group in engine.generate(requests, sampling):
+                num_responses += len(group)
+                lengths |= {len(sample.response_ids) for sample in group}
+            engine.rest()
+            asleep.append(gib_in_use())
+        num_responses += sum(
+            len(group) for group in engine.generate(requests, sampling)
+        )  # it wakes without new weights
+        engine.close()
+        closed = gib_in_use()
+    expected = (ROUNDS + 1) * PROMPTS * SAMPLES
+    report(
+        ok=num_responses == expected
+        and lengths == {RESPONSE}
+        and max(asleep) < 0.1 * started
+        and facts.as_asked(shared_by),
+        found=f"{facts.attention}, {facts.num_graphs} graph sizes; {num_responses} responses in {ROUNDS + 1} rounds; "
+        f"GiB in use: {started:.1f} started, {max(asleep):.1f} asleep, {closed:.1f} closed",
+    )
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "sleep")
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 HOST = torch.device("cpu")
 _WITHOUT_SHAPE = (DataDependentOutputException, DynamicOutputShapeException)
+
+
+class Shapes(NamedTuple):
+    """An operation's result without values, and the operands without values beside the real ones."""
+
+    operands: list[tuple[FakeTensor, Tensor]]
+    result: Any
 
 
 class ProcessorBehind(TorchDispatchMode):
@@ -52,28 +59,42 @@ class ProcessorBehind(TorchDispatchMode):
         ):
             return func(*args, **kwargs)
         self.operations += 1
+        place = device if device is not None else cuda
         if func.namespace == "c10d":
-            places = {tensor.device for tensor in tensors}
-            if len(places) > 1:
-                raise RuntimeError(f"{func}: tensors of one collective operation are on {places}")
-        else:
-            self._require_one_device(func, args, kwargs)
-        return self._computed(func, args, kwargs, device if device is not None else cuda)
+            return self._communicated(func, args, kwargs, place)
+        shapes = self._shapes(func, args, kwargs)
+        return self._computed(func, args, kwargs, place, shapes)
 
-    def _require_one_device(self, func: Any, args: Any, kwargs: Any) -> None:
+    def _communicated(self, func: Any, args: Any, kwargs: Any, place: torch.device | None) -> Any:
+        devices = {leaf.device for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        if len(devices) > 1:
+            raise RuntimeError(f"{func}: tensors of one collective operation are on {devices}")
+        return self._computed(func, args, kwargs, place, None)
+
+    def _shapes(self, func: Any, args: Any, kwargs: Any) -> Shapes | None:
+        """Returns the operation's result without values; None if its shape depends on values.
+
+        Raises if its operands are on different devices.
+        """
+        operands: list[tuple[FakeTensor, Tensor]] = []
+
         def hollow(value: Any) -> Any:
             if not isinstance(value, Tensor):
                 return value
             shape = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-            return FakeTensor(self._fake, shape, value.device)
+            fake = FakeTensor(self._fake, shape, value.device)
+            operands.append((fake, value))
+            return fake
 
         try:
             with self._fake:
-                func(*tree_map(hollow, args), **tree_map(hollow, kwargs))
+                result = func(*tree_map(hollow, args), **tree_map(hollow, kwargs))
         except _WITHOUT_SHAPE:
-            pass  # the output's shape or value depends on values, and no other operand was at fault before
+            return None  # no operand was at fault before
+        return Shapes(operands, result)
 
-    def _computed(self, func: Any, args: Any, kwargs: Any, device: torch.device | None) -> Any:
+    def _computed(self, func: Any, args: Any, kwargs: Any, device: torch.device | None, shapes: Shapes | None) -> Any:
+        """Returns the operation's result, computed on the processor and on `device`."""
         here: dict[int, Tensor] = {}
 
         def to_host(value: Any) -> Any:

@@ -202,8 +202,9 @@ def test_every_setting_is_listed_or_needs_the_users_word() -> None:
     """A new setting of the schema is in one of the two lists, by somebody's decision."""
     keys = {key for key, _ in leaves(default_tree(RunSettings))}
     keys |= {"data.train_files", "worker.actor.model.model_path"}  # without a default
-    keys |= {key for key in LISTED if key.startswith("worker.rollout.val_override_config.")}
-    keys -= {"worker.rollout.val_override_config"}
+    for section in ("worker.rollout.val_override_config", "worker.rollout.speculative_config"):
+        keys |= {key for key in LISTED if key.startswith(f"{section}.")}
+        keys -= {section}
     read = {key for key in keys if any(f"{key}.".startswith(f"{section}.") for section in (*EVALUATED, *TRAINED))}
     assert read - NEEDS_THE_USERS_WORD == LISTED
 

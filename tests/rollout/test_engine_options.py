@@ -96,6 +96,28 @@ def test_adapters_are_served_on_the_named_layers_alone() -> None:
     assert options((9, 0), adapted_layers=("k_proj", "q_proj"))["lora_target_modules"] == ["k_proj", "q_proj"]
 
 
+def test_speculation_reaches_vllm_on_a_gpu_alone() -> None:
+    """vLLM's CPU build 0.32 gave an index of 2,101,404,980 for one of 500 tokens when it was tried."""
+    speculation = {"method": "ngram", "num_speculative_tokens": 4}
+    assert options((9, 0))["speculative_config"] is None
+    assert options((9, 0), speculative_config=speculation)["speculative_config"] == speculation
+    with pytest.raises(EngineError, match=r"speculative_config is .*ngram.* needs a GPU"):
+        options(None, speculative_config=speculation)
+
+
+@pytest.mark.parametrize(
+    ("capability", "words"),
+    [((8, 9), None), ((9, 0), None), ((12, 0), None), ((8, 6), "this one's is 8.6"), (None, "there is none")],
+)
+def test_fp8_weights_need_a_card_that_computes_in_fp8(capability: tuple[int, int] | None, words: str | None) -> None:
+    if words is None:
+        assert options(capability, quantization="fp8")["quantization"] == "fp8"
+        assert options(capability)["quantization"] is None
+        return
+    with pytest.raises(EngineError, match=f"quantization is fp8, which needs .* 8.9 or later .* but {words}"):
+        options(capability, quantization="fp8")
+
+
 @pytest.mark.parametrize(("sleep", "on_gpu"), [(True, True), ("auto", True), (False, False)])
 def test_an_engine_of_a_gpu_sleeps_unless_it_is_told_not_to(sleep: bool | str, on_gpu: bool) -> None:
     """`auto` is decided by the memory estimate; an engine that is started without one sleeps."""

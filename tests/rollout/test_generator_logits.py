@@ -111,7 +111,7 @@ def adapter_generator(
     request: pytest.FixtureRequest, tiny_model_folder: Path, tiny_processing: Processing
 ) -> Iterator[Generator]:
     generator = open_generator(
-        request.param, tiny_model_folder, tiny_processing, lora_rank=LORA_RANK, adapted_layers=TARGETS
+        request.param, tiny_model_folder, tiny_processing, lora_rank=LORA_RANK, adapted_layers=tuple(TARGETS)
     )
     with contextlib.closing(generator):
         yield generator

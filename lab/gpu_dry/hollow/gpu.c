@@ -103,8 +103,16 @@ SUCCEEDS(nvmlInit_v2);
 SUCCEEDS(nvmlInitWithFlags);
 SUCCEEDS(nvmlShutdown);
 
+FAILS(nvmlDeviceGetNvLinkRemoteDeviceType);
+FAILS(nvmlDeviceGetNvLinkRemotePciInfo_v2);
+
 const char *nvmlErrorString(int code) { return "the hollow GPU cannot do this"; }
 int nvmlSystemGetDriverVersion(char *text, unsigned size) { return snprintf(text, size, "580.82.07"), 0; }
+int nvmlSystemGetCudaDriverVersion_v2(int *version) { return *version = 13000, 0; }
+int nvmlDeviceGetComputeRunningProcesses(void *device, unsigned *count, void *processes) { return *count = 0, 0; }
+int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **device) { return *device = &card, 0; }
+/* After its version: the cluster's 16 bytes, two numbers, and the state, of which 0 means that there is no fabric. */
+int nvmlDeviceGetGpuFabricInfoV(void *device, char *found) { return memset(found + 4, 0, 16 + 2 * 4 + 1), 0; }
 int nvmlDeviceGetCount_v2(unsigned *count) { return *count = (unsigned)card.count, 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
     return *device = (char *)&card + index, index < (unsigned)card.count ? 0 : 2;

@@ -207,6 +207,15 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes) {
     return mapped((void *)pointer, bytes, PROT_NONE) == NULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 SUCCEEDS(cuMemSetAccess);
+FAILS(cuMemExportToShareableHandle);
+FAILS(cuMemImportFromShareableHandle);
+FAILS(cuMemGetAllocationPropertiesFromHandle);
+FAILS(cuMemGetAddressRange);
+FAILS(cuMemRetainAllocationHandle);
+FAILS(cuMulticastAddDevice);
+FAILS(cuMulticastBindMem);
+FAILS(cuMulticastCreate);
+FAILS(cuMulticastUnbind);
 
 cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int device) {
     return *pool = (cudaMemPool_t)&card, cudaSuccess;

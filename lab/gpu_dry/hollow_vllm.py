@@ -1,0 +1,72 @@
+"""Stands in for what vLLM reads from a GPU that computes nothing: copies by the runtime's own handle, and sampled tokens."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+TOKEN = 7
+"""The token that is sampled at every position: a kernel would have written one."""
+
+
+class _HostCopies:
+    """The two functions of the CUDA runtime that vLLM's allocator for sleeping engines looks up in the library's file."""
+
+    def cudaMemcpy(self, to: int, source: int, num_bytes: int) -> None:  # noqa: N802
+        # Their content is no weights: the first and the last byte show that the memory may be touched.
+        ctypes.memmove(to, source, 1)
+        ctypes.memmove(to + num_bytes - 1, source + num_bytes - 1, 1)
+
+    def cudaMemset(self, pointer: int, value: int, num_bytes: int) -> None:  # noqa: N802
+        ctypes.memset(pointer, value, 1)
+        ctypes.memset(pointer + num_bytes - 1, value, 1)
+
+
+def stand_in() -> None:
+    """Replaces them in this process, for vLLM's V2 model runner."""
+    import vllm.device_allocator.cumem as sleeping
+    from vllm.v1.worker.gpu.async_utils import AsyncOutput
+
+    sleeping.libcudart = _HostCopies()
+    plain_output = AsyncOutput.get_output
+
+    def output_with_tokens(output: Any) -> Any:
+        output.num_sampled_tokens_np[:] = 1
+        output.sampled_token_ids[:] = TOKEN
+        if output.logprobs_tensors is not None:
+            with torch.inference_mode():
+                output.logprobs_tensors.logprob_token_ids.fill_(TOKEN)
+        return plain_output(output)
+
+    AsyncOutput.get_output = output_with_tokens
+    torch.unique = _unique_on_host(torch.unique)
+
+
+def _unique_on_host(unique: Any) -> Any:
+    """Returns torch's function computed on the host: on the device its result's size is whatever memory held."""
+
+    def on_host(tensor: torch.Tensor, *arguments: Any, **keywords: Any) -> Any:
+        if not tensor.is_cuda:
+            return unique(tensor, *arguments, **keywords)
+        results = unique(tensor.cpu(), *arguments, **keywords)
+        if isinstance(results, tuple):
+            return tuple(result.to(tensor.device) for result in results)
+        return results.to(tensor.device)
+
+    return on_host
+
+
+def use_hollow_process_group(num_ranks: int) -> None:
+    """Starts a process group in which this process is rank 0 of many that do not exist: collectives return at once."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=num_ranks)
+    plain_group = dist.new_group
+
+    def hollow_group(*arguments: Any, **keywords: Any) -> Any:
+        return plain_group(*arguments, **keywords | {"backend": "fake"})
+
+    dist.new_group = hollow_group
