@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 from typing_extensions import TypedDict
 
 from cepo.config.paths import located, split_function
@@ -189,6 +189,16 @@ class ActorConfig(UpdateConfig, SharedLossSettings):
     trainer.plugins registers."""
     loss: dict[str, dict[str, Any]] = {}
     """Settings of losses of one's own, by the loss's name: `worker.actor.loss.<name>.*`."""
+    entropy_coef: float = 0.0
+    """Coefficient of each token's entropy, in nats, which the loss subtracts with the weights of loss_avg_mode: above 0 a
+    bonus, below 0 a penalty. 0: no entropy in the loss, at no cost."""
+    entropy_coef_final: float | None = None
+    """What entropy_coef changes to, linearly over entropy_coef_steps; null: it is constant."""
+    entropy_coef_steps: Count | None = None
+    """Training steps until entropy_coef_final is reached; null: all steps of the run."""
+    entropy_estimate: Literal["full", "sampled"] = "full"
+    """full: the entropy of the distribution over the vocabulary; sampled: -log P of the sampled token, as in the released
+    code of VPPO and PAPO. The gradient of the latter has expectation 0 while tokens come from the trained weights."""
     rollout_is: Literal["none", "truncate", "mask"] = "none"
     """Weight of each token's loss that corrects the mismatch between trainer and rollout engine, rho = P_trainer /
     P_engine. truncate: rho, at most rollout_is_threshold; mask: rho, but 0 outside 1 / rollout_is_threshold to
@@ -196,6 +206,20 @@ class ActorConfig(UpdateConfig, SharedLossSettings):
     rollout_is_threshold: Annotated[float, Field(gt=1)] = 2.0
     """Bound of rho in rollout_is."""
     model: ModelConfig = Field()
+
+    @property
+    def has_entropy_term(self) -> bool:
+        """Whether the loss has an entropy in some step, which gives every row a gradient."""
+        return self.entropy_coef != 0 or (self.entropy_coef_final or 0) != 0
+
+    @model_validator(mode="after")
+    def _steps_have_an_end(self) -> Self:
+        if self.entropy_coef_steps is not None and self.entropy_coef_final is None:
+            raise ValueError(
+                f"entropy_coef_steps is {self.entropy_coef_steps}, but entropy_coef_final is null, so that entropy_coef is "
+                "constant; name the final coefficient, or leave entropy_coef_steps out"
+            )
+        return self
 
 
 @section

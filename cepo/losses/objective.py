@@ -11,10 +11,11 @@ from torch import Tensor
 from cepo.losses import PolicyLoss, PolicyTokens, build_loss
 from cepo.losses.aggregation import LossDenominators
 from cepo.losses.divergence import distillation_losses
+from cepo.losses.entropy import EntropyTerm, TokenEntropies
 from cepo.losses.importance import importance_weights
 from cepo.losses.kl import kl_penalty
 from cepo.losses.settings import DEFAULT_LOSS
-from cepo.metrics import Metrics, mean_of, observations, share_of_mean
+from cepo.metrics import Metrics, mean_of, mean_value, observations, share_of_mean
 from cepo.types import DivergenceConfig
 
 
@@ -22,11 +23,13 @@ from cepo.types import DivergenceConfig
 class ObjectiveSettings:
     """The policy loss, and the settings of what every loss shares, named as in `worker.actor` and `algorithm`.
 
+    `entropy` is the term of each token's entropy.
     `rollout_is` (none, truncate or mask) with its threshold (> 1) corrects for the gap between engine and trainer.
     `kl_coefficient` is 0 if the KL is off or part of the reward.
     """
 
     loss: PolicyLoss = field(default_factory=lambda: build_loss(DEFAULT_LOSS))
+    entropy: EntropyTerm = field(default_factory=EntropyTerm)
     rollout_is: str = "none"
     rollout_is_threshold: float = 2.0
     kl_penalty: str = "kl"
@@ -61,8 +64,11 @@ def objective(
     teacher_divergence: Float[Tensor, "R T"] | None = None,
     divergence_settings: DivergenceConfig | None = None,
     reference_divergence: Float[Tensor, "R T"] | None = None,
+    entropies: TokenEntropies | None = None,
 ) -> tuple[Float[Tensor, ""], Metrics]:
-    """Computes `sum_t weight_t (policy_loss_t + kl_coefficient KL_t + divergence_weight_t divergence_t)` with metrics.
+    """Computes the loss with metrics, for a token the sum of its terms:
+
+        weight_t (policy_loss_t + kl_coefficient KL_t + divergence_weight_t divergence_t - entropy_coefficient H_t)
 
     Losses and clip fractions in the metrics are shares of the optimizer step's, to be merged with `step_metrics`.
 
@@ -70,6 +76,7 @@ def objective(
         log_probs: of the sampled tokens, with gradient.
         teacher_divergence: between student and teacher, with gradient; None without distillation.
         reference_divergence: KL(P_student || P_reference) over the vocabulary, with gradient, for the penalty `full`.
+        entropies: H with its coefficient; None without an entropy in the loss.
     """
     old, mask, weight = terms.old_log_probs, terms.response_mask, terms.weight
     tokens = PolicyTokens(log_probs=log_probs, old_log_probs=old, advantages=terms.advantages, response_mask=mask)
@@ -100,6 +107,11 @@ def objective(
         metrics |= of_divergence
         metrics["actor/distillation_loss"] = share_of_mean(float(distillation.detach()))
         total = total + distillation
+    if entropies is not None:
+        entropy_loss = -entropies.coefficient * (entropies.values * weight).sum()
+        metrics["actor/entropy"] = mean_of(entropies.values.detach(), mask)
+        metrics["actor/entropy_loss"] = share_of_mean(float(entropy_loss.detach()))
+        total = total + entropy_loss
     return total, metrics
 
 
@@ -121,7 +133,9 @@ def policy_metrics(loss: PolicyLoss, tokens: PolicyTokens) -> Metrics:
     return metrics | loss.metrics(tokens)
 
 
-def step_metrics(settings: ObjectiveSettings, denominators: LossDenominators, *, distils: bool) -> Metrics:
+def step_metrics(
+    settings: ObjectiveSettings, denominators: LossDenominators, *, distils: bool, entropy_coefficient: float
+) -> Metrics:
     """Returns the denominators for the shares of an optimizer step's micro-batches and ranks, once per step.
 
     Losses become means over optimizer steps, clip fractions shares of all response tokens; rows without gradient add 0.
@@ -129,6 +143,9 @@ def step_metrics(settings: ObjectiveSettings, denominators: LossDenominators, *,
     metrics: Metrics = {"actor/pg_loss": observations()}
     if distils:
         metrics["actor/distillation_loss"] = observations()
+    if entropy_coefficient != 0:
+        metrics["actor/entropy_loss"] = observations()
+        metrics["actor/entropy_coef"] = mean_value(entropy_coefficient)
     for name in settings.loss.fractions:
         metrics[name] = observations(denominators.num_tokens)
     return metrics

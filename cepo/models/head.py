@@ -107,7 +107,7 @@ def _float32_product(hidden: Float[Tensor, "n H"], weight: Float[Tensor, "V H"])
     logits = torch.empty(len(hidden), len(weight), dtype=torch.float32, device=hidden.device)
     float32_hidden = hidden.float()
     rows_per_block = max(1, _VOCABULARY_BLOCK // weight.shape[1])
-    for block in _chunks(len(weight), rows_per_block):
+    for block in chunks(len(weight), rows_per_block):
         logits[:, block] = float32_hidden @ weight[block].float().t()
     return logits
 
@@ -130,11 +130,21 @@ def target_log_probs(
     vocabulary. For a trained head each chunk's logits are recomputed, and its gradient is summed in float32.
     """
     weight: Any = head.weight
-    if type(head) not in (nn.Linear, Float32LogitsHead) or head.bias is not None:
+    if not is_plain(head):
         return _by_recomputation(hidden, head, targets, temperature, chunk_tokens)
     ahead = torch.is_grad_enabled() and hidden.requires_grad and not weight.requires_grad
-    product = _float32_product if isinstance(head, Float32LogitsHead) else linear
+    product = logits_product(head)
     return _LogProbs.apply(hidden, weight, targets, product, temperature, chunk_tokens, ahead)  # pyright: ignore[reportReturnType]
+
+
+def is_plain(head: nn.Module) -> bool:
+    """Whether a head computes `W h` and nothing else, so that its gradient is known without autograd."""
+    return type(head) in (nn.Linear, Float32LogitsHead) and head.bias is None
+
+
+def logits_product(head: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    """Returns the function of (hidden states, weight) that computes a plain head's logits in the head's own type."""
+    return _float32_product if isinstance(head, Float32LogitsHead) else linear
 
 
 class _LogProbs(torch.autograd.Function):
@@ -153,7 +163,7 @@ class _LogProbs(torch.autograd.Function):
     ) -> Tensor:
         log_probs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         directions = torch.empty_like(hidden) if ahead else None  # (N, H)
-        for chunk in _chunks(len(targets), chunk_tokens):
+        for chunk in chunks(len(targets), chunk_tokens):
             logits = product(hidden[chunk], weight)  # (n, V)
             log_probs[chunk] = log_probs_in_place(logits, targets[chunk], temperature, with_direction=ahead)
             if directions is not None:
@@ -179,7 +189,7 @@ class _LogProbs(torch.autograd.Function):
         hidden, weight, targets = ctx.saved_tensors
         to_hidden = torch.empty_like(hidden)
         to_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
-        for chunk in _chunks(len(targets), ctx.chunk_tokens):
+        for chunk in chunks(len(targets), ctx.chunk_tokens):
             logits = ctx.product(hidden[chunk], weight)  # (n, V)
             log_probs_in_place(logits, targets[chunk], ctx.temperature, with_direction=True)
             to_logits = logits.mul_(factors[chunk]).to(weight.dtype)
@@ -252,42 +262,22 @@ def _by_recomputation(
     """Computes `target_log_probs` for other heads, such as one with an adapter; the backward pass recomputes chunks."""
 
     def log_probs_of(chunk: slice) -> Tensor:
-        return _log_probs(hidden[chunk], head, targets[chunk], temperature)[0]
+        return vocabulary_log_probs(hidden[chunk], head, targets[chunk], temperature)[0]
 
     compute: Any = log_probs_of
     if torch.is_grad_enabled():
         compute = partial(checkpoint, log_probs_of, use_reentrant=False)
-    return torch.cat([compute(chunk) for chunk in _chunks(len(targets), chunk_tokens)])
+    return torch.cat([compute(chunk) for chunk in chunks(len(targets), chunk_tokens)])
 
 
-def _log_probs(hidden: Tensor, head: nn.Module, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def vocabulary_log_probs(hidden: Tensor, head: nn.Module, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Returns the log-probs of the targets, and those of the whole vocabulary."""
     log_p = (head(hidden).float() / temperature).log_softmax(dim=1)
     return log_p.gather(1, targets.unsqueeze(1)).squeeze(1), log_p
 
 
-def log_probs_and_entropies(
-    hidden: Float[Tensor, "N H"],
-    head: nn.Module,
-    targets: Int64[Tensor, " N"],
-    *,
-    temperature: float,
-    chunk_tokens: int,
-) -> tuple[Float[Tensor, " N"], tuple[Float[Tensor, " N"]]]:
-    """Computes `log P(y_n)` and the entropy `-sum_v P_n(v) log P_n(v)` in nats, with `P = softmax(head(h) / temperature)`.
-
-    Both are float32 and have no gradient beyond their chunk's graph.
-    """
-    log_probs: list[Tensor] = []
-    entropies: list[Tensor] = []
-    for chunk in _chunks(len(targets), chunk_tokens):
-        chunk_log_probs, log_p = _log_probs(hidden[chunk], head, targets[chunk], temperature)  # (n,), (n, V)
-        log_probs.append(chunk_log_probs)
-        entropies.append(-(log_p.exp() * log_p).sum(dim=1))
-    return torch.cat(log_probs), (torch.cat(entropies),)
-
-
-def _chunks(count: int, size: int) -> list[slice]:
+def chunks(count: int, size: int) -> list[slice]:
+    """Returns the parts of `count` tokens, of `size` each but for the last."""
     return [slice(start, start + size) for start in range(0, count, size)]
 
 

@@ -119,30 +119,30 @@ def _entropy_threshold(entropies: Tensor, share: float) -> float:
 def actor_batches(
     batch: ScoredBatch, signal: TokenSignal, *, num_prompts: int, max_response_length: int
 ) -> list[OptimizerBatch]:
-    """Returns an epoch's batches of `num_prompts` prompts: live rows, but denominators of all rows."""
+    """Returns an epoch's batches of `num_prompts` prompts: rows with an update pass, but denominators of all rows."""
     rollouts = batch.rollouts
     plan = batch.plan
     batches: list[OptimizerBatch] = []
     for rows, denominators in _cuts(rollouts, num_prompts, max_response_length):
-        live_rows = rows[plan.live[rows]]
+        updated_rows = rows[plan.updated[rows]]
         on_policy = bool(plan.on_policy[rows].all())
         # An on-policy batch gets its old log-probs from the update itself; until then those of the engine stand in.
         old_log_probs = rollouts.sampled_log_probs if on_policy else batch.old_log_probs
-        sampled_log_probs = None if on_policy else rollouts.sampled_log_probs[live_rows]
+        sampled_log_probs = None if on_policy else rollouts.sampled_log_probs[updated_rows]
         reference_log_probs = batch.reference_log_probs
         if reference_log_probs is not None:
-            reference_log_probs = reference_log_probs[live_rows]
+            reference_log_probs = reference_log_probs[updated_rows]
         distillation = signal.distillation
         if distillation is not None:
-            token_weight = distillation.token_weight[live_rows]
+            token_weight = distillation.token_weight[updated_rows]
             distillation = dataclasses.replace(distillation, token_weight=token_weight)
         batches.append(
             OptimizerBatch(
-                rows=[rollouts.scoring_row(int(row)) for row in live_rows],
-                old_log_probs=old_log_probs[live_rows],
+                rows=[rollouts.scoring_row(int(row)) for row in updated_rows],
+                old_log_probs=old_log_probs[updated_rows],
                 on_policy=on_policy,
-                advantages=signal.advantages[live_rows],
-                response_mask=rollouts.response_mask[live_rows],
+                advantages=signal.advantages[updated_rows],
+                response_mask=rollouts.response_mask[updated_rows],
                 denominators=denominators,
                 sampled_log_probs=sampled_log_probs,
                 reference_log_probs=reference_log_probs,

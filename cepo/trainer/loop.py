@@ -197,6 +197,7 @@ class Trainer:
             self.contexts,
             on_policy=torch.zeros_like(on_policy) if every_row else on_policy,
             every_row=every_row or not self.algorithm.disable_kl,
+            updates_every_row=self.worker.actor.has_entropy_term,
             overlong_filter=self.algorithm.overlong_filter,
         )
         if groups and "peer_answer" in self.estimator.reference_sources:

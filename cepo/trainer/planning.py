@@ -51,7 +51,8 @@ class ScoringPlan:
     """The rows of the rollouts that need each pass. Without a teacher in this step, `views` and `answers` are empty."""
 
     rollouts: Rollouts
-    live: Tensor  # (B,) True on rows whose signal can be non-zero; the others get no pass
+    live: Tensor  # (B,) True on rows whose signal can be non-zero; teachers score no others
+    updated: Tensor  # (B,) True on rows with an update pass: the live ones, or all of them
     on_policy: Tensor  # (B,) True on rows whose optimizer step starts from the weights that sampled them
     student: Mapping[int, ScoringRow]  # responses after the student's prompt, by row: those that the student must score
     views: Sequence[View]
@@ -67,11 +68,13 @@ def make_plan(
     *,
     on_policy: Tensor,
     every_row: bool,
+    updates_every_row: bool = False,
     overlong_filter: bool = False,
 ) -> ScoringPlan:
     """Plans a step. The teachers' references come from `groups`; without groups no teacher is used.
 
-    With `overlong_filter`, truncated rows have no signal. With `every_row`, which a KL penalty needs, all rows get every pass.
+    With `overlong_filter`, truncated rows have no signal. With `every_row`, which a KL penalty needs, all rows get every
+    pass. With `updates_every_row`, which an entropy in the loss needs, all rows get an update pass.
     """
     live = possible_rows(estimator, rollouts.rewards, rollouts.group_ids, with_teachers=bool(groups))
     if overlong_filter:
@@ -79,7 +82,10 @@ def make_plan(
     live = live | every_row
     views, learning = plan_views(rollouts, live, groups, estimator, contexts)
     live = learning | every_row
-    rows_to_score = student_rows(live, on_policy, estimator, views, every=every_row)
+    updated = live | updates_every_row
+    rows_to_score = set(student_rows(live, on_policy, estimator, views, every=every_row))
+    off_policy = updated & ~on_policy  # on-policy rows get their old log-probs from the update itself
+    rows_to_score.update(off_policy.nonzero().flatten().tolist())
     metrics: Metrics = {}
     if estimator.views:
         metrics["work/teacher_rows"] = sum_value(sum(len(view.rows) for view in views))
@@ -91,8 +97,9 @@ def make_plan(
     return ScoringPlan(
         rollouts=rollouts,
         live=live,
+        updated=updated,
         on_policy=on_policy,
-        student={row: rollouts.scoring_row(row) for row in rows_to_score},
+        student={row: rollouts.scoring_row(row) for row in sorted(rows_to_score)},
         views=views,
         metrics=metrics,
         answers=[rollout.answer for group in groups for rollout in group.rollouts],

@@ -12,6 +12,7 @@ from torch import Tensor
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config.worker_schema import ActorConfig
 from cepo.data.batch import OWN_VIEW, OptimizerBatch, ScoringOptions, ScoringRow
+from cepo.losses.entropy import TokenEntropies
 from cepo.losses.importance import agreement_metrics
 from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, objective, step_metrics
 from cepo.metrics import Metrics, fraction, max_value, merge_metrics, sum_value
@@ -22,7 +23,7 @@ from cepo.workers.building import build_scoring_model
 from cepo.workers.distributed import GatheredWeights, MergedWeights, on_first_rank, reshard, trained_weights
 from cepo.workers.kept_states import KeptStates
 from cepo.workers.passes import RankPass
-from cepo.workers.scoring_model import ScoringModel, TeacherStates
+from cepo.workers.scoring_model import ScoringModel, TeacherStates, TokenScores
 from cepo.workers.teacher_weights import TeacherWeights
 from cepo.workers.trained import Trained
 
@@ -59,6 +60,7 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
         self.reference_weights = TeacherWeights(module, TeacherConfig(source="reference")) if with_reference else None
         self.kept = KeptStates()
         self._objective = objective_settings
+        self._entropy_coefficient = objective_settings.entropy.coefficient  # of the step that is being updated
         self._reported_computed = 0
         self._reported_asked = 0
 
@@ -73,7 +75,7 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
 
         def compute(part: RankPass) -> Tensor:
             teachers = self._reference_of(part, rows) if result == "reference_kl" else ()
-            log_probs, extras = self.module(
+            scores: TokenScores = self.module(
                 self.collate(part),
                 teachers,
                 entropy=result == "entropy",
@@ -81,11 +83,13 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
             )
             if kept_view is not None:
                 lengths = [len(row.response_ids) for row in part.rows]
-                hidden_of_rows = extras[0].cpu().split(lengths)  # a (T, H) tensor per row
+                hidden_of_rows = scores.hidden.cpu().split(lengths)  # a (T, H) tensor per row
                 for row, hidden in zip(part.rows, hidden_of_rows, strict=True):
                     if row.view == kept_view and row.row is not None:
                         states[row.row] = hidden
-            return log_probs if result == "log_probs" else extras[0]
+            if result == "reference_kl":
+                return scores.divergences[0] if scores.divergences else scores.log_probs
+            return scores.log_probs if scores.entropies is None else scores.entropies
 
         weights = None
         if options.get("as_reference"):
@@ -108,6 +112,7 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
         """See `Trained.update`; adds the work since the last update (`_max`: over ranks), and the share saved."""
+        self._entropy_coefficient = self._objective.entropy.coefficient_at(step, total_steps=self._total_steps)
         return merge_metrics([super().update(batches, step=step), self.work_metrics()])
 
     def work_metrics(self) -> Metrics:
@@ -174,23 +179,36 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
         )
 
     def _accumulate(self, batch: OptimizerBatch) -> list[Metrics]:
-        settings_metrics = step_metrics(self._objective, batch.denominators, distils=batch.distillation is not None)
+        settings_metrics = step_metrics(
+            self._objective,
+            batch.denominators,
+            distils=batch.distillation is not None,
+            entropy_coefficient=self._entropy_coefficient,
+        )
         return [*super()._accumulate(batch), on_first_rank(settings_metrics)]
 
     def _accumulate_gradient(self, batch: OptimizerBatch, weights: Tensor, part: RankPass) -> Metrics:
         part_batch = batch.at(part.indices)
         teachers = self._teachers(part_batch, part.rows)
-        flat_log_probs, flat_divergences = self.module(self.collate(part), tuple(teachers.values()))  # each (N,)
+        has_entropy = self._entropy_coefficient != 0
+        reads_vocabulary = has_entropy and not self._objective.entropy.is_sampled
+        scores: TokenScores = self.module(self.collate(part), tuple(teachers.values()), entropy=reads_vocabulary)
         if not part.indices:
-            flat_log_probs.sum().mul(0.0).backward()  # a filler's pass: the other ranks wait for its gradients
+            scores.log_probs.sum().mul(0.0).backward()  # a filler's pass: the other ranks wait for its gradients
             return {}
         mask = part_batch.response_mask.to(self.device)  # (B, T)
         old_log_probs = part_batch.old_log_probs.to(self.device)
         zeros = torch.zeros_like(old_log_probs)
-        log_probs = zeros.masked_scatter(mask, flat_log_probs)  # (B, T)
+        log_probs = zeros.masked_scatter(mask, scores.log_probs)  # (B, T)
         divergences: dict[str, Tensor] = {}
-        for name, flat_divergence in zip(teachers, flat_divergences, strict=False):
+        for name, flat_divergence in zip(teachers, scores.divergences, strict=True):
             divergences[name] = zeros.masked_scatter(mask, flat_divergence)
+        entropies: TokenEntropies | None = None
+        if has_entropy:
+            flat_entropies = -scores.log_probs if scores.entropies is None else scores.entropies
+            entropies = TokenEntropies(
+                values=zeros.masked_scatter(mask, flat_entropies), coefficient=self._entropy_coefficient
+            )
 
         loss, metrics = objective(
             log_probs,
@@ -199,6 +217,7 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
             teacher_divergence=divergences.get("teacher"),
             divergence_settings=None if part_batch.distillation is None else part_batch.distillation.divergence,
             reference_divergence=divergences.get("reference"),
+            entropies=entropies,
         )
         loss.backward()
         if batch.on_policy:

@@ -18,10 +18,10 @@ from cepo.models.families import family_of
 from cepo.models.head import (
     divergence_chunk_tokens,
     head_chunk_tokens,
-    log_probs_and_entropies,
     target_log_probs,
     with_weight,
 )
+from cepo.models.head_entropy import log_probs_and_entropies
 from cepo.models.inputs import ImageFeatures, ImageInputs, sequence_positions
 from cepo.models.pretrained import frozen_vision_parts, share_segments
 from cepo.models.processing import Processing
@@ -212,6 +212,15 @@ class TeacherStates:
     divergence: DivergenceConfig
 
 
+class TokenScores(NamedTuple):
+    """What a pass finds of its N response tokens, row by row. A tuple, in which FSDP finds the tensors with a gradient."""
+
+    log_probs: Float[Tensor, " N"]
+    hidden: Float[Tensor, "N H"]  # the last hidden states before the tokens
+    entropies: Float[Tensor, " N"] | None  # of the tokens' distributions in nats; None if not asked for
+    divergences: tuple[Tensor, ...]  # (N,) for each teacher
+
+
 class ScoringModel(nn.Module):
     """Computes the log-probability of each response token.
 
@@ -244,25 +253,26 @@ class ScoringModel(nn.Module):
         *,
         entropy: bool = False,
         temperature: float | None = None,
-    ) -> tuple[Float[Tensor, " N"], tuple[Tensor, ...]]:
-        """Returns (log-probs, extras) of all response tokens, row by row.
-
-        The extras are one divergence (N,) per teacher. Without teachers they are the hidden states (N, H) or, with
-        `entropy`, the entropy (N,) of each token's distribution. `temperature` replaces the usual one.
-        """
+    ) -> TokenScores:
+        """Scores all response tokens; `temperature` replaces the usual one."""
         head = self.base.lm_head
         hidden = response_states(self.base, batch, self.encoder)  # (N, H)
         temperature = temperature or self.temperature
-        vocabulary_size = head.weight.shape[0]
-        chunk_tokens = head_chunk_tokens(hidden.device, vocabulary_size)
-        if teachers:
-            return self._divergences(batch, hidden, teachers, temperature=temperature)
+        chunk_tokens = head_chunk_tokens(hidden.device, head.weight.shape[0])
+        log_probs: Tensor | None = None
+        entropies: Tensor | None = None
+        divergences: tuple[Tensor, ...] = ()
         if entropy:
-            return log_probs_and_entropies(
+            log_probs, entropies = log_probs_and_entropies(
                 hidden, head, batch.targets, temperature=temperature, chunk_tokens=chunk_tokens
             )
-        log_probs = target_log_probs(hidden, head, batch.targets, temperature=temperature, chunk_tokens=chunk_tokens)
-        return log_probs, (hidden,)
+        if teachers:
+            log_probs, divergences = self._divergences(batch, hidden, teachers, temperature=temperature)
+        if log_probs is None:
+            log_probs = target_log_probs(
+                hidden, head, batch.targets, temperature=temperature, chunk_tokens=chunk_tokens
+            )
+        return TokenScores(log_probs, hidden, entropies, divergences)
 
     def _divergences(
         self, batch: CollatedRows, hidden: Tensor, teachers: Sequence[TeacherStates], *, temperature: float

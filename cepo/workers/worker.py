@@ -20,6 +20,7 @@ from cepo.config.worker_schema import ActorConfig, WorkerConfig
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
 from cepo.errors import CheckpointError
 from cepo.losses import available_losses, build_loss
+from cepo.losses.entropy import EntropyTerm
 from cepo.losses.objective import ObjectiveSettings
 from cepo.losses.registry import section_of
 from cepo.metrics import Metrics, max_value
@@ -186,6 +187,12 @@ def objective_settings(
     in_loss = algorithm.use_kl_loss and not algorithm.disable_kl
     return ObjectiveSettings(
         loss=build_loss(actor.loss_type, section_of(actor.loss_type, vars(actor))),
+        entropy=EntropyTerm(
+            coefficient=actor.entropy_coef,
+            final_coefficient=actor.entropy_coef_final,
+            num_steps=actor.entropy_coef_steps,
+            is_sampled=actor.entropy_estimate == "sampled",
+        ),
         rollout_is=actor.rollout_is,
         rollout_is_threshold=actor.rollout_is_threshold,
         kl_penalty=algorithm.kl_penalty,

@@ -33,6 +33,7 @@ from cepo.data.batch import OWN_VIEW, CriticBatch, OptimizerBatch, ScoringRow
 from cepo.losses.aggregation import LossDenominators
 from cepo.metrics import Metrics
 from cepo.models.inputs import EncodedPrompt
+from cepo.models.patch_mask import PatchMask
 from cepo.models.processing import Processing
 from cepo.rollout.generator import AdapterWeights, Weights
 from cepo.types import Distillation, DivergenceConfig
@@ -46,8 +47,9 @@ WITHOUT_TEACHER = (0, 3, 5, 8)
 """One row of each prompt learns from no teacher."""
 LENGTHS = ((9, 3, 11), (14, 1), (6, 12, 2), (8, 5))
 """Response lengths of each prompt's rows."""
-NUM_PICTURES = (1, 0, 2, 0)
+PICTURES = ([picture(1)], [], [picture(2, (96, 64)), picture(3, (128, 96))], [])
 """Of each prompt."""
+NUM_PICTURES = (1, 0, 2, 0)
 
 SHARES: Mapping[int, Mapping[str, Sequence[Sequence[int]]]] = {
     1: {"mixed": [[0, 1, 2, 3]], "one empty": [[0, 1, 2, 3]]},
@@ -83,12 +85,15 @@ QLORA = "an adapter on a base in 4 bits, which every rank reads though the first
 COPIES = "shards over 2 ranks with copies, read by the first rank"
 REFERENCE = TeacherConfig(source="reference")
 ACTORS: Mapping[str, Scenario] = {
-    ALL_WEIGHTS: Scenario(teacher=TeacherConfig(source="ema", ema_decay=0.5), distils=True, num_steps=2),
+    ALL_WEIGHTS: Scenario(
+        settings={"entropy_coef": 0.05}, teacher=TeacherConfig(source="ema", ema_decay=0.5), distils=True, num_steps=2
+    ),
     FROZEN_TOWER: Scenario(
         settings={
             "fsdp.enable_full_shard": False,
             "model.enable_gradient_checkpointing": False,
             "model.freeze_vision_tower": True,
+            "entropy_coef": -0.05,
         },
         share="one empty",
     ),
@@ -132,15 +137,14 @@ class Outcome:
 def all_rows(processing: Processing) -> list[list[ScoringRow]]:
     """Rows by prompt."""
     questions = ("Find x of this figure, please.", "What is 2 + 3?", "Which is larger?", "Name a prime.")
-    pictures = ([picture(1)], [], [picture(2, (96, 64)), picture(3, (128, 96))], [])
     rows, numbers = [], itertools.count()
-    for question, images, lengths in zip(questions, pictures, LENGTHS, strict=True):
+    for prompt, (question, images, lengths) in enumerate(zip(questions, PICTURES, LENGTHS, strict=True)):
         context = processing.encode("<image>" * len(images) + question, processing.load_images(images))
         rows.append([])
         for length in lengths:
             number = next(numbers)
             response = numpy.random.default_rng(number).integers(0, 256, length).tolist()
-            rows[-1].append(ScoringRow(context=context, response_ids=tuple(response), row=number))
+            rows[-1].append(ScoringRow(context=context, response_ids=tuple(response), prompt=prompt, row=number))
     return rows
 
 
@@ -158,6 +162,18 @@ def hinted(processing: Processing, rows: Sequence[ScoringRow]) -> list[ScoringRo
         )
         for row in rows
     ]
+
+
+def masked(processing: Processing, rows: Sequence[ScoringRow]) -> list[ScoringRow]:
+    """The same responses behind the same tokens with half of each picture black; none for rows without a picture."""
+    seen: list[ScoringRow] = []
+    for row in rows:
+        images = PICTURES[row.prompt]
+        if images:
+            mask = PatchMask(probability=0.5, seed=str(row.prompt))
+            context = dataclasses.replace(row.context, images=processing.load_masked(images, mask))
+            seen.append(dataclasses.replace(row, context=context, view="masked"))
+    return seen
 
 
 class Share:
@@ -270,7 +286,12 @@ def whole_gradients(worker: Actor | Critic) -> dict[str, Tensor]:
 
 
 def actor_step(actor: Actor, share: Share, scenario: Scenario, outcome: Outcome, step: int) -> None:
-    scores, kept = actor.score(share.rows), KEPT if scenario.distils else None
+    unseen = masked(actor._processing, share.rows)
+    both = actor.score([*share.rows, *unseen])  # in one pass, as teachers with the student's weights are
+    scores, kept = both[: len(share.rows)], KEPT if scenario.distils else None
+    outcome.scores[f"masked {step}"] = {
+        row.row or 0: values for row, values in zip(unseen, both[len(scores) :], strict=True)
+    }
     teacher = actor.score(hinted(actor._processing, share.rows), as_teacher=True, keep_states=kept)
     outcome.scores |= {f"student {step}": share.by_number(scores), f"teacher {step}": share.by_number(teacher)}
     reference = None

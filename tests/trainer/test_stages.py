@@ -166,6 +166,7 @@ def test_batches_after_the_first_have_both_log_probs() -> None:
     plan = ScoringPlan(
         rollouts=two_prompts(),
         live=torch.ones(4, dtype=torch.bool),
+        updated=torch.ones(4, dtype=torch.bool),
         on_policy=torch.tensor([True, True, False, False]),
         student={},
         views=(),

@@ -327,7 +327,13 @@ def test_optimizer_batches_have_each_live_row_once(
     )
     marks = torch.arange(1.0, count + 1).unsqueeze(1) * rollouts.response_mask
     plan = ScoringPlan(
-        rollouts=rollouts, live=live, on_policy=torch.zeros(count, dtype=torch.bool), student={}, views=[], metrics={}
+        rollouts=rollouts,
+        live=live,
+        updated=live,
+        on_policy=torch.zeros(count, dtype=torch.bool),
+        student={},
+        views=[],
+        metrics={},
     )
     scored = dataclasses.replace(scored_batch(plan, {}, token_level_rewards=marks), old_log_probs=-marks)
     batches = actor_batches(scored, TokenSignal(advantages=10 * marks), num_prompts=num_prompts, max_response_length=8)

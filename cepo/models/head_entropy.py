@@ -1,0 +1,224 @@
+"""Computes token log-probabilities together with the entropies of their distributions, both with gradient.
+
+With `z = W h / temperature`, `p = softmax(z)`, `log P(y) = z_y - logsumexp(z)` and `H = -sum_v p_v log p_v`, a loss with
+gradient `a` in `log P(y)` and `b` in `H` has this gradient in the logits:
+
+    d/dz_v = a (onehot(y)_v - p_v) - b p_v (log p_v + H)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cache, partial
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+from cepo.models.head import KERNEL_TOLERANCE, chunks, is_plain, logits_product, vocabulary_log_probs
+
+logger = logging.getLogger(__name__)
+
+
+def log_probs_and_entropies(
+    hidden: Float[Tensor, "N H"],
+    head: nn.Module,
+    targets: Int64[Tensor, " N"],
+    *,
+    temperature: float,
+    chunk_tokens: int,
+) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+    """Computes `log P(y_n)` and the entropy `-sum_v P_n(v) log P_n(v)` in nats, with `P = softmax(head(h) / temperature)`.
+
+    Both are float32 (float64 from float64 logits) and differentiable. No tensor of tokens x vocabulary outlives its chunk:
+    the backward pass computes a chunk's logits again. A chunk holds two such tensors where `target_log_probs` holds one,
+    and therefore has half of `chunk_tokens` tokens.
+    """
+    size = max(1, chunk_tokens // 2)
+    if not is_plain(head):
+        return _by_recomputation(hidden, head, targets, temperature, size)
+    return _LogProbsAndEntropies.apply(hidden, head.weight, targets, logits_product(head), temperature, size)  # pyright: ignore[reportReturnType]
+
+
+class Statistics(NamedTuple):
+    """What the gradient needs of each token's distribution; all (n,)."""
+
+    log_probs: Tensor  # of the targets
+    entropies: Tensor
+    normalisers: Tensor  # logsumexp(z)
+
+
+class _LogProbsAndEntropies(torch.autograd.Function):
+    """`product` computes the logits from hidden states and weight."""
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        product: Callable[[Tensor, Tensor], Tensor],
+        temperature: float,
+        chunk_tokens: int,
+    ) -> tuple[Tensor, Tensor]:
+        parts: list[Statistics] = []
+        for chunk in chunks(max(len(targets), 1), chunk_tokens):  # one empty chunk for no tokens
+            logits = product(hidden[chunk], weight)  # (n, V)
+            parts.append(statistics_of(logits, targets[chunk], temperature))
+        log_probs, entropies, normalisers = (torch.cat(values) for values in zip(*parts, strict=True))
+        ctx.save_for_backward(hidden, weight, targets, entropies, normalisers)
+        ctx.product = product
+        ctx.temperature = temperature
+        ctx.chunk_tokens = chunk_tokens
+        return log_probs, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, to_log_probs: Tensor, to_entropies: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        hidden, weight, targets, entropies, normalisers = ctx.saved_tensors
+        needs_hidden, needs_weight = ctx.needs_input_grad[:2]
+        to_hidden = torch.empty_like(hidden) if needs_hidden else None
+        to_weight = None
+        if needs_weight:
+            to_weight = torch.zeros(weight.shape, dtype=entropies.dtype, device=weight.device)
+        for chunk in chunks(len(targets), ctx.chunk_tokens):
+            logits = ctx.product(hidden[chunk], weight)  # (n, V)
+            gradient_in_place(
+                logits,
+                targets[chunk],
+                ctx.temperature,
+                entropies=entropies[chunk],
+                normalisers=normalisers[chunk],
+                to_log_probs=to_log_probs[chunk],
+                to_entropies=to_entropies[chunk],
+            )
+            to_logits = logits.to(weight.dtype)
+            if to_hidden is not None:
+                torch.mm(to_logits, weight, out=to_hidden[chunk])
+            if to_weight is not None:
+                to_weight += to_logits.t() @ hidden[chunk]
+        return to_hidden, None if to_weight is None else to_weight.to(weight.dtype), None, None, None, None
+
+
+def statistics_of(logits: Float[Tensor, "n V"], targets: Int64[Tensor, " n"], temperature: float) -> Statistics:
+    """Computes what the loss and its gradient need of each row of unscaled `logits`, which may be overwritten."""
+    if _kernel_works(logits.device, logits.dtype):
+        from cepo.models import head_kernel  # needs Triton
+
+        return Statistics(*head_kernel.statistics_of(logits, targets, temperature))
+    return _statistics_by_torch(logits, targets, temperature)
+
+
+def gradient_in_place(
+    logits: Float[Tensor, "n V"],
+    targets: Int64[Tensor, " n"],
+    temperature: float,
+    *,
+    entropies: Float[Tensor, " n"],
+    normalisers: Float[Tensor, " n"],
+    to_log_probs: Float[Tensor, " n"],
+    to_entropies: Float[Tensor, " n"],
+) -> None:
+    """Overwrites unscaled `logits` with the loss's gradient in them, in their own type.
+
+    `to_log_probs` and `to_entropies` are the loss's gradients in the results of `log_probs_and_entropies`.
+    """
+    rows = (targets, normalisers, entropies, to_log_probs, to_entropies)
+    if _kernel_works(logits.device, logits.dtype):
+        from cepo.models import head_kernel  # needs Triton
+
+        head_kernel.gradient_in_place(logits, *rows, temperature)
+    else:
+        _gradient_by_torch(logits, *rows, temperature)
+
+
+def _scaled(logits: Tensor, temperature: float) -> Tensor:
+    """Returns the logits over the temperature, in float32 or float64; overwrites logits of these types."""
+    scaled = logits if logits.dtype is torch.float64 else logits.float()
+    return scaled if temperature == 1 else scaled.div_(temperature)
+
+
+def _statistics_by_torch(logits: Tensor, targets: Tensor, temperature: float) -> Statistics:
+    scaled = _scaled(logits, temperature)  # (n, V)
+    highest = scaled.amax(dim=1, keepdim=True)  # (n, 1), as all below
+    scaled.sub_(highest)
+    at_target = scaled.gather(1, targets.unsqueeze(1))
+    weights = scaled.exp()  # p without its normaliser
+    total = weights.sum(dim=1, keepdim=True)
+    log_total = total.log()
+    # H = log(total) - sum_v p_v (z_v - highest), in which nothing large cancels.
+    mean_shift = weights.mul_(scaled).sum(dim=1, keepdim=True) / total
+    columns = (at_target - log_total, log_total - mean_shift, highest + log_total)
+    return Statistics(*(column.squeeze(1) for column in columns))
+
+
+def _gradient_by_torch(
+    logits: Tensor,
+    targets: Tensor,
+    normalisers: Tensor,
+    entropies: Tensor,
+    to_log_probs: Tensor,
+    to_entropies: Tensor,
+    temperature: float,
+) -> None:
+    log_p = _scaled(logits, temperature).sub_(normalisers.unsqueeze(1))  # (n, V)
+    p = log_p.exp()
+    to_log_prob = to_log_probs.unsqueeze(1)
+    # -p (a + b (log p + H)), and a at the target
+    gradient = log_p.add_(entropies.unsqueeze(1)).mul_(to_entropies.unsqueeze(1)).add_(to_log_prob).mul_(p).neg_()
+    gradient.scatter_add_(1, targets.unsqueeze(1), to_log_prob.to(gradient.dtype))
+    gradient.div_(temperature)
+    if gradient is not logits:
+        logits.copy_(gradient)
+
+
+@cache
+def _kernel_works(device: torch.device, dtype: torch.dtype) -> bool:
+    """Returns whether both kernels agree with torch on a small input on this device."""
+    if device.type != "cuda" or dtype not in KERNEL_TOLERANCE or find_spec("triton") is None:
+        return False
+    angles = torch.linspace(-9.0, 9.0, 3 * 5000, device=device).view(3, 5000)
+    logits = angles.sin_().mul_(8.0).to(dtype)
+    targets = torch.tensor([0, 4999, 77], device=device)
+    factors = torch.tensor([1.0, -0.5, 0.25], device=device)
+    expected = _statistics_by_torch(logits.clone(), targets, 0.7)
+    rows = (targets, expected.normalisers, expected.entropies, factors, factors.flip(0))
+    expected_gradient = logits.clone()
+    _gradient_by_torch(expected_gradient, *rows, 0.7)
+    try:
+        from cepo.models import head_kernel
+
+        found = head_kernel.statistics_of(logits, targets, 0.7)
+        head_kernel.gradient_in_place(logits, *rows, 0.7)
+    except (RuntimeError, ImportError, OSError) as error:  # no compiler, or a kernel this device cannot run
+        logger.warning("entropies are computed by torch: the kernel fails (%s: %s)", type(error).__name__, error)
+        return False
+    gaps = [float((logits - expected_gradient).abs().max())]
+    for value, expected_value in zip(found, expected, strict=True):
+        gaps.append(float((value - expected_value).abs().max()))
+    if max(gaps) <= KERNEL_TOLERANCE[dtype]:
+        return True
+    logger.warning("entropies are computed by torch: the kernel differs by %.1e in %s", max(gaps), dtype)
+    return False
+
+
+def _by_recomputation(
+    hidden: Tensor, head: nn.Module, targets: Tensor, temperature: float, chunk_tokens: int
+) -> tuple[Tensor, Tensor]:
+    """Computes the same for other heads, such as one with an adapter or a bias; the backward pass recomputes chunks."""
+
+    def values_of(chunk: slice) -> tuple[Tensor, Tensor]:
+        log_probs, log_p = vocabulary_log_probs(hidden[chunk], head, targets[chunk], temperature)  # (n,), (n, V)
+        return log_probs, -(log_p.exp() * log_p).sum(dim=1)
+
+    compute: Any = values_of
+    if torch.is_grad_enabled():
+        compute = partial(checkpoint, values_of, use_reentrant=False)
+    parts = [compute(chunk) for chunk in chunks(max(len(targets), 1), chunk_tokens)]
+    log_probs, entropies = zip(*parts, strict=True)
+    return torch.cat(log_probs), torch.cat(entropies)

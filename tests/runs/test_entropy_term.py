@@ -1,0 +1,181 @@
+"""The entropy in the actor's loss: its gradient in every kind of pass, its coefficient at each step, and which rows have it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from generator_cases import reference_model
+from rounding import GRADIENTS
+from torch import Tensor, nn
+from training_runs import (
+    ONE_STEP,
+    BuildActor,
+    Train,
+    batch_of,
+    gradient_of,
+    mask_of,
+    parameters_of,
+    reference_logits,
+    relative_gap,
+)
+
+from cepo.data.batch import OptimizerBatch, ScoringRow
+from cepo.types import Distillation, DivergenceConfig
+from cepo.workers import scoring_model
+from lab.support.rows import gradients_of
+
+pytestmark = pytest.mark.heavy
+
+ADVANTAGES = (1.0, -0.7, 0.4, -1.2, 0.9, -0.3)
+
+
+def dense(hidden: Tensor, head: nn.Module, targets: Tensor, *, temperature: float, chunk_tokens: int) -> Any:
+    """What the head computes in chunks, at once and with autograd's gradient."""
+    del chunk_tokens
+    log_p = (head(hidden).float() / temperature).log_softmax(dim=1)
+    return log_p.gather(1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(dim=1)
+
+
+def on_policy_batch(rows: Sequence[ScoringRow], advantages: Sequence[float] = ADVANTAGES) -> OptimizerBatch:
+    old = [torch.zeros(len(row.response_ids)) for row in rows]
+    return batch_of(rows, advantages, old, on_policy=True)
+
+
+def test_the_entropys_gradient_is_that_of_plain_transformers(
+    build_actor: BuildActor, tiny_model_folder: Any, rows: list[ScoringRow]
+) -> None:
+    """`-0.3 sum_t H_t / tokens` alone, for rows without images, with one and with two."""
+    actor = build_actor(entropy_coef="0.3")
+    names = list(parameters_of(actor))
+    found = dict(zip(names, gradients_of(actor, on_policy_batch(rows, [0.0] * 6)), strict=True))
+    model = reference_model(tiny_model_folder)
+    model.requires_grad_(True)
+    num_tokens = int(mask_of(rows).sum())
+    for row in rows:
+        log_p = reference_logits(model, row).log_softmax(dim=1)
+        (0.3 * (log_p.exp() * log_p).sum() / num_tokens).backward()
+    expected = {f"model.{name}": parameter.grad for name, parameter in model.named_parameters()}
+    flat = [torch.cat([each[name].flatten() for name in found]) for each in (found, expected)]
+    assert relative_gap(*flat) < GRADIENTS
+
+
+SETTINGS: dict[str, dict[str, str]] = {
+    "all weights": {},
+    "frozen tower": {"model__freeze_vision_tower": "true"},
+    "adapter": {"model__lora__rank": "4"},
+    "16-bit logits": {"model__fp32_logits": "false"},
+    "bf16": {"fsdp__mp_param_dtype": "bf16"},
+    "small passes": {"micro_batch_size_per_device_for_update": "1"},
+    "per sequence": {"loss_avg_mode": "seq"},
+}
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_gradients_with_entropy_are_autograds(
+    build_actor: BuildActor, rows: list[ScoringRow], monkeypatch: pytest.MonkeyPatch, kind: str, packed: bool
+) -> None:
+    """Against the head computed at once; a negative coefficient, which has the larger gradient here."""
+    batch = on_policy_batch(rows)
+    gradients: list[Tensor] = []
+    for is_dense in (False, True):
+        actor = build_actor(entropy_coef="-0.5", padding_free=packed, max_grad_norm="1e9", **SETTINGS[kind])
+        for name, weight in actor.module.named_parameters():
+            if "lora_B" in name:  # which begins as 0, and would hide the gradient of A
+                weight.data.fill_(0.02)
+        if is_dense:
+            monkeypatch.setattr(scoring_model, "log_probs_and_entropies", dense)
+        gradients.append(gradient_of(actor, batch))
+    limit = 2**-6 if kind in ("bf16", "16-bit logits") else GRADIENTS
+    assert relative_gap(gradients[0], gradients[1]) < limit
+    without = gradient_of(build_actor(padding_free=packed, max_grad_norm="1e9", **SETTINGS[kind]), batch)
+    if kind != "adapter":  # whose B differs there
+        assert relative_gap(gradients[0], without) > 5 * limit
+
+
+def test_beside_a_divergence_the_entropys_gradient_is_the_same(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
+    """The sums of gradients with and without distillation differ by the entropy's alone."""
+    taught = [dataclasses.replace(row, view="taught") for row in rows]
+    gradients: dict[tuple[bool, float], Tensor] = {}
+    for distils in (False, True):
+        for coefficient in (0.0, 0.5):
+            actor = build_actor(entropy_coef=coefficient, max_grad_norm="1e9")
+            batch = on_policy_batch(rows)
+            if distils:
+                actor.score(taught, temperature=1.5, keep_states="taught")
+                distillation = Distillation(
+                    view="taught", divergence=DivergenceConfig(kind="jsd"), token_weight=mask_of(rows).float()
+                )
+                batch = dataclasses.replace(batch, distillation=distillation)
+            gradients[distils, coefficient] = gradient_of(actor, batch)
+    alone = gradients[False, 0.5] - gradients[False, 0.0]
+    beside = gradients[True, 0.5] - gradients[True, 0.0]
+    assert relative_gap(beside, alone) < 10 * GRADIENTS
+
+
+def test_a_sampled_entropy_is_minus_the_log_prob(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
+    """On policy its gradient is that of an advantage that is lower by the coefficient on every token."""
+    sampled = build_actor(entropy_coef="0.25", entropy_estimate="sampled", max_grad_norm="1e9")
+    found = gradient_of(sampled, on_policy_batch(rows))
+    lower = [advantage - 0.25 for advantage in ADVANTAGES]
+    expected = gradient_of(build_actor(max_grad_norm="1e9"), on_policy_batch(rows, lower))
+    assert relative_gap(found, expected) < GRADIENTS
+
+
+def test_metrics_are_the_mean_entropy_and_its_share_of_the_loss(
+    build_actor: BuildActor, rows: list[ScoringRow]
+) -> None:
+    """With a linear change from 0.4 to 0 in four steps: 0.4, 0.3 and, from the fifth step on, no entropy at all."""
+    actor = build_actor(entropy_coef="0.4", entropy_coef_final="0", entropy_coef_steps="4", optim__lr="0")
+    entropies = torch.cat(actor.score(rows, result="entropy"))
+    batch = on_policy_batch(rows)
+    for step, coefficient in ((0, 0.4), (1, 0.3)):
+        metrics = actor.update([batch, batch], step=step)
+        assert metrics["actor/entropy_coef"].result == pytest.approx(coefficient)
+        assert metrics["actor/entropy"].result == pytest.approx(float(entropies.mean()), rel=1e-5)
+        assert metrics["actor/entropy_loss"].result == pytest.approx(-coefficient * float(entropies.mean()), rel=1e-5)
+    for step in (4, 9):
+        assert not [name for name in actor.update([batch], step=step) if name.startswith("actor/entropy")]
+
+
+def test_without_a_coefficient_no_entropy_is_computed(
+    build_actor: BuildActor, rows: list[ScoringRow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def computed(*_: Any, **__: Any) -> None:
+        raise AssertionError("an entropy was computed")
+
+    monkeypatch.setattr(scoring_model, "log_probs_and_entropies", computed)
+    metrics = build_actor().update([on_policy_batch(rows)], step=0)
+    assert not [name for name in metrics if name.startswith("actor/entropy")]
+
+
+def test_a_bonus_widens_distributions_and_a_penalty_narrows_them(
+    build_actor: BuildActor, rows: list[ScoringRow]
+) -> None:
+    changes: dict[float, float] = {}
+    for coefficient in (1.0, -1.0):
+        actor = build_actor(entropy_coef=coefficient, optim__lr="1e-3")
+        before = float(torch.cat(actor.score(rows, result="entropy")).mean())
+        actor.update([on_policy_batch(rows, [0.0] * 6)] * 3, step=0)
+        changes[coefficient] = float(torch.cat(actor.score(rows, result="entropy")).mean()) - before
+    assert changes[1.0] > 0.05
+    assert changes[-1.0] < -0.05
+
+
+def test_rows_of_equal_rewards_have_an_entropy_too(train: Train) -> None:
+    """All rewards are equal, so that no row has an advantage, and the update moves the weights by the entropy alone."""
+    still = train("worker.reward.reward_function=tests/reward_functions.py:never", ONE_STEP, name="still")
+    moved = train(
+        "worker.reward.reward_function=tests/reward_functions.py:never",
+        "worker.actor.entropy_coef=0.1",
+        ONE_STEP,
+        name="moved",
+    )
+    assert still.steps[0]["work/live_fraction"] == moved.steps[0]["work/live_fraction"] == 0.0
+    assert still.steps[0]["actor/grad_norm"] == 0.0
+    assert moved.steps[0]["actor/grad_norm"] > 0.0
+    assert moved.steps[0]["actor/entropy"] > 0.0
