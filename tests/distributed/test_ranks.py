@@ -147,10 +147,10 @@ def test_ranks_have_the_gradients_of_one_rank(runs: Runs, name: str, num_ranks: 
 
 @on_ranks(ALL_WEIGHTS, FROZEN_TOWER, ADAPTER, QLORA, numbers=(1, 2, 4))
 def test_a_frozen_tower_encodes_an_image_once_on_its_rank(runs: Runs, name: str, num_ranks: int) -> None:
-    """A trained one does so in every pass: for scores, for a teacher, and twice for the update."""
+    """Each of the three as it is and masked. A trained one does so in every pass: for scores, a teacher, and the update."""
     shares = SHARES[num_ranks][ACTORS[name].share]
-    own = [sum(NUM_PICTURES[prompt] for prompt in prompts) for prompts in shares]
-    assert sum(own) == 3
+    own = [sum(2 * NUM_PICTURES[prompt] for prompt in prompts) for prompts in shares]
+    assert sum(own) == 6
     for step in range(ACTORS[name].num_steps):
         counted = [outcome.metrics[step]["work/pictures_encoded"].result for outcome in runs.of(num_ranks, name)]
         assert min(counted) >= 4 if name == ALL_WEIGHTS else counted == own
