@@ -134,7 +134,7 @@ def policy_metrics(loss: PolicyLoss, tokens: PolicyTokens) -> Metrics:
 
 
 def step_metrics(
-    settings: ObjectiveSettings, denominators: LossDenominators, *, distils: bool, entropy_coefficient: float
+    settings: ObjectiveSettings, denominators: LossDenominators, *, distils: bool, entropy_coefficient: float = 0.0
 ) -> Metrics:
     """Returns the denominators for the shares of an optimizer step's micro-batches and ranks, once per step.
 
