@@ -107,7 +107,7 @@ LISTED = frozenset(
         """
         micro_batch_size_per_device_for_update micro_batch_size_per_device_for_experience dynamic_batching max_grad_norm
         loss_avg_mode ppo_epochs global_batch_size padding_free clip_ratio_low clip_ratio_high clip_ratio_dual loss_type
-        rollout_is rollout_is_threshold tau_positive tau_negative
+        entropy_coef entropy_coef_final entropy_coef_steps rollout_is rollout_is_threshold tau_positive tau_negative
         optim.lr optim.betas optim.weight_decay optim.strategy optim.lr_warmup_ratio optim.lr_warmup_steps
         optim.min_lr_ratio optim.lr_scheduler_type
         fsdp.torch_dtype fsdp.mp_param_dtype fsdp.mp_reduce_dtype fsdp.enable_full_shard fsdp.enable_cpu_offload

@@ -190,15 +190,12 @@ class ActorConfig(UpdateConfig, SharedLossSettings):
     loss: dict[str, dict[str, Any]] = {}
     """Settings of losses of one's own, by the loss's name: `worker.actor.loss.<name>.*`."""
     entropy_coef: float = 0.0
-    """Coefficient of each token's entropy, in nats, which the loss subtracts with the weights of loss_avg_mode: above 0 a
-    bonus, below 0 a penalty. 0: no entropy in the loss, at no cost."""
+    """Coefficient of the entropy of each token's distribution, in nats, which the loss subtracts with the weights of
+    loss_avg_mode: above 0 a bonus, below 0 a penalty. 0: no entropy in the loss, at no cost."""
     entropy_coef_final: float | None = None
     """What entropy_coef changes to, linearly over entropy_coef_steps; null: it is constant."""
     entropy_coef_steps: Count | None = None
     """Training steps until entropy_coef_final is reached; null: all steps of the run."""
-    entropy_estimate: Literal["full", "sampled"] = "full"
-    """full: the entropy of the distribution over the vocabulary; sampled: -log P of the sampled token, as in the released
-    code of VPPO and PAPO. The gradient of the latter has expectation 0 while tokens come from the trained weights."""
     rollout_is: Literal["none", "truncate", "mask"] = "none"
     """Weight of each token's loss that corrects the mismatch between trainer and rollout engine, rho = P_trainer /
     P_engine. truncate: rho, at most rollout_is_threshold; mask: rho, but 0 outside 1 / rollout_is_threshold to

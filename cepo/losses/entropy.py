@@ -1,4 +1,4 @@
-"""Computes the entropy term of the loss: its coefficient at each step, and the estimate of each token's entropy."""
+"""Defines the entropy term of the loss and its coefficient at each step."""
 
 from __future__ import annotations
 
@@ -18,14 +18,11 @@ class EntropyTerm:
         coefficient: at step 0.
         final_coefficient: from step `num_steps` on; None if the coefficient is constant.
         num_steps: the steps of the linear change; None for all training steps.
-        is_sampled: H_t is `-log P(y_t)` instead of the entropy of the whole distribution. It costs nothing, but if the
-            tokens were sampled from P, the expectation of its gradient is 0: the term then only adds noise.
     """
 
     coefficient: float = 0.0
     final_coefficient: float | None = None
     num_steps: int | None = None
-    is_sampled: bool = False
 
     def coefficient_at(self, step: int, *, total_steps: int) -> float:
         """Returns `c(k) = c_0 + (c_final - c_0) min(1, k / num_steps)` at the 0-based training step k."""

@@ -191,8 +191,7 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
         part_batch = batch.at(part.indices)
         teachers = self._teachers(part_batch, part.rows)
         has_entropy = self._entropy_coefficient != 0
-        reads_vocabulary = has_entropy and not self._objective.entropy.is_sampled
-        scores: TokenScores = self.module(self.collate(part), tuple(teachers.values()), entropy=reads_vocabulary)
+        scores: TokenScores = self.module(self.collate(part), tuple(teachers.values()), entropy=has_entropy)
         if not part.indices:
             scores.log_probs.sum().mul(0.0).backward()  # a filler's pass: the other ranks wait for its gradients
             return {}
@@ -204,10 +203,9 @@ class Actor(Trained[ActorConfig, ScoringModel, OptimizerBatch]):
         for name, flat_divergence in zip(teachers, scores.divergences, strict=True):
             divergences[name] = zeros.masked_scatter(mask, flat_divergence)
         entropies: TokenEntropies | None = None
-        if has_entropy:
-            flat_entropies = -scores.log_probs if scores.entropies is None else scores.entropies
+        if scores.entropies is not None:
             entropies = TokenEntropies(
-                values=zeros.masked_scatter(mask, flat_entropies), coefficient=self._entropy_coefficient
+                values=zeros.masked_scatter(mask, scores.entropies), coefficient=self._entropy_coefficient
             )
 
         loss, metrics = objective(

@@ -191,7 +191,6 @@ def objective_settings(
             coefficient=actor.entropy_coef,
             final_coefficient=actor.entropy_coef_final,
             num_steps=actor.entropy_coef_steps,
-            is_sampled=actor.entropy_estimate == "sampled",
         ),
         rollout_is=actor.rollout_is,
         rollout_is_threshold=actor.rollout_is_threshold,

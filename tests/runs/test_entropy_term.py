@@ -117,15 +117,6 @@ def test_beside_a_divergence_the_entropys_gradient_is_the_same(build_actor: Buil
     assert relative_gap(beside, alone) < 10 * GRADIENTS
 
 
-def test_a_sampled_entropy_is_minus_the_log_prob(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
-    """On policy its gradient is that of an advantage that is lower by the coefficient on every token."""
-    sampled = build_actor(entropy_coef="0.25", entropy_estimate="sampled", max_grad_norm="1e9")
-    found = gradient_of(sampled, on_policy_batch(rows))
-    lower = [advantage - 0.25 for advantage in ADVANTAGES]
-    expected = gradient_of(build_actor(max_grad_norm="1e9"), on_policy_batch(rows, lower))
-    assert relative_gap(found, expected) < GRADIENTS
-
-
 def test_metrics_are_the_mean_entropy_and_its_share_of_the_loss(
     build_actor: BuildActor, rows: list[ScoringRow]
 ) -> None:
