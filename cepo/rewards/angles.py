@@ -12,22 +12,22 @@ from cepo.rewards.typesetting import DEGREE
 def with_degrees(nodes: list[Node]) -> list[Node]:
     r"""Writes every degree sign as one command, and what stands in `\ang{}` and `\SI{}{}` as a value with its unit."""
     result: list[Node] = []
-    rest = list(nodes)
-    while rest:
-        node = rest.pop(0)
-        if is_sign(node, "^") and rest and _is_degree(rest[0]):
-            raised = rest.pop(0)
+    remaining = list(nodes)
+    while remaining:
+        node = remaining.pop(0)
+        if is_sign(node, "^") and remaining and _is_degree(remaining[0]):
+            raised = remaining.pop(0)
             result.append(Token("command", DEGREE, node.spaced))
             if isinstance(raised, Group):
                 result += raised.body[1:]  # the letter of `^{\circ C}`
-        elif is_sign(node, r"\circ") and not _is_composition(result, rest):
+        elif is_sign(node, r"\circ") and not _is_composition(result, remaining):
             result.append(Token("command", DEGREE, node.spaced))
-        elif is_sign(node, r"\ang") and rest and isinstance(rest[0], Group):
-            result += [rest.pop(0), Token("command", DEGREE)]
-        elif is_sign(node, r"\SI", r"\qty") and len(rest) > 1 and isinstance(rest[1], Group):
-            value = rest.pop(0)
-            result += [value, *_upright(rest[0])]
-            rest.pop(0)
+        elif is_sign(node, r"\ang") and remaining and isinstance(remaining[0], Group):
+            result += [remaining.pop(0), Token("command", DEGREE)]
+        elif is_sign(node, r"\SI", r"\qty") and len(remaining) > 1 and isinstance(remaining[1], Group):
+            value = remaining.pop(0)
+            result += [value, *_upright(remaining[0])]
+            remaining.pop(0)
         else:
             result.append(node)
     return result

@@ -50,8 +50,9 @@ def answers_equal(prediction: str, ground_truth: str) -> bool:
     Both sides are read as a value and a unit (`cepo.rewards.statements`). Units must be equal or convertible; a unit that
     only one side names does not count. Values that are numbers are compared exactly, or to 40 digits if they are
     irrational: no rounding is equal. A prediction that is not a single number (an equation, a set, words) never equals
-    a number. Lists, tuples, sets, intervals, inequalities and matrices are compared part by part. A gold answer in words
-    (`\angle 1 \cong \angle 4`) or an equation is compared by spelling; other algebra by its values at three points.
+    a number, but an expression in i alone is computed: `i^2` equals -1. Lists, tuples, sets, intervals, inequalities and
+    matrices are compared part by part. A gold answer in words (`\angle 1 \cong \angle 4`) or an equation is compared by
+    spelling; other algebra by its values at three points.
 
     A percentage equals its fraction: `60\%`, `0.6` and `\frac{3}{5}` are equal. The prediction `60` also equals a gold
     `60\%`, because the question may name the unit, but `60\%` does not equal a gold `60`.

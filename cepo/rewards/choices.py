@@ -25,6 +25,7 @@ _LETTERS_TOGETHER = re.compile(r"[A-J]{2,}")
 _LETTER_BEFORE_TEXT = re.compile(
     r"(?:[(\[](?P<enclosed>[A-Ja-j])[)\]][.:]?|(?P<closed>[A-Ja-j])\)[.:]?|(?P<pointed>[A-J])[\].:]|(?P<dashed>[A-J])\s+[-–—])\s*\S"
 )
+_LETTER_BEFORE_A_REASON = re.compile(r"([A-J]),?\s+(?:because|since|due to)\s|([A-J]),\s+(?:which|namely|i\.\s?e\.)\s")
 _LETTER_BEFORE_A_COMMA = re.compile(r"^\s*([A-J])、")
 """Chinese texts write `A、14` for `A. 14`; elsewhere this comma separates the parts of a list."""
 _SINGLE_LETTER = re.compile(r"(?<![A-Za-z])[A-Ja-j](?![A-Za-z])")
@@ -54,8 +55,9 @@ def chosen_letters(answer: str, choices: Sequence[str] = ()) -> frozenset[str]:
     r"""Returns the letters that `answer` names; empty if it names none.
 
     Accepted are letters alone in either case (`B`, `b`, `(B)`, `\\text{B}.`, `B, D`), capital letters together (`BD`), a
-    letter with its text (`B. blue`, `(B) blue`, `b) blue`, `B - blue`), each also after words such as `The answer is` or
-    `Option`, and the text of exactly one option, compared after `normalise_answer` and ignoring case. A capital letter
+    letter with its text (`B. blue`, `(B) blue`, `b) blue`, `B - blue`) or its reason (`B, because it is blue`), each also
+    after words such as `The answer is` or `Option`, and the text of exactly one option, compared after
+    `normalise_answer` and ignoring case. A capital letter
     takes precedence over an option whose text is that letter; a small letter does not. `choices` are the options' texts in
     the order of their letters; without them, all letters from A to J are allowed.
     """
@@ -87,6 +89,9 @@ def _letters_in(text: str) -> frozenset[str]:
     is_without_repetition = len(set(letters)) == len(letters)
     if _LETTERS_TOGETHER.fullmatch(letters) and is_without_repetition:
         return frozenset(letters)
+    reasoned = _LETTER_BEFORE_A_REASON.match(text)
+    if reasoned is not None:
+        return frozenset(reasoned[1] or reasoned[2])
     match = _LETTER_BEFORE_TEXT.match(text)
     if match is None:
         return frozenset()

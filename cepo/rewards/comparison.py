@@ -19,6 +19,10 @@ from cepo.rewards.unit_table import STERLING, Unit
 _NEAR_APPROXIMATION = 0.01
 _APPROXIMATELY = re.compile(r"\\approx(?![A-Za-z])")
 _WORDS = re.compile(r"\\(?:cong|angle|sim|parallel|perp|triangle)(?![A-Za-z])|=|(?<![\\A-Za-z])[A-Za-z]{3,}")
+_RELATION_OF_FIGURES = re.compile(r"\\(?:cong|parallel|perp|sim)(?![A-Za-z])")
+_SEGMENT = re.compile(r"\\overline\{([A-Z]{2})\}")
+_IMAGINARY = re.compile(r"(?<![\\A-Za-z])i(?![A-Za-z])")
+_OTHER_LETTERS = re.compile(r"(?<![\\A-Za-z])(?!i(?![A-Za-z]))[A-Za-z]")
 _TEMPERATURE = frozenset({("kelvin", 1)})
 
 
@@ -72,8 +76,9 @@ def _as_quantities(prediction: Statement, gold: Statement) -> tuple[Statement, S
     if gold.as_quantity is not None and has_unit(prediction):
         gold = Statement(*gold.as_quantity)
     if prediction.as_quantity is not None:
-        is_length = _is_length(prediction.as_quantity[1]) and value_of(gold.value) is not None
-        if has_unit(gold) or is_length:
+        is_quotient = "/" in prediction.value  # `12/m` is rather a quotient than 12
+        is_length = _is_length(prediction.as_quantity[1]) and not is_quotient
+        if has_unit(gold) or (is_length and value_of(gold.value) is not None):
             prediction = Statement(*prediction.as_quantity)
     return prediction, gold
 
@@ -131,7 +136,7 @@ def _same_text(prediction: str, gold: str) -> bool:
         return verdict
     if not _WORDS.search(gold):
         return same_algebra(prediction, gold)
-    if prediction.casefold() == gold.casefold():
+    if _without_bars_of_segments(prediction).casefold() == _without_bars_of_segments(gold).casefold():
         return True
     return _is_equation(gold) and _is_equation(prediction) and same_equation(prediction, gold)
 
@@ -149,6 +154,16 @@ def _without_names(prediction: str, gold: str) -> tuple[str, str]:
     return without_parentheses(prediction), without_parentheses(gold)
 
 
+def _without_bars_of_segments(text: str) -> str:
+    r"""Returns `AB\cong CD` for `\overline{AB}\cong\overline{CD}`, without spaces.
+
+    Only of a relation between figures: alone, `\overline{AB}` may be a complement, which differs from `AB`.
+    """
+    if not _RELATION_OF_FIGURES.search(text):
+        return text
+    return _SEGMENT.sub(r"\1", text).replace(" ", "")
+
+
 def _is_equation(text: str) -> bool:
     """Returns whether a text is one equation between expressions, without words."""
     first_side, sign, second_side = text.partition("=")
@@ -161,11 +176,18 @@ def _states_number(prediction: str, gold: str, gold_value: Real) -> bool:
     predicted_values = stated_values(prediction)
     if any(same_value(value, gold_value) for value in predicted_values):
         return True
+    if _is_of_imaginary_unit(prediction):
+        return same_algebra(prediction, gold)
     # The question may ask for a percentage, so that 60 answers it as well as 60 %.
     if not gold.endswith("%") or "%" in prediction:
         return False
     percentage = multiplied(gold_value, Fraction(100))
     return any(same_value(value, percentage) for value in predicted_values)
+
+
+def _is_of_imaginary_unit(text: str) -> bool:
+    r"""Returns whether a text computes with i and no other letters, as `i^2` and `(1+i)(1-i)` do."""
+    return bool(_IMAGINARY.search(text)) and not _OTHER_LETTERS.search(text) and not _WORDS.search(text)
 
 
 def stated_values(text: str) -> list[Real]:

@@ -22,76 +22,76 @@ def with_fractions(nodes: list[Node]) -> list[Node]:
             second_part = Group(tuple(with_fractions(nodes[position + 1 :])))
             return [command, first_part, second_part]
     result: list[Node] = []
-    rest = list(nodes)
-    while rest:
-        node = rest.pop(0)
+    remaining = list(nodes)
+    while remaining:
+        node = remaining.pop(0)
         if text_of(node) in _WITH_TWO_PARTS:
             result.append(Token("command", _WITH_TWO_PARTS[text_of(node)], node.spaced))
-            _take_argument(rest, result)
-            _take_argument(rest, result)
-        elif is_sign(node, *_ACCENTS) and rest and is_letters(rest[0]):
+            _take_argument(remaining, result)
+            _take_argument(remaining, result)
+        elif is_sign(node, *_ACCENTS) and remaining and is_letters(remaining[0]):
             result.append(node)
-            _take_argument(rest, result)
-        elif is_sign(node, r"\root") and len(rest) > 2 and is_sign(rest[1], r"\of"):
-            index = rest.pop(0)
-            rest.pop(0)
+            _take_argument(remaining, result)
+        elif is_sign(node, r"\root") and len(remaining) > 2 and is_sign(remaining[1], r"\of"):
+            index = remaining.pop(0)
+            remaining.pop(0)
             result += [Token("command", r"\sqrt", node.spaced), Token("sign", "["), index, Token("sign", "]")]
-            take_radicand(rest, result)
-        elif is_sign(node, r"\abs") and rest and isinstance(rest[0], Group):
-            result += [Token("sign", "|"), *rest[0].body, Token("sign", "|")]
-            rest.pop(0)
-        elif is_sign(node, r"\sqrt", r"\surd") or _is_root_in_words(node, rest):
+            take_radicand(remaining, result)
+        elif is_sign(node, r"\abs") and remaining and isinstance(remaining[0], Group):
+            result += [Token("sign", "|"), *remaining[0].body, Token("sign", "|")]
+            remaining.pop(0)
+        elif is_sign(node, r"\sqrt", r"\surd") or _is_root_in_words(node, remaining):
             result.append(Token("command", r"\sqrt", node.spaced))
-            _take_index(rest, result)
-            take_radicand(rest, result)
+            _take_index(remaining, result)
+            take_radicand(remaining, result)
         else:
             result.append(node)
     return result
 
 
-def _is_root_in_words(node: Node, rest: Sequence[Node]) -> bool:
+def _is_root_in_words(node: Node, remaining: Sequence[Node]) -> bool:
     """Returns whether a node is the word of `sqrt(3)` or `sqrt3`."""
-    return is_word(node, "sqrt") and bool(rest) and (is_sign(rest[0], "(") or is_number(rest[0]))
+    return is_word(node, "sqrt") and bool(remaining) and (is_sign(remaining[0], "(") or is_number(remaining[0]))
 
 
-def _take_argument(rest: list[Node], result: list[Node]) -> None:
+def _take_argument(remaining: list[Node], result: list[Node]) -> None:
     r"""Moves the argument that a command finds next: a group, one character (`\frac12`), or one token."""
-    if not rest or is_sign(rest[0], "{", "}", "["):
+    if not remaining or is_sign(remaining[0], "{", "}", "["):
         return  # a brace without partner is no argument
-    node = rest.pop(0)
+    node = remaining.pop(0)
     if isinstance(node, Group):
         result.append(with_space(node, False))
         return
     has_several_characters = node.kind in ("number", "letters") and len(node.text) > 1
     if has_several_characters and node.text.isalnum():
-        rest.insert(0, Token(node.kind, node.text[1:], False, node.upright))
+        remaining.insert(0, Token(node.kind, node.text[1:], False, node.upright))
         node = Token(node.kind, node.text[0], False, node.upright)
     result.append(Group((with_space(node, False),)))
 
 
-def _take_index(rest: list[Node], result: list[Node]) -> None:
+def _take_index(remaining: list[Node], result: list[Node]) -> None:
     """Moves the index of a root with its brackets, if one comes next."""
-    if not rest or not is_sign(rest[0], "["):
+    if not remaining or not is_sign(remaining[0], "["):
         return
-    for place, node in enumerate(rest):
+    for place, node in enumerate(remaining):
         if is_sign(node, "]"):
             length = place + 1
-            result.extend(with_space(inner, False) for inner in rest[:length])
-            del rest[:length]
+            result.extend(with_space(inner, False) for inner in remaining[:length])
+            del remaining[:length]
             return
 
 
-def take_radicand(rest: list[Node], result: list[Node]) -> None:
+def take_radicand(remaining: list[Node], result: list[Node]) -> None:
     r"""Moves what stands under a root: a group, the parentheses of `sqrt(...)`, a number after a space, or one token."""
-    if rest and is_sign(rest[0], "("):
+    if remaining and is_sign(remaining[0], "("):
         depth = 0
-        for place, node in enumerate(rest):
+        for place, node in enumerate(remaining):
             depth += is_sign(node, "(") - is_sign(node, ")")
             if depth == 0:
-                result.append(Group(tuple(rest[1:place])))
-                del rest[: place + 1]
+                result.append(Group(tuple(remaining[1:place])))
+                del remaining[: place + 1]
                 return
-    if rest and is_number(rest[0]) and rest[0].spaced:
-        result.append(Group((with_space(rest.pop(0), False),)))
+    if remaining and is_number(remaining[0]) and remaining[0].spaced:
+        result.append(Group((with_space(remaining.pop(0), False),)))
         return
-    _take_argument(rest, result)
+    _take_argument(remaining, result)

@@ -66,7 +66,7 @@ def _has_costly_factorials(text: str, largest_power: float) -> bool:
     """
     num_long = 0
     for match in _FACTORIAL.finditer(text):
-        before = text[: match.start()]
+        text_before = text[: match.start()]
         behind = text[match.end() :].lstrip()
         operand = match[1]  # digits, or the bracket that closes the operand
         if behind.startswith("!") or len(operand) > _LONGEST_FACTORIAL:
@@ -76,31 +76,31 @@ def _has_costly_factorials(text: str, largest_power: float) -> bool:
         if operand.isdigit():
             continue
         # What stands in the brackets is not computed: everything before them is an upper bound.
-        if "!" in before or _log10(before) > _LONGEST_FACTORIAL or largest_power > math.log10(_LONGEST_FACTORIAL):
+        if "!" in text_before or _log10(text_before) > _LONGEST_FACTORIAL or largest_power > math.log10(_LONGEST_FACTORIAL):
             return True
     return num_long > _MOST_LONG_FACTORIALS
 
 
 def _exponent(text: str, start: int) -> str:
     """Returns the exponent that begins at `start`: the content of a group, or a number with its own exponent."""
-    rest = text[start:].lstrip()
-    if not rest.startswith(("{", "(")):
-        number = _NUMBER.match(rest) or _CHARACTER.match(rest)
+    remaining = text[start:].lstrip()
+    if not remaining.startswith(("{", "(")):
+        number = _NUMBER.match(remaining) or _CHARACTER.match(remaining)
         assert number is not None
-        behind = rest[number.end() :].lstrip()
+        behind = remaining[number.end() :].lstrip()
         if not behind.startswith("^"):
             return number[0]
         length_of_power = 1 + len(_exponent(behind, 1))
         return number[0] + behind[:length_of_power]
     depth = 0
-    for position, character in enumerate(rest):
+    for position, character in enumerate(remaining):
         if character in "{(":
             depth += 1
         elif character in "})":
             depth -= 1
         if depth == 0:
-            return rest[1:position]
-    return rest[1:]
+            return remaining[1:position]
+    return remaining[1:]
 
 
 def _log10(exponent: str) -> float:

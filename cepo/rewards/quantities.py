@@ -5,14 +5,14 @@ quantity = money number | number [unit] | number unit number unit ... | algebra 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cepo.rewards.numbers import value_of, value_of_nodes
 from cepo.rewards.tokens import Group, Node, Token, is_number, is_sign, text_of
 from cepo.rewards.typesetting import DEGREE
 from cepo.rewards.unit_table import Unit
-from cepo.rewards.units import is_ambiguous, is_currency, may_be_in_a_unit, read_unit
+from cepo.rewards.units import is_ambiguous, is_currency, may_be_in_a_unit, may_begin_reciprocal, read_unit
 from cepo.rewards.writing import written
 
 _LONGEST_UNIT = 24
@@ -55,16 +55,15 @@ def _without_degrees(nodes: Sequence[Node]) -> list[Node]:
     return result
 
 
-def _possible_units(nodes: Sequence[Node]) -> Iterator[int]:
-    """Yields the places at which a unit may begin, from left to right."""
-    for place in range(max(1, len(nodes) - _LONGEST_UNIT), len(nodes)):
-        if may_be_in_a_unit(nodes[place]):
-            yield place
+def _places_of_unit(nodes: Sequence[Node]) -> range:
+    """Returns the places at which a unit may begin, from left to right: behind a value, and not too far from the end."""
+    return range(max(1, len(nodes) - _LONGEST_UNIT), len(nodes))
 
 
 def _number_with_unit(nodes: list[Node]) -> Statement | None:
-    for place in _possible_units(nodes):
-        if nodes[place - 1] == Token("sign", "^"):
+    for place in _places_of_unit(nodes):
+        may_begin_unit = may_be_in_a_unit(nodes[place]) or may_begin_reciprocal(nodes, place)
+        if not may_begin_unit or nodes[place - 1] == Token("sign", "^"):
             continue
         value = nodes[:place]
         behind = nodes[place:]
@@ -192,10 +191,14 @@ def _algebra_with_unit(nodes: list[Node]) -> Statement:
     if any(is_sign(node, *_SIGNS_OF_STATEMENTS) or text_of(node) in ("and", "or") for node in nodes):
         return whole
     first_word = _place_of_first_word(nodes)
-    for place in _possible_units(nodes):
+    for place in _places_of_unit(nodes):
         if place > first_word:
             break  # words are no algebra
-        if is_sign(nodes[place], DEGREE) or is_sign(nodes[place - 1], *_NEVER_BEFORE_A_UNIT):
+        if (
+            not may_be_in_a_unit(nodes[place])
+            or is_sign(nodes[place], DEGREE)
+            or is_sign(nodes[place - 1], *_NEVER_BEFORE_A_UNIT)
+        ):
             continue
         unit = read_unit(nodes[place:], after_letters=True)
         if unit is not None:

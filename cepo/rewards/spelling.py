@@ -88,6 +88,29 @@ def _with_words(nodes: list[Node]) -> list[Node]:
     return result
 
 
+def _with_natural_logarithms(nodes: list[Node]) -> list[Node]:
+    r"""Writes `\log_e` as `\ln`. As in LaTeX the index is one character, so that `\log_ex` is `\ln x`."""
+    result: list[Node] = []
+    remaining = list(nodes)
+    while remaining:
+        node = remaining.pop(0)
+        if not is_sign(node, r"\log") or len(remaining) < 2 or not is_sign(remaining[0], "_"):
+            result.append(node)
+            continue
+        index = remaining[1]
+        is_in_braces = isinstance(index, Group)
+        letters = index.body[0] if is_in_braces and len(index.body) == 1 else index
+        if text_of(letters) == "e":
+            result.append(Token("command", r"\ln", node.spaced))
+            del remaining[:2]
+        elif is_letters(letters) and text_of(letters).startswith("e") and not is_in_braces:
+            result.append(Token("command", r"\ln", node.spaced))
+            remaining[:2] = [Token("letters", text_of(letters)[1:])]
+        else:
+            result.append(node)
+    return result
+
+
 def _begins_power_of_ten(nodes: Sequence[Node]) -> bool:
     """Returns whether nodes begin with `10^`, so that the x of `1.6 x 10^3` before them is a sign."""
     return len(nodes) > 1 and text_of(nodes[0]) == "10" and is_sign(nodes[1], "^")
@@ -104,29 +127,29 @@ def _is_value(node: Node) -> bool:
 def _with_exponents(nodes: list[Node]) -> list[Node]:
     """Writes `**` as `^`, and puts exponents of more than one character in braces: `x^{10}`, `x^2`."""
     result: list[Node] = []
-    rest = list(nodes)
-    while rest:
-        node = rest.pop(0)
-        is_power_sign = is_sign(node, "*") and bool(rest) and is_sign(rest[0], "*") and not rest[0].spaced
+    remaining = list(nodes)
+    while remaining:
+        node = remaining.pop(0)
+        is_power_sign = is_sign(node, "*") and bool(remaining) and is_sign(remaining[0], "*") and not remaining[0].spaced
         if is_power_sign and result:
-            rest.pop(0)
+            remaining.pop(0)
             node = Token("sign", "^")
         result.append(node)
-        if is_sign(node, "^") and rest and not is_sign(rest[0], "{", "}", "^"):
-            result.append(_as_exponent(_take_exponent(rest)))
+        if is_sign(node, "^") and remaining and not is_sign(remaining[0], "{", "}", "^"):
+            result.append(_as_exponent(_take_exponent(remaining)))
     return result
 
 
-def _take_exponent(rest: list[Node]) -> list[Node]:
+def _take_exponent(remaining: list[Node]) -> list[Node]:
     """Removes and returns the exponent behind `^`: what stands in parentheses or braces, a signed number, or one node."""
-    if is_sign(rest[0], "("):
+    if is_sign(remaining[0], "("):
         argument: list[Node] = []
-        take_radicand(rest, argument)
+        take_radicand(remaining, argument)
         group = argument[0] if argument else None
         return list(group.body) if isinstance(group, Group) else argument
-    if is_sign(rest[0], "-", "+") and len(rest) > 1 and is_number(rest[1]):
-        return [rest.pop(0), rest.pop(0)]
-    node = rest.pop(0)
+    if is_sign(remaining[0], "-", "+") and len(remaining) > 1 and is_number(remaining[1]):
+        return [remaining.pop(0), remaining.pop(0)]
+    node = remaining.pop(0)
     return list(node.body) if isinstance(node, Group) else [node]
 
 
@@ -167,5 +190,6 @@ def _takes_argument(node: Node | None) -> bool:
 
 
 _STEPS: tuple[Callable[[list[Node]], list[Node]], ...] = (
-    with_fractions, with_environments, with_degrees, with_angles, with_numbers, _with_words, _with_exponents, _without_braces,
+    with_fractions, with_environments, with_degrees, with_angles, with_numbers, _with_natural_logarithms, _with_words,
+    _with_exponents, _without_braces,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-r"""Reads units: `km/h`, `\text{ cm}^2`, `square feet`, `°C`, `\$`, and words such as `apples`.
+r"""Reads units: `km/h`, `1/s`, `\text{ cm}^2`, `square feet`, `°C`, `\$`, and words such as `apples`.
 
 `unit_table` has the known units. A word that is no known unit is a basic unit of its own.
 """
@@ -72,9 +72,11 @@ class _Reader(NodeCursor):
         unit: Unit | None = None
         sign = 1
         exponent_before = 1
+        if _begins_with_reciprocal(self._nodes):
+            self._place += 1  # the 1 of `1/s`
         while self._place < len(self._nodes):
             node = self._nodes[self._place]
-            if unit is not None and self._skip_quotient_sign():
+            if self._skip_quotient_sign():
                 sign = -1
                 continue
             if unit is not None and self._skip(r"\cdot", r"\times", "*", "-", "."):
@@ -135,7 +137,7 @@ class _Reader(NodeCursor):
         self._place += 2
         if not isinstance(numerator, Group) or not isinstance(denominator, Group):
             return None
-        dividend = self._unit_of(numerator.body)
+        dividend = NO_UNIT if _is_one(numerator.body) else self._unit_of(numerator.body)
         divisor = self._unit_of(denominator.body)
         if dividend is None or divisor is None:
             return None
@@ -249,9 +251,11 @@ def _name(node: Node) -> str:
 
 
 def is_ambiguous(nodes: Sequence[Node]) -> bool:
-    """Returns whether nodes behind a number may be variables as well as a unit: `s` in `6s`, `m^2` in `3m^2`."""
+    """Returns whether nodes behind a number may be variables as well as a unit: `s` in `6s` and `6/s`, `m^2` in `3m^2`."""
     first = nodes[0]
-    if not isinstance(first, Token) or first.kind != "letters" or first.upright:
+    if not isinstance(first, Token) or first.kind != "letters":
+        return _is_reciprocal(nodes) and _may_have_variables(nodes)
+    if first.upright:
         return False
     if first.spaced and first.text not in _RARE_UNITS:
         return False
@@ -261,9 +265,43 @@ def is_ambiguous(nodes: Sequence[Node]) -> bool:
     return len(first.text) <= 2 and first.text not in ATTACHED_SYMBOLS
 
 
+def _is_reciprocal(nodes: Sequence[Node]) -> bool:
+    r"""Returns whether nodes are `/s`, `1/s`, `(1/s)` or `\frac{1}{s}`."""
+    if is_sign(nodes[0], "/") or _begins_with_reciprocal(nodes):
+        return True
+    if is_sign(nodes[0], "("):
+        return _begins_with_reciprocal(nodes[1:])
+    numerator = nodes[1] if len(nodes) > 1 else None
+    return is_sign(nodes[0], r"\frac") and isinstance(numerator, Group) and _is_one(numerator.body)
+
+
+def _begins_with_reciprocal(nodes: Sequence[Node]) -> bool:
+    return len(nodes) > 1 and _is_one(nodes[:1]) and is_sign(nodes[1], "/")
+
+
+def _is_one(nodes: Sequence[Node]) -> bool:
+    return len(nodes) == 1 and is_number(nodes[0]) and text_of(nodes[0]) == "1"
+
+
+def _may_have_variables(nodes: Sequence[Node]) -> bool:
+    """Returns whether there are letters that may be variables: italic and too short for the name of a unit."""
+    for node in nodes:
+        if isinstance(node, Group):
+            if _may_have_variables(node.body):
+                return True
+        elif node.kind == "letters" and not node.upright and len(node.text) <= 2 and node.text not in ATTACHED_SYMBOLS:
+            return True
+    return False
+
+
 def is_currency(node: Node) -> bool:
     """Returns whether a node is a sign of money, which stands before its value."""
     return isinstance(node, Token) and node.text in CURRENCIES
+
+
+def may_begin_reciprocal(nodes: Sequence[Node], place: int) -> bool:
+    """Returns whether a unit such as `/s` or `1/s` can begin at this place behind a number; `51/s` is a quotient."""
+    return is_sign(nodes[place], "/") or (nodes[place].spaced and _begins_with_reciprocal(nodes[place:]))
 
 
 def may_be_in_a_unit(node: Node) -> bool:
