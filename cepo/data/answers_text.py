@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, cast
 
 from cepo.data.cells import cell_text, without_list_of_one
+from cepo.data.json_text import json_text
 from cepo.errors import DataError
 from cepo.files.trees import is_dict, is_list, is_mapping
 
@@ -15,8 +15,8 @@ def answer_text(value: object, where: str) -> str:
     """Returns a cell with the right answer as one text.
 
     A list with one answer is that answer, as a cell without a list would be; several answers are their JSON text, and
-    so is a mapping. Numbers are written as in `cell_text`. Raises `DataError`, which names the cell by `where`, if
-    there is no answer, or one that is neither text, number nor a list or mapping of them.
+    so is a mapping (`json_text`). Raises `DataError`, which names the cell by `where`, if there is no answer, or one
+    that is neither text, number, date nor a list or mapping of them.
     """
     single = without_list_of_one(_plain(value))
     is_container = is_list(single) or is_dict(single)
@@ -50,17 +50,6 @@ def _plain(value: object) -> object:
 
 def _json_of(value: object, where: str) -> str:
     try:
-        return json.dumps(_written(value), ensure_ascii=False)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{where} holds {value!r:.100}, which is no answer as text: {error}") from error
-
-
-def _written(value: object) -> object:
-    """Returns a value with whole numbers as integers, also those that a column of floats has as `15.0`."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if is_list(value):
-        return [_written(entry) for entry in value]
-    if is_mapping(value):
-        return {name: _written(entry) for name, entry in value.items()}
-    return value
+        return json_text(value)
+    except DataError as error:
+        raise DataError(f"{where} {error}") from error

@@ -21,7 +21,11 @@ from cepo.data.json_text import read_object
 from cepo.errors import ConfigError, DataError
 from cepo.files.foreign import LARGEST_LINE, open_regular
 
-JSON, CSV, TSV, PARQUET, ARROW = "json", "csv", "tsv", "parquet", "arrow"
+JSON = "json"
+CSV = "csv"
+TSV = "tsv"
+PARQUET = "parquet"
+ARROW = "arrow"
 FORMATS = {".parquet": PARQUET, ".json": JSON, ".jsonl": JSON, ".csv": CSV, ".tsv": TSV, ".arrow": ARROW}
 TEXT_FORMATS = (JSON, CSV, TSV)
 BATCH_BYTES = 32_000_000
@@ -75,10 +79,10 @@ def text_rows(path: Path, kind: str, *, within: Path | str | None = None) -> Ite
     """
     with open_regular(path, within=within) as file:
         head = file.read(64)
-        other = _other_format(head)
-        if other is not None:
+        actual_format = _other_format(head)
+        if actual_format is not None:
             raise ConfigError(
-                f"data file {path} is {other} under the name of a {kind} file; accepted: text in UTF-8. Unpack or "
+                f"data file {path} is {actual_format} under the name of a {kind} file; accepted: text in UTF-8. Unpack or "
                 "convert it, or give it its own ending"
             )
         file.seek(len(_BOM) if head.startswith(_BOM) else 0)
@@ -132,27 +136,45 @@ def _begins_object_of_lines(file: BinaryIO) -> bool:
     lines = [line for line in lines if line]
     if len(lines) < 2 or not lines[0].startswith(b"{") or not lines[1].startswith(b'"'):
         return False
-    tokens = [match[0] for match in _TOKENS.finditer(lines[0])]
-    return tokens.count(b"{") + tokens.count(b"[") > tokens.count(b"}") + tokens.count(b"]")
+    depth = 0
+    for match in _TOKENS.finditer(lines[0]):
+        if match[0] in (b"{", b"["):
+            depth += 1
+        elif match[0] in (b"}", b"]"):
+            depth -= 1
+    return depth > 0
+
+
+def _outermost_tokens(content: mmap.mmap, begin: int) -> Iterator[tuple[int, bytes, bool]]:
+    """Yields the commas and closing brackets from `begin` on that are not within a value of JSON.
+
+    Each with its place, and whether it closes a list or an object. Values are not read, only passed over.
+    """
+    depth = 0
+    for match in _TOKENS.finditer(cast(Any, content), begin):
+        place = match.start()
+        token = content[place : place + 1]
+        if token in b"[{":
+            depth += 1
+        elif depth > 0 and token in b"]}":
+            depth -= 1
+            if depth == 0:
+                yield place, token, True
+        elif depth == 0 and token in b",]}":
+            yield place, token, False
 
 
 def _object_rows(file: BinaryIO) -> Iterator[TextRow]:
     """Yields the objects of a file in which each is spread over lines, and what stands between them as bad rows."""
     content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     begin = file.tell()
-    depth = 0
     line = 1
-    for match in _TOKENS.finditer(cast(Any, content), begin):
-        at = match.start()
-        token = content[at : at + 1]
-        if token in b"[{":
-            depth += 1
-        elif depth and token in b"]}":
-            depth -= 1
-            if depth == 0:
-                yield from _piece(line, content[begin : at + 1])
-                line += content[begin : at + 1].count(b"\n")
-                begin = at + 1
+    for place, _, closes_value in _outermost_tokens(content, begin):
+        if closes_value:
+            row = content[begin : place + 1]
+            yield from _piece(line, row)
+            line += row.count(b"\n")
+            begin = place + 1
     yield from _piece(line, content[begin:])
 
 
@@ -186,32 +208,26 @@ def _array_rows(path: Path, file: BinaryIO) -> Iterator[TextRow]:
     content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     begin = content.find(b"[", file.tell()) + 1
     end = None
-    depth = 0
     line = 1 + content[:begin].count(b"\n")
-    for match in _TOKENS.finditer(cast(Any, content), begin):
-        at = match.start()
-        token = content[at : at + 1]
-        if token in b"[{":
-            depth += 1
-        elif depth and token in b"]}":
-            depth -= 1
-        elif depth == 0 and token in b",]}":
-            row = content[begin:at]
-            if token == b"," and not row.strip(_SPACE):
-                yield TextRow(line, b"", (), "is empty: two commas follow each other")
-            yield from _piece(line, row)
-            line += row.count(b"\n")
-            begin = at + 1
-            if token != b",":
-                end = at + 1
-                break
+    for place, token, closes_value in _outermost_tokens(content, begin):
+        if closes_value:
+            continue  # a row ends with the comma or the bracket behind it
+        row = content[begin:place]
+        if token == b"," and not row.strip(_SPACE):
+            yield TextRow(line, b"", (), "is empty: two commas follow each other")
+        yield from _piece(line, row)
+        line += row.count(b"\n")
+        begin = place + 1
+        if token != b",":
+            end = begin
+            break
     if end is None:
         raise ConfigError(f"data file {path}: its array of rows, begun with '[', is not closed; it may be incomplete")
-    rest = content[end : end + 1_000].strip(_SPACE)
-    if rest:
+    text_behind = content[end : end + 1_000].strip(_SPACE)
+    if text_behind:
         raise ConfigError(
-            f"data file {path}, line {line}: text follows after the end of its array: {rest[:40]!r}; accepted: one array of "
-            "rows, or one row in each line"
+            f"data file {path}, line {line}: text follows after the end of its array: {text_behind[:40]!r}; accepted: one array "
+            "of rows, or one row in each line"
         )
 
 
@@ -231,11 +247,11 @@ def _json_row(line: int, text: bytes) -> TextRow:
 @contextmanager
 def _long_fields() -> Generator[None]:
     """Lets the csv module read long fields, of which it refuses those of more than 131,072 characters by default."""
-    before = csv.field_size_limit(LARGEST_LINE)
+    previous_limit = csv.field_size_limit(LARGEST_LINE)
     try:
         yield
     finally:
-        csv.field_size_limit(before)
+        csv.field_size_limit(previous_limit)
 
 
 def _table_rows(path: Path, file: BinaryIO, delimiter: str) -> Iterator[TextRow]:
@@ -285,7 +301,7 @@ def _csv_fault(path: Path, begin: int, end: int, error: csv.Error) -> str:
 
 def _header(path: Path, fields: Sequence[str], fault: str | None) -> list[str]:
     names = [name.strip() for name in fields]
-    if fault is None and any("\0" in name or "\udc80" <= max(name, default="") <= "\udcff" for name in names):
+    if fault is None and any(_is_undecoded(name) for name in names):
         fault = "is not text in UTF-8"
     doubles = sorted({name for name in names if name and names.count(name) > 1})
     if doubles:
@@ -297,6 +313,11 @@ def _header(path: Path, fields: Sequence[str], fault: str | None) -> list[str]:
     if fault is not None:
         raise ConfigError(f"data file {path}: its first row, the header, {fault}; accepted: the columns' names")
     return names
+
+
+def _is_undecoded(name: str) -> bool:
+    """Returns whether a name has a null byte, or one that is not UTF-8 and was read as half of a surrogate pair."""
+    return "\0" in name or "\udc80" <= max(name, default="") <= "\udcff"
 
 
 def _fields_row(line: int, header: Sequence[str], fields: Sequence[str]) -> TextRow:
@@ -330,17 +351,17 @@ def parquet_batches(path: Path, *, within: Path | str | None = None) -> Iterator
     """Yields the rows of a Parquet file in batches of about `BATCH_BYTES`; raises `ConfigError` if it is damaged."""
     content = mapped_content(path, within=within)
     head = content.slice(0, min(64, content.size)).to_pybytes()
-    other = _other_format(head)
-    if other is not None and not head.startswith(b"PAR1"):
-        raise ConfigError(f"data file {path} is {other} under the name of a Parquet file")
+    actual_format = _other_format(head)
+    if actual_format is not None and not head.startswith(b"PAR1"):
+        raise ConfigError(f"data file {path} is {actual_format} under the name of a Parquet file")
     with named_errors(path):
         parquet = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(content), pre_buffer=False)
         metadata = parquet.metadata
         if metadata.num_rows == 0:
             return
-        size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
-        rows = max(1, min(BATCH_ROWS, BATCH_BYTES * metadata.num_rows // max(1, size)))
-        yield from parquet.iter_batches(batch_size=rows)
+        num_bytes = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+        rows_per_batch = BATCH_BYTES * metadata.num_rows // max(1, num_bytes)
+        yield from parquet.iter_batches(batch_size=max(1, min(BATCH_ROWS, rows_per_batch)))
 
 
 def mapped_arrow(path: Path, *, within: Path | str | None = None) -> Any:
