@@ -81,14 +81,14 @@ def new_file(path: Path) -> Generator[Path]:
     """
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
     os.close(descriptor)
-    beside = Path(name)
+    temporary_file = Path(name)
     try:
-        yield beside
-        with open(beside, "rb") as file:
+        yield temporary_file
+        with open(temporary_file, "rb") as file:
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(temporary_file, path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary_file.unlink(missing_ok=True)
 
 
 def read_entry(kind: str, key: str) -> bytes | None:
@@ -120,8 +120,8 @@ def write_entry(kind: str, key: str, content: bytes) -> None:
     if folder is None or len(content) >= LARGEST_ENTRY:
         return
     try:
-        with new_file(folder / key) as beside:
-            beside.write_bytes(_head(kind, key, content) + b"\n" + content)
+        with new_file(folder / key) as temporary_file:
+            temporary_file.write_bytes(_head(kind, key, content) + b"\n" + content)
     except OSError as error:
         warn_unusable(error)
         return
@@ -161,20 +161,21 @@ def content_digest(path: Path, *, within: Path | str | None = None) -> str:
     another change could leave these as they are.
     """
     with open_regular(path, within=within) as file:
-        before = os.fstat(file.fileno())
-        key = _identity(path, before)
-        is_large = before.st_size >= SMALLEST_REMEMBERED
+        status = os.fstat(file.fileno())
+        key = _identity(path, status)
+        is_large = status.st_size >= SMALLEST_REMEMBERED
         remembered = read_entry(_DIGESTS, key) if is_large else None
         if remembered is not None and _DIGEST.fullmatch(remembered):
             return remembered.decode()
         content: Any = file
-        if before.st_size < _LARGE_FILE:
+        if status.st_size < _LARGE_FILE:
             digest = hashlib.file_digest(content, "sha256").hexdigest()
         else:
-            with phase(f"reading {path} for changes ({before.st_size / 1e9:.1f} GB)"):
+            with phase(f"reading {path} for changes ({status.st_size / 1e9:.1f} GB)"):
                 digest = hashlib.file_digest(content, "sha256").hexdigest()
-        after = os.fstat(file.fileno())
-    if is_large and _identity(path, after) == key and is_settled(after):
+        new_status = os.fstat(file.fileno())
+    is_unchanged = _identity(path, new_status) == key
+    if is_large and is_unchanged and is_settled(new_status):
         write_entry(_DIGESTS, key, digest.encode())
     return digest
 

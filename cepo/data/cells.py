@@ -25,9 +25,9 @@ _TAGGED = re.compile(
 )
 _BOXED = re.compile(r"(?P<dollars>\$\$?)?\s*\\boxed\s*\{(?P<inner>.*)\}\s*(?P=dollars)?", re.DOTALL)
 
-
-_LONGEST_WRAPPED, _MOST_WRAPPINGS = 100_000, 4
-"""The characters of an answer, thoughts included, that is searched for something around it, and how often."""
+_LONGEST_WRAPPED = 100_000
+"""The characters of an answer, thoughts included, up to which it is searched for something around it."""
+_MOST_WRAPPINGS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,13 +91,17 @@ def root_column(columns: Collection[str], key: str) -> str:
     """Returns the name of the column that `key` leads into; `key` itself if there is none."""
     if key in columns:
         return key
-    return next((prefix for prefix, _ in _prefixes(key) if prefix in columns), key)
+    for prefix, _ in _prefixes(key):
+        if prefix in columns:
+            return prefix
+    return key
 
 
 def _prefixes(key: str) -> Iterable[tuple[str, str]]:
     """Yields all pairs of texts before and after a dot, the longest first part first."""
-    for position in reversed([place for place, character in enumerate(key) if character == "."]):
-        yield key[:position], key[position + 1 :]
+    dots = [place for place, character in enumerate(key) if character == "."]
+    for place in reversed(dots):
+        yield key[:place], key[place + 1 :]
 
 
 def cell(row: Fields, key: str) -> Any:
@@ -107,9 +111,9 @@ def cell(row: Fields, key: str) -> Any:
     """
     if key in row:
         return row[key]
-    for prefix, rest in _prefixes(key):
+    for prefix, inner_key in _prefixes(key):
         if prefix in row:
-            return _entry(row[prefix], rest, prefix)
+            return _entry(row[prefix], inner_key, prefix)
     return None
 
 
@@ -120,10 +124,11 @@ def _entry(value: object, key: str, where: str) -> Any:
         if key in value or any(prefix in value for prefix, _ in _prefixes(key)):
             return cell(value, key)
         raise DataError(f"column '{where}' has no '{key}'; it has: {', '.join(map(str, value)) or 'nothing'}")
-    first, _, rest = key.partition(".")
-    if is_list(value) and first.isdecimal():
-        entry = value[int(first)] if int(first) < len(value) else None
-        return _entry(entry, rest, f"{where}.{first}") if rest else entry
+    first_key, _, inner_key = key.partition(".")
+    if is_list(value) and first_key.isdecimal():
+        number = int(first_key)
+        entry = value[number] if number < len(value) else None
+        return _entry(entry, inner_key, f"{where}.{first_key}") if inner_key else entry
     raise DataError(f"column '{where}' holds a {type(value).__name__}, which has no '{key}'")
 
 
@@ -191,7 +196,10 @@ def _is_balanced(text: str) -> bool:
     """Returns whether each brace in a LaTeX text has its partner there, so that those around it belong together."""
     depth = 0
     for character in re.sub(r"\\.", "", text, flags=re.DOTALL):
-        depth += (character == "{") - (character == "}")
+        if character == "{":
+            depth += 1
+        elif character == "}":
+            depth -= 1
         if depth < 0:
             return False
     return depth == 0
@@ -217,16 +225,22 @@ def _with_own(held: list[object], of_row: list[Any]) -> list[Any]:
     """Returns the images of a conversation in order: those that its messages hold, and the row's at the other marks."""
     if all(value is None for value in held):
         return of_row
-    left = iter(of_row)
-    images = [next(left, None) if value is None else value for value in held]
-    return [image for image in images if image is not None] + list(left)
+    remaining = list(of_row)
+    images: list[Any] = []
+    for value in held:
+        if value is not None:
+            images.append(value)
+        elif remaining:
+            images.append(remaining.pop(0))
+    return images + remaining
 
 
 def _with_marks(turns: list[Turn], num_images: int) -> list[Turn]:
     """Returns the turns with the marks that are missing in front of the first text of the user's."""
-    missing = num_images - sum(turn.text.count(IMAGE_MARK) for turn in turns)
-    first = next((number for number, turn in enumerate(turns) if turn.role == "user"), 0)
-    if missing <= 0:
+    num_marks = sum(turn.text.count(IMAGE_MARK) for turn in turns)
+    num_missing = num_images - num_marks
+    if num_missing <= 0:
         return turns
-    marked = replace(turns[first], text=IMAGE_MARK * missing + turns[first].text)
+    first = next((number for number, turn in enumerate(turns) if turn.role == "user"), 0)
+    marked = replace(turns[first], text=IMAGE_MARK * num_missing + turns[first].text)
     return [*turns[:first], marked, *turns[first + 1 :]]

@@ -57,9 +57,11 @@ def checked_row(reader: RowReader, row: Tree | DataError) -> CheckedRow:
         try:
             if isinstance(row, DataError):
                 raise row
-            measure, reason = reader.measure(row), ""
+            measure = reader.measure(row)
+            reason = ""
         except DataError as error:
-            measure, reason = None, str(error)[:_LONGEST_REASON]
+            measure = None
+            reason = str(error)[:_LONGEST_REASON]
     return CheckedRow(measure, reason, states_of(files))
 
 
@@ -68,7 +70,10 @@ class CheckProcess:
 
     def __init__(self, setup: CheckSetup) -> None:
         self._connection, other_end = Pipe()
-        python_path = [str(Path(cepo.__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        package_parent = Path(cepo.__file__).resolve().parent.parent
+        python_path = [str(package_parent)]
+        if os.environ.get("PYTHONPATH"):
+            python_path.append(os.environ["PYTHONPATH"])
         arguments = setup.processing.arguments
         local = os.path.isdir(arguments["path"])
         offline = {} if local else {"HF_HUB_OFFLINE": "1"}  # this process has just loaded those files

@@ -58,7 +58,8 @@ def _serve(connection: Connection) -> None:
     while True:
         rows = pickle.loads(connection.recv_bytes())
         chunk = _checked_chunk(reader, rows)
-        chunk.messages, messages.collected = messages.collected, []
+        chunk.messages = messages.collected
+        messages.collected = []
         connection.send(chunk)
 
 

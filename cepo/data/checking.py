@@ -45,11 +45,12 @@ class _Work:
     """The chunks that have not been handed out, and the results that have not been read; for several threads."""
 
     def __init__(self, rows: Any, numbers: Sequence[int]) -> None:
-        self._rows, self._numbers = rows, numbers
+        self._rows = rows
+        self._numbers = numbers
         self._reading = threading.Lock()
         self._next = 0
         self._returned: deque[_Chunk] = deque()
-        self._found: dict[int, CheckedChunk] = {}
+        self._results: dict[int, CheckedChunk] = {}  # by the start of the chunk
         self._changed = threading.Condition()
         self.seconds_per_row = _CHUNK_SECONDS  # until it is known, a chunk is a row
 
@@ -83,20 +84,20 @@ class _Work:
             self._returned.append(chunk)
             self._changed.notify()
 
-    def put(self, chunk: _Chunk, found: CheckedChunk) -> None:
+    def put(self, chunk: _Chunk, result: CheckedChunk) -> None:
         with self._changed:
-            self._found[chunk.start] = found
+            self._results[chunk.start] = result
             self._changed.notify()
 
     def pop(self, start: int) -> CheckedChunk | None:
         """Returns what was found of the chunk at `start` if it has been checked."""
         with self._changed:
-            return self._found.pop(start, None)
+            return self._results.pop(start, None)
 
     def wait(self, start: int) -> None:
         """Waits until the chunk at `start` has been checked, or a chunk has been given back."""
         with self._changed:
-            self._changed.wait_for(lambda: start in self._found or self._returned)
+            self._changed.wait_for(lambda: start in self._results or self._returned)
 
 
 def checked_rows(
@@ -115,14 +116,15 @@ def checked_rows(
     with ExitStack() as stack:
         progress = stack.enter_context(Progress(f"checking {setup.source}", len(numbers)))
         while done < len(numbers):
-            found = work.pop(done)
-            chunk = None if found is not None else work.take()
-            if found is not None:
-                yield from zip(numbers[done : done + len(found.rows)], _reported(found), strict=False)
-                if found.error is not None:
-                    raise found.error
-                done += len(found.rows)
-                progress.update(len(found.rows))
+            result = work.pop(done)
+            chunk = work.take() if result is None else None
+            if result is not None:
+                end = done + len(result.rows)
+                yield from zip(numbers[done:end], _reported(result), strict=True)
+                if result.error is not None:
+                    raise result.error
+                done = end
+                progress.update(len(result.rows))
                 pace.note(done)
                 work.seconds_per_row = pace.seconds_per_row
             elif chunk is not None:
@@ -140,7 +142,8 @@ class _Pace:
 
     def __init__(self) -> None:
         self.seconds_per_row = _CHUNK_SECONDS  # until it is known, a chunk is a row
-        self.is_known = self.has_led_to_help = False
+        self.is_known = False
+        self.has_led_to_help = False
         self._first: tuple[float, int] | None = None
 
     def note(self, done: int) -> None:
@@ -149,8 +152,8 @@ class _Pace:
         if self._first is None:
             self._first = now, done
             return
-        begin, before = self._first
-        self.seconds_per_row = max(1e-6, (now - begin) / (done - before))
+        begin, num_at_begin = self._first
+        self.seconds_per_row = max(1e-6, (now - begin) / (done - num_at_begin))
         self.is_known = now - begin >= TRIAL_SECONDS
 
 
@@ -162,28 +165,31 @@ def num_helpers(remaining_seconds: float) -> int:
     return min(num_processors() - 1, MOST_PROCESSES - 1, useful)
 
 
-def _reported(found: CheckedChunk) -> list[CheckedRow]:
-    for name, level, text in found.messages:
+def _reported(result: CheckedChunk) -> list[CheckedRow]:
+    """Logs what was logged while a chunk was checked, and returns its rows."""
+    for name, level, text in result.messages:
         logging.getLogger(name).log(level, "%s", text)
-    return found.rows
+    return result.rows
 
 
 def _checked_here(reader: RowReader, rows: Sequence[Tree | DataError]) -> CheckedChunk:
-    found = CheckedChunk()
+    result = CheckedChunk()
     for row in rows:
         try:
-            found.rows.append(checked_row(reader, row))
+            result.rows.append(checked_row(reader, row))
         except ConfigError as error:
-            found.error = error
+            result.error = error
             break
-    return found
+    return result
 
 
 class _Helpers:
     """Processes that take part in the work inside this context, each served by a thread."""
 
     def __init__(self, number: int, work: _Work, setup: CheckSetup) -> None:
-        self._number, self._work, self._setup = number, work, setup
+        self._number = number
+        self._work = work
+        self._setup = setup
         self._is_over = False
         self._processes: list[CheckProcess] = []
         self._threads: list[threading.Thread] = []
@@ -221,11 +227,11 @@ class _Helpers:
                 chunk, rows = held[0]
                 process.send(rows)
                 self._take(held)  # while the process is busy, so that it need not wait for its next chunk
-                found = process.received()
-                if found.failure is not None:
-                    logger.warning("a process that checks rows failed: %s", found.failure)
+                result = process.received()
+                if result.failure is not None:
+                    logger.warning("a process that checks rows failed: %s", result.failure)
                     return
-                self._work.put(chunk, found)
+                self._work.put(chunk, result)
                 held.popleft()
         except (EOFError, OSError):
             if not self._is_over:

@@ -75,12 +75,16 @@ def _scaled(image: Image.Image) -> Image.Image:
     if finite.any():
         darkest = float(values.min(where=finite, initial=numpy.inf))
         brightest = float(values.max(where=finite, initial=-numpy.inf))
+    common_range: float | None = None
     if image.mode == "I" and image.format in _RANGES:
-        darkest, brightest = 0.0, float(_RANGES[image.format])
+        common_range = _RANGES[image.format]
     elif image.mode == "F" and darkest >= 0 and brightest <= 1:
-        darkest, brightest = 0.0, 1.0
+        common_range = 1
     elif darkest >= 0 and brightest <= 255:
-        darkest, brightest = 0.0, 255.0
+        common_range = 255
+    if common_range is not None:
+        darkest = 0.0
+        brightest = float(common_range)
     # Both are halved, because the difference of two finite numbers may be infinite. One array is used throughout, because
     # a large image fills 256 MB.
     half_span = brightest / 2 - darkest / 2

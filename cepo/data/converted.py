@@ -47,7 +47,8 @@ logger = logging.getLogger(__name__)
 
 _FORM = "2"
 """Part of a copy's name; another one is needed when copies are written otherwise."""
-_MOST_COPIES, _MOST_BYTES = 10_000, 200_000_000_000
+_MOST_COPIES = 10_000
+_MOST_BYTES = 200_000_000_000
 """Copies that were not used for the longest time are removed until these hold, before another one is written."""
 _LONG_BYTES = 100_000_000
 """The size of files whose conversion takes long enough to be reported."""
@@ -147,10 +148,10 @@ def _replace_copy(copy: Path, files: Sequence[Path], kind: str, within: Path | s
     """Writes the copy of files, whole or not at all; raises `ConfigError` if one changes meanwhile."""
     states = [_state(file) for file in files]
     with ExitStack() as stack:
-        beside = stack.enter_context(new_file(copy))
+        temporary_file = stack.enter_context(new_file(copy))
         if sum(size for size, _, _ in states) >= _LONG_BYTES:
             stack.enter_context(phase(f"converting {files[0]} to Arrow in {copy.parent}, once"))
-        _write_copy(beside, files, kind, within)
+        _write_copy(temporary_file, files, kind, within)
         if states != [_state(file) for file in files]:
             raise ConfigError(f"data file {files[0]}, or one read with it, changed while it was read; start again")
 

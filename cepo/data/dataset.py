@@ -51,10 +51,12 @@ class ProblemSet(Sequence[Problem]):
         self._reader = RowReader(source, self._rows.column_names, rules.rows, processing)
         measures = self._measured()
         self._usable = self._usable_rows(measures)
-        images, videos = measures.num_images[self._usable], measures.num_videos[self._usable]
-        self.most_visuals: tuple[int, int] = int(images.max()), int(videos.max())
+        num_images = measures.num_images[self._usable]
+        num_videos = measures.num_videos[self._usable]
+        self.most_visuals: tuple[int, int] = (int(num_images.max()), int(num_videos.max()))
         # Other nodes get videos by value, and the images of such a row with them.
-        self._has_images_alone = self._usable[(images > 0) & (videos == 0)]
+        has_images_alone = (num_images > 0) & (num_videos == 0)
+        self._rows_with_images_alone = self._usable[has_images_alone]
         if self.skipped:
             logger.warning("%s: %d rows are used, left out: %s", source, len(self._usable), dict(self.skipped))
 
@@ -72,7 +74,8 @@ class ProblemSet(Sequence[Problem]):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return [self[i] for i in range(len(self))[cast("slice[int, int, int]", index)]]
+            numbers = range(len(self))[cast("slice[int, int, int]", index)]
+            return [self[number] for number in numbers]
         number = int(self._usable[cast(int, index)])
         source = None if self._rows_are_given else ImageSource(data=self._source, row=number)
         try:
@@ -82,27 +85,30 @@ class ProblemSet(Sequence[Problem]):
 
     def content(self) -> str:
         """Describes the usable rows by their number and a CRC-32 of prompts and answers, without images."""
-        total = 0
+        checksum = 0
         keys = self._rules.rows.cells
         rows = self._rows.select_columns([keys.prompt_key, keys.answer_key])
-        for number in self._usable:
-            values = tuple(rows[int(number)].values())
-            total = zlib.crc32(repr(values).encode("utf-8", "surrogatepass"), total)
-        return f"{len(self)} rows, CRC-32 {total:08x}"
+        numbers: list[int] = self._usable.tolist()
+        for number in numbers:
+            values = tuple(rows[number].values())
+            checksum = zlib.crc32(repr(values).encode("utf-8", "surrogatepass"), checksum)
+        return f"{len(self)} rows, CRC-32 {checksum:08x}"
 
     def require_solutions(self) -> None:
         """Raises `ConfigError` if a usable row has no worked solution."""
         key = self._rules.rows.cells.solution_key
         names = self._rows.column_names
-        missing: Sequence[int] = self._usable.tolist()
+        rows_without: Sequence[int] = self._usable.tolist()
+        column = f"no column '{key}'"
         if has_column(names, key):
+            column = f"column '{key}'"
             rows = self._rows.select_columns([key])
-            missing = [number for number in missing if solution_of(rows[number], key) is None]
-        if missing:
+            rows_without = [number for number in rows_without if solution_of(rows[number], key) is None]
+        if rows_without:
             raise ConfigError(
-                f"algorithm.positive.source=solution shows worked solutions, but {len(missing)} of {len(self)} rows of "
-                f"{self._source} have none ({'' if has_column(names, key) else 'no '}column '{key}'), the first of them row "
-                f"{missing[0]}; name the column in data.solution_key (there are "
+                f"algorithm.positive.source=solution shows worked solutions, but {len(rows_without)} of {len(self)} rows of "
+                f"{self._source} have none ({column}), the first of them row {rows_without[0]}; name the column in "
+                "data.solution_key (there are "
                 f"{', '.join(names)}), or choose solution_or_answer or another source"
             )
 
@@ -111,9 +117,9 @@ class ProblemSet(Sequence[Problem]):
 
         Nothing is decoded. Rows with videos are skipped, because their content is sent by value.
         """
-        if self._rows_are_given or len(self._has_images_alone) == 0:
+        if self._rows_are_given or len(self._rows_with_images_alone) == 0:
             return None
-        return ImageSource(data=self._source, row=int(self._has_images_alone[0]))
+        return ImageSource(data=self._source, row=int(self._rows_with_images_alone[0]))
 
     def _measured(self) -> RowMeasures:
         """Returns the measures of all rows; those that are remembered and still hold are not measured again.
@@ -127,8 +133,8 @@ class ProblemSet(Sequence[Problem]):
         measures = RowMeasures(num_rows) if recalled is None else recalled
         numbers = range(num_rows) if recalled is None else measures.stale_rows()
         if recalled is not None:
-            again = f"; {len(numbers)} are checked again, because images have changed" if numbers else ""
-            logger.info("%s: the results of checking its %d rows are remembered%s", source, num_rows, again)
+            stale = f"; {len(numbers)} are checked again, because images have changed" if numbers else ""
+            logger.info("%s: the results of checking its %d rows are remembered%s", source, num_rows, stale)
         begin = time.monotonic()
         setup = CheckSetup(
             source=source,
@@ -142,9 +148,10 @@ class ProblemSet(Sequence[Problem]):
                 self._refuse(number, measures)
                 if row.measure is None:
                     logger.warning("%s, row %d is left out: %s", source, number, row.reason)
-        is_new = len(numbers) > 0 and (recalled is not None or time.monotonic() - begin > WORTH_REMEMBERING_SECONDS)
+        took_long = time.monotonic() - begin > WORTH_REMEMBERING_SECONDS
+        is_worth_remembering = len(numbers) > 0 and (recalled is not None or took_long)
         # Compared again, because a file that has changed meanwhile may have been read before or after the change.
-        if is_new and identity is not None and identity == self._identity():
+        if is_worth_remembering and identity is not None and identity == self._identity():
             remember(identity, measures)
         if recalled is not None and measures.reasons:
             self._repeat_reasons(measures.reasons)
@@ -156,9 +163,11 @@ class ProblemSet(Sequence[Problem]):
         return identity_of(self._source, self._rows, self._rules.rows, self._processing, before=self._digests)
 
     def _repeat_reasons(self, reasons: dict[int, str]) -> None:
-        first = [f"row {number}: {reason}" for number, reason in sorted(reasons.items())[:_REASONS_SHOWN]]
-        more = f"; and {len(reasons) - len(first)} more" if len(reasons) > len(first) else ""
-        logger.warning("%s: %d bad rows are left out: %s%s", self._source, len(reasons), "; ".join(first), more)
+        descriptions = [f"row {number}: {reason}" for number, reason in sorted(reasons.items())]
+        if len(descriptions) > _REASONS_SHOWN:
+            num_more = len(descriptions) - _REASONS_SHOWN
+            descriptions = [*descriptions[:_REASONS_SHOWN], f"and {num_more} more"]
+        logger.warning("%s: %d bad rows are left out: %s", self._source, len(reasons), "; ".join(descriptions))
 
     def _refuse(self, number: int, measures: RowMeasures) -> None:
         """Raises `DataError` if a row is bad or overlong and not to be left out."""
@@ -185,9 +194,11 @@ class ProblemSet(Sequence[Problem]):
         for number in numpy.flatnonzero(~is_usable).tolist():
             self._refuse(number, measures)
         overlong = numpy.flatnonzero(is_overlong)
-        self.skipped = +Counter(bad=len(measures.reasons), overlong=len(overlong))
+        counts = {"bad": len(measures.reasons), "overlong": len(overlong)}
+        self.skipped = Counter({reason: count for reason, count in counts.items() if count > 0})
         if not is_usable.any() and len(overlong):
-            shortest, longest = (int(overlong[choose(lengths[overlong])]) for choose in (numpy.argmin, numpy.argmax))
+            shortest = int(overlong[lengths[overlong].argmin()])
+            longest = int(overlong[lengths[overlong].argmax()])
             raise DataError(
                 f"{self._source}: all of its {len(overlong)} prompts are overlong: they have {lengths[shortest]} to "
                 f"{measures[longest]}, and data.max_prompt_length={limit}. Raise it to {lengths[longest]} for all of them"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 import zlib
@@ -18,6 +19,8 @@ _MOST_CHUNKS = 50_000
 _INFLATED_AT_ONCE = 1_000_000
 _PASSES = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]
 """The passes of an interlaced PNG file: first column and row, and the steps between columns and rows."""
+_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+"""The numbers of channels of PNG's colour types."""
 _ORIENTATION = 0x0112
 _INTEGERS = {1: "B", 3: "H", 4: "I", 8: "h", 9: "i"}
 """The codes in EXIF data of integer types and their names in `struct`."""
@@ -56,7 +59,7 @@ def jpeg_parts(content: bytes, name: str) -> JpegParts:
     Decoders would parse these: EXIF data of some kilobytes can describe gigabytes. Of an MPO file, the first image
     remains. Raises `DataError` for more segments than any camera writes.
     """
-    needed = [content[:2]]
+    kept_segments = [content[:2]]
     exif = xmp = b""
     position = 2
     for _ in range(_MOST_SEGMENTS):
@@ -80,12 +83,12 @@ def jpeg_parts(content: bytes, name: str) -> JpegParts:
         elif marker == 0xE1 and body.startswith(_XMP_HEAD):
             xmp = body
         elif marker in _NEEDED or _is_for_pixels(marker, body):
-            needed.append(content[position:end])
+            kept_segments.append(content[position:end])
         position = end
     else:
         raise DataError(f"{name} has more than {_MOST_SEGMENTS:,} segments of metadata; it is damaged")
-    needed.append(content[position:])
-    return JpegParts(b"".join(needed), exif, xmp)
+    kept_segments.append(content[position:])
+    return JpegParts(b"".join(kept_segments), exif, xmp)
 
 
 def _is_for_pixels(marker: int, body: bytes) -> bool:
@@ -146,13 +149,15 @@ def _png_bytes(content: bytes) -> int:
     """Returns the number of bytes of a PNG file's rows, each with a byte that names its filter."""
     width, height, bits, kind = struct.unpack_from(">IIBB", content, 16)
     is_interlaced = content[28] != 0
-    bits *= {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[kind]
+    bits_per_pixel = bits * _CHANNELS[kind]
+    passes = _PASSES if is_interlaced else [(0, 0, 1, 1)]
     total = 0
-    for left, top, across, down in _PASSES if is_interlaced else [(0, 0, 1, 1)]:
-        columns = (width - left + across - 1) // across
-        rows = (height - top + down - 1) // down
-        if columns > 0:
-            total += max(0, rows) * (1 + (columns * bits + 7) // 8)
+    for first_column, first_row, column_step, row_step in passes:
+        num_columns = math.ceil((width - first_column) / column_step)
+        num_rows = math.ceil((height - first_row) / row_step)
+        if num_columns > 0 and num_rows > 0:
+            bytes_per_row = 1 + math.ceil(num_columns * bits_per_pixel / 8)
+            total += num_rows * bytes_per_row
     return total
 
 

@@ -44,6 +44,8 @@ _MOST_READS = 10_000
 _LARGEST_SLOW = {"bmp_rle": 4_000_000, "ppm": 8_000_000, "ppm_plain": 16_000_000}
 """The largest files, in bytes, of the forms that Pillow decodes in Python, in some seconds: BMP with run lengths, PPM with
 another largest value than 255 or 65,535, and PPM as text."""
+_TILE_WIDTH = 322
+_TILE_HEIGHT = 323
 _MOST_SCANS = 30
 """The largest number of scans of a JPEG file of `LARGEST_PIXELS`; smaller images may have more. Cameras write about 10."""
 
@@ -68,7 +70,9 @@ class ImageRules:
 
 def _require_sides(size: tuple[int, int], name: str, limits: str) -> None:
     width, height = size
-    if min(width, height) < 1 or max(width, height) / min(width, height) > LARGEST_ASPECT_RATIO:
+    shorter = min(width, height)
+    longer = max(width, height)
+    if shorter < 1 or longer / shorter > LARGEST_ASPECT_RATIO:
         raise DataError(
             f"{name} is {width} x {height}{limits}; accepted: sides in a ratio of at most {LARGEST_ASPECT_RATIO}"
         )
@@ -143,7 +147,8 @@ def open_image(content: bytes, *, formats: tuple[str, ...] = FORMATS, name: str 
         require_png_chunks(content, name)
     if content.startswith(b"\xff\xd8"):
         parts = jpeg_parts(content, name)
-        content, metadata = parts.pixels, {"exif": parts.exif, "xmp": parts.xmp}
+        content = parts.pixels
+        metadata = {"exif": parts.exif, "xmp": parts.xmp}
     if content.startswith(b"RIFF"):
         content = with_alpha_stated(content)
     file = _BoundedFile(content)
@@ -168,9 +173,11 @@ def _require_bounds(image: Image.Image, content: bytes, name: str) -> None:
     width, height = image.size
     if width * height > LARGEST_PIXELS:
         raise DataError(f"{name} is {width} x {height}; accepted: at most {LARGEST_PIXELS:,} pixels")
-    tags: Any = getattr(image, "tag_v2", {})  # of TIFF: the sides of a tile, which may exceed the image's
-    sides = (tags.get(322, 1), tags.get(323, 1))
-    if not all(isinstance(side, int) for side in sides) or sides[0] * sides[1] > LARGEST_PIXELS:
+    tags: Any = getattr(image, "tag_v2", {})  # of TIFF
+    tile_width = tags.get(_TILE_WIDTH, 1)  # which may exceed the image's
+    tile_height = tags.get(_TILE_HEIGHT, 1)
+    are_integers = isinstance(tile_width, int) and isinstance(tile_height, int)
+    if not are_integers or tile_width * tile_height > LARGEST_PIXELS:
         raise DataError(f"{name} has tiles of more than {LARGEST_PIXELS:,} pixels; write it again in strips")
     scans = content.count(b"\xff\xda") if image.format == "JPEG" else 0
     if scans > _MOST_SCANS and scans * width * height > _MOST_SCANS * LARGEST_PIXELS:
@@ -178,7 +185,8 @@ def _require_bounds(image: Image.Image, content: bytes, name: str) -> None:
             f"{name} is a JPEG file of {scans:,} scans, which would take too long to decode; write it again"
         )
     tiles: Any = getattr(image, "tile", ())
-    largest = _LARGEST_SLOW.get(tiles[0][0] if tiles else "", len(content))
+    decoder = tiles[0][0] if tiles else ""
+    largest = _LARGEST_SLOW.get(decoder, len(content))
     if len(content) > largest:
         raise DataError(
             f"{name} has {len(content):,} bytes in a form that decodes slowly; accepted: at most {largest:,}. Write it as PNG"
@@ -287,10 +295,12 @@ def limited_size(size: tuple[int, int], min_pixels: int | None, max_pixels: int 
     width, height = size
     if max_pixels is not None and width * height > max_pixels:
         factor = math.sqrt(max_pixels / (width * height))
-        width, height = max(1, int(width * factor)), max(1, int(height * factor))
+        width = max(1, int(width * factor))
+        height = max(1, int(height * factor))
     if min_pixels is not None and width * height < min_pixels:
         factor = math.sqrt(min_pixels / (width * height))
-        width, height = math.ceil(width * factor), math.ceil(height * factor)
+        width = math.ceil(width * factor)
+        height = math.ceil(height * factor)
     return width, height
 
 
@@ -299,7 +309,9 @@ def listed(row: Mapping[str, object], key: str) -> list[Any]:
     value = row.get(key)
     if value is None or value == "":
         return []
-    return [*cast("Sequence[Any]", value)] if isinstance(value, list | tuple) else [value]
+    if isinstance(value, list | tuple):
+        return [*cast("Sequence[Any]", value)]
+    return [value]
 
 
 @contextmanager

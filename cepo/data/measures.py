@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, cast
 
 import numpy
@@ -78,9 +79,9 @@ class RowMeasures:
 
     def __init__(self, num_rows: int) -> None:
         self.lengths = numpy.full(num_rows, _BAD, dtype=numpy.int32)
-        self.num_images, self.num_videos, self.visual_tokens = (
-            numpy.zeros(num_rows, dtype=numpy.int32) for _ in range(3)
-        )
+        self.num_images = numpy.zeros(num_rows, dtype=numpy.int32)
+        self.num_videos = numpy.zeros(num_rows, dtype=numpy.int32)
+        self.visual_tokens = numpy.zeros(num_rows, dtype=numpy.int32)
         self.reasons: dict[int, str] = {}
         self._files = RowFiles(num_rows)
 
@@ -99,14 +100,14 @@ class RowMeasures:
     def put(self, number: int, row: CheckedRow) -> None:
         """Notes what was found of a row, in place of what was found before."""
         self.reasons.pop(number, None)
-        if row.measure is None:
+        measure = row.measure
+        if measure is None:
             self.reasons[number] = row.reason
-            values = (_BAD, 0, 0, 0)
-        else:
-            measure = row.measure
-            values = (measure.length, measure.num_images, measure.num_videos, measure.visual_tokens)
-        for name, value in zip(_COUNTS, values, strict=True):
-            getattr(self, name)[number] = value
+            measure = RowMeasure(length=_BAD, num_images=0, num_videos=0, visual_tokens=0)
+        self.lengths[number] = measure.length
+        self.num_images[number] = measure.num_images
+        self.num_videos[number] = measure.num_videos
+        self.visual_tokens[number] = measure.visual_tokens
         self._files.put(number, row.files)
 
     def stale_rows(self) -> list[int]:
@@ -117,10 +118,12 @@ class RowMeasures:
         """Returns the content as bytes, from which `decoded` makes an equal object."""
         if self._files.has_leftovers:
             self._files = self._files.compacted()
-        texts = {"paths": self._files.paths, "reasons": {str(row): reason for row, reason in self.reasons.items()}}
-        arrays: dict[str, Any] = {name: getattr(self, name) for name in _COUNTS} | self._files.arrays()
+        reasons = {str(row): reason for row, reason in self.reasons.items()}
+        texts = json.dumps({"paths": self._files.paths, "reasons": reasons}).encode()
+        arrays: dict[str, Any] = {name: getattr(self, name) for name in _COUNTS}
+        arrays.update(self._files.arrays())
         stream = io.BytesIO()
-        numpy.savez(stream, texts=numpy.frombuffer(json.dumps(texts).encode(), dtype=numpy.uint8), **arrays)
+        numpy.savez(stream, texts=numpy.frombuffer(texts, dtype=numpy.uint8), **arrays)
         return stream.getvalue()
 
 
@@ -135,7 +138,8 @@ def decoded(content: bytes, num_rows: int) -> RowMeasures:
             setattr(measures, name, _checked_array(arrays[name], (num_rows,), numpy.int32))
         reasons = {int(row): str(reason) for row, reason in texts["reasons"].items()}
         measures.reasons.update(reasons)
-        if reasons.keys() != set(numpy.flatnonzero(measures.lengths < 0).tolist()):
+        bad_rows: list[int] = numpy.flatnonzero(measures.lengths < 0).tolist()
+        if reasons.keys() != set(bad_rows):
             raise ValueError("the reasons are not those of the bad rows")
         measures._files.fill([str(path) for path in texts["paths"]], arrays)  # pyright: ignore[reportPrivateUsage]
     except ValueError:
@@ -156,11 +160,11 @@ class RowFiles:
 
     def __init__(self, num_rows: int) -> None:
         self.paths: list[str] = []
-        self._numbers: dict[str, int] = {}
-        self._states = array("q")
-        self._starts = numpy.zeros(num_rows, dtype=numpy.int64)
+        self._numbers: dict[str, int] = {}  # of the paths
+        self._states = array("q")  # four integers for each path
+        self._links = array("i")  # numbers of paths; those of a row stand together
+        self._starts = numpy.zeros(num_rows, dtype=numpy.int64)  # of each row's links
         self._counts = numpy.zeros(num_rows, dtype=numpy.int32)
-        self._links = array("i")
 
     def put(self, row: int, files: Sequence[tuple[str, FileState]]) -> None:
         """Notes the files of a row, in place of those before. A file that two rows saw in two states becomes unknown."""
@@ -169,7 +173,8 @@ class RowFiles:
         for path, state in files:
             number = self._numbers.get(path)
             if number is None:
-                number = self._numbers[path] = len(self.paths)
+                number = len(self.paths)
+                self._numbers[path] = number
                 self.paths.append(path)
                 self._states.extend(state)
             elif self._state_at(number) != state:
@@ -181,14 +186,15 @@ class RowFiles:
 
     def stale_rows(self) -> list[int]:
         """Returns the rows with a file whose state is another than when it was noted, and forgets those files' states."""
+        if not self.paths:
+            return []
         starts = range(0, len(self.paths), _FILES_TOGETHER)
         parts = [self.paths[start : start + _FILES_TOGETHER] for start in starts]
         with ThreadPoolExecutor(_LOOKING_THREADS) as pool:  # a look at a file on a network takes long
-            present = [state for states in pool.map(_present_states, parts) for state in states]
-        if not present:
-            return []
+            present_states = list(chain.from_iterable(pool.map(_present_states, parts)))
         noted = numpy.frombuffer(self._states, dtype=numpy.int64).reshape(-1, 4)
-        is_changed = (noted != numpy.array(present, dtype=numpy.int64)).any(axis=1)
+        present = numpy.array(present_states, dtype=numpy.int64)  # (files, 4)
+        is_changed = (noted != present).any(axis=1)
         if not is_changed.any():
             return []
         rows = self._rows_with(is_changed)
@@ -196,9 +202,11 @@ class RowFiles:
         return rows
 
     def _rows_with(self, is_changed: NDArray[numpy.bool_]) -> list[int]:
+        """Returns the rows that have one of the changed files; `is_changed`: (files,)."""
         links = numpy.frombuffer(self._links, dtype=numpy.int32)
-        before = numpy.concatenate([[0], numpy.cumsum(is_changed[links])])
-        num_changed = before[self._starts + self._counts] - before[self._starts]
+        changed_links_before = numpy.concatenate([[0], numpy.cumsum(is_changed[links])])  # (links + 1,)
+        ends = self._starts + self._counts
+        num_changed = changed_links_before[ends] - changed_links_before[self._starts]  # (rows,)
         return numpy.flatnonzero(num_changed).tolist()
 
     def _forget(self, changed: Collection[int]) -> None:
@@ -208,10 +216,13 @@ class RowFiles:
 
     def compacted(self) -> RowFiles:
         """Returns an equal object without the files that no row depends on any more."""
-        result = RowFiles(len(self._starts))
-        for row, (start, count) in enumerate(zip(self._starts.tolist(), self._counts.tolist(), strict=True)):
-            numbers = self._links[start : start + count]
-            result.put(row, [(self.paths[number], self._state_at(number)) for number in numbers])
+        num_rows = len(self._starts)
+        result = RowFiles(num_rows)
+        for row in range(num_rows):
+            start = int(self._starts[row])
+            end = start + int(self._counts[row])
+            files = [(self.paths[number], self._state_at(number)) for number in self._links[start:end]]
+            result.put(row, files)
         return result
 
     @property
@@ -235,11 +246,15 @@ class RowFiles:
         links = _checked_array(arrays["links"], (len(arrays["links"]),), numpy.int32)
         starts = _checked_array(arrays["starts"], (num_rows,), numpy.int64)
         counts = _checked_array(arrays["counts"], (num_rows,), numpy.int32)
-        if len(links) and not (links.min() >= 0 and links.max() < len(paths)):
+        is_link_wrong = (links < 0) | (links >= len(paths))
+        if is_link_wrong.any():
             raise ValueError("a row depends on a file that is not named")
-        if num_rows and not (starts.min() >= 0 and counts.min() >= 0 and (starts + counts).max() <= len(links)):
+        is_row_wrong = (starts < 0) | (counts < 0) | (starts + counts > len(links))
+        if is_row_wrong.any():
             raise ValueError("a row's files are not there")
         self.paths = paths
         self._numbers = {path: number for number, path in enumerate(paths)}
-        self._states, self._links = array("q", states.tobytes()), array("i", links.tobytes())
-        self._starts, self._counts = starts, counts
+        self._states = array("q", states.tobytes())
+        self._links = array("i", links.tobytes())
+        self._starts = starts
+        self._counts = counts

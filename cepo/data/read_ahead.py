@@ -43,7 +43,9 @@ class ProblemReader:
     """
 
     def __init__(self, problems: TrainingProblems, contexts: ContextBuilder, batch_size: int) -> None:
-        self._problems, self._contexts, self._batch_size = problems, contexts, batch_size
+        self._problems = problems
+        self._contexts = contexts
+        self._batch_size = batch_size
         self._thread: ThreadPoolExecutor | None = None
         self._contexts_of_thread: ContextBuilder | None = None
         self._number = -1
@@ -53,14 +55,15 @@ class ProblemReader:
 
     def round(self, number: int) -> list[ReadProblem]:
         """Returns the problems of the 0-based round `number`; raises `DataError` if one cannot be read or is too long."""
-        ahead, self._ahead = self._ahead, []
+        ahead = self._ahead
+        self._ahead = []
         is_ahead = number == self._number and len(ahead) > 0
         begin = time.monotonic()
         try:
+            indices = self._problems.indices(number, self._batch_size)
             if is_ahead:
-                indices = self._problems.indices(number, self._batch_size)
                 return [self._awaited(index, future) for index, future in zip(indices, ahead, strict=True)]
-            problems = [self._read(index, self._contexts) for index in self._problems.indices(number, self._batch_size)]
+            problems = [self._read(index, self._contexts) for index in indices]
             self._seconds = time.monotonic() - begin
             return problems
         finally:
@@ -73,7 +76,8 @@ class ProblemReader:
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="cepo-read-ahead")
-        self._number, self._bytes_ahead = number, 0
+        self._number = number
+        self._bytes_ahead = 0
         indices = self._problems.indices(number, self._batch_size)
         self._ahead = [self._thread.submit(self._read_in_thread, index) for index in indices]
 
@@ -104,5 +108,7 @@ class ProblemReader:
         return problem
 
 
-def problems_and_prompts(read: Sequence[ReadProblem]) -> tuple[list[Problem], list[EncodedPrompt]]:
-    return [each.problem for each in read], [each.prompt for each in read]
+def problems_and_prompts(read_problems: Sequence[ReadProblem]) -> tuple[list[Problem], list[EncodedPrompt]]:
+    problems = [read_problem.problem for read_problem in read_problems]
+    prompts = [read_problem.prompt for read_problem in read_problems]
+    return problems, prompts

@@ -115,8 +115,8 @@ def _processing_facts(processing: Processing) -> Any:
     folder = _model_folder(arguments["path"])
     if folder is None:
         return None
-    found = {*folder.glob("*"), *folder.glob("additional_chat_templates/*"), *folder.rglob("*.py")}
-    files = [file for file in sorted(found) if file.is_file() and file.suffix not in _WEIGHTS]
+    paths = {*folder.glob("*"), *folder.glob("additional_chat_templates/*"), *folder.rglob("*.py")}
+    files = [path for path in sorted(paths) if path.is_file() and path.suffix not in _WEIGHTS]
     within = hub_folder(folder)
     digests = {str(file.relative_to(folder)): content_digest(file, within=within) for file in files}
     reads_the_date = any("strftime_now" in template for template in _templates(processing))
@@ -136,7 +136,8 @@ def _model_folder(path: str) -> Path | None:
 
 def _templates(processing: Processing) -> Sequence[str]:
     template: object = processing.tokenizer.chat_template
-    return [str(each) for each in template.values()] if is_mapping(template) else [str(template)]
+    templates = template.values() if is_mapping(template) else [template]
+    return [str(text) for text in templates]
 
 
 @cache

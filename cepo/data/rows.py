@@ -71,7 +71,7 @@ class RowReader:
         )
         if videos:  # which are sent by value, and the images with them
             source = None
-        taken = (keys.answer_key, keys.image_key, keys.video_key, teacher_key)
+        keys_read = (keys.answer_key, keys.image_key, keys.video_key, teacher_key)
         teacher_source = None if source is None else replace(source, column=teacher_key)
         return Problem(
             prompt_id=str(number),
@@ -80,7 +80,7 @@ class RowReader:
             images=images,
             ground_truth=cells.answer,
             solution=cells.solution,
-            columns={name: without_spelling(value) for name, value in row.items() if name not in taken},
+            columns={name: without_spelling(value) for name, value in row.items() if name not in keys_read},
             videos=videos,
             image_source=source,
             teacher_images=teacher_images,

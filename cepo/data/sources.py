@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,7 +24,9 @@ from cepo.files.trees import is_dict, is_list
 logger = logging.getLogger(__name__)
 
 TRAIN = "train"
-_SAVED, _SAVED_SPLITS = "state.json", "dataset_dict.json"
+_MOST_LISTED = 10
+_SAVED = "state.json"
+_SAVED_SPLITS = "dataset_dict.json"
 """The files in which `Dataset.save_to_disk` and `DatasetDict.save_to_disk` list what they wrote."""
 _NO_DATA = re.compile(
     r"dataset_infos?\.json|dataset_dict\.json|state\.json|(tokenizer|special_tokens_map|generation_config|package).*\.json"
@@ -58,7 +61,7 @@ _ALIASES = {
 _HELD_OUT = {
     *_ALIASES["validation"],
     *_ALIASES["test"],
-    *[
+    *(
         "validate",
         "development",
         "eval",
@@ -69,8 +72,8 @@ _HELD_OUT = {
         "heldout",
         "holdout",
         "benchmark",
-    ],
-    *["测试", "测试集", "验证", "验证集"],
+    ),
+    *("测试", "测试集", "验证", "验证集"),
 }
 """The words that name rows which are not for training."""
 
@@ -95,7 +98,11 @@ class LocalSource:
 
 
 def _row_number(text: str, size: int) -> int:
-    number = round(int(text[:-1]) * size / 100) if text.endswith("%") else int(text)
+    if text.endswith("%"):
+        percentage = int(text[:-1])
+        number = round(percentage * size / 100)
+    else:
+        number = int(text)
     if number < 0:
         number += size
     return min(max(number, 0), size)
@@ -111,20 +118,21 @@ def local_source(source: str) -> LocalSource | None:
     path = find_path(name)
     if path is None:
         return None
-    wanted = _SPLIT.fullmatch(split or TRAIN)
-    if wanted is None:
+    slice_of_split = _SPLIT.fullmatch(split or TRAIN)
+    if slice_of_split is None:
         raise ConfigError(f"data files '{source}': the split '{split}' is neither a name nor a slice like train[:100]")
+    split_name = slice_of_split["name"]
     within = hub_folder(path) if path.is_dir() else None
-    files = _folder_files(source, path, wanted["name"]) if path.is_dir() else [path]
-    if path.is_file() and wanted["name"] != TRAIN:
-        raise ConfigError(f"data files '{source}': a single file has only the split train, got '{wanted['name']}'")
+    files = _folder_files(source, path, split_name) if path.is_dir() else [path]
+    if path.is_file() and split_name != TRAIN:
+        raise ConfigError(f"data files '{source}': a single file has only the split train, got '{split_name}'")
     kinds = {format_of(file) for file in files}
     if len(kinds) != 1 or None in kinds:
         names = f": {_listed(files, path)}" if len(kinds) > 1 else ""
         raise ConfigError(
             f"data files '{source}': no data of a single format there{names}; accepted: {', '.join(FORMATS)}"
         )
-    return LocalSource(files, wanted["begin"], wanted["end"], within)
+    return LocalSource(files, slice_of_split["begin"], slice_of_split["end"], within)
 
 
 def _folder_files(source: str, folder: Path, split: str) -> list[Path]:
@@ -155,8 +163,8 @@ def _folder_files(source: str, folder: Path, split: str) -> list[Path]:
             f"{_listed(held_out, folder)}. All files: {_listed(files, folder)}. Give the path of the training file itself, or "
             "name the split: FOLDER@NAME"
         )
-    places = [file.with_suffix("") for file in files]
-    doubles = [file for file, place in zip(files, places, strict=True) if places.count(place) > 1]
+    num_files_of_name = Counter(file.with_suffix("") for file in files)
+    doubles = [file for file in files if num_files_of_name[file.with_suffix("")] > 1]
     if doubles:
         raise ConfigError(
             f"data files '{source}': files of one name may hold the same rows: {_listed(doubles, folder)}. Give the path of one"
@@ -167,13 +175,14 @@ def _folder_files(source: str, folder: Path, split: str) -> list[Path]:
 
 def _require_one_version(source: str, files: Sequence[Path], folder: Path) -> None:
     """Raises `ConfigError` if the names of two files differ only in words such as `v2`, `10k` or `filtered`."""
-    named: dict[Path, Path] = {}
+    file_of_name: dict[Path, Path] = {}
     for file in files:
-        plain = re.sub(r"[\s._-]+", "_", _VERSION.sub("", file.stem)).strip("_").lower()
-        other = named.setdefault(file.parent / plain, file)
-        if other is not file:
+        stem_without_version = _VERSION.sub("", file.stem)
+        name = re.sub(r"[\s._-]+", "_", stem_without_version).strip("_").lower()
+        first_file = file_of_name.setdefault(file.parent / name, file)
+        if first_file is not file:
             raise ConfigError(
-                f"data files '{source}': by their names, {_listed([other, file], folder)} may be versions of the same rows. "
+                f"data files '{source}': by their names, {_listed([first_file, file], folder)} may be versions of the same rows. "
                 "Give the path of one, or several as a list"
             )
 
@@ -185,13 +194,23 @@ def _files_of_saved_split(source: str, folder: Path, split: str) -> list[Path]:
     """Returns the files of a split of a folder that `DatasetDict.save_to_disk` wrote."""
     listed: object = read_json(folder / _SAVED_SPLITS, dict, within=hub_folder(folder)).get("splits")
     names = [name for name in listed if isinstance(name, str)] if is_list(listed) else []
-    by_lower = {name.lower(): name for name in names}
-    wanted = [split, *(by_lower[word] for word in _names_of(split) if word in by_lower)]
-    name = next((name for name in wanted if name in names), None)
+    name = _name_of_split(split, names)
     saved = None if name is None else _saved_files(folder / name)
     if saved is None:
         raise ConfigError(f"data files '{source}': no split there is named '{split}'. There are: {', '.join(names)}")
-    return saved[0]
+    files, _ = saved
+    return files
+
+
+def _name_of_split(split: str, names: Sequence[str]) -> str | None:
+    """Returns the name that a split has in a list: its own, or one that means the same in any case of letters."""
+    if split in names:
+        return split
+    spellings = {name.lower(): name for name in names}
+    for word in _names_of(split):
+        if word in spellings:
+            return spellings[word]
+    return None
 
 
 def _saved_files(folder: Path) -> tuple[list[Path], str] | None:
@@ -236,26 +255,30 @@ def _data_files(folder: Path) -> list[Path]:
 
 def _without_copies(files: Sequence[Path]) -> list[Path]:
     """Leaves out files whose names say that they are copies of others which are there too."""
-    there = {(file.parent, file.stem.lower(), file.suffix.lower()) for file in files}
-    kept: list[Path] = []
+    present = {(file.parent, file.stem.lower(), file.suffix.lower()) for file in files}
+    originals: list[Path] = []
     for file in files:
         stem = file.stem.lower().removeprefix("copy of ")
         ending = _COPY.search(stem)
         original = stem if ending is None else stem[: ending.start()]
-        if original != file.stem.lower() and (file.parent, original, file.suffix.lower()) in there:
+        is_original_there = (file.parent, original, file.suffix.lower()) in present
+        if original != file.stem.lower() and is_original_there:
             logger.warning(
                 "%s is left out: by its name it is a copy of the file %s beside it", file, original + file.suffix
             )
         else:
-            kept.append(file)
-    return kept
+            originals.append(file)
+    return originals
 
 
 def _names_of(split: str) -> list[str]:
     """Returns the words that name a split, in small letters: its own name, then others that mean the same."""
-    own = split.lower()
-    alike = next((words for words in _ALIASES.values() if own in words), ())
-    return [own, *(word for word in alike if word != own)]
+    name = split.lower()
+    for words in _ALIASES.values():
+        if name in words:
+            synonyms = [word for word in words if word != name]
+            return [name, *synonyms]
+    return [name]
 
 
 def _words(path: Path) -> set[str]:
@@ -286,16 +309,17 @@ def _split_files(source: str, files: Sequence[Path], folder: Path, split: str) -
     anywhere in its name. Raises `ConfigError` if such files are in several places or are not parts of one whole.
     """
     names = _names_of(split)
-    others: set[str] = set()  # for a name of the user's own, such as test_hard
-    if split.lower() in _HELD_OUT | set(_ALIASES[TRAIN]):
-        others = (_HELD_OUT | set(_ALIASES[TRAIN])) - set(names)
-    possible = [file for file in files if not _deciding_words(file.relative_to(folder)) & others]
+    words_of_splits = _HELD_OUT | set(_ALIASES[TRAIN])
+    excluded_words: set[str] = set()  # for a name of the user's own, such as test_hard
+    if split.lower() in words_of_splits:
+        excluded_words = words_of_splits - set(names)
+    possible = [file for file in files if _deciding_words(file.relative_to(folder)).isdisjoint(excluded_words)]
     for name in names:
         chosen = [file for file in possible if _begins_with(file.stem, name) or _folder_named(file, folder, name)]
         if chosen:
             _require_one_place(source, chosen, folder, name)
             return chosen
-    return [file for file in possible if _words(Path(file.name)) & set(names)]
+    return [file for file in possible if not _words(Path(file.name)).isdisjoint(names)]
 
 
 def _begins_with(stem: str, name: str) -> bool:
@@ -322,12 +346,18 @@ def _require_one_place(source: str, files: Sequence[Path], folder: Path, name: s
             f"{_listed(files, folder)}. Give the path of one, or several as a list"
         )
     named = [file for file in files if _folder_named(file, folder, name) is None]
-    endings = [file.stem[len(name) :] for file in named]
-    shards = [_SHARD.fullmatch(ending) for ending in endings]
-    kinds = {
-        "whole" if not ending else "part" if shard else "other" for ending, shard in zip(endings, shards, strict=True)
-    }
-    totals = {shard["total"] for shard in shards if shard is not None and shard["total"]}
+    kinds: set[str] = set()
+    totals: set[str] = set()  # numbers of parts, as `-of-00002` states them
+    for file in named:
+        ending = file.stem[len(name) :]
+        shard = _SHARD.fullmatch(ending)
+        if not ending:
+            kinds.add("whole")
+        elif shard is None:
+            kinds.add("other")
+        else:
+            kinds.add("part")
+            totals.update(filter(None, [shard["total"]]))
     if len(kinds) > 1 or len(totals) > 1 or ("whole" in kinds and len(named) > 1):
         raise ConfigError(
             f"data files '{source}': it is not clear which files are the split '{name}': {_listed(named, folder)}. Give the path "
@@ -338,5 +368,9 @@ def _require_one_place(source: str, files: Sequence[Path], folder: Path, name: s
 
 
 def _listed(files: Sequence[Path], folder: Path) -> str:
-    names = [str(file.relative_to(folder)) if folder in file.parents else str(file) for file in files]
-    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+    names: list[str] = []
+    for file in files[:_MOST_LISTED]:
+        is_below = folder in file.parents
+        names.append(str(file.relative_to(folder) if is_below else file))
+    num_more = len(files) - len(names)
+    return ", ".join(names) + (f" and {num_more} more" if num_more > 0 else "")

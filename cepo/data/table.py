@@ -99,7 +99,10 @@ class GivenPart:
     def __init__(self, rows: Sequence[Tree]) -> None:
         self._rows = rows
         self.files: Sequence[Path] = []
-        self.names: Sequence[str] = [*dict.fromkeys(name for row in rows for name in row)]
+        names: dict[str, None] = {}  # in the order in which they occur
+        for row in rows:
+            names.update(dict.fromkeys(row))
+        self.names: Sequence[str] = list(names)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -119,14 +122,19 @@ class Rows(Sequence[Tree]):
     def __init__(
         self, parts: Sequence[Part], *, begin: int = 0, end: int | None = None, names: Sequence[str] | None = None
     ) -> None:
-        self._parts, self._names = parts, names
+        self._parts = parts
+        self._names = names
         self._ends = list(accumulate(len(part) for part in parts))
-        total = self._ends[-1] if self._ends else 0
+        if end is None:
+            end = self._ends[-1] if self._ends else 0
         self.begin = begin
-        self.files = [file for part in parts for file in part.files]
-        self._size = (total if end is None else end) - begin
-        known = dict.fromkeys(name for part in parts for name in part.names)
-        self.column_names: list[str] = list(known) if names is None else list(names)
+        self._size = end - begin
+        self.files: list[Path] = []
+        all_names: dict[str, None] = {}  # in the order in which they occur
+        for part in parts:
+            self.files += part.files
+            all_names.update(dict.fromkeys(part.names))
+        self.column_names: list[str] = list(all_names if names is None else names)
 
     def __len__(self) -> int:
         return self._size
@@ -141,7 +149,8 @@ class Rows(Sequence[Tree]):
         number = self.begin + range(len(self))[index]
         position = bisect_right(self._ends, number)
         part = self._parts[position]
-        row = part.row(number - (self._ends[position] - len(part)), self._names)
+        begin_of_part = self._ends[position] - len(part)
+        row = part.row(number - begin_of_part, self._names)
         return {name: row.get(name) for name in self.column_names}
 
     def select_columns(self, names: Sequence[str]) -> Rows:

@@ -63,7 +63,7 @@ class TrainingProblems:
         Without weights, each pass over the data has its own order.
         """
         if self._weights is not None and len(self._parts) > 1:
-            chosen = weighted_indices(
+            places = weighted_indices(
                 step,
                 sizes=[len(part) for part in self._parts],
                 weights=self._weights,
@@ -71,12 +71,15 @@ class TrainingProblems:
                 shuffle=self._shuffle,
                 seed=self._seed,
             )
-            return [self._begins[part] + index for part, index in chosen]
-        per_epoch = self.steps_per_epoch(batch_size)
-        assert per_epoch > 0, "a batch must not be larger than the problem set; checked when the run is put together"
-        epoch, number = divmod(step, per_epoch)
+            return [self._begins[part] + index for part, index in places]
+        steps_per_epoch = self.steps_per_epoch(batch_size)
+        assert steps_per_epoch > 0, (
+            "a batch must not be larger than the problem set; checked when the run is put together"
+        )
+        epoch, step_of_epoch = divmod(step, steps_per_epoch)
         order = shuffled(len(self), f"{self._seed}/{epoch}") if self._shuffle else range(len(self))
-        return [*order[number * batch_size : (number + 1) * batch_size]]
+        begin = step_of_epoch * batch_size
+        return [*order[begin : begin + batch_size]]
 
     def steps_per_epoch(self, batch_size: int) -> int:
         return len(self) // batch_size  # an incomplete last batch is dropped, as in EasyR1
@@ -86,7 +89,11 @@ class TrainingProblems:
 
     def image_probe(self) -> ImageSource | None:
         """Returns the first source's probe that is not None."""
-        return next(filter(None, (part.image_probe() for part in self._parts)), None)
+        for part in self._parts:
+            probe = part.image_probe()
+            if probe is not None:
+                return probe
+        return None
 
 
 def read_training_sets(config: DataConfig, processing: Processing, *, with_solutions: bool = False) -> TrainingProblems:
@@ -112,9 +119,11 @@ def read_training_sets(config: DataConfig, processing: Processing, *, with_solut
             f"data.rollout_batch_size is {config.rollout_batch_size}, but {config.train_files} has {sum(sizes)} usable "
             "problems; accepted: at most as many"
         )
-    weights = config.train_weights or sizes
-    for source, size, weight in zip(config.train_sources, sizes, weights, strict=True) if len(parts) > 1 else ():
-        logger.info("plan: %.1f %% of the prompts from %s (%d problems)", 100 * weight / sum(weights), source, size)
+    if len(parts) > 1:
+        weights = config.train_weights or sizes
+        for source, size, weight in zip(config.train_sources, sizes, weights, strict=True):
+            percentage = 100 * weight / sum(weights)
+            logger.info("plan: %.1f %% of the prompts from %s (%d problems)", percentage, source, size)
     return TrainingProblems(parts, weights=config.train_weights, shuffle=config.shuffle, seed=config.seed)
 
 
@@ -135,18 +144,26 @@ def weighted_indices(
     `interleave_datasets`, sets are drawn by numpy's generator; its first numbers do not depend on how many are drawn.
     """
     shares = [weight / sum(weights) for weight in weights]
-    drawn = numpy.random.default_rng(seed).choice(len(sizes), size=(step + 1) * batch_size, p=shares)
-    counts: list[int] = numpy.bincount(drawn[: step * batch_size], minlength=len(sizes)).tolist()
-    chosen: list[tuple[int, int]] = []
-    parts: list[int] = drawn[step * batch_size :].tolist()
-    for part in parts:
-        epoch, index = divmod(counts[part], sizes[part])
-        counts[part] += 1
-        chosen.append((part, shuffled(sizes[part], f"{seed}/{part}/{epoch}")[index] if shuffle else index))
-    return chosen
+    generator = numpy.random.default_rng(seed)
+    sets = generator.choice(len(sizes), size=(step + 1) * batch_size, p=shares)  # of the prompts of all steps so far
+    num_before = step * batch_size
+    num_used: list[int] = numpy.bincount(
+        sets[:num_before], minlength=len(sizes)
+    ).tolist()  # of each set, before this step
+    sets_of_step: list[int] = sets[num_before:].tolist()
+    places: list[tuple[int, int]] = []
+    for number in sets_of_step:
+        epoch, index = divmod(num_used[number], sizes[number])
+        num_used[number] += 1
+        if shuffle:
+            index = shuffled(sizes[number], f"{seed}/{number}/{epoch}")[index]
+        places.append((number, index))
+    return places
 
 
 def most_visuals(*problem_sets: ProblemSet | TrainingProblems | None) -> tuple[int, int]:
     """Returns the largest numbers of images and videos in a prompt, which the engine must accept; ignores None."""
-    images, videos = zip(*(problems.most_visuals for problems in problem_sets if problems is not None), strict=True)
-    return max(images), max(videos)
+    counts = [problems.most_visuals for problems in problem_sets if problems is not None]
+    most_images = max(num_images for num_images, _ in counts)
+    most_videos = max(num_videos for _, num_videos in counts)
+    return most_images, most_videos

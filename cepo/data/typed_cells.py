@@ -64,17 +64,26 @@ def refiner(kind: Any, feature: object = None, depth: int = 0) -> Refine | None:
     if label == "Json" or (isinstance(kind, pyarrow.BaseExtensionType) and kind.extension_name == "arrow.json"):
         return lambda text: read_value(text) if isinstance(text, str) else text
     if pyarrow.types.is_floating(kind):
-        return _shortest(numpy.float16 if kind.bit_width == 16 else numpy.float32) if kind.bit_width < 64 else _or_none
+        return _refiner_of_floats(kind.bit_width)
     if pyarrow.types.is_dictionary(kind):
         return refiner(kind.value_type, feature, depth + 1)
     if pyarrow.types.is_map(kind):
         return _for_values(refiner(kind.item_type, None, depth + 1))
     if hasattr(kind, "value_field"):  # all kinds of lists
-        inner = described.get("feature", feature[0] if is_list(feature) and feature else None)
+        first_feature = feature[0] if is_list(feature) and feature else None
+        inner = described.get("feature", first_feature)
         return _for_each(refiner(kind.value_type, inner, depth + 1))
     if pyarrow.types.is_struct(kind):
         return _for_fields(kind, described, depth)
     return None
+
+
+def _refiner_of_floats(bit_width: int) -> Refine:
+    if bit_width == 16:
+        return _shortest(numpy.float16)
+    if bit_width == 32:
+        return _shortest(numpy.float32)
+    return _or_none
 
 
 def _class_namer(names: Sequence[object]) -> Refine:

@@ -85,12 +85,14 @@ class _Frames:
 
     def add(self, frame: Image.Image) -> None:
         if self._filled == 0:
-            width, height = _frame_size(frame.size, self._count, self._rules, self._factor)
-            self._budget.hold((width, height), self._count)
+            shown_size = _frame_size(frame.size, self._count, self._rules, self._factor)
+            self._budget.hold(shown_size, self._count)
+            width, height = shown_size
             self.pixels = numpy.empty((self._count, height, width, 3), numpy.uint8)
         _, height, width, _ = self.pixels.shape
-        if frame.size != (width, height):
-            frame = frame.resize((width, height), Image.Resampling.BICUBIC)
+        size = (width, height)
+        if frame.size != size:
+            frame = frame.resize(size, Image.Resampling.BICUBIC)
         self.pixels[self._filled] = numpy.asarray(frame)
         self._filled += 1
 

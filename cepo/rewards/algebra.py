@@ -73,7 +73,9 @@ def same_equation(prediction: str, gold: str) -> bool:
             return False
         quotients.append(predicted_difference / difference)
     quotient = quotients[0]
-    return bool(quotient) and all(abs(other_quotient - quotient) <= _TOLERANCE * abs(quotient) for other_quotient in quotients)
+    return bool(quotient) and all(
+        abs(other_quotient - quotient) <= _TOLERANCE * abs(quotient) for other_quotient in quotients
+    )
 
 
 def _difference_at(equation: str, number: int) -> Any:

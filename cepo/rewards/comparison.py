@@ -23,6 +23,7 @@ _RELATION_OF_FIGURES = re.compile(r"\\(?:cong|parallel|perp|sim)(?![A-Za-z])")
 _SEGMENT = re.compile(r"\\overline\{([A-Z]{2})\}")
 _IMAGINARY = re.compile(r"(?<![\\A-Za-z])i(?![A-Za-z])")
 _OTHER_LETTERS = re.compile(r"(?<![\\A-Za-z])(?!i(?![A-Za-z]))[A-Za-z]")
+_LENGTHS = [frozenset({("metre", power)}) for power in (1, 2, 3)]
 _TEMPERATURE = frozenset({("kelvin", 1)})
 
 
@@ -76,16 +77,15 @@ def _as_quantities(prediction: Statement, gold: Statement) -> tuple[Statement, S
     if gold.as_quantity is not None and has_unit(prediction):
         gold = Statement(*gold.as_quantity)
     if prediction.as_quantity is not None:
-        is_quotient = "/" in prediction.value  # `12/m` is rather a quotient than 12
-        is_length = _is_length(prediction.as_quantity[1]) and not is_quotient
-        if has_unit(gold) or (is_length and value_of(gold.value) is not None):
+        is_length = _is_length(prediction.as_quantity[1]) and value_of(gold.value) is not None
+        if has_unit(gold) or is_length:
             prediction = Statement(*prediction.as_quantity)
     return prediction, gold
 
 
 def _is_length(unit: Unit) -> bool:
-    """Returns whether a unit is the metre, alone, squared or cubed."""
-    return unit.factor == 1 and {name for name, _ in unit.powers} == {"metre"}
+    """Returns whether a unit is the metre, alone, squared or cubed; `12/m` is rather a quotient."""
+    return unit.factor == 1 and unit.powers in _LENGTHS
 
 
 def _are_interchangeable(first: Unit, second: Unit) -> bool:

@@ -76,7 +76,11 @@ def _has_costly_factorials(text: str, largest_power: float) -> bool:
         if operand.isdigit():
             continue
         # What stands in the brackets is not computed: everything before them is an upper bound.
-        if "!" in text_before or _log10(text_before) > _LONGEST_FACTORIAL or largest_power > math.log10(_LONGEST_FACTORIAL):
+        if (
+            "!" in text_before
+            or _log10(text_before) > _LONGEST_FACTORIAL
+            or largest_power > math.log10(_LONGEST_FACTORIAL)
+        ):
             return True
     return num_long > _MOST_LONG_FACTORIALS
 

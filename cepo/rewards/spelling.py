@@ -130,7 +130,9 @@ def _with_exponents(nodes: list[Node]) -> list[Node]:
     remaining = list(nodes)
     while remaining:
         node = remaining.pop(0)
-        is_power_sign = is_sign(node, "*") and bool(remaining) and is_sign(remaining[0], "*") and not remaining[0].spaced
+        is_power_sign = (
+            is_sign(node, "*") and bool(remaining) and is_sign(remaining[0], "*") and not remaining[0].spaced
+        )
         if is_power_sign and result:
             remaining.pop(0)
             node = Token("sign", "^")
