@@ -56,8 +56,8 @@ def test_scale_mean_divides_by_the_mean_reward_of_the_group() -> None:
 def test_the_floor_is_added_to_a_deviation() -> None:
     """The floor of 1e-6 is added to the deviation and does not bound it from below."""
     # Rewards 0 and 2e-6: deviation 1.4142e-6, 1e-6 / 2.4142e-6 = 0.41421; bounded from below it would be 0.70711.
-    found = group_advantages(torch.tensor([0.0, 2e-6], dtype=torch.float64), torch.tensor([0, 0]))
-    assert found.tolist() == pytest.approx([1 - math.sqrt(2), math.sqrt(2) - 1], rel=1e-6)
+    actual = group_advantages(torch.tensor([0.0, 2e-6], dtype=torch.float64), torch.tensor([0, 0]))
+    assert actual.tolist() == pytest.approx([1 - math.sqrt(2), math.sqrt(2) - 1], rel=1e-6)
 
 
 @given(st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0]), min_size=2, max_size=16), st.floats(0.25, 4), st.floats(-3, 3))
@@ -106,7 +106,8 @@ def test_a_group_is_live_from_a_range_of_a_millionth_on() -> None:
 def test_evidence_metrics_count_tokens_of_rows_with_an_advantage() -> None:
     delta = torch.tensor([[1.0, -0.5, 0.0, 9.0], [2.0, 1.0, 9.0, 9.0], [7.0, 7.0, 7.0, 7.0]])
     mask = torch.tensor([[True, True, True, False], [True, True, False, False], [True, True, True, True]])
-    advantages, correct = torch.tensor([1.0, -1.0, 0.0]), torch.tensor([True, False, True])
+    advantages = torch.tensor([1.0, -1.0, 0.0])
+    correct = torch.tensor([True, False, True])
     values = results(credit.evidence_metrics(delta, advantages, mask, correct, mixing=0.25, clip_radius=0.5))
     # counted deltas: 1, -0.5, 0 at A > 0 and 2, 1 at A < 0; sign * delta: 1, -0.5, 0, -2, -1; log 1.5 = 0.405, log 0.5 = -0.693
     expected = {
@@ -128,7 +129,8 @@ def test_evidence_metrics_count_tokens_of_rows_with_an_advantage() -> None:
 
 def metrics_of(delta: list[list[float]], advantages: list[float], *, correct: bool) -> Metrics:
     """Of responses without padding, under lambda 0.5 and radius 0.5."""
-    rows, mask = torch.tensor(advantages), torch.ones(len(delta), len(delta[0]), dtype=torch.bool)
+    rows = torch.tensor(advantages)
+    mask = torch.ones(len(delta), len(delta[0]), dtype=torch.bool)
     verdicts = torch.full((len(delta),), correct)
     return credit.evidence_metrics(torch.tensor(delta), rows, mask, verdicts, mixing=0.5, clip_radius=0.5)
 
@@ -202,12 +204,13 @@ def test_advantages_of_groups_are_those_worked_out_by_hand(
 def test_rloo_is_n_over_n_minus_1_times_the_centred_reward(rewards: list[float]) -> None:
     size = len(rewards)
     plain = torch.tensor(advantages_of("grpo", rewards, [0] * size, advantage={"scale": "none"}), dtype=torch.float64)
-    found = torch.tensor(advantages_of("rloo", rewards, [0] * size), dtype=torch.float64)
-    torch.testing.assert_close(found, plain * size / (size - 1), rtol=1e-6, atol=1e-6)
+    actual = torch.tensor(advantages_of("rloo", rewards, [0] * size), dtype=torch.float64)
+    torch.testing.assert_close(actual, plain * size / (size - 1), rtol=1e-6, atol=1e-6)
 
 
 def test_passk_keeps_only_single_best_rows_alive() -> None:
-    rewards, groups = torch.tensor([0.0, 1.0, 0.9, 0.9, 0.5, 0.5]), torch.tensor([0, 0, 1, 1, 2, 2])
+    rewards = torch.tensor([0.0, 1.0, 0.9, 0.9, 0.5, 0.5])
+    groups = torch.tensor([0, 0, 1, 1, 2, 2])
     assert build_estimator("grpo_passk").live_rows(rewards, groups, {}).tolist() == [False, True] + [False] * 4
 
 
@@ -222,15 +225,16 @@ def test_equal_rewards_teach_nothing_and_one_rollout_is_refused(name: str) -> No
 
 def test_returns_with_gamma_one_half_halve_at_each_step() -> None:
     rewards = torch.tensor([[0.0, 0.0, 1.0, 9.0], [0.5, 1.0, 9.0, 9.0]])
-    found = generalised_advantages(rewards, torch.zeros(2, 4), response_mask([3, 2], 4), gamma=0.5, gae_lambda=1.0)
-    assert found[0].tolist() == [[0.25, 0.5, 1.0, 0.0], [1.0, 1.0, 0.0, 0.0]]
+    actual = generalised_advantages(rewards, torch.zeros(2, 4), response_mask([3, 2], 4), gamma=0.5, gae_lambda=1.0)
+    assert actual[0].tolist() == [[0.25, 0.5, 1.0, 0.0], [1.0, 1.0, 0.0, 0.0]]
 
 
 def test_reinforce_plus_plus_whitens_returns_over_the_batch() -> None:
     """The case has the returns 1, 1, 0, 0, 0 of the batch's five tokens."""
     # Mean 0.4, unbiased variance 1.2 / 4 = 0.3.
     signal = signal_of("reinforce_plus_plus", batch_of([1.0, 0.0], [0, 1], [2, 3]))
-    high, low = 0.6 / math.sqrt(0.3), -0.4 / math.sqrt(0.3)
+    high = 0.6 / math.sqrt(0.3)
+    low = -0.4 / math.sqrt(0.3)
     assert signal.advantages[0].tolist() == pytest.approx([high, high, 0.0])
     assert signal.advantages[1].tolist() == pytest.approx([low, low, low])
     assert signal.returns is None
@@ -273,7 +277,8 @@ def test_remax_is_the_reward_above_the_greedy_one_on_every_token() -> None:
     ],
 )
 def test_gae_of_three_tokens_is_that_worked_out_by_hand(gamma: float, gae_lambda: float, expected: list[float]) -> None:
-    rewards, values = torch.tensor([[0.0, 0.0, 1.0, 9.0]]), torch.tensor([[0.5, 0.25, 0.75, 9.0]])
+    rewards = torch.tensor([[0.0, 0.0, 1.0, 9.0]])
+    values = torch.tensor([[0.5, 0.25, 0.75, 9.0]])
     advantages, returns = generalised_advantages(
         rewards, values, response_mask([3], 4), gamma=gamma, gae_lambda=gae_lambda
     )
@@ -303,8 +308,8 @@ def test_gae_whitens_advantages_and_not_the_critics_targets() -> None:
         assert row == pytest.approx([value / deviation for value in wanted], rel=1e-6)
     assert signal.returns is not None
     assert signal.returns.tolist() == [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
-    found = results(signal.metrics)
-    assert found["critic/returns"] == pytest.approx(0.6)
-    assert found["critic/squared_error"] == pytest.approx((0.25 + 0.5625 + 0.0625 + 0.25 + 0.25) / 5)
+    actual = results(signal.metrics)
+    assert actual["critic/returns"] == pytest.approx(0.6)
+    assert actual["critic/squared_error"] == pytest.approx((0.25 + 0.5625 + 0.0625 + 0.25 + 0.25) / 5)
     with pytest.raises(AssertionError, match="reads values"):
         signal_of("gae", dataclasses.replace(batch, values=None))

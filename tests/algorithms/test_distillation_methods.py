@@ -27,7 +27,8 @@ both = pytest.mark.parametrize("method", ["opsd", "sdpo"])
 
 def batch_of(shown: list[bool]) -> TokenBatch:
     """Two groups of two; old log-probs are -1, the teacher's -0.5 throughout."""
-    old, views = torch.full((4, 3), -1.0), {"correct": torch.full((4, 3), -0.5)}
+    old = torch.full((4, 3), -1.0)
+    views = {"correct": torch.full((4, 3), -0.5)}
     batch = token_batch([1.0, 0.0, 0.0, 0.0], [0, 0, 1, 1], lengths=[3, 1, 2, 3], old=old, views=views)
     return dataclasses.replace(batch, has_reference={"correct": torch.tensor(shown)})
 
@@ -39,7 +40,8 @@ def signal_of(method: str, batch: TokenBatch, **config: Any) -> TokenSignal:
 @both
 def test_rows_with_a_reference_or_an_advantage_are_updated(method: str) -> None:
     """Rows 0 and 2 have a reference; with a policy loss the first group, whose rewards differ, learns as well."""
-    rewards, groups = torch.tensor([1.0, 0.0, 0.5, 0.5]), torch.tensor([0, 0, 1, 1])
+    rewards = torch.tensor([1.0, 0.0, 0.5, 0.5])
+    groups = torch.tensor([0, 0, 1, 1])
     has_reference = {"correct": torch.tensor([True, False, True, False])}
     assert build_estimator(method).live_rows(rewards, groups, has_reference).tolist() == [True, False, True, False]
     blended = build_estimator(method, {"distillation": {"policy_weight": 0.5}})
@@ -53,10 +55,10 @@ def test_rows_with_a_reference_weigh_2_5_and_others_0(method: str) -> None:
     unrewarded = {"token_level_rewards": torch.zeros(4, 3), "correct": torch.zeros(4, dtype=torch.bool)}
     for changed in ({}, unrewarded, {"teacher_log_probs": {}}):
         signal = signal_of(method, dataclasses.replace(batch, **changed), distillation={"weight": 2.5})
-        found = signal.distillation
-        assert found is not None
-        assert (found.view, found.divergence) == ("correct", build_config(method, None).distillation.divergence)
-        assert found.token_weight.tolist() == [[2.5, 2.5, 2.5], [0.0, 0.0, 0.0], [2.5, 2.5, 0.0], [0.0, 0.0, 0.0]]
+        actual = signal.distillation
+        assert actual is not None
+        assert (actual.view, actual.divergence) == ("correct", build_config(method, None).distillation.divergence)
+        assert actual.token_weight.tolist() == [[2.5, 2.5, 2.5], [0.0, 0.0, 0.0], [2.5, 2.5, 0.0], [0.0, 0.0, 0.0]]
         assert torch.count_nonzero(signal.advantages) == 0
 
 
@@ -81,7 +83,8 @@ def test_a_policy_weight_blends_in_the_group_advantage(method: str) -> None:
 @both
 def test_weight_0_asks_no_teacher_and_leaves_flat_groups_out(method: str) -> None:
     estimator = build_estimator(method, {"distillation": {"weight": 0.0, "policy_weight": 1.0}})
-    rewards, groups = torch.tensor([1.0, 0.0, 0.5, 0.5]), torch.tensor([0, 0, 1, 1])
+    rewards = torch.tensor([1.0, 0.0, 0.5, 0.5])
+    groups = torch.tensor([0, 0, 1, 1])
     assert not estimator.needs_teacher(step=0)
     assert possible_rows(estimator, rewards, groups, with_teachers=False).tolist() == [True, True, False, False]
     assert build_estimator(method).needs_teacher(step=10_000)
@@ -94,10 +97,10 @@ def test_metrics_count_demonstrated_rollouts_and_the_gain(method: str) -> None:
     teacher = torch.tensor([-0.5, -0.5, -0.75, -0.75]).unsqueeze(1).expand(4, 3)
     batch = dataclasses.replace(batch_of([True, False, True, True]), teacher_log_probs={"correct": teacher})
     signal = signal_of(method, batch)
-    found = results(signal.metrics)
-    assert found["distillation/demonstrated_rollouts"] == 0.75
-    assert found["distillation/demonstrated_groups"] == 1.0
-    assert (found["distillation/delta_mean_right"], found["distillation/delta_mean_wrong"]) == (0.5, 0.25)
+    actual = results(signal.metrics)
+    assert actual["distillation/demonstrated_rollouts"] == 0.75
+    assert actual["distillation/demonstrated_groups"] == 1.0
+    assert (actual["distillation/delta_mean_right"], actual["distillation/delta_mean_wrong"]) == (0.5, 0.25)
     assert signal.diagnostics["delta"].tolist() == [[0.5] * 3, [0.0] * 3, [0.25, 0.25, 0.0], [0.25] * 3]
     none = results(signal_of(method, batch_of([False] * 4)).metrics)
     assert none["distillation/demonstrated_groups"] == 0.0
@@ -119,12 +122,14 @@ def test_a_masked_row_has_zero_loss_and_a_zero_gradient(
     generator = torch.Generator().manual_seed(3)
     mask = batch_of([True] * 4).response_mask
     student, teacher = (torch.randn(9, 5, generator=generator) for _ in range(2))
-    head, targets = torch.randn(11, 5, generator=generator), torch.randint(11, (9,), generator=generator)
-    divergence, weight = distillation.divergence, distillation.token_weight
-    found = chunked_divergence(
+    head = torch.randn(11, 5, generator=generator)
+    targets = torch.randint(11, (9,), generator=generator)
+    divergence = distillation.divergence
+    weight = distillation.token_weight
+    actual = chunked_divergence(
         student.requires_grad_(), teacher, head, head, targets, divergence, temperature=1.0, chunk_tokens=4
     )
-    log_probs, values = (torch.zeros(4, 3).masked_scatter(mask, each) for each in found)
+    log_probs, values = (torch.zeros(4, 3).masked_scatter(mask, each) for each in actual)
     losses, _ = distillation_losses(values, log_probs, torch.full((4, 3), -1.0), weight, divergence)
     losses = losses * token_weights(mask, aggregation, LossDenominators(9, 4, 3))
     masked = losses[1:].sum()
@@ -138,7 +143,8 @@ def test_a_masked_row_has_zero_loss_and_a_zero_gradient(
 FIRST = rollout(0, 1.0, "70", correct=True, ids=(10, 11, 12))
 SECOND = rollout(1, 0.9, "70", correct=True, ids=(20, 21))
 WRONG = rollout(2, 0.1, "40", ids=(30,))
-ONE, TWO = FIRST.response_ids, SECOND.response_ids
+ONE = FIRST.response_ids
+TWO = SECOND.response_ids
 PEER_FULL: dict[str, Any] = {"source": "peer_full", "exclude_self": True}
 
 
@@ -235,6 +241,7 @@ def test_srpo_without_distillation_is_grpo() -> None:
 
 
 def test_srpo_updates_taught_rows_and_rows_with_an_advantage() -> None:
-    rewards, groups = torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.tensor([0, 0, 1, 1])
+    rewards = torch.tensor([1.0, 0.0, 0.0, 0.0])
+    groups = torch.tensor([0, 0, 1, 1])
     has_reference = {"correct": torch.tensor([False, True, False, False])}
     assert build_estimator("srpo").live_rows(rewards, groups, has_reference).tolist() == [True, True, False, False]

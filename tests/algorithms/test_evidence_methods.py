@@ -90,7 +90,8 @@ def batch_with(
 ) -> TokenBatch:
     """Three groups of four: binary rewards, rewards with a format bonus, and one flat group."""
     given_rewards = rewards or [1, 0, 0, 1, 1.0, 0.1, 0.0, 0.1, 0.9, 0.9, 0.9, 0.9]
-    lengths, ids = [6, 4, 1, 5, 6, 6, 2, 3, 4, 5, 6, 1], [row // 4 for row in range(12)]
+    lengths = [6, 4, 1, 5, 6, 6, 2, 3, 4, 5, 6, 1]
+    ids = [row // 4 for row in range(12)]
     return token_batch(given_rewards, ids, lengths=lengths, old=old, views=views, dtype=dtype)
 
 
@@ -262,46 +263,54 @@ def eight_rows(old: Tensor, views: dict[str, Tensor], has: dict[str, list[bool]]
 
 def test_a_rollout_reads_other_rollouts_wrong_answers_alone() -> None:
     """Lowest reward first; 3 and 3.0 have one value and count once; None stands where there is no further one."""
-    these = group(RIGHT, wrong(1, "3", value="3"), wrong(2, "5", 0.1), wrong(3, "3.0", 0.1, value="3"), wrong(4, None))
-    found = build_estimator("rlcsd", {"num_wrong": 2}).references(these)
-    three, five = Reference(text="3", source_index=1), Reference(text="5", source_index=2)
-    assert found["wrong_1"] == [three, five, three, three, three]
-    assert found["wrong_2"] == [five, Reference(text="3.0", source_index=3), None, five, five]
-    assert {one.text for one in found["correct"] if one is not None} == {"70"}
+    prompt_group = group(
+        RIGHT, wrong(1, "3", value="3"), wrong(2, "5", 0.1), wrong(3, "3.0", 0.1, value="3"), wrong(4, None)
+    )
+    actual = build_estimator("rlcsd", {"num_wrong": 2}).references(prompt_group)
+    three = Reference(text="3", source_index=1)
+    five = Reference(text="5", source_index=2)
+    assert actual["wrong_1"] == [three, five, three, three, three]
+    assert actual["wrong_2"] == [five, Reference(text="3.0", source_index=3), None, five, five]
+    assert {one.text for one in actual["correct"] if one is not None} == {"70"}
 
 
 def test_strict_lowest_looks_at_the_lowest_rewards_alone() -> None:
     """Of the two lowest of the others, one said nothing and one spelled the right answer otherwise; then both are shown."""
-    these = group(RIGHT, wrong(1, None), rollout(2, 0.1, "70.0", equal=True), wrong(3, "5", 0.2), wrong(4, "6", 0.3))
+    prompt_group = group(
+        RIGHT, wrong(1, None), rollout(2, 0.1, "70.0", equal=True), wrong(3, "5", 0.2), wrong(4, "6", 0.3)
+    )
     settings = {"negative": {"strict_lowest": True, "select": "most_frequent"}, "num_wrong": 2}
-    found = build_estimator("rlcsd", settings).references(these)
-    spelled, five = Reference(text="70.0", source_index=2), Reference(text="5", source_index=3)
-    assert found["wrong_1"] == [spelled, spelled, five, spelled, spelled]
-    assert found["wrong_2"] == [None, five, None, None, None]
-    usable = build_estimator("rlcsd", {"num_wrong": 2}).references(these)
+    actual = build_estimator("rlcsd", settings).references(prompt_group)
+    spelled = Reference(text="70.0", source_index=2)
+    five = Reference(text="5", source_index=3)
+    assert actual["wrong_1"] == [spelled, spelled, five, spelled, spelled]
+    assert actual["wrong_2"] == [None, five, None, None, None]
+    usable = build_estimator("rlcsd", {"num_wrong": 2}).references(prompt_group)
     assert [reference.text for reference in usable["wrong_1"]] == ["5", "5", "5", "6", "5"]
 
 
 @pytest.mark.parametrize("select", ["lowest_reward", "random", "most_frequent"])
 def test_the_first_wrong_reference_is_cepos_choice(select: str) -> None:
-    these = group(RIGHT, *(wrong(index, answer) for index, answer in enumerate("34535", start=1)))
+    prompt_group = group(RIGHT, *(wrong(index, answer) for index, answer in enumerate("34535", start=1)))
     chosen = {
-        name: build_estimator(name, {"negative": {"select": select}}).references(these) for name in ("rlcsd", "cepo")
+        name: build_estimator(name, {"negative": {"select": select}}).references(prompt_group)
+        for name in ("rlcsd", "cepo")
     }
     assert chosen["rlcsd"]["wrong_1"][0] == chosen["cepo"]["wrong"][0]
 
 
 def test_the_wrong_side_is_the_mean_of_the_probabilities_shown() -> None:
     """Row 1 reads two of three wrong references, so its mean is (0.5 + 0.125) / 2."""
-    old, correct = torch.full((8, 5), math.log(0.3)), torch.full((8, 5), math.log(0.25))
+    old = torch.full((8, 5), math.log(0.3))
+    correct = torch.full((8, 5), math.log(0.25))
     views = {
         f"wrong_{place}": torch.full((8, 5), math.log(chance)) for place, chance in ((1, 0.5), (2, 0.1), (3, 0.125))
     }
     has = {"wrong_2": [True, False] + [True] * 6}
     batch = eight_rows(old, {"correct": correct, **views}, has)
-    found = build_estimator("rlcsd", {"num_wrong": 3}).signal(batch, step=0).diagnostics["delta"][:2, 0].tolist()
+    actual = build_estimator("rlcsd", {"num_wrong": 3}).signal(batch, step=0).diagnostics["delta"][:2, 0].tolist()
     means = [(0.5 + 0.1 + 0.125) / 3, (0.5 + 0.125) / 2]
-    assert found == pytest.approx([math.log(0.25 / mean) for mean in means], rel=1e-6)
+    assert actual == pytest.approx([math.log(0.25 / mean) for mean in means], rel=1e-6)
 
 
 def test_one_wrong_reference_is_cepo_and_none_is_rlsd() -> None:
@@ -311,7 +320,9 @@ def test_one_wrong_reference_is_cepo_and_none_is_rlsd() -> None:
         settings = {"num_wrong": len(views) - 1} if name == "rlcsd" else {}
         return build_estimator(name, settings).signal(eight_rows(old, views, has), step=3).advantages
 
-    two, yes, no = {"correct": correct, "wrong_1": first, "wrong_2": old}, [True] * 8, [False] * 8
+    two = {"correct": correct, "wrong_1": first, "wrong_2": old}
+    yes = [True] * 8
+    no = [False] * 8
     expected = advantages("cepo", {"correct": correct, "wrong": first})
     assert same_bits(advantages("rlcsd", two, wrong_1=yes, wrong_2=no), expected)
     assert not same_bits(advantages("rlcsd", {"correct": correct, "wrong_1": second}), expected)
@@ -339,7 +350,8 @@ def test_sides_that_cannot_be_shown_leave_the_others() -> None:
 
 def test_visual_evidence_is_the_student_less_the_blind_policy() -> None:
     """A right rollout's token of delta log 1.2 has weight 1.2, a wrong one's 1 / 1.2; lambda is 1."""
-    old, blind = torch.full((8, 5), math.log(0.6)), torch.full((8, 5), math.log(0.5))
+    old = torch.full((8, 5), math.log(0.6))
+    blind = torch.full((8, 5), math.log(0.5))
     estimator = build_estimator("visual", {"weight": {"lambda_init": 1.0}})
     diagnostics = estimator.signal(eight_rows(old, {"blind": blind}), step=0).diagnostics
     assert float(diagnostics["delta"][0, 0]) == pytest.approx(math.log(1.2), rel=1e-6)
@@ -401,8 +413,8 @@ def test_the_released_residual_and_its_two_means_in_loops(closeness: float) -> N
     for part in (selected, others):
         for place, advantage in part.items():
             expected[place] = advantage * sum(lengths) / len(part)
-    found = build_estimator("rlcsd_released").signal(batch, step=0).advantages
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    actual = build_estimator("rlcsd_released").signal(batch, step=0).advantages
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_the_released_method_needs_both_sides() -> None:
@@ -415,7 +427,8 @@ def test_the_released_method_needs_both_sides() -> None:
     }
     kept = {view: rows.tolist() for view, rows in method.settled(shown).items()}
     assert kept == {view: [True, False, False] for view in ("correct", "wrong_1", "wrong_2")}
-    rewards, group_ids = torch.tensor([1.0, 0.0, 0.0]), torch.zeros(3, dtype=torch.int64)
+    rewards = torch.tensor([1.0, 0.0, 0.0])
+    group_ids = torch.zeros(3, dtype=torch.int64)
     assert method.live_rows(rewards, group_ids, shown).tolist() == [True, False, False]
     references = method.references(group(rollout(0, 1.0, "70", correct=True), wrong(1, "3"), wrong(2, "5")))
     assert references["correct"][0] is None

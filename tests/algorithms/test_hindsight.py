@@ -17,7 +17,9 @@ from cepo.algorithms import build_estimator
 from cepo.algorithms.credit import pass_rate_of_others
 from cepo.types import TokenBatch, TokenSignal
 
-WIDTH, LONGEST, SIZE = 3, 3, 3
+WIDTH = 3
+LONGEST = 3
+SIZE = 3
 END = 0
 LOG3 = math.log(3.0)
 EXACT = {"rtol": 0.0, "atol": 1e-10}
@@ -221,11 +223,11 @@ def test_extreme_evidence_keeps_values_between_0_and_1() -> None:
 @pytest.mark.parametrize("name", ["hindsight", "cepo", "rlsd"])
 def test_no_rollouts_own_response_is_its_right_reference(name: str) -> None:
     right = [rollout(index, 1.0, answer, correct=True) for index, answer in enumerate(("70", "70.0"))]
-    these = group(*right, rollout(2, 0.0, "3"))
+    prompt_group = group(*right, rollout(2, 0.0, "3"))
     settings = {} if name == "hindsight" else {"advantage": {"baseline": "hindsight"}}
     for source in ("peer_answer", "peer_full"):
         estimator = build_estimator(name, {"positive": {"source": source}, **settings})
-        sources = [None if one is None else one.source_index for one in estimator.references(these)["correct"]]
+        sources = [None if one is None else one.source_index for one in estimator.references(prompt_group)["correct"]]
         assert sources == [1, 0, 0]
 
 
@@ -234,7 +236,9 @@ def test_no_rollouts_own_response_is_its_right_reference(name: str) -> None:
 def test_the_weight_scales_the_baselines_advantage_within_bounds(name: str, step: int) -> None:
     """`sign(A_hat_t) = sign(A_t)` and `|A_hat_t - A_t| <= lambda r |A_t|`; at step 25 lambda is 0 and A_hat_t = A_t."""
     old, correct, wrong = log_probs_like((3, 8, 6), seed=5, scale=1.0)
-    rewards, ids, lengths = [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0], [0] * 4 + [1] * 4, [6, 4, 1, 5, 6, 6, 2, 3]
+    rewards = [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    ids = [0] * 4 + [1] * 4
+    lengths = [6, 4, 1, 5, 6, 6, 2, 3]
     batch = token_batch(rewards, ids, lengths=lengths, old=old, views={"correct": correct, "wrong": wrong})
     plain = build_estimator("hindsight").signal(batch, step=step).advantages
     signal = build_estimator(name, {"advantage": {"baseline": "hindsight"}}).signal(batch, step=step)
@@ -263,18 +267,19 @@ def test_each_tokens_own_sign_weights_its_advantage() -> None:
 
 def test_the_baseline_goes_on_when_lambda_is_0() -> None:
     """Then the wrong side, which only the weight reads, is not asked any more."""
-    these = group(rollout(0, 1.0, "70", correct=True), rollout(1, 0.0, "3"))
+    prompt_group = group(rollout(0, 1.0, "70", correct=True), rollout(1, 0.0, "3"))
     estimator = build_estimator("cepo", {"advantage": {"baseline": "hindsight"}})
     for step, shown in ((24, True), (25, False)):
         assert estimator.needs_teacher(step=step)
-        found = estimator.references(dataclasses.replace(these, step=step))
-        assert all(found["correct"])
-        assert [one is not None for one in found["wrong"]] == [shown] * 2
+        actual = estimator.references(dataclasses.replace(prompt_group, step=step))
+        assert all(actual["correct"])
+        assert [one is not None for one in actual["wrong"]] == [shown] * 2
 
 
 @pytest.mark.parametrize("name", ["cepo", "rlsd"])
 def test_every_rollout_learns_since_no_reward_is_certain(name: str) -> None:
-    rewards, ids = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([0, 0, 1, 1])
+    rewards = torch.tensor([1.0, 1.0, 0.0, 0.0])
+    ids = torch.tensor([0, 0, 1, 1])
     cases = [(name, {}), (name, {"advantage": {"baseline": "hindsight"}}), ("hindsight", {})]
     live = [build_estimator(each, settings).live_rows(rewards, ids, {}).tolist() for each, settings in cases]
     assert live == [[False] * 4, [True] * 4, [True] * 4]
@@ -282,7 +287,8 @@ def test_every_rollout_learns_since_no_reward_is_certain(name: str) -> None:
 
 def test_rewards_outside_the_range_count_as_its_ends() -> None:
     """Of 2, -1 and 0.5 the shares of a right response are 1, 0 and 0.5: `(sum of the others + 1/2) / 3`."""
-    rewards, group_ids = torch.tensor([2.0, -1.0, 0.5]), torch.zeros(3, dtype=torch.int64)
+    rewards = torch.tensor([2.0, -1.0, 0.5])
+    group_ids = torch.zeros(3, dtype=torch.int64)
     prior, size = pass_rate_of_others(rewards, group_ids)
     assert prior.tolist() == pytest.approx([1 / 3, 2 / 3, 1 / 2])
     assert size.tolist() == [3, 3, 3]

@@ -72,6 +72,7 @@ def test_without_groups_no_teacher_reads_and_live_rows_learn() -> None:
 def test_without_teachers_only_rows_with_an_advantage_are_live() -> None:
     """OPSD with a policy loss: with teachers any row may get a reference; without, only the group of 1 and 0 learns."""
     method = build_estimator("opsd", {"distillation": {"policy_weight": 1.0}})
-    rewards, group_ids = torch.tensor([1.0, 0.0, 0.5, 0.5]), torch.tensor([0, 0, 1, 1])
+    rewards = torch.tensor([1.0, 0.0, 0.5, 0.5])
+    group_ids = torch.tensor([0, 0, 1, 1])
     assert possible_rows(method, rewards, group_ids, with_teachers=True).tolist() == [True] * 4
     assert possible_rows(method, rewards, group_ids, with_teachers=False).tolist() == [True, True, False, False]

@@ -20,11 +20,13 @@ RIGHT = rollout(0, 1.0, "70", correct=True)
 wrong = rollout
 
 
-def pick(these: RolloutGroup, positive: Any = None, **negative: Any) -> tuple[Reference | None, Reference | None]:
+def pick(
+    prompt_group: RolloutGroup, positive: Any = None, **negative: Any
+) -> tuple[Reference | None, Reference | None]:
     """The two references of the group, after checking that all its rollouts share them."""
     settings = {"positive": positive or {}, "negative": negative, "weight": {"lambda_schedule": "constant"}}
-    correct, against = settled_references(build_estimator("cepo", settings), these).values()
-    assert len(correct) == len(against) == len(these.rollouts)
+    correct, against = settled_references(build_estimator("cepo", settings), prompt_group).values()
+    assert len(correct) == len(against) == len(prompt_group.rollouts)
     assert len(set(correct)) == len(set(against)) == 1
     return correct[0], against[0]
 
@@ -43,7 +45,7 @@ BONUS = group(rollout(0, 0.2, "70", correct=True), wrong(1, 0.9, "40"))
 
 
 @pytest.mark.parametrize(
-    ("these", "expected"),
+    ("prompt_group", "expected"),
     [
         pytest.param(MIXED, [("50", 2), ("40", 1), ("50", 2)], id="mixed: 40 stands twice"),
         pytest.param(TIED, [("41", 1), ("41", 1), ("41", 1)], id="three tied: the lowest index"),
@@ -58,14 +60,14 @@ BONUS = group(rollout(0, 0.2, "70", correct=True), wrong(1, 0.9, "40"))
         pytest.param(BONUS, [("40", 1)] * 3, id="a bonus for its format does not make it right"),
     ],
 )
-def test_table_of_wrong_answers(these: RolloutGroup, expected: list[tuple[str, int] | None]) -> None:
+def test_table_of_wrong_answers(prompt_group: RolloutGroup, expected: list[tuple[str, int] | None]) -> None:
     """By the lowest reward, by the most frequent answer, and by the lowest reward whatever it says."""
     rules = ({}, {"select": "most_frequent"}, {"strict_lowest": True})
     for rule, entry in zip(rules, expected, strict=True):
         reference = None if entry is None else Reference(text=entry[0], source_index=entry[1])
-        assert pick(these, **rule) == (TRUTH, reference), rule
+        assert pick(prompt_group, **rule) == (TRUTH, reference), rule
         neutral = (None, None) if reference is None else (TRUTH, reference)
-        assert pick(these, fallback="neutral", **rule) == neutral, f"{rule}, neutral fallback"
+        assert pick(prompt_group, fallback="neutral", **rule) == neutral, f"{rule}, neutral fallback"
 
 
 def test_random_references_are_uniform_and_repeatable() -> None:
@@ -98,10 +100,10 @@ def test_only_groups_that_show_no_answer_count_as_unextractable(
 ) -> None:
     """Of 5 groups one is without wrong rollouts."""
     groups = [ALL_RIGHT, MIXED, UNBOXED_LOWEST, NOTHING_EXTRACTABLE, ONLY_OTHER_NOTATION]
-    assert [these for these in groups[1:] if pick(these, **negative)[1] is None] == unextractable
+    assert [prompt_group for prompt_group in groups[1:] if pick(prompt_group, **negative)[1] is None] == unextractable
     metrics = reference_metrics(groups, NegativeConfig(**negative))
     assert metrics["references/groups_without_wrong"] == fraction(1, 5)
-    answers = [each.answer for these in groups for each in these.rollouts]
+    answers = [each.answer for prompt_group in groups for each in prompt_group.rollouts]
     assert metrics["references/responses_without_answer"] == fraction(answers.count(None), len(answers))
     assert metrics["references/groups_wrong_unextractable"] == fraction(len(unextractable), 5)
 
@@ -135,8 +137,10 @@ def test_each_side_comes_from_its_best_peer_of_lowest_index(source: str, right: 
 
 
 def test_missing_answers_are_not_the_most_frequent_answer() -> None:
-    these = group(RIGHT, wrong(1, 0.0, None, ids=(1,)), wrong(2, 0.0, None, ids=(2,)), wrong(3, 0.1, "40", ids=(3,)))
-    chosen = pick(these, source="peer_full", select="most_frequent")[1]
+    prompt_group = group(
+        RIGHT, wrong(1, 0.0, None, ids=(1,)), wrong(2, 0.0, None, ids=(2,)), wrong(3, 0.1, "40", ids=(3,))
+    )
+    chosen = pick(prompt_group, source="peer_full", select="most_frequent")[1]
     assert chosen == Reference(token_ids=(3,), source_index=3)
 
 

@@ -66,7 +66,8 @@ def test_vppo_is_its_equations_in_loops(scale: float) -> None:
     tokens = dependences(batch, "masked")
     scores = [sum(row) / len(row) for row in tokens]
     live = range(8)  # the last group's rewards are equal
-    low, high = min(scores[row] for row in live), max(scores[row] for row in live)
+    low = min(scores[row] for row in live)
+    high = max(scores[row] for row in live)
     normalised = [(scores[row] - low) / (high - low) for row in live]
     expected: list[list[float]] = []
     for row, advantage in enumerate(plain_of(batch)):
@@ -89,9 +90,9 @@ def test_vppo_by_hand() -> None:
     old = torch.full((2, 2), -1.0, dtype=torch.float64)
     masked = torch.tensor([[-1.0, -2.0], [-1.0, -1.0]], dtype=torch.float64)
     batch = token_batch([1.0, 0.0], [0, 0], lengths=[2, 2], old=old, views={"masked": masked}, dtype=torch.float64)
-    found = advantages_of("vppo", batch, token_share=0.5, scale_min=0.8, log_prob_bonus=0.0)
+    actual = advantages_of("vppo", batch, token_share=0.5, scale_min=0.8, log_prob_bonus=0.0)
     size = 0.5 / (math.sqrt(0.5) + 1e-6)
-    torch.testing.assert_close(found, torch.tensor([[0.0, 1.2 * size], [-0.8 * size, 0.0]], dtype=torch.float64))
+    torch.testing.assert_close(actual, torch.tensor([[0.0, 1.2 * size], [-0.8 * size, 0.0]], dtype=torch.float64))
 
 
 def test_vppo_scales_average_1_and_others_stay() -> None:
@@ -183,25 +184,25 @@ def test_pgpo_by_hand() -> None:
 def test_without_images_the_method_is_grpo(name: str) -> None:
     batch = batch_of(VIEW_OF[name], has_images=[False] * 12)
     settings = {} if name == "pgpo" else {"log_prob_bonus": 0.0}
-    found = advantages_of(name, batch, **settings)
-    assert same_bits(found, build_estimator("grpo").signal(batch, step=0).advantages)
+    actual = advantages_of(name, batch, **settings)
+    assert same_bits(actual, build_estimator("grpo").signal(batch, step=0).advantages)
 
 
 @every_method
 def test_every_rollout_reads_the_prompt_without_its_image(name: str) -> None:
-    these = group(rollout(0, 1.0, "70", correct=True), rollout(1, 0.0, "3"))
+    prompt_group = group(rollout(0, 1.0, "70", correct=True), rollout(1, 0.0, "3"))
     probability = {"vppo": 0.5, "papo": 0.6}.get(name)
     expected = Reference(blind=True) if probability is None else Reference(masked=probability)
-    assert build_estimator(name).references(these) == {VIEW_OF[name]: [expected] * 2}
+    assert build_estimator(name).references(prompt_group) == {VIEW_OF[name]: [expected] * 2}
 
 
 @every_method
 def test_metrics_average_over_tokens_that_saw_an_image(name: str) -> None:
     has_images = [True, True] + [False] * 10
     batch = batch_of(VIEW_OF[name], has_images=has_images)
-    found = results(build_estimator(name).signal(batch, step=0).metrics)["perception/dependence"]
+    actual = results(build_estimator(name).signal(batch, step=0).metrics)["perception/dependence"]
     first, second = dependences(batch, VIEW_OF[name])[:2]
-    assert found == pytest.approx(sum(first + second) / 10)
+    assert actual == pytest.approx(sum(first + second) / 10)
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.25, [1, 0, 0, 0]), (0.26, [1, 0, 0, 1]), (1.0, [1, 1, 1, 1])])

@@ -82,15 +82,15 @@ def test_weights_and_targets_are_0_on_padding(name: str) -> None:
     """As are advantages and diagnostics; all have the batch's shape, and no gradient."""
     batch = make_batch(name)
     signal = signal_of(name, batch)
-    found = {"advantages": signal.advantages, **signal.diagnostics}
+    actual = {"advantages": signal.advantages, **signal.diagnostics}
     assert (signal.returns is not None) == ("values" in estimator_class(name).reads)
     if signal.returns is not None:
-        found["returns"] = signal.returns
+        actual["returns"] = signal.returns
     if signal.distillation is not None:
         assert signal.distillation.view in build_estimator(name).views
         assert signal.distillation.token_weight.min() >= 0
-        found["token_weight"] = signal.distillation.token_weight
-    for key, tensor in found.items():
+        actual["token_weight"] = signal.distillation.token_weight
+    for key, tensor in actual.items():
         assert tensor.shape == batch.old_log_probs.shape, key
         assert tensor.dtype == torch.float32, key
         assert not tensor.requires_grad, key
@@ -110,7 +110,8 @@ def test_what_stands_on_padding_changes_nothing(name: str) -> None:
             key: batch.teacher_log_probs[key].masked_fill(padding, 0.0) for key in batch.teacher_log_probs
         },
     )
-    straight, other = signal_of(name, batch), signal_of(name, moved)
+    straight = signal_of(name, batch)
+    other = signal_of(name, moved)
     assert same_bits(straight.advantages, other.advantages)
     assert straight.metrics == other.metrics
     if straight.returns is not None:
@@ -122,7 +123,8 @@ def test_what_stands_on_padding_changes_nothing(name: str) -> None:
 def test_old_log_probs_change_the_signal_where_declared(name: str) -> None:
     batch = make_batch(name)
     moved = dataclasses.replace(batch, old_log_probs=0.5 * batch.old_log_probs)
-    signal, other = signal_of(name, batch), signal_of(name, moved)
+    signal = signal_of(name, batch)
+    other = signal_of(name, moved)
     is_same = same_bits(signal.advantages, other.advantages) and signal.metrics == other.metrics
     assert is_same == ("old_log_probs" not in build_estimator(name).reads)
 
@@ -192,8 +194,8 @@ def test_steps_that_need_no_teacher_run_without_any_view(name: str) -> None:
 
 @every_method
 def test_references_have_one_entry_per_rollout_and_view(name: str) -> None:
-    these = group(rollout(0, 1.0, "70", correct=True), rollout(1, 0.0, "40"), rollout(2, 0.0, None))
-    references = build_estimator(name).references(these)
+    prompt_group = group(rollout(0, 1.0, "70", correct=True), rollout(1, 0.0, "40"), rollout(2, 0.0, None))
+    references = build_estimator(name).references(prompt_group)
     assert set(references) == set(build_estimator(name).views)
     assert {len(entries) for entries in references.values()} <= {3}
 

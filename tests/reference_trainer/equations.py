@@ -250,7 +250,8 @@ def kl_losses(log_probs: Tensor, reference: Tensor, penalty: str) -> Tensor:
 
 def divergences(student: Tensor, teacher: Tensor, settings: Divergence) -> Tensor:
     """(T,) from logits (T, V)."""
-    of_student, of_teacher = student.double().softmax(dim=1), teacher.double().softmax(dim=1)
+    of_student = student.double().softmax(dim=1)
+    of_teacher = teacher.double().softmax(dim=1)
     if settings.top is not None:
         kept = of_student.detach().topk(settings.top, dim=1).indices
         of_student, of_teacher = (

@@ -18,7 +18,8 @@ from reference_trainer import equations
 from reference_trainer.model import Prompts, ValueModel, adapt, load_policy, response_logits, sampled_log_probs
 from reference_trainer.settings import Problem, Response, Settings
 
-EVIDENCE, DISTILLATION = ("rlsd", "cepo", "rlcsd", "visual"), ("opsd", "sdpo", "srpo")
+EVIDENCE = ("rlsd", "cepo", "rlcsd", "visual")
+DISTILLATION = ("opsd", "sdpo", "srpo")
 BY_IMAGE = ("vppo", "papo", "pgpo")
 BLACKENED = ("vppo", "papo")
 """Their teacher sees black images of the same size; the others' sees none."""
@@ -118,7 +119,8 @@ class ReferenceTrainer:
     def _estimate(self, rows: list[Row], step: int) -> None:
         """Fills the rows' advantages, and what their teachers say."""
         settings = self.settings
-        size, lengths = len(self.problems[0].responses[step]), [len(row.ids) for row in rows]
+        size = len(self.problems[0].responses[step])
+        lengths = [len(row.ids) for row in rows]
         token_rewards = equations.outcome_rewards([row.response.reward for row in rows], lengths)
         if settings.kl is not None and settings.kl[2] == "reward":
             token_rewards = self._penalised(rows, token_rewards)
