@@ -33,6 +33,9 @@ _Trained = ActorConfig | CriticConfig
 VALUE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 ASLEEP_BYTES = 2 * 2**30
 """The device memory that a sleeping engine keeps: CUDA graphs and working buffers. An estimate, not yet measured."""
+RESERVED_PER_ALLOCATED = 1.3
+"""What torch's allocator takes from the device for each byte of a pass, at most: tensors of changing sizes leave gaps, and 1.25
+was counted (docs/gpu-dry.md). Weights and optimizer are allocated once and leave none."""
 WHAT_HELPS = (
     "what helps: LoRA (worker.actor.model.lora.rank=16), weights in host memory (worker.actor.fsdp.enable_cpu_offload=true) "
     "or another share for vLLM (worker.rollout.gpu_memory_utilization)"
@@ -258,7 +261,8 @@ def _passes(
     """Returns the bytes of the largest pass of one trained model, with its gradients: without and with activations.
 
     - gathered: the weights outside the blocks and two blocks, in the compute type, for the time of a pass.
-    - reduced: without LoRA, the gradients outside the blocks and of one block, also in float32.
+    - reduced: without LoRA, the gradients outside the blocks and of one block, also in float32; and of a trained head its
+      gradient's sum and a chunk's part in float32, and its gradient beside that of tied embeddings in the compute type.
     - features: of the images of a step under a tower without gradient, the language model's input and three layers.
     - stepping: torch's AdamW holds the roots of all second moments at once; `adamw_bf16` six float32 numbers per weight of
       one tensor.
@@ -276,6 +280,9 @@ def _passes(
     reduced = 0
     if lora.rank == 0:
         reduced = (shape.outside + shape.block) * (placed.compute_bytes + 4)
+    if lora.rank == 0 and isinstance(settings, ActorConfig):
+        head = shape.vocabulary * shape.text_stack.hidden
+        reduced += head * (2 * 4 + 2 * placed.compute_bytes)
     features = 0
     if placed.whole:
         prompt_tokens = math.ceil(config.data.rollout_batch_size / devices) * config.data.max_prompt_length
@@ -358,7 +365,7 @@ def engine_sleeps(memory: Memory, rollout: RolloutConfig, *, free: int, total: i
 
 def bound_in_passes(memory: Memory) -> int:
     """Returns the most bytes that the trainer's allocator takes from the device in scoring and updates."""
-    return memory.weights + memory.optimizer + memory.largest_pass
+    return memory.weights + memory.optimizer + int(RESERVED_PER_ALLOCATED * memory.largest_pass)
 
 
 def fit(memory: Memory, rollout: RolloutConfig, *, free: int, total: int) -> tuple[str | None, int]:

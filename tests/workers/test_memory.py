@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,12 @@ def test_full_fine_tuning_needs_12_bytes_per_weight_and_8_more() -> None:
     assert frozen.optimizer == 8 * (PARAMETERS - TOWER)
     compensated = memory(FULL[0], "worker.actor.fsdp.torch_dtype=bf16", "worker.actor.optim.strategy=adamw_bf16")
     assert (compensated.weights, compensated.optimizer) == (2 * PARAMETERS, 8 * PARAMETERS)
-    assert compensated.least_pass == 2 * PARAMETERS + 24 * 151_936 * 2048
+    shape = published_shape(LoraConfig())
+    gathered = 2 * (shape.outside + 2 * shape.block)
+    reduced = (2 + 4) * (shape.outside + shape.block)
+    head = 2 * (2 + 4) * 151_936 * 2048  # a sum, a chunk's part; the gradient, and the embeddings'
+    assert gathered + reduced + head > 24 * 151_936 * 2048  # which `adamw_bf16` has of one tensor
+    assert compensated.least_pass == 2 * PARAMETERS + gathered + reduced + head
 
 
 def test_qlora_needs_2_2_gb_of_weights() -> None:
@@ -194,7 +200,7 @@ AWAKE = RolloutConfig(gpu_memory_utilization=0.5, sleep=False)
 SMALL = RolloutConfig(gpu_memory_utilization=0.15, sleep=True)
 
 
-BOUND = 18 * GIB
+BOUND = 21 * GIB
 
 
 @pytest.mark.parametrize(
@@ -218,8 +224,11 @@ def test_a_run_is_refused_by_what_does_not_depend_on_lengths(
 
 
 def test_activations_that_may_not_fit_are_short_but_not_refused() -> None:
-    """A sleeping engine keeps 2 GiB; another generator than vLLM cannot sleep, and its weights stay."""
-    needed, total = 18 * GIB, 20 * GIB
+    """A sleeping engine keeps 2 GiB; another generator than vLLM cannot sleep, and its weights stay.
+
+    The trainer's allocator takes up to 5 + 3 + 1.3 x 10 GiB.
+    """
+    needed, total = 21 * GIB, 20 * GIB
     other = NEEDS._replace(with_vllm=False)
     assert fit(NEEDS, ASLEEP, free=needed + ASLEEP_BYTES, total=total)[1] == 0
     assert fit(NEEDS, ASLEEP, free=needed, total=total)[1] == ASLEEP_BYTES
@@ -231,7 +240,7 @@ def test_activations_that_may_not_fit_are_short_but_not_refused() -> None:
 def test_vllm_sleeps_unless_it_fits_beside_the_trainers_bound(
     free: int, decided: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The trainer's bound is 5 + 3 + 10 GiB, and vLLM has half of 40 GiB. What is set is never changed."""
+    """The trainer's bound is 5 + 3 + 1.3 x 10 GiB, and vLLM has half of 40 GiB. What is set is never changed."""
     caplog.set_level(logging.INFO, logger="cepo")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 40 * GIB))
     device = torch.device("cuda", 0)
@@ -250,11 +259,11 @@ def test_a_worker_warns_or_ends_before_it_loads_a_model(
 ) -> None:
     caplog.set_level(logging.WARNING, logger="cepo")  # a test before may have asked for less
     device = torch.device("cuda", 0)
-    for free in (40, 34):
+    for free in (39, 34):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free * GIB, 40 * GIB))
         caplog.clear()
-        require_memory(NEEDS, AWAKE, device)
-        assert ("memory may be short by up to 4.0 GiB" in caplog.text) == (free == 34)
+        require_memory(NEEDS, replace(AWAKE, gpu_memory_utilization=0.45), device)
+        assert ("memory may be short by up to 5.0 GiB" in caplog.text) == (free == 34)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (33 * GIB, 40 * GIB))
     with pytest.raises(ConfigError, match=r"does not fit on this GPU .* what helps: LoRA"):
         require_memory(NEEDS, AWAKE, device)
