@@ -24,6 +24,7 @@ from cepo.files.own_folders import remove_left_behind
 from cepo.hardware import reserve_memory_in_growing_segments
 from cepo.runtime.reach import prepare_own_cluster
 from cepo.terminal import interrupts
+from cepo.terminal.lines import duration
 from cepo.terminal.progress import live_view, log_to_stderr, phase
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             require_one_process()
             config = load_config(arguments)
-            train(config)
+            logger.info("%s", closing_words(train(config)))
         except CepoError as error:
             logger.error("%s", error)
             return EXIT_USER_ERROR
@@ -82,6 +83,23 @@ def main(argv: Sequence[str] | None = None) -> int:
             logger.error("%s: %s: %s", where, type(error).__name__, error)
             return EXIT_USER_ERROR
     return 0
+
+
+def closing_words(run: Run) -> str:
+    """Returns the result of a finished run, how long it took, where it is, and what to do with it next."""
+    parts = [f"finished step {run.last_step} after {duration(run.seconds)}"]
+    steps, accuracies = run.series("val/accuracy")
+    if len(accuracies) > 1:
+        parts.append(
+            f"validation accuracy {accuracies[0]:.3f} (step {steps[0]}) -> {accuracies[-1]:.3f} (step {steps[-1]})"
+        )
+    elif accuracies:
+        parts.append(f"validation accuracy {accuracies[0]:.3f} (step {steps[0]})")
+    checkpoints = list(run.checkpoints.values())
+    if checkpoints:
+        parts.append(f"checkpoint {checkpoints[-1]}")
+    parts.append(f"next: cepo report {run.folder}")
+    return "\n  ".join(parts)
 
 
 def _interrupted(config: RunConfig | None) -> int:
@@ -155,13 +173,11 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
     """Builds the trainer, with cheap checks first; `stack` closes its resources, `policy` is that of a trainer before it."""
     from cepo.algorithms import build_estimator, load_plugin
     from cepo.rewards.pool import RewardPool
-    from cepo.tracking.tracker import check_sinks
 
     data = config.data
     algorithm = config.algorithm
     worker = config.worker
     settings = config.trainer
-    check_sinks(settings.logger)
     policy = policy or stack.enter_context(run_policy(config))
     rewards = stack.enter_context(RewardPool(worker.reward))
     with interrupts.loading(), phase("loading libraries and the tokenizer"):
@@ -270,7 +286,7 @@ def _total_steps(problems: TrainingProblems, data: DataConfig, settings: Trainer
     total_steps = settings.max_steps
     if total_steps is None:
         total_steps = per_epoch * settings.total_epochs
-    logger.info("plan: %d problems make %d steps per epoch; %d steps in total", len(problems), per_epoch, total_steps)
+    logger.info("%d problems make %d steps per epoch; %d steps in total", len(problems), per_epoch, total_steps)
     return total_steps
 
 

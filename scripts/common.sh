@@ -119,6 +119,17 @@ print(f"environment: torch {torch.__version__} ({build} build); rollouts by {eng
 PYTHON
 }
 
+# Ends where a Python that the caller has named lacks what cepo imports first.
+require_packages() {
+    local python="$1" extras="$2" missing
+    missing="$("$python" -c '
+import importlib.util
+names = ("click", "omegaconf", "pydantic", "torch", "transformers")
+print(*(name for name in names if importlib.util.find_spec(name) is None))')"
+    [[ -z "$missing" ]] ||
+        die "CEPO_PYTHON=$CEPO_PYTHON has no $missing. Install them: $python -m pip install -e '$ROOT[$extras]', or leave CEPO_PYTHON unset, and the script makes an environment."
+}
+
 # ensure_environment EXTRAS: makes the environment and installs the package, unless that very install is already there.
 # Afterwards CEPO_PYTHON is the Python to run. The engines of cpu and gpu cannot share an environment: each has its own.
 ensure_environment() {
@@ -128,6 +139,7 @@ ensure_environment() {
         [[ "$python" == /* ]] || python="$PWD/$python"
         "$python" -c 'import sys; sys.exit(sys.version_info[:2] < (3, 11))' 2>/dev/null ||
             die "CEPO_PYTHON=$CEPO_PYTHON is $(python_version "$python"); cepo needs Python 3.11 to 3.13."
+        require_packages "$python" "$extras"
         export CEPO_PYTHON="$python"
         return
     fi

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cepo.config import RunConfig, check_config
@@ -19,6 +23,7 @@ from cepo.run_folder.environment import read_environment
 from cepo.runtime.reach import why_no_answer
 from cepo.terminal import interrupts
 from cepo.terminal.progress import phase
+from cepo.tracking.tracker import check_sinks
 
 if TYPE_CHECKING:
     from cepo.data.training_set import TrainingProblems
@@ -26,7 +31,9 @@ if TYPE_CHECKING:
     from cepo.rewards.pool import RewardPool
 
 logger = logging.getLogger("cepo.train")
+_PLAN_COLUMNS = 80
 _THREADS = "OMP_NUM_THREADS"
+_ENDS_IN_ANSWER = re.compile(r"\S\s*####\s*\S")
 
 
 def check_run(config: RunConfig) -> None:
@@ -34,14 +41,15 @@ def check_run(config: RunConfig) -> None:
     model = config.worker.actor.model
     lines = check_config(config)
     require_weights(model.model_path)
+    check_sinks(config.trainer.logger)
+    require_writable(config.trainer.run_folder)
     threads = limited_threads(config.trainer)
     if threads is not None:
         lines = [*lines, threads]
-    for line in lines:
-        logger.info("plan: %s", line)
+    logger.info("plan\n%s", "\n".join(plan_table(lines)))
     with interrupts.loading(), phase("checking devices"):
         devices = check_devices(config.trainer)
-    logger.info("plan: device: %s", devices)
+    logger.info("device: %s", devices)
     models = [
         ("worker.actor.model.model_path", model.model_path),
         ("worker.actor.model.tokenizer_path", model.tokenizer_path),
@@ -50,6 +58,40 @@ def check_run(config: RunConfig) -> None:
         models.append(("worker.critic.model.model_path", config.worker.critic.model.model_path))
     data_sources = [("data.train_files", source) for source in config.data.train_sources]
     require_hub_names(models, [*data_sources, ("data.val_files", config.data.val_files)])
+
+
+def plan_table(lines: Sequence[str]) -> list[str]:
+    """Returns the facts `subject: value` of a plan as the lines of a table, values below one another and wrapped."""
+    facts: list[tuple[str, str]] = []
+    for line in lines:
+        subject, _, value = line.partition(": ")
+        facts.append((subject, value))
+    width = max(len(subject) for subject, _ in facts)
+    table: list[str] = []
+    for subject, value in facts:
+        beginning = f"  {subject:<{width}}  "
+        indent = " " * len(beginning)
+        table += textwrap.wrap(
+            value, _PLAN_COLUMNS, initial_indent=beginning, subsequent_indent=indent,
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+    return table
+
+
+def require_writable(folder: Path) -> None:
+    """Raises `ConfigError` if the run folder cannot be made or written; makes nothing."""
+    existing = folder.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    reason = None
+    if not existing.is_dir():
+        reason = f"{existing} is a file"
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        reason = f"{existing} cannot be written by this user"
+    if reason is not None:
+        raise ConfigError(
+            f"the run folder {folder} cannot be written: {reason}. Choose another one with trainer.save_checkpoint_path"
+        )
 
 
 def ray_address(trainer: TrainerConfig) -> str | None:
@@ -93,6 +135,13 @@ def check_devices(trainer: TrainerConfig) -> str:
             )
         return f"those of the Ray cluster at {address}"
     if trainer.chosen_launcher == "ray" and trainer.nnodes > 1:
+        ray = sys.modules.get("ray")
+        if ray is None or not ray.is_initialized():
+            raise ConfigError(
+                f"trainer.nnodes={trainer.nnodes} needs a Ray cluster of {trainer.nnodes} machines, and none is named. Run "
+                "`ray start --head` on this machine and the command that it prints on the others, then add "
+                "trainer.ray_address=auto: docs/multi-node.md"
+            )
         return "those of the Ray cluster"
     require_usable_torch()
     require_devices(trainer.n_gpus_per_node)
@@ -114,6 +163,12 @@ def check_before_loading(
             processing.prefilled,
         )
     problem = problems[0]
+    if _ENDS_IN_ANSWER.search(problem.ground_truth):
+        logger.warning(
+            "the first answer ends in %r, as those of GSM8K do, and a reward compares a response with the whole text: write "
+            "only what follows #### into the column data.answer_key",
+            problem.ground_truth[-40:],
+        )
     failure = rewards.trial(reward_input(problem, problem.ground_truth, 1, rewards.needs_images))
     if failure is not None and failure.breaks_contract:
         raise RewardError(f"worker.reward.reward_function={rewards.spec}: {failure.details}")

@@ -406,7 +406,8 @@ def plain_head_gap(config: PreTrainedConfig, *, trust_remote_code: bool = False)
             hidden = model.model(**inputs, use_cache=False).last_hidden_state
             plain_log_probs = model.lm_head(hidden).log_softmax(-1)
     except (AttributeError, TypeError, ValueError, RuntimeError, KeyError, IndexError, ImportError) as error:
+        first_line = next(iter(str(error).splitlines()), "no message")  # transformers lists 200 classes below it
         raise ConfigError(
-            f"a tiny model of this architecture cannot be run: {type(error).__name__}: {error}"
+            f"a tiny model of this architecture cannot be run: {type(error).__name__}: {first_line}"
         ) from error
     return float((log_probs - plain_log_probs).abs().max())

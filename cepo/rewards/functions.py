@@ -35,6 +35,14 @@ _PACKAGES = {
     "latex2sympy2": "latex2sympy2-extended", "skimage": "scikit-image", "sklearn": "scikit-learn",
 }  # fmt: skip
 """Package names of libraries that are imported under another name."""
+_OTHER_CONTRACTS = {
+    frozenset({"completions"}): "a reward of TRL, which takes completions and returns a list of numbers",
+    frozenset({"solution_str", "ground_truth"}): "a reward of verl, which takes one solution and returns a number",
+    frozenset({"predict", "ground_truth"}): "a reward of EasyR1's earlier versions",
+    frozenset({"predicts", "ground_truths"}): "a reward of EasyR1's earlier versions",
+    frozenset({"predict_str", "ground_truth"}): "a reward of EasyR1's earlier versions",
+}
+"""The parameters by which other programs' rewards are recognised."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,8 +151,27 @@ class LoadedReward:
         """
         samples = [dict(reward_input) for reward_input in reward_inputs]
         is_batch = self.reward_type == "batch"
-        scores = self.function(samples) if is_batch else [self.function(sample) for sample in samples]
+        scores = self._batch_scores(samples) if is_batch else [self.function(sample) for sample in samples]
         return validate_scores(scores, len(samples), source=self.source, first_sample=first_sample)
+
+    def _batch_scores(self, samples: list[dict[str, Any]]) -> Any:
+        try:
+            return self.function(samples)
+        except (TypeError, AttributeError, KeyError, IndexError):
+            if self._takes_one(samples[0]):
+                raise BatchContractError(
+                    f"{self.source} takes one sample at a time, and was called with a list of samples. Write "
+                    f"REWARD_TYPE = 'sequential' in {self.path}."
+                ) from None
+            raise
+
+    def _takes_one(self, sample: dict[str, Any]) -> bool:
+        """Returns whether the function gives a single sample a valid score."""
+        try:
+            validate_score(self.function(sample), sample=0, source=self.source)
+        except Exception:  # it is the user's function; that it fails is the answer
+            return False
+        return True
 
 
 def resolve_reward_path(spec: str) -> tuple[Path, str]:
@@ -342,6 +369,13 @@ def _check_keywords(function: Callable[..., Any], kwargs: Fields, source: str) -
         signature.bind([], **kwargs)
     except TypeError as error:
         parameters = list(signature.parameters)
+        for names, contract in _OTHER_CONTRACTS.items():
+            if names <= set(parameters):
+                raise RewardError(
+                    f"{source} has the parameters of {contract}. Here a reward takes a list of samples, dicts with 'response' "
+                    "and 'ground_truth', and returns a list of dicts with 'overall'; write a function that calls it so: "
+                    "docs/rewards.md"
+                ) from error
         raise RewardError(
             f"{source} cannot be called with the samples and reward_function_kwargs {dict(kwargs)!r}: {error}. "
             f"After the samples it takes {parameters[1:]}."

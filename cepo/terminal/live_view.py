@@ -41,14 +41,3 @@ class LiveView(Progress):
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield self.make_tasks_table([task for task in self.tasks if (task.elapsed or 0.0) >= _SHORTEST_SECONDS])
-
-
-def duration(seconds: float) -> str:
-    """Formats a duration as `42 s`, `3:07 min` or `1:02:05 h`."""
-    total_minutes, whole_seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(total_minutes, 60)
-    if hours:
-        return f"{hours}:{minutes:02d}:{whole_seconds:02d} h"
-    if minutes:
-        return f"{minutes}:{whole_seconds:02d} min"
-    return f"{whole_seconds} s"

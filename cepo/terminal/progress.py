@@ -1,10 +1,14 @@
-"""Shows the progress of long work in a live view on a terminal, and as lines in a log."""
+"""Shows the progress of long work in a live view on a terminal, and as lines in a log.
+
+In a log each task has a line after 5 s, after 15 s and then each minute, also while nothing of it finishes.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,9 +25,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+FIRST_LINES_SECONDS = (5.0, 15.0)
 SECONDS_BETWEEN_LINES = 60.0
+_SECONDS_BETWEEN_LOOKS = 1.0
 _Item = TypeVar("_Item")
 _view: LiveView | None = None
+_tasks: list[Progress] = []
+"""The tasks that run without a live view, outermost first."""
+_lock = threading.RLock()
+_watcher: threading.Thread | None = None
 
 
 @contextmanager
@@ -84,45 +94,97 @@ class Progress:
     """
 
     def __init__(self, what: str, total: int | None, *, draws: bool = True) -> None:
-        self._what = what
+        self.what = what
         self._total = total
         self._draws = draws
         self._done = 0
         self._start = time.monotonic()
-        self._last_line = self._start
+        self._next_line_seconds = FIRST_LINES_SECONDS[0]
         self._task: TaskID | None = None
-        self._on_exit = ExitStack()  # removes what `__enter__` drew
+        self._on_exit = ExitStack()  # removes what `__enter__` drew or listed
 
     def update(self, count: int = 1) -> None:
         self._done += count
-        now = time.monotonic()
         if self._task is not None and _view is not None:
             _view.update(self._task, completed=self._done)
-        elif now - self._last_line >= SECONDS_BETWEEN_LINES and not _is_terminal():
-            self._last_line = now
-            seconds = now - self._start
-            rate = self._done / seconds
-            remaining_seconds = ((self._total or 0) - self._done) / rate
-            logger.info(
-                "%s: %d of %d after %.0f s (%.3g per second), about %.0f s left",
-                self._what,
-                self._done,
-                self._total,
-                seconds,
-                rate,
-                remaining_seconds,
-            )
+        else:
+            _log_due_lines()
+
+    def seconds(self, now: float) -> float:
+        return now - self._start
+
+    def is_line_due(self, now: float) -> bool:
+        return self.seconds(now) >= self._next_line_seconds
+
+    def schedule_line(self, now: float) -> None:
+        """Sets when the next line is due: after the next of the first seconds, else at the next full minute."""
+        seconds = self.seconds(now)
+        later = [first for first in FIRST_LINES_SECONDS if first > seconds]
+        next_minute = (seconds // SECONDS_BETWEEN_LINES + 1) * SECONDS_BETWEEN_LINES
+        self._next_line_seconds = later[0] if later else next_minute
+
+    def line(self, now: float) -> str:
+        """Returns what is done so far, with the time that is left if items are counted."""
+        seconds = self.seconds(now)
+        if not self._total:
+            return f"{self.what}: {seconds:.0f} s so far"
+        counts = f"{self.what}: {self._done} of {self._total} after {seconds:.0f} s"
+        if not self._done or seconds <= 0:
+            return counts
+        rate = self._done / seconds
+        remaining_seconds = (self._total - self._done) / rate
+        return f"{counts} ({rate:.3g} per second), about {remaining_seconds:.0f} s left"
 
     def __enter__(self) -> Progress:
         if self._draws:
             self._on_exit.enter_context(live_view())
-            if _view is not None:
-                self._task = _view.add_task(self._what, total=self._total)
-                self._on_exit.callback(_view.remove_task, self._task)
+        if self._draws and _view is not None:
+            self._task = _view.add_task(self.what, total=self._total)
+            self._on_exit.callback(_view.remove_task, self._task)
+        elif not _is_terminal():
+            with _lock:
+                _tasks.append(self)
+            self._on_exit.callback(self._leave_tasks)
+            _start_watcher()
         return self
+
+    def _leave_tasks(self) -> None:
+        with _lock:
+            _tasks.remove(self)
 
     def __exit__(self, *raised: object) -> None:
         self._on_exit.close()
+
+
+def _start_watcher() -> None:
+    """Starts the thread that logs the lines of tasks which finish nothing for long."""
+    global _watcher
+    if _watcher is None or not _watcher.is_alive():  # a forked process has no threads
+        _watcher = threading.Thread(target=_watch, name="cepo progress", daemon=True)
+        _watcher.start()
+
+
+def _watch() -> None:
+    never = threading.Event()
+    while not never.wait(_SECONDS_BETWEEN_LOOKS):
+        _log_due_lines()
+
+
+def _log_due_lines() -> None:
+    """Logs one line if one is due: of the innermost task, after the outermost one that has been silent for too long."""
+    with _lock:
+        now = time.monotonic()
+        due = [task for task in _tasks if task.is_line_due(now)]
+        if not due:
+            return
+        for task in due:
+            task.schedule_line(now)
+        outermost = due[0]
+        innermost = _tasks[-1]
+        line = innermost.line(now)
+        if outermost is not innermost:
+            line = f"{outermost.what} ({outermost.seconds(now):.0f} s): {line}"
+    logger.info("%s", line)
 
 
 def shown(items: Iterable[_Item], what: str, total: int | None = None) -> Iterator[_Item]:

@@ -22,6 +22,8 @@ _CONFIG_NAMES = ("config", "c", "config_file", "cfg")
 _BRACKETS = {"[": "]", "{": "}"}
 _ENTRY = re.compile(r"\w+:\S*")
 _CONFIG_NAME = re.compile(r"[\w-]+/[\w-]+")
+_MAPPINGS = ("val_override_config", "reward_function_kwargs", "override_config")
+"""The last names of the settings whose values are mappings."""
 _MOST_WORDS = 20
 
 
@@ -129,7 +131,8 @@ def _refuse_expanded_braces(settings: Sequence[str]) -> None:
     entries: dict[str, list[str]] = {}
     for setting in settings:
         key, _, value = setting.partition("=")
-        entries.setdefault(key, []).append(value)
+        if key.endswith(_MAPPINGS):
+            entries.setdefault(key, []).append(value)
     for key, values in entries.items():
         if len(values) > 1 and all(_ENTRY.fullmatch(value) for value in values):
             spaced = ", ".join(value.replace(":", ": ", 1) for value in values)

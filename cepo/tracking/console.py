@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from rich.text import Text
 
 from cepo.metrics import wilson_interval
-from cepo.run_folder.layout import STAGES
-from cepo.terminal.live_view import SafeConsole, duration
+from cepo.terminal.lines import duration
+from cepo.terminal.live_view import SafeConsole
 from cepo.terminal.progress import view_console
 from cepo.tracking.sink import RunDescription, Sink
 
@@ -18,16 +18,16 @@ _STEPS_FOR_ETA = 20
 _MOST_SAMPLES = 3
 _SAMPLE_CHARACTERS = 100
 _LONGEST_TEXT = 2_000
+_COLUMNS = 80
 _STEP_PARTS = (
-    (("reward {:.3f}", "reward/mean"), ("accuracy {:.3f}", "reward/accuracy")),
+    (("reward {:.3f}", "reward/mean"),),
+    (("accuracy {:.3f}", "reward/accuracy"),),
     (("mixed {:.0%}", "groups/mixed"),),
-    (("lambda {:.3f}", "evidence/lambda"),),
-    (("evidence +{:.0%}", "evidence/positive_fraction"), ("-{:.0%}", "evidence/negative_fraction")),
-    (("weight clip low {:.0%}", "evidence/clip_low_rate"), ("high {:.0%}", "evidence/clip_high_rate")),
-    (("ratio clip {:.0%}", "actor/pg_clipfrac_higher"),),
     (("grad {:.3g}", "actor/grad_norm"),),
+    (("evidence +{:.0%}", "evidence/positive_fraction"), ("-{:.0%}", "evidence/negative_fraction")),
+    (("ratio clip {:.0%}", "actor/pg_clipfrac_higher"),),
 )
-"""The parts of a step's line: for each of its numbers the text and the metric."""
+"""The parts of a step's line, the most important ones first: for each of its numbers the text and the metric."""
 
 
 class ConsoleSink(Sink):
@@ -63,17 +63,24 @@ class ConsoleSink(Sink):
 
 
 def step_line(step: int, max_steps: int, values: Mapping[str, float], *, remaining_seconds: float | None) -> Text:
-    """Returns the line of one training step; parts whose metrics are missing are left out."""
+    """Returns the line of one training step, of at most 80 columns; the run folder and its report have all metrics.
+
+    Parts whose metrics are missing are left out, and so are the least important ones if the line would be too long.
+    """
     line = _step_label(step, max_steps)
+    duration_words = f"  {_seconds(values['timing_s/step'])} s" if "timing_s/step" in values else ""
+    remaining_words = ""
+    if remaining_seconds is not None and step < max_steps:
+        remaining_words = f"  ETA {duration(remaining_seconds)}"
+    free_columns = _COLUMNS - len(line) - len(duration_words) - len(remaining_words)
     for part in _STEP_PARTS:
         numbers = [text.format(values[name]) for text, name in part if name in values]
-        if numbers:
-            line.append("  " + " ".join(numbers))
-    stage_seconds = _stage_seconds(values)
-    if stage_seconds:
-        line.append("  " + stage_seconds)
-    if remaining_seconds is not None and step < max_steps:
-        line.append(f"  ETA {duration(remaining_seconds)}", style="cyan")
+        words = "  " + " ".join(numbers)
+        if numbers and len(words) <= free_columns:
+            line.append(words)
+            free_columns -= len(words)
+    line.append(duration_words)
+    line.append(remaining_words, style="cyan")
     return line
 
 
@@ -97,19 +104,6 @@ def validation_line(step: int, max_steps: int, values: Mapping[str, float]) -> T
 def _step_label(step: int, max_steps: int) -> Text:
     width = len(str(max_steps))
     return Text().append(f"step {step:>{width}}/{max_steps}", style="bold")
-
-
-def _stage_seconds(values: Mapping[str, float]) -> str:
-    parts: list[str] = []
-    for stage in STAGES:
-        if f"timing_s/{stage}" in values:
-            seconds = _seconds(values[f"timing_s/{stage}"])
-            parts.append(f"{stage} {seconds}")
-    stages = ", ".join(parts)
-    if "timing_s/step" not in values:
-        return stages
-    total = f"{_seconds(values['timing_s/step'])} s"
-    return f"{total} ({stages})" if stages else total
 
 
 def _seconds(value: float) -> str:

@@ -24,22 +24,34 @@ BASE = REPOSITORY / "configs" / "microgeo" / "base.yaml"
 MISTAKES = {
     "a misspelt command": "trian config=x.yaml",
     "a missing command": "base.yaml",
-    "a YAML file without config=": "train {folder}/good.yaml",
     "no configuration at all": "train",
-    "EasyR1's key with dashes": "train --trainer.max_steps=3",
     "a missing configuration file": "train config=nowhere.yaml",
+    "a misspelt shipped configuration": "train config=microgeo/bse",
+    "a misspelt base file": "train config={folder}/based.yaml",
     "invalid YAML": "train config={folder}/broken.yaml",
     "a folder instead of a configuration": "train config={folder}",
     "spaces in a setting": "train config={folder}/good.yaml trainer.max_steps = 3",
+    "a colon for the equals sign": "train {run} trainer.max_steps:3",
+    "a setting and its value as two words": "train {run} trainer.max_steps 3",
+    "a key to be removed": "train {run} ~trainer.max_steps",
+    "a list that the shell has split": "train {run} trainer.logger=[console, wandb]",
+    "a mapping that the shell has split": "train {run} worker.rollout.val_override_config={n: 2}",
+    "braces that the shell has expanded": (
+        "train {run} worker.rollout.val_override_config=n:2 worker.rollout.val_override_config=temperature:0"
+    ),
+    "a mapping without a blank behind its colon": "train {run} worker.rollout.val_override_config={n:2}",
     "help for an unknown section": "help worker.rolout",
     "completion for an unknown shell": "completion bsh",
     "a report of a missing run folder": "report {folder}/nowhere",
-    "a report of a file": "report {folder}/trained/metrics.jsonl",
+    "a report of a file": "report {folder}/good.jsonl",
+    "a report of a folder of runs": "report {folder}",
+    "a misspelt run folder": "report {folder}/traned",
     "a comparison in an unknown format": "compare {folder}/trained --out x.docx",
     "model and data in each other's place": "show {folder}/good.jsonl {folder}/sham config={base}",
     "a page where a folder belongs": "show a b config={base} --out show.html",
     "a missing response": "show a b config={base} --response nope",
     "an evaluation without config=": "evaluate",
+    "an evaluation of a run folder": "evaluate {folder}/trained",
     "an evaluation of a missing checkpoint": "evaluate checkpoint={folder}/no",
     "a misspelt option": "evaluate chekpoint=x",
     "dashes before an unknown option": "evaluate --m=4",
@@ -52,19 +64,30 @@ MISTAKES = {
     "a comparison of one evaluation": "evaluate compare=one",
     "a comparison of folders without evaluations": "evaluate compare=one,two",
     "TRL's name of a setting": "train {run} --num_generations 8",
+    "several names of TRL": "train {run} --learning_rate 1e-6 --report_to wandb --save_steps 20",
+    "TRL's name inside a section": "train {run} trainer.resume_from_checkpoint=out/checkpoint-5",
+    "a whole file of TRL": "train config={folder}/trl.yaml",
+    "a name without a counterpart": "train {run} gradient_accumulation_steps=4",
+    "ms-swift's name of a setting": "train {run} --freeze_vit true",
+    "accelerate's name of a setting": "train {run} --num_processes 8",
     "verl's name of a setting": "train {run} actor_rollout_ref.rollout.n=8",
+    "an older EasyR1's name of a setting": "train {run} worker.actor.clip_ratio=0.2",
     "an older EasyR1's reward type": "train {run} worker.reward.reward_type=sequential",
     "a misspelt key": "train {run} data.rollout_batchsize=4",
     "a key without its section": "train {run} rollout_batch_size=4",
     "a word instead of a number": "train {run} worker.rollout.n=four",
     "a value out of range": "train {run} worker.rollout.temperature=0",
     "an unknown method": "train {run} algorithm.adv_estimator=gpo",
+    "a method in capitals": "train {run} algorithm.adv_estimator=GRPO",
+    "one logger without brackets": "train {run} trainer.logger=console",
     "one response per prompt": "train {run} worker.rollout.n=1",
     "batch sizes that do not divide": "train {run} worker.actor.global_batch_size=3",
     "a misspelt tracker": "train {run} trainer.logger=[wandbb]",
     "a missing checkpoint folder": "train {run} trainer.load_checkpoint_path={folder}/no",
     "a run folder as its checkpoint": "train {run} trainer.load_checkpoint_path={folder}/trained",
     "too long responses": "train {run} data.max_response_length=1000000",
+    "a misspelt data file": "train {run} data.train_files={folder}/god.jsonl",
+    "a data set by its address": "train {run} data.train_files=https://huggingface.co/datasets/org/problems",
     "a missing data file": "train {run} data.train_files={folder}/nowhere.parquet",
     "an empty file": "train {run} data.train_files={folder}/empty.jsonl",
     "a file without rows": "train {run} data.train_files={folder}/head.csv",
@@ -80,6 +103,8 @@ MISTAKES = {
     "prompts longer than the limit": "train {run} data.max_prompt_length=9 data.min_pixels=16384",
     "fewer rows than a batch": "train {run} data.rollout_batch_size=10 worker.actor.global_batch_size=5",
     "a template without its variable": "train {run} data.format_prompt={folder}/question.jinja",
+    "a model without its organisation": "train {run} worker.actor.model.model_path=Qwen2.5-VL-3B-Instruct",
+    "a model by its address": "train {run} worker.actor.model.model_path=https://huggingface.co/org/model/tree/main",
     "a missing model folder": "train {run} worker.actor.model.model_path=./nowhere",
     "a model folder without a model": "train {run} worker.actor.model.model_path={folder}",
     "a model folder without weights": "train {run} worker.actor.model.model_path={folder}/sham",
@@ -89,25 +114,40 @@ MISTAKES = {
     "hub data without a network": "train {run} data.train_files=org/problems@train",
     "a misspelt adapter target": "train {run} worker.actor.model.lora.rank=4 worker.actor.model.lora.target_modules=q_proj,v_prj",
     "more GPUs than the machine has": "train {run} trainer.n_gpus_per_node=512 worker.rollout.n=256",
+    "several machines without a cluster": "train {run} trainer.nnodes=2",
+    "a run folder below a file": "train {run} trainer.save_checkpoint_path={folder}/good.jsonl/run",
     "a Ray cluster that does not answer": "train {run} trainer.n_gpus_per_node=2 trainer.ray_address=127.0.0.1:9",
     "a missing reward file": "train {run} worker.reward.reward_function={folder}/nowhere.py:score",
+    "a misspelt reward file": "train {run} worker.reward.reward_function={folder}/rewrd.py:score",
+    "a reward named as in Python": "train {run} worker.reward.reward_function=my_reward.score",
     "a misspelt reward function": "train {run} worker.reward.reward_function={folder}/reward.py:scores",
     "a missing library of the reward": "train {run} worker.reward.reward_function={folder}/ruler.py:score",
     "a reward file with a syntax error": "train {run} worker.reward.reward_function={folder}/unclosed.py:score",
     "a reward file that raises": "train {run} worker.reward.reward_function={folder}/shelf.py:score",
     "a plug-in without a method": "train {run} trainer.plugins=[{folder}/plugin.py] algorithm.adv_estimator=mine",
+    "a misspelt plug-in file": "train {run} trainer.plugins=[{folder}/metod.py]",
+    "a method without its signal": "train {run} trainer.plugins=[{folder}/lacking.py]",
     "a misspelt reward keyword": (
-        "train {run} worker.reward.reward_function={folder}/reward.py:score worker.reward.reward_function_kwargs={weigth:1}"
+        "train {run} worker.reward.reward_function={folder}/reward.py:score "
+        'worker.reward.reward_function_kwargs={"weigth":1}'
     ),
+    "a reward of one sample": "train {run} worker.reward.reward_function={folder}/reward.py:single",
+    "a reward of TRL's form": "train {run} worker.reward.reward_function={folder}/reward.py:trls",
+    "a reward of verl's form": "train {run} worker.reward.reward_function={folder}/reward.py:verls",
     "a reward that returns a number": "train {run} worker.reward.reward_function={folder}/reward.py:number",
     "a reward without overall": "train {run} worker.reward.reward_function={folder}/reward.py:without",
     "a wrong number of scores": "train {run} worker.reward.reward_function={folder}/reward.py:twice",
     "a reward that always raises": "train {run} worker.reward.reward_function={folder}/reward.py:raises",
+    "a method that returns a tensor": "train {run} trainer.plugins=[{folder}/bare.py] algorithm.adv_estimator=bare",
     "a method of one's own that raises": "train {run} trainer.plugins=[{folder}/method.py] algorithm.adv_estimator=faulty",
 }  # fmt: skip
 """What is typed behind `cepo`. Braces name the arguments of a run that is right, and files; docs/mistakes.md has the messages."""
 WITHOUT_NETWORK = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
-SHOWN_AT_WORK = ("a reward that always raises", "a method of one's own that raises")
+SHOWN_AT_WORK = (
+    "a reward that always raises",
+    "a method that returns a tensor",
+    "a method of one's own that raises",
+)
 
 _REWARDS = """\
 def score(samples, weight=1.0):
@@ -122,6 +162,15 @@ def without(samples):
 def twice(samples):
     return [{"overall": 1.0} for _ in samples] * 2
 
+def single(sample):
+    return {"overall": float(sample["response"] == sample["ground_truth"])}
+
+def trls(prompts, completions, **kwargs):
+    return [0.0 for _ in completions]
+
+def verls(data_source, solution_str, ground_truth, extra_info=None):
+    return 0.0
+
 def raises(samples): return [{"overall": sample["label"]} for sample in samples]
 """
 
@@ -135,6 +184,27 @@ class Faulty(Estimator):
     def signal(self, batch, *, step):
         return {}["answers"]
 """
+
+_BARE_METHOD = """\
+from cepo.algorithms import Estimator, register_estimator
+
+@register_estimator("bare")
+class Bare(Estimator):
+    views = ()
+
+    def signal(self, batch, *, step):
+        return batch.response_mask.float()
+"""
+
+_LACKING_METHOD = """\
+from cepo.algorithms import Estimator, register_estimator
+
+@register_estimator("lacking")
+class Lacking(Estimator):
+    views = ()
+"""
+
+_TRL = "model_name_or_path: org/model\nlearning_rate: 1.0e-6\nnum_generations: 8\nbf16: true\n"
 
 
 def build_world(folder: Path, model: Path) -> list[str]:
@@ -162,6 +232,10 @@ def build_world(folder: Path, model: Path) -> list[str]:
         "shelf.py": "values = {}\ndef table():\n    return values['weights']\ntable()\n",
         "plugin.py": "",
         "method.py": _METHOD,
+        "bare.py": _BARE_METHOD,
+        "lacking.py": _LACKING_METHOD,
+        "trl.yaml": _TRL,
+        "based.yaml": "base: microgeo/bse\n",
         "sham/config.json": "{}",
         "adapter/adapter_config.json": "{}",
         "trained/metrics.jsonl": "",
@@ -212,7 +286,10 @@ def messages() -> dict[str, str]:
 
 def typed(name: str, run: list[str], folder: Path) -> list[str]:
     text = MISTAKES[name].replace("{folder}", str(folder)).replace("{base}", str(BASE))
-    return [word for each in text.split() for word in (run if each == "{run}" else [each])]
+    words: list[str] = []
+    for word in text.split():
+        words += run if word == "{run}" else [word]
+    return words
 
 
 @pytest.mark.parametrize("name", MISTAKES)

@@ -132,19 +132,40 @@ class _Terminal(io.StringIO):
         return True
 
 
-def test_a_log_gets_one_line_a_minute(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Short work says nothing."""
+def test_a_log_has_lines_after_5_and_15_s_and_each_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Items of 25 s: lines at 25 s, past 5 and 15, then past each full minute. Work of less than 5 s says nothing."""
     now = 0.0
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(progress, "_start_watcher", lambda: None)
     with caplog.at_level(logging.INFO, logger="cepo"):
-        for seconds in (25, 5):
+        for seconds in (25, 4, 0.4):
             for _ in shown(range(10), "scoring"):
                 now += seconds
     assert caplog.messages == [
+        "scoring: 1 of 10 after 25 s (0.04 per second), about 225 s left",
         "scoring: 3 of 10 after 75 s (0.04 per second), about 175 s left",
-        "scoring: 6 of 10 after 150 s (0.04 per second), about 100 s left",
-        "scoring: 9 of 10 after 225 s (0.04 per second), about 25 s left",
+        "scoring: 5 of 10 after 125 s (0.04 per second), about 125 s left",
+        "scoring: 8 of 10 after 200 s (0.04 per second), about 50 s left",
+        "scoring: 10 of 10 after 250 s (0.04 per second), about 0 s left",
+        "scoring: 2 of 10 after 8 s (0.25 per second), about 32 s left",
+        "scoring: 4 of 10 after 16 s (0.25 per second), about 24 s left",
     ]
+
+
+def test_work_that_finishes_nothing_is_not_silent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread writes the line; the innermost task is named after the one that has been silent for too long."""
+    monkeypatch.setattr(progress, "FIRST_LINES_SECONDS", (0.2, 0.4))
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LOOKS", 0.05)
+    monkeypatch.setattr(progress, "_watcher", None)
+    with caplog.at_level(logging.INFO, logger="cepo"), Progress("validate", None):
+        time.sleep(0.15)
+        with Progress("sampling responses", 512):
+            time.sleep(0.15)
+    assert caplog.messages == ["validate (0 s): sampling responses: 0 of 512 after 0 s"]
 
 
 @pytest.mark.parametrize(("seconds", "draws", "drawn"), [(0.6, True, True), (0.0, True, False), (0.6, False, False)])

@@ -32,7 +32,7 @@ def test_a_negative_number_is_a_value() -> None:
         (["trainer.logger=[console,", "wandb]"], "'trainer.logger=[console, wandb]'"),
         (["k={n:", "2}"], "'k={n: 2}'"),
         (["k={a:", "[1,", "2]}", "x=1"], "'k={a: [1, 2]}'"),
-        (["k=n:2", "k=temperature:0"], "'k={n: 2, temperature: 0}'"),
+        (["override_config=n:2", "override_config=t:0"], "'override_config={n: 2, t: 0}'"),
         (["a.b", "=", "3"], "a.b=3"),
         (["a.b=", "3"], "a.b=3"),
         (["a.b", "3"], "Did you mean 'a.b=3'?"),
@@ -45,6 +45,11 @@ def test_what_a_shell_split_is_written_whole(words: list[str], advice: str) -> N
     with pytest.raises(ConfigError) as raised:
         settings_in(words)
     assert advice in str(raised.value)
+
+
+def test_a_repeated_source_is_no_expanded_mapping() -> None:
+    words = ["data.train_files=microgeo:train", "data.train_files=microgeo:validation"]
+    assert settings_in(words) == words
 
 
 def test_an_unclosed_bracket_alone_is_left_to_yaml() -> None:

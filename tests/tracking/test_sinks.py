@@ -20,7 +20,7 @@ from cepo.errors import ConfigError
 from cepo.run_folder.pictures import thumbnail
 from cepo.run_folder.records import read_metrics
 from cepo.run_folder.trace import GroupRecord
-from cepo.terminal.live_view import duration
+from cepo.terminal.lines import duration
 from cepo.tracking.console import step_line
 from cepo.tracking.sink import RunDescription, Sink
 from cepo.tracking.tracker import Tracker, build_sink, build_tracker, check_sinks
@@ -51,10 +51,19 @@ def test_the_console_lines_say_what_an_operator_asks(tmp_path: Path, capsys: pyt
     sink.log_metrics(3, STEP_METRICS)
     assert capsys.readouterr().out == (
         "step  0/10  validation accuracy 0.375 (0.318 to 0.436, n 256)  seconds 12.3\n"
-        "step  3/10  reward 0.531 accuracy 0.500  mixed 62%  lambda 0.420  evidence +31% -12%  "
-        "weight clip low 3% high 5%  grad 0.834  6.0 s (generate 2.1, update 0.46)  ETA 42 s\n"
+        "step  3/10  reward 0.531  accuracy 0.500  mixed 62%  grad 0.834  6.0 s  ETA 42 s\n"
     )
     assert step_line(7, 10, {}, remaining_seconds=None).plain == "step  7/10"
+
+
+@pytest.mark.parametrize("max_steps", [1, 20, 999, 100_000])
+@pytest.mark.parametrize("seconds", [0.5, 59.9, 4_000.0])
+def test_a_steps_line_has_at_most_80_columns(max_steps: int, seconds: float) -> None:
+    values = {**STEP_METRICS, "timing_s/step": seconds, "actor/grad_norm": 1.234e-5, "reward/mean": -12.5}
+    line = step_line(max_steps - 1, max_steps, values, remaining_seconds=seconds * max_steps).plain
+    assert len(line) <= 80
+    assert "accuracy 0.500" in line
+    assert "ETA" in line
 
 
 def test_durations_read_as_seconds_minutes_or_hours() -> None:
