@@ -16,7 +16,7 @@ from cepo.commands.forms import Forms
 from cepo.errors import CepoError, ConfigError, did_you_mean
 from cepo.terminal import interrupts
 from cepo.terminal.lines import print_plain
-from cepo.terminal.words import settings_in
+from cepo.terminal.words import refuse_split_words, settings_in
 
 _USAGE_ERROR = 2
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -61,7 +61,13 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # The reader of the configuration explains a word that begins with dashes.
-        ctx.ignore_unknown_options = any(parameter.name == "settings" for parameter in self.params)
+        takes_settings = any(parameter.name == "settings" for parameter in self.params)
+        ctx.ignore_unknown_options = takes_settings
+        if takes_settings and not ctx.resilient_parsing:
+            try:
+                refuse_split_words(args)
+            except ConfigError as error:
+                raise click.UsageError(str(error), ctx) from None
         words = args if ctx.resilient_parsing else Forms(self).rewritten(args, ctx)
         return super().parse_args(ctx, words)
 

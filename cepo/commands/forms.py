@@ -45,8 +45,8 @@ class Forms:
     def rewritten(self, words: Sequence[str], ctx: click.Context) -> list[str]:
         remaining = list(words)
         arguments: dict[str, str] = {}
-        unnamed: list[str] = []
         others: list[str] = []
+        unnamed: list[int] = []  # their positions in `others`
         while remaining:
             word = remaining.pop(0)
             spelling, separator, value = word.partition("=")
@@ -55,7 +55,8 @@ class Forms:
             has_dashes = spelling.startswith("-")
             has_next_value = has_dashes and not separator and bool(remaining) and is_value(remaining[0])
             if not has_dashes and not separator:
-                unnamed.append(word)
+                unnamed.append(len(others))
+                others.append(word)
             elif name in self._arguments and (separator or has_next_value):
                 arguments[name] = value if separator else remaining.pop(0)
             elif option is not None and option.is_flag:
@@ -69,17 +70,22 @@ class Forms:
                 others.append(word)
         self._place(unnamed, arguments, others)
         in_order = [arguments[name] for name in self._arguments if name in arguments]
-        return [*in_order, *unnamed, *others]
+        return [*in_order, *others]
 
-    def _place(self, unnamed: list[str], arguments: dict[str, str], others: list[str]) -> None:
+    def _place(self, unnamed: list[int], arguments: dict[str, str], others: list[str]) -> None:
         """Gives the first words without a name to the arguments, then to the options, that are not given by name."""
-        for name in self._arguments:
-            if name not in arguments and unnamed:
-                arguments[name] = unnamed.pop(0)
-        for name in self._positions:
-            is_given = any(word.partition("=")[0] == _dashed(name) for word in others)
-            if not is_given and unnamed and not unnamed[0].endswith(_CONFIGURATIONS):
-                others.append(f"{_dashed(name)}={unnamed.pop(0)}")
+        placed: list[int] = []
+        missing = [name for name in self._arguments if name not in arguments]
+        for name, position in zip(missing, unnamed, strict=False):
+            arguments[name] = others[position]
+            placed.append(position)
+        given = {word.partition("=")[0] for word in others}
+        missing_options = [name for name in self._positions if _dashed(name) not in given]
+        free = [position for position in unnamed[len(placed) :] if not others[position].endswith(_CONFIGURATIONS)]
+        for name, position in zip(missing_options, free, strict=False):
+            others[position] = f"{_dashed(name)}={others[position]}"
+        for position in reversed(placed):
+            del others[position]
 
 
 def _name(spelling: str) -> str:
@@ -87,4 +93,4 @@ def _name(spelling: str) -> str:
 
 
 def _dashed(name: str) -> str:
-    return f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
+    return f"--{name.replace('_', '-')}"

@@ -6,13 +6,14 @@ import copy
 import importlib.util
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
 from cepo.config.checks import INSTALL_BITSANDBYTES
 from cepo.config.worker_schema import LoraConfig
@@ -106,7 +107,8 @@ def load_model(
             # linear layers. The vision tower has a small share of the weights, and its features are computed once per image.
             quantization.llm_int8_skip_modules = ["lm_head", *(f"model.{name}" for name in family.vision_modules)]
             options["quantization_config"] = quantization
-        model, info = auto.from_pretrained(path, config=config, output_loading_info=True, **options)
+        with _without_bars(is_local=Path(path).is_dir()):
+            model, info = auto.from_pretrained(path, config=config, output_loading_info=True, **options)
         check_loaded(info, is_critic=section == "worker.critic.model")
         use_linear_patch_embedding(family.vision_parts(model))
         if quantization is not None:
@@ -117,6 +119,19 @@ def load_model(
             f"{section}.model_path '{path}': its weights cannot be loaded ({type(error).__name__}: {error}). If a file is "
             "truncated or damaged, copy or download the folder again"
         ) from error
+
+
+@contextmanager
+def _without_bars(*, is_local: bool) -> Generator[None]:
+    """Hides transformers' bars for weights on the disk, whose loading has a line of our own; a download keeps its bar."""
+    if not is_local or not is_progress_bar_enabled():
+        yield
+        return
+    disable_progress_bar()
+    try:
+        yield
+    finally:
+        enable_progress_bar()
 
 
 def _empty_model(auto: Any, config: Any, options: Mapping[str, Any]) -> Any:

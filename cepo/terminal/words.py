@@ -32,11 +32,16 @@ def settings_in(words: Sequence[str]) -> list[str]:
 
     Raises `ConfigError` for a word that is no setting, and for what a shell has split or expanded.
     """
-    _refuse_spaces(words)
-    _refuse_split_values(words)
+    refuse_split_words(words)
     settings = [*_without_dashes(words)]
     _refuse_expanded_braces(settings)
     return settings
+
+
+def refuse_split_words(words: Sequence[str]) -> None:
+    """Raises `ConfigError` if a shell has made several words of one setting."""
+    _refuse_spaces(words)
+    _refuse_split_values(words)
 
 
 def _without_dashes(words: Sequence[str]) -> Iterator[str]:

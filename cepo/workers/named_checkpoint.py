@@ -38,7 +38,9 @@ def config_of_checkpoint(
         file = None if actor is None else _config_file(actor)
         if file is None or not file.is_file():
             reason = "" if file is None else f" (there is no {file})"
-            raise ConfigError(f"give config=FILE, which defines the prompts{reason}")
+            raise ConfigError(
+                f"give config=FILE, which defines the prompts{reason}, or the checkpoint of a run, whose configuration is used"
+            )
         recorded = recorded_for_evaluation(file, named_keys, also=also, without_data=unread)
     arguments = list(settings)
     if model is not None:
