@@ -25,7 +25,9 @@ def on_files(files: Files, config: Any) -> Files:
     """Adds the pages of the repository's root."""
     for source, target in ROOT_PAGES.items():
         text = (REPOSITORY / source).read_text(encoding="utf-8")
-        files.append(File.generated(config, target, content=text.replace("](docs/", "](")))
+        for beginning in ("](", 'src="', 'srcset="'):
+            text = text.replace(f"{beginning}docs/", beginning)
+        files.append(File.generated(config, target, content=text))
     return files
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
 from cepo.config.checks import INSTALL_BITSANDBYTES
 from cepo.config.worker_schema import LoraConfig
@@ -124,6 +123,8 @@ def load_model(
 @contextmanager
 def _without_bars(*, is_local: bool) -> Generator[None]:
     """Hides transformers' bars for weights on the disk, whose loading has a line of our own; a download keeps its bar."""
+    from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
+
     if not is_local or not is_progress_bar_enabled():
         yield
         return

@@ -375,3 +375,29 @@ def test_own_data_reward_and_method_train(elsewhere: Path) -> None:
     assert learning, "all groups had equal rewards"
     assert all(abs(each[0]) < abs(each[-1]) for each in learning)
     assert (elsewhere / "own_parts_model" / "config.json").is_file()
+
+
+@pytest.mark.heavy
+def test_a_fine_tuned_model_is_trained_further(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SFTTrainer's model and the problems beside it are what cepo reads, with a step of each."""
+    pytest.importorskip("trl", reason="TRL is not installed: pip install 'cepo[trl]'")
+    script = EXAMPLES / "sft_first" / "sft.py"
+    monkeypatch.setattr("sys.argv", [str(script), "--steps", "1", "--rows", "8"])
+    with restored_process():
+        runpy.run_path(str(script), run_name="__main__")
+    config = load_config(
+        [
+            "config=examples/sft_first/after_sft.yaml",
+            "data.rollout_batch_size=2",
+            "worker.rollout.name=transformers",
+            "worker.rollout.n=2",
+            "trainer.max_steps=1",
+            "trainer.val_before_train=false",
+            "trainer.val_freq=-1",
+            "trainer.logger=[file]",
+        ]
+    )
+    run = train(config)
+    assert run.last_step == 1
+    assert math.isfinite(run.series("reward/mean")[1][0])
+    assert json.loads((elsewhere / "sft-first" / "train.jsonl").read_text().splitlines()[0])["answer"].isdecimal()
