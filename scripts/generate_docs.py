@@ -255,7 +255,7 @@ def _cell(text: str) -> str:
 _INTRODUCTIONS = {
     "TRL and transformers": "[cepo inside TRL](trl.md) keeps TRL's trainer and its names.",
     "ms-swift": (
-        "ms-swift names a model by `--model` and chooses the method by `--rlhf_type grpo`. Its reward plug-ins and ORM "
+        "ms-swift names a model by `--model` and chooses the method by `--rlhf_type`. Its reward plug-ins and ORM "
         "classes take completions; here a [reward](rewards.md) is a function of a list of samples. Its data sets in "
         "`messages` form are read as they are ([data](data.md)): `data.prompt_key=messages`, and the answer is the "
         "column that data.answer_key names (`solution` in ms-swift). Adapters and merged models that it saves load by "
