@@ -115,10 +115,12 @@ def credit_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal
     """
     uniform = _at(truth, signals[0].signal.advantages)
     lengths = rollouts.response_mask.sum(dim=1).numpy()[truth.row]
+    position = (truth.token + 1) / lengths
+    surprisal = -_at(truth, rollouts.sampled_log_probs)
     noise = numpy.random.default_rng([seed, 1]).uniform(0.0, 2.0, len(truth.row))
     baselines = [
-        Arm("position", "baseline", uniform * (truth.token + 1) / lengths),
-        Arm("surprisal", "baseline", uniform * -_at(truth, rollouts.sampled_log_probs)),
+        Arm("position", "baseline", uniform * position),
+        Arm("surprisal", "baseline", uniform * surprisal),
         Arm("entropy", "baseline", uniform * truth.entropy),
         Arm("random", "baseline", uniform * noise),
     ]
@@ -126,15 +128,7 @@ def credit_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal
     for method in signals:
         credits = _at(truth, method.signal.advantages)
         arms.append(Arm(method.label, "method", credits))
-        mean = credits.copy()
-        permuted = credits.copy()
-        for row, tokens in truth.entries.items():
-            mean[tokens] = credits[tokens].mean()
-            permuted_tokens = numpy.random.default_rng([seed, 2, row]).permutation(tokens)
-            permuted[tokens] = credits[permuted_tokens]
-        if not numpy.allclose(credits, mean):
-            arms.append(Arm(f"{method.label}, inverted", "control", 2 * mean - credits))
-            arms.append(Arm(f"{method.label}, permuted", "control", permuted))
+        arms += _controls(truth, method.label, credits, seed=seed)
     evidence: list[Arm] = []
     for method in signals:
         belief = _belief(method, rollouts)
@@ -148,6 +142,22 @@ def credit_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal
     return [arms[0], *baselines, *arms[1:], *_different(evidence)]
 
 
+def _controls(truth: Truth, label: str, credits: Numbers, *, seed: int) -> list[Arm]:
+    """Returns a credit mirrored at its mean, and permuted, within each response; nothing if it is uniform there."""
+    mean = credits.copy()
+    permuted = credits.copy()
+    for row, tokens in truth.entries.items():
+        mean[tokens] = credits[tokens].mean()
+        generator = numpy.random.default_rng([seed, 2, row])
+        permuted[tokens] = credits[generator.permutation(tokens)]
+    if numpy.allclose(credits, mean):
+        return []
+    return [
+        Arm(f"{label}, inverted", "control", 2 * mean - credits),
+        Arm(f"{label}, permuted", "control", permuted),
+    ]
+
+
 def value_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal]) -> list[Arm]:
     """Returns the beliefs about prefixes: the smoothed pass rate of the other rollouts, and each method's belief."""
     evidence: list[Arm] = []
@@ -155,8 +165,10 @@ def value_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal]
         belief = _belief(method, rollouts)
         if belief is not None:
             evidence.append(Arm(method.label, "evidence", belief[truth.row, truth.token]))
-    pass_rate = _prior(rollouts).numpy()[truth.row]
-    return [Arm("pass rate of the others", "baseline", pass_rate), *_different(evidence)]
+    pass_rate = _prior(rollouts).numpy()
+    pass_rate_of_tokens = pass_rate[truth.row]
+    baseline = Arm("pass rate of the others", "baseline", pass_rate_of_tokens)
+    return [baseline, *_different(evidence)]
 
 
 def _different(arms: Sequence[Arm]) -> list[Arm]:
@@ -367,7 +379,9 @@ def bootstrap(
 
     `problems` has the problem of each entry. Equal seeds give equal draws. Figures of a single problem have no error.
     """
-    entries = {problem: numpy.flatnonzero(problems == problem) for problem in numpy.unique(problems).tolist()}
+    entries: dict[int, _Indices] = {}
+    for problem in numpy.unique(problems).tolist():
+        entries[problem] = numpy.flatnonzero(problems == problem)
     generator = numpy.random.default_rng(seed)
     results = [metrics(numpy.arange(len(problems)))]  # of all entries, then of each draw
     if len(entries) > 1:
@@ -384,13 +398,20 @@ def bootstrap(
 
 def figure_of(values: Numbers) -> Figure:
     """Builds a figure from its value, the first entry, and its bootstrap draws; non-finite draws are ignored."""
-    value = float(values[0]) if numpy.isfinite(values[0]) else None
+    value = values[0]
+    if not numpy.isfinite(value):
+        return Figure(value=None, error=None, low=None, high=None)
     draws = values[1:]
     finite_draws = draws[numpy.isfinite(draws)]
-    if value is None or len(finite_draws) < 2:
-        return Figure(value=value, error=None, low=None, high=None)
+    if len(finite_draws) < 2:
+        return Figure(value=float(value), error=None, low=None, high=None)
     low, high = numpy.quantile(finite_draws, [0.025, 0.975])
-    return Figure(value=value, error=float(finite_draws.std(ddof=1)), low=float(low), high=float(high))
+    return Figure(
+        value=float(value),
+        error=float(finite_draws.std(ddof=1)),
+        low=float(low),
+        high=float(high),
+    )
 
 
 def knowledge(signals: Sequence[MethodSignal], rollouts: Rollouts, *, seed: int) -> list[Tree]:
@@ -438,14 +459,7 @@ def known(gain: Tensor, rollouts: Rollouts, rows: Sequence[int], *, seed: int) -
     """
     right_rows = [row for row in rows if rollouts.correct[row]]
     wrong_rows = [row for row in rows if not rollouts.correct[row]]
-    figures_of_right: list[list[float]] = []
-    for row in right_rows:
-        length = int(rollouts.response_mask[row].sum())
-        quarters = numpy.array_split(gain[row, :length].double().numpy(), len(QUARTERS))
-        sums = [float(quarter.sum()) for quarter in quarters]
-        group = list(rollouts.rows_of(row // rollouts.group_size))
-        pass_rate = float(rollouts.correct[group].double().mean())
-        figures_of_right.append([sum(sums), *sums, -math.log(pass_rate)])
+    figures_of_right = [_gains_of_quarters(gain, rollouts, row) for row in right_rows]
     figures_of_wrong = gain[wrong_rows].double().sum(1, keepdim=True).tolist()
     if not wrong_rows:  # an undefined figure
         wrong_rows = [0]
@@ -465,3 +479,13 @@ def known(gain: Tensor, rollouts: Rollouts, rows: Sequence[int], *, seed: int) -
         **means(("nats", *QUARTERS, "limit"), figures_of_right, right_rows),
         **means(("wrong",), figures_of_wrong, wrong_rows),
     }
+
+
+def _gains_of_quarters(gain: Tensor, rollouts: Rollouts, row: int) -> list[float]:
+    """Returns the gain of a right response, whole and by quarter, and -log p of its group's pass rate p."""
+    length = int(rollouts.response_mask[row].sum())
+    gains = gain[row, :length].double().numpy()
+    sums = [float(quarter.sum()) for quarter in numpy.array_split(gains, len(QUARTERS))]
+    group = list(rollouts.rows_of(row // rollouts.group_size))
+    pass_rate = float(rollouts.correct[group].double().mean())
+    return [sum(sums), *sums, -math.log(pass_rate)]

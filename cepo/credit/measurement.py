@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -93,21 +93,24 @@ def compared(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal], 
     `oracle` compares the truth from one half of the continuations with that from the other half. This is what perfect
     credit with half as many continuations would reach. `ceiling` is the correlation of perfect credit with the measured A*.
     """
-    half = dataclasses.replace(truth, credit=truth.credit_halves[1], value=truth.value_halves[1])
+    first_credit, second_credit = truth.credit_halves
+    first_value, second_value = truth.value_halves
+    second_half = dataclasses.replace(truth, credit=second_credit, value=second_value)
+
     credit_rows: list[Tree] = []
     for arm in credit_arms(truth, rollouts, signals, seed=seed):
         figures = agreement.credit_figures(truth, arm.numbers, seed=seed)
         credit_rows.append({"name": arm.name, "kind": arm.kind, **figures})
-    oracle = agreement.credit_figures(half, truth.credit_halves[0], seed=seed)
-    credit_rows.append({"name": _ORACLE, "kind": "control", **oracle})
+    oracle_of_credit = agreement.credit_figures(second_half, first_credit, seed=seed)
+    credit_rows.append({"name": _ORACLE, "kind": "control", **oracle_of_credit})
 
     value_rows: list[Tree] = []
     for arm in value_arms(truth, rollouts, signals):
         figures = agreement.value_figures(truth, arm.numbers, seed=seed)
         curve = agreement.calibration(arm.numbers, truth.value)
         value_rows.append({"name": arm.name, "kind": arm.kind, **figures, "calibration": curve})
-    oracle = agreement.value_figures(half, truth.value_halves[0], seed=seed)
-    value_rows.append({"name": _ORACLE, "kind": "control", **oracle})
+    oracle_of_value = agreement.value_figures(second_half, first_value, seed=seed)
+    value_rows.append({"name": _ORACLE, "kind": "control", **oracle_of_value})
     return {
         "ceiling": agreement.credit_ceiling(truth, seed=seed),
         "credit": credit_rows,
@@ -124,28 +127,13 @@ def _write_traces(
     for row, entries in truth.entries.items():
         number = row // rollouts.group_size
         problem = rollouts.problems[number]
-        tokens = rollouts.generations[row].response_ids
+        token_ids = rollouts.generations[row].response_ids
         image: str | None = None
         if problem.images:
             image = f"images/{number}.png"
             (folder / image).write_bytes(png_bytes(problem.images[0]))
-        values: list[float | None] = [None] * (len(tokens) + 1)
-        credit: list[float | None] = [None] * len(tokens)
-        for entry in entries:
-            token = int(truth.token[entry])
-            value = float(truth.value[entry])
-            credit[token] = float(truth.credit[entry])
-            values[token] = value
-            values[token + 1] = value + float(truth.credit[entry])
-        advantages: Tree = {}
-        evidence: Tree = {}
-        for method in signals:
-            advantages[method.label] = _of(method.signal.advantages, row, len(tokens))
-            columns: Tree = {}
-            for name, diagnostic in method.signal.diagnostics.items():
-                columns[name] = _of(diagnostic, row, len(tokens))
-            if columns:
-                evidence[method.label] = columns
+        values, credit = _measured_of(truth, entries, len(token_ids))
+        advantages, evidence = _signals_of_row(signals, row, len(token_ids))
         lines.append(
             {
                 "prompt_id": problem.prompt_id,
@@ -156,8 +144,8 @@ def _write_traces(
                 "response": rollouts.responses[row],
                 "reward": float(rollouts.rewards[row]),
                 "correct": bool(rollouts.correct[row]),
-                "tokens": processing.token_texts(tokens),
-                "token_ids": list(tokens),
+                "tokens": processing.token_texts(token_ids),
+                "token_ids": list(token_ids),
                 "values": values,
                 "credit": credit,
                 "advantages": advantages,
@@ -167,5 +155,34 @@ def _write_traces(
     write_atomically(folder / TRACES_FILE, b"".join(map(encode_line, lines)).decode("utf-8"))
 
 
+def _measured_of(truth: Truth, entries: Iterable[int], length: int) -> tuple[list[float | None], list[float | None]]:
+    """Returns V before each token of a response and after its last, and A* of each; None where not measured."""
+    values: list[float | None] = [None] * (length + 1)
+    credit: list[float | None] = [None] * length
+    for entry in entries:
+        token = int(truth.token[entry])
+        value = float(truth.value[entry])
+        credit_of_token = float(truth.credit[entry])
+        credit[token] = credit_of_token
+        values[token] = value
+        values[token + 1] = value + credit_of_token
+    return values, credit
+
+
+def _signals_of_row(signals: Sequence[MethodSignal], row: int, length: int) -> tuple[Tree, Tree]:
+    """Returns each method's advantages of a response's tokens, and its diagnostics if it has any."""
+    advantages: Tree = {}
+    evidence: Tree = {}
+    for method in signals:
+        advantages[method.label] = _of(method.signal.advantages, row, length)
+        columns: Tree = {}
+        for name, diagnostic in method.signal.diagnostics.items():
+            columns[name] = _of(diagnostic, row, length)
+        if columns:
+            evidence[method.label] = columns
+    return advantages, evidence
+
+
 def _of(tensor: Tensor, row: int, length: int) -> list[float | None]:
+    """Returns the entries of a (B, T) tensor for a response of this length."""
     return [finite_or_none(float(value)) for value in tensor[row, :length]]

@@ -73,7 +73,7 @@ def notes_on_work(counts: Fields) -> list[str]:
     share = counts["decisive_tokens"] / counts["tokens"]
     return [
         f"{counts['responses']} responses to {counts['problems']} problems, {counts['tokens']:,} tokens, of which "
-        f"{share:.1%} are decisive (|A*| > 0.25).",
+        f"{100 * share:.1f} % are decisive (|A*| > 0.25).",
         f"{counts['continuations']:,} continuations of {counts['prefixes']:,} prefixes with {counts['tokens_sampled']:,} "
         f"sampled tokens; {counts['share_right']:.3f} of all responses are right.",
     ]
