@@ -33,13 +33,19 @@ def credit_headline(results: Fields) -> str:
     if uniform is None or not methods:
         return "No method's agreement with the truth is defined: its credit, or the truth, is constant."
     best = methods[0]
+    r_of_best = _with_error(best["pearson"])
+    r_of_uniform = _with_error(uniform["pearson"])
     sentence = (
-        f"The credit of {best['name']} agrees with the truth at r = {_with_error(best)}, "
-        f"uniform credit at {_with_error(uniform)}"
+        f"The credit of {best['name']} agrees with the truth at r = {r_of_best}, uniform credit at {r_of_uniform}"
     )
-    others = [row for row in rows if row["kind"] == "baseline" and row["pearson"]["value"] > best["pearson"]["value"]]
-    if others:
-        sentence += f", and {others[0]['name']}, a baseline, at {_with_error(others[0])}"
+    better_baselines: list[Fields] = []
+    for row in rows:
+        if row["kind"] == "baseline" and row["pearson"]["value"] > best["pearson"]["value"]:
+            better_baselines.append(row)
+    if better_baselines:
+        baseline = better_baselines[0]
+        r_of_baseline = _with_error(baseline["pearson"])
+        sentence += f", and {baseline['name']}, a baseline, at {r_of_baseline}"
     ceiling = results["ceiling"]["value"]
     if ceiling is not None:
         sentence += f"; perfect credit would reach {ceiling:.2f}"
@@ -50,11 +56,11 @@ def _headline_of_knowledge(rows: Sequence[Fields]) -> str:
     if not rows:
         return "No teacher read a reference of a right response, so there is nothing to compare."
     best = max(rows, key=lambda row: row["nats"]["value"])
-    nats = best["nats"]
-    error = "" if nats["error"] is None else f" ± {nats['error']:.2f}"
+    limit = best["limit"]["value"]
+    nats = _with_error(best["nats"])
     return (
-        f"The teacher {best['name']} raises the log-probability of right responses by {nats['value']:.2f}{error} nats; "
-        f"no teacher can exceed {best['limit']['value']:.2f} on average."
+        f"The teacher {best['name']} raises the log-probability of right responses by {nats} nats; "
+        f"no teacher can exceed {limit:.2f} on average."
     )
 
 
@@ -83,8 +89,7 @@ def _fingerprint(row: Fields) -> str:
     return " ".join(numbers)
 
 
-def _with_error(row: Fields) -> str:
-    figure = row["pearson"]
+def _with_error(figure: Fields) -> str:
     if figure["error"] is None:
         return f"{figure['value']:.2f}"
     return f"{figure['value']:.2f} ± {figure['error']:.2f}"
@@ -105,7 +110,7 @@ def write_credit_page(results: Fields, out: Path) -> Path:
             Section(
                 title="Agreement with the truth",
                 notes=notes_on_work(results["counts"]),
-                dots=_dots(results),
+                dots=_dots_of_credit(results),
                 closed=False,
             )
         )
@@ -115,8 +120,15 @@ def write_credit_page(results: Fields, out: Path) -> Path:
             Section(title="Value of a prefix", charts=[_calibration(results)], tables=[value]),
         ]
     if results["knowledge"]:
-        is_all = "credit" not in results
-        sections.append(Section(title="What teachers know", notes=[_KNOWING], tables=[knowledge], closed=not is_all))
+        sections.append(
+            Section(
+                title="What teachers know",
+                notes=[_KNOWING],
+                dots=_dots_of_knowledge(results["knowledge"]),
+                tables=[knowledge],
+                closed="credit" in results,
+            )
+        )
     model = "/".join(Path(str(description["checkpoint"] or description["model"])).parts[-2:])
     return write_page(
         out,
@@ -127,40 +139,69 @@ def write_credit_page(results: Fields, out: Path) -> Path:
     )
 
 
-def _dots(results: Fields) -> DotPlot:
-    """Returns the correlations with A*, the highest first, on a scale that has 0 and the ceiling."""
-    rows = _ranked(results["credit"])
+def _dots_of_credit(results: Fields) -> DotPlot:
+    """Returns the correlations with A*, the highest first."""
     ceiling = results["ceiling"]["value"]
-    ends = [0.0, *([] if ceiling is None else [ceiling])]
+    return _dot_plot(
+        _ranked(results["credit"]),
+        "pearson",
+        title="Correlation of a token's credit with its true credit A*",
+        note="Pearson's r with its 95 % interval: methods in bold and blue, evidence green, baselines grey",
+        ceiling=ceiling,
+        ceiling_text="" if ceiling is None else f"perfect credit: {ceiling:.2f}",
+    )
+
+
+def _dots_of_knowledge(rows: Sequence[Fields]) -> DotPlot:
+    """Returns what teachers know of right responses, the most first; the ceiling is the highest of their limits."""
+    ceiling = max(row["limit"]["value"] for row in rows)
+    ranked = sorted(({**row, "kind": "method"} for row in rows), key=lambda row: -row["nats"]["value"])
+    return _dot_plot(
+        ranked,
+        "nats",
+        title="What teachers know of right responses",
+        note="nats per response, with their 95 % interval",
+        ceiling=ceiling,
+        ceiling_text=f"limit, -log p: {ceiling:.2f}",
+    )
+
+
+def _dot_plot(
+    rows: Sequence[Fields], measure: str, *, title: str, note: str, ceiling: float | None, ceiling_text: str
+) -> DotPlot:
+    """Returns rows as dots in their order, on a scale that has 0, the ceiling, and all intervals."""
+    ends = [0.0]
+    if ceiling is not None:
+        ends.append(ceiling)
     for row in rows:
-        figure = row["pearson"]
+        figure = row[measure]
         ends += [end for end in (figure["value"], figure["low"], figure["high"]) if end is not None]
     least = min(ends)
     size = (max(ends) - least) or 1.0
 
-    def place(number: float | None) -> float | None:
-        return None if number is None else round(100 * (number - least) / size, 2)
+    def place(number: float) -> float:
+        return round(100 * (number - least) / size, 2)
 
     dots: list[Dot] = []
     for row in rows:
-        figure = row["pearson"]
+        figure = row[measure]
         dots.append(
             Dot(
                 name=row["name"],
                 kind=row["kind"],
-                place=place(figure["value"]) or 0.0,
-                low=place(figure["low"]),
-                high=place(figure["high"]),
-                text=_with_error(row),
+                place=place(figure["value"]),
+                low=None if figure["low"] is None else place(figure["low"]),
+                high=None if figure["high"] is None else place(figure["high"]),
+                text=_with_error(figure),
             )
         )
     return DotPlot(
-        title="Correlation of a token's credit with its true credit A*",
-        note="Pearson's r with its 95 % interval: methods in bold and blue, evidence green, baselines grey",
+        title=title,
+        note=note,
         dots=dots,
-        zero=place(0.0) or 0.0,
-        ceiling=place(ceiling),
-        ceiling_text="" if ceiling is None else f"perfect credit: {ceiling:.2f}",
+        zero=place(0.0),
+        ceiling=None if ceiling is None else place(ceiling),
+        ceiling_text=ceiling_text,
     )
 
 

@@ -551,10 +551,14 @@ def test_the_credit_page_answers_first_and_sorts_its_dots(browser: Browser, tmp_
     assert page.locator("h2").all_text_contents() == [
         "Agreement with the truth", "All figures of credit", "Value of a prefix", "What teachers know",
     ]  # fmt: skip
-    assert page.locator(".dots th").all_text_contents() == ["cepo", "uniform = grpo", "rlsd"]
-    assert page.locator(".dots .number").all_text_contents() == ["0.40 ± 0.10", "0.10 ± 0.10", "-0.20 ± 0.10"]
+    assert page.locator(".dots").first.locator("th").all_text_contents() == ["cepo", "uniform = grpo", "rlsd"]
+    assert page.locator(".dots").first.locator(".number").all_text_contents() == [
+        "0.40 ± 0.10",
+        "0.10 ± 0.10",
+        "-0.20 ± 0.10",
+    ]
     assert page.locator(".dots .dot").first.get_attribute("style") == "--at:61.54%"
-    assert page.locator("table.dots").get_attribute("style") == "--ceiling:100.0%;--zero:30.77%"
+    assert page.locator("table.dots").first.get_attribute("style") == "--ceiling:100.0%;--zero:30.77%"
     boxes = (
         page.locator(".dots tr")
         .first.locator(".track div, .dot, .ceiling")
@@ -568,6 +572,20 @@ def test_the_credit_page_answers_first_and_sorts_its_dots(browser: Browser, tmp_
     assert cells.all_text_contents()[-2:] == ["–", "0.800 ± 0.100"]
     assert opened.draw_all() == 1
     assert "believed chance" in opened.text(".plot svg")
+    assert opened.is_quiet()
+
+
+def test_the_page_of_knowledge_alone_answers_with_its_limit(browser: Browser, tmp_path: Path) -> None:
+    """Without continuations there is no truth: 0.5 nats of at most 0.5, as the helper's figures say."""
+    results = {name: part for name, part in credit_results(uniform=0.1).items() if name in ("description", "knowledge")}
+    opened = Opened(browser, write_credit_page(results, tmp_path / "credit.html"))
+    assert opened.text("h1") == "What teachers know"
+    assert opened.text(".headline") == (
+        "The teacher correct raises the log-probability of right responses by 0.50 ± 0.10 nats; "
+        "no teacher can exceed 0.50 on average."
+    )
+    assert opened.page.locator(".dots .number").all_text_contents() == ["0.50 ± 0.10"]
+    assert opened.page.locator(".dots").is_visible()
     assert opened.is_quiet()
 
 
