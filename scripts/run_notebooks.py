@@ -36,7 +36,9 @@ def run(notebook: Path) -> None:
 
     content = nbformat.read(notebook, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
-        client = NotebookClient(content, timeout=_MOST_SECONDS, kernel_name="python3", resources={"metadata": {"path": folder}})
+        client = NotebookClient(
+            content, timeout=_MOST_SECONDS, kernel_name="python3", resources={"metadata": {"path": folder}}
+        )
         client.execute()
         for cell in content.cells:
             if cell.cell_type == "code":
