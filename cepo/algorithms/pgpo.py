@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
-EQUAL_DEPENDENCE = 1e-6
-"""Responses whose tokens' dependences differ by no more keep their advantage."""
+EQUAL_DEPENDENCE = 1e-4
+"""Responses whose u_t differ by no more keep their advantage: the gate divides by this difference, rounding included."""
 
 
 @register_estimator("pgpo")

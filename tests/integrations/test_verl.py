@@ -232,10 +232,12 @@ def test_the_same_rollouts_have_cepos_own_advantages(number: int, run: SimpleNam
     expected = torch.load(ROLLOUTS / "expected.pt")[number]
     assert expected.any(), "the rollouts must teach something"
     found, group = run.watched.found[number], told()["group"]
+    method, _ = told()["cases"][number]
+    tolerance = 1e-2 if method == "pgpo" else 1e-5  # its gate divides by the spread of a response's dependences
     assert len(found) == len(expected)
     for (row, session), values in found.items():
         own = expected[row * group + session]
-        torch.testing.assert_close(torch.tensor(values), own[: len(values)], rtol=0, atol=1e-5)
+        torch.testing.assert_close(torch.tensor(values), own[: len(values)], rtol=0, atol=tolerance)
         assert not own[len(values) :].any()
     assert run.watched.nested
 
