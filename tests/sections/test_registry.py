@@ -1,0 +1,123 @@
+"""Classes with settings, chosen by name: what they read of shared settings, and which classes are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cepo.errors import ConfigError
+from cepo.sections.declaring import section
+from cepo.sections.registry import Registry
+
+
+@section
+class Small:
+    """A part of the shared section below."""
+
+    size: int = 1
+
+
+@section
+class Large(Small):
+    """What other classes read beside it."""
+
+    colour: str = "red"
+
+
+@section
+class Shared:
+    """Settings that several classes read."""
+
+    rate: float = 0.5
+    part: Large = Large()
+
+
+class Kind:
+    """The base of what is registered."""
+
+    name: str
+    Config: type[Any] = Small
+
+
+@section
+class CircleConfig:
+    """Two shared settings, of one section a part, and a setting of its own."""
+
+    rate: float = 0.25
+    part: Small = Small(size=3)
+    radius: float = 2.0
+
+
+class Circle(Kind):
+    """What is registered."""
+
+    Config = CircleConfig
+
+
+def registry() -> Registry[Kind]:
+    return Registry("drawing.shape", Shared, hint="; write your own")
+
+
+def with_circle() -> Registry[Kind]:
+    shapes = registry()
+    shapes.register("circle")(Circle)
+    return shapes
+
+
+def test_a_class_reads_its_part_of_shared_settings_and_its_own() -> None:
+    shared = {"rate": 0.75, "part": {"size": 4, "colour": "blue"}, "other": 1}
+    assert with_circle().settings_of("circle", shared=shared, own={"radius": 5.0}) == {
+        "rate": 0.75,
+        "part": {"size": 4},
+        "radius": 5.0,
+    }
+    assert with_circle().settings_of("circle", shared={}, own={}) == {}
+
+
+def test_presets_are_the_defaults_of_shared_settings_alone() -> None:
+    assert with_circle().presets_of("circle") == {"rate": 0.25, "part": {"size": 3}}
+    assert with_circle().own_fields("circle") == ["radius"]
+    assert with_circle().class_of("circle").name == "circle"
+
+
+def test_an_unknown_name_is_an_error_with_the_nearest_and_a_hint() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^drawing\.shape 'cirlce' is unknown\. Did you mean 'circle'\?.*; write your"
+    ):
+        with_circle().class_of("cirlce")
+
+
+def test_a_second_class_of_a_name_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"drawing\.shape 'circle' is already registered by"):
+        with_circle().register("circle")(Kind)
+
+
+@section
+class Unrelated:
+    """Has nothing of the shared section."""
+
+    size: int = 1
+
+
+@section
+class UnrelatedConfig:
+    """Names the shared section, with another one."""
+
+    part: Unrelated = Unrelated()
+
+
+@section
+class NumberConfig:
+    """Names the shared section, with a number."""
+
+    part: float = 1.0
+
+
+@pytest.mark.parametrize("config", [UnrelatedConfig, NumberConfig])
+def test_a_shared_name_with_another_type_is_an_error(config: type[Any]) -> None:
+    class Wrong(Kind):
+        Config = config
+
+    with pytest.raises(ConfigError, match=r"drawing\.part is shared and has the type Large; declare that type"):
+        registry().register("wrong")(Wrong)
