@@ -84,7 +84,8 @@ def dynamath(row: Fields) -> Tree:
 
 
 def logicvista(row: Fields) -> Tree:
-    question, answer = text(row, "question"), text(row, "answer")
+    question = text(row, "question")
+    answer = text(row, "answer")
     return {
         "problem": question,
         "answer": answer,
@@ -95,7 +96,8 @@ def logicvista(row: Fields) -> Tree:
 
 
 def mathvision(row: Fields) -> Tree:
-    options, answer = listed(row, "options"), text(row, "answer")
+    options = listed(row, "options")
+    answer = text(row, "answer")
     are_letters = options == list(LETTERS[: len(options)])
     texts = [""] * len(options) if are_letters else options
     return {
@@ -109,13 +111,17 @@ def mathvision(row: Fields) -> Tree:
 
 
 def wemath(row: Fields) -> Tree:
-    written, answer, key = text(row, "option"), text(row, "answer"), text(row, "key")
-    parts = _WEMATH_OPTION.split(written)
-    letters, options = "".join(parts[1::2]), [option.strip() for option in parts[2::2]]
+    written_options = text(row, "option")
+    answer = text(row, "answer")
+    key = text(row, "key")
+    # The text before the first letter, then letters and their options in turn.
+    _, *letters_and_options = _WEMATH_OPTION.split(written_options)
+    letters = "".join(letters_and_options[::2])
+    options = [option.strip() for option in letters_and_options[1::2]]
     choices = options_below(options)
     if not options or letters != LETTERS[: len(options)]:  # as in 11 of the 1,740 rows
         options = []
-        choices = f"\nChoices: {written}\nAnswer with the letter of the right choice."
+        choices = f"\nChoices: {written_options}\nAnswer with the letter of the right choice."
     size, _, step = key.partition("_")
     if size not in WEMATH_STEPS or not step:
         raise DataError(f"key is {key!r}; accepted: 2steps_1, 2steps_2, 2steps_multi, 3steps_1 and so on")
@@ -149,21 +155,28 @@ def mmmu(row: Fields) -> Tree:
     }
     if is_choice:
         return {**usual, "answer": answer, "answer_kind": "choice", "choices": _choices(answer, choices)}
-    several = as_list(answer) if answer.startswith("[") else []
-    first, *others = several or [answer]
-    kind = kind_of(first)
-    return {**usual, "answer": first, "alternatives": others, "answer_kind": "text" if kind == "choice" else kind}
+    written_answers = as_list(answer) if answer.startswith("[") else []
+    first_answer, *alternatives = written_answers or [answer]
+    kind = kind_of(first_answer)
+    return {
+        **usual,
+        "answer": first_answer,
+        "alternatives": alternatives,
+        "answer_kind": "text" if kind == "choice" else kind,
+    }
 
 
 def mmmu_pro(row: Fields) -> Tree:
-    answer, options = text(row, "answer"), listed(row, "options")
+    answer = text(row, "answer")
+    options = listed(row, "options")
     problem, images = with_images_in_place(text(row, "question") + options_below(options), row)
     return {"problem": problem, "images": images, **_mmmu_pro_answer(row, answer, options)}
 
 
 def mmmu_pro_vision(row: Fields) -> Tree:
     """A row whose image shows question and options."""
-    answer, options = text(row, "answer"), listed(row, "options")
+    answer = text(row, "answer")
+    options = listed(row, "options")
     problem = "Answer the multiple-choice question in the image with the letter of the right choice."
     return {"problem": problem, **_mmmu_pro_answer(row, answer, options)}
 
@@ -179,10 +192,14 @@ def _mmmu_pro_answer(row: Fields, answer: str, options: Sequence[str]) -> Tree:
 
 
 def mathvista(row: Fields) -> Tree:
-    options, answer = listed(row, "choices"), text(row, "answer")
-    question_type, answer_type = text(row, "question_type"), text(row, "answer_type")
+    options = listed(row, "choices")
+    answer = text(row, "answer")
+    question_type = text(row, "question_type")
+    answer_type = text(row, "answer_type")
+    question = text(row, "question")
     unit = optional_text(row, "unit")
-    question = text(row, "question") + (f" (Unit: {unit})" if unit else "")
+    if unit:
+        question += f" (Unit: {unit})"
     metadata = row.get("metadata")
     about: Fields = metadata if is_mapping(metadata) else {}
     usual: Tree = {
@@ -197,16 +214,17 @@ def mathvista(row: Fields) -> Tree:
         usual |= {"answer": LETTERS[options.index(answer)], "answer_kind": "choice", "choices": options}
         return {**usual, "problem": question + options_below(options)}
     decimals = whole_number(row, "precision") if answer_type == "float" else None
-    wanted = {
+    unit_of_decimals = "decimal" if decimals == 1 else "decimals"
+    forms = {
         "integer": "an integer",
-        "float": f"a number with {decimals} decimal{'' if decimals == 1 else 's'}",
+        "float": f"a number with {decimals} {unit_of_decimals}",
         "list": "a list, such as [1, 2, 3]",
     }
-    if answer_type not in wanted:
-        raise DataError(f"answer_type is {answer_type!r} in a free-form row; accepted: {', '.join(wanted)}")
+    if answer_type not in forms:
+        raise DataError(f"answer_type is {answer_type!r} in a free-form row; accepted: {', '.join(forms)}")
     return {
         **usual,
-        "problem": f"{question}\nGive the answer as {wanted[answer_type]}.",
+        "problem": f"{question}\nGive the answer as {forms[answer_type]}.",
         "answer": answer,
         "answer_kind": "judged" if answer_type == "list" else "numeric",
         "decimals": decimals,
@@ -217,7 +235,8 @@ def mathverse(row: Fields) -> Tree:
     question = optional_text(row, "question") or optional_text(row, "query_cot") or optional_text(row, "query_wo")
     if not question:
         raise DataError("question, query_cot and query_wo are empty")
-    question_type, answer = text(row, "question_type"), text(row, "answer")
+    question_type = text(row, "question_type")
+    answer = text(row, "answer")
     if question_type not in ("multi-choice", "free-form"):
         raise DataError(f"question_type is {question_type!r}; accepted: multi-choice, free-form")
     metadata = row.get("metadata")
@@ -241,10 +260,13 @@ def mathverse(row: Fields) -> Tree:
 
 
 def hallusionbench(row: Fields) -> Tree:
-    answer = {"false": "0", "true": "1"}.get(_number_text(row, "gt_answer"), _number_text(row, "gt_answer"))
+    written_answer = _number_text(row, "gt_answer")
+    answer = {"false": "0", "true": "1"}.get(written_answer, written_answer)
     if answer not in ("0", "1"):
         raise DataError(f"gt_answer is {answer!r}; accepted: 0 (no) and 1 (yes)")
-    category, subcategory, figure = text(row, "category"), text(row, "subcategory"), _number_text(row, "figure_id")
+    category = text(row, "category")
+    subcategory = text(row, "subcategory")
+    figure = _number_text(row, "figure_id")
     of_set = f"{category}/{subcategory}/{_number_text(row, 'set_id')}"
     has_figure = not (category == "VS" and figure == "0")
     return {
@@ -264,24 +286,30 @@ def options_below(options: Sequence[str]) -> str:
     """Lists the options below the question and asks for a letter; empty without options."""
     if not options:
         return ""
-    lines = [letter if letter == text else f"{letter}. {text}" for letter, text in zip(LETTERS, options, strict=False)]
+    lines: list[str] = []
+    for letter, option in zip(LETTERS, options, strict=False):
+        lines.append(letter if letter == option else f"{letter}. {option}")
     return "\nChoices:\n" + "\n".join(lines) + "\nAnswer with the letter of the right choice."
 
 
 def with_images_in_place(problem: str, row: Fields) -> tuple[str, list[Any]]:
     """Returns MMMU's text with images at their first mention or, without one, at the start; and the images in order."""
-    names = {str(number): f"image_{number}" for number in range(1, _MOST_IMAGES + 1)}
-    left = {number: row[name] for number, name in names.items() if row.get(name) is not None}
-    mentioned: list[Any] = []
+    unplaced: dict[str, Any] = {}  # images by their numbers
+    for number in range(1, _MOST_IMAGES + 1):
+        image = row.get(f"image_{number}")
+        if image is not None:
+            unplaced[str(number)] = image
+    placed: list[Any] = []
 
     def place(match: re.Match[str]) -> str:
-        if match[1] not in left:
-            return f"image {match[1]}"
-        mentioned.append(left.pop(match[1]))
+        number = match[1]
+        if number not in unplaced:
+            return f"image {number}"
+        placed.append(unplaced.pop(number))
         return IMAGE_MARK
 
     problem = _NUMBERED_IMAGE.sub(place, problem)
-    return IMAGE_MARK * len(left) + problem, [*left.values(), *mentioned]
+    return IMAGE_MARK * len(unplaced) + problem, [*unplaced.values(), *placed]
 
 
 def text(row: Fields, column: str) -> str:
@@ -370,11 +398,13 @@ def _categories(row: Fields, *columns: str) -> dict[str, list[str]]:
     for column in columns:
         cell = row.get(column)
         cells = cast("Sequence[object]", cell) if isinstance(cell, list | tuple) else [cell]
-        texts = [cell_text(entry, column).strip() for entry in cells if isinstance(entry, str | int | float)]
-        present = [entry for entry in texts if entry]
-        if present:
-            values[column.replace(" ", "_")] = present
-    return values
+        texts: list[str] = []
+        for entry in cells:
+            if isinstance(entry, str | int | float):
+                texts.append(cell_text(entry, column).strip())
+        category = column.replace(" ", "_")
+        values[category] = [entry for entry in texts if entry]
+    return {category: entries for category, entries in values.items() if entries}
 
 
 def _disciplines(subject: str) -> dict[str, list[str]]:

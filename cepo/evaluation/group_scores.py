@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from cepo.evaluation.formats import WEMATH_STEPS
-from cepo.evaluation.statistics import Estimate, Row, clustered_mean
+from cepo.evaluation.statistics import Estimate, Row, accuracy, clustered_mean
 from cepo.files.trees import Tree
 
 
@@ -28,7 +28,7 @@ def hallusionbench_scores(rows: Sequence[Row]) -> Tree:
     """
     with_figure = [row for row in rows if row["groups"]["figure"]]
     scores: Tree = {
-        "aAcc": clustered_mean([float(row["correct"]) for row in rows], [row["cluster"] for row in rows]),
+        "aAcc": accuracy(rows),
         "qAcc": _share_all_right(rows, lambda row: row["groups"]["question"]),
     }
     if with_figure:
@@ -41,10 +41,11 @@ def _share_all_right(rows: Sequence[Row], group_of: Callable[[Row], str]) -> Est
     verdicts: dict[tuple[str, int], list[bool]] = defaultdict(list)
     clusters: dict[tuple[str, int], str] = {}
     for row in rows:
-        key = group_of(row), row["sample"]
-        verdicts[key].append(row["correct"])
-        clusters[key] = row["cluster"]
-    return clustered_mean([float(all(right)) for right in verdicts.values()], list(clusters.values()))
+        group = (group_of(row), row["sample"])
+        verdicts[group].append(row["correct"])
+        clusters[group] = row["cluster"]
+    are_all_right = [float(all(verdicts_of_group)) for verdicts_of_group in verdicts.values()]
+    return clustered_mean(are_all_right, list(clusters.values()))
 
 
 _POINTS = {"CM": 1.0, "IG": 0.5, "RM": 0.0, "IK": 0.0}
@@ -67,26 +68,32 @@ def wemath_scores(rows: Sequence[Row]) -> Tree:
     Source: Qiao et al., arXiv 2407.01284, and github.com/We-Math/We-Math, evaluation/four_dimensional_metrics.py, at
     a57a0e8, whose N is always 525.
     """
-    groups: dict[tuple[str, int], dict[str, bool]] = defaultdict(dict)
+    groups: dict[tuple[str, int], dict[str, bool]] = defaultdict(dict)  # verdicts by the rows' keys
     for row in rows:
         groups[row["cluster"], row["sample"]][row["groups"]["key"]] = row["correct"]
-    complete = [(cluster, verdicts) for (cluster, _), verdicts in groups.items() if _is_complete(verdicts)]
+    complete_groups: list[dict[str, bool]] = []
+    clusters: list[str] = []  # of the complete groups
+    for (cluster, _), verdicts in groups.items():
+        if _is_complete(verdicts):
+            complete_groups.append(verdicts)
+            clusters.append(cluster)
+    all_clusters = {cluster for cluster, _ in groups}
     scores: Tree = {
-        "num_groups": len({cluster for cluster, _ in complete}),
-        "num_incomplete_groups": len({cluster for cluster, _ in groups} - {cluster for cluster, _ in complete}),
+        "num_groups": len(set(clusters)),
+        "num_incomplete_groups": len(all_clusters - set(clusters)),
     }
-    if not complete:
+    if not complete_groups:
         return scores
-    clusters = [cluster for cluster, _ in complete]
     for rule in ("strict", "loose"):
-        outcomes = [wemath_outcome(verdicts, is_strict=rule == "strict") for _, verdicts in complete]
+        outcomes = [wemath_outcome(verdicts, is_strict=rule == "strict") for verdicts in complete_groups]
         scores[f"score_{rule}"] = clustered_mean([_POINTS[outcome] for outcome in outcomes], clusters)
         for name in ("CM", "RM"):
             scores[f"{name}_{rule}"] = _share(name, outcomes, clusters)
         solved = [number for number, outcome in enumerate(outcomes) if outcome in ("CM", "RM")]
         if solved:
-            of_solved = [outcomes[number] for number in solved]
-            scores[f"RM_rate_{rule}"] = _share("RM", of_solved, [clusters[number] for number in solved])
+            outcomes_of_solved = [outcomes[number] for number in solved]
+            clusters_of_solved = [clusters[number] for number in solved]
+            scores[f"RM_rate_{rule}"] = _share("RM", outcomes_of_solved, clusters_of_solved)
         for name in ("IG", "IK"):  # the same by both rules
             scores[name] = _share(name, outcomes, clusters)
     return scores
@@ -98,9 +105,11 @@ def _share(name: str, outcomes: Sequence[str], clusters: Sequence[str]) -> Estim
 
 def _is_complete(verdicts: dict[str, bool]) -> bool:
     """Returns whether the rows of a group are those of its kind, by their `key` such as 2steps_1 and 2steps_multi."""
-    size = next(iter(verdicts)).partition("_")[0]
-    wanted = {f"{size}_{step}" for step in (*range(1, WEMATH_STEPS[size] + 1), "multi")}
-    return verdicts.keys() == wanted
+    first_key = next(iter(verdicts))
+    size, _, _ = first_key.partition("_")
+    expected_keys = {f"{size}_{step}" for step in range(1, WEMATH_STEPS[size] + 1)}
+    expected_keys.add(f"{size}_multi")
+    return verdicts.keys() == expected_keys
 
 
 def wemath_outcome(verdicts: dict[str, bool], *, is_strict: bool) -> str:

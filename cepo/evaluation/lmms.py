@@ -52,14 +52,14 @@ def _wemath(row: Fields) -> str:
 
 
 def _mathvision(row: Fields) -> str:
-    asked = f'Please solve the problem step by step and put your answer in one "\\boxed{{}}".{text(row, "question")}'
+    prompt = f'Please solve the problem step by step and put your answer in one "\\boxed{{}}".{text(row, "question")}'
     options = _lettered(listed(row, "options"))
-    return f"{asked}\nChoices: {options}" if options else asked
+    return f"{prompt}\nChoices: {options}" if options else prompt
 
 
 def _mmmu(row: Fields) -> str:
     is_choice = text(row, "question_type") == "multiple-choice"
-    return f"{text(row, 'question')}\n{_lettered(listed(row, 'options'))}" if is_choice else text(row, "question")
+    return _mmmu_pro(row) if is_choice else text(row, "question")
 
 
 def _mmmu_pro(row: Fields) -> str:
@@ -67,8 +67,8 @@ def _mmmu_pro(row: Fields) -> str:
 
 
 def _mmmu_pro_vision(row: Fields) -> str:
-    asked = f"{_lettered(listed(row, 'options'))}\n\nAnswer the question in the image."
-    return f"{asked}{IMAGE_MARK}{asked}"  # as the task builds it, with the text on both sides
+    prompt = f"{_lettered(listed(row, 'options'))}\n\nAnswer the question in the image."
+    return f"{prompt}{IMAGE_MARK}{prompt}"  # as the task builds it, with the text on both sides
 
 
 _MATHVISTA_HINTS = {
@@ -94,8 +94,12 @@ def _mathvista(row: Fields) -> str:
         kind = "choice"
     if kind not in _MATHVISTA_HINTS:
         raise DataError(f"lmms-eval has no prompt for an answer of type {kind}")
-    unit, choices = optional_text(row, "unit"), listed(row, "choices")
-    lines = [f"Question: {text(row, 'question')}{f' (Unit: {unit})' if unit else ''}"]
+    question = f"Question: {text(row, 'question')}"
+    unit = optional_text(row, "unit")
+    if unit:
+        question += f" (Unit: {unit})"
+    lines = [question]
+    choices = listed(row, "choices")
     if choices:
         lines.append("Choices:")
         lines += [f"({letter}) {choice}" for letter, choice in zip(LETTERS, choices, strict=False)]

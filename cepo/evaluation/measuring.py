@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from cepo.evaluation.run import Task
     from cepo.evaluation.statistics import Row
     from cepo.models.processing import Processing
+    from cepo.trainer.asking import Asker
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,8 @@ class Plan:
     def lines(self) -> Iterator[str]:
         from cepo.trainer.asking import validation_settings
 
-        data, worker = self.config.data, self.config.worker
+        data = self.config.data
+        worker = self.config.worker
         settings = validation_settings(worker.rollout, data)
         yield f"model: {worker.actor.model.model_path}"
         yield f"trained weights: {self.actor or 'none (the model unchanged)'}"
@@ -76,13 +78,12 @@ def make_plan(options: Mapping[str, str], config: RunConfig, actor: Path | None,
     override = config.worker.rollout.val_override_config
     if override.get("temperature") == 0 and override.get("n", config.worker.rollout.n) > 1:
         raise ConfigError("temperature=0 samples the same response n times; set n=1")
-    written = split_sources(options.get("data") or config.data.val_files or "")
-    sources = [named_source(source) for source in written if source.strip()]
+    written_sources = split_sources(options.get("data") or config.data.val_files or "")
+    sources = [named_source(source) for source in written_sources if source.strip()]
     if not sources:
         raise ConfigError("there is nothing to evaluate on: give data=SOURCE; data.val_files is null")
     check_model_and_data(config.worker.actor.model.model_path, [source.source for source in sources])
-    folders = (Path("evaluations") / (f"{name}-{number}" if number > 1 else name) for number in itertools.count(1))
-    out = Path(options["out"]) if "out" in options else next(folder for folder in folders if not folder.exists())
+    out = Path(options["out"]) if "out" in options else _free_folder(name)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out} is not empty; give a new folder")
     return Plan(
@@ -95,6 +96,16 @@ def make_plan(options: Mapping[str, str], config: RunConfig, actor: Path | None,
         rules=rules_of(options),
         exports_lmms=options.get("export") == "lmms",
     )
+
+
+def _free_folder(name: str) -> Path:
+    """Returns `evaluations/<name>`, with a number from 2 on if it exists."""
+    folder = Path("evaluations") / name
+    for number in itertools.count(2):
+        if not folder.exists():
+            break
+        folder = Path("evaluations") / f"{name}-{number}"
+    return folder
 
 
 def evaluate(plan: Plan) -> Tree:
@@ -113,10 +124,9 @@ def evaluate(plan: Plan) -> Tree:
     plan.out.mkdir(parents=True, exist_ok=True)
     visuals = most_visuals(*(task.problems for task in tasks))
     with contextlib.ExitStack() as stack:
-        askers = {
-            of_benchmarks: asker_of(config, processing, stack, plan.rules, of_benchmarks=of_benchmarks)
-            for of_benchmarks in {task.benchmark is not None for task in tasks}
-        }
+        askers: dict[bool, Asker] = {}  # of benchmarks and of other data
+        for of_benchmarks in {task.benchmark is not None for task in tasks}:
+            askers[of_benchmarks] = asker_of(config, processing, stack, plan.rules, of_benchmarks=of_benchmarks)
         generator = stack.enter_context(engine(config, processing, plan.actor, visuals))
         file = stack.enter_context(contextlib.closing(LineFile(plan.out / GENERATIONS_FILE)))
         for source, task in zip(plan.sources, tasks, strict=True):
@@ -144,9 +154,10 @@ def _prepared(plan: Plan) -> tuple[RunConfig, Processing, list[Task]]:
     config = with_embedded_world(dataclasses.replace(plan.config, data=data))
     processing = load_processing(config.worker.actor.model, chat_template=config.data.override_chat_template)
     tasks: list[Task] = []
-    for named, path in zip(plan.sources, config.data.train_sources, strict=True):
-        source = NamedSource(name=named.name, source=path)
-        tasks.append(read_task(source, config, processing, plan.rules, [task.name for task in tasks]))
+    for planned_source, path in zip(plan.sources, config.data.train_sources, strict=True):
+        source = NamedSource(name=planned_source.name, source=path)
+        names = [task.name for task in tasks]
+        tasks.append(read_task(source, config, processing, plan.rules, names))
     return config, processing, tasks
 
 

@@ -44,11 +44,11 @@ def named_source(written: str) -> NamedSource:
     written = written.strip()
     path, _ = split_source(written)
     is_path = find_path(path) is not None
-    before, colon, after = written.partition(":")
-    if is_path or "/" in before or before == _EMBEDDED:
+    prefix, colon, source = written.partition(":")
+    if is_path or "/" in prefix or prefix == _EMBEDDED:
         return NamedSource(name=None, source=written)
     known = {_plain(name): name for name in TITLES}
-    name = known.get(_plain(before if colon else path))
+    name = known.get(_plain(prefix if colon else path))
     if not colon:
         if name is not None:
             raise ConfigError(
@@ -57,15 +57,15 @@ def named_source(written: str) -> NamedSource:
             )
         return NamedSource(name=None, source=written)
     if name is None:
-        near = did_you_mean(before.casefold(), TITLES)
+        near = did_you_mean(prefix.casefold(), TITLES)
         raise ConfigError(
-            f"data={written}: there is no such path, and '{before}' is no benchmark.{near} Known: {', '.join(TITLES)}"
+            f"data={written}: there is no such path, and '{prefix}' is no benchmark.{near} Known: {', '.join(TITLES)}"
         )
-    if not after.strip():
+    if not source.strip():
         raise ConfigError(
             f"data={written}: no data; give {name}:SOURCE, with a file, a folder or a hub name org/name@split"
         )
-    return NamedSource(name=name, source=after.strip())
+    return NamedSource(name=name, source=source.strip())
 
 
 def is_name(text: str) -> bool:

@@ -48,8 +48,11 @@ def with_protocol(options: Mapping[str, str], settings: Sequence[str]) -> list[s
         raise ConfigError(f"protocol={name}: unknown protocol; accepted: {', '.join(PROTOCOLS)}")
     protocol = Protocol(options={}, settings=[]) if name is None else PROTOCOLS[name]
     sampling = {**protocol.options, **options}
-    chosen = [f"worker.rollout.val_override_config.{key}={sampling[key]}" for key in SAMPLING if key in sampling]
-    return [*protocol.settings, *settings, *chosen]
+    sampling_settings: list[str] = []
+    for key in SAMPLING:
+        if key in sampling:
+            sampling_settings.append(f"worker.rollout.val_override_config.{key}={sampling[key]}")
+    return [*protocol.settings, *settings, *sampling_settings]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +69,8 @@ class Rules:
 
 def rules_of(options: Mapping[str, str]) -> Rules:
     """Returns the rules that a command line's options state; raises `ConfigError` for a judge without address or model."""
-    address, model = options.get("judge"), options.get("judge_model")
+    address = options.get("judge")
+    model = options.get("judge_model")
     if (address is None) != (model is None):
         raise ConfigError(
             "a judge needs both judge=ADDRESS, of an OpenAI-compatible server up to /v1, and judge_model=MODEL"

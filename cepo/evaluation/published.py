@@ -15,7 +15,9 @@ from cepo.files.foreign import damaged_as, read_json
 from cepo.files.trees import Fields, Tree
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
 
-_AVERAGE, _DIFFERENCE = "Average", "difference"
+_AVERAGE = "Average"
+_DIFFERENCE = "difference"
+_OTHER_COLUMNS = (_AVERAGE, _DIFFERENCE)
 
 
 def is_scored(name: str) -> bool:
@@ -38,18 +40,26 @@ def score_table(names: Sequence[str]) -> ScoreTable:
             continue
         row = _averaged(_evaluated(Path(name)))
         if first is not None:
-            average_gain = macro_average([each.difference for each in compare_evaluations(first, Path(name))])
-            row = replace(row, cells={**row.cells, _DIFFERENCE: _cell(average_gain, 100.0)})
+            differences = [paired.difference for paired in compare_evaluations(first, Path(name))]
+            average_gain = _cell(macro_average(differences), 100.0)
+            row = replace(row, cells={**row.cells, _DIFFERENCE: average_gain})
         first = first or Path(name)
         rows.append(row)
-    known = [*TITLES.values(), *(name for row in rows for name in row.cells if name not in (_AVERAGE, _DIFFERENCE))]
-    benchmarks = [name for name in dict.fromkeys(known) if any(name in row.cells for row in rows)]
-    columns = [Column(name=name, is_ranked=True) for name in (*benchmarks, _AVERAGE)]
+    columns = [Column(name=name, is_ranked=True) for name in (*_benchmarks_in(rows), _AVERAGE)]
     if first is not None and any(_DIFFERENCE in row.cells for row in rows):
         columns.append(Column(name=_DIFFERENCE, signed=True))
         notes.append(f"The difference of averages is from {first.name}, paired by problem.")
     title = "Accuracy in %, ± standard error; the average is the unweighted mean"
     return ScoreTable(title=title, columns=columns, rows=rows, notes=notes)
+
+
+def _benchmarks_in(rows: Sequence[TableRow]) -> list[str]:
+    """Returns the benchmarks of which a row has a figure: known ones in their order, then others as they occur."""
+    names: dict[str, None] = {}  # in the order in which they occur
+    for row in rows:
+        names.update(dict.fromkeys(name for name in row.cells if name not in _OTHER_COLUMNS))
+    known = [title for title in TITLES.values() if title in names]
+    return list(dict.fromkeys([*known, *names]))
 
 
 def _published(path: Path) -> Iterator[TableRow]:
@@ -65,10 +75,10 @@ def _evaluated(folder: Path) -> TableRow:
     path = results_file(folder)
     with damaged_as(path, "holds no result of cepo evaluate; evaluate the model again"):
         results: Tree = read_json(path, dict, within=folder)
-        cells = {
-            TITLES.get(str(name), str(name)): _cell(figures["accuracy"], 100.0)
-            for name, figures in results["benchmarks"].items()
-        }
+        cells: dict[str, Cell] = {}
+        for name, figures in results["benchmarks"].items():
+            title = TITLES.get(str(name), str(name))
+            cells[title] = _cell(figures["accuracy"], 100.0)
         return TableRow(group=str(results["model"]), name=folder.resolve().name, cells=cells)
 
 
@@ -89,7 +99,9 @@ def _benchmarks(row: TableRow) -> dict[str, Cell]:
 
 
 def _cell(estimate: Fields, scale: float) -> Cell:
-    mean, error = (None if value is None else float(value) for value in (estimate["mean"], estimate["error"]))
-    if mean is None or not abs(mean) <= 100 or not 0 <= (error or 0) <= 100:
+    mean = None if estimate["mean"] is None else float(estimate["mean"])
+    error = None if estimate["error"] is None else float(estimate["error"])
+    is_plausible = mean is not None and abs(mean) <= 100 and 0 <= (error or 0) <= 100  # false for NaN
+    if mean is None or not is_plausible:
         raise ValueError("neither a fraction nor a percentage")
     return Cell(mean=scale * mean, error=None if error is None else scale * error)

@@ -57,11 +57,11 @@ class Task:
 
 
 def read_task(
-    source: NamedSource, config: RunConfig, processing: Processing, rules: Rules, taken: Collection[str] = ()
+    source: NamedSource, config: RunConfig, processing: Processing, rules: Rules, taken_names: Collection[str] = ()
 ) -> Task:
     """Reads the problems of `source`; raises as `opened`, `converted` and `ProblemSet`.
 
-    The name is the benchmark's, or the source's without folders and extension, with a number if it is `taken`. Raises
+    The name is the benchmark's, or the source's without folders and extension, with a number if it is among `taken_names`. Raises
     `ConfigError` if lmms-eval's protocol is asked for data that is no benchmark, and `DataError` if no row can be graded.
     """
     data = config.data
@@ -88,9 +88,8 @@ def read_task(
             )
         problems = ProblemSet(source.source, ProblemRules.of(converted_data), processing, rows=prepared)
         name = benchmark.name
-    names = [name, *(f"{name}-{number}" for number in range(2, len(taken) + 2))]
     return Task(
-        name=next(free for free in names if free not in taken),
+        name=_free_name(name, taken_names),
         problems=problems,
         benchmark=benchmark,
         num_rows=len(rows),
@@ -98,12 +97,24 @@ def read_task(
     )
 
 
+def _free_name(name: str, taken_names: Collection[str]) -> str:
+    """Returns the name, with a number from 2 on if it is taken."""
+    free_name = name
+    number = 1
+    while free_name in taken_names:
+        number += 1
+        free_name = f"{name}-{number}"
+    return free_name
+
+
 def _own_name(source: str) -> str:
     """Returns the name of a user's own data, which is never that of a benchmark."""
     path, split = split_source(source)
     suffix = "" if split is None else f"@{split}"
-    candidates = (f"{Path(path).stem}{suffix}", f"{Path(path).name}{suffix}", source)
-    return next((name for name in candidates if not is_name(name)), f"{source} (own)")
+    for name in (f"{Path(path).stem}{suffix}", f"{Path(path).name}{suffix}", source):
+        if not is_name(name):
+            return name
+    return f"{source} (own)"
 
 
 def graded_rows(
@@ -151,8 +162,10 @@ def _rows_of_problem(
     columns = problem.columns if task.benchmark else {}
     kind = columns.get("answer_kind") or kind_of(problem.ground_truth)
     choices: list[str] = list(columns.get("choices") or ())
+    categories: dict[str, list[str]] = columns.get("categories") or {}
     for sample, row in enumerate(rollouts.rows_of(number)):
-        generation, response = rollouts.generations[row], rollouts.responses[row]
+        generation = rollouts.generations[row]
+        response = rollouts.responses[row]
         is_graded = kind != JUDGED or bool(rollouts.scores[row].get("judged"))
         answer = final_answer(response, kind, choices, first_tag=rules.is_lmms) if answers is None else answers[row]
         yield {
@@ -161,7 +174,7 @@ def _rows_of_problem(
             "cluster": columns.get("cluster", problem.prompt_id),
             "kind": kind,
             "choices": choices,
-            "categories": {name: values for name, values in (columns.get("categories") or {}).items() if values},
+            "categories": {name: values for name, values in categories.items() if values},
             "groups": dict(columns.get("groups") or {}),
             "sample": sample,
             "problem": problem.text,
@@ -180,15 +193,17 @@ def asker_of(
     config: RunConfig, processing: Processing, stack: contextlib.ExitStack, rules: Rules, *, of_benchmarks: bool
 ) -> Asker:
     """Returns an `Asker` that builds prompts like the config's validation, and rewards like it, or as benchmarks are."""
-    reward, algorithm = config.worker.reward, config.algorithm
+    reward = config.worker.reward
+    algorithm = config.algorithm
     if of_benchmarks:
+        least_seconds = 0.0 if rules.judge is None else _JUDGE_SECONDS
         reward = dataclasses.replace(
             reward,
             reward_function=REWARD,
             reward_function_kwargs={"first_tag": rules.is_lmms, "judge": rules.judge},
             reward_weights=None,
             answer_function=None,
-            timeout_seconds=max(reward.timeout_seconds, 0.0 if rules.judge is None else _JUDGE_SECONDS),
+            timeout_seconds=max(reward.timeout_seconds, least_seconds),
         )
         # What the user's own reward calls correct says nothing of a benchmark's.
         algorithm = dataclasses.replace(algorithm, correct_key="accuracy", correct_threshold=0.5)
@@ -203,14 +218,19 @@ def engine(
     """Yields a generator with the weights of a checkpoint's `actor` folder; without one, with the model's own."""
     adapter = None if actor is None else adapter_of(actor)
     with contextlib.ExitStack() as stack:
-        of_run = settings_of_run(
+        settings_of_training = settings_of_run(
             config.data, config.worker, num_devices=config.trainer.num_devices, most_visuals=most_visuals
         )
+        model_path = settings_of_training.model_path
+        if actor is not None and adapter is None:
+            model_path = _merged(actor, config, stack)
         settings = dataclasses.replace(
-            of_run,
-            model_path=of_run.model_path if actor is None or adapter is not None else _merged(actor, config, stack),
+            settings_of_training,
+            model_path=model_path,
             lora_rank=0 if adapter is None else int(str(adapter.adapter_config["r"])),
-            max_num_batched_tokens=max(config.worker.rollout.max_num_batched_tokens, of_run.max_model_len),
+            max_num_batched_tokens=max(
+                config.worker.rollout.max_num_batched_tokens, settings_of_training.max_model_len
+            ),
             max_num_seqs=config.worker.rollout.max_num_seqs,  # the default is for the batches of the run
             tensor_parallel_size=1,
             sleep=False,

@@ -59,19 +59,17 @@ def benchmark_figures(rows: Sequence[Row], *, has_variants: bool = False) -> Tre
     if not rows:
         raise DataError("no response was graded")
     lengths = [row["length"] for row in rows]
-    problems: dict[str, list[Row]] = defaultdict(list)
+    rows_by_problem: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        problems[row["problem_id"]].append(row)
+        rows_by_problem[row["problem_id"]].append(row)
+    problems = list(rows_by_problem.values())
+    clusters = [responses[0]["cluster"] for responses in problems]
     figures: Tree = {
         "num_problems": len(problems),
         "num_responses": len(rows),
         "num_right": sum(row["correct"] for row in rows),
         "accuracy": accuracy(rows),
-        "by_kind": {
-            kind: {"num_problems": len({row["problem_id"] for row in of_kind}), **accuracy(of_kind)}
-            for kind in KINDS
-            if (of_kind := [row for row in rows if row["kind"] == kind])
-        },
+        "by_kind": _by_kind(rows),
         "by_category": _by_category(rows),
         "response_length": {
             "mean": statistics.fmean(lengths),
@@ -81,19 +79,43 @@ def benchmark_figures(rows: Sequence[Row], *, has_variants: bool = False) -> Tre
         "share_cut_off": statistics.fmean(not row["finished"] for row in rows),
         "share_without_answer": statistics.fmean(row["answer"] is None for row in rows),
     }
-    clusters = [of_problem[0]["cluster"] for of_problem in problems.values()]
-    fewest = min(map(len, problems.values()))
-    if fewest > 1:
-        powers = {2**exponent for exponent in range(fewest.bit_length())} | {fewest}
-        right = [(sum(row["correct"] for row in of_problem), len(of_problem)) for of_problem in problems.values()]
-        figures["pass_at_k"] = {
-            str(k): clustered_mean([pass_at_k(*counts, k) for counts in right], clusters) for k in sorted(powers)
-        }
+    fewest_responses = min(len(responses) for responses in problems)
+    if fewest_responses > 1:
+        figures["pass_at_k"] = _pass_at_powers(problems, clusters, fewest_responses)
     if has_variants:
-        worst: dict[str, float] = defaultdict(lambda: 1.0)
-        for of_problem, cluster in zip(problems.values(), clusters, strict=True):
-            worst[cluster] = min(worst[cluster], statistics.fmean(row["correct"] for row in of_problem))
-        figures["worst_variant"] = clustered_mean(list(worst.values()), list(worst))
+        figures["worst_variant"] = _worst_variant(problems, clusters)
+    return figures
+
+
+def _pass_at_powers(problems: Sequence[Sequence[Row]], clusters: Sequence[Hashable], most: int) -> Tree:
+    """Returns pass@k for each power of two up to `most`, the number of responses that every problem has, and for it."""
+    powers = {2**exponent for exponent in range(most.bit_length())}
+    estimates: Tree = {}
+    for k in sorted(powers | {most}):
+        values: list[float] = []
+        for responses in problems:
+            num_right = sum(row["correct"] for row in responses)
+            values.append(pass_at_k(num_right, len(responses), k))
+        estimates[str(k)] = clustered_mean(values, clusters)
+    return estimates
+
+
+def _worst_variant(problems: Sequence[Sequence[Row]], clusters: Sequence[Hashable]) -> Estimate:
+    """Returns the mean over questions, which are clusters of problems, of the lowest accuracy of a variant."""
+    lowest: dict[Hashable, float] = defaultdict(lambda: 1.0)
+    for responses, cluster in zip(problems, clusters, strict=True):
+        share_right = statistics.fmean(row["correct"] for row in responses)
+        lowest[cluster] = min(lowest[cluster], share_right)
+    return clustered_mean(list(lowest.values()), list(lowest))
+
+
+def _by_kind(rows: Sequence[Row]) -> Tree:
+    """Returns the accuracy for each kind of answer that occurs."""
+    figures: Tree = {}
+    for kind in KINDS:
+        rows_of_kind = [row for row in rows if row["kind"] == kind]
+        if rows_of_kind:
+            figures[kind] = _accuracy_of_part(rows_of_kind)
     return figures
 
 
@@ -105,13 +127,15 @@ def _by_category(rows: Sequence[Row]) -> Tree:
         for category, values in categories.items():
             for value in values:
                 grouped[category][value].append(row)
-    return {
-        category: {
-            value: {"num_problems": len({row["problem_id"] for row in of_value}), **accuracy(of_value)}
-            for value, of_value in sorted(values.items())
-        }
-        for category, values in grouped.items()
-    }
+    figures: Tree = {}
+    for category, rows_by_value in grouped.items():
+        figures[category] = {value: _accuracy_of_part(rows_by_value[value]) for value in sorted(rows_by_value)}
+    return figures
+
+
+def _accuracy_of_part(rows: Sequence[Row]) -> Tree:
+    problems = {row["problem_id"] for row in rows}
+    return {"num_problems": len(problems), **accuracy(rows)}
 
 
 def accuracy(rows: Sequence[Row]) -> Estimate:
