@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from cepo.microgeo.world import FAMILIES, Numbers, Problem
+from cepo.microgeo.problems import FAMILIES, Numbers, Problem
 
 FORMAT_PROMPT = "{{ content | trim }} Answer in \\boxed{}."
 TEACHER_PROMPT = "{{ prompt }}\nHere is a sample answer: {{ reference }}"

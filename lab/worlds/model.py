@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cepo.microgeo.world import IMAGE_SIDE, MERGE_SIZE, PATCH_SIZE
+from cepo.microgeo.figures import IMAGE_SIDE, MERGE_SIZE, PATCH_SIZE
 from lab.worlds.kinds import SHAPES, TaughtWorld
 from lab.worlds.tokenizer import build_tokenizer
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from cepo.microgeo.world import Problem
+from cepo.microgeo.problems import Problem
 from lab.worlds.demonstrations import user_text
 from lab.worlds.kinds import SHAPES, TaughtWorld
 

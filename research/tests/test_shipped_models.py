@@ -19,7 +19,8 @@ from torch import Tensor
 from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
 
 from cepo.config import load_config
-from cepo.microgeo.world import ASSETS, FAMILIES, Problem, generate_problem
+from cepo.microgeo.problems import FAMILIES, Problem, generate_problem
+from cepo.microgeo.world import ASSETS
 from lab.support.machine import ROOT as REPOSITORY
 from lab.worlds.__main__ import main
 from lab.worlds.demonstrations import solve, user_messages

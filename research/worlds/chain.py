@@ -26,7 +26,8 @@ from string import ascii_uppercase
 
 from PIL import Image, ImageDraw
 
-from cepo.microgeo.world import FILLS, INKS, MERGE_SIZE, PAPERS, PATCH_SIZE, Numbers, Point, Problem
+from cepo.microgeo.figures import FILLS, INKS, MERGE_SIZE, PAPERS, PATCH_SIZE, Point
+from cepo.microgeo.problems import Numbers, Problem
 from lab.worlds.demonstrations import WARM_START, Demonstration, Slip, near_number, no_slip
 
 RULER = 20

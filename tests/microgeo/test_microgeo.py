@@ -14,15 +14,9 @@ import pytest
 from PIL import Image
 
 from cepo.commands.cli import main
-from cepo.microgeo.world import (
-    FAMILIES,
-    Problem,
-    build_world,
-    draw_figure,
-    generate_problem,
-    split_problems,
-    write_problems,
-)
+from cepo.microgeo.figures import draw_figure
+from cepo.microgeo.problems import FAMILIES, Problem, generate_problem
+from cepo.microgeo.world import build_world, split_problems, write_problems
 from lab.worlds.demonstrations import right_response, solve
 
 

@@ -22,7 +22,9 @@ from cepo.config import check_config, load_config
 from cepo.errors import ConfigError
 from cepo.losses import PolicyTokens, build_loss
 from cepo.metrics import results
-from cepo.microgeo.world import ASSETS, draw_figure, generate_problem, split_problems, write_problems
+from cepo.microgeo.figures import draw_figure
+from cepo.microgeo.problems import generate_problem
+from cepo.microgeo.world import ASSETS, split_problems, write_problems
 from cepo.rewards.functions import load_reward_function
 from cepo.run_folder.trace import read_rollouts
 from cepo.train import train

@@ -62,7 +62,7 @@ def gemma_tokenizer() -> Any:
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
     from transformers import GemmaTokenizer
 
-    from cepo.microgeo.world import generate_problem
+    from cepo.microgeo.problems import generate_problem
 
     named = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
     fixed = [*named, "<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>"]
