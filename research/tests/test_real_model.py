@@ -1,0 +1,54 @@
+"""The study on a pretrained model: its plan resolves, its table is right by hand, and its control reads other answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from factories import group, rollout
+
+from cepo.algorithms import build_estimator, load_plugin
+from cepo.config import check_config, load_config
+from research.real_model import ARMS, PLAN, differences_table, planned
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def test_every_arm_of_the_plan_resolves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    runs = [run for run in planned() if run.seed == PLAN["seeds"][0]]
+    assert [run.arm.name for run in runs] == list(ARMS)
+    for run in runs:
+        plan = check_config(load_config(run.arguments(tmp_path, "microgeo:model")))
+        assert f"length: {PLAN['steps']} steps" in plan
+
+
+def test_differences_are_paired_by_seed() -> None:
+    """cepo is 10 and 20 points above grpo over the rollouts of two seeds: +15 ± 5; p of t = 3 with 1 degree is 0.205."""
+    records = [
+        {"arm": arm, "seed": seed, "trained": [accuracy, accuracy], "held_out": {str(PLAN["steps"]): accuracy}}
+        for arm, accuracies in {"grpo": (0.3, 0.5), "cepo": (0.4, 0.7)}.items()
+        for seed, accuracy in zip((1, 2), accuracies, strict=True)
+    ]
+    lines = differences_table(records).splitlines()
+    [cepo_line] = [line for line in lines if line.startswith("| cepo |")]
+    cells = [text.strip() for text in cepo_line.strip("|").split("|")]
+    assert cells[:5] == ["cepo", "2 of 5", "55.0 ± 15.0", "+15.0 ± 5.0", "0.205"]
+    [rlsd_line] = [line for line in lines if line.startswith("| rlsd |")]
+    assert "not run" in rlsd_line
+
+
+def test_the_control_never_reads_the_true_answer() -> None:
+    load_plugin(REPOSITORY / "research" / "support" / "permuted_references.py")
+    method = build_estimator("permuted_references", {})
+    read: set[str] = set()
+    for step in range(50):
+        right = rollout(0, 1.0, "14", correct=True)
+        example = group(right, rollout(1, 0.0, "13"), ground_truth="14", step=step)
+        [reference, same] = method.references(example)["correct"]
+        assert reference == same
+        assert reference is not None
+        assert reference.text is not None
+        read.add(reference.text)
+    assert "14" not in read
+    assert len(read) > 5
