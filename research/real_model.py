@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from cepo.report.recorded_run import load_run
@@ -176,7 +177,7 @@ def main(argv: list[str] | None = None) -> int:
         return run_all(out, options.model, options.most)
     finished = [record_of(run, out) for run in planned()]
     records = [record for record in finished if record is not None]
-    whole = {"plan": PLAN, "machine": machine_record(), "runs": records}
+    whole = {"plan": PLAN, "machine": machine_record(torch.get_num_threads()), "runs": records}
     options.results.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
     print(differences_table(records))
     return 0
