@@ -13,6 +13,7 @@ from cepo.errors import ConfigError
 from cepo.run_folder.layout import run_folder_of
 from cepo.terminal.lines import print_plain
 from cepo.terminal.live_view import SafeConsole
+from cepo.terminal.progress import log_to_stderr, phase
 
 _SECONDS_BETWEEN_LOOKS = 2.0
 _FIGURES = (".png", ".pdf", ".svg")
@@ -35,8 +36,11 @@ def write_report_of_run(
     run = run_folder_of(run)
     for plugin in plugins:
         load_plugin(plugin)
-    SafeConsole().print(run_summary(run))
-    path = write_report(run, out)
+    log_to_stderr()
+    with phase("reading the run and drawing its page", is_brief=True):
+        summary = run_summary(run)
+        path = write_report(run, out)
+    SafeConsole().print(summary)
     lines = [f"curves: {save_curves(run, file)}" for file in figures]
     lines.append(f"page: {path}")
     print_plain("\n".join(lines))
@@ -83,8 +87,10 @@ def compare_runs_or_tables(runs: Sequence[str], out: Sequence[Path]) -> None:
     for path in out:
         if path.suffix not in endings:
             raise ConfigError(f"--out {path}: the ending must be one of {', '.join(endings)}")
-    comparison = None if are_scored else compare_runs(folders)
-    table = score_table(runs) if comparison is None else comparison.table()
+    log_to_stderr()
+    with phase("reading and comparing", is_brief=True):
+        comparison = None if are_scored else compare_runs(folders)
+        table = score_table(runs) if comparison is None else comparison.table()
     console = SafeConsole()
     if comparison is None:
         console.print(table.terminal(console.width))

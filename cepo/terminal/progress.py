@@ -1,6 +1,7 @@
 """Shows the progress of long work in a live view on a terminal, and as lines in a log.
 
-In a log each task has a line after 5 s, after 15 s and then each minute, also while nothing of it finishes.
+In a log each task has a line after 5 s, after 15 s and then each minute, also while nothing of it finishes. A task inside
+another one is named in the other's lines.
 """
 
 from __future__ import annotations
@@ -74,15 +75,18 @@ def view_console() -> Console | None:
 
 
 @contextmanager
-def phase(what: str) -> Generator[None]:
-    """Reports a phase of a run that has nothing to count: elapsed seconds in the live view, and lines in a log."""
-    if _view is None:
+def phase(what: str, *, is_brief: bool = False) -> Generator[None]:
+    """Reports a phase of a run that has nothing to count: elapsed seconds in the live view, and lines in a log.
+
+    A brief one has no line in a log unless it takes longer than 5 s.
+    """
+    if _view is None and not is_brief:
         logger.info("%s", what)
     start = time.monotonic()
     with Progress(what, None):
         yield
     seconds = time.monotonic() - start
-    if seconds >= 1:
+    if seconds >= 1 and not is_brief:
         logger.info("%s: done after %.0f s", what, seconds)
 
 
@@ -126,7 +130,7 @@ class Progress:
     def line(self, now: float) -> str:
         """Returns what is done so far, with the time that is left if items are counted."""
         seconds = self.seconds(now)
-        if not self._total:
+        if not self._total or self._total == 1:
             return f"{self.what}: {seconds:.0f} s so far"
         counts = f"{self.what}: {self._done} of {self._total} after {seconds:.0f} s"
         if not self._done or seconds <= 0:
@@ -171,16 +175,14 @@ def _watch() -> None:
 
 
 def _log_due_lines() -> None:
-    """Logs one line if one is due: of the innermost task, after the outermost one that has been silent for too long."""
+    """Logs a line if the outermost task is due for one: with its seconds, and what the innermost task has done."""
     with _lock:
         now = time.monotonic()
-        due = [task for task in _tasks if task.is_line_due(now)]
-        if not due:
+        if not _tasks or not _tasks[0].is_line_due(now):
             return
-        for task in due:
-            task.schedule_line(now)
-        outermost = due[0]
+        outermost = _tasks[0]
         innermost = _tasks[-1]
+        outermost.schedule_line(now)
         line = innermost.line(now)
         if outermost is not innermost:
             line = f"{outermost.what} ({outermost.seconds(now):.0f} s): {line}"

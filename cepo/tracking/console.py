@@ -29,6 +29,8 @@ _STEP_PARTS = (
 )
 """The parts of a step's line, the most important ones first: for each of its numbers the text and the metric."""
 
+_STEP_METRICS = {metric for part in _STEP_PARTS for _, metric in part}
+
 
 class ConsoleSink(Sink):
     """Prints a plain, unwrapped line per step and per validation, and some samples."""
@@ -41,7 +43,7 @@ class ConsoleSink(Sink):
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         if "timing_s/step" in values:
             self._step_seconds.append(values["timing_s/step"])
-        if any(not name.startswith(("val/", "timing_s/")) for name in values):
+        if _STEP_METRICS & values.keys():
             remaining_seconds: float | None = None
             if self._step_seconds:
                 mean = sum(self._step_seconds) / len(self._step_seconds)
