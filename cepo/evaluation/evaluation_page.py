@@ -146,7 +146,8 @@ def _labels(folders: Sequence[Path]) -> list[str]:
 def _figures_table(label: str, results: Fields) -> Table:
     head, *rows = figure_rows(results, is_whole=True)
     head[0] = "benchmark"
-    return Table(head=head, rows=rows, caption=f"{label}: accuracy in %, ± standard error")
+    caption = f"{label}: accuracy in %, ± standard error"
+    return Table(head=head, rows=rows, caption=caption, is_of_cards=True)
 
 
 def _subtitle(results: Fields) -> str:

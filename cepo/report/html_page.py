@@ -105,7 +105,7 @@ def table_of_scores(table: ScoreTable, *, first: str) -> Table:
                 row.append(cell or {"text": NOTHING, "value": "-Infinity"})  # sorts below all numbers
         rows.append(row)
     names = [column.name for column in table.columns]
-    return Table(head=[first, *names], rows=rows, caption=table.title)
+    return Table(head=[first, *names], rows=rows, caption=table.title, is_of_cards=True)
 
 
 def write_page(

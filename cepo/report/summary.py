@@ -49,18 +49,33 @@ def run_summary(run_folder: Path) -> TerminalTable:
 def summary_rows(run: RunData) -> list[tuple[str, str]]:
     """Returns the rows of the summary: quantities and their values as text."""
     rows = [("training steps", str(run.last_step))]
-    for value, name, change in result_lines(run) or [("not measured", "held-out accuracy", "")]:
+    lines = result_lines(run)
+    if not lines:
+        rows.append(("held-out accuracy", "not measured"))
+    for value, name, change in lines:
         rows.append((name, value))
-        rows += [("", part) for part in change.split(": ") if part]
-    evidence: list[tuple[str, str]] = []
+        for part in change.split(": "):
+            rows.append(("", part))
+    rows += _evidence_rows(run)
+    rows += _time_rows(run)
+    return rows
+
+
+def _evidence_rows(run: RunData) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
     for label, name, template in _EVIDENCE:
         _, values = run.series(name)
-        if values:
-            text = template.format(mean=statistics.fmean(values), first=values[0], last=values[-1])
-            evidence.append((label, text.replace("%", " %")))
-    if not evidence:
-        evidence.append(("evidence", "none: this run consulted no teacher"))
-    return [*rows, *evidence, *_time_rows(run)]
+        if not values:
+            continue
+        text = template.format(
+            mean=statistics.fmean(values),
+            first=values[0],
+            last=values[-1],
+        )
+        rows.append((label, text.replace("%", " %")))
+    if not rows:
+        rows.append(("evidence", "none: this run consulted no teacher"))
+    return rows
 
 
 def subtitle(run: RunData) -> str:
@@ -222,20 +237,32 @@ def _interval(cell: Cell) -> str:
 
 
 def _time_rows(run: RunData) -> Iterator[tuple[str, str]]:
+    """Yields the median duration of each stage, with its number if it is not part of every step, and its speed."""
     for stage in (*STAGES, "step"):
         seconds_by_step = run.values_by_step(f"timing_s/{stage}")
         durations = [seconds for step, seconds in seconds_by_step.items() if step > 0 and seconds > 0]
         if not durations:
             continue
-        times = f", {len(durations)} times" if stage in ("validate", "save") else ""
+        label = "whole step" if stage == "step" else stage
+        text = f"{statistics.median(durations):.2f} s"
+        if stage in ("validate", "save"):
+            text += f", {len(durations)} times"
         # The tokens of "score" do not give its speed: teachers may be scored with it.
-        tokens_by_step = {} if stage == "score" else run.values_by_step(f"tokens/{stage}")
-        tokens: list[float] = []
-        seconds_of_tokens: list[float] = []
-        for step, seconds in seconds_by_step.items():
-            if step in tokens_by_step and seconds > 0:
-                tokens.append(tokens_by_step[step])
-                seconds_of_tokens.append(seconds)
-        speed = f", {sum(tokens) / sum(seconds_of_tokens):,.0f} tokens/s" if tokens else ""
-        label = "whole step, median" if stage == "step" else f"{stage}, median"
-        yield label, f"{statistics.median(durations):.2f} s{times}{speed}"
+        if stage != "score":
+            text += _speed(run, stage)
+        yield f"{label}, median", text
+
+
+def _speed(run: RunData, stage: str) -> str:
+    """Returns the tokens per second of a stage, over the steps that counted its tokens; empty if none did."""
+    seconds_by_step = run.values_by_step(f"timing_s/{stage}")
+    num_tokens = 0.0
+    seconds_of_tokens = 0.0
+    for step, num_tokens_of_step in run.values_by_step(f"tokens/{stage}").items():
+        seconds = seconds_by_step.get(step, 0.0)
+        if seconds > 0:
+            num_tokens += num_tokens_of_step
+            seconds_of_tokens += seconds
+    if seconds_of_tokens == 0:
+        return ""
+    return f", {num_tokens / seconds_of_tokens:,.0f} tokens/s"

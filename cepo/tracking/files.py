@@ -33,20 +33,23 @@ class FileSink(Sink):
         self._folder = run.folder
         with _writing(run.folder):
             run.folder.mkdir(parents=True, exist_ok=True)
-            entries = [*read_environment(run.folder), describe_environment(run.resumed_step)]
+            self._write_environment(run)
             self._write_config(run)
-            write_atomically(run.folder / ENVIRONMENT_FILE, json.dumps(entries, indent=2) + "\n", private=True)
             self._metrics = LineFile(run.folder / METRICS_FILE, last_step=run.resumed_step)
             self._generations = LineFile(run.folder / GENERATIONS_FILE, last_step=run.resumed_step)
-            self._trace = Trace(run.folder, max_bytes=run.max_rollouts_mb * 1_000_000, last_step=run.resumed_step)
+            max_bytes = run.max_rollouts_mb * 1_000_000
+            self._trace = Trace(run.folder, max_bytes=max_bytes, last_step=run.resumed_step)
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
-        last = self._metrics.last or {"step": -1}
-        assert step >= last["step"], f"metrics of step {step} come after those of step {last['step']}"
-        row = {"step": step} | {name: finite_or_none(value) for name, value in values.items()}
+        row: dict[str, float | None] = {"step": step}
+        for name, value in values.items():
+            row[name] = finite_or_none(value)
+        earlier_row = self._metrics.last or {"step": -1}
+        last_step = earlier_row["step"]
+        assert step >= last_step, f"metrics of step {step} come after those of step {last_step}"
         with _writing(self._folder):
-            if step == last["step"]:
-                self._metrics.replace_last({**last, **row})
+            if step == last_step:
+                self._metrics.replace_last({**earlier_row, **row})
             else:
                 self._metrics.append(row)
             self._metrics.to_disk()
@@ -65,6 +68,12 @@ class FileSink(Sink):
         with _writing(self._folder):
             self._metrics.close()
             self._generations.close()
+
+    def _write_environment(self, run: RunDescription) -> None:
+        """Adds an entry for this start to those of earlier ones."""
+        earlier_starts = read_environment(run.folder)
+        entries = [*earlier_starts, describe_environment(run.resumed_step)]
+        write_atomically(run.folder / ENVIRONMENT_FILE, json.dumps(entries, indent=2) + "\n", private=True)
 
     def _write_config(self, run: RunDescription) -> None:
         """Writes the configuration; if a resume changed it, the earlier one is kept, named by its last step."""
