@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import logging
 import re
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Int64
-from torch import Tensor
+from torch import Tensor, nn
 
 from cepo.errors import ConfigError
 from cepo.models.inputs import REFUSALS, EngineUse, Family, ImageFeatures, ImageInputs, ImageReader, refused
@@ -39,7 +40,51 @@ class ProcessedFamily(Family):
         return name, weight
 
 
-class LlavaOneVision(ProcessedFamily):
+class TileReader(ImageReader):
+    """Reads images as tiles; each image, with all of its tiles, is a unit."""
+
+    def units_inside(self, token_ids: Sequence[int], images: ImageInputs, start: int, stop: int) -> list[int]:
+        num_before = token_ids[:start].count(self.image_token_id)
+        num_until_stop = num_before + token_ids[start:stop].count(self.image_token_id)
+        units: list[int] = []
+        end = 0
+        for index, num_tokens in enumerate(tokens_of_images(images, self.image_token_id)):
+            end += num_tokens
+            if num_before < end <= num_until_stop:
+                units.append(index)
+        return units
+
+
+def tokens_of_images(images: ImageInputs, image_token_id: int) -> list[int]:
+    """Returns the number of feature vectors of each image of a prompt, in their order."""
+    (expansions,) = images.expansions.values()
+    return [expansion.count(image_token_id) for expansion in expansions]
+
+
+class InternVL(ProcessedFamily):
+    """Supports InternVL, whose images of several tiles stand in the prompt as tokens that see only earlier ones."""
+
+    why_padded = ""
+    image_reader = TileReader
+
+    def features(self, model: Any, images: Sequence[ImageInputs], device: torch.device) -> list[list[ImageFeatures]]:
+        features: list[list[ImageFeatures]] = []
+        for inputs, (unit,) in zip(images, super().features(model, images, device), strict=True):
+            embeddings = unit.embeddings.flatten(0, 1)  # (tiles * tokens per tile, H)
+            parts = embeddings.split(tokens_of_images(inputs, model.config.image_token_id))
+            features.append([ImageFeatures(embeddings=part) for part in parts])
+        return features
+
+
+class ListedFeatures(ProcessedFamily):
+    """The model takes the features of its images as a list, which it concatenates itself."""
+
+    def feature_inputs(self, features: Sequence[ImageFeatures]) -> dict[str, object]:
+        embeddings = [unit.embeddings for unit in features]
+        return {"mm_encoder_outputs": {"image": SimpleNamespace(pooler_output=embeddings)}}
+
+
+class LlavaOneVision(ListedFeatures):
     """Supports LLaVA-OneVision. Only a prompt's sole image is tiled; `batch_num_images` tells the model."""
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
@@ -50,10 +95,11 @@ class LlavaOneVision(ProcessedFamily):
             return "vLLM cuts each of several images into tiles, but the model's own processor cuts none of them"
         return None
 
-    def feature_inputs(self, features: Sequence[ImageFeatures]) -> dict[str, object]:
-        """Returns the features as a list, which the model concatenates itself."""
-        embeddings = [unit.embeddings for unit in features]
-        return {"mm_encoder_outputs": {"image": SimpleNamespace(pooler_output=embeddings)}}
+
+class Lfm2Vl(ListedFeatures):
+    """Supports LFM2-VL, whose tower reads images of any shape as patches, and whose layers are mostly convolutions."""
+
+    why_padded = "short convolutions mix neighbouring tokens, which in a packed row can belong to different branches"
 
 
 _JOINED_LINES = (("\n", "\n\n", "\n\n\n"), ("\n\n", "\n", "\n\n\n"), ("\n\n", "\n\n", "\n\n\n\n"))
@@ -98,6 +144,43 @@ class Gemma3(ProcessedFamily):
     def token_inputs(self, input_ids: Int64[Tensor, "R L"], config: PreTrainedConfig) -> dict[str, Tensor]:
         """Returns which tokens belong to an image; the model builds its attention mask from them."""
         return {"token_type_ids": (input_ids == config.image_token_id).long()}
+
+
+class Gemma4Reader(ImageReader):
+    """Reads Gemma 4's images; the processor also returns how many tokens each has."""
+
+    counts = ("num_soft_tokens_per_image",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma4(ListedFeatures):
+    """Supports Gemma 4, whose logits are capped (`cepo.models.capped_head`), with dense layers or a mixture of experts.
+
+    In the small models each image token sees the tokens before it, in the large ones all tokens of its image. Small
+    models also have an audio tower, which counts as a part of the vision tower: nothing reads it.
+    """
+
+    sees_whole_images: bool = False
+    image_reader = Gemma4Reader
+
+    def of(self, config: PreTrainedConfig) -> Family:
+        text: Any = config.get_text_config()
+        sees_whole_images = text.use_bidirectional_attention == "vision"
+        return dataclasses.replace(self, sees_whole_images=sees_whole_images, has_experts=text.enable_moe_block)
+
+    def why_not_vllm(self, use: EngineUse) -> str | None:
+        """See `Gemma3.why_not_vllm`, for models whose image tokens see each other."""
+        if self.sees_whole_images and use.most_images and not use.on_gpu:
+            return "vLLM on a CPU masks later tokens of the same image, to which this model attends"
+        return super().why_not_vllm(use)
+
+    def token_inputs(self, input_ids: Int64[Tensor, "R L"], config: PreTrainedConfig) -> dict[str, Tensor]:
+        """Returns which tokens belong to an image; a model that sees whole images builds its mask from them."""
+        return {"mm_token_type_ids": (input_ids == config.image_token_id).long()}
+
+    def vision_parts(self, model: Any) -> list[nn.Module]:
+        towers = dict(model.model.named_children())  # an audio tower only in some models
+        return [towers[name] for name in self.vision_modules if name in towers]
 
 
 _PIXELS = ("pixel_values", "pixel_values_videos")
@@ -262,6 +345,13 @@ class Qwen35(GridFamily):
         return super().why_not_vllm(use)
 
 
+class Glm46V(GridFamily):
+    """Supports transformers' `glm46v`; the published GLM-4.6V-Flash is a `glm4v`."""
+
+    def why_not_vllm(self, use: EngineUse) -> str | None:
+        return "vLLM has no model of the architecture Glm46VForConditionalGeneration"
+
+
 logger = logging.getLogger(__name__)
 
 _TOWER = ("vision_tower", "multi_modal_projector")
@@ -271,12 +361,12 @@ FAMILIES: tuple[Family, ...] = (
     GridFamily(title="Qwen2.5-VL", model_types=("qwen2_5_vl",)),
     GridFamily(title="Qwen3-VL", model_types=("qwen3_vl",), reads_videos=True),
     Qwen3VLMoe(title="Qwen3-VL-MoE", model_types=("qwen3_vl_moe",), reads_videos=True, has_experts=True),
-    Qwen35(title="Qwen3.5", model_types=("qwen3_5",)),
+    Qwen35(title="Qwen3.5, Qwen3.6", model_types=("qwen3_5",)),
     Qwen35(title="Qwen3.5-MoE", model_types=("qwen3_5_moe",), has_experts=True),
+    GridFamily(title="GLM-4.1V, GLM-4.6V-Flash", model_types=("glm4v",), processors=("Glm4v", "Glm46V")),
+    Glm46V(title="GLM-4.6V", model_types=("glm46v",), processors=("Glm46V",)),
     # It cuts a large image into tiles of equally many tokens between `<img>` and `</img>`.
-    ProcessedFamily(
-        title="InternVL3", model_types=("internvl",), vision_modules=_TOWER, processors=("InternVL", "GotOcr2")
-    ),
+    InternVL(title="InternVL3", model_types=("internvl",), vision_modules=_TOWER, processors=("InternVL", "GotOcr2")),
     # Features are (tiles, tokens per tile, H), which the model merges.
     ProcessedFamily(
         title="SmolVLM2, Idefics3",
@@ -292,12 +382,25 @@ FAMILIES: tuple[Family, ...] = (
         processors=("Gemma3",),
         siglip=True,
     ),
+    Gemma4(
+        title="Gemma 4",
+        model_types=("gemma4",),
+        vision_modules=("vision_tower", "embed_vision", "audio_tower", "embed_audio"),
+        processors=("Gemma4",),
+    ),
     LlavaOneVision(
         title="LLaVA-OneVision",
         model_types=("llava_onevision",),
         vision_modules=_TOWER,
         vision_parameters=("image_newline",),
         processors=("LlavaOnevision",),
+        siglip=True,
+    ),
+    Lfm2Vl(
+        title="LFM2-VL, LFM2.5-VL",
+        model_types=("lfm2_vl",),
+        vision_modules=_TOWER,
+        processors=("Lfm2Vl",),
         siglip=True,
     ),
     Family(title="Qwen3", model_types=("qwen3",)),
@@ -318,10 +421,14 @@ TOKENIZERS = (
 _BY_TYPE: dict[str, Family] = {model_type: family for family in FAMILIES for model_type in family.model_types}
 
 
+_PARTS = ("siglip", "siglip2", "lfm2")
+"""Names in the `model_type` of parts that are no supported model by themselves."""
+
+
 def is_part(kind: str) -> bool:
-    """Returns whether a supported model may have a text model or a vision tower of this `model_type`."""
-    base = re.sub("(_text|_vision|_vision_model)$", "", kind)
-    return base == "siglip" or any(base in family.model_types for family in FAMILIES)
+    """Returns whether a supported model may have a text model or a tower of this `model_type`."""
+    base = re.sub("(_text|_audio|_vision|_vision_model)$", "", kind)
+    return base in _PARTS or any(base in family.model_types for family in FAMILIES)
 
 
 def processors_of(model_type: object) -> list[str]:
@@ -346,7 +453,7 @@ def family_of(
     family = _BY_TYPE.get(config.model_type)
     has_tower = getattr(config, "vision_config", None) is not None  # text models' configurations lack the entry
     if family is not None and family.reads_images == has_tower:
-        return family
+        return family.of(config)
     if family is not None or has_tower:
         raise _unsupported(config, section, "its images are not read here")
     try:

@@ -44,7 +44,7 @@ _PATH = re.compile(r"[/~\\]|[A-Za-z]:[/\\]|.*://|(.*[/\\])?\.\.([/\\]|$)")
 _READERS = {
     "processor_class": ("Processor",),
     "image_processor_type": ("ImageProcessor",),
-    "feature_extractor_type": ("ImageProcessor", "FeatureExtractor"),
+    "feature_extractor_type": ("ImageProcessor", "FeatureExtractor", "AudioFeatureExtractor"),
     "video_processor_type": ("VideoProcessor",),
 }
 """The entries that name classes of processors, and the ends of these names."""

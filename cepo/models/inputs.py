@@ -195,7 +195,10 @@ class ImageReader:
         placeholder_id: the placeholder of a whole image in a prompt for the rollout engine.
         video_token_id: the same for a video; None if no videos are read.
         patch_size: the side in pixels of the vision tower's patches.
+        counts: names of what the processor returns for its own use and not for the model.
     """
+
+    counts: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, family: Family, processor: Any, config: PreTrainedConfig) -> None:
         self._processor = processor
@@ -212,7 +215,7 @@ class ImageReader:
 
         Raises DataError: the processor refuses the images, or the model reads no videos.
         """
-        names = list(self._processor.image_processor.model_input_names)
+        names = [name for name in self._processor.image_processor.model_input_names if name not in self.counts]
         arguments: Tree = {}
         if images:
             arguments["images"] = [list(images)]
@@ -341,6 +344,10 @@ class Family:
     @property
     def reads_images(self) -> bool:
         return bool(self.vision_modules)
+
+    def of(self, config: PreTrainedConfig) -> Family:
+        """Returns the family with what differs between its models, read from a model's configuration."""
+        return self
 
     def reader(self, processor: Any, config: PreTrainedConfig) -> ImageReader | None:
         """Returns the image reader; None for text models and for folders without an image processor."""

@@ -509,14 +509,26 @@ def _size(module: torch.nn.Module) -> int:
 
 
 def _stack(config: Any) -> Stack:
-    """Reads a stack's sizes; families name the depth differently, and omit the head's size or the number of key heads."""
-    heads = getattr(config, "num_attention_heads", None) or config.num_heads
-    key_heads = getattr(config, "num_key_value_heads", None) or heads
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    """Reads a stack's sizes; families name the depth differently, and omit the head's size or the number of key heads.
+
+    If layers have heads of different sizes, as in Gemma 4, the widest layer counts for all.
+    """
+    depth = getattr(config, "num_hidden_layers", None) or config.depth
+    # transformers refuses to read what differs between layers from the whole configuration.
+    has_different_layers = getattr(config, "is_heterogeneous", False)
+    layers: list[Any] = [config.per_layer_config[index] for index in range(depth)] if has_different_layers else [config]
+    queries: list[int] = []
+    keys: list[int] = []
+    for layer in layers:
+        heads = getattr(layer, "num_attention_heads", None) or layer.num_heads
+        key_heads = getattr(layer, "num_key_value_heads", None) or heads
+        head_size = getattr(layer, "head_dim", None) or layer.hidden_size // heads
+        queries.append(heads * head_size)
+        keys.append(key_heads * head_size)
     return Stack(
-        depth=getattr(config, "num_hidden_layers", None) or config.depth,
+        depth=depth,
         hidden=config.hidden_size,
-        queries=heads * head_size,
-        keys=key_heads * head_size,
+        queries=max(queries),
+        keys=max(keys),
         intermediate=config.intermediate_size,
     )

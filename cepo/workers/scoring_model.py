@@ -14,13 +14,9 @@ from torch import Tensor, nn
 
 from cepo.data.batch import ScoringRow
 from cepo.losses.divergence import chunked_divergence
+from cepo.models.capped_head import output_head, replaced_weight
 from cepo.models.families import family_of
-from cepo.models.head import (
-    divergence_chunk_tokens,
-    head_chunk_tokens,
-    target_log_probs,
-    with_weight,
-)
+from cepo.models.head import divergence_chunk_tokens, head_chunk_tokens, target_log_probs
 from cepo.models.head_entropy import log_probs_and_entropies
 from cepo.models.inputs import ImageFeatures, ImageInputs, sequence_positions
 from cepo.models.pretrained import frozen_vision_parts, share_segments
@@ -255,7 +251,7 @@ class ScoringModel(nn.Module):
         temperature: float | None = None,
     ) -> TokenScores:
         """Scores all response tokens; `temperature` replaces the usual one."""
-        head = self.base.lm_head
+        head = output_head(self.base)
         hidden = response_states(self.base, batch, self.encoder)  # (N, H)
         temperature = temperature or self.temperature
         chunk_tokens = head_chunk_tokens(hidden.device, head.weight.shape[0])
@@ -278,13 +274,13 @@ class ScoringModel(nn.Module):
         self, batch: CollatedRows, hidden: Tensor, teachers: Sequence[TeacherStates], *, temperature: float
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Returns the log-probs (N,), and one divergence (N,) per teacher."""
-        head = self.base.lm_head
+        head = output_head(self.base)
         log_probs: list[Tensor] = []
         divergences: list[Tensor] = []
         for teacher in teachers:
             teacher_head = head
             if teacher.head is not None:
-                teacher_head = with_weight(head, teacher.head.to(hidden))
+                teacher_head = replaced_weight(head, teacher.head.to(hidden))
             teacher_log_probs, divergence = chunked_divergence(
                 hidden,
                 teacher.hidden.to(hidden),

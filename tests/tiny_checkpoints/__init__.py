@@ -29,9 +29,12 @@ def write_checkpoint(family: str, folder: Path, *, seed: int = 0) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = auto.from_config(parts.config, dtype=torch.float32)
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             if parameter.ndim >= 2:
                 torch.nn.init.normal_(parameter, std=0.1)
+            for end, value in parts.scaled.items():
+                if name.endswith(end):
+                    torch.nn.init.constant_(parameter, value)
     model.generation_config = GenerationConfig(
         do_sample=True,
         bos_token_id=tokenizer.bos_token_id,

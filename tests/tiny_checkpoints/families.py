@@ -24,6 +24,7 @@ class Parts:
         end_tokens: texts of the tokens that end a response.
         transposed: ends of the names of tensors whose last two axes change places in the published files.
         renamed: starts of the names of tensors that transformers writes, and what published files have in their place.
+        scaled: ends of the names of norms whose weights are not 1, and their value.
     """
 
     config: Any
@@ -31,6 +32,7 @@ class Parts:
     end_tokens: tuple[str, ...] = ("<|im_end|>", "<|endoftext|>")
     transposed: tuple[str, ...] = ()
     renamed: dict[str, str] = field(default_factory=dict)
+    scaled: dict[str, float] = field(default_factory=dict)
 
 
 def token_ids(tokenizer: Any, **tokens: str) -> dict[str, int]:
@@ -287,6 +289,54 @@ def gemma3() -> Parts:
     )
 
 
+def gemma4() -> Parts:
+    """The form of the small models: an embedding for each layer, keys shared by the last two layers, an audio tower."""
+    small = {"hidden_size_per_layer_input": 16, "num_kv_shared_layers": 2}
+    audio = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "output_proj_dims": 32}
+    audio |= {"subsampling_conv_channels": [8, 4], "dtype": "float32"}
+    return _gemma4(text=small, audio_config=audio)
+
+
+def gemma4_large() -> Parts:
+    """The form of the large models: image tokens that see each other, values that are keys, and no audio."""
+    return _gemma4(text={"use_bidirectional_attention": "vision", "attention_k_eq_v": True})
+
+
+def _gemma4(*, text: dict[str, Any], audio_config: dict[str, Any] | None = None) -> Parts:
+    """At most 70 tokens an image, logits capped at 30, and layers of full attention with wider heads."""
+    from transformers import Gemma4AudioFeatureExtractor
+
+    tokenizer = tokens.gemma_tokenizer(tokens.GEMMA4_MARKS, ("<|turn>", "<turn|>"))
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|video|>"]})
+    layers = {"num_hidden_layers": 4, "sliding_window": 32, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    heads = {"head_dim": HEAD_DIM, "global_head_dim": 2 * HEAD_DIM}
+    sizes = text_sizes(tokenizer, **layers, **heads, final_logit_softcapping=30.0, tie_word_embeddings=True)
+    sizes |= {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": sizes["vocab_size"], **text}
+    marks = {"boi_token_id": "<|image>", "eoi_token_id": "<image|>", "image_token_id": "<|image|>"}
+    marks |= {"boa_token_id": "<|audio>", "eoa_token_index": "<audio|>", "audio_token_id": "<|audio|>"}
+    tower = {"num_key_value_heads": 2, "head_dim": HEAD_DIM, "patch_size": 4, "position_embedding_size": 64}
+    config = {
+        "text_config": sizes,
+        "vision_config": _TOWER_SIZES | tower,
+        "audio_config": audio_config,
+        **token_ids(tokenizer, **marks, video_token_id="<|video|>"),
+        "tie_word_embeddings": True,
+        "dtype": "float32",
+    }
+    patches = {"patch_size": 4, "max_soft_tokens": 70}
+    return assemble(
+        "Gemma4",
+        tokenizer,
+        config=config,
+        images=("Gemma4", patches),
+        videos=("Gemma4", patches),
+        options={"chat_template": templates.GEMMA4, "feature_extractor": Gemma4AudioFeatureExtractor()},
+        end_tokens=("<eos>", "<turn|>"),
+        # Attention has no scale but these weights: with 1, a random model would attend to single tokens.
+        scaled={"q_norm.weight": 0.3, "k_norm.weight": 0.3},
+    )
+
+
 def llava_onevision() -> Parts:
     """The whole image as 4 tokens, then tiles of 28 x 28 pixels without their padding, with a newline behind each row."""
     side = 28
@@ -313,6 +363,72 @@ def llava_onevision() -> Parts:
     )
 
 
+def glm4v() -> Parts:
+    """14-pixel patches, learned positions interpolated to the image's shape, and four norms a layer."""
+    return _glm("Glm4v")
+
+
+def glm46v() -> Parts:
+    return _glm("Glm46V")
+
+
+def _glm(name: str) -> Parts:
+    """`intermediate_size` of the tower is that of its merger alone; its blocks have `out_hidden_size` there."""
+    ends = {"end": "<|endoftext|>", "pad": "<|endoftext|>", "unknown": None}
+    tokenizer = tokens.byte_level_tokenizer(tokens.GLM_TOKENS, **ends, kind="PreTrainedTokenizerFast")
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [2, 3, 3]}
+    named = {"image_start_token_id": "<|begin_of_image|>", "image_end_token_id": "<|end_of_image|>"}
+    named |= {"video_start_token_id": "<|begin_of_video|>", "video_end_token_id": "<|end_of_video|>"}
+    named |= {"image_token_id": "<|image|>", "video_token_id": "<|video|>"}
+    tower = {"depth": 2, "hidden_size": 64, "num_heads": 2, "image_size": 56, "patch_size": 14, "dtype": "float32"}
+    text = text_sizes(tokenizer, tie_word_embeddings=False, rope_parameters=rope)
+    config = {
+        "text_config": {"model_type": "glm4v_text", **text},
+        "vision_config": tower | {"out_hidden_size": HIDDEN_SIZE, "intermediate_size": 128},
+        **token_ids(tokenizer, **named),
+        "tie_word_embeddings": False,
+        "dtype": "float32",
+    }
+    of_token = (14 * _MERGE) ** 2
+    # The processor counts the pixels of both temporal patches.
+    size = {"shortest_edge": 2 * _MIN_TOKENS * of_token, "longest_edge": 2 * _MAX_TOKENS * of_token}
+    return assemble(
+        name,
+        tokenizer,
+        config=config,
+        images=(name, {"size": size, **_NORMALISED}),
+        videos=(name, {"size": size, **_NORMALISED}),
+        options={"chat_template": templates.GLM4V},
+        end_tokens=("<|endoftext|>", "<|user|>", "<|observation|>"),
+    )
+
+
+def lfm2_vl() -> Parts:
+    """An image of up to 16 tokens of 2 x 2 patches, or tiles of 4 tokens and a thumbnail if it is large."""
+    ends = {"begin": "<|startoftext|>", "end": "<|im_end|>", "pad": "<|pad|>", "unknown": None}
+    tokenizer = tokens.byte_level_tokenizer(tokens.LFM_TOKENS, **ends, kind="PreTrainedTokenizerFast")
+    layers = {"num_hidden_layers": 2 * NUM_LAYERS, "layer_types": ["conv", "conv", "full_attention", "conv"]}
+    text = text_sizes(tokenizer, tie_word_embeddings=True, block_multiple_of=32, **layers)
+    config = {
+        "text_config": {"model_type": "lfm2", "conv_L_cache": 3, **text},
+        "vision_config": _TOWER_SIZES
+        | {"model_type": "siglip2_vision_model", "num_patches": 16, "patch_size": 8, "vision_use_head": False},
+        **token_ids(tokenizer, image_token_id="<image>"),
+        "projector_hidden_size": 96,
+        "dtype": "float32",
+    }
+    images = {"encoder_patch_size": 8, "tile_size": 32, "min_image_tokens": 4, "max_image_tokens": 16, "max_tiles": 4}
+    return assemble(
+        "Lfm2Vl",
+        tokenizer,
+        config=config,
+        images=("Lfm2Vl", images | _NORMALISED),
+        options={"chat_template": templates.LFM2_VL},
+        end_tokens=("<|im_end|>",),
+        renamed={f"model.{name}": f"model.{published}" for name, published in _SIGLIP_NAMES.items()},
+    )
+
+
 FAMILIES: dict[str, Callable[[], Parts]] = {
     # With biases in the attention.
     "qwen2": lambda: _text("Qwen2", tokens.QWEN_TEXT_TOKENS, templates.QWEN2),
@@ -326,4 +442,4 @@ FAMILIES: dict[str, Callable[[], Parts]] = {
     "qwen3_vl_moe": lambda: _new("Qwen3VLMoe", tied=False, transposed=_TRANSPOSED, **_EXPERTS),
     "qwen3_5": lambda: _linear("Qwen3_5"),
     "qwen3_5_moe": lambda: _linear("Qwen3_5Moe", shared_expert_intermediate_size=64, **_EXPERTS),
-} | {build.__name__: build for build in (internvl, smolvlm, idefics3, gemma3, llava_onevision)}
+} | {build.__name__: build for build in (internvl, smolvlm, idefics3, gemma3, gemma4, gemma4_large, llava_onevision, glm4v, glm46v, lfm2_vl)}

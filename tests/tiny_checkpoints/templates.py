@@ -79,6 +79,42 @@ GEMMA3 = """\
 """
 
 
+GEMMA4 = """\
+{{- bos_token -}}
+{%- for message in messages -%}
+{{- '<|turn>' + ('model' if message.role == 'assistant' else message.role) + '\\n' -}}
+{%- if message.content is string -%}{{- message.content | trim -}}
+{%- else -%}
+{%- for part in message.content -%}
+{%- if part.type == 'image' -%}{{- '<|image|>' -}}
+{%- elif part.type == 'text' -%}{{- part.text | trim -}}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{{- '<turn|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|turn>model\\n' -}}{%- endif -%}
+"""
+
+# A turn ends where the next one begins: there is no mark of its end.
+GLM4V = """\
+{{- '[gMASK]<sop>' -}}
+{%- for message in messages -%}
+{{- '<|' + message.role + '|>\n' -}}
+{%- if message.content is string -%}{{- message.content -}}
+{%- else -%}
+{%- for part in message.content -%}
+{%- if part.type == 'image' -%}{{- '<|begin_of_image|><|image|><|end_of_image|>' -}}
+{%- elif part.type == 'video' -%}{{- '<|begin_of_video|><|video|><|end_of_video|>' -}}
+{%- else -%}{{- part.text -}}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>\n' -}}{%- endif -%}
+"""
+
+
 def _chatml(*, image: str = "", video: str = "", default: str = "", opening: str = "") -> str:
     """Qwen's form. `default` is the system's text where none is given, `opening` what an answer starts with."""
     values = {"IMAGE": image, "VIDEO": video, "DEFAULT": default, "OPENING": opening}
@@ -100,6 +136,7 @@ QWEN3 = _chatml()
 QWEN2_VL = _chatml(image=_QWEN_IMAGE, video=_QWEN_VIDEO, default="You are a helpful assistant.")
 QWEN3_VL = _chatml(image=_QWEN_IMAGE, video=_QWEN_VIDEO)
 QWEN3_5 = _chatml(image=_QWEN_IMAGE, video=_QWEN_VIDEO, opening="<think>\n\n</think>\n\n")
+LFM2_VL = "{{- bos_token -}}" + _chatml(image="<image>")
 INTERNVL = _chatml(image="<IMG_CONTEXT>\n", video="<video>\n")
 SMOLVLM = _turns("<|im_start|>")
 IDEFICS3 = _turns("<|begin_of_text|>")

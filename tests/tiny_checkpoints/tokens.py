@@ -17,6 +17,12 @@ _IMAGE_TOKENS = ("<fake_token_around_image>", "<image>", "<end_of_utterance>")
 SMOLVLM_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<global-img>", *ROWS_AND_COLUMNS, *_IMAGE_TOKENS)
 _LLAMA = "<|begin_of_text|> <|end_of_text|> <|finetune_right_pad_id|> <|start_header_id|> <|end_header_id|> <|eot_id|>"
 IDEFICS3_TOKENS = (*_LLAMA.split(), *_IMAGE_TOKENS, "<global-img>", *ROWS_AND_COLUMNS)
+_GLM = "<|endoftext|> [MASK] [gMASK] [sMASK] <sop> <eop> <|system|> <|user|> <|assistant|> <|observation|> <|image|> <|video|>"
+_GLM_MARKS = tuple(f"<|{side}_of_{kind}|>" for kind in ("image", "video") for side in ("begin", "end"))
+GLM_TOKENS = (*_GLM.split(), *_GLM_MARKS)
+_LFM_ROWS = tuple(f"<|img_row_{row}_col_{column}|>" for row in range(1, 5) for column in range(1, 5))
+_LFM = "<|pad|> <|startoftext|> <|endoftext|> <|im_start|> <|im_end|> <image> <|image_start|> <|image_end|> <|img_thumbnail|>"
+LFM_TOKENS = (*_LFM.split(), *_LFM_ROWS)
 _GEMMA_PIECES = 640
 
 
@@ -57,15 +63,22 @@ def byte_level_tokenizer(
     return tokenizer
 
 
-def gemma_tokenizer() -> Any:
-    """A BPE with byte fallback whose spaces are `▁`, one token for up to four newlines, and Gemma 3's special tokens."""
+GEMMA3_MARKS = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+GEMMA4_MARKS = {"boi_token": "<|image>", "eoi_token": "<image|>", "image_token": "<|image|>"}
+GEMMA4_MARKS |= {"boa_token": "<|audio>", "eoa_token": "<audio|>", "audio_token": "<|audio|>"}
+
+
+def gemma_tokenizer(
+    marks: dict[str, str] = GEMMA3_MARKS, turns: tuple[str, str] = ("<start_of_turn>", "<end_of_turn>")
+) -> Any:
+    """A BPE with byte fallback whose spaces are `▁`, one token for up to four newlines, and Gemma's special tokens."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
     from transformers import GemmaTokenizer
 
     from cepo.microgeo.problems import generate_problem
 
     named = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
-    fixed = [*named, "<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>"]
+    fixed = [*named, *turns, marks["boi_token"], marks["eoi_token"]]
     trainable = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
     trainable.normalizer = normalizers.Replace(" ", "▁")
     trainable.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
@@ -84,12 +97,12 @@ def gemma_tokenizer() -> Any:
     tokenizer = GemmaTokenizer(
         vocab=trained["vocab"],
         merges=merges,  # type: ignore[arg-type]  # pairs are what it reads
-        extra_special_tokens={"boi_token": fixed[-2], "eoi_token": fixed[-1], "image_token": "<image_soft_token>"},
+        extra_special_tokens=marks,
         add_bos_token=True,
         model_max_length=4096,
         clean_up_tokenization_spaces=False,
     )
-    _add_special(tokenizer, ["<start_of_turn>", "<end_of_turn>"])
+    _add_special(tokenizer, list(turns))
     return tokenizer
 
 
