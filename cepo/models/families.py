@@ -7,11 +7,11 @@ import dataclasses
 import itertools
 import logging
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from jaxtyping import Int64
@@ -162,6 +162,7 @@ class Gemma4(ListedFeatures):
 
     sees_whole_images: bool = False
     image_reader = Gemma4Reader
+    attention: ClassVar[str | Mapping[str, str]] = {"": "sdpa", "audio_config": "eager"}
 
     def of(self, config: PreTrainedConfig) -> Family:
         text: Any = config.get_text_config()

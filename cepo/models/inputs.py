@@ -323,6 +323,7 @@ class Family:
         why_padded: the reason why rows cannot be packed; empty if they can, given full causal attention in every layer.
         num_position_axes: 3 with M-RoPE (time, height, width), else 1.
         image_reader: the reader of its images.
+        attention: transformers' attention implementation, or one for each part of the configuration ("" for the whole).
     """
 
     title: str
@@ -336,6 +337,7 @@ class Family:
     why_padded: ClassVar[str] = ""
     num_position_axes: ClassVar[int] = 1
     image_reader: ClassVar[type[ImageReader]] = ImageReader
+    attention: ClassVar[str | Mapping[str, str]] = "sdpa"
 
     @property
     def packs(self) -> bool:

@@ -93,7 +93,11 @@ def load_model(
             "were made from; worker.actor.model.lora.quantization=nf4 quantises it as it is loaded"
         )
     auto: Any = transformers.AutoModelForImageTextToText if family.reads_images else transformers.AutoModelForCausalLM
-    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa", "trust_remote_code": trust_remote_code}
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "attn_implementation": family.attention,
+        "trust_remote_code": trust_remote_code,
+    }
     try:
         if not with_weights:
             model = _empty_model(auto, config, options)

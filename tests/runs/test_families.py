@@ -220,6 +220,10 @@ ONE_TYPE_ON_A_CPU = ("qwen3_5", "qwen3_5_moe")
 REFUSED = {
     ("gemma3", "vllm", "cepo, LoRA"): "masks later tokens of the same image",
     ("gemma3", "vllm", "grpo, full"): "masks later tokens of the same image",
+    ("gemma4_large", "vllm", "cepo, LoRA"): "masks later tokens of the same image",
+    ("gemma4_large", "vllm", "grpo, full"): "masks later tokens of the same image",
+    ("glm46v", "vllm", "cepo, LoRA"): "no model of the architecture Glm46VForConditionalGeneration",
+    ("glm46v", "vllm", "grpo, full"): "no model of the architecture Glm46VForConditionalGeneration",
     ("llava_onevision", "vllm", "cepo, LoRA"): "serves no LoRA adapters on LLaVA-OneVision",
     ("qwen3_5_moe", "vllm", "cepo, LoRA"): "serves experts with an adapter only on GPUs",
     ("qwen3_vl_moe", "vllm", "cepo, LoRA"): "serves experts with an adapter only on GPUs",
@@ -240,7 +244,11 @@ RUNS = [
         (family, "vllm", "cepo, LoRA"),
         (family, "vllm", "grpo, full"),
         # The transformers engine calls the model that is trained; a few families are enough where vLLM serves the others.
-        *([(family, "transformers", "cepo, full")] if family in ("qwen3", "qwen3_vl", "gemma3") else []),
+        *(
+            [(family, "transformers", "cepo, full")]
+            if family in ("qwen3", "qwen3_vl", "gemma3", "gemma4_large")
+            else []
+        ),
         # Adapters of the others are those that vLLM samples with.
         *([(family, "transformers", "grpo, LoRA")] if (family, "vllm", "cepo, LoRA") in REFUSED else []),
     )

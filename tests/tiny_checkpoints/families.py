@@ -442,4 +442,7 @@ FAMILIES: dict[str, Callable[[], Parts]] = {
     "qwen3_vl_moe": lambda: _new("Qwen3VLMoe", tied=False, transposed=_TRANSPOSED, **_EXPERTS),
     "qwen3_5": lambda: _linear("Qwen3_5"),
     "qwen3_5_moe": lambda: _linear("Qwen3_5Moe", shared_expert_intermediate_size=64, **_EXPERTS),
-} | {build.__name__: build for build in (internvl, smolvlm, idefics3, gemma3, gemma4, gemma4_large, llava_onevision, glm4v, glm46v, lfm2_vl)}
+} | {
+    build.__name__: build
+    for build in (internvl, smolvlm, idefics3, gemma3, gemma4, gemma4_large, llava_onevision, glm4v, glm46v, lfm2_vl)
+}
