@@ -28,16 +28,24 @@ if TYPE_CHECKING:
 class ProcessedFamily(Family):
     """All images of a prompt are encoded together, in padded rows.
 
-    `siglip` towers have `vision_model` in their names in published checkpoints; transformers omits it.
+    `siglip` towers have `vision_model` in their names in published checkpoints; transformers omits it. Models for
+    which `concatenates` is set take the features of their images as a list.
     """
 
     siglip: bool = False
+    concatenates: bool = False
     why_padded = "the family's own processor and forward pass require padded rows"
 
     def published(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
         if self.siglip:
             name = re.sub(r"^(model\.)?vision_tower\.(?!vision_model\.)", r"\1vision_tower.vision_model.", name)
         return name, weight
+
+    def feature_inputs(self, features: Sequence[ImageFeatures]) -> dict[str, object]:
+        if not self.concatenates:
+            return super().feature_inputs(features)
+        embeddings = [unit.embeddings for unit in features]
+        return {"mm_encoder_outputs": {"image": SimpleNamespace(pooler_output=embeddings)}}
 
 
 class TileReader(ImageReader):
@@ -76,15 +84,7 @@ class InternVL(ProcessedFamily):
         return features
 
 
-class ListedFeatures(ProcessedFamily):
-    """The model takes the features of its images as a list, which it concatenates itself."""
-
-    def feature_inputs(self, features: Sequence[ImageFeatures]) -> dict[str, object]:
-        embeddings = [unit.embeddings for unit in features]
-        return {"mm_encoder_outputs": {"image": SimpleNamespace(pooler_output=embeddings)}}
-
-
-class LlavaOneVision(ListedFeatures):
+class LlavaOneVision(ProcessedFamily):
     """Supports LLaVA-OneVision. Only a prompt's sole image is tiled; `batch_num_images` tells the model."""
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
@@ -96,7 +96,7 @@ class LlavaOneVision(ListedFeatures):
         return None
 
 
-class Lfm2Vl(ListedFeatures):
+class Lfm2Vl(ProcessedFamily):
     """Supports LFM2-VL, whose tower reads images of any shape as patches, and whose layers are mostly convolutions."""
 
     why_padded = "short convolutions mix neighbouring tokens, which in a packed row can belong to different branches"
@@ -153,7 +153,7 @@ class Gemma4Reader(ImageReader):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gemma4(ListedFeatures):
+class Gemma4(ProcessedFamily):
     """Supports Gemma 4, whose logits are capped (`cepo.models.capped_head`), with dense layers or a mixture of experts.
 
     In the small models each image token sees the tokens before it, in the large ones all tokens of its image. Small
@@ -388,6 +388,7 @@ FAMILIES: tuple[Family, ...] = (
         model_types=("gemma4",),
         vision_modules=("vision_tower", "embed_vision", "audio_tower", "embed_audio"),
         processors=("Gemma4",),
+        concatenates=True,
     ),
     LlavaOneVision(
         title="LLaVA-OneVision",
@@ -396,6 +397,7 @@ FAMILIES: tuple[Family, ...] = (
         vision_parameters=("image_newline",),
         processors=("LlavaOnevision",),
         siglip=True,
+        concatenates=True,
     ),
     Lfm2Vl(
         title="LFM2-VL, LFM2.5-VL",
@@ -403,6 +405,7 @@ FAMILIES: tuple[Family, ...] = (
         vision_modules=_TOWER,
         processors=("Lfm2Vl",),
         siglip=True,
+        concatenates=True,
     ),
     Family(title="Qwen3", model_types=("qwen3",)),
     Family(

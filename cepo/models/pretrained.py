@@ -21,6 +21,7 @@ from cepo.files.foreign import read_json
 from cepo.files.trees import Fields
 from cepo.models.families import family_of
 from cepo.models.folder_check import check_model_folder
+from cepo.models.inputs import Family
 from cepo.models.patch_embedding import use_linear_patch_embedding
 from cepo.models.segments import ATTENTION_NAME, segment_attention
 from cepo.models.weights_check import check_loaded, check_stored
@@ -100,9 +101,7 @@ def load_model(
     }
     try:
         if not with_weights:
-            model = _empty_model(auto, config, options)
-            use_linear_patch_embedding(family.vision_parts(model))
-            return model
+            return _with_linear_patches(_empty_model(auto, config, options), family)
         if Path(path).is_dir():
             check_stored(Path(path), _empty_model(auto, config, options))
         if quantization is not None:
@@ -113,10 +112,9 @@ def load_model(
         with _without_bars(is_local=Path(path).is_dir()):
             model, info = auto.from_pretrained(path, config=config, output_loading_info=True, **options)
         check_loaded(info, is_critic=section == "worker.critic.model")
-        use_linear_patch_embedding(family.vision_parts(model))
         if quantization is not None:
             _prepare_quantised(model)
-        return model
+        return _with_linear_patches(model, family)
     except Exception as error:  # damaged files make transformers and torch raise almost anything
         raise EngineError(
             f"{section}.model_path '{path}': its weights cannot be loaded ({type(error).__name__}: {error}). If a file is "
@@ -137,6 +135,11 @@ def _without_bars(*, is_local: bool) -> Generator[None]:
         yield
     finally:
         enable_progress_bar()
+
+
+def _with_linear_patches(model: Any, family: Family) -> Any:
+    use_linear_patch_embedding(family.vision_parts(model))
+    return model
 
 
 def _empty_model(auto: Any, config: Any, options: Mapping[str, Any]) -> Any:

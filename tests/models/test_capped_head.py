@@ -60,7 +60,7 @@ def test_log_probs_and_gradients_are_those_of_capped_logits(trained: bool, tempe
         assert float((gradient - wanted).norm() / wanted.norm()) < 1e-5
 
 
-def test_entropies_and_their_gradients_are_those_of_capped_logits() -> None:
+def test_entropies_have_the_gradients_of_capped_logits() -> None:
     head = build_head()
     hidden, targets = draw()
     inputs: list[Tensor] = [hidden, head.weight]

@@ -139,7 +139,7 @@ def test_the_doctor_counts_every_familys_weights(family: str, tmp_path: Path) ->
 
 
 @pytest.mark.heavy
-def test_rows_that_part_between_two_images_score_like_padded_ones(tmp_path: Path) -> None:
+def test_rows_that_part_between_images_score_like_padded_ones(tmp_path: Path) -> None:
     """InternVL's images are units: the row holds the first once, and the second, of 3 tiles, in both branches."""
     from actors import build_actor
     from PIL import Image

@@ -315,6 +315,7 @@ def _gemma4(*, text: dict[str, Any], audio_config: dict[str, Any] | None = None)
     marks = {"boi_token_id": "<|image>", "eoi_token_id": "<image|>", "image_token_id": "<|image|>"}
     marks |= {"boa_token_id": "<|audio>", "eoa_token_index": "<audio|>", "audio_token_id": "<|audio|>"}
     tower = {"num_key_value_heads": 2, "head_dim": HEAD_DIM, "patch_size": 4, "position_embedding_size": 64}
+    tower["default_output_length"] = 70  # read by vLLM alone
     config = {
         "text_config": sizes,
         "vision_config": _TOWER_SIZES | tower,
@@ -382,6 +383,7 @@ def _glm(name: str) -> Parts:
     named |= {"image_token_id": "<|image|>", "video_token_id": "<|video|>"}
     tower = {"depth": 2, "hidden_size": 64, "num_heads": 2, "image_size": 56, "patch_size": 14, "dtype": "float32"}
     text = text_sizes(tokenizer, tie_word_embeddings=False, rope_parameters=rope)
+    text["attention_bias"] = True  # read by vLLM alone: transformers' model always has biases
     config = {
         "text_config": {"model_type": "glm4v_text", **text},
         "vision_config": tower | {"out_hidden_size": HIDDEN_SIZE, "intermediate_size": 128},
@@ -410,7 +412,8 @@ def lfm2_vl() -> Parts:
     layers = {"num_hidden_layers": 2 * NUM_LAYERS, "layer_types": ["conv", "conv", "full_attention", "conv"]}
     text = text_sizes(tokenizer, tie_word_embeddings=True, block_multiple_of=32, **layers)
     config = {
-        "text_config": {"model_type": "lfm2", "conv_L_cache": 3, **text},
+        # Only vLLM reads the width of the convolutions.
+        "text_config": {"model_type": "lfm2", "conv_L_cache": 3, "conv_dim": HIDDEN_SIZE, **text},
         "vision_config": _TOWER_SIZES
         | {"model_type": "siglip2_vision_model", "num_patches": 16, "patch_size": 8, "vision_use_head": False},
         **token_ids(tokenizer, image_token_id="<image>"),
