@@ -25,7 +25,9 @@ _LETTERS_TOGETHER = re.compile(r"[A-J]{2,}")
 _LETTER_BEFORE_TEXT = re.compile(
     r"(?:[(\[](?P<enclosed>[A-Ja-j])[)\]][.:]?|(?P<closed>[A-Ja-j])\)[.:]?|(?P<pointed>[A-J])[\].:]|(?P<dashed>[A-J])\s+[-–—])\s*\S"
 )
-_LETTER_BEFORE_A_REASON = re.compile(r"([A-J]),?\s+(?:because|since|due to)\s|([A-J]),\s+(?:which|namely|i\.\s?e\.)\s")
+_LETTER_BEFORE_A_REASON = re.compile(
+    r"([A-J])\s?,?\s+(?:because|since|due to)\s|([A-J])\s?,\s+(?:which|namely|i\.\s?e\.)\s"
+)
 _LETTER_BEFORE_A_COMMA = re.compile(r"^\s*([A-J])、")
 """Chinese texts write `A、14` for `A. 14`; elsewhere this comma separates the parts of a list."""
 _SINGLE_LETTER = re.compile(r"(?<![A-Za-z])[A-Ja-j](?![A-Za-z])")

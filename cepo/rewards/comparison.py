@@ -176,8 +176,9 @@ def _states_number(prediction: str, gold: str, gold_value: Real) -> bool:
     predicted_values = stated_values(prediction)
     if any(same_value(value, gold_value) for value in predicted_values):
         return True
-    if _is_of_imaginary_unit(prediction):
-        return same_algebra(prediction, gold)
+    expression = without_name(prediction)
+    if _is_of_imaginary_unit(expression):
+        return same_algebra(expression, gold)
     # The question may ask for a percentage, so that 60 answers it as well as 60 %.
     if not gold.endswith("%") or "%" in prediction:
         return False
