@@ -39,7 +39,8 @@ def merged_thousands(nodes: Sequence[Node], commas: bool) -> list[Node]:
         is_behind_a_comma = place > 0 and is_sign(nodes[place - 1], ",")
         is_item = is_behind_a_comma and not node.spaced  # `2,1,234` is a list
         length, text = _thousands_at(nodes, place, commas and depth <= 0 and not is_item)
-        result.append(Token(node.kind, text, node.spaced, node.upright) if length > 1 else node)
+        is_joined = length > 1
+        result.append(Token(node.kind, text, node.spaced, node.upright) if is_joined else node)
         place += length
     return result
 
@@ -60,11 +61,12 @@ def _thousands_at(nodes: Sequence[Node], start: int, commas: bool) -> tuple[int,
         common_separator = separator
         text += text_of(nodes[place + width])
         place += width + 1
-    behind = nodes[place] if place < len(nodes) else None
-    is_a_fraction = common_separator == " " and behind is not None and is_sign(behind, "/")  # `2 333/500`
-    is_a_list = common_separator == "," and behind is not None and is_sign(behind, ",") and _is_tight(nodes, place + 1)
-    if is_a_fraction or is_a_list:
-        return 1, first_digits
+    if place < len(nodes):
+        behind = nodes[place]
+        is_a_fraction = common_separator == " " and is_sign(behind, "/")  # `2 333/500`
+        is_a_list = common_separator == "," and is_sign(behind, ",") and _is_tight(nodes, place + 1)  # `1,234,5`
+        if is_a_fraction or is_a_list:
+            return 1, first_digits
     return place - start, text
 
 

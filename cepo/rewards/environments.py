@@ -49,20 +49,23 @@ def _without_brackets(nodes: list[Node]) -> list[Node]:
     r"""Names a matrix by the brackets around it, and drops them; writes `\pmatrix{...}` as an environment."""
     if not nodes:
         return nodes
-    is_in_brackets = is_sign(nodes[0], "[", "(") and is_sign(nodes[-1], "]", ")")
+    first = nodes[0]
+    last = nodes[-1]
+    is_in_brackets = is_sign(first, "[", "(") and is_sign(last, "]", ")")
     inner = nodes[1:-1] if is_in_brackets else nodes
     if len(inner) == 2 and is_sign(inner[0], *_OLD_MATRICES) and isinstance(inner[1], Group):
         return _environment(_MATRIX, inner[1].body)
     starts = [place for place, node in enumerate(nodes) if is_sign(node, r"\begin")]
     if starts != [1] or len(nodes) < 5:
-        return nodes
-    if is_sign(nodes[0], r"\{") and is_sign(nodes[-2], r"\end"):  # `\left\{\begin{array}{l}...\end{array}\right.`
+        return nodes  # no environment behind a bracket, or several
+    ends_without_bracket = is_sign(nodes[-2], r"\end")
+    if is_sign(first, r"\{") and ends_without_bracket:  # `\left\{\begin{array}{l}...\end{array}\right.`
         return _environment(_CASES, nodes[3:-2])
     if not is_sign(nodes[-3], r"\end"):
         return nodes
     if is_in_brackets:
         return inner
-    if is_sign(nodes[0], "|") and is_sign(nodes[-1], "|"):
+    if is_sign(first, "|") and is_sign(last, "|"):
         return _environment(_DETERMINANT, nodes[3:-3])
     return nodes
 

@@ -29,13 +29,14 @@ def with_fractions(nodes: list[Node]) -> list[Node]:
             result.append(Token("command", _WITH_TWO_PARTS[text_of(node)], node.spaced))
             _take_argument(remaining, result)
             _take_argument(remaining, result)
-        elif is_sign(node, *_ACCENTS) and remaining and is_letters(remaining[0]):
+        elif _is_accent_of_letters(node, remaining):
             result.append(node)
             _take_argument(remaining, result)
-        elif is_sign(node, r"\root") and len(remaining) > 2 and is_sign(remaining[1], r"\of"):
+        elif _is_plain_tex_root(node, remaining):
             index = remaining.pop(0)
-            remaining.pop(0)
-            result += [Token("command", r"\sqrt", node.spaced), Token("sign", "["), index, Token("sign", "]")]
+            remaining.pop(0)  # `\of`
+            result.append(Token("command", r"\sqrt", node.spaced))
+            result += [Token("sign", "["), index, Token("sign", "]")]
             take_radicand(remaining, result)
         elif is_sign(node, r"\abs") and remaining and isinstance(remaining[0], Group):
             result += [Token("sign", "|"), *remaining[0].body, Token("sign", "|")]
@@ -49,9 +50,21 @@ def with_fractions(nodes: list[Node]) -> list[Node]:
     return result
 
 
-def _is_root_in_words(node: Node, remaining: Sequence[Node]) -> bool:
+def _is_accent_of_letters(node: Node, behind: Sequence[Node]) -> bool:
+    r"""Returns whether a node is the accent of `\vec v`, whose argument needs no braces."""
+    return is_sign(node, *_ACCENTS) and bool(behind) and is_letters(behind[0])
+
+
+def _is_plain_tex_root(node: Node, behind: Sequence[Node]) -> bool:
+    r"""Returns whether a node is the command of `\root 3 \of 8`."""
+    return is_sign(node, r"\root") and len(behind) > 2 and is_sign(behind[1], r"\of")
+
+
+def _is_root_in_words(node: Node, behind: Sequence[Node]) -> bool:
     """Returns whether a node is the word of `sqrt(3)` or `sqrt3`."""
-    return is_word(node, "sqrt") and bool(remaining) and (is_sign(remaining[0], "(") or is_number(remaining[0]))
+    if not is_word(node, "sqrt") or not behind:
+        return False
+    return is_sign(behind[0], "(") or is_number(behind[0])
 
 
 def _take_argument(remaining: list[Node], result: list[Node]) -> None:
@@ -62,10 +75,13 @@ def _take_argument(remaining: list[Node], result: list[Node]) -> None:
     if isinstance(node, Group):
         result.append(with_space(node, False))
         return
-    has_several_characters = node.kind in ("number", "letters") and len(node.text) > 1
-    if has_several_characters and node.text.isalnum():
-        remaining.insert(0, Token(node.kind, node.text[1:], False, node.upright))
-        node = Token(node.kind, node.text[0], False, node.upright)
+    text = node.text
+    if node.kind in ("number", "letters") and len(text) > 1 and text.isalnum():
+        first_character = Token(node.kind, text[0], upright=node.upright)
+        other_characters = Token(node.kind, text[1:], upright=node.upright)
+        result.append(Group((first_character,)))
+        remaining.insert(0, other_characters)
+        return
     result.append(Group((with_space(node, False),)))
 
 

@@ -74,7 +74,8 @@ def _read_side(nodes: list[Node]) -> Statement:
     quantities = [read_quantity(part) for part in _split(nodes, r"\approx")]
     if len(quantities) == 1:
         return quantities[0]
-    if not quantities[0].value or is_name(quantities[0].value):
+    first_value = quantities[0].value
+    if not first_value or is_name(first_value):
         quantities = quantities[1:]  # `x \approx 34.6`
     value = r"\approx ".join(quantity.value for quantity in quantities)
     units = [quantity.unit for quantity in quantities if quantity.unit is not None]
@@ -97,10 +98,12 @@ def _statement_of_equation(sides: list[list[Node]], statements: list[Statement])
     for text in texts[1:-1]:
         if _SEVERAL_STATEMENTS.search(text):  # `x = 1, y = 2`
             return Statement("=".join(texts))
-    is_name_or_calculation = is_name(values[0]) or all(states_a_value(value) for value in values)
-    if states_a_value(values[-1]) and is_name_or_calculation:
+    first = values[0]
+    last = values[-1]
+    is_calculation = all(states_a_value(value) for value in values)  # `2 \cdot 30 = 60`
+    if is_calculation or (is_name(first) and states_a_value(last)):
         return statements[-1]
-    if len(sides) == 2 and states_a_value(values[0]) and is_name(values[1]):
+    if len(sides) == 2 and states_a_value(first) and is_name(last):
         return statements[0]
     return Statement("=".join(values))
 
